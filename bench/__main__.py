@@ -1,0 +1,32 @@
+"""The command line: hands `python -m bench COMMAND ...` to the file of that command."""
+
+import argparse
+import importlib
+import sys
+
+COMMANDS = {
+    "digits": "train a digit classifier under both filter_jits; are they identical, and how fast?",
+    "calls": "the cost of a warm call, against every competitor, over many workloads",
+    "startup": "the cost of importing, of a first call, and of nested calls while tracing",
+    "overlap": "how much host work hides behind asynchronous computation",
+    "soak": "random structures, functions and call orders under threads, checked",
+}
+
+
+def main() -> int:
+    """Run the chosen command; its exit status is that of the process."""
+    listing = "\n".join(f"  {name:10} {purpose}" for name, purpose in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        epilog=f"commands:\n{listing}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="command")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    chosen = parser.parse_args()
+    # Imported only now: the commands need different packages and different JAX settings.
+    return importlib.import_module(f"bench.{chosen.command}").main(chosen.arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

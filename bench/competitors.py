@@ -1,0 +1,104 @@
+"""The same function under every way of jitting it, as cases for the clock.
+
+* floor: `jax.jit` over flat lists of arrays, flattened by hand outside the timed loop.
+* jit: `jax.jit` over the partitioned trees, the static halves closed over.
+* eqx: `equinox.filter_jit`.
+* eqxjit: `eqxjit.filter_jit`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+import eqxjit
+
+from .measure import Case
+
+Cases = dict[str, Case]
+FilterJit = Callable[..., Any]
+
+FILTER_JITS: dict[str, FilterJit] = {"eqx": eqx.filter_jit, "eqxjit": eqxjit.filter_jit}
+
+
+def jitted(
+    fun: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    outputs: tuple[str, ...] = ("out",),
+    *,
+    call: str | None = None,
+    donate: bool = False,
+    function: str = "f",
+    **options: Any,
+) -> Cases:
+    """`fun` under all four.
+
+    An output with the name of an argument is fed into the next call; such outputs come first.
+    `call` is the call as a user would write it, `f(a, b)` by default.
+    """
+    call = call or f"{function}({', '.join(arguments)})"
+    statement = f"{', '.join(outputs)} = {call}"
+    dynamic, static = eqx.partition(dict(arguments), eqx.is_array)
+
+    def on_arrays(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(arguments, args, strict=False)), **kwargs}
+        return eqx.filter(fun(**eqx.combine(given, static)), eqx.is_array)
+
+    donated = tuple(range(len(arguments))) if donate else ()
+    tree_jit = jax.jit(on_arrays, donate_argnums=donated, **options)
+    cases = {
+        "floor": _floor(fun, arguments, outputs, donate=donate, function=function, **options),
+        "jit": Case(statement, lambda: {function: tree_jit, **copied(dynamic)}, outputs),
+    }
+    for name, filter_jit in FILTER_JITS.items():
+        filtered = filter_jit(fun, donate="all" if donate else "none", **options)
+        cases[name] = Case(
+            statement, lambda f=filtered: {function: f, **copied(arguments)}, outputs
+        )
+    return cases
+
+
+def copied(tree: Any) -> Any:
+    """The same tree with arrays of its own, which a call may then consume."""
+    return jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, tree)
+
+
+def _floor(
+    fun: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    outputs: tuple[str, ...],
+    *,
+    donate: bool,
+    function: str,
+    **options: Any,
+) -> Case:
+    """Flat lists in, flat lists out: what is fed back in one, all else in another."""
+    fed_back = [name for name in outputs if name in arguments]
+    dynamic, static = eqx.partition(dict(arguments), eqx.is_array)
+    state, state_def = jtu.tree_flatten([dynamic[name] for name in fed_back])
+    inputs, inputs_def = jtu.tree_flatten({k: v for k, v in dynamic.items() if k not in fed_back})
+
+    def on_lists(*lists: list[jax.Array]) -> Any:
+        given = jtu.tree_unflatten(inputs_def, lists[-1])
+        if fed_back:
+            given.update(zip(fed_back, jtu.tree_unflatten(state_def, lists[0]), strict=True))
+        results: Any = fun(**eqx.combine(given, static))
+        results = eqx.filter(results if len(outputs) > 1 else (results,), eqx.is_array)
+        parts = [results[: len(fed_back)], results[len(fed_back) :]]
+        flat = [jtu.tree_leaves(part) for part in parts if part]
+        return tuple(flat) if len(flat) > 1 else flat[0]
+
+    # Two floors may be called in one statement, hence names that belong to the function.
+    lists = {f"{function}_state": state} if fed_back else {}
+    targets = (*lists, *((f"{function}_out",) if len(outputs) > len(fed_back) else ()))
+    lists[f"{function}_inputs"] = inputs
+    donated = tuple(range(len(lists))) if donate else ()
+    flat_jit = jax.jit(on_lists, donate_argnums=donated, **options)
+    return Case(
+        f"{', '.join(targets)} = {function}({', '.join(lists)})",
+        lambda: {function: flat_jit, **copied(lists)},
+        targets,
+    )

@@ -1,0 +1,153 @@
+"""`bench digits`: one training script, run under both filter_jits.
+
+It trains an `eqx.nn.MLP` with optax on the UCI digits that scikit-learn bundles. The two runs
+advance epoch by epoch in turn, so that a noisy machine is noisy for both, and must end identical.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import eqxjit
+
+Data = tuple[np.ndarray, np.ndarray]  # images and their labels
+
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch of a run leaves behind."""
+
+    model: eqx.nn.MLP
+    losses: list[np.ndarray]
+    microseconds: float  # per step
+
+
+def train(filter_jit: Callable[..., Any], data: Data, epochs: int) -> Iterator[Epoch]:
+    """The training script; only its `filter_jit` differs between the runs."""
+    images, labels = data
+    model = eqx.nn.MLP(64, 10, 32, depth=2, key=jr.key(0))
+    optimiser = optax.adam(2e-3)
+    state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
+
+    @filter_jit
+    def step(model, state, x, y):
+        value, gradients = eqx.filter_value_and_grad(loss)(model, x, y)
+        updates, state = optimiser.update(gradients, state, eqx.filter(model, eqx.is_array))
+        return eqx.apply_updates(model, updates), state, value
+
+    rng = np.random.default_rng(0)
+    for _ in range(epochs):
+        order = rng.permutation(len(labels))[: len(labels) // BATCH * BATCH]
+        batches = [
+            (jnp.asarray(images[i]), jnp.asarray(labels[i])) for i in order.reshape(-1, BATCH)
+        ]
+        losses = []
+        start = time.perf_counter()
+        for x, y in batches:
+            model, state, value = step(model, state, x, y)
+            losses.append(value)
+        jax.block_until_ready(losses)
+        seconds = time.perf_counter() - start
+        yield Epoch(model, [np.asarray(value) for value in losses], seconds / len(batches) * 1e6)
+
+
+def loss(model: eqx.nn.MLP, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Mean cross-entropy of a batch."""
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(jax.vmap(model)(x), y))
+
+
+def accuracy(model: eqx.nn.MLP, data: Data) -> float:
+    """The fraction of labels that the model gets right."""
+    images, labels = data
+    predicted = jnp.argmax(jax.vmap(model)(jnp.asarray(images)), axis=-1)
+    return float(np.mean(np.asarray(predicted) == labels))
+
+
+def digits() -> tuple[Data, Data]:
+    """1,437 images to train on, 360 to test on; 8x8 pixels from 0 to 1."""
+    images, labels = load_digits(return_X_y=True)
+    images = np.asarray(images / 16, dtype=np.float32)
+    split = train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
+    train_images, test_images, train_labels, test_labels = map(np.asarray, split)
+    return (train_images, train_labels), (test_images, test_labels)
+
+
+def main(argv: list[str]) -> int:
+    """Train under both, compare, report."""
+    parser = argparse.ArgumentParser(prog="python -m bench digits", description=__doc__)
+    parser.add_argument("--epochs", type=int, default=30)
+    epochs: int = parser.parse_args(argv).epochs
+    console = Console()
+
+    training, test = digits()
+    runs: dict[str, list[Epoch]] = {"equinox.filter_jit": [], "eqxjit.filter_jit": []}
+    scripts = [
+        train(filter_jit, training, epochs) for filter_jit in (eqx.filter_jit, eqxjit.filter_jit)
+    ]
+    with Progress(console=console) as progress:
+        task = progress.add_task("training", total=epochs)
+        for turn in zip(*scripts, strict=True):
+            for run, epoch in zip(runs.values(), turn, strict=True):
+                run.append(epoch)
+            progress.update(task, advance=1, description=f"loss {turn[-1].losses[-1]:.4f}")
+
+    upstream, ours = runs.values()
+    for name, run in runs.items():
+        console.print(f"test accuracy under {name}: {accuracy(run[-1].model, test):.1%}")
+    console.print(_table(runs))
+    differences = _differences(upstream, ours)
+    console.print("\n".join(differences) if differences else "identical")
+    return 1 if differences else 0
+
+
+def _table(runs: dict[str, list[Epoch]]) -> Table:
+    table = Table(title="µs per training step")
+    for column in ("", "best epoch", "median epoch"):
+        table.add_column(column, justify="right")
+    figures = {name: [epoch.microseconds for epoch in run] for name, run in runs.items()}
+    rows = {
+        # The first epoch compiles: it counts only where there is no other.
+        name: (min(row[1:] or row), median(row[1:] or row))
+        for name, row in figures.items()
+    }
+    for name, row in rows.items():
+        table.add_row(name, *(f"{figure:,.1f}" for figure in row))
+    upstream, ours = rows.values()
+    table.add_row("speed-up", *(f"{a / b:.2f}x" for a, b in zip(upstream, ours, strict=True)))
+    return table
+
+
+def _differences(upstream: list[Epoch], ours: list[Epoch]) -> list[str]:
+    """Where the runs are not equal bit for bit."""
+    found = []
+    losses = [[value for epoch in run for value in epoch.losses] for run in (upstream, ours)]
+    differing = [i for i, pair in enumerate(zip(*losses, strict=True)) if not _same_bits(*pair)]
+    if differing:
+        found.append(f"{len(differing)} losses differ, the first at step {differing[0]}")
+    leaves = [jax.tree_util.tree_leaves_with_path(run[-1].model) for run in (upstream, ours)]
+    for (path, theirs), (_, value) in zip(*leaves, strict=True):
+        if eqx.is_array(theirs) and not _same_bits(theirs, value):
+            found.append(f"final weights differ: {jax.tree_util.keystr(path)}")
+    return found
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    a, b = np.asarray(a), np.asarray(b)
+    return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())

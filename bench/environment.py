@@ -1,0 +1,52 @@
+"""What was measured, and on which machine: the facts beside every figure."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+import psutil
+
+PACKAGES = ("eqxjit", "jax", "jaxlib", "equinox", "flax", "optax", "numpy")
+
+
+def facts() -> dict[str, Any]:
+    """Versions, machine and settings, ready for JSON."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
+        "machine": {
+            "processor": _processor(),
+            "logical_cpus": psutil.cpu_count(),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "system": platform.platform(),
+            "devices": [device.device_kind for device in jax.devices()],
+        },
+        "settings": {
+            "jax_cpu_enable_async_dispatch": jax.config.read("jax_cpu_enable_async_dispatch"),
+            "environment": {
+                name: value
+                for name, value in os.environ.items()
+                if name.startswith(("EQXJIT_", "EQX_", "JAX_", "XLA_"))
+            },
+        },
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

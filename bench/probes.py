@@ -1,0 +1,104 @@
+"""What `bench startup` runs in fresh processes: `python -m bench.probes PROBE FILTER_JIT`.
+
+Each probe prints its figures, seconds by name, as JSON.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+Figures = dict[str, float]
+
+
+def seconds(action: Callable[[], Any]) -> float:
+    """How long the action takes."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def imports(name: str) -> Figures:
+    """Importing; and for eqxjit, what it costs where Equinox is imported already."""
+    if name == "eqx":
+        return {"import": seconds(lambda: __import__("equinox"))}
+    if name == "after":
+        __import__("equinox")
+        return {"import after equinox": seconds(lambda: __import__("eqxjit"))}
+    return {"import": seconds(lambda: __import__("eqxjit"))}
+
+
+def first_calls(workload: str, name: str) -> Figures:
+    """The first call, traced and compiled, and the second, on which eqxjit may specialise."""
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+    import jax.random as jr
+    import optax
+
+    from .competitors import FILTER_JITS
+    from .models import Transformer, call, training_step
+
+    if workload == "transformer":
+        fun, arguments = call, (Transformer(key=jr.key(0)), jnp.ones((8, 16)))
+    else:
+        model = eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0))
+        if workload == "MLP":
+            fun, arguments = call, (model, jnp.ones(4))
+        else:
+            optimiser = optax.adam(1e-3)
+            state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
+            fun, arguments = (
+                training_step(optimiser),
+                (model, state, jnp.ones((8, 4)), jnp.ones((8, 4))),
+            )
+    jax.block_until_ready(eqx.filter(arguments, eqx.is_array))
+
+    f = FILTER_JITS[name](fun)
+    run = lambda: jax.block_until_ready(eqx.filter(f(*arguments), eqx.is_array))  # noqa: E731
+    return {"first call": seconds(run), "second call": seconds(run)}
+
+
+def nested(name: str) -> Figures:
+    """Tracing a function that calls jitted functions: one a hundred times, and fifty once each."""
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+    import jax.random as jr
+
+    from .competitors import FILTER_JITS
+    from .models import call
+
+    filter_jit = FILTER_JITS[name]
+    model, x = eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0)), jnp.ones(4)
+    inner = filter_jit(call)
+
+    def trace(functions: list[Callable[..., Any]]) -> None:
+        def outer(x: jax.Array) -> jax.Array:
+            for function in functions:
+                x = function(model, x)
+            return x
+
+        jax.jit(outer).trace(x)
+
+    trace([call])  # what JAX does once
+    trace([inner])
+    several = [[filter_jit(lambda model, x: model(x)) for _ in range(50)] for _ in range(5)]
+    return {
+        "one function, 100 times": min(seconds(lambda: trace([inner] * 100)) for _ in range(5)),
+        "50 functions, once each": min(seconds(lambda fs=fs: trace(fs)) for fs in several),
+    }
+
+
+PROBES: dict[str, Callable[[str], Figures]] = {
+    "import": imports,
+    "MLP": partial(first_calls, "MLP"),
+    "MLP + adam": partial(first_calls, "MLP + adam"),
+    "transformer": partial(first_calls, "transformer"),
+    "nested": nested,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(PROBES[sys.argv[1]](sys.argv[2])))

@@ -1,0 +1,113 @@
+"""`bench startup`: importing, first calls and nested calls while tracing, in fresh processes."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from .environment import facts
+from .probes import PROBES, Figures
+
+ROOT = Path(__file__).parent.parent
+IMPORT_TARGET = 0.020  # seconds more than importing Equinox
+FIRST_CALL_TARGET = 1.02  # of upstream
+NESTED_TARGET = 1.0  # of upstream
+
+Row = tuple[str, str]  # probe, figure
+
+
+def main(argv: list[str]) -> int:
+    """Run every probe under both, in turn, several times; report the minima."""
+    parser = argparse.ArgumentParser(prog="python -m bench startup", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=PROBES, default=list(PROBES))
+    parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
+    args = parser.parse_args(argv)
+    console = Console()
+
+    figures: dict[Row, dict[str, list[float]]] = {}
+    runs = [
+        (probe, name)
+        for probe in args.only
+        for name in ("eqx", "eqxjit", *(["after"] if probe == "import" else []))
+    ]
+    with Progress(console=console) as progress:
+        task = progress.add_task("", total=args.repeats * len(runs))
+        for _ in range(args.repeats):
+            for probe, name in runs:
+                progress.update(task, description=f"{probe}, {name}")
+                for figure, value in _run(probe, name).items():
+                    row = figures.setdefault((probe, figure), {})
+                    row.setdefault("eqxjit" if name == "after" else name, []).append(value)
+                progress.advance(task)
+            runs.reverse()
+
+    best = {
+        row: {name: min(values) for name, values in by_name.items()}
+        for row, by_name in sorted(figures.items(), key=lambda item: args.only.index(item[0][0]))
+    }
+    console.print(_table(best))
+    if args.output:
+        rows = [
+            {"probe": probe, "figure": figure, "best_seconds": times}
+            for (probe, figure), times in best.items()
+        ]
+        report = facts() | {"repeats": args.repeats, "figures": rows}
+        args.output.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def _run(probe: str, name: str) -> Figures:
+    """One probe in a process of its own, with this process's import path."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    # An installed package comes with its bytecode: compiling it isn't part of importing.
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    finished = subprocess.run(
+        [sys.executable, "-m", "bench.probes", probe, name],
+        env=inherited | {"PYTHONPATH": path},
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if finished.returncode:
+        raise SystemExit(f"{probe} under {name} failed:\n{finished.stderr}")
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def _table(best: dict[Row, dict[str, float]]) -> Table:
+    table = Table(title="milliseconds, best process")
+    for column in ("", "eqx", "eqxjit", "eqxjit / eqx", "target"):
+        table.add_column(column, justify="right")
+    for (probe, figure), times in best.items():
+        ours, theirs = times["eqxjit"], times.get("eqx")
+        table.add_row(
+            f"{probe}: {figure}",
+            f"{theirs * 1e3:,.2f}" if theirs else "-",
+            f"{ours * 1e3:,.2f}",
+            f"{ours / theirs:.3f}" if theirs else "-",
+            _verdict(figure, ours, theirs),
+        )
+    return table
+
+
+def _verdict(figure: str, ours: float, theirs: float | None) -> str:
+    if figure == "import":  # noisier than what it adds: see the next row
+        return ""
+    if theirs is None:
+        return _met(ours <= IMPORT_TARGET, f"{IMPORT_TARGET * 1e3:.0f} ms")
+    if figure == "first call":
+        return _met(ours <= theirs * FIRST_CALL_TARGET, str(FIRST_CALL_TARGET))
+    if figure == "second call":
+        return ""
+    return _met(ours <= theirs * NESTED_TARGET, str(NESTED_TARGET))
+
+
+def _met(holds: bool, target: str) -> str:
+    return f"{target} [green]met[/]" if holds else f"{target} [red]missed[/]"

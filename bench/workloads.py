@@ -1,0 +1,243 @@
+"""The workloads of `bench calls`: for each, the same work under every competitor."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.random as jr
+import optax
+from jaxtyping import Array
+
+from . import nnx_models
+from .competitors import FILTER_JITS, Cases, FilterJit, jitted
+from .measure import Case
+from .models import (
+    ConvNet,
+    DropoutNet,
+    Transformer,
+    batch_forward,
+    call,
+    incremented,
+    random_walk,
+    sample_of,
+    selu,
+    training_step,
+    tree_of,
+)
+
+Group = Literal["small", "large", "style", "tree in", "tree in and out", "compute"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """How to build the cases, and how to read their figures."""
+
+    group: Group
+    build: Callable[[], Cases]
+    calls: int = 1  # in one statement
+    leaves: int | None = None  # of a tree workload
+    compute_bound: bool = False  # to be within noise of jax.jit, rather than faster
+
+
+def identity() -> Cases:
+    """The benchmark of equinox#973."""
+    arguments = {"model": eqx.nn.Identity(), "x": jnp.ones((1, 1))}
+    return jitted(call, arguments) | nnx_models.identity(arguments["x"])
+
+
+def _mlp(width: int) -> eqx.nn.MLP:
+    return eqx.nn.MLP(4, 4, width, depth=2, key=jr.key(0))
+
+
+def mlp(width: int) -> Cases:
+    """An MLP of three layers, one example."""
+    model, x = _mlp(width), jnp.linspace(-1.0, 1.0, 4)
+    return jitted(call, {"model": model, "x": x}) | nnx_models.mlp(model, x)
+
+
+def gru() -> Cases:
+    """A GRU step, the hidden state fed back."""
+    cell = eqx.nn.GRUCell(4, 32, key=jr.key(0))
+    # nnx's cell has no second bias: without it both compute the same.
+    cell = eqx.tree_at(lambda cell: cell.bias_n, cell, jnp.zeros(32))
+    x, h = jnp.linspace(-1.0, 1.0, 4), jnp.zeros(32)
+    step = lambda cell, x, h: cell(x, h)  # noqa: E731
+    return jitted(step, {"cell": cell, "x": x, "h": h}, ("h",)) | nnx_models.gru(cell, x, h)
+
+
+def lstm() -> Cases:
+    """An LSTM step, hidden and cell state fed back."""
+    cell = eqx.nn.LSTMCell(4, 32, key=jr.key(0))
+    x, hc = jnp.linspace(-1.0, 1.0, 4), (jnp.zeros(32), jnp.zeros(32))
+    step = lambda cell, x, hc: cell(x, hc)  # noqa: E731
+    return jitted(step, {"cell": cell, "x": x, "hc": hc}, ("hc",)) | nnx_models.lstm(cell, x, hc)
+
+
+def _training(
+    model: eqx.Module,
+    optimiser: optax.GradientTransformation,
+    x: Array,
+    y: Array,
+    donate: bool = False,
+) -> Cases:
+    state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
+    arguments = {"model": model, "opt_state": state, "x": x, "y": y}
+    outputs = ("model", "opt_state", "loss")
+    return jitted(training_step(optimiser), arguments, outputs, donate=donate)
+
+
+def mlp_training(donate: bool) -> Cases:
+    """An adam step on a batch of 8; model and optimiser state fed back."""
+    model, optimiser = _mlp(32), optax.adam(1e-3)
+    x = jr.normal(jr.key(1), (8, 4))
+    cases = _training(model, optimiser, x, jnp.sin(x), donate)
+    return cases | nnx_models.mlp_training(model, optimiser, x, jnp.sin(x), donate)
+
+
+def conv_net() -> Cases:
+    """A CNN with BatchNorm in training mode on a batch of 4 images; `eqx.nn.State` fed back."""
+    model, state = eqx.nn.make_with_state(ConvNet)(key=jr.key(0))
+    images = jr.normal(jr.key(1), (4, 1, 8, 8))
+    arguments = {"model": model, "state": state, "images": images}
+    cases = jitted(batch_forward, arguments, ("state", "logits"))
+    return cases | nnx_models.conv_net(model, images)
+
+
+def transformer() -> Cases:
+    """A transformer of 12 small blocks, 8 tokens."""
+    model, x = Transformer(key=jr.key(0)), jr.normal(jr.key(1), (8, 16))
+    return jitted(call, {"model": model, "x": x}) | nnx_models.transformer(model, x)
+
+
+def transformer_training() -> Cases:
+    """An adamw step of that transformer on a batch of 2."""
+    model, optimiser = Transformer(key=jr.key(0)), optax.adamw(1e-3)
+    x = jr.normal(jr.key(1), (2, 8, 16))
+    cases = _training(model, optimiser, x, jnp.sin(x))
+    return cases | nnx_models.transformer_training(model, optimiser, x, jnp.sin(x))
+
+
+def bound_model() -> Cases:
+    """`filter_jit(model)(x)`; the floor and `jax.jit` are given the arrays of the model."""
+    model, x = _mlp(32), jnp.linspace(-1.0, 1.0, 4)
+
+    def bound(filter_jit: FilterJit) -> Case:
+        f = filter_jit(model)
+        return Case("out = f(x)", lambda: {"f": f, "x": x})
+
+    filtered = {name: bound(filter_jit) for name, filter_jit in FILTER_JITS.items()}
+    return jitted(call, {"model": model, "x": x}) | filtered
+
+
+def method() -> Cases:
+    """`model.step(x)`, a decorated method."""
+    mlp, x = _mlp(32), jnp.linspace(-1.0, 1.0, 4)
+
+    def decorated(filter_jit: FilterJit) -> Case:
+        class Model(eqx.Module):
+            mlp: eqx.nn.MLP
+
+            @filter_jit
+            def step(self, x: Array) -> Array:
+                return self.mlp(x)
+
+        model = Model(mlp)
+        return Case("out = model.step(x)", lambda: {"model": model, "x": x})
+
+    filtered = {name: decorated(filter_jit) for name, filter_jit in FILTER_JITS.items()}
+    return jitted(call, {"model": mlp, "x": x}) | filtered
+
+
+def keywords() -> Cases:
+    """`f(model, x=x, shift=shift)`, a default left alone."""
+
+    def shifted(model: eqx.nn.MLP, x: Array, shift: Array, scale: float = 2.0) -> Array:
+        return scale * model(x) + shift
+
+    arguments = {"model": _mlp(32), "x": jnp.linspace(-1.0, 1.0, 4), "shift": jnp.ones(4)}
+    return jitted(shifted, arguments, call="f(model, x=x, shift=shift)")
+
+
+def alternating() -> Cases:
+    """Training and evaluation structures in turn, through one function; floor and jit have two."""
+    train, key = DropoutNet(key=jr.key(0)), jr.key(1)
+    test, x = eqx.nn.inference_mode(train), jnp.linspace(-1.0, 1.0, 4)
+
+    def forward(model: DropoutNet, x: Array, key: Array) -> Array:
+        return model(x, key)
+
+    first = jitted(
+        lambda train, x, key: forward(train, x, key), {"train": train, "x": x, "key": key}, ("a",)
+    )
+    second = jitted(
+        lambda test, x, key: forward(test, x, key),
+        {"test": test, "x": x, "key": key},
+        ("b",),
+        function="g",
+    )
+
+    def one_function(filter_jit: FilterJit) -> Case:
+        f = filter_jit(forward)
+        names = {"f": f, "train": train, "test": test, "x": x, "key": key}
+        return Case("a = f(train, x, key); b = f(test, x, key)", lambda: names, ("a", "b"))
+
+    filtered = {name: one_function(filter_jit) for name, filter_jit in FILTER_JITS.items()}
+    return {name: first[name] + second[name] for name in ("floor", "jit")} | filtered
+
+
+def tree_in(leaves: int) -> Cases:
+    """All leaves are handed to XLA; ten are added up, so that the computation costs nothing."""
+    return jitted(sample_of, {"tree": tree_of(leaves)}, keep_unused=True)
+
+
+def tree_in_and_out(leaves: int) -> Cases:
+    """Every leaf in, every leaf out."""
+    return jitted(incremented, {"tree": tree_of(leaves)})
+
+
+def selu_million() -> Cases:
+    """One million elements."""
+    return jitted(selu, {"x": jr.normal(jr.key(0), (1_000_000,))})
+
+
+def random_walks() -> Cases:
+    """1,000 realisations of 1,000 steps; the counts are static."""
+
+    def walks(key: Array) -> Array:
+        return random_walk(key, 1_000, 1_000)
+
+    return jitted(walks, {"key": jr.key(0)})
+
+
+SIZES = (10, 100, 1_000, 10_000)
+
+WORKLOADS: dict[str, Workload] = {
+    "Identity": Workload("small", identity),
+    "MLP 32": Workload("small", partial(mlp, 32)),
+    "MLP 64": Workload("small", partial(mlp, 64)),
+    "MLP 128": Workload("small", partial(mlp, 128)),
+    "MLP 256": Workload("small", partial(mlp, 256), compute_bound=True),
+    "GRUCell": Workload("small", gru),
+    "LSTMCell": Workload("small", lstm),
+    "MLP + adam": Workload("small", partial(mlp_training, donate=False)),
+    "MLP + adam, donated": Workload("small", partial(mlp_training, donate=True)),
+    "CNN, BatchNorm, State": Workload("large", conv_net),
+    "transformer": Workload("large", transformer),
+    "transformer + adamw": Workload("large", transformer_training),
+    "bound model": Workload("style", bound_model),
+    "method": Workload("style", method),
+    "keywords": Workload("style", keywords),
+    "train/eval in turn": Workload("style", alternating, calls=2),
+    **{f"{n:,} leaves in": Workload("tree in", partial(tree_in, n), leaves=n) for n in SIZES},
+    **{
+        f"{n:,} leaves in and out": Workload(
+            "tree in and out", partial(tree_in_and_out, n), leaves=n
+        )
+        for n in SIZES
+    },
+    "SELU": Workload("compute", selu_million, compute_bound=True),
+    "random walks": Workload("compute", random_walks, compute_bound=True),
+}

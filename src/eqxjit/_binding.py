@@ -1,0 +1,162 @@
+"""Binds a call's arguments to the user's parameters, as `inspect.Signature.bind` does upstream.
+
+The binding itself is CPython's: a generated function has the user's own signature, so that keyword
+arguments cost nothing and a wrong call is a `TypeError` that names the user's function.
+"""
+
+import inspect
+import keyword
+from collections.abc import Callable
+from typing import Any
+
+from ._constants import Constants
+from ._source import define
+
+POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
+POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
+VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
+
+
+class _Absent:
+    """The default of each optional parameter: defaults are the user's function's to fill in."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+absent = _Absent()
+
+_ANYTHING = inspect.Signature(
+    [
+        inspect.Parameter("args", VAR_POSITIONAL),
+        inspect.Parameter("kwargs", VAR_KEYWORD),
+    ]
+)
+
+
+class Binding:
+    """The parameters of a user's function.
+
+    - `name`, `qualname`: what error messages call the function.
+    - `parameters`: the user's parameters; where the function has no signature that can be read,
+        `*args, **kwargs`.
+    """
+
+    __slots__ = ("_make_receiver", "name", "parameters", "qualname")
+
+    def __init__(self, fun: Callable[..., Any], name: str, qualname: str):
+        try:
+            signature = inspect.signature(fun)
+        except ValueError:
+            # Builtins such as `max` don't tell their signature.
+            signature = _ANYTHING
+        if not all(_can_be_written(parameter) for parameter in signature.parameters.values()):
+            signature = _ANYTHING
+        self.name = name
+        self.qualname = qualname
+        self.parameters = tuple(signature.parameters.values())
+        self._make_receiver: Any = None
+
+    def receiver(self, receive: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        """A function of the user's own signature that passes on `receive(args, kwargs)`.
+
+        `args` and `kwargs` are those of `inspect.BoundArguments`: what can be positional is, up to
+        the first parameter left out, and defaults aren't filled in.
+        """
+        if self._make_receiver is None:
+            self._make_receiver = self._define_receiver()
+        receiver = self._make_receiver(receive)
+        receiver.__name__ = self.name
+        receiver.__qualname__ = self.qualname
+        return receiver
+
+    def names(self) -> Constants:
+        """Names for generated code: none clashes with a parameter's."""
+        return Constants(parameter.name for parameter in self.parameters)
+
+    def header(self, default: str) -> str:
+        """The user's parameters as source, each default replaced by the name of a variable."""
+        parts: list[str] = []
+        kinds = [parameter.kind for parameter in self.parameters]
+        for index, parameter in enumerate(self.parameters):
+            kind = parameter.kind
+            if kind == KEYWORD_ONLY and (
+                index == 0 or kinds[index - 1] not in (KEYWORD_ONLY, VAR_POSITIONAL)
+            ):
+                parts.append("*")
+            star = {VAR_POSITIONAL: "*", VAR_KEYWORD: "**"}.get(kind, "")
+            optional = parameter.default is not inspect.Parameter.empty
+            parts.append(f"{star}{parameter.name}" + (f"={default}" if optional else ""))
+            if kind == POSITIONAL_ONLY and kinds[index + 1 : index + 2] != [POSITIONAL_ONLY]:
+                parts.append("/")
+        return ", ".join(parts)
+
+    def forwarded(self) -> str:
+        """The source of the arguments that hand a call on to a function of the same signature."""
+        forms = {VAR_POSITIONAL: "*{0}", VAR_KEYWORD: "**{0}", KEYWORD_ONLY: "{0}={0}"}
+        return ", ".join(
+            forms.get(parameter.kind, "{0}").format(parameter.name) for parameter in self.parameters
+        )
+
+    def path_names(self, n_args: int) -> list[str]:
+        """What to call each positional argument of a bound call in an error message."""
+        names: list[str] = []
+        for parameter in self.parameters:
+            if parameter.kind in (POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD):
+                names.append(parameter.name)
+            elif parameter.kind == VAR_POSITIONAL:
+                names.extend(f"{parameter.name}[{i}]" for i in range(n_args - len(names)))
+        return names[:n_args]
+
+    def _define_receiver(self) -> Any:
+        names = self.names()
+        receive, bind, missing = (
+            names.variable("receive"),
+            names.variable("fun"),
+            names.constant("absent", absent),
+        )
+        args, kwargs = names.variable("args"), names.variable("kwargs")
+        lines = [
+            f"def make_receiver({receive}):",
+            f"    def {bind}({self.header(missing)}):",
+        ]
+        positional = [
+            p for p in self.parameters if p.kind in (POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD)
+        ]
+        required = [p for p in positional if p.default is inspect.Parameter.empty]
+        lines.append(f"        {args} = [{', '.join(p.name for p in required)}]")
+        lines.append(f"        {kwargs} = {{}}")
+        for parameter in positional[len(required) :]:
+            name = parameter.name
+            lines.append(f"        if {name} is not {missing}:")
+            if parameter.kind == POSITIONAL_ONLY or parameter is positional[len(required)]:
+                lines.append(f"            {args}.append({name})")
+            else:
+                # Behind a parameter left out, an argument can only be passed by its name.
+                before = positional[positional.index(parameter) - 1].name
+                lines.append(f"            if {kwargs} or {before} is {missing}:")
+                lines.append(f"                {kwargs}[{name!r}] = {name}")
+                lines.append("            else:")
+                lines.append(f"                {args}.append({name})")
+        for parameter in self.parameters:
+            name = parameter.name
+            if parameter.kind == VAR_POSITIONAL:
+                lines.append(f"        {args}.extend({name})")
+            elif parameter.kind == KEYWORD_ONLY:
+                if parameter.default is inspect.Parameter.empty:
+                    lines.append(f"        {kwargs}[{name!r}] = {name}")
+                else:
+                    lines.append(f"        if {name} is not {missing}:")
+                    lines.append(f"            {kwargs}[{name!r}] = {name}")
+            elif parameter.kind == VAR_KEYWORD:
+                lines.append(f"        {kwargs}.update({name})")
+        lines.append(f"        return {receive}((*{args},), {kwargs})")
+        lines.append(f"    return {bind}")
+        source = "\n".join(lines) + "\n"
+        return define("make_receiver", f"arguments of {self.name}", source, names.namespace)
+
+
+def _can_be_written(parameter: inspect.Parameter) -> bool:
+    return parameter.name.isidentifier() and not keyword.iskeyword(parameter.name)

@@ -1,0 +1,245 @@
+"""Every private name of JAX, Equinox and CPython that eqxjit uses: its reason and its fallback.
+
+Each name is looked up once, at import. Where a release no longer has it, the fallback is slower or
+less pretty, never wrong, so that a new release of JAX or Equinox is a change of this file alone.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.tree_util import default_registry, tree_structure
+
+if TYPE_CHECKING:
+    # JAX's stubs have a variable of this name, which a type checker won't take for a type.
+    PyTreeDef = Any
+else:
+    from jax.tree_util import PyTreeDef
+
+# --- Types ------------------------------------------------------------------------------------
+
+try:
+    # The concrete class of arrays. `type(x) is ArrayImpl` is ten times cheaper than
+    # `isinstance(x, jax.Array)`, and asking an array for its type would start a backend.
+    import jax._src.array
+
+    ArrayImpl: type = jax._src.array.ArrayImpl
+except (ImportError, AttributeError):
+    # No value has this type: each leaf then takes the check by `equinox.is_array`.
+    ArrayImpl = type("ArrayImpl", (), {})
+
+
+try:
+    # What Equinox puts in the place of a field that an instance lacks.
+    from equinox._module._flatten import MISSING
+except ImportError:
+    # No field is ever this object: Modules are then read through the pytree registry.
+    MISSING = object()
+
+#: Raised by XLA when a program fails, for instance in a callback.
+JaxRuntimeError: type[Exception] = getattr(jax.errors, "JaxRuntimeError", RuntimeError)
+
+
+def _module_dict_descriptor() -> Any:
+    """The C-level descriptor of `__dict__`; `module.__dict__` runs Python (`__getattribute__`)."""
+    return vars(eqx.Module)["__dict__"]
+
+
+try:
+    _descriptor = _module_dict_descriptor()
+    #: `fields_of(module)` is `module.__dict__`, without `Module.__getattribute__`.
+    fields_of: Callable[[Any], dict[str, Any]] = _descriptor.__get__
+except (KeyError, AttributeError):
+
+    def fields_of(module: Any, /) -> dict[str, Any]:
+        return object.__getattribute__(module, "__dict__")
+
+
+# --- Structures -------------------------------------------------------------------------------
+
+# A row a node, leaves and `None` included, in post-order: (kind, arity, node data, custom type).
+TreedefRow = tuple[Any, int, Any, Any]
+
+
+def _rows_by_walking(treedef: PyTreeDef) -> list[TreedefRow]:
+    """The rows of a treedef by its public methods: a Python call a node."""
+    rows: list[TreedefRow] = []
+    pending: list[tuple[PyTreeDef, bool]] = [(treedef, False)]
+    while pending:
+        node, children_done = pending.pop()
+        children = node.children()
+        if children and not children_done:
+            pending.append((node, True))
+            pending.extend((child, False) for child in reversed(children))
+            continue
+        data = node.node_data()
+        if data is None:
+            rows.append(("leaf", 0, None, None))
+        else:
+            rows.append(("node", len(children), data[1], data[0]))
+    return rows
+
+
+def _rows_by_pickling(treedef: PyTreeDef) -> list[TreedefRow]:
+    """The rows of a treedef by the state that it pickles: one C call for the whole tree."""
+    return [row[:4] for row in treedef.__getstate__()[1]]  # type: ignore[misc]
+
+
+def _pickled_rows_are_as_expected() -> bool:
+    try:
+        rows = _rows_by_pickling(tree_structure((1, {"a": None}, eqx.Partial(max, 2))))
+    except Exception:
+        return False
+    data = [row[2] for row in rows]
+    return len(rows) == 9 and ["a"] in data and rows[-2][3] is eqx.Partial
+
+
+#: The nodes of a treedef, flat. Pickling hands them over in C, 4 times faster than walking.
+treedef_rows: Callable[[PyTreeDef], list[TreedefRow]] = (
+    _rows_by_pickling if _pickled_rows_are_as_expected() else _rows_by_walking
+)
+
+
+def treedef_of_node(node_data: tuple[type, Any], arity: int) -> PyTreeDef:
+    """The treedef of one node whose children are all leaves."""
+    leaf = tree_structure(0)
+    children = [leaf] * arity
+    return PyTreeDef.from_node_data_and_children(  # type: ignore[attr-defined]
+        default_registry, node_data, children
+    )
+
+
+# --- Tracing ----------------------------------------------------------------------------------
+
+try:
+    # The trace that JAX is in, and whether it folds constants eagerly: reading both takes 0.2 µs,
+    # asking by an addition (the fallback, and what Equinox does) 17.
+    from jax._src.config import eager_constant_folding as _eager_constant_folding
+    from jax._src.core import trace_ctx as _trace_ctx
+    from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _StagingTrace
+
+    # Present in each trace, or the walk below would stop too early.
+    _ = _trace_ctx.trace, _eager_constant_folding.value
+except (ImportError, AttributeError):
+
+    def is_staging() -> bool:
+        return isinstance(jnp.array(1) + 1, Tracer)
+
+else:
+
+    def is_staging() -> bool:
+        """Whether an operation on constants would be staged out into a jaxpr right now."""
+        if _eager_constant_folding.value:
+            return False
+        trace = _trace_ctx.trace
+        while trace is not None:
+            if isinstance(trace, _StagingTrace):
+                return True
+            trace = getattr(trace, "parent_trace", None)
+        return False
+
+
+def wrapped_by_tracer(tracer: Tracer) -> list[Any]:
+    """The values that a tracer of `vmap`, `jvp` or `grad` wraps; none where it is one of `jit`.
+
+    The attributes are private. Without them a program that can raise isn't waited for there.
+    """
+    values = [getattr(tracer, name, None) for name in ("val", "primal", "tangent")]
+    return [value for value in values if isinstance(value, jax.Array)]
+
+
+# --- Errors -----------------------------------------------------------------------------------
+
+try:
+    # Equinox smuggles the message and the stack of a runtime error out of its callback here.
+    import equinox._jit as _eqx_jit
+
+    _ = _eqx_jit.last_error_info
+    #: The text around a runtime error's message: `{stack}` and `{msg}` are to be filled in.
+    runtime_error_text: str = _eqx_jit._on_error_msg
+except (ImportError, AttributeError):
+    runtime_error_text = "{stack}\nequinox.EquinoxRuntimeError: {msg}"
+
+    def last_runtime_error() -> tuple[str, list[bytes | str]] | None:
+        return None
+
+else:
+
+    def last_runtime_error() -> tuple[str, list[bytes | str]] | None:
+        """The message and the stack (innermost frame first) of Equinox's latest runtime error."""
+        return _eqx_jit.last_error_info
+
+
+#: The local variable by which Equinox recognises, on the stack, the frame of a jitted call.
+JITTED_FRAME_MARK = "__equinox_jit_id__"
+
+#: What Equinox's callback raises; the type itself is private to `equinox._errors`.
+CALLBACK_ERROR_NAME = "_EquinoxRuntimeError"
+
+
+class _DropEquinoxErrors(logging.Filter):
+    """Drops JAX's own log of an `eqx.error_if` that failed: the error itself is raised anyway."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return type(error).__name__ != CALLBACK_ERROR_NAME
+
+
+# JAX logs inside the callback, before any `except` of ours. One permanent filter that looks at the
+# exception replaces the two changes of the logger that upstream makes on every call.
+logging.getLogger("jax._src.callback").addFilter(_DropEquinoxErrors())
+
+try:
+    # Frames of these files are left out of filtered tracebacks, as JAX leaves out its own.
+    from jax._src.traceback_util import register_exclusion as exclude_from_tracebacks
+except ImportError:
+
+    def exclude_from_tracebacks(path: str) -> None:
+        """Without the registry a traceback shows a few frames of ours."""
+
+
+# --- Lowered programs -------------------------------------------------------------------------
+
+
+def _operations(lowered: jax.stages.Lowered) -> list[tuple[str, str]]:
+    """The name of each operation in a lowered program and, for a custom call, its target."""
+    from jaxlib.mlir import ir
+
+    found: list[tuple[str, str]] = []
+
+    def visit(operation: Any) -> Any:
+        name = operation.name
+        if name == "stablehlo.custom_call":
+            found.append((name, operation.attributes["call_target_name"].value))
+        else:
+            found.append((name, ""))
+        return ir.WalkResult.ADVANCE
+
+    lowered.compiler_ir("stablehlo").operation.walk(visit)  # type: ignore[union-attr]
+    return found
+
+
+def lowered_operations(lowered: jax.stages.Lowered) -> Iterator[tuple[str, str]] | None:
+    """As `_operations`, or None where JAX no longer lowers to a module that can be walked."""
+    try:
+        return iter(_operations(lowered))
+    except Exception:
+        return None
+
+
+# --- Caches -----------------------------------------------------------------------------------
+
+try:
+    # The functions that `equinox.clear_caches()` calls.
+    from equinox._caches import cache_clears as _cache_clears
+except ImportError:
+    _cache_clears = []
+
+
+def clear_with_equinox(clear: Callable[[], None]) -> None:
+    """Has `equinox.clear_caches()` call `clear` too."""
+    _cache_clears.append(clear)

@@ -1,0 +1,43 @@
+"""The names of a generated function: its variables, and the constants that it refers to."""
+
+import keyword
+import re
+from collections.abc import Iterable
+from typing import Any
+
+# The end of a path says most.
+_LONGEST_NAME = 22
+
+
+class Constants:
+    """Hands out names, each once, and keeps the value of those that are constants.
+
+    - `namespace`: the constants by name: the globals of the generated function.
+    """
+
+    __slots__ = ("_by_id", "_taken", "namespace")
+
+    def __init__(self, taken: Iterable[str] = ()):
+        self.namespace: dict[str, Any] = {}
+        self._taken = set(taken)
+        self._by_id: dict[int, str] = {}
+
+    def variable(self, wish: str) -> str:
+        """A name like the wish, made an identifier, and numbered where it is taken."""
+        name = base = re.sub(r"\W+", "_", wish).strip("_")[-_LONGEST_NAME:].lstrip("_") or "value"
+        if base[0].isdigit() or keyword.iskeyword(base):
+            name = base = f"_{base}"
+        number = 1
+        while name in self._taken:
+            number += 1
+            name = f"{base}_{number}"
+        self._taken.add(name)
+        return name
+
+    def constant(self, wish: str, value: Any) -> str:
+        """The name of a constant; the same one for the same object."""
+        name = self._by_id.get(id(value))
+        if name is None:
+            name = self._by_id[id(value)] = self.variable(wish)
+            self.namespace[name] = value
+        return name

@@ -1,0 +1,226 @@
+"""One compiled entry: `jax.jit` over flat array leaves, for one static structure of a call."""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from ._callbacks import may_raise
+from ._compat import PyTreeDef, wrapped_by_tracer
+from ._options import Options
+from ._partition import DYNAMIC, StaticHalf, split_leaves
+from ._static_key import treedef_key
+
+if TYPE_CHECKING:
+    from ._specialize import SpecializedCall
+
+
+class Retrace(Exception):
+    """JAX wants to trace in the middle of a warm call: the call must go through the miss path."""
+
+
+class OutputToken:
+    """The key under which a traced function returns its arrays; it tells which trace they are of.
+
+    JAX keeps the structure of outputs for good, so a token refers to nothing. Its `repr` becomes
+    part of the compiled program's text, hence of the key of JAX's persistent cache.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    def __repr__(self) -> str:
+        return "out"
+
+
+class OutputDescription:
+    """What a trace returned beside its arrays.
+
+    - `treedef`: the structure of the output.
+    - `leaves`: its leaves, with `DYNAMIC` in the place of each array.
+    """
+
+    __slots__ = ("leaves", "token", "treedef")
+
+    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...]):
+        self.treedef = treedef
+        self.leaves = leaves
+        self.token = OutputToken()
+
+    def rebuild(self, arrays: list[Any]) -> Any:
+        """The output that has these arrays. (A marker behind the last one isn't looked at.)"""
+        remaining = iter(arrays)
+        leaves = [next(remaining) if leaf is DYNAMIC else leaf for leaf in self.leaves]
+        return tree_unflatten(self.treedef, leaves)
+
+    def describes(self, treedef: PyTreeDef, leaves: tuple[Any, ...]) -> bool:
+        """Whether another trace's output differs in its arrays alone."""
+        if len(leaves) != len(self.leaves):
+            return False
+        if not all(ours is theirs for ours, theirs in zip(self.leaves, leaves, strict=True)):
+            return False
+        try:
+            return treedef_key(self.treedef) == treedef_key(treedef)
+        except Exception:
+            # Metadata that can't be compared belongs to the one trace that made it.
+            return False
+
+
+class Call:
+    """One call on its way through the miss path.
+
+    - `entry`: the entry that serves it.
+    - `fun`, `arguments`: the static halves of the function and of `(args, kwargs)`.
+    - `traced`: whether JAX has traced the user's function in this call.
+    """
+
+    __slots__ = ("arguments", "entry", "fun", "traced")
+
+    def __init__(self, entry: "Entry", fun: StaticHalf, arguments: StaticHalf):
+        self.entry = entry
+        self.fun = fun
+        self.arguments = arguments
+        self.traced = False
+
+
+class _Current(threading.local):
+    call: Call | None = None
+
+
+#: The call that is in the miss path of this thread, if any.
+current = _Current()
+
+
+class Entry:
+    """One static structure of a function: its jitted form and what its traces returned."""
+
+    __slots__ = (
+        "__weakref__",
+        "blocks",
+        "descriptions",
+        "hits",
+        "hits_needed",
+        "jitted",
+        "n_first",
+        "specialized",
+        "traces",
+        "unclassified",
+        "unspecializable",
+        "watches",
+    )
+
+    def __init__(self, name: str, options: Options, n_first: int, donated: tuple[int, ...]):
+        #: How many arrays the first argument has: those come first, then the function's own.
+        self.n_first = n_first
+        self.descriptions: dict[OutputToken, OutputDescription] = {}
+        #: Warm calls through the generic path since the specialised call was last lacking, and how
+        #: many of them make it worth its making.
+        self.hits = 0
+        self.hits_needed = 1
+        self.specialized: SpecializedCall | None = None
+        #: Weak references to static objects, which tell the program when those die.
+        self.watches: list[weakref.ref[Any]] = []
+        #: Whether the generic path must serve this structure for good.
+        self.unspecializable = False
+        self.traces = 0
+        #: Whether some program of this entry must be waited for, because it can raise.
+        self.blocks = options.block
+        #: Whether a program of this entry hasn't been looked at yet.
+        self.unclassified = False
+        # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
+        self.jitted: Any = jax.jit(
+            _traced(name, weakref.ref(self)), donate_argnums=donated, **dict(options.jit_arguments)
+        )
+
+    def flat(self, fun_leaves: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        """All arrays of a call, in the order of upstream, in which JAX reuses donated ones."""
+        return [*leaves[: self.n_first], *fun_leaves, *leaves[self.n_first :]]
+
+    def describe(self, out: Any, call: Call) -> dict[OutputToken, list[Any]]:
+        """What the traced function returns to JAX for the output of the user's function."""
+        leaves, treedef = tree_flatten(out)
+        dynamic, static = split_leaves(leaves)
+        for description in tuple(self.descriptions.values()):
+            if description.describes(treedef, static):
+                break
+        else:
+            description = OutputDescription(treedef, static)
+            self.descriptions[description.token] = description
+        call.traced = True
+        self.traces += 1
+        self.unclassified = not self.blocks
+        # A program without an output could not be waited for.
+        return {description.token: dynamic or [jnp.zeros((), bool)]}
+
+    def rebuild(self, output: dict[OutputToken, list[Any]]) -> Any:
+        """The user's output, from what JAX returned."""
+        ((token, arrays),) = output.items()
+        return self.rebuild_from(token, arrays)
+
+    def rebuild_from(self, token: OutputToken, arrays: list[Any]) -> Any:
+        """The user's output, from a trace's token and its arrays."""
+        return self.descriptions[token].rebuild(arrays)
+
+    def classify(self, leaves: list[Any]) -> None:
+        """Looks at the program for these leaves, which has just run. Served from JAX's caches."""
+        if any(_is_tracer(leaf) for leaf in leaves):
+            # The outer program is what runs. A later call with arrays is served by this trace.
+            return
+        try:
+            blocks = may_raise(self.jitted.lower(*leaves))
+        except Exception:
+            # No `lower` (`EQX_ON_ERROR=breakpoint`), or nothing that it knows.
+            blocks = True
+        self.blocks = self.blocks or blocks
+        self.unclassified = False
+
+
+def wait_for(output: dict[OutputToken, list[Any]]) -> None:
+    """Waits until a program has run, so that its error is raised here."""
+    pending: list[Any] = [array for arrays in output.values() for array in arrays]
+    while pending:
+        array = pending.pop()
+        if _is_tracer(array):
+            # Under an eager `vmap` or `grad` the program has run all the same.
+            pending.extend(wrapped_by_tracer(array))
+        elif isinstance(array, jax.Array):
+            array.block_until_ready()
+
+
+def holds_tracer(output: dict[OutputToken, list[Any]]) -> bool:
+    """Whether a call was part of some transformation, rather than run for itself."""
+    return any(_is_tracer(array) for arrays in output.values() for array in arrays)
+
+
+def _is_tracer(leaf: Any) -> bool:
+    return isinstance(leaf, Tracer)
+
+
+def _traced(name: str, entry_ref: "weakref.ref[Entry]") -> Callable[..., Any]:
+    """The function that JAX traces: it rebuilds the call that is in the miss path, and makes it.
+
+    It refers to nothing of the user's: JAX keeps what it jits longer than its user does.
+    """
+
+    def traced(*leaves: Any) -> dict[OutputToken, list[Any]]:
+        call = current.call
+        entry = entry_ref()
+        if call is None or entry is None or call.entry is not entry:
+            raise Retrace
+        # The user's function may call its own wrapper, which is a call of its own.
+        current.call = None
+        try:
+            start, stop = entry.n_first, entry.n_first + call.fun.n_arrays
+            fun = call.fun.combine(leaves[start:stop])
+            args, kwargs = call.arguments.combine(leaves[:start] + leaves[stop:])
+            return entry.describe(fun(*args, **kwargs), call)
+        finally:
+            current.call = call
+
+    traced.__name__ = name
+    traced.__qualname__ = name
+    return traced

@@ -1,0 +1,283 @@
+"""The error path: says which argument is at fault, and words runtime errors as Equinox does."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax.core import Tracer
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from ._binding import Binding
+from ._compat import (
+    CALLBACK_ERROR_NAME,
+    JaxRuntimeError,
+    fields_of,
+    last_runtime_error,
+    runtime_error_text,
+)
+from ._partition import DYNAMIC, CyclicPytree, StaticHalf, is_array_leaf
+from ._static_key import static_key
+
+# What Equinox's callback raises: the user's message, and then a long explanation.
+_MESSAGE = re.compile(rf"{CALLBACK_ERROR_NAME}: (.*?)\n\n\n-{{20}}\n", re.DOTALL)
+
+
+def named_arguments(
+    binding: Binding, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, Any]]:
+    """Each argument of a bound call with the name that the user gave it."""
+    return [*zip(binding.path_names(len(args)), args, strict=True), *kwargs.items()]
+
+
+def runtime_error(error: BaseException) -> BaseException | None:
+    """The error that a user of `eqx.error_if` should see, if `error` stems from one."""
+    if not isinstance(error, (JaxRuntimeError, ValueError)):
+        return None
+    if f"{CALLBACK_ERROR_NAME}: " not in str(error):
+        return None
+    info = last_runtime_error()
+    if info is None:
+        return None
+    message, stack = info
+    text = str(error)
+    if f"{CALLBACK_ERROR_NAME}: {message}" not in text:
+        # Equinox keeps one error for all threads, and another one's came in between.
+        found = _MESSAGE.search(text)
+        message, stack = (found[1] if found else text), []
+    return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=_inside_jit(stack)))
+
+
+def _inside_jit(stack: Iterable[bytes | str]) -> str:
+    """The stack within the outermost jitted call: marks are bytes, and frames run outwards."""
+    frames: list[str] = []
+    inside: list[str] = []
+    for frame_or_mark in stack:
+        if isinstance(frame_or_mark, str):
+            frames.append(frame_or_mark)
+        else:
+            inside = list(frames)
+    return "".join(reversed(inside or frames))
+
+
+def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
+    """A clearer error for a jitted call that failed; None where `error` is clear enough.
+
+    **Arguments:**
+
+    - `error`: what the jitted call raised.
+    - `arguments`: the call's arguments, by name.
+    """
+    clearer = runtime_error(error)
+    if clearer is not None:
+        return clearer
+    if not isinstance(error, Exception):
+        return None
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        _note_tracers(error, arguments)
+        return None
+    deleted = [
+        path
+        for path, leaf in _leaves_with_paths(arguments)
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+    ]
+    # Buffers that this very call was given are deleted too; they aren't what the error is about.
+    if deleted and "delete" in str(error):
+        return type(error)(
+            f"The array `{deleted[0]}` has been deleted: its buffer was donated to an earlier "
+            "call. Use that call's result in its place, or don't donate it."
+        )
+    return None
+
+
+def _note_tracers(error: Exception, arguments: list[tuple[str, Any]]) -> None:
+    tracers = [path for path, leaf in _leaves_with_paths(arguments) if isinstance(leaf, Tracer)]
+    if tracers:
+        error.add_note(
+            f"Among the arguments, {', '.join(f'`{path}`' for path in tracers)} held a tracer: "
+            "look for a value that was kept from inside a transformed function."
+        )
+
+
+def argument_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
+    """A clearer error for arguments that could not be split into a dynamic and a static half.
+
+    **Arguments:**
+
+    - `error`: what splitting them, or looking up their static half, raised.
+    - `arguments`: the call's arguments, by name.
+    """
+    if not isinstance(error, Exception):
+        return None
+    if isinstance(error, CyclicPytree):
+        path = next((p for p, node in _nodes_with_paths(arguments) if node is error.cycle), "?")
+        return ValueError(
+            f"`{path}` contains itself, so it isn't a tree. Keep references to a parent out of the "
+            "pytree, or make them static."
+        )
+    for path, node in _nodes_with_paths(arguments):
+        if issubclass(type(node), dict) and _raises(lambda node=node: sorted(node)):
+            return ValueError(
+                f"The keys of the dict `{path}` can't be sorted, as JAX needs: "
+                f"{', '.join(map(_short, node))}. Use keys of one type, or an `OrderedDict`."
+            )
+        found = _bad_static(node)
+        if found is not None:
+            suffix, value, problem, reason = found
+            return ValueError(
+                f"The static value `{path}{suffix}` of type `{type(value).__name__}` {problem}: "
+                f"{reason}. All that isn't an array is static, and static values must be hashable "
+                "and comparable: make it an array, a tuple or a frozen dataclass, or give its "
+                "class an `__eq__` and a `__hash__`."
+            )
+    return None
+
+
+def lowered_for_others(
+    binding: Binding, lowered_for: StaticHalf, called_with: tuple[tuple[Any, ...], dict[str, Any]]
+) -> ValueError:
+    """What a compiled function raises for arguments whose static half it wasn't compiled for."""
+    placeholders = [DYNAMIC] * lowered_for.n_arrays
+    old = _static_values(named_arguments(binding, *lowered_for.combine(placeholders)))
+    new = _static_values(named_arguments(binding, *called_with))
+    absent = (None, "absent")
+    differences = [
+        f"`{path}` was {old.get(path, absent)[1]} and is {new.get(path, absent)[1]}"
+        for path in {**old, **new}
+        if old.get(path, absent)[0] != new.get(path, absent)[0]
+    ]
+    return ValueError(
+        f"`{binding.name}` was lowered for other static arguments: "
+        f"{'; '.join(differences) or 'the structure differs'}. Lower it again for these."
+    )
+
+
+def _static_values(arguments: list[tuple[str, Any]]) -> dict[str, tuple[Any, str]]:
+    """The static leaves and fields, by path: their typed key, and what to show of them."""
+    values: dict[str, tuple[Any, str]] = {}
+    for path, node in _nodes_with_paths(arguments):
+        if issubclass(type(node), eqx.Module):
+            values[path] = (type(node), f"a {type(node).__name__}")
+            for name, value in _fields(node, static=True):
+                values[f"{path}.{name}"] = (static_key(value), _short(value))
+        elif node is DYNAMIC or (_is_leaf(node) and is_array_leaf(node)):
+            values[path] = (DYNAMIC, "an array")
+        elif _is_leaf(node):
+            values[path] = (static_key(node), _short(node))
+        else:
+            values[path] = (type(node), f"a {type(node).__name__}")
+    return values
+
+
+def _bad_static(node: Any) -> tuple[str, Any, str, str] | None:
+    """The first value in a node's static half that can't be keyed: where, what, and why."""
+    if issubclass(type(node), eqx.Module):
+        candidates = [(f".{name}", value) for name, value in _fields(node, static=True)]
+    elif _is_leaf(node) and not is_array_leaf(node):
+        reason = _raises(lambda: hash(node))
+        if reason:
+            return "", node, "can't be hashed", reason
+        candidates = [("", node)]
+    else:
+        return None
+    for suffix, value in candidates:
+        reason = _raises(lambda value=value: hash(static_key(value)))
+        if reason:
+            return suffix, value, "can't be hashed", reason
+        # Containers find an element equal to itself without asking it.
+        reason = next(filter(None, map(_incomparable, _parts(value))), "")
+        if reason:
+            return suffix, value, "can't be compared", reason
+    return None
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """A static value, and what the builtin containers in it hold."""
+    yield value
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, (tuple, list, set, frozenset)):
+        for element in value:
+            yield from _parts(element)
+
+
+def _incomparable(value: Any) -> str:
+    return _raises(lambda: bool(value == value))
+
+
+def _raises(action: Any) -> str:
+    """What an action raises, in words; empty where it raises nothing."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _is_leaf(node: Any) -> bool:
+    return jax.tree_util.all_leaves([node])
+
+
+def _fields(module: eqx.Module, static: bool) -> list[tuple[str, Any]]:
+    """The static, or the other, fields of a Module instance that are set."""
+    values = fields_of(module)
+    return [
+        (field.name, values[field.name])
+        for field in dataclasses.fields(module)
+        if field.metadata.get("static", False) is static and field.name in values
+    ]
+
+
+def _nodes_with_paths(arguments: list[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+    """Each node and leaf below the arguments, outside in, as far as it can be looked into."""
+    for name, value in arguments:
+        pending: list[tuple[str, Any, tuple[int, ...]]] = [(name, value, ())]
+        while pending:
+            path, node, ancestors = pending.pop()
+            yield path, node
+            if id(node) in ancestors:
+                continue
+            children: list[tuple[str, Any]] = []
+            if issubclass(type(node), dict):
+                children = [(f"{path}[{_short(key)}]", child) for key, child in node.items()]
+            elif issubclass(type(node), tuple) and hasattr(node, "_fields"):
+                pairs = zip(node._fields, node, strict=False)  # type: ignore[attr-defined]
+                children = [(f"{path}.{field}", child) for field, child in pairs]
+            elif issubclass(type(node), (tuple, list)):
+                children = [(f"{path}[{i}]", child) for i, child in enumerate(node)]
+            elif issubclass(type(node), eqx.Module):
+                children = [(f"{path}.{k}", v) for k, v in _fields(node, static=False)]
+            ancestors = (*ancestors, id(node))
+            pending.extend((p, child, ancestors) for p, child in reversed(children))
+
+
+def _leaves_with_paths(arguments: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    leaves: list[tuple[str, Any]] = []
+    for name, value in arguments:
+        try:
+            pairs, _ = tree_flatten_with_path(value)
+        except Exception:
+            continue
+        leaves.extend((f"{name}{keystr(path)}", leaf) for path, leaf in pairs)
+    return leaves
+
+
+def not_callable(fun: Any) -> TypeError:
+    """What `filter_jit` raises for something that it can't wrap."""
+    hint = ""
+    if isinstance(fun, (classmethod, staticmethod)):
+        kind = type(fun).__name__
+        hint = f" Put `@{kind}` above `@filter_jit`."
+    elif isinstance(fun, property):
+        hint = " Put `@property` above `@filter_jit`."
+    elif inspect.ismodule(fun):
+        hint = " Name the function in the module."
+    return TypeError(f"`filter_jit` takes a callable; got {_short(fun)}.{hint}")

@@ -1,0 +1,83 @@
+"""The options of `filter_jit`, checked once, when a function is wrapped."""
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from typing import Any, Literal, get_args
+
+from ._static_key import static_key
+
+Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+
+# Upstream decides these itself; and these were its arguments before Equinox 0.10.
+_REFUSED = ("static_argnums", "static_argnames", "donate_argnums", "in_shardings", "out_shardings")
+_DEPRECATED = ("default", "fn", "args", "kwargs", "out")
+
+DEFAULT_MAXSIZE = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a function is to be jitted.
+
+    - `donate`: as the argument of `filter_jit`.
+    - `block`: whether each call waits for its computation.
+    - `maxsize`: how many entries are kept, `None` for any number.
+    - `jit_arguments`: further arguments of `jax.jit`, as sorted pairs.
+    """
+
+    donate: Donate
+    block: bool
+    maxsize: int | None
+    jit_arguments: tuple[tuple[str, Any], ...]
+
+    @property
+    def donates_first(self) -> bool:
+        return self.donate in ("all", "warn")
+
+    @property
+    def donates_rest(self) -> bool:
+        return self.donate != "none"
+
+    @property
+    def hides_donation_warning(self) -> bool:
+        return self.donate in ("all", "all-except-first")
+
+    @property
+    def key(self) -> Hashable:
+        return static_key((self.donate, self.block, self.maxsize, self.jit_arguments))
+
+
+def check_options(
+    donate: Any, block: Any, maxsize: Any, jit_arguments: Mapping[str, Any]
+) -> Options:
+    """The options, or the error that upstream raises for them.
+
+    **Raises:**
+
+    - `ValueError`, if `donate` is none of its values, for a jit argument that only flat,
+      positional arrays would give a meaning, or for one of Equinox before 0.10.
+    - `TypeError`, for a `maxsize` that is not a number.
+    """
+    for name in _DEPRECATED:
+        if name in jit_arguments:
+            raise ValueError(
+                f"`filter_jit` has had no argument `{name}` since Equinox 0.10: arrays are traced, "
+                "all else is static."
+            )
+    refused = [name for name in _REFUSED if name in jit_arguments]
+    if refused:
+        raise ValueError(
+            f"`filter_jit` can't take {', '.join(f'`{name}`' for name in refused)}: arrays are "
+            "traced and all else is static. Use `donate=...` to donate arrays; none of "
+            f"{', '.join(f'`{name}`' for name in _REFUSED)} can be among its jit arguments."
+        )
+    if not isinstance(donate, str) or donate not in get_args(Donate):
+        raise ValueError(
+            "`filter_jit(..., donate=...)` must be one of "
+            f"{', '.join(map(repr, get_args(Donate)))}; got {donate!r}."
+        )
+    if maxsize is not None and (isinstance(maxsize, bool) or not isinstance(maxsize, int)):
+        raise TypeError(f"`maxsize` must be a number of entries or None; got {maxsize!r}.")
+    if maxsize is not None and maxsize < 1:
+        raise ValueError(f"`maxsize` must be at least 1; got {maxsize}.")
+    return Options(donate, bool(block), maxsize, tuple(sorted(jit_arguments.items())))  # type: ignore[arg-type]

@@ -1,0 +1,154 @@
+"""Splits a pytree into its dynamic leaves (arrays, traced) and its static half (with a key)."""
+
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from ._compat import ArrayImpl, PyTreeDef, fields_of
+from ._static_key import static_key, treedef_key
+
+
+class _Dynamic:
+    """Stands in the static half where an array was."""
+
+    def __repr__(self) -> str:
+        return "<array>"
+
+
+DYNAMIC = _Dynamic()
+
+# More nesting than any model has, and far less than the interpreter's recursion limit.
+_SUSPICIOUS_DEPTH = 200
+
+
+class StaticHalf(NamedTuple):
+    """What is left of a pytree without its arrays.
+
+    - `treedef`: its structure.
+    - `leaves`: its leaves, with `DYNAMIC` in the place of each array.
+    - `key`: the typed static key of both.
+    """
+
+    treedef: PyTreeDef
+    leaves: tuple[Any, ...]
+    key: Hashable
+
+    @property
+    def n_arrays(self) -> int:
+        """How many arrays are missing."""
+        # By identity: a static leaf's own `==` may say anything.
+        return sum([leaf is DYNAMIC for leaf in self.leaves])
+
+    def combine(self, dynamic: Any) -> Any:
+        """The pytree that has these arrays; the reverse of `partition`."""
+        arrays = iter(dynamic)
+        leaves = [next(arrays) if leaf is DYNAMIC else leaf for leaf in self.leaves]
+        return tree_unflatten(self.treedef, leaves)
+
+
+class CyclicPytree(ValueError):
+    """A pytree contains itself; `cycle` is the node that does."""
+
+    def __init__(self, cycle: Any):
+        super().__init__("a pytree contains itself")
+        self.cycle = cycle
+
+
+def is_array_leaf(leaf: Any) -> bool:
+    """`equinox.is_array`, with the common answer first."""
+    return type(leaf) is ArrayImpl or eqx.is_array(leaf)
+
+
+def partition(pytree: Any) -> tuple[list[Any], StaticHalf]:
+    """Splits a pytree by `equinox.is_array`.
+
+    **Arguments:**
+
+    - `pytree`: any pytree.
+
+    **Returns:**
+
+    Its arrays, in the order of `jax.tree_util.tree_flatten`, and its `StaticHalf`.
+
+    **Raises:**
+
+    - `CyclicPytree`, if it contains itself.
+    - `TypeError`, if a static leaf can't be hashed.
+    - Whatever flattening a custom node, or the `__hash__` of a static value, raises.
+    """
+    check_tree(pytree)
+    leaves, treedef = tree_flatten(pytree)
+    dynamic, static = split_leaves(leaves)
+    key = (treedef_key(treedef), tuple([_leaf_key(leaf) for leaf in static]))
+    return dynamic, StaticHalf(treedef, static, key)
+
+
+def split_leaves(leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    """The arrays among the leaves, and all leaves with `DYNAMIC` in the place of each array."""
+    dynamic = [leaf for leaf in leaves if is_array_leaf(leaf)]
+    if len(dynamic) == len(leaves):
+        return dynamic, (DYNAMIC,) * len(leaves)
+    return dynamic, tuple([DYNAMIC if is_array_leaf(leaf) else leaf for leaf in leaves])
+
+
+def _leaf_key(leaf: Any) -> Hashable:
+    if leaf is DYNAMIC:
+        return DYNAMIC
+    # Upstream refuses what can't be hashed, and so it can't be changed unseen after the call.
+    hash(leaf)
+    return static_key(leaf)
+
+
+def check_tree(pytree: Any) -> None:
+    """Raises where flattening a pytree would harm the interpreter.
+
+    When JAX's `tree_flatten` raises, it doesn't give back the recursion depth that it took (jaxlib
+    0.10.2). For a pytree that contains itself that is all there is; for a dict whose keys can't be
+    sorted, as much as it is deep, each time.
+
+    **Raises:**
+
+    - `CyclicPytree`, or the `TypeError` of sorting a dict's keys.
+    """
+    pending = [(pytree, 0)]
+    while pending:
+        node, depth = pending.pop()
+        if depth > _SUSPICIOUS_DEPTH:
+            _find_cycle(pytree)
+            return
+        if type(node) is dict and len({*map(type, node)}) > 1:
+            sorted(node)
+        depth += 1
+        for child in _children(node):
+            if type(child) is not ArrayImpl:
+                pending.append((child, depth))
+
+
+def _children(node: Any) -> Iterable[Any]:
+    if issubclass(type(node), (tuple, list)):
+        return node
+    if issubclass(type(node), dict):
+        return node.values()
+    if issubclass(type(node), eqx.Module):
+        return fields_of(node).values()
+    return ()
+
+
+def _find_cycle(pytree: Any) -> None:
+    ancestors: set[int] = set()
+    # A node is visited twice: before its children (True) and after them (False).
+    pending = [(pytree, True)]
+    while pending:
+        node, entering = pending.pop()
+        if not entering:
+            ancestors.discard(id(node))
+            continue
+        if id(node) in ancestors:
+            raise CyclicPytree(node)
+        children = _children(node)
+        if children:
+            ancestors.add(id(node))
+            pending.append((node, False))
+            pending.extend((child, True) for child in children)

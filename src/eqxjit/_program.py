@@ -1,0 +1,281 @@
+"""The compiled entries of one function: a bounded table, and where functions keep their tables."""
+
+import collections
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import equinox as eqx
+import jax
+
+from ._binding import Binding
+from ._compat import clear_with_equinox
+from ._entry import Entry
+from ._options import Options
+
+if TYPE_CHECKING:
+    from ._site import Site
+    from ._specialize import SpecializedCall
+
+# Under this name a function keeps its programs in its own `__dict__`: a plain cycle, which Python
+# frees, where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
+_ATTRIBUTE = "__eqxjit_programs__"
+
+# How many differently wrapped forms of one function (`filter_grad(f)`, `partial(f, ...)`, other
+# options), and how many functions that have no `__dict__` of their own, share entries.
+_MAX_PROGRAMS = 128
+
+# How many specialised calls are tried in turn at one call site.
+_MAX_SPECIALIZED = 8
+
+# How many times more warm calls it takes to be specialised again, after being crowded out: where
+# many structures take turns, making specialised calls must not cost more than they save.
+_PATIENCE = 1_000
+
+
+class CacheInfo(NamedTuple):
+    """What a function's cache holds, in the manner of `functools.lru_cache`.
+
+    - `entries`: static structures that are compiled.
+    - `traces`: how often the function was traced, entries no longer held included.
+    - `maxsize`: how many entries are held at most; `None` for any number.
+    """
+
+    entries: int
+    traces: int
+    maxsize: int | None
+
+
+class Program:
+    """The entries of one function under one set of options, shared by all that wrap it so.
+
+    - `name`: what the compiled programs are called.
+    - `binding`: the function's parameters.
+    - `options`: how it is jitted.
+    """
+
+    def __init__(self, name: str, binding: Binding, options: Options):
+        self.name = name
+        self.binding = binding
+        self.options = options
+        self.traces = 0
+        self.lock = threading.RLock()
+        self.entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
+        #: The keys of entries whose static objects have died: no call can ask for them again.
+        self._dead: collections.deque[Hashable] = collections.deque()
+        #: The specialised calls in use, the latest first.
+        self.specialized: list[SpecializedCall] = []
+        #: The wrappers' ways into this program: relinked when `specialized` changes.
+        self.sites: weakref.WeakSet[Site] = weakref.WeakSet()
+        _programs.add(self)
+
+    def find(self, key: Hashable) -> Entry | None:
+        """The entry for a typed static key, now the most recently used one."""
+        entry = self.entries.get(key)
+        if entry is not None:
+            with self.lock:
+                if key in self.entries:
+                    self.entries.move_to_end(key)
+        return entry
+
+    def find_or_add(self, key: Hashable, make: Callable[[], Entry]) -> Entry:
+        """The entry for a key; where there is none, a new one in the place of the least used."""
+        with self.lock:
+            self._drop_dead()
+            entry = self.entries.get(key)
+            if entry is None:
+                entry = make()
+                entry.watches = self._watches(key)
+                self._add(key, entry)
+            return entry
+
+    def _add(self, key: Hashable, entry: Entry) -> None:
+        self.entries[key] = entry
+        maxsize = self.options.maxsize
+        while maxsize is not None and len(self.entries) > maxsize:
+            self.unspecialize(self.entries.pop(self._least_used()))
+
+    def _least_used(self) -> Hashable:
+        """The key of the entry to part with: specialised calls don't pass here, but are in use."""
+        oldest = next(iter(self.entries))
+        unspecialized = (k for k, entry in self.entries.items() if entry.specialized is None)
+        found = next(unspecialized, oldest)
+        # The entry that is to be made room for is the latest.
+        return oldest if found == next(reversed(self.entries)) else found
+
+    def _watches(self, key: Hashable) -> list[weakref.ref[Any]]:
+        """Weak references that tell when an object that a key refers to dies."""
+        # Not `self._dead.append`, which the entry would keep alive.
+        dead = weakref.ref(self)
+
+        def died(_: weakref.ref[Any]) -> None:
+            program = dead()
+            if program is not None:
+                # At any point of any thread: the table itself is left for the next miss.
+                program._dead.append(key)
+
+        return [weakref.ref(value, died) for value in _referents(key)]
+
+    def _drop_dead(self) -> None:
+        while self._dead:
+            entry = self.entries.pop(self._dead.popleft(), None)
+            if entry is not None:
+                self.unspecialize(entry)
+
+    def keep_if_traced(self, key: Hashable, entry: Entry) -> None:
+        """Forgets an entry whose first trace failed, unless another thread's did not."""
+        with self.lock:
+            if entry.traces and key not in self.entries:
+                self._add(key, entry)
+            elif not entry.traces and self.entries.get(key) is entry:
+                del self.entries[key]
+
+    def clear(self) -> None:
+        """Forgets all entries, and with them what was compiled."""
+        with self.lock:
+            self.entries.clear()
+            self.specialized = []
+            self.traces = 0
+            self.relink()
+
+    def info(self) -> CacheInfo:
+        with self.lock:
+            self._drop_dead()
+        return CacheInfo(len(self.entries), self.traces, self.options.maxsize)
+
+    def specialize(self, entry: Entry, call: "SpecializedCall") -> None:
+        """Puts a specialised call at the head of those in use."""
+        with self.lock:
+            entry.specialized = call
+            others = [other for other in self.specialized if other.entry is not entry]
+            self.specialized = [call, *others[: _MAX_SPECIALIZED - 1]]
+            for crowded_out in others[_MAX_SPECIALIZED - 1 :]:
+                # Its constants go with it, and what only they kept alive.
+                crowded_out.entry.specialized = None
+                crowded_out.entry.hits = 0
+                crowded_out.entry.hits_needed *= _PATIENCE
+            self.relink()
+
+    def unspecialize(self, entry: Entry) -> None:
+        """Takes the specialised call of an entry out of use, because it no longer holds."""
+        with self.lock:
+            call, entry.specialized = entry.specialized, None
+            entry.hits = 0
+            if call in self.specialized:
+                self.specialized = [other for other in self.specialized if other is not call]
+                self.relink()
+
+    def relink(self) -> None:
+        for site in tuple(self.sites):
+            site.link()
+
+
+def _referents(key: Any) -> Iterator[Any]:
+    """The objects that a typed static key refers to weakly, as long as they live."""
+    if isinstance(key, weakref.ref):
+        value = key()
+        # Classes and modules stay.
+        if value is not None and not isinstance(value, (type, types.ModuleType)):
+            yield value
+    elif isinstance(key, (tuple, frozenset)):
+        for element in key:
+            yield from _referents(element)
+
+
+_programs: weakref.WeakSet[Program] = weakref.WeakSet()
+
+
+def _clear_all() -> None:
+    for program in tuple(_programs):
+        program.clear()
+
+
+clear_with_equinox(_clear_all)
+
+
+class _Programs:
+    """The programs of one function, the most recently used last."""
+
+    def __init__(self, owner: object | None):
+        self.owner = None if owner is None else weakref.ref(owner)
+        self.lock = threading.Lock()
+        self.by_key: collections.OrderedDict[Hashable, Program] = collections.OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Program]) -> Program:
+        with self.lock:
+            program = self.by_key.get(key)
+            if program is None:
+                program = self.by_key[key] = make()
+            self.by_key.move_to_end(key)
+            if len(self.by_key) > _MAX_PROGRAMS:
+                self.by_key.popitem(last=False)
+            return program
+
+    def __reduce__(self) -> tuple[type, tuple[None]]:
+        # Reached when a function is pickled by value: what was compiled stays behind.
+        return _Programs, (None,)
+
+    def __deepcopy__(self, memo: Any) -> "_Programs":
+        return _Programs(None)
+
+
+_homeless = _Programs(None)
+
+
+def program_of(fun: Any, key: Hashable, options: Options) -> Program:
+    """The program that serves a function, made where there is none.
+
+    **Arguments:**
+
+    - `fun`: the user's function.
+    - `key`: the typed static key of `fun`.
+    - `options`: how it is jitted.
+    """
+    name, qualname = _names_of(fun)
+
+    def make() -> Program:
+        return Program(name, Binding(fun, name, qualname), options)
+
+    home = _home_of(fun)
+    if home is None:
+        programs = _homeless
+    else:
+        programs = vars(home).get(_ATTRIBUTE)
+        # `functools.wraps` copies a function's `__dict__` to another one.
+        if programs is None or programs.owner is None or programs.owner() is not home:
+            programs = vars(home).setdefault(_ATTRIBUTE, _Programs(home))
+            if programs.owner is None or programs.owner() is not home:
+                programs = vars(home)[_ATTRIBUTE] = _Programs(home)
+    return programs.get((key, options.key, name, qualname), make)
+
+
+def _home_of(fun: Any) -> types.FunctionType | None:
+    """The Python function below a callable, on which its programs are kept."""
+    for _ in range(100):
+        if type(fun) is types.FunctionType:
+            return fun
+        if isinstance(fun, (functools.partial, jax.tree_util.Partial, eqx.Partial)):
+            fun = fun.func
+        elif isinstance(fun, types.MethodType):
+            fun = fun.__func__
+        elif hasattr(fun, "__wrapped__"):
+            fun = fun.__wrapped__
+        else:
+            return None
+    return None
+
+
+def _names_of(fun: Any) -> tuple[str, str]:
+    """What to call a callable in programs and in error messages: the function's name below it."""
+    for _ in range(100):
+        if hasattr(fun, "__wrapped__"):
+            fun = fun.__wrapped__
+        elif isinstance(fun, functools.partial):
+            fun = fun.func
+        else:
+            break
+    named = fun if hasattr(fun, "__name__") and hasattr(fun, "__qualname__") else type(fun)
+    return named.__name__, named.__qualname__

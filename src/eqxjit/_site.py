@@ -1,0 +1,265 @@
+"""The way of one wrapper's calls: its specialised calls, else the table, else the miss path."""
+
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.tree_util import tree_map
+
+from ._compat import JITTED_FRAME_MARK
+from ._entry import Call, Entry, Retrace, current, holds_tracer, wait_for
+from ._errors import argument_error, call_error, named_arguments
+from ._lower import Lowered
+from ._partition import StaticHalf, partition
+from ._recompiles import ENTRY_VARIABLE, recompiled
+from ._specialize import is_worth_specializing, specialize
+from ._wrapped import WrappedFunction
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+# Spelled out below, because only a plain local variable shows on the stack.
+assert JITTED_FRAME_MARK == "__equinox_jit_id__"
+assert ENTRY_VARIABLE == "__eqxjit_entry__"
+
+
+def _same(leaf: Any) -> Any:
+    return leaf
+
+
+class Site:
+    """Leads the calls of one wrapper to compiled entries.
+
+    - `wrapped`: the function, without its arrays.
+    - `fun_leaves`: its arrays.
+    - `wrapper`: whose `__call__` slot this site fills; weakly, so that no cycle keeps arrays alive.
+    """
+
+    __slots__ = ("__weakref__", "fun_leaves", "program", "wrapped", "wrapper")
+
+    def __init__(self, wrapped: WrappedFunction, fun_leaves: tuple[Any, ...], wrapper: Any):
+        self.wrapped = wrapped
+        self.program = wrapped.program
+        self.fun_leaves = fun_leaves
+        self.wrapper = weakref.ref(wrapper)
+
+    # --- From the wrapper ---------------------------------------------------------------------
+
+    def first_call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """What a new wrapper's `__call__` slot holds."""
+        __tracebackhide__ = True
+        self.program.sites.add(self)
+        return self.link()(*args, **kwargs)
+
+    def link(self) -> Callable[..., Any]:
+        """Fills the wrapper's `__call__` slot: specialised calls first, the generic path behind."""
+        call = self.wrapped.binding.receiver(self.call)
+        for specialized in reversed(self.program.specialized):
+            call = specialized.instantiate(self, call)
+        wrapper = self.wrapper()
+        if wrapper is not None:
+            wrapper.__call__ = call
+        return call
+
+    def receive(
+        self, action: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """`action(args, kwargs)`, with the arguments bound to the function's parameters."""
+        return self.wrapped.binding.receiver(action)(*args, **kwargs)
+
+    # --- With bound arguments -----------------------------------------------------------------
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The generic path: split the arguments, look up their static half, call what is found."""
+        __tracebackhide__ = True
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            return self.call_unjitted(args, kwargs)
+        leaves, static = self.partition(args, kwargs)
+        try:
+            entry = self.program.find(static.key)
+        except Exception as error:
+            self.explain_arguments(error, args, kwargs)
+            raise
+        if entry is None:
+            return self.miss(leaves, static, args, kwargs)
+        __eqxjit_entry__ = entry  # noqa: F841
+        try:
+            output = entry.jitted(*entry.flat(self.fun_leaves, leaves))
+            if recompiled:
+                self.check_recompiled(entry)
+            if entry.blocks or entry.unclassified:
+                self.settle(entry, leaves)
+                wait_for(output)
+        except Retrace:
+            output = None
+        except Exception:
+            self.explain(args, kwargs)
+            raise
+        if output is None:
+            return self.miss(leaves, static, args, kwargs)
+        entry.hits += 1
+        if is_worth_specializing(entry, static):
+            specialize(self, entry, args, kwargs, static, leaves, output)
+        return entry.rebuild(output)
+
+    def retrace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serves a warm call in which JAX wants to trace: a new shape, cleared caches, ..."""
+        __tracebackhide__ = True
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            return self.call_unjitted(args, kwargs)
+        leaves, static = self.partition(args, kwargs)
+        return self.miss(leaves, static, args, kwargs)
+
+    def call_unjitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Under `jax.disable_jit`: the function itself, on a copy of its arguments."""
+        __tracebackhide__ = True
+        fun = self.wrapped.fun.combine(self.fun_leaves)
+        args, kwargs = tree_map(_same, (args, kwargs))
+        try:
+            return tree_map(_same, fun(*args, **kwargs))
+        except Exception:
+            self.explain(args, kwargs)
+            raise
+
+    def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
+        """Traces and lowers what a call would run."""
+        __tracebackhide__ = True
+        leaves, static = self.partition(args, kwargs)
+        entry = self.find_or_add(static, args, kwargs)
+        call = Call(entry, self.wrapped.fun, static)
+        try:
+            lowered = self.run(entry.jitted.lower, call, leaves)
+        finally:
+            self.program.keep_if_traced(static.key, entry)
+        return Lowered(self, call, lowered)
+
+    def miss(
+        self,
+        leaves: list[Any],
+        static: StaticHalf,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Traces and compiles what a call needs, then makes it."""
+        __tracebackhide__ = True
+        entry = self.find_or_add(static, args, kwargs)
+        call = Call(entry, self.wrapped.fun, static)
+        try:
+            output = self.run(entry.jitted, call, leaves)
+            if entry.blocks or entry.unclassified:
+                self.settle(entry, leaves)
+                wait_for(output)
+        except Exception:
+            self.explain(args, kwargs)
+            raise
+        finally:
+            self.program.keep_if_traced(static.key, entry)
+        return entry.rebuild(output)
+
+    # --- Parts --------------------------------------------------------------------------------
+
+    def partition(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], StaticHalf]:
+        """The arguments' arrays and static half, or an error that names the bad argument."""
+        try:
+            return partition((args, kwargs))
+        except Exception as error:
+            self.explain_arguments(error, args, kwargs)
+            raise
+
+    def find_or_add(
+        self, static: StaticHalf, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Entry:
+        """The entry for a static half, new where there is none."""
+
+        def make() -> Entry:
+            n_first = len(partition(args[0])[0]) if args else 0
+            donated = self.donated(n_first, static)
+            return Entry(self.program.name, self.wrapped.options, n_first, donated)
+
+        try:
+            return self.program.find_or_add(static.key, make)
+        except Exception as error:
+            self.explain_arguments(error, args, kwargs)
+            raise
+
+    def donated(self, n_first: int, static: StaticHalf) -> tuple[int, ...]:
+        """The positions of the donated arrays among all of a call (see `Entry.flat`)."""
+        n_all = len(self.fun_leaves) + static.n_arrays
+        first = range(n_first) if self.wrapped.options.donates_first else ()
+        rest = range(n_first, n_all) if self.wrapped.options.donates_rest else ()
+        return (*first, *rest)
+
+    def run(self, action: Callable[..., Any], call: Call, leaves: list[Any]) -> Any:
+        """Calls a jitted function, or its `lower`, while JAX may trace it."""
+        __tracebackhide__ = True
+        # Equinox looks for this name on the stack, to tell where the jitted part begins.
+        __equinox_jit_id__ = b"eqxjit"  # noqa: F841
+        # And `_recompiles` for this one: what is compiled here is looked at here.
+        __eqxjit_entry__ = None  # noqa: F841
+        outer, current.call = current.call, call
+        flat = call.entry.flat(self.fun_leaves, leaves)
+        try:
+            if not self.wrapped.options.hides_donation_warning:
+                return action(*flat)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+                return action(*flat)
+        finally:
+            current.call = outer
+            # A program that was traced well and then raised is compiled all the same.
+            if call.traced:
+                self.program.traces += 1
+
+    def settle(self, entry: Entry, leaves: list[Any]) -> None:
+        """Finds out whether the program that has just run can raise."""
+        if entry.unclassified:
+            entry.classify(entry.flat(self.fun_leaves, leaves))
+        specialized = entry.specialized
+        if specialized is not None and specialized.blocks != (entry.blocks or entry.unclassified):
+            self.program.unspecialize(entry)
+
+    def check_recompiled(self, entry: Entry, output: Any = None) -> None:
+        """After some warm call compiled anew: if it was this one, its program is classed anew.
+
+        **Arguments:**
+
+        - `entry`: the entry that was called.
+        - `output`: what must be waited for, where the caller doesn't.
+        """
+        if entry in recompiled:
+            recompiled.discard(entry)
+            if not entry.blocks:
+                entry.unclassified = True
+                self.program.unspecialize(entry)
+                wait_for(output or {})
+
+    def wait(self, entry: Entry, output: Any) -> None:
+        """Waits for a program that can raise, or that isn't known not to."""
+        if entry.unclassified and not holds_tracer(output):
+            # The generic path finds out, the next time.
+            self.program.unspecialize(entry)
+        wait_for(output)
+
+    # --- Errors -------------------------------------------------------------------------------
+
+    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called while an exception is handled: raises a clearer one, if there is one."""
+        __tracebackhide__ = True
+        error = sys.exc_info()[1]
+        assert error is not None
+        clearer = call_error(error, named_arguments(self.wrapped.binding, args, kwargs))
+        if clearer is not None:
+            raise clearer from None
+
+    def explain_arguments(
+        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Raises a clearer error than `error`, if there is one."""
+        __tracebackhide__ = True
+        clearer = argument_error(error, named_arguments(self.wrapped.binding, args, kwargs))
+        if clearer is not None:
+            raise clearer from error

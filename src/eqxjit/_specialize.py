@@ -1,0 +1,223 @@
+"""Makes the specialised call of an entry: assembles its source, compiles it, and verifies it."""
+
+import functools
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from jax.tree_util import tree_flatten
+
+from ._binding import Binding, absent
+from ._compat import is_staging, treedef_rows
+from ._entry import Entry, OutputDescription, Retrace
+from ._partition import StaticHalf
+from ._recompiles import ENTRY_VARIABLE, recompiled
+from ._source import define, indented, wrapped
+from ._static_key import treedef_key
+from ._structure import Node, structure_of
+from ._way_in import WayIn, conditions
+from ._way_out import WayOut
+
+if TYPE_CHECKING:
+    from ._site import Site
+
+#: `EQXJIT_SPECIALIZE=0` leaves all calls to the generic path.
+SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
+
+# Beyond this size the generic path serves: compiling the source would take seconds.
+_MAX_NODES = 40_000
+
+# Larger structures must be called more often before a specialised call is worth its making.
+_NODES_PER_HIT = 2_000
+
+
+class SpecializedCall:
+    """The generated function of one entry, for any wrapper of the entry's function.
+
+    - `source`: its source.
+    - `blocks`: whether it waits for the computation.
+    - `entry`: the entry that it calls.
+    """
+
+    __slots__ = ("_make", "blocks", "entry", "source")
+
+    def __init__(self, source: str, make: Callable[..., Any], entry: Entry, blocks: bool):
+        self.source = source
+        self.blocks = blocks
+        self._make = make
+        self.entry = entry
+
+    def instantiate(self, site: "Site", otherwise: Callable[..., Any]) -> Callable[..., Any]:
+        """The function for one wrapper, which calls `otherwise` if the guards don't hold."""
+        binding = site.wrapped.binding
+        call = self._make(
+            self.entry.jitted,
+            otherwise,
+            binding.receiver(site.retrace),
+            binding.receiver(site.explain),
+            functools.partial(site.wait if self.blocks else site.check_recompiled, self.entry),
+            *site.fun_leaves,
+        )
+        call.__name__, call.__qualname__ = binding.name, binding.qualname
+        return call
+
+
+def is_worth_specializing(entry: Entry, static: StaticHalf) -> bool:
+    """Whether a warm call through the generic path should be the last of its structure."""
+    return (
+        SPECIALIZING
+        and entry.specialized is None
+        and not entry.unspecializable
+        # Under an eager `vmap` or `grad` nothing tells what runs: the generic path waits for it.
+        and (not entry.unclassified or is_staging())
+        and entry.hits >= entry.hits_needed * max(1, len(static.leaves) / _NODES_PER_HIT)
+    )
+
+
+def specialize(
+    site: "Site",
+    entry: Entry,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    static: StaticHalf,
+    leaves: list[Any],
+    output: dict[Any, list[Any]],
+) -> None:
+    """Gives an entry its specialised call, if one can be made that does exactly the same.
+
+    **Arguments:**
+
+    - `site`: the way of the wrapper that was called.
+    - `entry`: the entry that served the call.
+    - `args`, `kwargs`, `static`, `leaves`: the call's arguments, and the two halves of them.
+    - `output`: what JAX returned.
+    """
+    ((token, arrays),) = output.items()
+    description = entry.descriptions.get(token)
+    if description is None or len(treedef_rows(static.treedef)) > _MAX_NODES:
+        entry.unspecializable = True
+        return
+    blocks = entry.blocks or entry.unclassified
+    try:
+        source, make = _generate(site.wrapped.binding, site, entry, static, description, blocks)
+        if _does_the_same(
+            make, site, args, kwargs, entry.flat(site.fun_leaves, leaves), description, arrays
+        ):
+            site.program.specialize(entry, SpecializedCall(source, make, entry, blocks))
+            return
+    except Exception:
+        # Whatever a structure does to defeat code generation, the generic path serves it.
+        pass
+    entry.unspecializable = True
+
+
+def _generate(
+    binding: Binding,
+    site: "Site",
+    entry: Entry,
+    static: StaticHalf,
+    description: OutputDescription,
+    blocks: bool,
+) -> tuple[str, Callable[..., Any]]:
+    """The source of a specialised call, and the function that instantiates it."""
+    names = binding.names()
+    make, call = names.variable("make_call"), names.variable(re.sub(r"\W", "", binding.name) or "f")
+    jitted, otherwise = names.variable("jitted"), names.variable("otherwise")
+    retrace, explain = names.variable("retrace"), names.variable("explain")
+    wait = names.variable("wait" if blocks else "check_recompiled")
+    guards_hold = names.variable("guards_hold")
+    output, token, arrays = (
+        names.variable("output"),
+        names.variable("token"),
+        names.variable("arrays"),
+    )
+    fun_arrays = [names.variable(f"fun_array_{i}") for i in range(len(site.fun_leaves))]
+    missing = names.constant("absent", absent)
+
+    arguments = structure_of(static.treedef, static.leaves)
+    assert isinstance(arguments, Node)
+    args_node, kwargs_node = arguments.children
+    assert isinstance(args_node, Node)
+    assert isinstance(kwargs_node, Node)
+    way_in = WayIn(binding, names, args_node, kwargs_node)
+    way_out = WayOut(names, structure_of(description.treedef, description.leaves), arrays)
+
+    exception = names.constant("Exception", Exception)
+    retrace_signal = names.constant("Retrace", Retrace)
+    expected = names.constant("expected_token", description.token)
+    rebuild = names.constant("rebuild", entry.rebuild_from)
+    forwarded = binding.forwarded()
+    n_first = way_in.n_first
+    passed = [*way_in.arrays[:n_first], *fun_arrays, *way_in.arrays[n_first:]]
+
+    lines = [
+        *wrapped(f"def {make}(", [jitted, otherwise, retrace, explain, wait, *fun_arrays], "):"),
+        *indented(way_in.helpers),
+        f"    def {call}({binding.header(missing)}):",
+    ]
+    body: list[str] = []
+    if any(not guard[0].startswith("#") for guard in way_in.guards):
+        body += ["try:", f"    {guards_hold} = (", *indented(conditions(way_in.guards), 2), "    )"]
+        body += [f"except {exception}:", f"    {guards_hold} = False"]
+        body += [f"if not {guards_hold}:", f"    return {otherwise}({forwarded})"]
+    body += ["try:", *indented(wrapped(f"{output} = {jitted}(", passed, ")"))]
+    if blocks:
+        body += [f"    {wait}({output})"]
+    else:
+        pending = names.constant("recompiled", recompiled)
+        body += [f"    if {pending}:", f"        {wait}({output})"]
+    body += [
+        f"except {retrace_signal}:",
+        "    pass  # JAX wants to trace: the miss path lets it.",
+        f"except {exception}:",
+        f"    {explain}({forwarded})",
+        "    raise",
+        "else:",
+        f"    {token}, {arrays} = {output}.popitem()",
+        f"    if {token} is not {expected}:",
+        f"        return {rebuild}({token}, {arrays})",
+        *indented(way_out.lines),
+        f"    return {way_out.result}",
+        f"return {retrace}({forwarded})",
+    ]
+    lines += indented(body, 2)
+    lines.append(f"    return {call}")
+    source = "\n".join(lines) + "\n"
+    namespace = names.namespace | {ENTRY_VARIABLE: entry}
+    return source, define(make, binding.name, source, namespace)
+
+
+def _does_the_same(
+    make: Callable[..., Any],
+    site: "Site",
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    flat: list[Any],
+    description: OutputDescription,
+    arrays: list[Any],
+) -> bool:
+    """Whether a generated call passes on the very arrays that JAX's registry finds, and rebuilds
+    the very output that it would: tried on the values at hand, with the jitted function replaced.
+    """
+    passed: list[Any] = []
+
+    def jitted(*given: Any) -> dict[Any, list[Any]]:
+        passed.extend(given)
+        return {description.token: list(arrays)}
+
+    def fail(*_args: Any, **_kwargs: Any) -> Any:
+        raise AssertionError
+
+    trial = make(jitted, fail, fail, fail, lambda _output: None, *site.fun_leaves)
+    rebuilt_leaves, rebuilt_treedef = tree_flatten(trial(*args, **kwargs))
+    expected_leaves, expected_treedef = tree_flatten(description.rebuild(arrays))
+    return (
+        _identical(passed, flat)
+        and _identical(rebuilt_leaves, expected_leaves)
+        and treedef_key(rebuilt_treedef) == treedef_key(expected_treedef)
+    )
+
+
+def _identical(ours: list[Any], theirs: list[Any]) -> bool:
+    return len(ours) == len(theirs) and all(a is b for a, b in zip(ours, theirs, strict=True))

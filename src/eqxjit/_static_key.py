@@ -1,0 +1,265 @@
+"""The typed static key: a hashable stand-in for the static half of a call.
+
+Two static values have equal keys exactly if a program compiled for one may serve the other. Unlike
+`==`, which `equinox.filter_jit` compares with, the key tells `1` from `True` and `1.0`, and `0.0`
+from `-0.0`, also inside builtin containers and inside dataclasses with a generated `__eq__`; and
+NaN equals NaN. Containers are copied into the key, so that a later change of theirs is seen. For
+all other values their type and their own `==` and `hash` decide.
+"""
+
+import collections
+import dataclasses
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, cast
+
+import equinox as eqx
+import numpy as np
+from jax.tree_util import tree_flatten
+
+from ._compat import PyTreeDef, treedef_rows
+
+
+class _ByEquality:
+    """An unhashable value, compared by its own `==` and hashed by its type alone."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not _ByEquality or type(self.value) is not type(other.value):
+            return False
+        return self.value is other.value or bool(self.value == other.value)
+
+
+class _ByIdentity:
+    """A value that equals itself alone, whatever its `==` says."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _ByIdentity and self.value is other.value
+
+
+def static_key(value: Any) -> Hashable:
+    """The typed static key of one value.
+
+    **Arguments:**
+
+    - `value`: any object.
+
+    **Returns:**
+
+    A hashable object. Objects that compare by identity are referred to weakly where that is
+    possible, so that a key doesn't keep them alive.
+
+    **Raises:**
+
+    Whatever the `__hash__` or the `__eq__` of a user's class raises.
+    """
+    kind = type(value)
+    make_key = _KEY_BY_TYPE.get(kind)
+    if make_key is None:
+        return _key_by_class(kind, value)
+    return make_key(value)
+
+
+def treedef_key(treedef: PyTreeDef) -> Hashable:
+    """The typed static key of a structure: its nodes, with the typed keys of their metadata."""
+    return tuple(
+        [
+            (kind, arity, custom, None if data is None else static_key(data))
+            for kind, arity, data, custom in treedef_rows(treedef)
+        ]
+    )
+
+
+def _atom_key(value: Any) -> Hashable:
+    return (type(value), value)
+
+
+def _float_key(value: float) -> Hashable:
+    # Zeros are told apart by their sign, and NaN, which doesn't equal itself, by its name.
+    return (float, value if value and value == value else repr(value))
+
+
+def _complex_key(value: complex) -> Hashable:
+    return (complex, _float_key(value.real), _float_key(value.imag))
+
+
+def _sequence_key(value: Iterable[Any]) -> Hashable:
+    return (type(value), tuple([static_key(element) for element in value]))
+
+
+def _set_key(value: Iterable[Any]) -> Hashable:
+    return (type(value), frozenset([static_key(element) for element in value]))
+
+
+def _item_keys(value: dict[Any, Any]) -> list[tuple[Hashable, Hashable]]:
+    return [(static_key(key), static_key(element)) for key, element in value.items()]
+
+
+def _dict_key(value: dict[Any, Any]) -> Hashable:
+    # As for `==`, the order of insertion doesn't matter.
+    return (type(value), frozenset(_item_keys(value)))
+
+
+def _ordered_dict_key(value: dict[Any, Any]) -> Hashable:
+    return (type(value), tuple(_item_keys(value)))
+
+
+def _bytearray_key(value: bytearray) -> Hashable:
+    return (bytearray, bytes(value))
+
+
+def _slice_key(value: slice) -> Hashable:
+    return (slice, static_key(value.start), static_key(value.stop), static_key(value.step))
+
+
+def _method_key(value: types.MethodType) -> Hashable:
+    # Methods compare their `__self__` by identity.
+    owner = value.__self__
+    return (types.MethodType, static_key(value.__func__), _identity_key(owner))
+
+
+def _numpy_key(value: np.ndarray | np.generic) -> Hashable:
+    if value.dtype.hasobject:
+        return (type(value), _ByEquality(value))
+    return (type(value), value.dtype, value.shape, value.tobytes())
+
+
+def _module_key(value: eqx.Module) -> Hashable:
+    leaves, treedef = tree_flatten(value)
+    return (type(value), treedef_key(treedef), _sequence_key(leaves))
+
+
+def _identity_key(value: Any) -> Hashable:
+    kind = type(value)
+    if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
+        try:
+            # Equal while alive if the referents are, that is, by identity.
+            return (kind, weakref.ref(value))
+        except TypeError:
+            pass
+    return (kind, _ByIdentity(value))
+
+
+def _opaque_key(value: Any) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return (type(value), _ByEquality(value))
+    return (type(value), value)
+
+
+_KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
+    type(None): _atom_key,
+    bool: _atom_key,
+    int: _atom_key,
+    str: _atom_key,
+    bytes: _atom_key,
+    float: _float_key,
+    complex: _complex_key,
+    tuple: _sequence_key,
+    list: _sequence_key,
+    set: _set_key,
+    frozenset: _set_key,
+    dict: _dict_key,
+    collections.defaultdict: _dict_key,
+    collections.deque: _sequence_key,
+    bytearray: _bytearray_key,
+    collections.OrderedDict: _ordered_dict_key,
+    slice: _slice_key,
+    types.MethodType: _method_key,
+    np.ndarray: _numpy_key,
+    cast(type, PyTreeDef): treedef_key,
+}
+
+# A subclass that keeps its base's `==` is looked into as its base is.
+_KEY_BY_EQUALITY: list[tuple[type, Callable[[Any], Hashable]]] = [
+    (tuple, _sequence_key),
+    (list, _sequence_key),
+    (collections.OrderedDict, _ordered_dict_key),
+    (dict, _dict_key),
+    (set, _set_key),
+    (frozenset, _set_key),
+    (np.generic, _numpy_key),
+    (eqx.Module, _module_key),
+]
+
+
+def _key_by_class(kind: type, value: Any) -> Hashable:
+    make_key = _make_key_of_class(kind)
+    if make_key is not None:
+        return make_key(value)
+    compared = _compared_fields(kind)
+    if compared is not None:
+        return (kind, tuple([static_key(getattr(value, name)) for name in compared]))
+    return _opaque_key(value)
+
+
+def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:
+    """How a class's `==` asks for its keys to be made; None where only its fields can tell."""
+    if kind.__eq__ is object.__eq__:
+        return _identity_key
+    for base, make_key in _KEY_BY_EQUALITY:
+        if issubclass(kind, base):
+            # NumPy's scalars compare with other types: that is no reason not to look into them.
+            return make_key if base is np.generic or kind.__eq__ is base.__eq__ else _opaque_key
+    return None
+
+
+def _compared_fields(kind: type) -> list[str] | None:
+    """The fields that a dataclass's `__eq__` compares; None where that isn't the generated one."""
+    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+    parameters = vars(owner).get("__dataclass_params__")
+    equality = vars(owner)["__eq__"]
+    # `dataclasses` compiles its methods from strings, and leaves a user's own `__eq__` alone.
+    generated = isinstance(equality, types.FunctionType) and (
+        equality.__code__.co_filename == "<string>"
+    )
+    if parameters is None or not parameters.eq or not generated:
+        return None
+    return [field.name for field in dataclasses.fields(owner) if field.compare]
+
+
+def identity_suffices(value: Any) -> bool:
+    """Whether a value's typed key can't change while it is the same object."""
+    kind = type(value)
+    if kind is tuple or kind is frozenset:
+        return all(identity_suffices(element) for element in value)
+    if kind in _KEY_BY_TYPE:
+        return kind in (str, bytes, int, float, complex, bool, type(None))
+    return kind.__eq__ is object.__eq__
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether nothing but a value's type and its own `==` and `hash` decide."""
+    kind = type(value)
+    if kind in _KEY_BY_TYPE:
+        return False
+    make_key = _make_key_of_class(kind)
+    if make_key is None:
+        return _compared_fields(kind) is None
+    return make_key is _opaque_key
+
+
+def is_same_opaque(value: Any, expected: Any, expected_hash: int) -> bool:
+    """Whether an opaque value is the expected one, as for a dict keyed by type and value."""
+    return (
+        type(value) is type(expected)
+        and hash(value) == expected_hash
+        and (value is expected or bool(value == expected))
+    )

@@ -1,0 +1,173 @@
+"""The static half of a call as a tree of nodes, for the code generators to walk."""
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import equinox as eqx
+
+from ._compat import MISSING, PyTreeDef
+from ._partition import DYNAMIC
+from ._static_key import static_key
+
+# From this many equal items on, generated code loops over them.
+SHORTEST_RUN = 4
+
+# Deeper structures are left to the generic path, which recurses in C++.
+MAX_DEPTH = 100
+
+
+class TooDeep(Exception):
+    """A structure that generated code would not be generated for."""
+
+
+class Leaf:
+    """A leaf: `value` is a static value, or `DYNAMIC` for an array."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    @property
+    def is_dynamic(self) -> bool:
+        return self.value is DYNAMIC
+
+
+class Node:
+    """An inner node: what JAX's registry splits an object of class `kind` into.
+
+    - `kind`: the class of the object; `NoneType` for `None`.
+    - `data`: the metadata of the node, as JAX's registry has it.
+    - `children`: the nodes and leaves below.
+    """
+
+    __slots__ = ("children", "data", "kind")
+
+    def __init__(self, kind: type, data: Any, children: list["Node | Leaf"]):
+        self.kind = kind
+        self.data = data
+        self.children = children
+
+
+def structure_of(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Node | Leaf:
+    """The nodes of a treedef, with these leaves.
+
+    **Raises:**
+
+    - `TooDeep`, beyond `MAX_DEPTH`.
+    """
+    return _structure_of(treedef, iter(leaves), 0)
+
+
+def _structure_of(treedef: PyTreeDef, leaves: Iterator[Any], depth: int) -> Node | Leaf:
+    if depth > MAX_DEPTH:
+        raise TooDeep
+    data = treedef.node_data()
+    if data is None:
+        return Leaf(next(leaves))
+    children = [_structure_of(child, leaves, depth + 1) for child in treedef.children()]
+    return Node(data[0], data[1], children)
+
+
+def input_signature(node: Node | Leaf) -> Hashable:
+    """Equal for structures whose typed static keys are equal."""
+    if isinstance(node, Leaf):
+        return DYNAMIC if node.is_dynamic else static_key(node.value)
+    children = tuple([input_signature(child) for child in node.children])
+    return (node.kind, static_key(node.data), children)
+
+
+def output_signature(node: Node | Leaf) -> Hashable:
+    """Equal for structures that hold the very same static objects."""
+    if isinstance(node, Leaf):
+        return DYNAMIC if node.is_dynamic else id(node.value)
+    layout = module_layout(node)
+    if layout is not None:
+        data: Hashable = tuple([id(value) for _, value in layout.static])
+    elif node.kind is dict:
+        data = static_key(node.data)
+    else:
+        data = id(node.data)
+    return (node.kind, data, tuple([output_signature(child) for child in node.children]))
+
+
+def n_arrays(node: Node | Leaf) -> int:
+    """How many arrays there are below a node."""
+    if isinstance(node, Leaf):
+        return int(node.is_dynamic)
+    return sum(n_arrays(child) for child in node.children)
+
+
+def runs(
+    children: list[Node | Leaf], signature: Callable[[Node | Leaf], Hashable]
+) -> Iterator[tuple[int, list[Node | Leaf]]]:
+    """Splits the items of a sequence where their signatures differ: each run with its start.
+
+    Short runs come item by item: only from `SHORTEST_RUN` items on a loop is worth its while.
+    """
+    if len(children) < SHORTEST_RUN:
+        yield from ((index, [child]) for index, child in enumerate(children))
+        return
+    start = 0
+    for _, group in itertools.groupby(children, signature):
+        run = list(group)
+        if len(run) >= SHORTEST_RUN and n_arrays(run[0]):
+            yield start, run
+        else:
+            yield from ((start + index, [child]) for index, child in enumerate(run))
+        start += len(run)
+
+
+class ModuleLayout:
+    """Where an `equinox.Module` keeps what its registered flatten hands out.
+
+    - `dynamic`: the names of its fields, in the order of the node's children.
+    - `static`: the names of its static fields, each with its value.
+    """
+
+    __slots__ = ("dynamic", "static")
+
+    def __init__(self, dynamic: tuple[str, ...], static: tuple[tuple[str, Any], ...]):
+        self.dynamic = dynamic
+        self.static = static
+
+
+def module_layout(node: Node) -> ModuleLayout | None:
+    """The layout of a Module that has its fields, no others, and keeps them as Equinox does.
+
+    None for all other nodes: those go through JAX's registry.
+    """
+    cls = node.kind
+    if not issubclass(cls, eqx.Module) or not _keeps_fields_plainly(cls):
+        return None
+    fields = dataclasses.fields(cls)
+    static_names = [field.name for field in fields if field.metadata.get("static", False)]
+    dynamic_names = [field.name for field in fields if field.name not in static_names]
+    if not isinstance(node.data, tuple) or len(node.data) != 1 + len(static_names):
+        return None
+    wrapper_fields, *static_values = node.data
+    if wrapper_fields is not MISSING or any(value is MISSING for value in static_values):
+        return None
+    if len(node.children) != len(dynamic_names):
+        return None
+    if any(isinstance(child, Node) and child.kind is type(MISSING) for child in node.children):
+        return None
+    return ModuleLayout(tuple(dynamic_names), tuple(zip(static_names, static_values, strict=True)))
+
+
+def _keeps_fields_plainly(cls: type) -> bool:
+    """Whether reading and writing an instance's `__dict__` is reading and writing its fields."""
+    if cls.__getattribute__ is not eqx.Module.__getattribute__:
+        return False
+    if inspect.getattr_static(cls, "__dict__") is not inspect.getattr_static(
+        eqx.Module, "__dict__"
+    ):
+        return False
+    # A property of the same name would be what `setattr` writes to.
+    return not any(
+        hasattr(inspect.getattr_static(cls, field.name, None), "__set__")
+        for field in dataclasses.fields(cls)
+    )

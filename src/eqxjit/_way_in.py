@@ -1,0 +1,365 @@
+"""Generates the way into a specialised call: guards on the arguments, and their arrays.
+
+The guards hold exactly if the arguments have the typed static key that the call was generated for.
+They read each field, item and static value anew on every call, and remember nothing by identity.
+"""
+
+import collections
+from collections.abc import Hashable
+from typing import Any
+
+from jax.tree_util import default_registry
+
+from ._binding import (
+    KEYWORD_ONLY,
+    POSITIONAL_ONLY,
+    POSITIONAL_OR_KEYWORD,
+    VAR_KEYWORD,
+    VAR_POSITIONAL,
+    Binding,
+    absent,
+)
+from ._compat import ArrayImpl, fields_of
+from ._constants import Constants
+from ._partition import is_array_leaf
+from ._source import indented, wrapped
+from ._static_key import identity_suffices, is_opaque, is_same_opaque, static_key
+from ._structure import Leaf, Node, input_signature, module_layout, n_arrays, runs
+
+# A longer one is broken at its `or`.
+_LONGEST_CONDITION = 72
+
+# Small integers are single objects in CPython, as `True` and `None` are.
+_SINGLETON_INTEGERS = range(-5, 257)
+
+
+class WayIn:
+    """The source of the guards, and of the arrays, of a call's arguments.
+
+    - `guards`: the conditions, each as its alternatives (joined by `or`), and comments.
+    - `arrays`: the flat arrays, as arguments of the jitted function; the first `n_first` of these
+        are the first positional argument's.
+    - `helpers`: functions that the guards call.
+    """
+
+    __slots__ = ("_names", "_readers", "arrays", "guards", "helpers", "n_first")
+
+    def __init__(self, binding: Binding, names: Constants, args: Node, kwargs: Node):
+        self._names = names
+        self.guards: list[tuple[str, ...]] = []
+        self.arrays: list[str] = []
+        self.n_first = 0
+        self.helpers: list[str] = []
+        #: The helpers that read runs of equal items, by the signature of an item.
+        self._readers: dict[Hashable, str] = {}
+        self._read_arguments(
+            binding, args.children, dict(zip(kwargs.data, kwargs.children, strict=True))
+        )
+
+    def _read_arguments(
+        self, binding: Binding, args: list[Node | Leaf], kwargs: dict[str, Node | Leaf]
+    ) -> None:
+        # Arrays come in the order of `(args, kwargs)`, that is, keyword arguments sorted by name.
+        by_keyword: dict[str, list[str]] = {}
+        kwargs = dict(kwargs)
+        for index, parameter in enumerate(binding.parameters):
+            name, kind = parameter.name, parameter.kind
+            if kind in (POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD) and index < len(args):
+                self._read_positional(index, name, args[index], name)
+            elif kind in (POSITIONAL_OR_KEYWORD, KEYWORD_ONLY) and name in kwargs:
+                arrays = by_keyword[name] = []
+                self._read_argument(name, kwargs.pop(name), name, arrays)
+            elif kind == VAR_POSITIONAL:
+                extra = args[index:]
+                self._comment(f"*{name}: {len(extra)} given")
+                self._guard(f"{self._builtin(len)}({name}) == {len(extra)}")
+                for position, node in enumerate(extra):
+                    self._read_positional(
+                        index + position, f"{name}[{position}]", node, f"{name}_{position}"
+                    )
+            elif kind == VAR_KEYWORD:
+                self._comment(f"**{name}: {len(kwargs)} given")
+                self._guard(f"{self._builtin(len)}({name}) == {len(kwargs)}")
+                for key, node in kwargs.items():
+                    arrays = by_keyword[key] = []
+                    self._read_argument(f"{name}[{key!r}]", node, f"{name}_{key}", arrays)
+            else:
+                self._comment(f"{name}: left out")
+                self._guard(f"{name} is {self._names.constant('absent', absent)}")
+        for key in sorted(by_keyword):
+            self.arrays += by_keyword[key]
+
+    def _read_positional(self, index: int, source: str, node: Node | Leaf, wish: str) -> None:
+        self._read_argument(source, node, wish, self.arrays)
+        if index == 0:
+            self.n_first = len(self.arrays)
+
+    def _read_argument(self, source: str, node: Node | Leaf, wish: str, arrays: list[str]) -> None:
+        at = len(self.guards)
+        self._read(node, source, wish, arrays)
+        self.guards.insert(at, (f"# {source}: {_describe(node)}",))
+
+    # --- One node -----------------------------------------------------------------------------
+
+    def _read(self, node: Node | Leaf, source: str, wish: str, arrays: list[str]) -> None:
+        """Guards the object that the expression `source` gives, and collects its arrays."""
+        if isinstance(node, Leaf):
+            if node.is_dynamic:
+                arrays.append(self._read_array(source, wish))
+            else:
+                self._guard(*self._static_guard(source, node.value, wish))
+        elif node.kind is type(None):
+            self._guard(f"{source} is None")
+        elif node.kind is tuple or node.kind is list or _is_plain_namedtuple(node.kind):
+            self._read_sequence(node, source, wish, arrays)
+        elif node.kind is dict:
+            self._read_dict(node, node.data, source, wish, arrays)
+        elif node.kind is collections.OrderedDict:
+            self._read_ordered_dict(node, source, wish, arrays)
+        else:
+            layout = module_layout(node)
+            if layout is not None:
+                self._read_module(node, layout, source, wish, arrays)
+            else:
+                self._read_registered(node, source, wish, arrays)
+
+    def _read_array(self, source: str, wish: str) -> str:
+        name, first_use = self._named(source, wish)
+        array, is_array = self._array_checks()
+        self._guard(f"{self._builtin(type)}({first_use}) is {array}", f"{is_array}({name})")
+        return name
+
+    def _read_sequence(self, node: Node, source: str, wish: str, arrays: list[str]) -> None:
+        name = self._guard_type(node, source, wish)
+        self._guard(f"{self._builtin(len)}({name}) == {len(node.children)}")
+        labels = getattr(node.kind, "_fields", range(len(node.children)))
+        for start, run in runs(node.children, input_signature):
+            if len(run) == 1:
+                self._read(run[0], f"{name}[{start}]", f"{wish}_{labels[start]}", arrays)
+                continue
+            items = name
+            if len(run) < len(node.children):
+                items = f"{name}[{start}:{start + len(run)}]"
+            if isinstance(run[0], Leaf):
+                self._read_array_run(items, wish, arrays)
+            else:
+                self._read_run(run, items, wish, arrays)
+
+    def _read_array_run(self, items: str, wish: str, arrays: list[str]) -> None:
+        name, first_use = self._named(items, f"{wish}_arrays")
+        only_arrays = self._names.constant("only_arrays", _ONLY_ARRAYS)
+        _, is_array = self._array_checks()
+        mapped = self._builtin(map)
+        self._guard(
+            f"{{*{mapped}({self._builtin(type)}, {first_use})}} == {only_arrays}",
+            f"{self._builtin(all)}({mapped}({is_array}, {name}))",
+        )
+        arrays.append(f"*{name}")
+
+    def _read_run(self, run: list[Node | Leaf], items: str, wish: str, arrays: list[str]) -> None:
+        """Equal items are read in a loop, in a function that serves all runs of such items."""
+        signature = input_signature(run[0])
+        read = self._readers.get(signature)
+        if read is None:
+            read = self._readers[signature] = self._define_reader(run[0])
+        found = self._names.variable(f"{wish}_arrays")
+        self._guard(f"({found} := {read}({items})) is not None")
+        arrays.append(f"*{found}")
+
+    def _define_reader(self, node: Node | Leaf) -> str:
+        assert isinstance(node, Node)
+        names = self._names
+        kind = node.kind.__name__
+        read, items = names.variable(f"read_{kind}_items"), names.variable("items")
+        item, found = names.variable(f"{kind}_item".lower()), names.variable("found")
+        outer_guards, self.guards = self.guards, []
+        item_arrays: list[str] = []
+        self._read(node, item, item, item_arrays)
+        guards, self.guards = self.guards, outer_guards
+        self.helpers += [
+            f"def {read}({items}):",
+            f"    # Each: {_describe(node)}",
+            f"    {found} = []",
+            f"    for {item} in {items}:",
+            "        if not (",
+            *indented(conditions(guards), 3),
+            "        ):",
+            "            return None",
+            *indented(wrapped(f"{found} += (", item_arrays, ")"), 2),
+            f"    return {found}",
+            "",
+        ]
+        return read
+
+    def _read_dict(
+        self, node: Node, keys: list[Any], source: str, wish: str, arrays: list[str]
+    ) -> None:
+        name = self._guard_type(node, source, wish)
+        self._guard(f"{self._builtin(len)}({name}) == {len(keys)}")
+        key_types = {type(key) for key in keys}
+        if len(key_types) == 1 and key_types <= {str, bytes, int}:
+            # Of one type, keys that are equal are the same: each is looked up below.
+            expected = self._names.constant(f"{wish}_key_types", key_types)
+            mapped = f"{self._builtin(map)}({self._builtin(type)}, {name})"
+            self._guard(f"{{*{mapped}}} == {expected}")
+        elif keys:
+            key = self._names.constant(f"{wish}_keys_key", static_key(frozenset(keys)))
+            self._guard(f"{self._static_key()}({self._builtin(frozenset)}({name})) == {key}")
+        self._read_items(node, keys, name, wish, arrays)
+
+    def _read_ordered_dict(self, node: Node, source: str, wish: str, arrays: list[str]) -> None:
+        name = self._guard_type(node, source, wish)
+        key = self._names.constant(f"{wish}_keys_key", static_key(tuple(node.data)))
+        self._guard(f"{self._static_key()}({self._builtin(tuple)}({name})) == {key}")
+        self._read_items(node, node.data, name, wish, arrays)
+
+    def _read_items(self, node: Node, keys: Any, name: str, wish: str, arrays: list[str]) -> None:
+        for key, child in zip(keys, node.children, strict=True):
+            if type(key) in (str, int):
+                source = f"{name}[{key!r}]"
+            else:
+                source = f"{name}[{self._names.constant(f'{wish}_key', key)}]"
+            self._read(child, source, f"{wish}_{key}", arrays)
+
+    def _read_module(
+        self, node: Node, layout: Any, source: str, wish: str, arrays: list[str]
+    ) -> None:
+        name = self._guard_type(node, source, wish)
+        fields = self._names.variable(f"{wish}_fields")
+        n_fields = len(layout.dynamic) + len(layout.static)
+        read = self._names.constant("fields_of", fields_of)
+        self._guard(f"{self._builtin(len)}({fields} := {read}({name})) == {n_fields}")
+        for field, value in layout.static:
+            self._guard(*self._static_guard(f"{fields}[{field!r}]", value, f"{wish}_{field}"))
+        for field, child in zip(layout.dynamic, node.children, strict=True):
+            self._read(child, f"{fields}[{field!r}]", f"{wish}_{field}", arrays)
+
+    def _read_registered(self, node: Node, source: str, wish: str, arrays: list[str]) -> None:
+        """Any other node goes through JAX's registry, one level deep."""
+        name = self._guard_type(node, source, wish)
+        parts = self._names.variable(f"{wish}_parts")
+        children = self._names.variable(f"{wish}_children")
+        one_level = self._names.constant("flatten_one_level", default_registry.flatten_one_level)
+        key = self._names.constant(f"{wish}_data_key", static_key(node.data))
+        self._guard(f"{self._static_key()}(({parts} := {one_level}({name}))[1]) == {key}")
+        self._guard(
+            f"{self._builtin(len)}({children} := {self._builtin(tuple)}({parts}[0]))"
+            f" == {len(node.children)}"
+        )
+        for index, child in enumerate(node.children):
+            self._read(child, f"{children}[{index}]", f"{wish}_{index}", arrays)
+
+    # --- Parts of conditions ------------------------------------------------------------------
+
+    def _static_guard(self, source: str, value: Any, wish: str) -> tuple[str, ...]:
+        """A condition that holds exactly for values of the typed static key of `value`."""
+        if value is None or value is True or value is False:
+            return (f"{source} is {value}",)
+        kind = type(value)
+        if kind is int and value in _SINGLETON_INTEGERS:
+            return (f"{source} is {self._names.constant(f'int_{value}', value)}",)
+        constant = self._names.constant(wish, value)
+        if kind.__eq__ is object.__eq__:
+            return (f"{source} is {constant}",)
+        if is_opaque(value) and kind.__hash__ is not None:
+            # Its hash tells that it was changed in place, as it does in the table.
+            same = self._names.constant("is_same_opaque", is_same_opaque)
+            return (f"{same}({source}, {constant}, {hash(value)})",)
+        if not identity_suffices(value):
+            key = self._names.constant(f"{wish}_key", static_key(value))
+            return (f"{self._static_key()}({source}) == {key}",)
+        # Mostly it is the same object: outputs are rebuilt with the static values of their trace.
+        name, first_use = self._named(source, wish)
+        identical = f"({first_use}) is {constant}" if name != source else f"{name} is {constant}"
+        of_kind = f"{self._builtin(type)}({name}) is {self._builtin(kind)}"
+        if kind in (int, str, bytes) or (kind is float and value and value == value):
+            return (identical, f"{of_kind}\nand {name} == {constant}")
+        if kind is tuple and {*map(type, value)} in ({int}, {str}):
+            elements = f"{{*{self._builtin(map)}({self._builtin(type)}, {name})}}"
+            of_elements = f"{elements} == {{{self._builtin(type(value[0]))}}}"
+            return (identical, f"{of_kind}\nand {name} == {constant}\nand {of_elements}")
+        key = self._names.constant(f"{wish}_key", static_key(value))
+        return (identical, f"{self._static_key()}({name}) == {key}")
+
+    def _guard_type(self, node: Node, source: str, wish: str) -> str:
+        name, first_use = self._named(source, wish)
+        kind = self._names.constant(node.kind.__name__, node.kind)
+        self._guard(f"{self._builtin(type)}({first_use}) is {kind}")
+        return name
+
+    def _named(self, source: str, wish: str) -> tuple[str, str]:
+        """A variable that holds what an expression gives, and the expression at its first use."""
+        if source.isidentifier():
+            return source, source
+        name = self._names.variable(wish)
+        return name, f"{name} := {source}"
+
+    def _guard(self, *alternatives: str) -> None:
+        self.guards.append(alternatives)
+
+    def _comment(self, text: str) -> None:
+        self.guards.append((f"# {text}",))
+
+    def _builtin(self, value: Any) -> str:
+        # A constant, since a parameter may have the name of a builtin.
+        return self._names.constant(value.__name__, value)
+
+    def _static_key(self) -> str:
+        return self._names.constant("static_key", static_key)
+
+    def _array_checks(self) -> tuple[str, str]:
+        return (
+            self._names.constant("Array", ArrayImpl),
+            self._names.constant("is_array", _is_array_leaf),
+        )
+
+
+_ONLY_ARRAYS = {ArrayImpl}
+
+
+def _is_array_leaf(value: Any) -> bool:
+    """Whether a value is an array, and not a node that some registry made of an array type."""
+    return is_array_leaf(value) and default_registry.flatten_one_level(value) is None
+
+
+def _is_plain_namedtuple(kind: type) -> bool:
+    return (
+        issubclass(kind, tuple)
+        and hasattr(kind, "_fields")
+        and kind.__getitem__ is tuple.__getitem__
+        and kind.__len__ is tuple.__len__
+    )
+
+
+def conditions(guards: list[tuple[str, ...]]) -> list[str]:
+    """Guards and comments as the lines of one condition."""
+    lines: list[str] = []
+    joined = ""
+    for alternatives in guards:
+        if alternatives[0].startswith("#"):
+            lines.append(alternatives[0])
+            continue
+        if len(alternatives) == 1:
+            lines.append(joined + alternatives[0])
+        else:
+            first, *others = alternatives
+            on_one_line = f"{joined}({' or '.join(alternatives)})".replace("\n", " ")
+            if len(on_one_line) <= _LONGEST_CONDITION:
+                lines.append(on_one_line)
+            else:
+                broken = [first, *[f"or {other}" for other in others]]
+                lines += [f"{joined}(", *indented("\n".join(broken).split("\n")), ")"]
+        joined = "and "
+    return lines
+
+
+def _describe(node: Node | Leaf) -> str:
+    if isinstance(node, Leaf):
+        if node.is_dynamic:
+            return "an array"
+        text = " ".join(repr(node.value).split())
+        return f"static, {text if len(text) <= 60 else text[:57] + '...'}"
+    if node.kind is type(None):
+        return "static, None"
+    count = n_arrays(node)
+    return f"{node.kind.__name__} with {count} array{'' if count == 1 else 's'}"

@@ -1,0 +1,286 @@
+"""`filter_jit`, and the callable pytree that it returns."""
+
+import copy
+import functools
+import importlib
+import inspect
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast, overload
+
+import equinox as eqx
+from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
+
+from ._lower import Lowered
+from ._options import DEFAULT_MAXSIZE, Donate, Options, check_options
+from ._program import CacheInfo
+from ._site import Site
+from ._wrapped import WrappedFunction, wrap_function
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class JitWrapper:
+    """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
+
+    # CPython calls what the slot holds, with no frame of ours in between.
+    __slots__ = (
+        "__call__",
+        "__dict__",
+        "__isabstractmethod__",
+        "__weakref__",
+        "_leaves",
+        "_site",
+        "_wrapped",
+    )
+
+    def __init__(self, wrapped: WrappedFunction, leaves: tuple[Any, ...]):
+        self.__dict__ = dict(wrapped.attributes)
+        self._wrapped = wrapped
+        self._leaves = leaves
+        self._site = Site(wrapped, leaves, self)
+        # Linked to specialised calls by its first call: many copies are never called.
+        self.__call__ = self._site.first_call
+
+    # Not properties, since `inspect` would find those on the class, too.
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":
+            return self._wrapped.fun.combine(self._leaves)
+        if name == "__isabstractmethod__":
+            return getattr(self.__wrapped__, name, False)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else BoundJitWrapper(self, instance)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces and lowers the function for these arguments, without running it.
+
+        **Arguments:**
+
+        - `*args`, `**kwargs`: as for a call.
+
+        **Returns:**
+
+        A `Lowered`, with `as_text()`, `lowered` (JAX's own) and `compile()`.
+        """
+        return self._site.receive(self._site.lower, args, kwargs)
+
+    def cache_info(self) -> CacheInfo:
+        """What is compiled: `CacheInfo(entries, traces, maxsize)`.
+
+        !!! example
+
+            ```python
+            >>> import jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> f = filter_jit(lambda x, n: x * n)
+            >>> _ = f(jnp.ones(2), 3), f(jnp.ones(2), 3), f(jnp.ones(2), 4), f(jnp.ones(5), 4)
+            >>> f.cache_info()
+            CacheInfo(entries=2, traces=3, maxsize=1024)
+
+            ```
+        """
+        return self._wrapped.program.info()
+
+    def clear_cache(self) -> None:
+        """Forgets all that was compiled for this function under these options."""
+        self._wrapped.program.clear()
+
+    def specialized_source(self) -> str | None:
+        """The source of the latest specialised call: what runs when this function is called warm.
+
+        **Returns:**
+
+        Python source, or `None` as long as no structure was called often enough (a second time) or
+        none is one that a specialised call can be made for.
+        """
+        specialized = self._wrapped.program.specialized
+        return specialized[0].source if specialized else None
+
+    def __repr__(self) -> str:
+        wrapped = self.__wrapped__
+        name = self._wrapped.binding.qualname if inspect.isroutine(wrapped) else repr(wrapped)
+        donate = self._wrapped.options.donate
+        return f"filter_jit({name})" if donate == "none" else f"filter_jit({name}, {donate=})"
+
+    def __eq__(self, other: object) -> Any:
+        return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self._wrapped, self._leaves))
+
+    def __copy__(self) -> "JitWrapper":
+        return JitWrapper(self._wrapped, self._leaves)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "JitWrapper":
+        # The static half stays as it is, and with it what is compiled for it.
+        return JitWrapper(self._wrapped, copy.deepcopy(self._leaves, memo))
+
+    def __reduce__(self) -> Any:
+        # A decorated function is what its module calls by its name: pickled by that name, as the
+        # function below can't be found there. So is a copy of it, made by flattening.
+        module, qualname = self.__dict__.get("__module__", ""), self._wrapped.binding.qualname
+        try:
+            found = _named(module, qualname)
+        except (ImportError, ValueError, AttributeError):
+            found = None
+        by_name = isinstance(found, JitWrapper) and found._wrapped == self._wrapped
+        # Cloudpickle exists to take along, by value, what `__main__` holds.
+        pickler = sys._getframe(1).f_globals.get("__name__", "")
+        if by_name and not (module == "__main__" and "cloudpickle" in pickler):
+            return _named, (module, qualname)
+        return _wrap, (self.__wrapped__, self._wrapped.options)
+
+
+def _named(module: str, qualname: str) -> Any:
+    if module not in sys.modules:
+        importlib.import_module(module)
+    return operator.attrgetter(qualname)(sys.modules[module])
+
+
+class BoundJitWrapper(functools.partial[Any]):
+    """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
+
+    A `functools.partial`, so that it is made and called in C; and a pytree.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":
+            return cast(Any, self.func).__wrapped__.__get__(*self.args)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """As `lower` of the wrapped function, with the instance filled in."""
+        return cast(Any, self.func).lower(*self.args, *args, **self.keywords, **kwargs)
+
+    def __eq__(self, other: object) -> Any:
+        return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.func, self.args, tuple(self.keywords.items())))
+
+
+def _flatten(wrapper: JitWrapper) -> tuple[tuple[Any, ...], WrappedFunction]:
+    return wrapper._leaves, wrapper._wrapped
+
+
+def _flatten_with_keys(wrapper: JitWrapper) -> Any:
+    keyed = [(FlattenedIndexKey(i), leaf) for i, leaf in enumerate(wrapper._leaves)]
+    return keyed, wrapper._wrapped
+
+
+def _unflatten(wrapped: WrappedFunction, leaves: Any) -> JitWrapper:
+    return JitWrapper(wrapped, tuple(leaves))
+
+
+def _flatten_bound_with_keys(bound: BoundJitWrapper) -> Any:
+    keyed = [(GetAttrKey(name), getattr(bound, name)) for name in ("func", "args", "keywords")]
+    return keyed, None
+
+
+def _unflatten_bound(_: None, children: Any) -> BoundJitWrapper:
+    func, args, keywords = children
+    return BoundJitWrapper(func, *args, **keywords)
+
+
+register_pytree_with_keys(JitWrapper, _flatten_with_keys, _unflatten, _flatten)
+register_pytree_with_keys(BoundJitWrapper, _flatten_bound_with_keys, _unflatten_bound)
+
+
+def _wrap(fun: Any, options: Options) -> JitWrapper:
+    return JitWrapper(*wrap_function(fun, options))
+
+
+@overload
+def filter_jit(
+    *,
+    donate: Donate = "none",
+    block: bool = False,
+    maxsize: int | None = DEFAULT_MAXSIZE,
+    **jitkwargs: Any,
+) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]: ...
+
+
+@overload
+def filter_jit(
+    fun: Callable[_P, _T],
+    *,
+    donate: Donate = "none",
+    block: bool = False,
+    maxsize: int | None = DEFAULT_MAXSIZE,
+    **jitkwargs: Any,
+) -> Callable[_P, _T]: ...
+
+
+def filter_jit(
+    fun: Any = inspect.Parameter.empty,
+    *,
+    donate: Donate = "none",
+    block: bool = False,
+    maxsize: int | None = DEFAULT_MAXSIZE,
+    **jitkwargs: Any,
+) -> Any:
+    """Compiles a function: JAX and NumPy arrays in its arguments are traced, all else is static.
+
+    A drop-in replacement of `equinox.filter_jit` whose calls are faster. It differs where upstream
+    returns a wrong result (`f(x, 1)`, `f(x, True)` and `f(x, 1.0)` are three calls here), and it
+    doesn't wait for a computation that can't raise.
+
+    **Arguments:**
+
+    - `fun`: a pure function, or another callable: a Module, a bound method, a `functools.partial`.
+        Left out, as in `@filter_jit(donate="all")`, a decorator is returned.
+    - `donate`: whose buffers JAX may reuse for the outputs; they can't be used after the call.
+        - `"all"`: those of all arrays. No warning about buffers that could not be used.
+        - `"all-except-first"`: as `"all"`, without those in the first argument.
+        - `"warn"`, `"warn-except-first"`: likewise, with the warning.
+        - `"none"`: no buffer; the default.
+    - `block`: whether each call waits until its computation is done, as upstream's do. By default
+        only programs that can raise at runtime (that hold a callback or a foreign call, such as
+        `eqx.error_if`) are waited for.
+    - `maxsize`: how many static structures of the arguments are kept compiled; beyond, the least
+        recently used one is forgotten. `None` for any number.
+    - `**jitkwargs`: further arguments of `jax.jit`, such as `inline` or `compiler_options`.
+
+    **Returns:**
+
+    A callable with the signature of `fun`, and with `lower`, `cache_info`, `clear_cache` and
+    `__wrapped__`. It is a pytree, whose leaves are the arrays in `fun`.
+
+    **Raises:**
+
+    - `TypeError`, if `fun` isn't callable.
+    - `ValueError`, for an unknown `donate`, and for `static_argnums`, `static_argnames`,
+        `donate_argnums`, `in_shardings` or `out_shardings` among the `jitkwargs`.
+
+    A call raises a `TypeError` if its arguments don't fit the signature, and a `ValueError` that
+    names the argument if a static value can't be hashed or compared.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from eqxjit import filter_jit
+        >>> @filter_jit
+        ... def predict(model, x):
+        ...     return jax.vmap(model)(x)
+        >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
+        >>> predict(model, jnp.ones((3, 4))).shape
+        (3, 2)
+
+        ```
+    """
+    options = check_options(donate, block, maxsize, jitkwargs)
+    if fun is inspect.Parameter.empty:
+        return functools.partial(_wrap, options=options)
+    return _wrap(fun, options)
+
+
+fast_filter_jit = filter_jit

@@ -1,0 +1,232 @@
+"""The classes of which generated arguments are made: all kinds of nodes and of static values."""
+
+import collections
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import equinox as eqx
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+# --- Modules ----------------------------------------------------------------------------------
+
+
+class Layer(eqx.Module):
+    weight: Any
+    bias: Any
+    size: Any = eqx.field(static=True, default=1)
+
+    def __call__(self, *args, **kwargs):
+        return self.weight, args, kwargs
+
+    def method(self, x):
+        return self.weight, x
+
+
+class Derived(Layer):
+    """Inherits fields, and puts a static one before a dynamic one."""
+
+    mode: Any = eqx.field(static=True, default="train")
+    scale: Any = 1.0
+
+    def __check_init__(self):
+        if isinstance(self.mode, int) and self.mode < -100:
+            raise ValueError("mode")
+
+
+class Converted(eqx.Module):
+    """Its fields don't hold what they were given; it has an `__init__` of its own."""
+
+    pair: Any = eqx.field(converter=lambda value: (value, None))
+    level: Any = eqx.field(static=True, converter=lambda value: [value])
+
+    def __init__(self, pair, level):
+        self.level = level
+        self.pair = pair
+
+
+class Empty(eqx.Module):
+    pass
+
+
+class OnlyStatic(eqx.Module):
+    value: Any = eqx.field(static=True)
+
+
+_T = TypeVar("_T")
+
+
+class GenericBox(eqx.Module, Generic[_T]):
+    content: _T
+
+
+class Wrapper(eqx.Module):
+    """What `eqx.module_update_wrapper` gives `__name__`, `__doc__`, ... of the wrapped function."""
+
+    function: Callable[..., Any]
+    weight: Any
+
+    @property
+    def __wrapped__(self):
+        return self.function
+
+    def __call__(self, *args):
+        return self.function(*args)
+
+
+def wrapper(function, weight):
+    return eqx.module_update_wrapper(Wrapper(function, weight))
+
+
+class Calling(eqx.Module):
+    """A model that calls a given function with its own arrays first."""
+
+    function: Callable[..., Any] = eqx.field(static=True)
+    weight: Any
+
+    def __call__(self, *args, **kwargs):
+        return self.function(self.weight, *args, **kwargs)
+
+    def forward(self, *args, **kwargs):
+        return self.function(self.weight, *args, **kwargs)
+
+
+# --- Other registered nodes -------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class CheckedPair(collections.namedtuple("CheckedPair", ["first", "second"])):
+    """A named tuple that does more than its base when it is made."""
+
+    def __new__(cls, first, second=None):
+        return super().__new__(cls, first, second)
+
+
+Nothing = collections.namedtuple("Nothing", [])
+
+
+@flax.struct.dataclass
+class FlaxState:
+    params: Any
+    step: Any = flax.struct.field(pytree_node=False, default=0)
+
+
+@jax.tree_util.register_pytree_node_class
+class Bag:
+    """A node that hands out its children by a generator, and its metadata in a tuple."""
+
+    def __init__(self, label, *items):
+        self.label = label
+        self.items = list(items)
+
+    def tree_flatten(self):
+        return (item for item in self.items), (self.label,)
+
+    @classmethod
+    def tree_unflatten(cls, data, children):
+        return cls(data[0], *children)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=["meta"])
+@dataclasses.dataclass
+class Record:
+    data: Any
+    meta: Any
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class StaticNode:
+    """A node without children: all of it is metadata."""
+
+    value: Any
+
+
+def batch_norm():
+    """A model whose state is kept beside it."""
+    return eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="batch")
+
+
+def optimiser_state(name, size):
+    params = {"w": jnp.zeros(size), "b": None}
+    optimisers = {
+        "adam": lambda: optax.adam(1e-3),
+        "sgd": lambda: optax.chain(optax.clip(1.0), optax.sgd(0.1, momentum=0.9)),
+        "injected": lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=0.1),
+    }
+    return optimisers[name]().init(params)
+
+
+# --- Static values ----------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Level(enum.IntEnum):
+    """Its members equal integers."""
+
+    LOW = 0
+    HIGH = 1
+
+
+class Unit(enum.StrEnum):
+    """Its members equal strings."""
+
+    METRE = "m"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A frozen dataclass; its note takes no part in `==`."""
+
+    value: Any
+    note: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+
+@dataclasses.dataclass
+class Settings:
+    """A dataclass that can be changed in place, hence not hashed: for static fields only."""
+
+    value: Any
+
+
+class Release:
+    """Releases are equal if their major versions are: the user's own `==` decides."""
+
+    def __init__(self, major, minor):
+        self.major = major
+        self.minor = minor
+
+    def __eq__(self, other):
+        return isinstance(other, Release) and self.major == other.major
+
+    def __hash__(self):
+        return hash(self.major)
+
+    def __repr__(self):
+        return f"Release({self.major})"
+
+
+class Plain:
+    """Compares by identity."""
+
+
+def plus_one(x):
+    return x + 1
+
+
+PLAIN = Plain(), Plain()
+LAMBDA = lambda x: x  # noqa: E731
+PARTIAL = functools.partial(plus_one, 1)

@@ -1,0 +1,25 @@
+"""What tests of one behaviour share: both implementations, and calls from cold to warm."""
+
+import equinox as eqx
+import jax
+import pytest
+
+import eqxjit
+
+#: Runs a test under upstream and under eqxjit: the same answer is expected of both.
+both = pytest.mark.parametrize(
+    "filter_jit",
+    [
+        pytest.param(eqx.filter_jit, id="equinox"),
+        pytest.param(eqxjit.filter_jit, id="eqxjit"),
+    ],
+)
+
+#: So many calls go through every path: the first traces, and in the last a specialised call serves.
+CALLS = 4
+
+try:
+    enable_x64 = jax.enable_x64
+except AttributeError:
+    # Before JAX 0.8.
+    from jax.experimental import enable_x64  # noqa: F401  # pyright: ignore

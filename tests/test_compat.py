@@ -1,0 +1,116 @@
+"""Without each private name in turn, eqxjit still imports and computes the same, only slower."""
+
+import inspect
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.tree_util import tree_structure
+from processes import run
+
+from eqxjit import _compat
+
+# Hides a module from `eqxjit._compat` alone: JAX and Equinox themselves need theirs.
+PROGRAM = """
+    import builtins
+    import sys
+
+    real_import = builtins.__import__
+
+    def without(name, globals=None, locals=None, fromlist=(), level=0):
+        hidden = name == {hidden!r} or name.startswith({hidden!r} + ".")
+        if globals and globals.get("__name__") == "eqxjit._compat" and hidden:
+            raise ImportError(name)
+        return real_import(name, globals, locals, fromlist, level)
+
+    builtins.__import__ = without
+    import eqxjit
+    builtins.__import__ = real_import
+
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+
+    model = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
+    x = jnp.ones(2)
+
+    def step(model, x, n):
+        assert eqxjit.currently_jitting()
+        return jax.tree.map(lambda leaf: leaf * n if eqx.is_array(leaf) else leaf, model), model(x)
+
+    ours = eqxjit.filter_jit(step)
+    for n in (1, 2.0, True):
+        theirs = eqx.filter_jit(lambda model, x: step(model, x, n))(model, x)
+        for _ in range(4):
+            assert eqx.tree_equal(ours(model, x, n), theirs)
+    assert ours.cache_info().traces == 3
+    assert not eqxjit.currently_jitting()
+
+    checked = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
+    for _ in range(4):
+        checked(x)
+        try:
+            checked(-x)
+        except Exception as error:
+            assert "negative" in str(error)
+        else:
+            raise AssertionError("no error")
+    eqx.clear_caches()
+    checked(x)
+    print("fine")
+"""
+
+PRIVATE_MODULES = [
+    "jax._src.array",
+    "jax._src.config",
+    "jax._src.core",
+    "jax._src.interpreters.partial_eval",
+    "jax._src.traceback_util",
+    "jaxlib.mlir",
+    "equinox._caches",
+    "equinox._jit",
+    "equinox._module._flatten",
+]
+
+
+@pytest.mark.parametrize("hidden", ["nothing", *PRIVATE_MODULES])
+def test_without_a_private_module(hidden):
+    assert run(PROGRAM.format(hidden=hidden)).endswith("fine\n")
+
+
+def test_every_private_import_is_in_the_list():
+    source = inspect.getsource(_compat)
+    imports = [
+        line.split("import")[0].split()[-1] if line.strip().startswith("from") else line.split()[1]
+        for line in source.splitlines()
+        if line.strip().startswith(("from jax", "import jax", "from equinox", "import equinox"))
+    ]
+    private = {name for name in imports if "._" in name or name.startswith("jaxlib")}
+    assert private == set(PRIVATE_MODULES)
+
+
+TREES = [
+    1,
+    None,
+    (1, (2, [3, {}])),
+    {"b": 1, "a": {"c": None}},
+    eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0)),
+    optax.adam(1e-3).init({"w": jnp.ones(2)}),
+    eqx.Partial(max, 2, key=3),
+]
+
+
+def test_both_ways_to_read_a_treedef_tell_the_same_structures_apart():
+    by_walking = [_compat._rows_by_walking(tree_structure(tree)) for tree in TREES]
+    by_pickling = [_compat._rows_by_pickling(tree_structure(tree)) for tree in TREES]
+    for walked, pickled in zip(by_walking, by_pickling, strict=True):
+        assert [row[1] for row in walked] == [row[1] for row in pickled]
+    for i, one in enumerate(by_walking):
+        for j, other in enumerate(by_walking):
+            assert (one == other) is (i == j)
+
+
+def test_the_faster_way_to_read_a_treedef_is_in_use():
+    assert _compat.treedef_rows is _compat._rows_by_pickling

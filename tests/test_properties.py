@@ -1,0 +1,46 @@
+"""Generated calls of generated functions: eqxjit, Equinox and plain Python agree on all that shows.
+
+`HYPOTHESIS_PROFILE=thorough pytest tests/test_properties.py` draws more than 10,000 scenarios.
+"""
+
+import gc
+import itertools
+
+import equinox as eqx
+import jax
+import pytest
+from conftest import SCENARIOS
+from differential import FORMS, PIECES, compare, described
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import pairs, scenarios
+
+from eqxjit._partition import partition
+
+_drawn = itertools.count(1)
+
+
+def _bound_memory():
+    """Equinox and JAX keep each program that they have compiled."""
+    if next(_drawn) % 100 == 0:
+        eqx.clear_caches()
+        jax.clear_caches()
+        gc.collect()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=SCENARIOS // len(FORMS))
+@given(data=st.data())
+def test_sequences_of_calls(form, data):
+    _bound_memory()
+    compare(data.draw(scenarios(form, list(PIECES))))
+
+
+@settings(max_examples=2 * SCENARIOS)
+@given(pairs())
+def test_static_keys_are_equal_where_structures_print_alike(pair):
+    tree, other = pair
+    first, again, varied = [partition(make())[1].key for make in (tree, tree, other)]
+    assert (first, hash(first)) == (again, hash(again))
+    print_alike = described(tree(), avals=False) == described(other(), avals=False)
+    assert (first == varied) is print_alike
