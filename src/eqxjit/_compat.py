@@ -104,12 +104,15 @@ treedef_rows: Callable[[PyTreeDef], list[TreedefRow]] = (
 )
 
 
-def treedef_of_node(node_data: tuple[type, Any], arity: int) -> PyTreeDef:
-    """The treedef of one node whose children are all leaves."""
-    leaf = tree_structure(0)
-    children = [leaf] * arity
+def root_treedef(treedef: PyTreeDef) -> PyTreeDef:
+    """The treedef of the root node alone: its children are all leaves."""
+    if not hasattr(PyTreeDef, "from_node_data_and_children"):
+        # Older than JAX 0.8: make such a node, and flatten it one level deep.
+        node = treedef.unflatten([None] * treedef.num_leaves)
+        return tree_structure(node, is_leaf=lambda subtree: subtree is not node)
+    children = [tree_structure(0)] * len(treedef.children())
     return PyTreeDef.from_node_data_and_children(  # type: ignore[attr-defined]
-        default_registry, node_data, children
+        default_registry, treedef.node_data(), children
     )
 
 

@@ -106,6 +106,7 @@ class Entry:
         "hits_needed",
         "jitted",
         "n_first",
+        "resting",
         "specialized",
         "traces",
         "unclassified",
@@ -122,6 +123,8 @@ class Entry:
         self.hits = 0
         self.hits_needed = 1
         self.specialized: SpecializedCall | None = None
+        #: A specialised call that is out of use until the next call (see `Program`).
+        self.resting: SpecializedCall | None = None
         #: Weak references to static objects, which tell the program when those die.
         self.watches: list[weakref.ref[Any]] = []
         #: Whether the generic path must serve this structure for good.

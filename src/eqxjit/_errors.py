@@ -82,7 +82,7 @@ def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseEx
     deleted = [
         path
         for path, leaf in _leaves_with_paths(arguments)
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+        if issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
     ]
     # Buffers that this very call was given are deleted too; they aren't what the error is about.
     if deleted and "delete" in str(error):

@@ -6,7 +6,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
@@ -66,8 +66,12 @@ class Program:
         self.entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
         #: The keys of entries whose static objects have died: no call can ask for them again.
         self._dead: collections.deque[Hashable] = collections.deque()
+        #: Weak references to the static objects of the function itself (see `_Programs`).
+        self.watches: list[weakref.ref[Any]] = []
         #: The specialised calls in use, the latest first.
         self.specialized: list[SpecializedCall] = []
+        #: Those that were in use until the table was last full, and haven't been called since.
+        self._resting: list[SpecializedCall] = []
         #: The wrappers' ways into this program: relinked when `specialized` changes.
         self.sites: weakref.WeakSet[Site] = weakref.WeakSet()
         _programs.add(self)
@@ -88,42 +92,49 @@ class Program:
             entry = self.entries.get(key)
             if entry is None:
                 entry = make()
-                entry.watches = self._watches(key)
+                entry.watches = watch(key, self)
                 self._add(key, entry)
             return entry
 
     def _add(self, key: Hashable, entry: Entry) -> None:
         self.entries[key] = entry
         maxsize = self.options.maxsize
-        while maxsize is not None and len(self.entries) > maxsize:
-            self.unspecialize(self.entries.pop(self._least_used()))
+        if maxsize is None or len(self.entries) < maxsize:
+            return
+        while len(self.entries) > maxsize:
+            _, least_used = self.entries.popitem(last=False)
+            self._unspecialize(least_used)
+        self._rest()
 
-    def _least_used(self) -> Hashable:
-        """The key of the entry to part with: specialised calls don't pass here, but are in use."""
-        oldest = next(iter(self.entries))
-        unspecialized = (k for k, entry in self.entries.items() if entry.specialized is None)
-        found = next(unspecialized, oldest)
-        # The entry that is to be made room for is the latest.
-        return oldest if found == next(reversed(self.entries)) else found
+    def _rest(self) -> None:
+        """Takes the specialised calls out of use, each until the next time that it is wanted.
 
-    def _watches(self, key: Hashable) -> list[weakref.ref[Any]]:
-        """Weak references that tell when an object that a key refers to dies."""
-        # Not `self._dead.append`, which the entry would keep alive.
-        dead = weakref.ref(self)
+        They leave no trace in the table; the generic path, which puts them back, does. So what was
+        used since the last structure came in is not the least recently used one.
+        """
+        for call in self._resting:
+            call.entry.resting = None
+        self._resting, self.specialized = self.specialized, []
+        for call in self._resting:
+            call.entry.specialized, call.entry.resting = None, call
+        self.relink()
 
-        def died(_: weakref.ref[Any]) -> None:
-            program = dead()
-            if program is not None:
-                # At any point of any thread: the table itself is left for the next miss.
-                program._dead.append(key)
-
-        return [weakref.ref(value, died) for value in _referents(key)]
+    def forget(self, key: Hashable) -> None:
+        """Drops an entry whose static object has died."""
+        # Python collects garbage at any point: another thread may be changing the table (then the
+        # next miss drops it), or this one, whose changes allow for that.
+        self._dead.append(key)
+        if self.lock.acquire(blocking=False):
+            try:
+                self._drop_dead()
+            finally:
+                self.lock.release()
 
     def _drop_dead(self) -> None:
         while self._dead:
             entry = self.entries.pop(self._dead.popleft(), None)
             if entry is not None:
-                self.unspecialize(entry)
+                self._unspecialize(entry)
 
     def keep_if_traced(self, key: Hashable, entry: Entry) -> None:
         """Forgets an entry whose first trace failed, unless another thread's did not."""
@@ -137,7 +148,7 @@ class Program:
         """Forgets all entries, and with them what was compiled."""
         with self.lock:
             self.entries.clear()
-            self.specialized = []
+            self.specialized, self._resting = [], []
             self.traces = 0
             self.relink()
 
@@ -149,7 +160,7 @@ class Program:
     def specialize(self, entry: Entry, call: "SpecializedCall") -> None:
         """Puts a specialised call at the head of those in use."""
         with self.lock:
-            entry.specialized = call
+            entry.specialized, entry.resting = call, None
             others = [other for other in self.specialized if other.entry is not entry]
             self.specialized = [call, *others[: _MAX_SPECIALIZED - 1]]
             for crowded_out in others[_MAX_SPECIALIZED - 1 :]:
@@ -162,15 +173,35 @@ class Program:
     def unspecialize(self, entry: Entry) -> None:
         """Takes the specialised call of an entry out of use, because it no longer holds."""
         with self.lock:
-            call, entry.specialized = entry.specialized, None
-            entry.hits = 0
-            if call in self.specialized:
-                self.specialized = [other for other in self.specialized if other is not call]
-                self.relink()
+            self._unspecialize(entry)
+
+    def _unspecialize(self, entry: Entry) -> None:
+        call, entry.specialized, entry.resting = entry.specialized, None, None
+        entry.hits = 0
+        if call in self.specialized:
+            self.specialized = [other for other in self.specialized if other is not call]
+            self.relink()
 
     def relink(self) -> None:
         for site in tuple(self.sites):
             site.link()
+
+
+class _Forgetful(Protocol):
+    def forget(self, key: Hashable) -> None: ...
+
+
+def watch(key: Hashable, table: _Forgetful) -> list[weakref.ref[Any]]:
+    """Weak references that have a table forget a key when an object that it refers to dies."""
+    # Not the bound method, by which what the table holds would keep the table alive.
+    table_ref = weakref.ref(table)
+
+    def died(_: weakref.ref[Any]) -> None:
+        table = table_ref()
+        if table is not None:
+            table.forget(key)
+
+    return [weakref.ref(value, died) for value in _referents(key)]
 
 
 def _referents(key: Any) -> Iterator[Any]:
@@ -201,18 +232,35 @@ class _Programs:
 
     def __init__(self, owner: object | None):
         self.owner = None if owner is None else weakref.ref(owner)
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.by_key: collections.OrderedDict[Hashable, Program] = collections.OrderedDict()
+        #: The keys of programs whose function, a method of some object, say, has died.
+        self._dead: collections.deque[Hashable] = collections.deque()
 
     def get(self, key: Hashable, make: Callable[[], Program]) -> Program:
         with self.lock:
+            self._drop_dead()
             program = self.by_key.get(key)
             if program is None:
                 program = self.by_key[key] = make()
+                program.watches = watch(key, self)
             self.by_key.move_to_end(key)
             if len(self.by_key) > _MAX_PROGRAMS:
                 self.by_key.popitem(last=False)
             return program
+
+    def forget(self, key: Hashable) -> None:
+        """As `Program.forget`."""
+        self._dead.append(key)
+        if self.lock.acquire(blocking=False):
+            try:
+                self._drop_dead()
+            finally:
+                self.lock.release()
+
+    def _drop_dead(self) -> None:
+        while self._dead:
+            self.by_key.pop(self._dead.popleft(), None)
 
     def __reduce__(self) -> tuple[type, tuple[None]]:
         # Reached when a function is pickled by value: what was compiled stays behind.

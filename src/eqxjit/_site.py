@@ -218,7 +218,7 @@ class Site:
         """Finds out whether the program that has just run can raise."""
         if entry.unclassified:
             entry.classify(entry.flat(self.fun_leaves, leaves))
-        specialized = entry.specialized
+        specialized = entry.specialized or entry.resting
         if specialized is not None and specialized.blocks != (entry.blocks or entry.unclassified):
             self.program.unspecialize(entry)
 

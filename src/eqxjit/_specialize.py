@@ -93,6 +93,9 @@ def specialize(
     - `args`, `kwargs`, `static`, `leaves`: the call's arguments, and the two halves of them.
     - `output`: what JAX returned.
     """
+    if entry.resting is not None:
+        site.program.specialize(entry, entry.resting)
+        return
     ((token, arrays),) = output.items()
     description = entry.descriptions.get(token)
     if description is None or len(treedef_rows(static.treedef)) > _MAX_NODES:

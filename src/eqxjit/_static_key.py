@@ -9,6 +9,7 @@ all other values their type and their own `==` and `hash` decide.
 
 import collections
 import dataclasses
+import functools
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable
@@ -19,6 +20,24 @@ import numpy as np
 from jax.tree_util import tree_flatten
 
 from ._compat import PyTreeDef, treedef_rows
+
+
+class _ByHashAndEquality:
+    """A value compared by its own `==`, with the hash that it had: a change of it shows in that."""
+
+    __slots__ = ("hash", "value")
+
+    def __init__(self, value: Any):
+        self.value = value
+        self.hash = hash(value)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _ByHashAndEquality and is_same_opaque(
+            self.value, other.value, self.hash, other.hash
+        )
 
 
 class _ByEquality:
@@ -99,25 +118,25 @@ def _complex_key(value: complex) -> Hashable:
     return (complex, _float_key(value.real), _float_key(value.imag))
 
 
-def _sequence_key(value: Iterable[Any]) -> Hashable:
-    return (type(value), tuple([static_key(element) for element in value]))
+def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
+    return (type(value), tuple([static_key(element) for element in elements(value)]))
 
 
-def _set_key(value: Iterable[Any]) -> Hashable:
-    return (type(value), frozenset([static_key(element) for element in value]))
+def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
+    return (type(value), frozenset([static_key(element) for element in elements(value)]))
 
 
-def _item_keys(value: dict[Any, Any]) -> list[tuple[Hashable, Hashable]]:
-    return [(static_key(key), static_key(element)) for key, element in value.items()]
-
-
-def _dict_key(value: dict[Any, Any]) -> Hashable:
+def _dict_key(value: Any, items: Callable[[Any], Iterable[Any]] = dict.items) -> Hashable:
     # As for `==`, the order of insertion doesn't matter.
-    return (type(value), frozenset(_item_keys(value)))
+    return (type(value), frozenset(_item_keys(items(value))))
 
 
-def _ordered_dict_key(value: dict[Any, Any]) -> Hashable:
-    return (type(value), tuple(_item_keys(value)))
+def _ordered_dict_key(value: Any) -> Hashable:
+    return (type(value), tuple(_item_keys(collections.OrderedDict.items(value))))
+
+
+def _item_keys(items: Iterable[Any]) -> list[tuple[Hashable, Hashable]]:
+    return [(static_key(key), static_key(element)) for key, element in items]
 
 
 def _bytearray_key(value: bytearray) -> Hashable:
@@ -158,10 +177,9 @@ def _identity_key(value: Any) -> Hashable:
 
 def _opaque_key(value: Any) -> Hashable:
     try:
-        hash(value)
+        return (type(value), _ByHashAndEquality(value))
     except TypeError:
         return (type(value), _ByEquality(value))
-    return (type(value), value)
 
 
 _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
@@ -187,14 +205,14 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     cast(type, PyTreeDef): treedef_key,
 }
 
-# A subclass that keeps its base's `==` is looked into as its base is.
+# A subclass that keeps its base's `==` is looked into as that does: its own `__iter__` has no say.
 _KEY_BY_EQUALITY: list[tuple[type, Callable[[Any], Hashable]]] = [
-    (tuple, _sequence_key),
-    (list, _sequence_key),
+    (tuple, functools.partial(_sequence_key, elements=tuple.__iter__)),
+    (list, functools.partial(_sequence_key, elements=list.__iter__)),
     (collections.OrderedDict, _ordered_dict_key),
     (dict, _dict_key),
-    (set, _set_key),
-    (frozenset, _set_key),
+    (set, functools.partial(_set_key, elements=set.__iter__)),
+    (frozenset, functools.partial(_set_key, elements=frozenset.__iter__)),
     (np.generic, _numpy_key),
     (eqx.Module, _module_key),
 ]
@@ -256,10 +274,10 @@ def is_opaque(value: Any) -> bool:
     return make_key is _opaque_key
 
 
-def is_same_opaque(value: Any, expected: Any, expected_hash: int) -> bool:
+def is_same_opaque(value: Any, expected: Any, value_hash: int, expected_hash: int) -> bool:
     """Whether an opaque value is the expected one, as for a dict keyed by type and value."""
     return (
         type(value) is type(expected)
-        and hash(value) == expected_hash
+        and value_hash == expected_hash
         and (value is expected or bool(value == expected))
     )

@@ -42,14 +42,15 @@ class Node:
     - `kind`: the class of the object; `NoneType` for `None`.
     - `data`: the metadata of the node, as JAX's registry has it.
     - `children`: the nodes and leaves below.
+    - `treedef`: the treedef of the node with all that is below it.
     """
 
-    __slots__ = ("children", "data", "kind")
+    __slots__ = ("children", "data", "kind", "treedef")
 
-    def __init__(self, kind: type, data: Any, children: list["Node | Leaf"]):
-        self.kind = kind
-        self.data = data
+    def __init__(self, treedef: PyTreeDef, children: list["Node | Leaf"]):
+        self.kind, self.data = treedef.node_data()
         self.children = children
+        self.treedef = treedef
 
 
 def structure_of(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Node | Leaf:
@@ -65,11 +66,10 @@ def structure_of(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Node | Leaf:
 def _structure_of(treedef: PyTreeDef, leaves: Iterator[Any], depth: int) -> Node | Leaf:
     if depth > MAX_DEPTH:
         raise TooDeep
-    data = treedef.node_data()
-    if data is None:
+    if treedef.node_data() is None:
         return Leaf(next(leaves))
     children = [_structure_of(child, leaves, depth + 1) for child in treedef.children()]
-    return Node(data[0], data[1], children)
+    return Node(treedef, children)
 
 
 def input_signature(node: Node | Leaf) -> Hashable:

@@ -264,7 +264,8 @@ class WayIn:
         if is_opaque(value) and kind.__hash__ is not None:
             # Its hash tells that it was changed in place, as it does in the table.
             same = self._names.constant("is_same_opaque", is_same_opaque)
-            return (f"{same}({source}, {constant}, {hash(value)})",)
+            hashed = self._builtin(hash)
+            return (f"{same}({source}, {constant}, {hashed}({source}), {hash(value)})",)
         if not identity_suffices(value):
             key = self._names.constant(f"{wish}_key", static_key(value))
             return (f"{self._static_key()}({source}) == {key}",)

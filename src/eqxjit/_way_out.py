@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from ._compat import fields_of, treedef_of_node
+from ._compat import fields_of, root_treedef
 from ._constants import Constants
 from ._source import indented, wrapped
 from ._structure import (
@@ -144,7 +144,7 @@ class WayOut:
             if not _is_standard_namedtuple(node.kind):
                 return f"{kind}(", children, ")"
             return f"{names.constant('new_tuple', tuple.__new__)}({kind}, (", children, "))"
-        treedef = treedef_of_node((node.kind, node.data), len(children))
+        treedef = root_treedef(node.treedef)
         # Not the bound method: Python's garbage collector can't see through jaxlib's.
         unflatten = functools.partial(type(treedef).unflatten, treedef)
         return f"{names.constant(f'unflatten_{wish}', unflatten)}([", children, "])"
