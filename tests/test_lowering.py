@@ -1,5 +1,7 @@
 """Ahead of time: `f.lower(...)`, its `compile()`, and calls of what that returns."""
 
+import inspect
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -91,6 +93,9 @@ def test_arguments_are_bound_as_in_a_call(filter_jit):
 @both
 def test_compiler_options(filter_jit):
     lowered = filter_jit(run).lower(Model(X), X)
+    if "compiler_options" not in inspect.signature(lowered.compile).parameters:
+        assert filter_jit is eqx.filter_jit
+        pytest.skip("This release of Equinox doesn't take them.")
     compiled = lowered.compile(compiler_options={"xla_embed_ir_in_executable": True})
     assert compiled(Model(X), X)["y"] == (X * X * 2).sum()
     assert lowered.compile({"xla_embed_ir_in_executable": True})(Model(X), X)["mode"] == "sum"

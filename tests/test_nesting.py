@@ -10,7 +10,7 @@ import pytest
 from helpers import assert_same
 from jax.sharding import Mesh, PartitionSpec
 from processes import run
-from sides import CALLS, both, enable_x64
+from sides import CALLS, both, enable_x64, since_jax_0_8
 
 import eqxjit
 
@@ -247,6 +247,7 @@ def test_mutual_recursion(filter_jit):
         assert odd(jnp.array(0.0), 4) == 22
 
 
+@since_jax_0_8
 @both
 def test_recursion_into_the_call_in_progress_is_refused(filter_jit):
     """JAX can't trace a structure that is being traced, however the recursion would have ended."""

@@ -24,17 +24,9 @@ class Retrace(Exception):
     """JAX wants to trace in the middle of a warm call: the call must go through the miss path."""
 
 
-class OutputToken:
-    """The key under which a traced function returns its arrays; it tells which trace they are of.
-
-    JAX keeps the structure of outputs for good, so a token refers to nothing. Its `repr` becomes
-    part of the compiled program's text, hence of the key of JAX's persistent cache.
-    """
-
-    __slots__ = ("__weakref__",)
-
-    def __repr__(self) -> str:
-        return "out"
+#: What a traced function returns to JAX: its arrays. Those of a trace whose output differs from the
+#: first one's in anything but arrays come under the index of its description (see `Entry`).
+Output = list[Any] | dict[int, list[Any]]
 
 
 class OutputDescription:
@@ -44,12 +36,11 @@ class OutputDescription:
     - `leaves`: its leaves, with `DYNAMIC` in the place of each array.
     """
 
-    __slots__ = ("leaves", "token", "treedef")
+    __slots__ = ("leaves", "treedef")
 
     def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...]):
         self.treedef = treedef
         self.leaves = leaves
-        self.token = OutputToken()
 
     def rebuild(self, arrays: list[Any]) -> Any:
         """The output that has these arrays. (A marker behind the last one isn't looked at.)"""
@@ -117,7 +108,8 @@ class Entry:
     def __init__(self, name: str, options: Options, n_first: int, donated: tuple[int, ...]):
         #: How many arrays the first argument has: those come first, then the function's own.
         self.n_first = n_first
-        self.descriptions: dict[OutputToken, OutputDescription] = {}
+        #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
+        self.descriptions: list[OutputDescription] = []
         #: Warm calls through the generic path since the specialised call was last lacking, and how
         #: many of them make it worth its making.
         self.hits = 0
@@ -143,30 +135,27 @@ class Entry:
         """All arrays of a call, in the order of upstream, in which JAX reuses donated ones."""
         return [*leaves[: self.n_first], *fun_leaves, *leaves[self.n_first :]]
 
-    def describe(self, out: Any, call: Call) -> dict[OutputToken, list[Any]]:
+    def describe(self, out: Any, call: Call) -> Output:
         """What the traced function returns to JAX for the output of the user's function."""
         leaves, treedef = tree_flatten(out)
         dynamic, static = split_leaves(leaves)
-        for description in tuple(self.descriptions.values()):
+        for description in tuple(self.descriptions):
             if description.describes(treedef, static):
                 break
         else:
             description = OutputDescription(treedef, static)
-            self.descriptions[description.token] = description
+            self.descriptions.append(description)
         call.traced = True
         self.traces += 1
         self.unclassified = not self.blocks
         # A program without an output could not be waited for.
-        return {description.token: dynamic or [jnp.zeros((), bool)]}
+        arrays = dynamic or [jnp.zeros((), bool)]
+        index = self.descriptions.index(description)
+        return {index: arrays} if index else arrays
 
-    def rebuild(self, output: dict[OutputToken, list[Any]]) -> Any:
+    def rebuild(self, output: Output) -> Any:
         """The user's output, from what JAX returned."""
-        ((token, arrays),) = output.items()
-        return self.rebuild_from(token, arrays)
-
-    def rebuild_from(self, token: OutputToken, arrays: list[Any]) -> Any:
-        """The user's output, from a trace's token and its arrays."""
-        return self.descriptions[token].rebuild(arrays)
+        return self.descriptions[index_of(output)].rebuild(arrays_of(output))
 
     def classify(self, leaves: list[Any]) -> None:
         """Looks at the program for these leaves, which has just run. Served from JAX's caches."""
@@ -182,9 +171,19 @@ class Entry:
         self.unclassified = False
 
 
-def wait_for(output: dict[OutputToken, list[Any]]) -> None:
+def index_of(output: Output) -> int:
+    """Which of an entry's descriptions is that of an output."""
+    return next(iter(output)) if isinstance(output, dict) else 0
+
+
+def arrays_of(output: Output) -> list[Any]:
+    """The arrays of an output."""
+    return next(iter(output.values())) if isinstance(output, dict) else output
+
+
+def wait_for(output: Output) -> None:
     """Waits until a program has run, so that its error is raised here."""
-    pending: list[Any] = [array for arrays in output.values() for array in arrays]
+    pending: list[Any] = list(arrays_of(output))
     while pending:
         array = pending.pop()
         if _is_tracer(array):
@@ -194,9 +193,9 @@ def wait_for(output: dict[OutputToken, list[Any]]) -> None:
             array.block_until_ready()
 
 
-def holds_tracer(output: dict[OutputToken, list[Any]]) -> bool:
+def holds_tracer(output: Output) -> bool:
     """Whether a call was part of some transformation, rather than run for itself."""
-    return any(_is_tracer(array) for arrays in output.values() for array in arrays)
+    return any(_is_tracer(array) for array in arrays_of(output))
 
 
 def _is_tracer(leaf: Any) -> bool:
@@ -209,7 +208,7 @@ def _traced(name: str, entry_ref: "weakref.ref[Entry]") -> Callable[..., Any]:
     It refers to nothing of the user's: JAX keeps what it jits longer than its user does.
     """
 
-    def traced(*leaves: Any) -> dict[OutputToken, list[Any]]:
+    def traced(*leaves: Any) -> Output:
         call = current.call
         entry = entry_ref()
         if call is None or entry is None or call.entry is not entry:

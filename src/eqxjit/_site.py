@@ -10,7 +10,7 @@ import jax
 from jax.tree_util import tree_map
 
 from ._compat import JITTED_FRAME_MARK
-from ._entry import Call, Entry, Retrace, current, holds_tracer, wait_for
+from ._entry import Call, Entry, Output, Retrace, current, holds_tracer, wait_for
 from ._errors import argument_error, call_error, named_arguments
 from ._lower import Lowered
 from ._partition import StaticHalf, partition
@@ -222,7 +222,7 @@ class Site:
         if specialized is not None and specialized.blocks != (entry.blocks or entry.unclassified):
             self.program.unspecialize(entry)
 
-    def check_recompiled(self, entry: Entry, output: Any = None) -> None:
+    def check_recompiled(self, entry: Entry, output: Output | None = None) -> None:
         """After some warm call compiled anew: if it was this one, its program is classed anew.
 
         **Arguments:**
@@ -235,9 +235,9 @@ class Site:
             if not entry.blocks:
                 entry.unclassified = True
                 self.program.unspecialize(entry)
-                wait_for(output or {})
+                wait_for(output or [])
 
-    def wait(self, entry: Entry, output: Any) -> None:
+    def wait(self, entry: Entry, output: Output) -> None:
         """Waits for a program that can raise, or that isn't known not to."""
         if entry.unclassified and not holds_tracer(output):
             # The generic path finds out, the next time.

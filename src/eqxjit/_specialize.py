@@ -10,7 +10,7 @@ from jax.tree_util import tree_flatten
 
 from ._binding import Binding, absent
 from ._compat import is_staging, treedef_rows
-from ._entry import Entry, OutputDescription, Retrace
+from ._entry import Entry, Output, Retrace, index_of
 from ._partition import StaticHalf
 from ._recompiles import ENTRY_VARIABLE, recompiled
 from ._source import define, indented, wrapped
@@ -82,7 +82,7 @@ def specialize(
     kwargs: dict[str, Any],
     static: StaticHalf,
     leaves: list[Any],
-    output: dict[Any, list[Any]],
+    output: Output,
 ) -> None:
     """Gives an entry its specialised call, if one can be made that does exactly the same.
 
@@ -96,17 +96,14 @@ def specialize(
     if entry.resting is not None:
         site.program.specialize(entry, entry.resting)
         return
-    ((token, arrays),) = output.items()
-    description = entry.descriptions.get(token)
-    if description is None or len(treedef_rows(static.treedef)) > _MAX_NODES:
+    if len(treedef_rows(static.treedef)) > _MAX_NODES:
         entry.unspecializable = True
         return
     blocks = entry.blocks or entry.unclassified
     try:
-        source, make = _generate(site.wrapped.binding, site, entry, static, description, blocks)
-        if _does_the_same(
-            make, site, args, kwargs, entry.flat(site.fun_leaves, leaves), description, arrays
-        ):
+        source, make = _generate(site.wrapped.binding, site, entry, static, output, blocks)
+        flat = entry.flat(site.fun_leaves, leaves)
+        if _does_the_same(make, site, args, kwargs, flat, output, entry.rebuild(output)):
             site.program.specialize(entry, SpecializedCall(source, make, entry, blocks))
             return
     except Exception:
@@ -120,7 +117,7 @@ def _generate(
     site: "Site",
     entry: Entry,
     static: StaticHalf,
-    description: OutputDescription,
+    output_at_hand: Output,
     blocks: bool,
 ) -> tuple[str, Callable[..., Any]]:
     """The source of a specialised call, and the function that instantiates it."""
@@ -130,11 +127,7 @@ def _generate(
     retrace, explain = names.variable("retrace"), names.variable("explain")
     wait = names.variable("wait" if blocks else "check_recompiled")
     guards_hold = names.variable("guards_hold")
-    output, token, arrays = (
-        names.variable("output"),
-        names.variable("token"),
-        names.variable("arrays"),
-    )
+    arrays = names.variable("arrays")
     fun_arrays = [names.variable(f"fun_array_{i}") for i in range(len(site.fun_leaves))]
     missing = names.constant("absent", absent)
 
@@ -143,16 +136,20 @@ def _generate(
     args_node, kwargs_node = arguments.children
     assert isinstance(args_node, Node)
     assert isinstance(kwargs_node, Node)
+    index = index_of(output_at_hand)
+    description = entry.descriptions[index]
     way_in = WayIn(binding, names, args_node, kwargs_node)
     way_out = WayOut(names, structure_of(description.treedef, description.leaves), arrays)
 
     exception = names.constant("Exception", Exception)
     retrace_signal = names.constant("Retrace", Retrace)
-    expected = names.constant("expected_token", description.token)
-    rebuild = names.constant("rebuild", entry.rebuild_from)
+    kind = names.constant(type(output_at_hand).__name__, type(output_at_hand))
+    rebuild = names.constant("rebuild", entry.rebuild)
     forwarded = binding.forwarded()
     n_first = way_in.n_first
     passed = [*way_in.arrays[:n_first], *fun_arrays, *way_in.arrays[n_first:]]
+
+    other_index = f" or {index} not in {arrays}" if index else ""
 
     lines = [
         *wrapped(f"def {make}(", [jitted, otherwise, retrace, explain, wait, *fun_arrays], "):"),
@@ -164,12 +161,12 @@ def _generate(
         body += ["try:", f"    {guards_hold} = (", *indented(conditions(way_in.guards), 2), "    )"]
         body += [f"except {exception}:", f"    {guards_hold} = False"]
         body += [f"if not {guards_hold}:", f"    return {otherwise}({forwarded})"]
-    body += ["try:", *indented(wrapped(f"{output} = {jitted}(", passed, ")"))]
+    body += ["try:", *indented(wrapped(f"{arrays} = {jitted}(", passed, ")"))]
     if blocks:
-        body += [f"    {wait}({output})"]
+        body += [f"    {wait}({arrays})"]
     else:
         pending = names.constant("recompiled", recompiled)
-        body += [f"    if {pending}:", f"        {wait}({output})"]
+        body += [f"    if {pending}:", f"        {wait}({arrays})"]
     body += [
         f"except {retrace_signal}:",
         "    pass  # JAX wants to trace: the miss path lets it.",
@@ -177,9 +174,9 @@ def _generate(
         f"    {explain}({forwarded})",
         "    raise",
         "else:",
-        f"    {token}, {arrays} = {output}.popitem()",
-        f"    if {token} is not {expected}:",
-        f"        return {rebuild}({token}, {arrays})",
+        f"    if {names.constant('type', type)}({arrays}) is not {kind}{other_index}:",
+        f"        return {rebuild}({arrays})  # Of another trace.",
+        *([f"    {arrays} = {arrays}[{index}]"] if index else []),
         *indented(way_out.lines),
         f"    return {way_out.result}",
         f"return {retrace}({forwarded})",
@@ -197,24 +194,24 @@ def _does_the_same(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     flat: list[Any],
-    description: OutputDescription,
-    arrays: list[Any],
+    output: Output,
+    expected: Any,
 ) -> bool:
     """Whether a generated call passes on the very arrays that JAX's registry finds, and rebuilds
     the very output that it would: tried on the values at hand, with the jitted function replaced.
     """
     passed: list[Any] = []
 
-    def jitted(*given: Any) -> dict[Any, list[Any]]:
+    def jitted(*given: Any) -> Output:
         passed.extend(given)
-        return {description.token: list(arrays)}
+        return output.copy()
 
     def fail(*_args: Any, **_kwargs: Any) -> Any:
         raise AssertionError
 
     trial = make(jitted, fail, fail, fail, lambda _output: None, *site.fun_leaves)
     rebuilt_leaves, rebuilt_treedef = tree_flatten(trial(*args, **kwargs))
-    expected_leaves, expected_treedef = tree_flatten(description.rebuild(arrays))
+    expected_leaves, expected_treedef = tree_flatten(expected)
     return (
         _identical(passed, flat)
         and _identical(rebuilt_leaves, expected_leaves)

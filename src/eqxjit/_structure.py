@@ -81,17 +81,23 @@ def input_signature(node: Node | Leaf) -> Hashable:
 
 
 def output_signature(node: Node | Leaf) -> Hashable:
-    """Equal for structures that hold the very same static objects."""
+    """Equal for structures that hold the very same static objects, or equal strings."""
     if isinstance(node, Leaf):
-        return DYNAMIC if node.is_dynamic else id(node.value)
+        return DYNAMIC if node.is_dynamic else _object_key(node.value)
     layout = module_layout(node)
     if layout is not None:
-        data: Hashable = tuple([id(value) for _, value in layout.static])
+        data: Hashable = tuple([_object_key(value) for _, value in layout.static])
     elif node.kind is dict:
         data = static_key(node.data)
     else:
-        data = id(node.data)
+        data = _object_key(node.data)
     return (node.kind, data, tuple([output_signature(child) for child in node.children]))
+
+
+def _object_key(value: Any) -> Hashable:
+    """Equal for values of which one may stand for the other in an output."""
+    # Equal strings differ in nothing but their addresses, which no run of Python promises.
+    return value if type(value) is str else id(value)
 
 
 def n_arrays(node: Node | Leaf) -> int:

@@ -27,11 +27,10 @@ _LONGEST_EXPRESSION = 60
 class WayOut:
     """The source of an output.
 
-    - `lines`: statements to run first.
     - `result`: the expression that is the output.
     """
 
-    __slots__ = ("_loops", "_names", "_segments", "_source", "_taken", "lines", "result")
+    __slots__ = ("_body", "_loops", "_names", "_segments", "_source", "_taken", "result")
 
     def __init__(self, names: Constants, output: Node | Leaf, arrays: str, wish: str = "out"):
         """Generates what makes `output` from the list of its arrays, a variable named `arrays`."""
@@ -41,9 +40,13 @@ class WayOut:
         self._taken = 0
         self._segments: list[tuple[int, list[str]]] = []
         self._loops = False
-        self.lines: list[str] = []
+        self._body: list[str] = []
         self.result = self._build(output, wish)
-        self.lines[:0] = self._unpacking()
+
+    @property
+    def lines(self) -> list[str]:
+        """The statements to run first."""
+        return self._unpacking() + self._body
 
     def _unpacking(self) -> list[str]:
         """The statements that name the arrays; those that a loop takes stay in the list."""
@@ -79,7 +82,7 @@ class WayOut:
         if len(source) == 1 and len(source[0]) <= _LONGEST_EXPRESSION:
             return source[0]
         name = self._names.variable(wish)
-        self.lines += wrapped(f"{name} = {head}", items, tail)
+        self._body += wrapped(f"{name} = {head}", items, tail)
         return name
 
     def _runs(self, node: Node) -> Iterable[tuple[int, list[Node | Leaf]]]:
@@ -96,15 +99,23 @@ class WayOut:
         if isinstance(run[0], Leaf):
             return f"*{self._source}[{start}:{stop}]"
         names = self._names
-        items, index = names.variable(f"{wish}_items"), names.variable("start")
-        arrays = names.variable(f"{wish}_arrays")
+        items, arrays = names.variable(f"{wish}_items"), names.variable(f"{wish}_arrays")
         item = WayOut(names, run[0], arrays, f"{wish}_item")
-        counted = names.constant("range", range)
-        self.lines += [
+        source = f"{self._source}[{start}:{stop}]"
+        if size > 1:
+            each = f"{names.constant('iter', iter)}({source})"
+            source = f"{names.constant('zip', zip)}(*[{each}] * {size})"
+        if item._loops:
+            # It takes slices of the list.
+            source = f"{names.constant('map', map)}({names.constant('list', list)}, {source})"
+            targets, lines = [arrays], item.lines
+        else:
+            targets, lines = item._segments[0][1], item._body
+        head, tail = ("for (", ")") if len(targets) > 1 else ("for ", "")
+        self._body += [
             f"{items} = []",
-            f"for {index} in {counted}({start}, {stop}, {size}):",
-            f"    {arrays} = {self._source}[{index} : {index} + {size}]",
-            *indented(item.lines),
+            *wrapped(head, targets, f"{tail} in {source}:"),
+            *indented(lines),
             f"    {items}.append({item.result})",
         ]
         return f"*{items}"
@@ -153,14 +164,14 @@ class WayOut:
         names = self._names
         name, fields = names.variable(wish), names.variable(f"{wish}_fields")
         kind = names.constant(node.kind.__name__, node.kind)
-        self.lines.append(f"{name} = {names.constant('new_object', object.__new__)}({kind})")
-        self.lines.append(f"{fields} = {names.constant('fields_of', fields_of)}({name})")
+        self._body.append(f"{name} = {names.constant('new_object', object.__new__)}({kind})")
+        self._body.append(f"{fields} = {names.constant('fields_of', fields_of)}({name})")
         if layout.static:
             # Copying a dict is faster than filling one; dynamic fields come first, as upstream.
             template = dict.fromkeys(layout.dynamic) | dict(layout.static)
-            self.lines.append(f"{fields} |= {names.constant(f'{wish}_static_fields', template)}")
+            self._body.append(f"{fields} |= {names.constant(f'{wish}_static_fields', template)}")
         for field, child in zip(layout.dynamic, children, strict=True):
-            self.lines.append(f"{fields}[{field!r}] = {child}")
+            self._body.append(f"{fields}[{field!r}] = {child}")
         return name
 
     def _key(self, key: Any, wish: str) -> str:
