@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "fast")
 
 #: How many sequences of calls are drawn; each compiles for about a quarter of a second.
-SCENARIOS = {"fast": 280, "thorough": 12_000}[PROFILE]
+SCENARIOS = {"fast": 280, "thorough": 10_500}[PROFILE]
 
 settings.register_profile(
     "fast",

@@ -751,6 +751,70 @@ NESTINGS = {
 }
 
 
+@dataclasses.dataclass
+class Owned:
+    """Hashable by its content, and changeable."""
+
+    content: list
+
+    def __hash__(self):
+        return hash(tuple(self.content))
+
+
+#: Trees that hold a list which the caller can change in place, and the way to that list.
+RETURNED = {
+    "static field": (lambda items: layer(modes=items), lambda tree: tree.modes),
+    "nested": (lambda items: layer(modes=("a", {"k": items})), lambda tree: tree.modes[1]["k"]),
+    "registered node": (lambda items: Labelled(jnp.ones(2), items), lambda tree: tree.label),
+    "static leaf": (lambda items: {"n": Owned(items)}, lambda tree: tree["n"].content),
+    "many equal items": (
+        lambda items: [layer(modes=items) for _ in range(6)],
+        lambda tree: tree[4].modes,
+    ),
+}
+
+
+@pytest.mark.parametrize("calls", [1, 2, CALLS])
+@pytest.mark.parametrize("kind", RETURNED)
+def test_a_returned_static_object_that_was_changed_by_its_owner(kind, calls):
+    """What was traced returns the first caller's object, which is no longer the later one's equal.
+
+    Found by the thorough property tests: the copy in the key still fits, the object doesn't.
+    """
+    make, find = RETURNED[kind]
+    f = eqxjit.filter_jit(lambda tree, x: (tree, x))
+    first = make([1, 2])
+    for _ in range(calls):
+        f(first, jnp.ones(2))
+        f(first, jnp.ones(3))
+    find(first)[0] = 9
+    for i in range(CALLS):
+        for size in (2, 3):
+            tree, x = f(make([1, 2]), jnp.full(size, i))
+            assert find(tree) == [1, 2]
+            assert_same(x, jnp.full(size, i))
+    # And an output that its receiver changes.
+    find(f(make([1, 2]), jnp.ones(2))[0]).append(3)
+    for _ in range(CALLS):
+        assert find(f(make([1, 2]), jnp.ones(2))[0]) == [1, 2]
+        assert find(f(first, jnp.ones(2))[0]) == [9, 2]
+
+
+def test_the_functions_own_static_object_is_returned_as_it_is():
+    mine = {1}
+    traces = []
+
+    @eqxjit.filter_jit
+    def f(x):
+        traces.append(x)
+        return x, mine
+
+    for i in range(CALLS):
+        mine.add(i)
+        assert f(jnp.ones(2))[1] is mine
+    assert len(traces) == 1
+
+
 def _recursion_left():
     try:
         return 1 + _recursion_left()

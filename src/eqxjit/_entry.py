@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,10 +11,10 @@ from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from ._callbacks import may_raise
-from ._compat import PyTreeDef, wrapped_by_tracer
+from ._compat import PyTreeDef, treedef_rows, wrapped_by_tracer
 from ._options import Options
 from ._partition import DYNAMIC, StaticHalf, split_leaves
-from ._static_key import treedef_key
+from ._static_key import identity_suffices, static_key, treedef_key
 
 if TYPE_CHECKING:
     from ._specialize import SpecializedCall
@@ -34,13 +34,15 @@ class OutputDescription:
 
     - `treedef`: the structure of the output.
     - `leaves`: its leaves, with `DYNAMIC` in the place of each array.
+    - `changeable`: the static objects in it that can be changed in place, with their typed keys.
     """
 
-    __slots__ = ("leaves", "treedef")
+    __slots__ = ("changeable", "leaves", "treedef")
 
     def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...]):
         self.treedef = treedef
         self.leaves = leaves
+        self.changeable = list(_changeable(treedef, leaves))
 
     def rebuild(self, arrays: list[Any]) -> Any:
         """The output that has these arrays. (A marker behind the last one isn't looked at.)"""
@@ -59,6 +61,30 @@ class OutputDescription:
         except Exception:
             # Metadata that can't be compared belongs to the one trace that made it.
             return False
+
+
+def _changeable(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Iterator[tuple[Any, Hashable]]:
+    # A leaf that can't be hashed didn't come in by its key: it is the function's own object.
+    values = [leaf for leaf in leaves if leaf is not DYNAMIC and _is_hashable(leaf)]
+    for _, _, data, kind in treedef_rows(treedef):
+        # The keys of a dict belong to the treedef.
+        if kind is not None and kind is not dict:
+            values += data if type(data) is tuple else [data]
+    for value in values:
+        if not identity_suffices(value):
+            try:
+                yield value, static_key(value)
+            except Exception:
+                # What can't be compared can't be told to have changed.
+                continue
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except Exception:
+        return False
+    return True
 
 
 class Call:
@@ -134,6 +160,26 @@ class Entry:
     def flat(self, fun_leaves: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """All arrays of a call, in the order of upstream, in which JAX reuses donated ones."""
         return [*leaves[: self.n_first], *fun_leaves, *leaves[self.n_first :]]
+
+    def is_intact(self) -> bool:
+        """Whether the static objects that this entry returns are as they were when it was traced.
+
+        They came in with the arguments of the call that was traced. If its caller has changed them
+        in place, they are no longer those that later calls with equal arguments should get back.
+        """
+        try:
+            return all(
+                static_key(value) == key
+                for description in self.descriptions
+                for value, key in description.changeable
+            )
+        except Exception:
+            return False
+
+    @property
+    def returns_changeable(self) -> bool:
+        """Whether there is anything for `is_intact` to look at."""
+        return any(description.changeable for description in self.descriptions)
 
     def describe(self, out: Any, call: Call) -> Output:
         """What the traced function returns to JAX for the output of the user's function."""

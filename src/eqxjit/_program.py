@@ -144,6 +144,13 @@ class Program:
             elif not entry.traces and self.entries.get(key) is entry:
                 del self.entries[key]
 
+    def drop(self, key: Hashable, entry: Entry) -> None:
+        """Forgets an entry that no longer holds."""
+        with self.lock:
+            if self.entries.get(key) is entry:
+                del self.entries[key]
+                self._unspecialize(entry)
+
     def clear(self) -> None:
         """Forgets all entries, and with them what was compiled."""
         with self.lock:

@@ -82,6 +82,9 @@ class Site:
         except Exception as error:
             self.explain_arguments(error, args, kwargs)
             raise
+        if entry is not None and not entry.is_intact():
+            self.program.drop(static.key, entry)
+            entry = None
         if entry is None:
             return self.miss(leaves, static, args, kwargs)
         __eqxjit_entry__ = entry  # noqa: F841
@@ -215,11 +218,14 @@ class Site:
                 self.program.traces += 1
 
     def settle(self, entry: Entry, leaves: list[Any]) -> None:
-        """Finds out whether the program that has just run can raise."""
+        """Finds out whether the program that has just run can raise, and what it returns."""
         if entry.unclassified:
             entry.classify(entry.flat(self.fun_leaves, leaves))
         specialized = entry.specialized or entry.resting
-        if specialized is not None and specialized.blocks != (entry.blocks or entry.unclassified):
+        if specialized is not None and (
+            specialized.blocks != (entry.blocks or entry.unclassified)
+            or specialized.checks_output != entry.returns_changeable
+        ):
             self.program.unspecialize(entry)
 
     def check_recompiled(self, entry: Entry, output: Output | None = None) -> None:

@@ -37,14 +37,16 @@ class SpecializedCall:
 
     - `source`: its source.
     - `blocks`: whether it waits for the computation.
+    - `checks_output`: whether it asks if the static objects that it returns have been changed.
     - `entry`: the entry that it calls.
     """
 
-    __slots__ = ("_make", "blocks", "entry", "source")
+    __slots__ = ("_make", "blocks", "checks_output", "entry", "source")
 
     def __init__(self, source: str, make: Callable[..., Any], entry: Entry, blocks: bool):
         self.source = source
         self.blocks = blocks
+        self.checks_output = entry.returns_changeable
         self._make = make
         self.entry = entry
 
@@ -156,6 +158,9 @@ def _generate(
         *indented(way_in.helpers),
         f"    def {call}({binding.header(missing)}):",
     ]
+    if entry.returns_changeable:
+        is_intact = names.constant("is_intact", entry.is_intact)
+        way_in.guards += [("# What it returns beside arrays is as it was.",), (f"{is_intact}()",)]
     body: list[str] = []
     if any(not guard[0].startswith("#") for guard in way_in.guards):
         body += ["try:", f"    {guards_hold} = (", *indented(conditions(way_in.guards), 2), "    )"]

@@ -260,7 +260,7 @@ def identity_suffices(value: Any) -> bool:
         return all(identity_suffices(element) for element in value)
     if kind in _KEY_BY_TYPE:
         return kind in (str, bytes, int, float, complex, bool, type(None))
-    return kind.__eq__ is object.__eq__
+    return kind.__eq__ is object.__eq__ or issubclass(kind, np.dtype)
 
 
 def is_opaque(value: Any) -> bool:

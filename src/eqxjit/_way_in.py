@@ -241,7 +241,8 @@ class WayIn:
         children = self._names.variable(f"{wish}_children")
         one_level = self._names.constant("flatten_one_level", default_registry.flatten_one_level)
         key = self._names.constant(f"{wish}_data_key", static_key(node.data))
-        self._guard(f"{self._static_key()}(({parts} := {one_level}({name}))[1]) == {key}")
+        self._guard(f"({parts} := {one_level}({name}))")
+        self._guard(f"{self._static_key()}({parts}[1]) == {key}")
         self._guard(
             f"{self._builtin(len)}({children} := {self._builtin(tuple)}({parts}[0]))"
             f" == {len(node.children)}"
