@@ -18,13 +18,7 @@ both = pytest.mark.parametrize(
 #: So many calls go through every path: the first traces, and in the last a specialised call serves.
 CALLS = 4
 
-#: For what JAX itself does wrong before 0.8: upstream fails such a test, too.
-since_jax_0_8 = pytest.mark.skipif(
-    jax.__version_info__ < (0, 8), reason="JAX itself does otherwise before 0.8"
+#: For what JAX itself does wrong before 0.9: upstream fails such a test, too.
+since_jax_0_9 = pytest.mark.skipif(
+    jax.__version_info__ < (0, 9), reason="JAX itself does otherwise before 0.9"
 )
-
-try:
-    enable_x64 = jax.enable_x64
-except AttributeError:
-    # Before JAX 0.8.
-    from jax.experimental import enable_x64  # noqa: F401  # pyright: ignore

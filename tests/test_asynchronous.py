@@ -14,7 +14,7 @@ import pytest
 from jax.experimental import io_callback
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from processes import run
-from sides import CALLS, both, enable_x64
+from sides import CALLS, both
 from test_nesting import shard_map
 
 import eqxjit
@@ -233,7 +233,7 @@ def test_donated_inputs_do_not_get_in_the_way(donate, checks):
 def _changes(what, warm):
     """A warm wrapper, and what makes its next call run another program of the same entry."""
     contexts = {
-        "x64": lambda: enable_x64(True),
+        "x64": lambda: jax.enable_x64(True),
         "precision": lambda: jax.default_matmul_precision("float32"),
     }
 

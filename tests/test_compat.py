@@ -114,3 +114,18 @@ def test_both_ways_to_read_a_treedef_tell_the_same_structures_apart():
 
 def test_the_faster_way_to_read_a_treedef_is_in_use():
     assert _compat.treedef_rows is _compat._rows_by_pickling
+
+
+@pytest.mark.parametrize("tree", [tree for tree in TREES if tree != 1])
+def test_both_ways_to_get_at_the_root_of_a_treedef_agree(tree):
+    treedef = tree_structure(tree)
+    root = _compat.root_treedef(treedef)
+    assert root == _compat._root_by_flattening(treedef) == _compat._root_by_node_data(treedef)
+    assert root.node_data() == treedef.node_data()
+    assert [*map(str, root.children())] == ["PyTreeDef(*)"] * len(treedef.children())
+    if treedef.num_nodes == root.num_nodes:
+        assert root == treedef
+
+
+def test_the_way_that_makes_no_node_is_in_use():
+    assert _compat.root_treedef is _compat._root_by_node_data

@@ -10,7 +10,7 @@ import pytest
 from helpers import assert_same
 from jax.sharding import Mesh, PartitionSpec
 from processes import run
-from sides import CALLS, both, enable_x64, since_jax_0_8
+from sides import CALLS, both, since_jax_0_9
 
 import eqxjit
 
@@ -247,7 +247,7 @@ def test_mutual_recursion(filter_jit):
         assert odd(jnp.array(0.0), 4) == 22
 
 
-@since_jax_0_8
+@since_jax_0_9
 @both
 def test_recursion_into_the_call_in_progress_is_refused(filter_jit):
     """JAX can't trace a structure that is being traced, however the recursion would have ended."""
@@ -405,7 +405,7 @@ def test_enable_x64_switched_between_calls(filter_jit):
     numbers = np.linspace(0.0, 1.0, 7)
     for _ in range(CALLS):
         single = f(numbers, 3)
-        with enable_x64(True):
+        with jax.enable_x64(True):
             double = f(numbers, 3)
         assert {single["sum"].dtype, single["new"].dtype} == {jnp.dtype("float32")}
         assert {double["sum"].dtype, double["new"].dtype} == {jnp.dtype("float64")}

@@ -18,7 +18,7 @@ import picklable
 import pytest
 from helpers import assert_same
 from processes import run
-from sides import CALLS, both, since_jax_0_8
+from sides import CALLS, both
 
 import eqxjit
 
@@ -350,7 +350,6 @@ def test_a_finaliser_that_calls_while_a_function_is_traced(filter_jit):
     assert seen == [(X * 5).tolist()] * CALLS
 
 
-@since_jax_0_8  # Its caches deadlock.
 @both
 def test_a_signal_handler_that_calls_in_the_middle_of_calls(filter_jit):
     f = filter_jit(lambda x, n: (x * n, n))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sides import CALLS, both, enable_x64
+from sides import CALLS, both
 
 import eqxjit
 
@@ -173,7 +173,7 @@ def test_contexts_of_single_threads(filter_jit):
     def work(i):
         wide = i % 2 == 0
         for _ in range(20):
-            with enable_x64(True) if wide else contextlib.nullcontext():
+            with jax.enable_x64(True) if wide else contextlib.nullcontext():
                 outputs = f(numbers)
             assert {output.dtype.itemsize for output in outputs} == {8 if wide else 4}
 

@@ -104,16 +104,24 @@ treedef_rows: Callable[[PyTreeDef], list[TreedefRow]] = (
 )
 
 
-def root_treedef(treedef: PyTreeDef) -> PyTreeDef:
-    """The treedef of the root node alone: its children are all leaves."""
-    if not hasattr(PyTreeDef, "from_node_data_and_children"):
-        # Older than JAX 0.8: make such a node, and flatten it one level deep.
-        node = treedef.unflatten([None] * treedef.num_leaves)
-        return tree_structure(node, is_leaf=lambda subtree: subtree is not node)
+def _root_by_flattening(treedef: PyTreeDef) -> PyTreeDef:
+    """The treedef of the root alone, from such a node, by public functions."""
+    node = treedef.unflatten([None] * treedef.num_leaves)
+    return tree_structure(node, is_leaf=lambda subtree: subtree is not node)
+
+
+def _root_by_node_data(treedef: PyTreeDef) -> PyTreeDef:
+    """The treedef of the root alone, without making a node of the user's class."""
     children = [tree_structure(0)] * len(treedef.children())
     return PyTreeDef.from_node_data_and_children(  # type: ignore[attr-defined]
         default_registry, treedef.node_data(), children
     )
+
+
+#: The treedef of a tree's root, with leaves in the place of all its children.
+root_treedef: Callable[[PyTreeDef], PyTreeDef] = (
+    _root_by_node_data if hasattr(PyTreeDef, "from_node_data_and_children") else _root_by_flattening
+)
 
 
 # --- Tracing ----------------------------------------------------------------------------------
