@@ -6,7 +6,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -49,7 +49,44 @@ class CacheInfo(NamedTuple):
     maxsize: int | None
 
 
-class Program:
+class _Table:
+    """Forgets a key when an object that it refers to dies: nothing can ask for it again."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._dead: collections.deque[Hashable] = collections.deque()
+
+    def watch(self, key: Hashable) -> list[weakref.ref[Any]]:
+        """Weak references that see to it, as long as they are kept."""
+        # Not a bound method, by which what the table holds would keep the table alive.
+        table_ref = weakref.ref(self)
+
+        def died(_: weakref.ref[Any]) -> None:
+            table = table_ref()
+            if table is not None:
+                table._forget(key)
+
+        return [weakref.ref(value, died) for value in _referents(key)]
+
+    def _forget(self, key: Hashable) -> None:
+        # Python collects garbage at any point: another thread may be changing the table (then the
+        # next miss drops the key), or this one, whose changes allow for that.
+        self._dead.append(key)
+        if self.lock.acquire(blocking=False):
+            try:
+                self._drop_dead()
+            finally:
+                self.lock.release()
+
+    def _drop_dead(self) -> None:
+        while self._dead:
+            self._drop(self._dead.popleft())
+
+    def _drop(self, key: Hashable) -> None:
+        raise NotImplementedError
+
+
+class Program(_Table):
     """The entries of one function under one set of options, shared by all that wrap it so.
 
     - `name`: what the compiled programs are called.
@@ -58,14 +95,12 @@ class Program:
     """
 
     def __init__(self, name: str, binding: Binding, options: Options):
+        super().__init__()
         self.name = name
         self.binding = binding
         self.options = options
         self.traces = 0
-        self.lock = threading.RLock()
         self.entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
-        #: The keys of entries whose static objects have died: no call can ask for them again.
-        self._dead: collections.deque[Hashable] = collections.deque()
         #: Weak references to the static objects of the function itself (see `_Programs`).
         self.watches: list[weakref.ref[Any]] = []
         #: The specialised calls in use, the latest first.
@@ -92,7 +127,7 @@ class Program:
             entry = self.entries.get(key)
             if entry is None:
                 entry = make()
-                entry.watches = watch(key, self)
+                entry.watches = self.watch(key)
                 self._add(key, entry)
             return entry
 
@@ -119,22 +154,10 @@ class Program:
             call.entry.specialized, call.entry.resting = None, call
         self.relink()
 
-    def forget(self, key: Hashable) -> None:
-        """Drops an entry whose static object has died."""
-        # Python collects garbage at any point: another thread may be changing the table (then the
-        # next miss drops it), or this one, whose changes allow for that.
-        self._dead.append(key)
-        if self.lock.acquire(blocking=False):
-            try:
-                self._drop_dead()
-            finally:
-                self.lock.release()
-
-    def _drop_dead(self) -> None:
-        while self._dead:
-            entry = self.entries.pop(self._dead.popleft(), None)
-            if entry is not None:
-                self._unspecialize(entry)
+    def _drop(self, key: Hashable) -> None:
+        entry = self.entries.pop(key, None)
+        if entry is not None:
+            self._unspecialize(entry)
 
     def keep_if_traced(self, key: Hashable, entry: Entry) -> None:
         """Forgets an entry whose first trace failed, unless another thread's did not."""
@@ -148,8 +171,7 @@ class Program:
         """Forgets an entry that no longer holds."""
         with self.lock:
             if self.entries.get(key) is entry:
-                del self.entries[key]
-                self._unspecialize(entry)
+                self._drop(key)
 
     def clear(self) -> None:
         """Forgets all entries, and with them what was compiled."""
@@ -194,23 +216,6 @@ class Program:
             site.link()
 
 
-class _Forgetful(Protocol):
-    def forget(self, key: Hashable) -> None: ...
-
-
-def watch(key: Hashable, table: _Forgetful) -> list[weakref.ref[Any]]:
-    """Weak references that have a table forget a key when an object that it refers to dies."""
-    # Not the bound method, by which what the table holds would keep the table alive.
-    table_ref = weakref.ref(table)
-
-    def died(_: weakref.ref[Any]) -> None:
-        table = table_ref()
-        if table is not None:
-            table.forget(key)
-
-    return [weakref.ref(value, died) for value in _referents(key)]
-
-
 def _referents(key: Any) -> Iterator[Any]:
     """The objects that a typed static key refers to weakly, as long as they live."""
     if isinstance(key, weakref.ref):
@@ -234,15 +239,13 @@ def _clear_all() -> None:
 clear_with_equinox(_clear_all)
 
 
-class _Programs:
+class _Programs(_Table):
     """The programs of one function, the most recently used last."""
 
     def __init__(self, owner: object | None):
+        super().__init__()
         self.owner = None if owner is None else weakref.ref(owner)
-        self.lock = threading.RLock()
         self.by_key: collections.OrderedDict[Hashable, Program] = collections.OrderedDict()
-        #: The keys of programs whose function, a method of some object, say, has died.
-        self._dead: collections.deque[Hashable] = collections.deque()
 
     def get(self, key: Hashable, make: Callable[[], Program]) -> Program:
         with self.lock:
@@ -250,24 +253,14 @@ class _Programs:
             program = self.by_key.get(key)
             if program is None:
                 program = self.by_key[key] = make()
-                program.watches = watch(key, self)
+                program.watches = self.watch(key)
             self.by_key.move_to_end(key)
             if len(self.by_key) > _MAX_PROGRAMS:
                 self.by_key.popitem(last=False)
             return program
 
-    def forget(self, key: Hashable) -> None:
-        """As `Program.forget`."""
-        self._dead.append(key)
-        if self.lock.acquire(blocking=False):
-            try:
-                self._drop_dead()
-            finally:
-                self.lock.release()
-
-    def _drop_dead(self) -> None:
-        while self._dead:
-            self.by_key.pop(self._dead.popleft(), None)
+    def _drop(self, key: Hashable) -> None:
+        self.by_key.pop(key, None)
 
     def __reduce__(self) -> tuple[type, tuple[None]]:
         # Reached when a function is pickled by value: what was compiled stays behind.
