@@ -77,7 +77,7 @@ def _places(value: Any, is_static: bool = False) -> Iterator[_Place]:
         return
     try:
         one_level = default_registry.flatten_one_level(value)
-    except (ValueError, AttributeError):
+    except (TypeError, ValueError, AttributeError):
         # An `eqx.nn.State` that is out of date; keys that can't be sorted; a deleted attribute.
         return
     for child in [] if one_level is None else one_level[0]:

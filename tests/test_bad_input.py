@@ -1,6 +1,7 @@
 """Bad arguments: an error that names the argument, caches unharmed, the next good call works."""
 
 import collections
+import functools
 import sys
 from typing import NamedTuple
 
@@ -190,10 +191,24 @@ def _set_later(kind, name, value):
         ({1: X, "a": X}, "tree"),
         ([{"k": {None: X, 2: X}}], "tree[0]['k']"),
         (_set_later(Holder, "child", {"b": 1, 3: X}), "tree.child"),
+        ((collections.defaultdict(list, {1: X, "a": X}),), "tree[0]"),
     ],
 )
 def test_a_dict_whose_keys_cannot_be_sorted(tree, path):
     run_both((tree, X), f"The keys of the dict `{path}` can't be sorted")
+
+
+@pytest.mark.parametrize("kind", [dict, functools.partial(collections.defaultdict, list)])
+def test_keys_that_cannot_be_sorted_take_nothing_of_the_recursion_limit(kind):
+    tree = kind({1: X, "a": X})
+    for _ in range(50):
+        tree = [tree]
+    f = eqxjit.filter_jit(lambda tree: 1)
+    recursion_depth = _recursion_depth()
+    for _ in range(CALLS):
+        with pytest.raises(ValueError, match="can't be sorted"):
+            f(tree)
+    assert _recursion_depth() == recursion_depth
 
 
 def test_an_ordered_dict_of_mixed_keys_is_fine():

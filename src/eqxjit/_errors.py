@@ -19,7 +19,7 @@ from ._compat import (
     last_runtime_error,
     runtime_error_text,
 )
-from ._partition import DYNAMIC, CyclicPytree, StaticHalf, is_array_leaf
+from ._partition import DYNAMIC, SORTED_DICTS, CyclicPytree, StaticHalf, is_array_leaf
 from ._static_key import static_key
 
 # What Equinox's callback raises: the user's message, and then a long explanation.
@@ -119,7 +119,7 @@ def argument_error(error: BaseException, arguments: list[tuple[str, Any]]) -> Ba
             "pytree, or make them static."
         )
     for path, node in _nodes_with_paths(arguments):
-        if issubclass(type(node), dict) and _raises(lambda node=node: sorted(node)):
+        if type(node) in SORTED_DICTS and _raises(lambda node=node: sorted(node)):
             return ValueError(
                 f"The keys of the dict `{path}` can't be sorted, as JAX needs: "
                 f"{', '.join(map(_short, node))}. Use keys of one type, or an `OrderedDict`."

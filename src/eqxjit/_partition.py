@@ -1,5 +1,6 @@
 """Splits a pytree into its dynamic leaves (arrays, traced) and its static half (with a key)."""
 
+import collections
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ class _Dynamic:
 
 
 DYNAMIC = _Dynamic()
+
+# JAX sorts their keys.
+SORTED_DICTS = (dict, collections.defaultdict)
 
 # More nesting than any model has, and far less than the interpreter's recursion limit.
 _SUSPICIOUS_DEPTH = 200
@@ -118,7 +122,7 @@ def check_tree(pytree: Any) -> None:
         if depth > _SUSPICIOUS_DEPTH:
             _find_cycle(pytree)
             return
-        if type(node) is dict and len({*map(type, node)}) > 1:
+        if type(node) in SORTED_DICTS and len({*map(type, node)}) > 1:
             sorted(node)
         depth += 1
         for child in _children(node):
