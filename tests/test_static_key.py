@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import Twins, assert_same
-from sides import CALLS
+from sides import CALLS, both
 
 import eqxjit
 
@@ -438,3 +438,28 @@ def test_the_answers_of_a_users_eq_decide():
     for _ in range(CALLS):
         assert twins.ours(ByName("a", 1)) == twins.upstream(ByName("a", 1)) == 1
         assert twins.ours(ByName("a", 2)) == twins.upstream(ByName("a", 2)) == 1
+
+
+OWN_EQUALITY = """
+@dataclasses.dataclass(frozen=True)
+class Own:
+    n: int
+
+    def __eq__(self, other):
+        return type(other) is Own and self.extra == other.extra
+
+    def __hash__(self):
+        return hash(self.extra)
+"""
+
+
+@both
+def test_a_dataclass_with_its_own_equality_from_a_string(filter_jit):
+    """`dataclasses` compiles its methods from strings, too."""
+    namespace = {"dataclasses": dataclasses}
+    exec(OWN_EQUALITY, namespace)
+    f = filter_jit(lambda x, own: x * own.extra)
+    for extra in (1, 2, 1, 2, 1, 2, 1, 3):
+        own = namespace["Own"](1)
+        object.__setattr__(own, "extra", extra)
+        assert f(jnp.ones(()), own) == extra

@@ -70,7 +70,8 @@ def _changeable(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Iterator[tuple[A
         # The keys of a dict belong to the treedef.
         if kind is not None and kind is not dict:
             values += data if type(data) is tuple else [data]
-    for value in values:
+    # Layers often share one object, such as their configuration.
+    for value in {id(value): value for value in values}.values():
         if not identity_suffices(value):
             try:
                 yield value, static_key(value)

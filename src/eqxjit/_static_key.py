@@ -244,9 +244,9 @@ def _compared_fields(kind: type) -> list[str] | None:
     owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
     parameters = vars(owner).get("__dataclass_params__")
     equality = vars(owner)["__eq__"]
-    # `dataclasses` compiles its methods from strings, and leaves a user's own `__eq__` alone.
+    # `dataclasses` defines its methods in a function of this name, and leaves a user's own alone.
     generated = isinstance(equality, types.FunctionType) and (
-        equality.__code__.co_filename == "<string>"
+        equality.__code__.co_qualname == "__create_fn__.<locals>.__eq__"
     )
     if parameters is None or not parameters.eq or not generated:
         return None
