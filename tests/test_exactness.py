@@ -3,9 +3,11 @@
 Each test warms a call up until the specialised call serves it, changes one thing, and calls again.
 """
 
+import argparse
 import collections
 import dataclasses
 import threading
+import types
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -749,6 +751,22 @@ NESTINGS = {
     "dict": lambda t: {"a": t},
     "Module": lambda t: Layer(t, 1),
 }
+
+
+@pytest.mark.parametrize(
+    "make", [types.SimpleNamespace, argparse.Namespace], ids=["SimpleNamespace", "argparse"]
+)
+def test_an_unhashable_static_object_with_its_own_equality_changed_in_place(make):
+    """Upstream returns what it was before: it compares an object with itself."""
+    f = eqxjit.filter_jit(lambda model, x: x * model.modes.rate)
+    g = eqx.filter_jit(lambda model, x: x * model.modes.rate)
+    x, static = jnp.ones(2), make(rate=1)
+    for rate in (1, 1, 1, 7, 7, 7, 1, 2):
+        static.rate = rate
+        assert f(layer(modes=static), x).tolist() == [rate, rate]
+        assert g(layer(modes=static), x).tolist() == [1, 1]
+        assert f(layer(modes=make(rate=5)), x).tolist() == [5, 5]
+    assert f.cache_info()[:2] == (4, 4)
 
 
 @dataclasses.dataclass

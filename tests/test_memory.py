@@ -306,6 +306,21 @@ def test_modules_as_functions_are_kept_within_a_bound():
     assert executables() <= before
 
 
+@pytest.mark.parametrize("calls", [0, 1, CALLS])
+def test_a_module_goes_with_the_wrapper_of_its_magic_method(calls):
+    """Python binds `model.__call__` itself, not Equinox: to `filter_jit` the model is static."""
+    alive = []
+    for i in range(SOME):
+        model = Model(X + i, i)
+        wrapper = eqxjit.filter_jit(model.__call__)
+        for _ in range(calls):
+            wrapper(X)
+        alive.append(weakref.ref(model.weight))
+    del model, wrapper
+    gc.collect()
+    assert not any(ref() is not None for ref in alive)
+
+
 def test_the_arrays_of_a_module_as_function_go_at_once():
     """Without the garbage collector: no cycle holds on to what may be gigabytes."""
     gc.collect()

@@ -516,14 +516,30 @@ def test_wrong_calls(filter_jit):
 def test_lowering_a_method(filter_jit):
     Model, _ = make_model(filter_jit)
     model = Model(x)
-    if filter_jit is eqx.filter_jit:
-        lowered = Model.step.lower(model, x)
-        compiled = lowered.compile()
-        assert_same(compiled(model, x).weight, x - 0.1 * x)
-    else:
-        compiled = model.step.lower(x).compile()
-        for i in range(CALLS):
-            assert_same(compiled(model, x + i).weight, x - 0.1 * (x + i))
+    compiled = Model.step.lower(model, x).compile()
+    for i in range(CALLS):
+        assert_same(compiled(model, x + i).weight, x - 0.1 * (x + i))
+
+
+def test_lowering_a_bound_method():
+    """The instance is filled in when it is lowered and when it is called."""
+    Model, _ = make_model(eqxjit.filter_jit)
+    model = Model(x)
+    compiled = model.step.lower(x).compile()
+    for i in range(CALLS):
+        assert_same(compiled(x + i).weight, x - 0.1 * (x + i))
+
+
+def test_a_bound_method_has_what_the_wrapper_has():
+    Model, _ = make_model(eqxjit.filter_jit)
+    model = Model(x)
+    warm(model.step, x)
+    assert model.step.cache_info() == Model.step.cache_info() == (1, 1, 1024)
+    assert model.step.specialized_source() == Model.step.specialized_source()
+    model.step.clear_cache()
+    assert model.step.cache_info().entries == 0
+    with pytest.raises(AttributeError):
+        _ = model.step.no_such_name
 
 
 class Saved(eqx.Module):

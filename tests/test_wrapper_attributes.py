@@ -170,6 +170,16 @@ def test_other_values_of_donate_are_refused(filter_jit, donate):
 
 
 @both
+def test_an_unknown_option_is_refused_when_wrapping(filter_jit):
+    for wrap in (
+        lambda: filter_jit(donat="all")(lambda x: x),
+        lambda: filter_jit(lambda x: x, donat="all"),
+    ):
+        with pytest.raises(TypeError, match="donat"):
+            wrap()
+
+
+@both
 @pytest.mark.parametrize(
     "argument",
     ["static_argnums", "static_argnames", "donate_argnums", "in_shardings", "out_shardings"],

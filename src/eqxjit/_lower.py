@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ._site import Site
 
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
 class Lowered:
     """A function that is traced and lowered for one call's structure, shapes and static arguments.
 
@@ -21,6 +24,12 @@ class Lowered:
         self.lowered = lowered
         self._site = site
         self._call = call
+        self._bound: Arguments = (), {}
+
+    def bind(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> "Lowered":
+        """The same, with arguments (a method's instance) that a call then leaves out."""
+        self._bound = args, keywords
+        return self
 
     def as_text(self) -> str:
         """The program as StableHLO."""
@@ -34,7 +43,7 @@ class Lowered:
         - `compiler_options`: as for `jax.stages.Lowered.compile`.
         """
         compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
-        return Compiled(self._site, self._call, compiled)
+        return Compiled(self._site, self._call, compiled, self._bound)
 
 
 class Compiled:
@@ -43,8 +52,9 @@ class Compiled:
     - `compiled`: JAX's own `jax.stages.Compiled`, with `cost_analysis()` and the like.
     """
 
-    def __init__(self, site: "Site", call: Call, compiled: jax.stages.Compiled):
+    def __init__(self, site: "Site", call: Call, compiled: jax.stages.Compiled, bound: Arguments):
         self.compiled = compiled
+        self._bound = bound
         self._site = site
         self._call = call
 
@@ -56,7 +66,8 @@ class Compiled:
         - `ValueError`, if the structure or a static argument isn't the one it was lowered with.
         - What JAX raises for arrays of another shape or dtype.
         """
-        return self._site.receive(self._call_bound, args, kwargs)
+        args_before, keywords = self._bound
+        return self._site.receive(self._call_bound, (*args_before, *args), {**keywords, **kwargs})
 
     def _call_bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Hashable, Mapping
 from typing import Any, Literal, get_args
 
+import jax
+
 from ._static_key import static_key
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
@@ -47,6 +49,9 @@ class Options:
         return static_key((self.donate, self.block, self.maxsize, self.jit_arguments))
 
 
+def _nothing() -> None: ...
+
+
 def check_options(
     donate: Any, block: Any, maxsize: Any, jit_arguments: Mapping[str, Any]
 ) -> Options:
@@ -56,7 +61,7 @@ def check_options(
 
     - `ValueError`, if `donate` is none of its values, for a jit argument that only flat,
       positional arrays would give a meaning, or for one of Equinox before 0.10.
-    - `TypeError`, for a `maxsize` that is not a number.
+    - `TypeError`, for a `maxsize` that is not a number, and for what `jax.jit` doesn't know.
     """
     for name in _DEPRECATED:
         if name in jit_arguments:
@@ -80,4 +85,7 @@ def check_options(
         raise TypeError(f"`maxsize` must be a number of entries or None; got {maxsize!r}.")
     if maxsize is not None and maxsize < 1:
         raise ValueError(f"`maxsize` must be at least 1; got {maxsize}.")
+    if jit_arguments:
+        # So that an unknown one is refused here, as by upstream, rather than at the first call.
+        jax.jit(_nothing, **jit_arguments)
     return Options(donate, bool(block), maxsize, tuple(sorted(jit_arguments.items())))  # type: ignore[arg-type]

@@ -18,8 +18,6 @@ from ._recompiles import ENTRY_VARIABLE, recompiled
 from ._specialize import is_worth_specializing, specialize
 from ._wrapped import WrappedFunction
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
 # Spelled out below, because only a plain local variable shows on the stack.
 assert JITTED_FRAME_MARK == "__equinox_jit_id__"
 assert ENTRY_VARIABLE == "__eqxjit_entry__"

@@ -8,6 +8,7 @@ all other values their type and their own `==` and `hash` decide.
 """
 
 import collections
+import copy
 import dataclasses
 import functools
 import types
@@ -41,12 +42,12 @@ class _ByHashAndEquality:
 
 
 class _ByEquality:
-    """An unhashable value, compared by its own `==` and hashed by its type alone."""
+    """An unhashable value, compared by its own `==` and hashed by its type alone: a copy of it."""
 
     __slots__ = ("value",)
 
     def __init__(self, value: Any):
-        self.value = value
+        self.value = _snapshot(value)
 
     def __hash__(self) -> int:
         return hash(type(self.value))
@@ -55,6 +56,35 @@ class _ByEquality:
         if type(other) is not _ByEquality or type(self.value) is not type(other.value):
             return False
         return self.value is other.value or bool(self.value == other.value)
+
+
+def _snapshot(value: Any) -> Any:
+    """A copy that a change of the value doesn't reach; itself where it can't be copied."""
+    try:
+        copied = copy.deepcopy(value)
+        if type(copied) is type(value) and bool(copied == value):
+            return copied
+    except Exception:
+        pass
+    return value
+
+
+class _IdentityRef(weakref.ref[Any]):
+    """A weak reference to a value that equals itself alone, whatever its `==` says."""
+
+    __slots__ = ("_id",)
+
+    def __init__(self, value: Any):
+        self._id = id(value)
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        # A dead one's `id` may be another's by now.
+        return type(other) is _IdentityRef and (value := self()) is not None and value is other()
 
 
 class _ByIdentity:
@@ -166,13 +196,13 @@ def _module_key(value: eqx.Module) -> Hashable:
 
 def _identity_key(value: Any) -> Hashable:
     kind = type(value)
-    if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
-        try:
-            # Equal while alive if the referents are, that is, by identity.
+    try:
+        if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
+            # Equal while alive if the referents are, that is, by identity; and compared in C.
             return (kind, weakref.ref(value))
-        except TypeError:
-            pass
-    return (kind, _ByIdentity(value))
+        return (kind, _IdentityRef(value))
+    except TypeError:
+        return (kind, _ByIdentity(value))
 
 
 def _opaque_key(value: Any) -> Hashable:

@@ -152,11 +152,14 @@ class BoundJitWrapper(functools.partial[Any]):
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":
             return cast(Any, self.func).__wrapped__.__get__(*self.args)
+        if name in ("cache_info", "clear_cache", "specialized_source"):
+            return getattr(self.func, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
-        """As `lower` of the wrapped function, with the instance filled in."""
-        return cast(Any, self.func).lower(*self.args, *args, **self.keywords, **kwargs)
+        """As `lower` of the wrapped function, with the instance filled in, here and when called."""
+        lowered = cast(Any, self.func).lower(*self.args, *args, **self.keywords, **kwargs)
+        return lowered.bind(self.args, self.keywords)
 
     def __eq__(self, other: object) -> Any:
         return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
