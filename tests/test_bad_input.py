@@ -211,6 +211,22 @@ def test_keys_that_cannot_be_sorted_take_nothing_of_the_recursion_limit(kind):
     assert _recursion_depth() == recursion_depth
 
 
+def test_a_static_dict_of_mixed_keys_is_fine():
+    """JAX doesn't flatten it. Found by the thorough property tests."""
+
+    class Static(eqx.Module):
+        weight: jax.Array
+        table: object = eqx.field(static=True)
+
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        f = filter_jit(lambda model, x: model.weight * x * model.table["a"])
+        for factor in (2, 3):
+            model = Static(X, {"a": factor})
+            model.table[1] = None  # Equinox flattens what a Module is made from.
+            for _ in range(CALLS):
+                assert f([model], X).tolist() == (X * X * factor).tolist()
+
+
 def test_an_ordered_dict_of_mixed_keys_is_fine():
     for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
         f = filter_jit(lambda tree: tree[1] + tree["a"])

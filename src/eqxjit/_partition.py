@@ -1,7 +1,8 @@
 """Splits a pytree into its dynamic leaves (arrays, traced) and its static half (with a key)."""
 
 import collections
-from collections.abc import Hashable, Iterable
+import dataclasses
+from collections.abc import Collection, Hashable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -116,31 +117,28 @@ def check_tree(pytree: Any) -> None:
 
     - `CyclicPytree`, or the `TypeError` of sorting a dict's keys.
     """
+    if _is_suspicious(pytree):
+        _check_closely(pytree)
+
+
+def _is_suspicious(pytree: Any) -> bool:
+    """Whether a pytree is very deep or has dicts of mixed keys, static fields included."""
     pending = [(pytree, 0)]
     while pending:
         node, depth = pending.pop()
-        if depth > _SUSPICIOUS_DEPTH:
-            _find_cycle(pytree)
-            return
-        if type(node) in SORTED_DICTS and len({*map(type, node)}) > 1:
-            sorted(node)
+        if depth > _SUSPICIOUS_DEPTH or (
+            type(node) in SORTED_DICTS and len({*map(type, node)}) > 1
+        ):
+            return True
+        children = fields_of(node).values() if issubclass(type(node), eqx.Module) else _items(node)
         depth += 1
-        for child in _children(node):
+        for child in children:
             if type(child) is not ArrayImpl:
                 pending.append((child, depth))
+    return False
 
 
-def _children(node: Any) -> Iterable[Any]:
-    if issubclass(type(node), (tuple, list)):
-        return node
-    if issubclass(type(node), dict):
-        return node.values()
-    if issubclass(type(node), eqx.Module):
-        return fields_of(node).values()
-    return ()
-
-
-def _find_cycle(pytree: Any) -> None:
+def _check_closely(pytree: Any) -> None:
     ancestors: set[int] = set()
     # A node is visited twice: before its children (True) and after them (False).
     pending = [(pytree, True)]
@@ -151,8 +149,28 @@ def _find_cycle(pytree: Any) -> None:
             continue
         if id(node) in ancestors:
             raise CyclicPytree(node)
-        children = _children(node)
+        if type(node) in SORTED_DICTS:
+            sorted(node)
+        is_module = issubclass(type(node), eqx.Module)
+        children = _dynamic_fields(node) if is_module else _items(node)
         if children:
             ancestors.add(id(node))
             pending.append((node, False))
             pending.extend((child, True) for child in children)
+
+
+def _dynamic_fields(module: Any) -> list[Any]:
+    values = fields_of(module)
+    return [
+        values[field.name]
+        for field in dataclasses.fields(module)
+        if field.name in values and not field.metadata.get("static", False)
+    ]
+
+
+def _items(node: Any) -> Collection[Any]:
+    if issubclass(type(node), (tuple, list)):
+        return node
+    if issubclass(type(node), dict):
+        return node.values()
+    return ()
