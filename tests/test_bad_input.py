@@ -224,7 +224,7 @@ def test_a_static_dict_of_mixed_keys_is_fine():
             model = Static(X, {"a": factor})
             model.table[1] = None  # Equinox flattens what a Module is made from.
             for _ in range(CALLS):
-                assert f([model], X).tolist() == (X * X * factor).tolist()
+                assert f(model, X).tolist() == (X * X * factor).tolist()
 
 
 def test_an_ordered_dict_of_mixed_keys_is_fine():
