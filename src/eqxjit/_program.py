@@ -109,7 +109,6 @@ class Program(_Table):
         self._resting: list[SpecializedCall] = []
         #: The wrappers' ways into this program: relinked when `specialized` changes.
         self.sites: weakref.WeakSet[Site] = weakref.WeakSet()
-        _programs.add(self)
 
     def find(self, key: Hashable) -> Entry | None:
         """The entry for a typed static key, now the most recently used one."""
@@ -228,17 +227,6 @@ def _referents(key: Any) -> Iterator[Any]:
             yield from _referents(element)
 
 
-_programs: weakref.WeakSet[Program] = weakref.WeakSet()
-
-
-def _clear_all() -> None:
-    for program in tuple(_programs):
-        program.clear()
-
-
-clear_with_equinox(_clear_all)
-
-
 class _Programs(_Table):
     """The programs of one function, the most recently used last."""
 
@@ -246,6 +234,7 @@ class _Programs(_Table):
         super().__init__()
         self.owner = None if owner is None else weakref.ref(owner)
         self.by_key: collections.OrderedDict[Hashable, Program] = collections.OrderedDict()
+        _tables.add(self)
 
     def get(self, key: Hashable, make: Callable[[], Program]) -> Program:
         with self.lock:
@@ -270,7 +259,19 @@ class _Programs(_Table):
         return _Programs(None)
 
 
+_tables: weakref.WeakSet[_Programs] = weakref.WeakSet()
+
 _homeless = _Programs(None)
+
+
+def _clear_tables() -> None:
+    # As upstream: a living wrapper keeps what was compiled for it, a new one has it compiled anew.
+    for table in tuple(_tables):
+        with table.lock:
+            table.by_key.clear()
+
+
+clear_with_equinox(_clear_tables)
 
 
 def program_of(fun: Any, key: Hashable, options: Options) -> Program:
