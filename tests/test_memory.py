@@ -411,6 +411,7 @@ def test_an_entry_holds_none_of_the_arrays_it_was_made_from():
 
 def test_entries_are_bounded():
     f = eqxjit.filter_jit(lambda x, n: x * n, maxsize=4)
+    assert (X * 2).tolist() == [2, 4, 6]  # Compiled, as the products below.
     before = executables()
     for n in range(30):
         for _ in range(n % 4 + 1):
