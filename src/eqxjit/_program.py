@@ -151,7 +151,8 @@ class Program(_Table):
         self._resting, self.specialized = self.specialized, []
         for call in self._resting:
             call.entry.specialized, call.entry.resting = None, call
-        self.relink()
+        if self._resting:
+            self.relink()
 
     def _drop(self, key: Hashable) -> None:
         entry = self.entries.pop(key, None)

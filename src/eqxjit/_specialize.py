@@ -146,12 +146,11 @@ def _generate(
     exception = names.constant("Exception", Exception)
     retrace_signal = names.constant("Retrace", Retrace)
     kind = names.constant(type(output_at_hand).__name__, type(output_at_hand))
+    other_index = f" or {index} not in {arrays}" if index else ""
     rebuild = names.constant("rebuild", entry.rebuild)
     forwarded = binding.forwarded()
     n_first = way_in.n_first
     passed = [*way_in.arrays[:n_first], *fun_arrays, *way_in.arrays[n_first:]]
-
-    other_index = f" or {index} not in {arrays}" if index else ""
 
     lines = [
         *wrapped(f"def {make}(", [jitted, otherwise, retrace, explain, wait, *fun_arrays], "):"),

@@ -156,9 +156,9 @@ def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Has
     return (type(value), frozenset([static_key(element) for element in elements(value)]))
 
 
-def _dict_key(value: Any, items: Callable[[Any], Iterable[Any]] = dict.items) -> Hashable:
+def _dict_key(value: Any) -> Hashable:
     # As for `==`, the order of insertion doesn't matter.
-    return (type(value), frozenset(_item_keys(items(value))))
+    return (type(value), frozenset(_item_keys(dict.items(value))))
 
 
 def _ordered_dict_key(value: Any) -> Hashable:
