@@ -604,6 +604,13 @@ ITEMS = {
     "pairs": lambda i: (jnp.full(2, float(i)), "a"),
     "dicts": lambda i: {"x": jnp.full(2, float(i)), "y": [jnp.ones(1), 3]},
     "lists": lambda i: [layer(weight=jnp.full(2, float(i) + j)) for j in range(5)],
+    "lists between": lambda i: {
+        "a": jnp.full(2, float(i)),
+        "b": [layer(weight=jnp.full(2, i + j / 8)) for j in range(5)],
+        "c": jnp.full(2, i + 0.9),
+        "d": [jnp.full(2, i + j / 7) for j in range(4)],
+        "e": [layer(weight=jnp.full(2, i + j / 6)) for j in range(5)],
+    },
     "named tuples": lambda i: Backwards(jnp.full(2, float(i)), None),
     "registered nodes": lambda i: Fickle([jnp.full(2, float(i)), None]),
 }

@@ -3,7 +3,8 @@
 import collections
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+import gc
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import equinox as eqx
 import flax.core
@@ -39,6 +40,57 @@ class Child(Layer):
     @property
     def doubled(self):
         return 2 * self.weight
+
+
+class Slot:
+    __slots__ = ("note",)
+
+
+class SlottedBase(Slot, eqx.Module):
+    """Of another layout than a plain object."""
+
+    weight: Any
+
+
+class Slotted(eqx.Module):
+    """Of yet another."""
+
+    __slots__ = ("note",)
+    weight: Any
+
+
+class Constructed:
+    __slots__ = ()
+
+    def __init__(self, *args):
+        raise AssertionError("only the user makes one")
+
+
+class Mixed(Constructed, eqx.Module):
+    """With a base that Equinox didn't make."""
+
+    weight: Any
+
+    def __init__(self, weight):
+        self.weight = weight
+
+
+Scalar = TypeVar("Scalar")
+
+
+class Typed(eqx.Module, Generic[Scalar]):
+    weight: Any
+    class_: int = 1
+
+
+class Finalized(eqx.Module):
+    """Counts those that went, by whether they had been whole."""
+
+    weight: Any
+    gone: ClassVar[list[bool]] = []
+
+    def __del__(self):
+        self.gone.append(hasattr(self, "weight"))
 
 
 class Point(NamedTuple):
@@ -103,6 +155,10 @@ RETURNED = {
     "Module": lambda x: Layer(x),
     "Modules": lambda x: Layer(Layer(x, 1, name="a"), [Layer(x + 1), None], name="b"),
     "Module's subclass": lambda x: Child(x, x + 1, "c", x + 2),
+    "Module with a slot": lambda x: Slotted(x),
+    "Module with a slotted base": lambda x: SlottedBase(x),
+    "Module with another base": lambda x: Mixed(x),
+    "generic Module": lambda x: [Typed[float](x), Typed(1, x)],
     "equinox layers": lambda x: eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0)),
     "Module with a wrapper's name": lambda x: eqx.filter_vmap(Layer(x)),
     "bound method": lambda x: Layer(x).applied,
@@ -149,10 +205,8 @@ def nodes(tree):
 
 
 def vars_of(node):
-    """The names that an object holds its parts under, in order where the order shows."""
-    if isinstance(node, dict):
-        return node
-    return sorted(getattr(node, "__dict__", {}))
+    """The names that an object holds its parts under, in their order."""
+    return node if isinstance(node, dict) else getattr(node, "__dict__", {})
 
 
 @both
@@ -174,6 +228,15 @@ def test_modules_come_out_whole(filter_jit):
         assert_same(dataclasses.replace(out, weight=x).weight, x)
         assert_same(eqx.tree_at(lambda m: m.bias[0], out, x).bias[0], x)
         assert out.name == "name"
+
+
+def test_only_whole_modules_are_finalized():
+    f = eqxjit.filter_jit(lambda x: Finalized(x))
+    for _ in range(2 * CALLS):
+        f(x)
+    gc.collect()
+    assert len(Finalized.gone) >= 2 * CALLS
+    assert all(Finalized.gone)
 
 
 @both

@@ -22,9 +22,16 @@ class Constants:
         self._taken = set(taken)
         self._by_id: dict[int, str] = {}
 
+    def helper(self, verb: str, kind: type) -> str:
+        """A name for a function that does something to objects of a class."""
+        return self.variable(f"{verb}_{kind.__name__[: _LONGEST_NAME - len(verb) - 2]}s")
+
     def variable(self, wish: str) -> str:
         """A name like the wish, made an identifier, and numbered where it is taken."""
-        name = base = re.sub(r"\W+", "_", wish).strip("_")[-_LONGEST_NAME:].lstrip("_") or "value"
+        base = re.sub(r"\W+", "_", wish).strip("_")
+        while len(base) > _LONGEST_NAME and "_" in base:
+            base = base.split("_", 1)[1].lstrip("_")
+        name = base = base[-_LONGEST_NAME:] or "value"
         if base[0].isdigit() or keyword.iskeyword(base):
             name = base = f"_{base}"
         number = 1

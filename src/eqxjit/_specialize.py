@@ -154,7 +154,7 @@ def _generate(
 
     lines = [
         *wrapped(f"def {make}(", [jitted, otherwise, retrace, explain, wait, *fun_arrays], "):"),
-        *indented(way_in.helpers),
+        *indented([*way_in.helpers, *way_out.helpers]),
         f"    def {call}({binding.header(missing)}):",
     ]
     if entry.returns_changeable:

@@ -42,7 +42,7 @@ class WayIn:
     - `helpers`: functions that the guards call.
     """
 
-    __slots__ = ("_names", "_readers", "arrays", "guards", "helpers", "n_first")
+    __slots__ = ("_loop", "_names", "_readers", "arrays", "guards", "helpers", "n_first")
 
     def __init__(self, binding: Binding, names: Constants, args: Node, kwargs: Node):
         self._names = names
@@ -52,6 +52,8 @@ class WayIn:
         self.helpers: list[str] = []
         #: The helpers that read runs of equal items, by the signature of an item.
         self._readers: dict[Hashable, str] = {}
+        #: The loop that is being written, if one is.
+        self._loop: _Loop | None = None
         self._read_arguments(
             binding, args.children, dict(zip(kwargs.data, kwargs.children, strict=True))
         )
@@ -162,31 +164,33 @@ class WayIn:
         read = self._readers.get(signature)
         if read is None:
             read = self._readers[signature] = self._define_reader(run[0])
+        if self._loop is not None:
+            # Inside another loop: the arrays go into the same list, in their order.
+            if arrays:
+                self._loop.end_step(self.guards, arrays)
+            self._guard(f"{read}({items}, {self._loop.found})")
+            return
         found = self._names.variable(f"{wish}_arrays")
-        self._guard(f"({found} := {read}({items})) is not None")
+        self._guard(f"{read}({items}, {found} := [])")
         arrays.append(f"*{found}")
 
     def _define_reader(self, node: Node | Leaf) -> str:
         assert isinstance(node, Node)
-        names = self._names
-        kind = node.kind.__name__
-        read, items = names.variable(f"read_{kind}_items"), names.variable("items")
-        item, found = names.variable(f"{kind}_item".lower()), names.variable("found")
-        outer_guards, self.guards = self.guards, []
-        item_arrays: list[str] = []
-        self._read(node, item, item, item_arrays)
-        guards, self.guards = self.guards, outer_guards
+        names, kind = self._names, node.kind.__name__.lower()
+        read, items = names.helper("read", node.kind), names.variable(f"{kind}s")
+        each, found = names.variable(f"each_{kind}"), names.variable(f"found_in_{kind}s")
+        outer, self.guards, self._loop = (self.guards, self._loop), [], _Loop(found)
+        arrays: list[str] = []
+        self._read(node, each, each, arrays)
+        self._loop.end_step(self.guards, arrays)
+        body = self._loop.body
+        self.guards, self._loop = outer
         self.helpers += [
-            f"def {read}({items}):",
+            f"def {read}({items}, {found}):",
             f"    # Each: {_describe(node)}",
-            f"    {found} = []",
-            f"    for {item} in {items}:",
-            "        if not (",
-            *indented(conditions(guards), 3),
-            "        ):",
-            "            return None",
-            *indented(wrapped(f"{found} += (", item_arrays, ")"), 2),
-            f"    return {found}",
+            f"    for {each} in {items}:",
+            *indented(body, 2),
+            "    return True",
             "",
         ]
         return read
@@ -314,6 +318,29 @@ class WayIn:
             self._names.constant("Array", ArrayImpl),
             self._names.constant("is_array", _is_array_leaf),
         )
+
+
+class _Loop:
+    """The body of a loop over equal items: guards on an item, its arrays, further guards, ...
+
+    - `found`: the variable that holds the list to which the arrays are added.
+    - `body`: the lines.
+    """
+
+    __slots__ = ("body", "found")
+
+    def __init__(self, found: str):
+        self.found = found
+        self.body: list[str] = []
+
+    def end_step(self, guards: list[tuple[str, ...]], arrays: list[str]) -> None:
+        """Writes the guards so far, and what adds the arrays so far; both lists are emptied."""
+        if guards:
+            self.body += ["if not (", *indented(conditions(guards)), "):", "    return False"]
+        if arrays:
+            self.body += wrapped(f"{self.found} += (", arrays, ")")
+        guards.clear()
+        arrays.clear()
 
 
 _ONLY_ARRAYS = {ArrayImpl}

@@ -4,8 +4,12 @@ Modules are built without running their construction, as their registered unflat
 """
 
 import functools
-from collections.abc import Iterable
+import keyword
+import types
+from collections.abc import Hashable, Iterable
 from typing import Any
+
+import equinox as eqx
 
 from ._compat import fields_of, root_treedef
 from ._constants import Constants
@@ -28,12 +32,33 @@ class WayOut:
     """The source of an output.
 
     - `result`: the expression that is the output.
+    - `helpers`: functions that it calls.
     """
 
-    __slots__ = ("_body", "_loops", "_names", "_segments", "_source", "_taken", "result")
+    __slots__ = (
+        "_body",
+        "_loops",
+        "_makers",
+        "_names",
+        "_segments",
+        "_source",
+        "_taken",
+        "helpers",
+        "result",
+    )
 
-    def __init__(self, names: Constants, output: Node | Leaf, arrays: str, wish: str = "out"):
-        """Generates what makes `output` from the list of its arrays, a variable named `arrays`."""
+    def __init__(
+        self,
+        names: Constants,
+        output: Node | Leaf,
+        arrays: str,
+        wish: str = "out",
+        outer: "WayOut | None" = None,
+    ):
+        """Generates what makes `output` from its arrays, a variable named `arrays`.
+
+        `outer` is the way out that this is a part of: helpers are shared.
+        """
         self._names = names
         self._source = arrays
         #: How many of the arrays are taken, and by which variables: (start, names).
@@ -41,6 +66,9 @@ class WayOut:
         self._segments: list[tuple[int, list[str]]] = []
         self._loops = False
         self._body: list[str] = []
+        self.helpers: list[str] = outer.helpers if outer else []
+        #: The helpers that make runs of equal items, by the signature of an item.
+        self._makers: dict[Hashable, str] = outer._makers if outer else {}
         self.result = self._build(output, wish)
 
     @property
@@ -67,13 +95,14 @@ class WayOut:
         children: list[str] = []
         labels = _labels(node)
         for start, run in self._runs(node):
-            if len(run) > 1:
-                children.append(self._run(run, wish))
-            else:
+            if len(run) == 1:
                 children.append(self._build(run[0], f"{wish}_{labels[start]}"))
-        if node.kind is list and len(children) == 1 and children[0].startswith("*"):
-            # Made in one piece, by a loop or a slice: a fresh list already.
-            return children[0][1:]
+                continue
+            made = self._run(run)
+            if node.kind is list and len(run) == len(node.children) and isinstance(run[0], Node):
+                # Made in one piece, a fresh list already.
+                return made[1:]
+            children.append(made)
         layout = module_layout(node)
         if layout is not None:
             return self._module(node, layout, children, wish)
@@ -90,35 +119,46 @@ class WayOut:
             return runs(node.children, output_signature)
         return [(index, [child]) for index, child in enumerate(node.children)]
 
-    def _run(self, run: list[Node | Leaf], wish: str) -> str:
-        """Equal items are made in a loop."""
+    def _run(self, run: list[Node | Leaf]) -> str:
+        """Equal items are made in a loop, in a function that serves all runs of such items."""
         self._loops = True
-        size = n_arrays(run[0])
-        start, stop = self._taken, self._taken + size * len(run)
+        node = run[0]
+        start, stop = self._taken, self._taken + n_arrays(node) * len(run)
         self._taken = stop
-        if isinstance(run[0], Leaf):
-            return f"*{self._source}[{start}:{stop}]"
+        arrays = f"{self._source}[{start}:{stop}]"
+        if isinstance(node, Leaf):
+            return f"*{arrays}"
+        signature = output_signature(node)
+        make = self._makers.get(signature)
+        if make is None:
+            make = self._makers[signature] = self._define_maker(node)
+        return f"*{make}({arrays})"
+
+    def _define_maker(self, node: Node) -> str:
         names = self._names
-        items, arrays = names.variable(f"{wish}_items"), names.variable(f"{wish}_arrays")
-        item = WayOut(names, run[0], arrays, f"{wish}_item")
-        source = f"{self._source}[{start}:{stop}]"
-        if size > 1:
-            each = f"{names.constant('iter', iter)}({source})"
-            source = f"{names.constant('zip', zip)}(*[{each}] * {size})"
+        kind = node.kind.__name__.lower()
+        make, arrays = names.helper("make", node.kind), names.variable(f"{kind}s_arrays")
+        items, item_arrays = names.variable(f"new_{kind}s"), names.variable(f"{kind}_arrays")
+        item = WayOut(names, node, item_arrays, f"new_{kind}", self)
+        source, size = arrays, n_arrays(node)
         if item._loops:
-            # It takes slices of the list.
-            source = f"{names.constant('map', map)}({names.constant('list', list)}, {source})"
-            targets, lines = [arrays], item.lines
+            # It takes slices.
+            targets, lines = [item_arrays], item.lines
         else:
             targets, lines = item._segments[0][1], item._body
-        head, tail = ("for (", ")") if len(targets) > 1 else ("for ", "")
-        self._body += [
-            f"{items} = []",
-            *wrapped(head, targets, f"{tail} in {source}:"),
-            *indented(lines),
-            f"    {items}.append({item.result})",
+        if size > 1 or item._loops:
+            iterator = f"{names.constant('iter', iter)}({arrays})"
+            source = f"{names.constant('zip', zip)}(*[{iterator}] * {size})"
+        self.helpers += [
+            f"def {make}({arrays}):",
+            f"    {items} = []",
+            *indented(wrapped("for ", targets, f" in {source}:")),
+            *indented(lines, 2),
+            f"        {items}.append({item.result})",
+            f"    return {items}",
+            "",
         ]
-        return f"*{items}"
+        return make
 
     def _leaf(self, leaf: Leaf, wish: str) -> str:
         if not leaf.is_dynamic:
@@ -162,20 +202,59 @@ class WayOut:
 
     def _module(self, node: Node, layout: ModuleLayout, children: list[str], wish: str) -> str:
         names = self._names
-        name, fields = names.variable(wish), names.variable(f"{wish}_fields")
+        name = names.variable(wish)
         kind = names.constant(node.kind.__name__, node.kind)
+        static = [
+            (field, self._leaf(Leaf(value), f"{wish}_{field}")) for field, value in layout.static
+        ]
+        # Dynamic fields come first, as upstream.
+        values = [*zip(layout.dynamic, children, strict=True), *static]
+        plain = _plain_class(node.kind, tuple([field for field, _ in values]))
+        if plain is not None:
+            self._body.append(f"{name} = {names.constant('Fields', plain)}()")
+            self._body += [f"{name}.{field} = {value}" for field, value in values]
+            self._body.append(f"{name}.__class__ = {kind}")
+            return name
+        fields = names.variable(f"{wish}_fields")
         self._body.append(f"{name} = {names.constant('new_object', object.__new__)}({kind})")
         self._body.append(f"{fields} = {names.constant('fields_of', fields_of)}({name})")
-        if layout.static:
-            # Copying a dict is faster than filling one; dynamic fields come first, as upstream.
-            template = dict.fromkeys(layout.dynamic) | dict(layout.static)
-            self._body.append(f"{fields} |= {names.constant(f'{wish}_static_fields', template)}")
-        for field, child in zip(layout.dynamic, children, strict=True):
-            self._body.append(f"{fields}[{field!r}] = {child}")
+        self._body += [f"{fields}[{field!r}] = {value}" for field, value in values]
         return name
 
     def _key(self, key: Any, wish: str) -> str:
         return repr(key) if type(key) in (str, int) else self._names.constant(f"{wish}_key", key)
+
+
+def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:
+    """A class whose objects are given these fields, and then made instances of a class of Modules.
+
+    Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
+    Python function, and refuses. None where objects can't change from the one class to the other.
+    """
+    if not all(field.isidentifier() and not keyword.iskeyword(field) for field in fields):
+        return None
+    plain = _plain_class_of(fields)
+    trial = plain()
+    try:
+        trial.__class__ = kind
+    except TypeError:
+        # Slots, for instance, make for another layout.
+        return None
+    # Or it would be finalized as one of the user's.
+    object.__setattr__(trial, "__class__", plain)
+    return plain
+
+
+@functools.lru_cache(maxsize=1024)
+def _plain_class_of(_fields: tuple[str, ...]) -> type:
+    # One for each set of fields: Python lays out the objects of a class by what they are given.
+    base = eqx.Module
+    while base.__dictoffset__ and base.__base__:
+        # Both classes must have got their `__dict__` on top of the same base.
+        base = base.__base__
+    return types.new_class(
+        "Fields", (base,), {}, lambda namespace: namespace.update(__hash__=object.__hash__)
+    )
 
 
 def _labels(node: Node) -> Any:
