@@ -29,6 +29,9 @@ from ._structure import Leaf, Node, input_signature, module_layout, n_arrays, ru
 # A longer one is broken at its `or`.
 _LONGEST_CONDITION = 72
 
+# So many are faster added to a list one by one than together.
+_FEW_ARRAYS = 4
+
 # Small integers are single objects in CPython, as `True` and `None` are.
 _SINGLETON_INTEGERS = range(-5, 257)
 
@@ -337,7 +340,9 @@ class _Loop:
         """Writes the guards so far, and what adds the arrays so far; both lists are emptied."""
         if guards:
             self.body += ["if not (", *indented(conditions(guards)), "):", "    return False"]
-        if arrays:
+        if len(arrays) <= _FEW_ARRAYS and not any(array.startswith("*") for array in arrays):
+            self.body += [f"{self.found}.append({array})" for array in arrays]
+        else:
             self.body += wrapped(f"{self.found} += (", arrays, ")")
         guards.clear()
         arrays.clear()
