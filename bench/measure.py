@@ -43,27 +43,29 @@ class Case:
         return tuple(self.names().values())
 
 
-def interleave(
-    cases: Mapping[str, Case],
-    rounds: int,
-    seconds: float = 0.03,
-    on_round: Callable[[], object] = lambda: None,
-) -> dict[str, list[float]]:
-    """Time every case in turn, round by round; seconds per statement, one figure per round.
+class Race:
+    """Times every case in turn, round by round.
 
     A noisy neighbour then hits all cases alike, and the minimum over the rounds is the quiet
-    machine. Each case runs for about `seconds` a round; `on_round` hears of each finished round.
+    machine.
+
+    - `figures`: of each case, seconds per statement, one figure per round.
     """
-    timers = {name: case.timer() for name, case in cases.items()}
-    numbers = {name: _calls_within(timer, seconds) for name, timer in timers.items()}
-    figures: dict[str, list[float]] = {name: [] for name in cases}
-    order = list(cases)
-    for _ in range(rounds):
-        for name in order:
-            figures[name].append(timers[name].timeit(numbers[name]) / numbers[name])
-        order.append(order.pop(0))  # so that nobody always follows the same neighbour
-        on_round()
-    return figures
+
+    def __init__(self, cases: Mapping[str, Case], seconds: float = 0.03):
+        """Each case runs for about `seconds` a round."""
+        self._timers = {name: case.timer() for name, case in cases.items()}
+        self._numbers = {n: _calls_within(timer, seconds) for n, timer in self._timers.items()}
+        self._order = list(cases)
+        self.figures: dict[str, list[float]] = {name: [] for name in cases}
+
+    def round(self) -> None:
+        """Another figure for each."""
+        for name in self._order:
+            number = self._numbers[name]
+            self.figures[name].append(self._timers[name].timeit(number) / number)
+        # So that nobody always follows the same neighbour.
+        self._order.append(self._order.pop(0))
 
 
 def _calls_within(timer: timeit.Timer, seconds: float) -> int:

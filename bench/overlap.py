@@ -13,7 +13,7 @@ from functools import partial
 from statistics import median
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 from rich.table import Table
 
 TARGET = 1.02  # of jax.jit
@@ -32,7 +32,7 @@ import jax.random as jr  # noqa: E402
 
 import eqxjit  # noqa: E402
 
-from .measure import Case, interleave  # noqa: E402
+from .measure import Case, Race  # noqa: E402
 
 
 class Chain(eqx.Module):
@@ -78,15 +78,15 @@ def main(argv: list[str]) -> int:
         name: Case("loop(f)", lambda f=f: {"loop": loop, "f": f}, ())
         for name, f in functions.items()
     }
-    with Progress(console=console) as progress:
-        task = progress.add_task("looping", total=args.rounds)
-        figures = interleave(cases, args.rounds, on_round=lambda: progress.advance(task))
+    race = Race(cases)
+    for _ in track(range(args.rounds), "looping", console=console):
+        race.round()
 
     table = Table(title="ms a step")
     for column in ("", "best round", "median round", "of jax.jit"):
         table.add_column(column, justify="right")
-    best = {name: min(seconds) / args.steps * 1e3 for name, seconds in figures.items()}
-    for name, seconds in figures.items():
+    best = {name: min(seconds) / args.steps * 1e3 for name, seconds in race.figures.items()}
+    for name, seconds in race.figures.items():
         middle = median(seconds) / args.steps * 1e3
         ratio = best[name] / best["jax.jit"]
         table.add_row(name, f"{best[name]:.2f}", f"{middle:.2f}", f"{ratio:.3f}")

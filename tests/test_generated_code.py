@@ -109,6 +109,21 @@ def test_the_source_is_that_of_the_latest_structure():
     assert f.specialized_source() in seen
 
 
+@specializing
+def test_wrappers_of_one_function_each_try_their_own_structure_first():
+    def named(x, n):
+        return x * n
+
+    wrappers = [eqxjit.filter_jit(named) for _ in range(3)]
+    sources = [warm(f, X, n).specialized_source() for n, f in enumerate(wrappers)]
+    assert len(set(sources)) == 3
+    for f, source in zip(wrappers, sources, strict=True):
+        assert f.specialized_source() == source
+        assert inspect.getsource(f.__call__) in source
+    wrappers[0].clear_cache()
+    assert [f.specialized_source() for f in wrappers] == [None] * 3
+
+
 def test_the_environment_variable_decides():
     program = """
         import eqxjit, jax.numpy as jnp

@@ -15,7 +15,7 @@ from ._errors import argument_error, call_error, named_arguments
 from ._lower import Lowered
 from ._partition import StaticHalf, partition
 from ._recompiles import ENTRY_VARIABLE, recompiled
-from ._specialize import is_worth_specializing, specialize
+from ._specialize import SpecializedCall, is_worth_specializing, specialize
 from ._wrapped import WrappedFunction
 
 # Spelled out below, because only a plain local variable shows on the stack.
@@ -35,13 +35,15 @@ class Site:
     - `wrapper`: whose `__call__` slot this site fills; weakly, so that no cycle keeps arrays alive.
     """
 
-    __slots__ = ("__weakref__", "fun_leaves", "program", "wrapped", "wrapper")
+    __slots__ = ("__weakref__", "_own_entry", "fun_leaves", "program", "wrapped", "wrapper")
 
     def __init__(self, wrapped: WrappedFunction, fun_leaves: tuple[Any, ...], wrapper: Any):
         self.wrapped = wrapped
         self.program = wrapped.program
         self.fun_leaves = fun_leaves
         self.wrapper = weakref.ref(wrapper)
+        #: The entry that this wrapper, of all those of the function, specialised last; weakly.
+        self._own_entry: Callable[[], Entry | None] = lambda: None
 
     # --- From the wrapper ---------------------------------------------------------------------
 
@@ -54,12 +56,17 @@ class Site:
     def link(self) -> Callable[..., Any]:
         """Fills the wrapper's `__call__` slot: specialised calls first, the generic path behind."""
         call = self.wrapped.binding.receiver(self.call)
-        for specialized in reversed(self.program.specialized):
+        for specialized in reversed(self.specialized_calls()):
             call = specialized.instantiate(self, call)
         wrapper = self.wrapper()
         if wrapper is not None:
             wrapper.__call__ = call
         return call
+
+    def specialized_calls(self) -> list[SpecializedCall]:
+        """Those of the function, in the order in which they are tried: the wrapper's own first."""
+        own = self._own_entry()
+        return sorted(self.program.specialized, key=lambda call: call.entry is not own)
 
     def receive(
         self, action: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -102,6 +109,7 @@ class Site:
             return self.miss(leaves, static, args, kwargs)
         entry.hits += 1
         if is_worth_specializing(entry, static):
+            self._own_entry = weakref.ref(entry)
             specialize(self, entry, args, kwargs, static, leaves, output)
         return entry.rebuild(output)
 

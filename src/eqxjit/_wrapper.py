@@ -97,7 +97,7 @@ class JitWrapper:
         Python source, or `None` as long as no structure was called often enough (a second time) or
         none is one that a specialised call can be made for.
         """
-        specialized = self._wrapped.program.specialized
+        specialized = self._site.specialized_calls()
         return specialized[0].source if specialized else None
 
     def __repr__(self) -> str:
