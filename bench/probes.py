@@ -3,6 +3,7 @@
 Each probe prints its figures, seconds by name, as JSON.
 """
 
+import gc
 import json
 import sys
 import time
@@ -21,7 +22,12 @@ def seconds(action: Callable[[], Any]) -> float:
 
 
 def imports(name: str) -> Figures:
-    """Importing; and for eqxjit, what it costs where Equinox is imported already."""
+    """Importing; and for eqxjit, what it costs where Equinox is imported already.
+
+    Without garbage collection, as `timeit` measures: importing Equinox leaves one about to come,
+    ten times as long as our import, and chance would decide in whose figure it falls.
+    """
+    gc.disable()
     if name == "eqx":
         return {"import": seconds(lambda: __import__("equinox"))}
     if name == "after":

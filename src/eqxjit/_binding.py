@@ -4,6 +4,7 @@ The binding itself is CPython's: a generated function has the user's own signatu
 arguments cost nothing and a wrong call is a `TypeError` that names the user's function.
 """
 
+import functools
 import inspect
 import keyword
 from collections.abc import Callable
@@ -40,8 +41,8 @@ class Binding:
     """The parameters of a user's function.
 
     - `name`, `qualname`: what error messages call the function.
-    - `parameters`: the user's parameters; where the function has no signature that can be read,
-        `*args, **kwargs`.
+    - `parameters`: the user's parameters, without annotations, all defaults `absent`; where the
+        function has no signature that can be read, `*args, **kwargs`.
     """
 
     __slots__ = ("_make_receiver", "name", "parameters", "qualname")
@@ -56,7 +57,7 @@ class Binding:
             signature = _ANYTHING
         self.name = name
         self.qualname = qualname
-        self.parameters = tuple(signature.parameters.values())
+        self.parameters = tuple(map(_bare, signature.parameters.values()))
         self._make_receiver: Any = None
 
     def receiver(self, receive: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
@@ -66,7 +67,7 @@ class Binding:
         the first parameter left out, and defaults aren't filled in.
         """
         if self._make_receiver is None:
-            self._make_receiver = self._define_receiver()
+            self._make_receiver = _define_receiver(self.parameters)
         receiver = self._make_receiver(receive)
         receiver.__name__ = self.name
         receiver.__qualname__ = self.qualname
@@ -74,24 +75,11 @@ class Binding:
 
     def names(self) -> Constants:
         """Names for generated code: none clashes with a parameter's."""
-        return Constants(parameter.name for parameter in self.parameters)
+        return _names(self.parameters)
 
     def header(self, default: str) -> str:
         """The user's parameters as source, each default replaced by the name of a variable."""
-        parts: list[str] = []
-        kinds = [parameter.kind for parameter in self.parameters]
-        for index, parameter in enumerate(self.parameters):
-            kind = parameter.kind
-            if kind == KEYWORD_ONLY and (
-                index == 0 or kinds[index - 1] not in (KEYWORD_ONLY, VAR_POSITIONAL)
-            ):
-                parts.append("*")
-            star = {VAR_POSITIONAL: "*", VAR_KEYWORD: "**"}.get(kind, "")
-            optional = parameter.default is not inspect.Parameter.empty
-            parts.append(f"{star}{parameter.name}" + (f"={default}" if optional else ""))
-            if kind == POSITIONAL_ONLY and kinds[index + 1 : index + 2] != [POSITIONAL_ONLY]:
-                parts.append("/")
-        return ", ".join(parts)
+        return _header(self.parameters, default)
 
     def forwarded(self) -> str:
         """The source of the arguments that hand a call on to a function of the same signature."""
@@ -110,52 +98,82 @@ class Binding:
                 names.extend(f"{parameter.name}[{i}]" for i in range(n_args - len(names)))
         return names[:n_args]
 
-    def _define_receiver(self) -> Any:
-        names = self.names()
-        receive, bind, missing = (
-            names.variable("receive"),
-            names.variable("fun"),
-            names.constant("absent", absent),
-        )
-        args, kwargs = names.variable("args"), names.variable("kwargs")
-        lines = [
-            f"def make_receiver({receive}):",
-            f"    def {bind}({self.header(missing)}):",
-        ]
-        positional = [
-            p for p in self.parameters if p.kind in (POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD)
-        ]
-        required = [p for p in positional if p.default is inspect.Parameter.empty]
-        lines.append(f"        {args} = [{', '.join(p.name for p in required)}]")
-        lines.append(f"        {kwargs} = {{}}")
-        for parameter in positional[len(required) :]:
-            name = parameter.name
-            lines.append(f"        if {name} is not {missing}:")
-            if parameter.kind == POSITIONAL_ONLY or parameter is positional[len(required)]:
-                lines.append(f"            {args}.append({name})")
+
+def _names(parameters: tuple[inspect.Parameter, ...]) -> Constants:
+    return Constants(parameter.name for parameter in parameters)
+
+
+def _header(parameters: tuple[inspect.Parameter, ...], default: str) -> str:
+    parts: list[str] = []
+    kinds = [parameter.kind for parameter in parameters]
+    for index, parameter in enumerate(parameters):
+        kind = parameter.kind
+        if kind == KEYWORD_ONLY and (
+            index == 0 or kinds[index - 1] not in (KEYWORD_ONLY, VAR_POSITIONAL)
+        ):
+            parts.append("*")
+        star = {VAR_POSITIONAL: "*", VAR_KEYWORD: "**"}.get(kind, "")
+        optional = parameter.default is not inspect.Parameter.empty
+        parts.append(f"{star}{parameter.name}" + (f"={default}" if optional else ""))
+        if kind == POSITIONAL_ONLY and kinds[index + 1 : index + 2] != [POSITIONAL_ONLY]:
+            parts.append("/")
+    return ", ".join(parts)
+
+
+# Many functions have the same parameters, such as `(model, x)`.
+@functools.lru_cache(maxsize=256)
+def _define_receiver(parameters: tuple[inspect.Parameter, ...]) -> Callable[..., Any]:
+    """What makes the receivers of all functions that have these parameters."""
+    names = _names(parameters)
+    receive, bind, missing = (
+        names.variable("receive"),
+        names.variable("fun"),
+        names.constant("absent", absent),
+    )
+    args, kwargs = names.variable("args"), names.variable("kwargs")
+    lines = [
+        f"def make_receiver({receive}):",
+        f"    def {bind}({_header(parameters, missing)}):",
+    ]
+    positional = [p for p in parameters if p.kind in (POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is inspect.Parameter.empty]
+    lines.append(f"        {args} = [{', '.join(p.name for p in required)}]")
+    lines.append(f"        {kwargs} = {{}}")
+    for parameter in positional[len(required) :]:
+        name = parameter.name
+        lines.append(f"        if {name} is not {missing}:")
+        if parameter.kind == POSITIONAL_ONLY or parameter is positional[len(required)]:
+            lines.append(f"            {args}.append({name})")
+        else:
+            # Behind a parameter left out, an argument can only be passed by its name.
+            before = positional[positional.index(parameter) - 1].name
+            lines.append(f"            if {kwargs} or {before} is {missing}:")
+            lines.append(f"                {kwargs}[{name!r}] = {name}")
+            lines.append("            else:")
+            lines.append(f"                {args}.append({name})")
+    for parameter in parameters:
+        name = parameter.name
+        if parameter.kind == VAR_POSITIONAL:
+            lines.append(f"        {args}.extend({name})")
+        elif parameter.kind == KEYWORD_ONLY:
+            if parameter.default is inspect.Parameter.empty:
+                lines.append(f"        {kwargs}[{name!r}] = {name}")
             else:
-                # Behind a parameter left out, an argument can only be passed by its name.
-                before = positional[positional.index(parameter) - 1].name
-                lines.append(f"            if {kwargs} or {before} is {missing}:")
-                lines.append(f"                {kwargs}[{name!r}] = {name}")
-                lines.append("            else:")
-                lines.append(f"                {args}.append({name})")
-        for parameter in self.parameters:
-            name = parameter.name
-            if parameter.kind == VAR_POSITIONAL:
-                lines.append(f"        {args}.extend({name})")
-            elif parameter.kind == KEYWORD_ONLY:
-                if parameter.default is inspect.Parameter.empty:
-                    lines.append(f"        {kwargs}[{name!r}] = {name}")
-                else:
-                    lines.append(f"        if {name} is not {missing}:")
-                    lines.append(f"            {kwargs}[{name!r}] = {name}")
-            elif parameter.kind == VAR_KEYWORD:
-                lines.append(f"        {kwargs}.update({name})")
-        lines.append(f"        return {receive}((*{args},), {kwargs})")
-        lines.append(f"    return {bind}")
-        source = "\n".join(lines) + "\n"
-        return define("make_receiver", f"arguments of {self.name}", source, names.namespace)
+                lines.append(f"        if {name} is not {missing}:")
+                lines.append(f"            {kwargs}[{name!r}] = {name}")
+        elif parameter.kind == VAR_KEYWORD:
+            lines.append(f"        {kwargs}.update({name})")
+    lines.append(f"        return {receive}((*{args},), {kwargs})")
+    lines.append(f"    return {bind}")
+    source = "\n".join(lines) + "\n"
+    return define("make_receiver", "arguments", source, names.namespace)
+
+
+def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
+    optional = parameter.default is not inspect.Parameter.empty
+    return inspect.Parameter(
+        parameter.name, parameter.kind, default=absent if optional else inspect.Parameter.empty
+    )
 
 
 def _can_be_written(parameter: inspect.Parameter) -> bool:

@@ -216,16 +216,18 @@ class Program(_Table):
             site.link()
 
 
-def _referents(key: Any) -> Iterator[Any]:
+def _referents(key: Hashable) -> Iterator[Any]:
     """The objects that a typed static key refers to weakly, as long as they live."""
-    if isinstance(key, weakref.ref):
-        value = key()
-        # Classes and modules stay.
-        if value is not None and not isinstance(value, (type, types.ModuleType)):
-            yield value
-    elif isinstance(key, (tuple, frozenset)):
-        for element in key:
-            yield from _referents(element)
+    pending: list[Any] = [key]
+    while pending:
+        part = pending.pop()
+        if type(part) is tuple or type(part) is frozenset:
+            pending.extend(part)
+        elif isinstance(part, weakref.ref):
+            value = part()
+            # Classes and modules stay.
+            if value is not None and not isinstance(value, (type, types.ModuleType)):
+                yield value
 
 
 class _Programs(_Table):
