@@ -9,6 +9,7 @@ COMMANDS = {
     "calls": "the cost of a warm call, against every competitor, over many workloads",
     "startup": "the cost of importing, of a first call, and of nested calls while tracing",
     "overlap": "how much host work hides behind asynchronous computation",
+    "memory": "what a process keeps after many warm calls, static values, and models",
     "soak": "random structures, functions and call orders under threads, checked",
 }
 
