@@ -117,8 +117,9 @@ def test_wrappers_of_one_function_each_try_their_own_structure_first():
     wrappers = [eqxjit.filter_jit(named) for _ in range(3)]
     sources = [warm(f, X, n).specialized_source() for n, f in enumerate(wrappers)]
     assert len(set(sources)) == 3
-    for f, source in zip(wrappers, sources, strict=True):
+    for n, (f, source) in enumerate(zip(wrappers, sources, strict=True)):
         assert f.specialized_source() == source
+        f(X, n)
         assert inspect.getsource(f.__call__) in source
     wrappers[0].clear_cache()
     assert [f.specialized_source() for f in wrappers] == [None] * 3

@@ -236,6 +236,20 @@ def test_equal_fields_of_a_wrapped_module_are_told_apart():
             assert eqxjit.filter_jit(model)(1.0)[1] == shown(model.by)
 
 
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+def test_arrays_in_static_fields_are_told_apart():
+    """By `==`, which broadcasts and converts, upstream takes these for one another."""
+    arrays = [jnp.ones(1), jnp.ones((1, 1)), jnp.ones((), int), jnp.zeros(1), -jnp.zeros(1)]
+    models = [Scaled(jnp.ones(2), array) for array in arrays]
+    twins = Twins(lambda model: (model.weight, repr(model.by)))
+    assert len({twins.upstream(model)[1] for model in models}) < len(models)
+    for _ in range(CALLS):
+        for model in models:
+            assert twins.ours(model)[1] == repr(model.by)
+        assert twins.ours(Scaled(jnp.ones(2), jnp.ones(1)))[1] == repr(jnp.ones(1))
+    assert twins.ours.traces == len(models)
+
+
 # --- NaN --------------------------------------------------------------------------------------
 
 NANS = {

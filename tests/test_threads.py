@@ -319,6 +319,31 @@ def test_caches_cleared_in_between(clear):
     race(work)
 
 
+def test_wrappers_first_called_while_structures_come_and_go():
+    """Each new wrapper enters a table that a change of the function's structures goes through."""
+
+    def shared(x, n):
+        return x * n
+
+    kept = [eqxjit.filter_jit(shared, maxsize=2) for _ in range(300)]
+    for f in kept:
+        f(X, 0)
+
+    def work(i):
+        for step in range(100):
+            f = eqxjit.filter_jit(shared, maxsize=2) if i % 2 else kept[i]
+            if i == 0:
+                f.clear_cache()
+            np.testing.assert_array_equal(f(X, step % 3), X * (step % 3))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        race(work)
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_more_structures_than_the_cache_holds():
     f = eqxjit.filter_jit(lambda x, n: (x * n, n), maxsize=2)
 

@@ -6,11 +6,10 @@ arguments cost nothing and a wrong call is a `TypeError` that names the user's f
 
 import functools
 import inspect
-import keyword
 from collections.abc import Callable
 from typing import Any
 
-from ._constants import Constants
+from ._constants import Constants, can_be_written
 from ._source import define
 
 POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
@@ -53,7 +52,7 @@ class Binding:
         except ValueError:
             # Builtins such as `max` don't tell their signature.
             signature = _ANYTHING
-        if not all(_can_be_written(parameter) for parameter in signature.parameters.values()):
+        if not all(map(can_be_written, signature.parameters)):
             signature = _ANYTHING
         self.name = name
         self.qualname = qualname
@@ -174,7 +173,3 @@ def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
     return inspect.Parameter(
         parameter.name, parameter.kind, default=absent if optional else inspect.Parameter.empty
     )
-
-
-def _can_be_written(parameter: inspect.Parameter) -> bool:
-    return parameter.name.isidentifier() and not keyword.iskeyword(parameter.name)

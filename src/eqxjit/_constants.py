@@ -2,8 +2,20 @@
 
 import keyword
 import re
+import unicodedata
 from collections.abc import Iterable
 from typing import Any
+
+
+def as_read(name: str) -> str:
+    """The name that Python takes an identifier in source for: `µ` (micro) is `μ` (mu) to it."""
+    return unicodedata.normalize("NFKC", name)
+
+
+def can_be_written(name: str) -> bool:
+    """Whether source can have an attribute or a parameter of this name."""
+    return name.isidentifier() and not keyword.iskeyword(name) and as_read(name) == name
+
 
 # The end of a path says most.
 _LONGEST_NAME = 22
@@ -19,7 +31,7 @@ class Constants:
 
     def __init__(self, taken: Iterable[str] = ()):
         self.namespace: dict[str, Any] = {}
-        self._taken = set(taken)
+        self._taken = {as_read(name) for name in taken}
         self._by_id: dict[int, str] = {}
 
     def helper(self, verb: str, kind: type) -> str:
@@ -28,7 +40,7 @@ class Constants:
 
     def variable(self, wish: str) -> str:
         """A name like the wish, made an identifier, and numbered where it is taken."""
-        base = re.sub(r"\W+", "_", wish).strip("_")
+        base = re.sub(r"\W+", "_", as_read(wish)).strip("_")
         while len(base) > _LONGEST_NAME and "_" in base:
             base = base.split("_", 1)[1].lstrip("_")
         name = base = base[-_LONGEST_NAME:] or "value"

@@ -107,8 +107,8 @@ class Program(_Table):
         self.specialized: list[SpecializedCall] = []
         #: Those that were in use until the table was last full, and haven't been called since.
         self._resting: list[SpecializedCall] = []
-        #: The wrappers' ways into this program: relinked when `specialized` changes.
-        self.sites: weakref.WeakSet[Site] = weakref.WeakSet()
+        #: The wrappers' ways into this program, by `id`: unlinked when `specialized` changes.
+        self.sites: weakref.WeakValueDictionary[int, Site] = weakref.WeakValueDictionary()
 
     def find(self, key: Hashable) -> Entry | None:
         """The entry for a typed static key, now the most recently used one."""
@@ -152,7 +152,7 @@ class Program(_Table):
         for call in self._resting:
             call.entry.specialized, call.entry.resting = None, call
         if self._resting:
-            self.relink()
+            self._unlink()
 
     def _drop(self, key: Hashable) -> None:
         entry = self.entries.pop(key, None)
@@ -179,7 +179,7 @@ class Program(_Table):
             self.entries.clear()
             self.specialized, self._resting = [], []
             self.traces = 0
-            self.relink()
+            self._unlink()
 
     def info(self) -> CacheInfo:
         with self.lock:
@@ -197,7 +197,7 @@ class Program(_Table):
                 crowded_out.entry.specialized = None
                 crowded_out.entry.hits = 0
                 crowded_out.entry.hits_needed *= _PATIENCE
-            self.relink()
+            self._unlink()
 
     def unspecialize(self, entry: Entry) -> None:
         """Takes the specialised call of an entry out of use, because it no longer holds."""
@@ -209,11 +209,14 @@ class Program(_Table):
         entry.hits = 0
         if call in self.specialized:
             self.specialized = [other for other in self.specialized if other is not call]
-            self.relink()
+            self._unlink()
 
-    def relink(self) -> None:
-        for site in tuple(self.sites):
-            site.link()
+    def _unlink(self) -> None:
+        # In one C call: garbage collection, or another thread, may add a wrapper meanwhile.
+        for site_ref in self.sites.valuerefs():
+            site = site_ref()
+            if site is not None:
+                site.unlink()
 
 
 def _referents(key: Hashable) -> Iterator[Any]:

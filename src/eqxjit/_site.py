@@ -47,21 +47,30 @@ class Site:
 
     # --- From the wrapper ---------------------------------------------------------------------
 
-    def first_call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """What a new wrapper's `__call__` slot holds."""
+    def linking_call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """What a wrapper's `__call__` slot holds before its first call, and when it is unlinked."""
         __tracebackhide__ = True
-        self.program.sites.add(self)
-        return self.link()(*args, **kwargs)
+        self.program.sites[id(self)] = self
+        return self._link()(*args, **kwargs)
 
-    def link(self) -> Callable[..., Any]:
+    def _link(self) -> Callable[..., Any]:
         """Fills the wrapper's `__call__` slot: specialised calls first, the generic path behind."""
-        call = self.wrapped.binding.receiver(self.call)
-        for specialized in reversed(self.specialized_calls()):
-            call = specialized.instantiate(self, call)
+        with self.program.lock:
+            in_use = self.program.specialized
+            call = self.wrapped.binding.receiver(self.call)
+            for specialized in reversed(self.specialized_calls()):
+                call = specialized.instantiate(self, call)
+            wrapper = self.wrapper()
+            # What died while this ran may have changed them, in this very thread.
+            if wrapper is not None and self.program.specialized is in_use:
+                wrapper.__call__ = call
+            return call
+
+    def unlink(self) -> None:
+        """Has the next call link anew: most wrappers of a function are never called again."""
         wrapper = self.wrapper()
         if wrapper is not None:
-            wrapper.__call__ = call
-        return call
+            wrapper.__call__ = self.linking_call
 
     def specialized_calls(self) -> list[SpecializedCall]:
         """Those of the function, in the order in which they are tried: the wrapper's own first."""

@@ -20,7 +20,7 @@ import equinox as eqx
 import numpy as np
 from jax.tree_util import tree_flatten
 
-from ._compat import PyTreeDef, treedef_rows
+from ._compat import ArrayImpl, PyTreeDef, treedef_rows
 
 
 class _ByHashAndEquality:
@@ -189,6 +189,14 @@ def _numpy_key(value: np.ndarray | np.generic) -> Hashable:
     return (type(value), value.dtype, value.shape, value.tobytes())
 
 
+def _array_key(value: Any) -> Hashable:
+    if not value.is_fully_addressable:
+        return _opaque_key(value)
+    # Not by `==`, which broadcasts and converts.
+    numbers = np.asarray(value)
+    return (type(value), value.weak_type, numbers.dtype, numbers.shape, numbers.tobytes())
+
+
 def _module_key(value: eqx.Module) -> Hashable:
     leaves, treedef = tree_flatten(value)
     return (type(value), treedef_key(treedef), _sequence_key(leaves))
@@ -232,6 +240,7 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     slice: _slice_key,
     types.MethodType: _method_key,
     np.ndarray: _numpy_key,
+    ArrayImpl: _array_key,
     cast(type, PyTreeDef): treedef_key,
 }
 

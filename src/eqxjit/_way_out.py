@@ -4,7 +4,6 @@ Modules are built without running their construction, as their registered unflat
 """
 
 import functools
-import keyword
 import types
 from collections.abc import Hashable, Iterable
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import equinox as eqx
 
 from ._compat import fields_of, root_treedef
-from ._constants import Constants
+from ._constants import Constants, can_be_written
 from ._source import indented, wrapped
 from ._structure import (
     Leaf,
@@ -231,7 +230,7 @@ def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:
     Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
     Python function, and refuses. None where objects can't change from the one class to the other.
     """
-    if not all(field.isidentifier() and not keyword.iskeyword(field) for field in fields):
+    if not all(map(can_be_written, fields)):
         return None
     plain = _plain_class_of(fields)
     trial = plain()

@@ -42,7 +42,7 @@ class JitWrapper:
         self._leaves = leaves
         self._site = Site(wrapped, leaves, self)
         # Linked to specialised calls by its first call: many copies are never called.
-        self.__call__ = self._site.first_call
+        self.__call__ = self._site.linking_call
 
     # Not properties, since `inspect` would find those on the class, too.
     def __getattr__(self, name: str) -> Any:
