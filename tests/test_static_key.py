@@ -239,7 +239,10 @@ def test_equal_fields_of_a_wrapped_module_are_told_apart():
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
 def test_arrays_in_static_fields_are_told_apart():
     """By `==`, which broadcasts and converts, upstream takes these for one another."""
-    arrays = [jnp.ones(1), jnp.ones((1, 1)), jnp.ones((), int), jnp.zeros(1), -jnp.zeros(1)]
+    arrays = [
+        *(jnp.ones(1), jnp.ones((1, 1)), jnp.ones((), int), jnp.ones(()), jnp.asarray(1.0)),
+        *(jnp.zeros(1), -jnp.zeros(1)),
+    ]
     models = [Scaled(jnp.ones(2), array) for array in arrays]
     twins = Twins(lambda model: (model.weight, repr(model.by)))
     assert len({twins.upstream(model)[1] for model in models}) < len(models)
