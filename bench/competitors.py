@@ -47,27 +47,25 @@ def jitted(
         given = {**dict(zip(arguments, args, strict=False)), **kwargs}
         return eqx.filter(fun(**eqx.combine(given, static)), eqx.is_array)
 
-    fresh = copied if donate else shared
     donated = tuple(range(len(arguments))) if donate else ()
     tree_jit = jax.jit(on_arrays, donate_argnums=donated, **options)
     cases = {
         "floor": _floor(fun, arguments, outputs, donate=donate, function=function, **options),
-        "jit": Case(statement, lambda: {function: tree_jit, **fresh(dynamic)}, outputs),
+        "jit": Case(statement, lambda: {function: tree_jit, **passed(dynamic, donate)}, outputs),
     }
     for name, filter_jit in FILTER_JITS.items():
         filtered = filter_jit(fun, donate="all" if donate else "none", **options)
-        cases[name] = Case(statement, lambda f=filtered: {function: f, **fresh(arguments)}, outputs)
+        cases[name] = Case(
+            statement, lambda f=filtered: {function: f, **passed(arguments, donate)}, outputs
+        )
     return cases
 
 
-def copied(tree: Any) -> Any:
-    """The same tree with arrays of its own, which a call may then consume."""
+def passed(tree: Any, consumed: bool) -> Any:
+    """The tree itself, so that all read the same memory; a copy where a call consumes it."""
+    if not consumed:
+        return tree
     return jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, tree)
-
-
-def shared(tree: Any) -> Any:
-    """The tree itself: where no call consumes it, all competitors read the same memory."""
-    return tree
 
 
 def _floor(
@@ -99,11 +97,10 @@ def _floor(
     lists = {f"{function}_state": state} if fed_back else {}
     targets = (*lists, *((f"{function}_out",) if len(outputs) > len(fed_back) else ()))
     lists[f"{function}_inputs"] = inputs
-    fresh = copied if donate else shared
     donated = tuple(range(len(lists))) if donate else ()
     flat_jit = jax.jit(on_lists, donate_argnums=donated, **options)
     return Case(
         f"{', '.join(targets)} = {function}({', '.join(lists)})",
-        lambda: {function: flat_jit, **fresh(lists)},
+        lambda: {function: flat_jit, **passed(lists, donate)},
         targets,
     )

@@ -18,7 +18,7 @@ import numpy as np
 
 import eqxjit
 
-from .competitors import copied
+from .competitors import passed
 
 # Few entries a function, so that the soak goes through evictions and its memory has a bound.
 filter_jit = partial(eqxjit.filter_jit, maxsize=32)
@@ -207,7 +207,7 @@ class Task:
 
     def passed(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments for one jitted call."""
-        return copied(arguments) if self.consumes else arguments
+        return passed(arguments, self.consumes)
 
 
 def _task(fun: Callable[..., Any], *, consumes: bool = False, **other: Any) -> Task:

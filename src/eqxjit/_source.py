@@ -54,6 +54,4 @@ def wrapped(head: str, items: list[str], tail: str) -> list[str]:
     line = f"{head}{', '.join(items)}{comma}{tail}"
     if len(line) <= _LINE_LENGTH:
         return [line]
-    if head == "for ":
-        head, tail = "for (", f"){tail}"
     return [head, *indented(f"{item}," for item in items), tail]

@@ -193,8 +193,7 @@ def _array_key(value: Any) -> Hashable:
     if not value.is_fully_addressable:
         return _opaque_key(value)
     # Not by `==`, which broadcasts and converts.
-    numbers = np.asarray(value)
-    return (type(value), value.weak_type, numbers.dtype, numbers.shape, numbers.tobytes())
+    return (type(value), value.weak_type, _numpy_key(np.asarray(value)))
 
 
 def _module_key(value: eqx.Module) -> Hashable:

@@ -338,8 +338,7 @@ class _Loop:
 
     def end_step(self, guards: list[tuple[str, ...]], arrays: list[str]) -> None:
         """Writes the guards so far, and what adds the arrays so far; both lists are emptied."""
-        if guards:
-            self.body += ["if not (", *indented(conditions(guards)), "):", "    return False"]
+        self.body += ["if not (", *indented(conditions(guards)), "):", "    return False"]
         if len(arrays) <= _FEW_ARRAYS and not any(array.startswith("*") for array in arrays):
             self.body += [f"{self.found}.append({array})" for array in arrays]
         else:

@@ -139,19 +139,20 @@ class WayOut:
         make, arrays = names.helper("make", node.kind), names.variable(f"{kind}s_arrays")
         items, item_arrays = names.variable(f"new_{kind}s"), names.variable(f"{kind}_arrays")
         item = WayOut(names, node, item_arrays, f"new_{kind}", self)
-        source, size = arrays, n_arrays(node)
         if item._loops:
             # It takes slices.
             targets, lines = [item_arrays], item.lines
         else:
             targets, lines = item._segments[0][1], item._body
-        if size > 1 or item._loops:
+        head, tail = ("for (", ")") if len(targets) > 1 else ("for ", "")
+        source, size = arrays, n_arrays(node)
+        if size > 1:
             iterator = f"{names.constant('iter', iter)}({arrays})"
             source = f"{names.constant('zip', zip)}(*[{iterator}] * {size})"
         self.helpers += [
             f"def {make}({arrays}):",
             f"    {items} = []",
-            *indented(wrapped("for ", targets, f" in {source}:")),
+            *indented(wrapped(head, targets, f"{tail} in {source}:")),
             *indented(lines, 2),
             f"        {items}.append({item.result})",
             f"    return {items}",
