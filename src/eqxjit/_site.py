@@ -99,7 +99,8 @@ class Site:
         if entry is not None and not entry.is_intact():
             self.program.drop(static.key, entry)
             entry = None
-        if entry is None:
+        if entry is None or not entry.traces:
+            # One that another thread is tracing: waits for that trace, and traces if it fails.
             return self.miss(leaves, static, args, kwargs)
         __eqxjit_entry__ = entry  # noqa: F841
         try:
