@@ -263,8 +263,9 @@ def test_bad_arguments_in_half_of_the_calls():
 # --- Caches -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("slow", [False, True])
-def test_first_calls_of_one_structure_trace_no_more_often_than_jax_jit(slow):
+def test_first_calls_of_one_structure_or_shape_trace_no_more_often_than_jax_jit(slow, warm):
     def traces_in_a_race(jit):
         traces = 0
         lock = threading.Lock()
@@ -278,6 +279,8 @@ def test_first_calls_of_one_structure_trace_no_more_often_than_jax_jit(slow):
                 time.sleep(0.02)
             return x * 2
 
+        for _ in range(3 if warm else 0):
+            f(X[1:])
         for result in race(lambda i: [f(X), f(X), f(X)]):
             for y in result:
                 np.testing.assert_array_equal(y, X * 2)

@@ -15,6 +15,7 @@ from ._binding import Binding
 from ._compat import clear_with_equinox
 from ._entry import Entry
 from ._options import Options
+from ._turns import Turns
 
 if TYPE_CHECKING:
     from ._site import Site
@@ -100,6 +101,7 @@ class Program(_Table):
         self.binding = binding
         self.options = options
         self.traces = 0
+        self.retraces = Turns()
         self.entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
         #: Weak references to the static objects of the function itself (see `_Programs`).
         self.watches: list[weakref.ref[Any]] = []

@@ -116,7 +116,7 @@ class Site:
             self.explain(args, kwargs)
             raise
         if output is None:
-            return self.miss(leaves, static, args, kwargs)
+            return self.retrace(args, kwargs)
         entry.hits += 1
         if is_worth_specializing(entry, static):
             self._own_entry = weakref.ref(entry)
@@ -129,7 +129,11 @@ class Site:
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         leaves, static = self.partition(args, kwargs)
-        return self.miss(leaves, static, args, kwargs)
+        # To JAX the signal to retrace is a trace that failed, which threads that wait for it then
+        # each make for themselves. In turn they find what the first of them has compiled.
+        shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+        with self.program.retraces.take((static.key, shapes)):
+            return self.miss(leaves, static, args, kwargs)
 
     def call_unjitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Under `jax.disable_jit`: the function itself, on a copy of its arguments."""
