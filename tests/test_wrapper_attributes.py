@@ -399,7 +399,7 @@ def test_cache_info():
     f = eqxjit.filter_jit(lambda x, n: x * n)
     info = f.cache_info()
     assert info == (0, 0, 1024)
-    assert info == eqxjit.CacheInfo(entries=0, traces=0, maxsize=1024)
+    assert info == eqxjit.CacheInfo(entries=0, traces=0, recompilations=0, maxsize=1024)
     assert info._fields == ("entries", "traces", "maxsize")
     for _ in range(CALLS):
         f(x, 2)  # one structure
@@ -408,7 +408,7 @@ def test_cache_info():
         f(x, 3)  # another static value
         f(jnp.ones(7), 3)  # another shape
     assert f.cache_info() == (2, 3, 1024)
-    assert repr(f.cache_info()) == "CacheInfo(entries=2, traces=3, maxsize=1024)"
+    assert repr(f.cache_info()) == "CacheInfo(entries=2, traces=3, recompilations=0, maxsize=1024)"
 
 
 def test_traces_are_those_that_happened():

@@ -6,7 +6,7 @@ arguments cost nothing and a wrong call is a `TypeError` that names the user's f
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ._constants import Constants, can_be_written
@@ -71,6 +71,24 @@ class Binding:
         receiver.__name__ = self.name
         receiver.__qualname__ = self.qualname
         return receiver
+
+    def arguments_among(
+        self, variables: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`(args, kwargs)` of a call, from the local variables of a function of this signature."""
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for parameter in self.parameters:
+            value = variables[parameter.name]
+            if parameter.kind == VAR_POSITIONAL:
+                args.extend(value)
+            elif parameter.kind == VAR_KEYWORD:
+                kwargs.update(value)
+            elif parameter.kind == KEYWORD_ONLY:
+                kwargs[parameter.name] = value
+            else:
+                args.append(value)
+        return self.receiver(lambda args, kwargs: (args, kwargs))(*args, **kwargs)
 
     def names(self) -> Constants:
         """Names for generated code: none clashes with a parameter's."""

@@ -5,7 +5,8 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 """
 
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -254,3 +255,91 @@ except ImportError:
 def clear_with_equinox(clear: Callable[[], None]) -> None:
     """Has `equinox.clear_caches()` call `clear` too."""
     _cache_clears.append(clear)
+
+
+# --- What tracing depends on ------------------------------------------------------------------
+
+# Settings of `jax.config` that a program may depend on. Only those that exist are looked at.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_default_device",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_debug_nans",
+    "jax_debug_infs",
+    "jax_disable_jit",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_optimization_level",
+)
+_MESH_STATES = ("abstract_mesh_context_manager", "mesh_context_manager")
+_USERS_NAMES = {
+    "abstract_mesh_context_manager": "mesh (`jax.set_mesh`)",
+    "mesh_context_manager": "mesh (`with mesh:`)",
+    "axis_env_state": "axis names of an outer transformation",
+}
+
+try:
+    from jax._src.config import trace_context as _trace_context
+    from jax._src.config import trace_context_names as _trace_context_names
+
+    _CONTEXT_NAMES: tuple[str, ...] = tuple(_trace_context_names())
+    # JAX's own list of what its cache of traces is keyed by.
+    if len(_CONTEXT_NAMES) != len(_trace_context()):
+        raise ImportError
+except Exception:
+
+    def _context() -> dict[str, Any]:
+        mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
+        return {_MESH_STATES[0]: mesh}
+
+else:
+
+    def _context() -> dict[str, Any]:
+        return dict(zip(_CONTEXT_NAMES, _trace_context(), strict=True))
+
+
+def trace_configuration() -> dict[str, str]:
+    """What JAX's traces and programs depend on beside arguments: the name and the value of each."""
+    values = _context()
+    for name in _SETTINGS:
+        if name not in values:
+            values[name] = getattr(jax.config, name, None)
+    return {_USERS_NAMES.get(name, name): _setting_text(value) for name, value in values.items()}
+
+
+def _setting_text(value: Any) -> str:
+    sizes = getattr(value, "axis_sizes", None)
+    if isinstance(sizes, Mapping):
+        # JAX's environment of axis names has no text of its own.
+        return repr(dict(sizes))
+    return repr(value)
+
+
+try:
+    from jax._src.source_info_util import user_frames as _user_frames
+except ImportError:
+
+    def _user_frames(_: Any) -> Any:
+        return ()
+
+
+def source_line(equation: Any, library_files: tuple[str, ...]) -> str:
+    """The user's line that made an equation, as `file.py:12`; empty where that isn't known.
+
+    **Arguments:**
+
+    - `equation`: an equation of a jaxpr.
+    - `library_files`: how the paths of files begin that aren't the user's.
+    """
+    try:
+        for frame in _user_frames(equation.source_info.traceback):
+            if not frame.file_name.startswith(library_files):
+                return f"{os.path.basename(frame.file_name)}:{frame.start_line}"
+    except Exception:
+        # Another release's signature: no line stands out.
+        pass
+    return ""

@@ -10,14 +10,23 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
+from ._binding import Binding
 from ._callbacks import may_raise
 from ._compat import PyTreeDef, treedef_rows, wrapped_by_tracer
+from ._events import CALL_VARIABLE, observers
+from ._history import Trace
+from ._jaxpr_size import size_of
 from ._options import Options
 from ._partition import DYNAMIC, StaticHalf, split_leaves
 from ._static_key import identity_suffices, static_key, treedef_key
 
 if TYPE_CHECKING:
+    from ._site import Site
     from ._specialize import SpecializedCall
+
+
+# Spelled out below, because only a plain local variable shows on the stack.
+assert CALL_VARIABLE == "__eqxjit_call__"
 
 
 class Retrace(Exception):
@@ -91,18 +100,21 @@ def _is_hashable(value: Any) -> bool:
 class Call:
     """One call on its way through the miss path.
 
+    - `site`: the way of the wrapper that was called.
     - `entry`: the entry that serves it.
-    - `fun`, `arguments`: the static halves of the function and of `(args, kwargs)`.
-    - `traced`: whether JAX has traced the user's function in this call.
+    - `arguments`: the static half of `(args, kwargs)`.
+    - `leaves`: their arrays; empty once the call is over.
+    - `traces`: the traces of the user's function that JAX has made in this call.
     """
 
-    __slots__ = ("arguments", "entry", "fun", "traced")
+    __slots__ = ("arguments", "entry", "leaves", "site", "traces")
 
-    def __init__(self, entry: "Entry", fun: StaticHalf, arguments: StaticHalf):
+    def __init__(self, site: "Site", entry: "Entry", arguments: StaticHalf, leaves: list[Any]):
+        self.site = site
         self.entry = entry
-        self.fun = fun
         self.arguments = arguments
-        self.traced = False
+        self.leaves = leaves
+        self.traces: list[Trace] = []
 
 
 class _Current(threading.local):
@@ -120,10 +132,13 @@ class Entry:
         "__weakref__",
         "blocks",
         "descriptions",
+        "fate",
         "hits",
         "hits_needed",
         "jitted",
         "n_first",
+        "name",
+        "qualname",
         "resting",
         "specialized",
         "traces",
@@ -132,7 +147,11 @@ class Entry:
         "watches",
     )
 
-    def __init__(self, name: str, options: Options, n_first: int, donated: tuple[int, ...]):
+    def __init__(self, binding: Binding, options: Options, n_first: int, donated: tuple[int, ...]):
+        self.name = binding.name
+        self.qualname = binding.qualname
+        #: Why the program gave it up, once it did; its traces share the list.
+        self.fate: list[str] = []
         #: How many arrays the first argument has: those come first, then the function's own.
         self.n_first = n_first
         #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
@@ -155,7 +174,9 @@ class Entry:
         self.unclassified = False
         # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
         self.jitted: Any = jax.jit(
-            _traced(name, weakref.ref(self)), donate_argnums=donated, **dict(options.jit_arguments)
+            _traced(self.name, weakref.ref(self)),
+            donate_argnums=donated,
+            **dict(options.jit_arguments),
         )
 
     def flat(self, fun_leaves: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
@@ -182,7 +203,7 @@ class Entry:
         """Whether there is anything for `is_intact` to look at."""
         return any(description.changeable for description in self.descriptions)
 
-    def describe(self, out: Any, call: Call) -> Output:
+    def describe(self, out: Any) -> Output:
         """What the traced function returns to JAX for the output of the user's function."""
         leaves, treedef = tree_flatten(out)
         dynamic, static = split_leaves(leaves)
@@ -192,7 +213,6 @@ class Entry:
         else:
             description = OutputDescription(treedef, static)
             self.descriptions.append(description)
-        call.traced = True
         self.traces += 1
         self.unclassified = not self.blocks
         # A program without an output could not be waited for.
@@ -203,6 +223,17 @@ class Entry:
     def rebuild(self, output: Output) -> Any:
         """The user's output, from what JAX returned."""
         return self.descriptions[index_of(output)].rebuild(arrays_of(output))
+
+    def measure(self, trace: Trace, leaves: list[Any]) -> None:
+        """Fills in the size of a trace, made just now for these leaves."""
+        if any(_is_tracer(leaf) for leaf in leaves) and not observers:
+            # It became part of an outer program, which is measured; and asking takes its time.
+            return
+        try:
+            trace.equations, trace.busiest_line = size_of(self.jitted.trace(*leaves).jaxpr)
+        except Exception:
+            # No `trace` (`EQX_ON_ERROR=breakpoint`).
+            return
 
     def classify(self, leaves: list[Any]) -> None:
         """Looks at the program for these leaves, which has just run. Served from JAX's caches."""
@@ -260,13 +291,15 @@ def _traced(name: str, entry_ref: "weakref.ref[Entry]") -> Callable[..., Any]:
         entry = entry_ref()
         if call is None or entry is None or call.entry is not entry:
             raise Retrace
+        fun_static, arguments = call.site.wrapped.fun, call.arguments
         # The user's function may call its own wrapper, which is a call of its own.
-        current.call = None
+        current.call = __eqxjit_call__ = None  # noqa: F841
         try:
-            start, stop = entry.n_first, entry.n_first + call.fun.n_arrays
-            fun = call.fun.combine(leaves[start:stop])
-            args, kwargs = call.arguments.combine(leaves[:start] + leaves[stop:])
-            return entry.describe(fun(*args, **kwargs), call)
+            with call.site.tracing(call):
+                start, stop = entry.n_first, entry.n_first + fun_static.n_arrays
+                fun = fun_static.combine(leaves[start:stop])
+                args, kwargs = arguments.combine(leaves[:start] + leaves[stop:])
+                return entry.describe(fun(*args, **kwargs))
         finally:
             current.call = call
 

@@ -19,7 +19,7 @@ from ._compat import (
     last_runtime_error,
     runtime_error_text,
 )
-from ._partition import DYNAMIC, SORTED_DICTS, CyclicPytree, StaticHalf, is_array_leaf
+from ._partition import SORTED_DICTS, CyclicPytree, is_array_leaf
 from ._static_key import static_key
 
 # What Equinox's callback raises: the user's message, and then a long explanation.
@@ -122,7 +122,7 @@ def argument_error(error: BaseException, arguments: list[tuple[str, Any]]) -> Ba
         if type(node) in SORTED_DICTS and _raises(lambda node=node: sorted(node)):
             return ValueError(
                 f"The keys of the dict `{path}` can't be sorted, as JAX needs: "
-                f"{', '.join(map(_short, node))}. Use keys of one type, or an `OrderedDict`."
+                f"{', '.join(map(short, node))}. Use keys of one type, or an `OrderedDict`."
             )
         found = _bad_static(node)
         if found is not None:
@@ -136,46 +136,10 @@ def argument_error(error: BaseException, arguments: list[tuple[str, Any]]) -> Ba
     return None
 
 
-def lowered_for_others(
-    binding: Binding, lowered_for: StaticHalf, called_with: tuple[tuple[Any, ...], dict[str, Any]]
-) -> ValueError:
-    """What a compiled function raises for arguments whose static half it wasn't compiled for."""
-    placeholders = [DYNAMIC] * lowered_for.n_arrays
-    old = _static_values(named_arguments(binding, *lowered_for.combine(placeholders)))
-    new = _static_values(named_arguments(binding, *called_with))
-    absent = (None, "absent")
-    differences = [
-        f"`{path}` was {old.get(path, absent)[1]} and is {new.get(path, absent)[1]}"
-        for path in {**old, **new}
-        if old.get(path, absent)[0] != new.get(path, absent)[0]
-    ]
-    return ValueError(
-        f"`{binding.name}` was lowered for other static arguments: "
-        f"{'; '.join(differences) or 'the structure differs'}. Lower it again for these."
-    )
-
-
-def _static_values(arguments: list[tuple[str, Any]]) -> dict[str, tuple[Any, str]]:
-    """The static leaves and fields, by path: their typed key, and what to show of them."""
-    values: dict[str, tuple[Any, str]] = {}
-    for path, node in _nodes_with_paths(arguments):
-        if issubclass(type(node), eqx.Module):
-            values[path] = (type(node), f"a {type(node).__name__}")
-            for name, value in _fields(node, static=True):
-                values[f"{path}.{name}"] = (static_key(value), _short(value))
-        elif node is DYNAMIC or (_is_leaf(node) and is_array_leaf(node)):
-            values[path] = (DYNAMIC, "an array")
-        elif _is_leaf(node):
-            values[path] = (static_key(node), _short(node))
-        else:
-            values[path] = (type(node), f"a {type(node).__name__}")
-    return values
-
-
 def _bad_static(node: Any) -> tuple[str, Any, str, str] | None:
     """The first value in a node's static half that can't be keyed: where, what, and why."""
     if issubclass(type(node), eqx.Module):
-        candidates = [(f".{name}", value) for name, value in _fields(node, static=True)]
+        candidates = [(f".{name}", value) for name, value in module_fields(node, static=True)]
     elif _is_leaf(node) and not is_array_leaf(node):
         reason = _raises(lambda: hash(node))
         if reason:
@@ -217,7 +181,7 @@ def _raises(action: Any) -> str:
     return ""
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -226,7 +190,7 @@ def _is_leaf(node: Any) -> bool:
     return jax.tree_util.all_leaves([node])
 
 
-def _fields(module: eqx.Module, static: bool) -> list[tuple[str, Any]]:
+def module_fields(module: eqx.Module, static: bool) -> list[tuple[str, Any]]:
     """The static, or the other, fields of a Module instance that are set."""
     values = fields_of(module)
     return [
@@ -247,14 +211,14 @@ def _nodes_with_paths(arguments: list[tuple[str, Any]]) -> Iterable[tuple[str, A
                 continue
             children: list[tuple[str, Any]] = []
             if issubclass(type(node), dict):
-                children = [(f"{path}[{_short(key)}]", child) for key, child in node.items()]
+                children = [(f"{path}[{short(key)}]", child) for key, child in node.items()]
             elif issubclass(type(node), tuple) and hasattr(node, "_fields"):
                 pairs = zip(node._fields, node, strict=False)  # type: ignore[attr-defined]
                 children = [(f"{path}.{field}", child) for field, child in pairs]
             elif issubclass(type(node), (tuple, list)):
                 children = [(f"{path}[{i}]", child) for i, child in enumerate(node)]
             elif issubclass(type(node), eqx.Module):
-                children = [(f"{path}.{k}", v) for k, v in _fields(node, static=False)]
+                children = [(f"{path}.{k}", v) for k, v in module_fields(node, static=False)]
             ancestors = (*ancestors, id(node))
             pending.extend((p, child, ancestors) for p, child in reversed(children))
 
@@ -280,4 +244,4 @@ def not_callable(fun: Any) -> TypeError:
         hint = " Put `@property` above `@filter_jit`."
     elif inspect.ismodule(fun):
         hint = " Name the function in the module."
-    return TypeError(f"`filter_jit` takes a callable; got {_short(fun)}.{hint}")
+    return TypeError(f"`filter_jit` takes a callable; got {short(fun)}.{hint}")

@@ -1,15 +1,12 @@
 """Ahead-of-time compilation: `f.lower(...)` and `f.lower(...).compile()`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
+from ._description import Description
+from ._differences import OF_ARRAYS, differences
 from ._entry import Call, wait_for
-from ._errors import lowered_for_others
-
-if TYPE_CHECKING:
-    from ._site import Site
-
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -20,10 +17,10 @@ class Lowered:
     - `lowered`: JAX's own `jax.stages.Lowered`.
     """
 
-    def __init__(self, site: "Site", call: Call, lowered: jax.stages.Lowered):
+    def __init__(self, call: Call, description: Description, lowered: jax.stages.Lowered):
         self.lowered = lowered
-        self._site = site
         self._call = call
+        self._description = description
         self._bound: Arguments = (), {}
 
     def bind(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> "Lowered":
@@ -42,8 +39,10 @@ class Lowered:
 
         - `compiler_options`: as for `jax.stages.Lowered.compile`.
         """
+        # What is compiled here belongs to the trace that was made for it.
+        __eqxjit_call__ = self._call  # noqa: F841
         compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
-        return Compiled(self._site, self._call, compiled, self._bound)
+        return Compiled(self._call, self._description, compiled, self._bound)
 
 
 class Compiled:
@@ -52,11 +51,17 @@ class Compiled:
     - `compiled`: JAX's own `jax.stages.Compiled`, with `cost_analysis()` and the like.
     """
 
-    def __init__(self, site: "Site", call: Call, compiled: jax.stages.Compiled, bound: Arguments):
+    def __init__(
+        self,
+        call: Call,
+        description: Description,
+        compiled: jax.stages.Compiled,
+        bound: Arguments,
+    ):
         self.compiled = compiled
-        self._bound = bound
-        self._site = site
         self._call = call
+        self._description = description
+        self._bound = bound
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the compiled function.
@@ -67,14 +72,16 @@ class Compiled:
         - What JAX raises for arrays of another shape or dtype.
         """
         args_before, keywords = self._bound
-        return self._site.receive(self._call_bound, (*args_before, *args), {**keywords, **kwargs})
+        return self._call.site.receive(
+            self._call_bound, (*args_before, *args), {**keywords, **kwargs}
+        )
 
     def _call_bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
-        site, call = self._site, self._call
+        call, site = self._call, self._call.site
         leaves, static = site.partition(args, kwargs)
         if static.key != call.arguments.key:
-            raise lowered_for_others(site.wrapped.binding, call.arguments, (args, kwargs))
+            raise self._lowered_for_others(site.describe(static, leaves))
         try:
             output = self.compiled(*call.entry.flat(site.fun_leaves, leaves))
             if call.entry.blocks or call.entry.unclassified:
@@ -83,3 +90,12 @@ class Compiled:
             site.explain(args, kwargs)
             raise
         return call.entry.rebuild(output)
+
+    def _lowered_for_others(self, called_with: Description) -> ValueError:
+        """The error for a call whose static half isn't the one that this was compiled for."""
+        found = differences(self._description, called_with)
+        static = tuple(d for d in found if d.category not in OF_ARRAYS)
+        return ValueError(
+            f"`{self._call.entry.name}` was lowered for other static arguments: "
+            f"{'; '.join(map(str, static)) or 'the structure differs'}. Lower it again for these."
+        )

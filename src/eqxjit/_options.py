@@ -24,12 +24,14 @@ class Options:
     - `donate`: as the argument of `filter_jit`.
     - `block`: whether each call waits for its computation.
     - `maxsize`: how many entries are kept, `None` for any number.
+    - `max_traces`: how often the function may be traced, `None` for any number.
     - `jit_arguments`: further arguments of `jax.jit`, as sorted pairs.
     """
 
     donate: Donate
     block: bool
     maxsize: int | None
+    max_traces: int | None
     jit_arguments: tuple[tuple[str, Any], ...]
 
     @property
@@ -46,14 +48,15 @@ class Options:
 
     @property
     def key(self) -> Hashable:
-        return static_key((self.donate, self.block, self.maxsize, self.jit_arguments))
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return static_key(tuple(values))
 
 
 def _nothing() -> None: ...
 
 
 def check_options(
-    donate: Any, block: Any, maxsize: Any, jit_arguments: Mapping[str, Any]
+    donate: Any, block: Any, maxsize: Any, max_traces: Any, jit_arguments: Mapping[str, Any]
 ) -> Options:
     """The options, or the error that upstream raises for them.
 
@@ -61,7 +64,8 @@ def check_options(
 
     - `ValueError`, if `donate` is none of its values, for a jit argument that only flat,
       positional arrays would give a meaning, or for one of Equinox before 0.10.
-    - `TypeError`, for a `maxsize` that is not a number, and for what `jax.jit` doesn't know.
+    - `TypeError`, for a `maxsize` or `max_traces` that is not a number, and for what `jax.jit`
+        doesn't know.
     """
     for name in _DEPRECATED:
         if name in jit_arguments:
@@ -81,11 +85,17 @@ def check_options(
             "`filter_jit(..., donate=...)` must be one of "
             f"{', '.join(map(repr, get_args(Donate)))}; got {donate!r}."
         )
-    if maxsize is not None and (isinstance(maxsize, bool) or not isinstance(maxsize, int)):
-        raise TypeError(f"`maxsize` must be a number of entries or None; got {maxsize!r}.")
-    if maxsize is not None and maxsize < 1:
-        raise ValueError(f"`maxsize` must be at least 1; got {maxsize}.")
+    _check_count("maxsize", maxsize, "entries")
+    _check_count("max_traces", max_traces, "traces")
     if jit_arguments:
         # So that an unknown one is refused here, as by upstream, rather than at the first call.
         jax.jit(_nothing, **jit_arguments)
-    return Options(donate, bool(block), maxsize, tuple(sorted(jit_arguments.items())))  # type: ignore[arg-type]
+    arguments = tuple(sorted(jit_arguments.items()))
+    return Options(donate, bool(block), maxsize, max_traces, arguments)  # type: ignore[arg-type]
+
+
+def _check_count(name: str, count: Any, what: str) -> None:
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+        raise TypeError(f"`{name}` must be a number of {what} or None; got {count!r}.")
+    if count is not None and count < 1:
+        raise ValueError(f"`{name}` must be at least 1; got {count}.")

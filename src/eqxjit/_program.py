@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 import threading
 import types
 import weakref
@@ -14,6 +15,7 @@ import jax
 from ._binding import Binding
 from ._compat import clear_with_equinox
 from ._entry import Entry
+from ._history import Definition, History, definition_of
 from ._options import Options
 from ._turns import Turns
 
@@ -42,11 +44,13 @@ class CacheInfo(NamedTuple):
 
     - `entries`: static structures that are compiled.
     - `traces`: how often the function was traced, entries no longer held included.
+    - `recompilations`: how often JAX compiled a trace once more, without tracing.
     - `maxsize`: how many entries are held at most; `None` for any number.
     """
 
     entries: int
     traces: int
+    recompilations: int
     maxsize: int | None
 
 
@@ -90,17 +94,16 @@ class _Table:
 class Program(_Table):
     """The entries of one function under one set of options, shared by all that wrap it so.
 
-    - `name`: what the compiled programs are called.
     - `binding`: the function's parameters.
     - `options`: how it is jitted.
+    - `history`: what it was traced for.
     """
 
-    def __init__(self, name: str, binding: Binding, options: Options):
+    def __init__(self, binding: Binding, options: Options, definition: Definition | None):
         super().__init__()
-        self.name = name
         self.binding = binding
         self.options = options
-        self.traces = 0
+        self.history = History(binding.qualname, definition, options.max_traces)
         self.retraces = Turns()
         self.entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
         #: Weak references to the static objects of the function itself (see `_Programs`).
@@ -139,6 +142,10 @@ class Program(_Table):
             return
         while len(self.entries) > maxsize:
             _, least_used = self.entries.popitem(last=False)
+            least_used.fate.append(
+                f"its entry was the least recently used of more than {maxsize}: with that many "
+                f"static structures in use, raise `maxsize`"
+            )
             self._unspecialize(least_used)
         self._rest()
 
@@ -173,20 +180,26 @@ class Program(_Table):
         """Forgets an entry that no longer holds."""
         with self.lock:
             if self.entries.get(key) is entry:
+                entry.fate.append("a static object that it returns was changed in place")
                 self._drop(key)
 
     def clear(self) -> None:
         """Forgets all entries, and with them what was compiled."""
         with self.lock:
+            for entry in self.entries.values():
+                entry.fate.append("`clear_cache()` was called")
             self.entries.clear()
             self.specialized, self._resting = [], []
-            self.traces = 0
+            self.history.clear()
             self._unlink()
 
     def info(self) -> CacheInfo:
         with self.lock:
             self._drop_dead()
-        return CacheInfo(len(self.entries), self.traces, self.options.maxsize)
+        history = self.history
+        return CacheInfo(
+            len(self.entries), history.n_traces, history.n_recompilations, self.options.maxsize
+        )
 
     def specialize(self, entry: Entry, call: "SpecializedCall") -> None:
         """Puts a specialised call at the head of those in use."""
@@ -235,6 +248,9 @@ def _referents(key: Hashable) -> Iterator[Any]:
                 yield value
 
 
+_serial = itertools.count()
+
+
 class _Programs(_Table):
     """The programs of one function, the most recently used last."""
 
@@ -242,6 +258,7 @@ class _Programs(_Table):
         super().__init__()
         self.owner = None if owner is None else weakref.ref(owner)
         self.by_key: collections.OrderedDict[Hashable, Program] = collections.OrderedDict()
+        self.number = next(_serial)
         _tables.add(self)
 
     def get(self, key: Hashable, make: Callable[[], Program]) -> Program:
@@ -293,9 +310,6 @@ def program_of(fun: Any, key: Hashable, options: Options) -> Program:
     """
     name, qualname = _names_of(fun)
 
-    def make() -> Program:
-        return Program(name, Binding(fun, name, qualname), options)
-
     home = _home_of(fun)
     if home is None:
         programs = _homeless
@@ -306,6 +320,11 @@ def program_of(fun: Any, key: Hashable, options: Options) -> Program:
             programs = vars(home).setdefault(_ATTRIBUTE, _Programs(home))
             if programs.owner is None or programs.owner() is not home:
                 programs = vars(home)[_ATTRIBUTE] = _Programs(home)
+
+    def make() -> Program:
+        definition = None if home is None else definition_of(home, programs.number)
+        return Program(Binding(fun, name, qualname), options, definition)
+
     return programs.get((key, options.key, name, qualname), make)
 
 

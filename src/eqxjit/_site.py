@@ -3,24 +3,30 @@
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 from jax.tree_util import tree_map
 
-from ._compat import JITTED_FRAME_MARK
+from ._call_site import call_site
+from ._compat import JITTED_FRAME_MARK, trace_configuration
+from ._description import Description, describe
 from ._entry import Call, Entry, Output, Retrace, current, holds_tracer, wait_for
 from ._errors import argument_error, call_error, named_arguments
+from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers, recompiled, tracing
+from ._explain import log
+from ._history import Trace
 from ._lower import Lowered
 from ._partition import StaticHalf, partition
-from ._recompiles import ENTRY_VARIABLE, recompiled
 from ._specialize import SpecializedCall, is_worth_specializing, specialize
 from ._wrapped import WrappedFunction
 
 # Spelled out below, because only a plain local variable shows on the stack.
 assert JITTED_FRAME_MARK == "__equinox_jit_id__"
 assert ENTRY_VARIABLE == "__eqxjit_entry__"
+assert CALL_VARIABLE == "__eqxjit_call__"
 
 
 def _same(leaf: Any) -> Any:
@@ -151,12 +157,13 @@ class Site:
         __tracebackhide__ = True
         leaves, static = self.partition(args, kwargs)
         entry = self.find_or_add(static, args, kwargs)
-        call = Call(entry, self.wrapped.fun, static)
+        call = Call(self, entry, static, leaves)
+        description = self.describe(static, leaves)
         try:
-            lowered = self.run(entry.jitted.lower, call, leaves)
+            lowered = self.run(entry.jitted.lower, call)
         finally:
             self.program.keep_if_traced(static.key, entry)
-        return Lowered(self, call, lowered)
+        return Lowered(call, description, lowered)
 
     def miss(
         self,
@@ -168,9 +175,9 @@ class Site:
         """Traces and compiles what a call needs, then makes it."""
         __tracebackhide__ = True
         entry = self.find_or_add(static, args, kwargs)
-        call = Call(entry, self.wrapped.fun, static)
+        call = Call(self, entry, static, leaves)
         try:
-            output = self.run(entry.jitted, call, leaves)
+            output = self.run(entry.jitted, call)
             if entry.blocks or entry.unclassified:
                 self.settle(entry, leaves)
                 wait_for(output)
@@ -201,7 +208,7 @@ class Site:
         def make() -> Entry:
             n_first = len(partition(args[0])[0]) if args else 0
             donated = self.donated(n_first, static)
-            return Entry(self.program.name, self.wrapped.options, n_first, donated)
+            return Entry(self.wrapped.binding, self.wrapped.options, n_first, donated)
 
         try:
             return self.program.find_or_add(static.key, make)
@@ -216,15 +223,15 @@ class Site:
         rest = range(n_first, n_all) if self.wrapped.options.donates_rest else ()
         return (*first, *rest)
 
-    def run(self, action: Callable[..., Any], call: Call, leaves: list[Any]) -> Any:
+    def run(self, action: Callable[..., Any], call: Call) -> Any:
         """Calls a jitted function, or its `lower`, while JAX may trace it."""
         __tracebackhide__ = True
         # Equinox looks for this name on the stack, to tell where the jitted part begins.
         __equinox_jit_id__ = b"eqxjit"  # noqa: F841
-        # And `_recompiles` for this one: what is compiled here is looked at here.
-        __eqxjit_entry__ = None  # noqa: F841
+        # And `_events` for this one.
+        __eqxjit_call__ = call  # noqa: F841
         outer, current.call = current.call, call
-        flat = call.entry.flat(self.fun_leaves, leaves)
+        flat = call.entry.flat(self.fun_leaves, call.leaves)
         try:
             if not self.wrapped.options.hides_donation_warning:
                 return action(*flat)
@@ -234,8 +241,60 @@ class Site:
         finally:
             current.call = outer
             # A program that was traced well and then raised is compiled all the same.
-            if call.traced:
-                self.program.traces += 1
+            for trace in call.traces:
+                call.entry.measure(trace, flat)
+                self.tell(trace)
+            call.leaves = []
+
+    # --- Traces -------------------------------------------------------------------------------
+
+    @contextmanager
+    def tracing(self, call: Call) -> Iterator[None]:
+        """While JAX traces the user's function: explains, limits and counts the trace."""
+        history = self.program.history
+        trace = self._new_trace(call.entry, call.arguments, call.leaves)
+        history.begin(trace)
+        is_made = False
+        try:
+            with tracing(self.wrapped.binding.qualname, trace):
+                yield
+            is_made = True
+            call.traces.append(trace)
+        finally:
+            history.end(trace, is_made)
+
+    def begin_recompilation(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Trace:
+        """Explains and limits what JAX compiles by itself, as it does so in a warm call."""
+        leaves, static = self.partition(args, kwargs)
+        trace = self._new_trace(entry, static, leaves)
+        trace.is_recompilation = True
+        self.program.history.begin(trace)
+        return trace
+
+    def _new_trace(self, entry: Entry, static: StaticHalf, leaves: list[Any]) -> Trace:
+        return Trace(
+            self.wrapped.binding.qualname,
+            self.describe(static, leaves),
+            trace_configuration(),
+            call_site(),
+            fate=entry.fate,
+        )
+
+    def describe(self, static: StaticHalf, leaves: list[Any]) -> Description:
+        """What a call is made with, function included."""
+        wrapped = self.wrapped
+        return describe(wrapped.binding, wrapped.fun, self.fun_leaves, static, leaves)
+
+    def tell(self, trace: Trace) -> None:
+        """Tells of a trace, now complete, whoever wants to know."""
+        for observer in tuple(observers):
+            observer.traced(trace)
+        log(trace)
+        self.program.history.warn_of_storm(trace)
+
+    # --- After a call -------------------------------------------------------------------------
 
     def settle(self, entry: Entry, leaves: list[Any]) -> None:
         """Finds out whether the program that has just run can raise, and what it returns."""

@@ -11,8 +11,8 @@ from jax.tree_util import tree_flatten
 from ._binding import Binding, absent
 from ._compat import is_staging, treedef_rows
 from ._entry import Entry, Output, Retrace, index_of
+from ._events import ENTRY_VARIABLE, recompiled
 from ._partition import StaticHalf
-from ._recompiles import ENTRY_VARIABLE, recompiled
 from ._source import define, indented, wrapped
 from ._static_key import treedef_key
 from ._structure import Node, structure_of

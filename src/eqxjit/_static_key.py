@@ -260,7 +260,7 @@ def _key_by_class(kind: type, value: Any) -> Hashable:
     make_key = _make_key_of_class(kind)
     if make_key is not None:
         return make_key(value)
-    compared = _compared_fields(kind)
+    compared = compared_fields(kind)
     if compared is not None:
         return (kind, tuple([static_key(getattr(value, name)) for name in compared]))
     return _opaque_key(value)
@@ -277,7 +277,7 @@ def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:
     return None
 
 
-def _compared_fields(kind: type) -> list[str] | None:
+def compared_fields(kind: type) -> list[str] | None:
     """The fields that a dataclass's `__eq__` compares; None where that isn't the generated one."""
     owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
     parameters = vars(owner).get("__dataclass_params__")
@@ -308,7 +308,7 @@ def is_opaque(value: Any) -> bool:
         return False
     make_key = _make_key_of_class(kind)
     if make_key is None:
-        return _compared_fields(kind) is None
+        return compared_fields(kind) is None
     return make_key is _opaque_key
 
 

@@ -12,7 +12,7 @@ _PATIENCE_SECONDS = 10.0
 class Turns:
     """Takes turns at whatever a key names."""
 
-    __slots__ = ("_locks", "_lock")
+    __slots__ = ("_lock", "_locks")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
+from ._history import Trace
 from ._lower import Lowered
 from ._options import DEFAULT_MAXSIZE, Donate, Options, check_options
 from ._program import CacheInfo
@@ -22,7 +23,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class JitWrapper:
+# Tools such as chex know jitted functions by `PjitFunction` in the name of their type.
+class FilterPjitFunction:
     """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
 
     # CPython calls what the slot holds, with no frame of ours in between.
@@ -53,7 +55,7 @@ class JitWrapper:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else BoundJitWrapper(self, instance)
+        return self if instance is None else BoundFilterPjitFunction(self, instance)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Traces and lowers the function for these arguments, without running it.
@@ -69,7 +71,7 @@ class JitWrapper:
         return self._site.receive(self._site.lower, args, kwargs)
 
     def cache_info(self) -> CacheInfo:
-        """What is compiled: `CacheInfo(entries, traces, maxsize)`.
+        """What is compiled: `CacheInfo(entries, traces, recompilations, maxsize)`.
 
         !!! example
 
@@ -79,11 +81,37 @@ class JitWrapper:
             >>> f = filter_jit(lambda x, n: x * n)
             >>> _ = f(jnp.ones(2), 3), f(jnp.ones(2), 3), f(jnp.ones(2), 4), f(jnp.ones(5), 4)
             >>> f.cache_info()
-            CacheInfo(entries=2, traces=3, maxsize=1024)
+            CacheInfo(entries=2, traces=3, recompilations=0, maxsize=1024)
 
             ```
         """
         return self._wrapped.program.info()
+
+    def traces(self) -> list[Trace]:
+        """What this function was traced for, the oldest first: when, why, and how long it took.
+
+        **Returns:**
+
+        The latest 256 traces since the cache was last cleared, by whichever wrapper of this
+        function under these options. A compilation that JAX began by itself, without tracing, is
+        among them (`is_recompilation`): there are as many as `cache_info()` counts.
+
+        !!! example
+
+            ```python
+            >>> import jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> @filter_jit
+            ... def power(x, n):
+            ...     return x**n
+            >>> _ = power(jnp.ones(2), 3), power(jnp.ones(2), 4)
+            >>> power.traces()[1]
+            <trace 2 of power(x: float32[2], n=4) at ...:1: static value changed: `n` was 3, is 4;
+            ... s (tracing ..., lowering ..., compiling ...)>
+
+            ```
+        """
+        return self._wrapped.program.history.traces
 
     def clear_cache(self) -> None:
         """Forgets all that was compiled for this function under these options."""
@@ -112,12 +140,12 @@ class JitWrapper:
     def __hash__(self) -> int:
         return hash((self._wrapped, self._leaves))
 
-    def __copy__(self) -> "JitWrapper":
-        return JitWrapper(self._wrapped, self._leaves)
+    def __copy__(self) -> "FilterPjitFunction":
+        return FilterPjitFunction(self._wrapped, self._leaves)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "JitWrapper":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FilterPjitFunction":
         # The static half stays as it is, and with it what is compiled for it.
-        return JitWrapper(self._wrapped, copy.deepcopy(self._leaves, memo))
+        return FilterPjitFunction(self._wrapped, copy.deepcopy(self._leaves, memo))
 
     def __reduce__(self) -> Any:
         # A decorated function is what its module calls by its name: pickled by that name, as the
@@ -127,7 +155,7 @@ class JitWrapper:
             found = _named(module, qualname)
         except (ImportError, ValueError, AttributeError):
             found = None
-        by_name = isinstance(found, JitWrapper) and found._wrapped == self._wrapped
+        by_name = isinstance(found, FilterPjitFunction) and found._wrapped == self._wrapped
         # Cloudpickle exists to take along, by value, what `__main__` holds.
         pickler = sys._getframe(1).f_globals.get("__name__", "")
         if by_name and not (module == "__main__" and "cloudpickle" in pickler):
@@ -141,7 +169,7 @@ def _named(module: str, qualname: str) -> Any:
     return operator.attrgetter(qualname)(sys.modules[module])
 
 
-class BoundJitWrapper(functools.partial[Any]):
+class BoundFilterPjitFunction(functools.partial[Any]):
     """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
 
     A `functools.partial`, so that it is made and called in C; and a pytree.
@@ -152,7 +180,7 @@ class BoundJitWrapper(functools.partial[Any]):
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":
             return cast(Any, self.func).__wrapped__.__get__(*self.args)
-        if name in ("cache_info", "clear_cache", "specialized_source"):
+        if name in ("cache_info", "clear_cache", "specialized_source", "traces"):
             return getattr(self.func, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -168,35 +196,35 @@ class BoundJitWrapper(functools.partial[Any]):
         return hash((self.func, self.args, tuple(self.keywords.items())))
 
 
-def _flatten(wrapper: JitWrapper) -> tuple[tuple[Any, ...], WrappedFunction]:
+def _flatten(wrapper: FilterPjitFunction) -> tuple[tuple[Any, ...], WrappedFunction]:
     return wrapper._leaves, wrapper._wrapped
 
 
-def _flatten_with_keys(wrapper: JitWrapper) -> Any:
+def _flatten_with_keys(wrapper: FilterPjitFunction) -> Any:
     keyed = [(FlattenedIndexKey(i), leaf) for i, leaf in enumerate(wrapper._leaves)]
     return keyed, wrapper._wrapped
 
 
-def _unflatten(wrapped: WrappedFunction, leaves: Any) -> JitWrapper:
-    return JitWrapper(wrapped, tuple(leaves))
+def _unflatten(wrapped: WrappedFunction, leaves: Any) -> FilterPjitFunction:
+    return FilterPjitFunction(wrapped, tuple(leaves))
 
 
-def _flatten_bound_with_keys(bound: BoundJitWrapper) -> Any:
+def _flatten_bound_with_keys(bound: BoundFilterPjitFunction) -> Any:
     keyed = [(GetAttrKey(name), getattr(bound, name)) for name in ("func", "args", "keywords")]
     return keyed, None
 
 
-def _unflatten_bound(_: None, children: Any) -> BoundJitWrapper:
+def _unflatten_bound(_: None, children: Any) -> BoundFilterPjitFunction:
     func, args, keywords = children
-    return BoundJitWrapper(func, *args, **keywords)
+    return BoundFilterPjitFunction(func, *args, **keywords)
 
 
-register_pytree_with_keys(JitWrapper, _flatten_with_keys, _unflatten, _flatten)
-register_pytree_with_keys(BoundJitWrapper, _flatten_bound_with_keys, _unflatten_bound)
+register_pytree_with_keys(FilterPjitFunction, _flatten_with_keys, _unflatten, _flatten)
+register_pytree_with_keys(BoundFilterPjitFunction, _flatten_bound_with_keys, _unflatten_bound)
 
 
-def _wrap(fun: Any, options: Options) -> JitWrapper:
-    return JitWrapper(*wrap_function(fun, options))
+def _wrap(fun: Any, options: Options) -> FilterPjitFunction:
+    return FilterPjitFunction(*wrap_function(fun, options))
 
 
 @overload
@@ -205,6 +233,7 @@ def filter_jit(
     donate: Donate = "none",
     block: bool = False,
     maxsize: int | None = DEFAULT_MAXSIZE,
+    max_traces: int | None = None,
     **jitkwargs: Any,
 ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]: ...
 
@@ -216,6 +245,7 @@ def filter_jit(
     donate: Donate = "none",
     block: bool = False,
     maxsize: int | None = DEFAULT_MAXSIZE,
+    max_traces: int | None = None,
     **jitkwargs: Any,
 ) -> Callable[_P, _T]: ...
 
@@ -226,6 +256,7 @@ def filter_jit(
     donate: Donate = "none",
     block: bool = False,
     maxsize: int | None = DEFAULT_MAXSIZE,
+    max_traces: int | None = None,
     **jitkwargs: Any,
 ) -> Any:
     """Compiles a function: JAX and NumPy arrays in its arguments are traced, all else is static.
@@ -248,12 +279,15 @@ def filter_jit(
         `eqx.error_if`) are waited for.
     - `maxsize`: how many static structures of the arguments are kept compiled; beyond, the least
         recently used one is forgotten. `None` for any number.
+    - `max_traces`: how often the function may be traced, or compiled again by JAX, until its cache
+        is cleared. `None` for any number. A call that needs one more raises a
+        `TooManyTracesError`, which says why it does.
     - `**jitkwargs`: further arguments of `jax.jit`, such as `inline` or `compiler_options`.
 
     **Returns:**
 
-    A callable with the signature of `fun`, and with `lower`, `cache_info`, `clear_cache` and
-    `__wrapped__`. It is a pytree, whose leaves are the arrays in `fun`.
+    A callable with the signature of `fun`, and with `lower`, `traces`, `cache_info`, `clear_cache`
+    and `__wrapped__`. It is a pytree, whose leaves are the arrays in `fun`.
 
     **Raises:**
 
@@ -280,7 +314,7 @@ def filter_jit(
 
         ```
     """
-    options = check_options(donate, block, maxsize, jitkwargs)
+    options = check_options(donate, block, maxsize, max_traces, jitkwargs)
     if fun is inspect.Parameter.empty:
         return functools.partial(_wrap, options=options)
     return _wrap(fun, options)

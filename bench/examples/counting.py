@@ -1,0 +1,34 @@
+"""How do I count compilations, and make sure that there are no more of them?
+
+(https://github.com/patrick-kidger/equinox/issues/151)
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+import eqxjit
+
+
+@eqxjit.filter_jit(max_traces=2)
+def predict(model: eqx.nn.Linear, x: jax.Array) -> jax.Array:
+    """Applies a model to a batch."""
+    return jax.vmap(model)(x)
+
+
+def main() -> None:
+    """Prints the counts, and what the third batch size raises."""
+    model = eqx.nn.Linear(4, 2, key=jax.random.key(0))
+    for batch_size in (32, 32, 7):
+        predict(model, jnp.ones((batch_size, 4)))
+    print(predict.cache_info())
+    for trace in predict.traces():
+        print(trace)
+    try:
+        predict(model, jnp.ones((5, 4)))
+    except eqxjit.TooManyTracesError as error:
+        print(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main()

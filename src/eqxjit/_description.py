@@ -1,0 +1,321 @@
+"""Describes what a call was traced for: each part of its arguments, by its path.
+
+A description outlives the call: it holds texts, and refers to the user's objects weakly at most.
+"""
+
+import collections
+import functools
+import os
+import types
+import weakref
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
+
+from ._binding import Binding
+from ._errors import module_fields, named_arguments, short
+from ._partition import SORTED_DICTS, StaticHalf
+from ._static_key import compared_fields, static_key, treedef_key
+
+# Static containers are looked into, up to this many parts in all.
+_MAX_PARTS = 100_000
+
+_LONG_TEXT = 100
+
+
+class ArrayPart(NamedTuple):
+    """An array, as JAX sees it when it traces.
+
+    - `shape`, `dtype`, `weak_type`: its abstract value.
+    - `placement`: the devices or the sharding that it was put on; empty where JAX may choose.
+    """
+
+    shape: tuple[Any, ...]
+    dtype: str
+    weak_type: bool
+    placement: str
+
+    @property
+    def shape_text(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    def __str__(self) -> str:
+        weak = " of weak type" if self.weak_type else ""
+        return f"{self.shape_text}{weak}{f' on {self.placement}' if self.placement else ''}"
+
+
+class StaticPart(NamedTuple):
+    """A static value.
+
+    - `text`: what to show of it.
+    - `key`: equal to that of another value exactly if one may stand for the other.
+    - `kind`: its type's name.
+    - `is_field`: whether it is in a static field, rather than in the place of an array.
+    - `made_at`: where a callable's code is; empty for anything else.
+    """
+
+    text: str
+    key: Hashable
+    kind: str
+    is_field: bool
+    made_at: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class NodePart(NamedTuple):
+    """A node: what it is, without its children."""
+
+    text: str
+    key: Hashable
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Part = ArrayPart | StaticPart | NodePart
+
+
+class Description(NamedTuple):
+    """The parts of a call, outside in.
+
+    - `paths`: where each is, such as `model.layers[0].weight`.
+    - `parents`: the index of the part that holds it; -1 for an argument.
+    - `parts`: what it is.
+    """
+
+    paths: tuple[str, ...]
+    parents: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+    def sharing(self, other: "Description") -> "Description":
+        """The same, made of the other's objects where they are equal: most calls are alike."""
+        if self.paths != other.paths or self.parents != other.parents:
+            return self
+        pairs = zip(other.parts, self.parts, strict=True)
+        parts = tuple([old if old == new else new for old, new in pairs])
+        return Description(other.paths, other.parents, parts)
+
+
+#: Of a call that defies description.
+UNKNOWN = Description((), (), ())
+
+
+class _Slot:
+    """Stands where an array was."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int):
+        self.index = index
+
+
+def describe(
+    binding: Binding,
+    fun: StaticHalf,
+    fun_leaves: Sequence[Any],
+    arguments: StaticHalf,
+    leaves: Sequence[Any],
+) -> Description:
+    """Describes a call.
+
+    **Arguments:**
+
+    - `binding`: the function's parameters.
+    - `fun`, `fun_leaves`: the function's static half and its arrays.
+    - `arguments`, `leaves`: those of the arguments.
+    """
+    try:
+        arrays = [*leaves, *fun_leaves]
+        args, kwargs = arguments.combine(map(_Slot, range(len(leaves))))
+        named = named_arguments(binding, args, kwargs)
+        if fun_leaves:
+            named.append(("fun", fun.combine(map(_Slot, range(len(leaves), len(arrays))))))
+        return _describe(named, arrays)
+    except Exception:
+        # Say, a node of the user's that can't be made without its arrays.
+        return UNKNOWN
+
+
+def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
+    paths: list[str] = []
+    parents: list[int] = []
+    parts: list[Part] = []
+    pending = [(name, value, -1, False) for name, value in reversed(named)]
+    while pending:
+        path, value, parent, is_static = pending.pop()
+        if type(value) is _Slot:
+            part, children = _array_part(arrays[value.index]), []
+        elif is_static:
+            part, children = _static_part(value, is_field=True)
+        else:
+            part, children = _dynamic_part(value)
+        index = len(paths)
+        paths.append(path)
+        parents.append(parent)
+        parts.append(part)
+        if len(paths) + len(pending) <= _MAX_PARTS:
+            pending += [
+                (path + suffix, child, index, child_is_static or is_static)
+                for suffix, child, child_is_static in reversed(children)
+            ]
+    return Description(tuple(paths), tuple(parents), tuple(parts))
+
+
+# What to append to a node's path for a child, the child, and whether it is in a static field.
+_Children = list[tuple[str, Any, bool]]
+
+
+def _array_part(array: Any) -> ArrayPart:
+    aval = jax.typeof(array)
+    weak_type = bool(getattr(aval, "weak_type", False))
+    return ArrayPart(tuple(aval.shape), str(aval.dtype), weak_type, _placement(array))
+
+
+def _placement(array: Any) -> str:
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return ""
+    if not getattr(array, "committed", False):
+        return ""
+    sharding = array.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
+        return f"a mesh of {axes} by {sharding.spec}"
+    devices = [f"{device.platform}:{device.id}" for device in sharding.device_set]
+    return ", ".join(sorted(devices))
+
+
+def _dynamic_part(value: Any) -> tuple[Part, _Children]:
+    known = _known_node(value)
+    if known is not None:
+        return known
+    if all_leaves([value]):
+        return _static_part(value, is_field=False)
+    # A class that was registered as a node.
+    keyed, treedef = tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
+    key = _lasting(treedef_key(treedef))
+    return NodePart(type(value).__name__, key), [(keystr(p), child, False) for p, child in keyed]
+
+
+def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
+    kind = type(value)
+    name = kind.__name__
+    children: _Children = []
+    if value is None:
+        return NodePart("None", None), children
+    if issubclass(kind, eqx.Module):
+        for field, child in module_fields(value, static=False):
+            children.append((f".{field}", child, False))
+        for field, child in module_fields(value, static=True):
+            children.append((f".{field}", child, True))
+        return NodePart(name, _lasting(kind)), children
+    if kind in SORTED_DICTS or kind is collections.OrderedDict:
+        children = [(f"[{short(key)}]", child, False) for key, child in value.items()]
+        in_order = kind is collections.OrderedDict
+        return NodePart(name, (name, tuple(map(short, value)) if in_order else None)), children
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        children = [(f".{field}", getattr(value, field), False) for field in value._fields]
+        return NodePart(name, _lasting(kind)), children
+    if kind is tuple or kind is list:
+        children = [(f"[{i}]", child, False) for i, child in enumerate(value)]
+        return NodePart(f"{name} of {len(value)}", (name, len(value))), children
+    return None
+
+
+def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
+    if value is not None:
+        known = _known_node(value)
+        if known is not None:
+            return known
+        fields = compared_fields(type(value)) if _is_dataclass(value) else None
+        if fields is not None:
+            children: _Children = [(f".{name}", getattr(value, name), True) for name in fields]
+            return NodePart(type(value).__name__, _lasting(type(value))), children
+    try:
+        key = _lasting(static_key(value))
+    except Exception:
+        key = id(value)
+    return StaticPart(_text(value), key, type(value).__name__, is_field, _made_at(value)), []
+
+
+def _is_dataclass(value: Any) -> bool:
+    return hasattr(type(value), "__dataclass_fields__") and not isinstance(value, type)
+
+
+def _lasting(key: Hashable) -> Hashable:
+    """What stands for a typed static key for good, without keeping the user's objects alive."""
+    if isinstance(key, tuple):
+        return tuple([_lasting(part) for part in key])
+    if isinstance(key, frozenset):
+        return frozenset([_lasting(part) for part in key])
+    if isinstance(key, type):
+        return weakref.ref(key)
+    if isinstance(key, (str, bytes)):
+        return key if len(key) <= _LONG_TEXT else hash(key)
+    if key is None or isinstance(key, (bool, int, float, weakref.ref, np.dtype)):
+        return key
+    return hash(key)
+
+
+def _text(value: Any) -> str:
+    """What to show of a static value: `repr`, and for callables what a user calls them."""
+    if isinstance(value, types.FunctionType):
+        is_named = "<" not in value.__qualname__
+        return value.__qualname__ if is_named else f"`{value.__name__}` at {_made_at(value)}"
+    if isinstance(value, type):
+        return value.__qualname__
+    if isinstance(value, functools.partial):
+        return f"a partial of {_text(value.func)}"
+    if isinstance(value, types.MethodType):
+        return f"the method {value.__qualname__} of {_text(value.__self__)}"
+    if isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
+        return f"a {type(value).__name__} of {_text(value.__wrapped__)}"
+    try:
+        return short(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
+def _made_at(value: Any) -> str:
+    """Where the code of a callable is, and what it was wrapped in; empty for anything else."""
+    if isinstance(value, types.FunctionType):
+        code = value.__code__
+        return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+    if isinstance(value, functools.partial):
+        return _made_at(value.func)
+    if isinstance(value, types.MethodType):
+        return _made_at(value.__func__)
+    if callable(value):
+        wrapped = getattr(value, "__wrapped__", None)
+        return _made_at(wrapped) if isinstance(wrapped, types.FunctionType) else ""
+    return ""
+
+
+def summary(description: Description) -> Iterator[str]:
+    """Each argument in a few words: `x: float32[3]`, `model: MLP of 4 arrays`, `n=3`."""
+    n_arrays: collections.Counter[int] = collections.Counter()
+    roots: list[int] = []
+    root_of: list[int] = []
+    for index, (parent, part) in enumerate(
+        zip(description.parents, description.parts, strict=True)
+    ):
+        root = index if parent < 0 else root_of[parent]
+        root_of.append(root)
+        if parent < 0:
+            roots.append(index)
+        n_arrays[root] += isinstance(part, ArrayPart)
+    for root in roots:
+        path, part = description.paths[root], description.parts[root]
+        if isinstance(part, StaticPart):
+            yield f"{path}={part}"
+        elif isinstance(part, ArrayPart):
+            yield f"{path}: {part}"
+        else:
+            count = n_arrays[root]
+            yield f"{path}: {part} with {count} array{'s' if count != 1 else ''}"

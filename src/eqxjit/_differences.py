@@ -1,0 +1,191 @@
+"""Compares what two traces were made for, and says in the user's names how they differ."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ._description import ArrayPart, Description, NodePart, Part, StaticPart
+
+SHAPE = "shape"
+DTYPE = "dtype"
+WEAK_TYPE = "weak type"
+PLACEMENT = "sharding or device"
+STATIC_VALUE = "static value changed"
+NOW_STATIC = "static where an array was"
+NOW_ARRAY = "an array where a static value was"
+STRUCTURE = "structure changed"
+ARGUMENT = "argument newly given or left out"
+CONFIGURATION = "configuration changed"
+CACHE = "cache evicted or cleared"
+FUNCTION = "function defined again"
+UNKNOWN_REASON = "not known"
+
+#: What JAX sees of arrays; all else is the static half of a call.
+OF_ARRAYS = (SHAPE, DTYPE, WEAK_TYPE, PLACEMENT)
+
+# Differences of one trace that are spelled out; a new model may differ in every array.
+_MAX_SHOWN = 8
+
+
+class Difference(NamedTuple):
+    """One way in which a trace differs from an earlier one.
+
+    - `category`: which kind of difference: `"shape"`, `"dtype"`, `"weak type"`, `"sharding or
+        device"`, `"static value changed"`, `"static where an array was"`, `"an array where a static
+        value was"`, `"structure changed"`, `"argument newly given or left out"`,
+        `"configuration changed"`, `"cache evicted or cleared"`, `"function defined again"` or
+        `"not known"`.
+    - `path`: where, in the user's names, such as `model.layers[0].activation`.
+    - `old`, `new`: what was there, and what is there now.
+    - `remedy`: what to do about it, where that is known; else empty.
+    """
+
+    category: str
+    path: str
+    old: str
+    new: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        if self.category in (CACHE, FUNCTION, UNKNOWN_REASON):
+            return f"{self.category}: {self.new}"
+        if self.old == self.new:
+            return f"{self.category}: `{self.path}` is another {self.new}"
+        return f"{self.category}: `{self.path}` was {self.old}, is {self.new}"
+
+
+def listed(differences: tuple[Difference, ...]) -> list[str]:
+    """A line for each kind of difference, up to a bound; with its remedy, said once."""
+    alike: dict[tuple[str, str, str], list[Difference]] = {}
+    for difference in differences:
+        alike.setdefault((difference.category, difference.old, difference.new), []).append(
+            difference
+        )
+    lines: list[str] = []
+    remedies: set[str] = set()
+    for first, *others in list(alike.values())[:_MAX_SHOWN]:
+        line = str(first)
+        if others:
+            line += f" (and {len(others)} more: {', '.join(f'`{d.path}`' for d in others[:3])}"
+            line += ", ...)" if len(others) > 3 else ")"
+        if first.remedy and first.remedy not in remedies:
+            remedies.add(first.remedy)
+            line += f". {first.remedy}"
+        lines.append(line)
+    if len(alike) > _MAX_SHOWN:
+        lines.append(f"and {len(alike) - _MAX_SHOWN} more")
+    return lines
+
+
+def distance(old: Description, new: Description) -> int:
+    """About how much two descriptions differ; 0 exactly if they don't."""
+    if old.paths is new.paths or old.paths == new.paths:
+        pairs = zip(old.parts, new.parts, strict=True)
+        return sum([a is not b and a != b for a, b in pairs])
+    return len(set(old.paths) ^ set(new.paths)) + 1
+
+
+def differences(old: Description, new: Description) -> list[Difference]:
+    """How a description differs from an older one, outside in; what is in a node that is another
+    altogether isn't listed.
+    """
+    old_parts = dict(zip(old.paths, old.parts, strict=True))
+    found: list[Difference] = []
+    changed: set[int] = set()
+    rows = zip(new.paths, new.parents, new.parts, strict=True)
+    for index, (path, parent, part) in enumerate(rows):
+        if parent in changed:
+            changed.add(index)
+        elif path not in old_parts:
+            changed.add(index)
+            found.append(_given(path, parent, "absent", str(part)))
+        else:
+            before = len(found)
+            found.extend(_compared(path, old_parts[path], part))
+            if len(found) > before:
+                changed.add(index)
+    remaining = set(new.paths)
+    gone: set[int] = set()
+    rows = zip(old.paths, old.parents, old.parts, strict=True)
+    changed_paths = {new.paths[index] for index in changed}
+    for index, (path, parent, part) in enumerate(rows):
+        if parent in gone or (parent >= 0 and old.paths[parent] in changed_paths):
+            gone.add(index)
+        elif path not in remaining:
+            gone.add(index)
+            found.append(_given(path, parent, str(part), "absent"))
+    return found
+
+
+def _given(path: str, parent: int, old: str, new: str) -> Difference:
+    return Difference(ARGUMENT if parent < 0 else STRUCTURE, path, old, new)
+
+
+def _compared(path: str, old: Part, new: Part) -> Iterator[Difference]:
+    if old is new or old == new:
+        return
+    if isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
+        yield from _compared_arrays(path, old, new)
+    elif isinstance(old, StaticPart) and isinstance(new, StaticPart):
+        yield Difference(STATIC_VALUE, path, *_texts(old, new), _remedy_for_static(path, old, new))
+    elif isinstance(old, ArrayPart) and isinstance(new, StaticPart):
+        remedy = _pass_as_array(path) if new.kind in ("bool", "int", "float", "complex") else ""
+        yield Difference(NOW_STATIC, path, str(old), str(new), remedy)
+    elif isinstance(old, StaticPart) and isinstance(new, ArrayPart):
+        yield Difference(NOW_ARRAY, path, str(old), str(new))
+    else:
+        is_same_text = str(old) == str(new) and isinstance(new, NodePart)
+        text = f"{new} with other metadata" if is_same_text else str(new)
+        yield Difference(STRUCTURE, path, str(old), text)
+
+
+def _texts(old: StaticPart, new: StaticPart) -> tuple[str, str]:
+    if old.text == new.text and old.kind != new.kind:
+        return f"{old.text} ({old.kind})", f"{new.text} ({new.kind})"
+    return old.text, new.text
+
+
+def _compared_arrays(path: str, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
+    if old.shape != new.shape:
+        remedy = ""
+        if len(old.shape) == len(new.shape) > 0 and old.shape[1:] == new.shape[1:]:
+            remedy = f"If the size of `{path}` varies, pad it to a few sizes"
+        yield Difference(SHAPE, path, old.shape_text, new.shape_text, remedy)
+    if old.dtype != new.dtype:
+        yield Difference(DTYPE, path, old.dtype, new.dtype)
+    elif old.weak_type != new.weak_type:
+        remedy = (
+            f"A weak type comes of a Python number: give `{path}` its dtype when it is made, as in "
+            f"`jnp.asarray(..., dtype=jnp.{old.dtype})`"
+        )
+        weak = f"{old.dtype} of weak type"
+        texts = (weak, new.dtype) if old.weak_type else (old.dtype, weak)
+        yield Difference(WEAK_TYPE, path, *texts, remedy)
+    if old.placement != new.placement:
+        anywhere = "where JAX put it"
+        yield Difference(PLACEMENT, path, old.placement or anywhere, new.placement or anywhere)
+
+
+def _pass_as_array(path: str) -> str:
+    return f"If it varies, pass `jnp.asarray({path})`"
+
+
+def _remedy_for_static(path: str, old: StaticPart, new: StaticPart) -> str:
+    if new.made_at and new.made_at == old.made_at:
+        return (
+            f"It is made anew each time from the same code ({new.made_at}): make it once, at "
+            "module level, outside `__init__`"
+        )
+    if new.kind in ("int", "float", "complex") and old.kind == new.kind:
+        if new.is_field:
+            return f"If it varies, make `{path}` an array, in a field that isn't static"
+        return _pass_as_array(path)
+    return ""
+
+
+def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:
+    """How JAX's configuration differs, as far as it takes part in tracing and compiling."""
+    return [
+        Difference(CONFIGURATION, name, old.get(name, "absent"), new.get(name, "absent"))
+        for name in {**old, **new}
+        if old.get(name) != new.get(name)
+    ]

@@ -1,0 +1,66 @@
+"""`explain_retraces`: logs why a function was traced once more."""
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ._history import Trace
+
+_logger = logging.getLogger("eqxjit")
+
+_lock = threading.Lock()
+_n_active = int(os.environ.get("EQXJIT_EXPLAIN_RETRACES", "0") not in ("", "0"))
+
+
+@contextmanager
+def explain_retraces() -> Iterator[None]:
+    """Logs each trace after a function's first: why it was made, and how long it took.
+
+    In the manner of `jax.log_compiles`: a context manager, for all threads; the environment
+    variable `EQXJIT_EXPLAIN_RETRACES=1` has the same effect on a whole process. The messages are
+    warnings of the logger `eqxjit`. Warm calls pay nothing.
+
+    !!! example
+
+        ```python
+        >>> import logging, sys
+        >>> import jax.numpy as jnp
+        >>> import eqxjit
+        >>> f = eqxjit.filter_jit(lambda x, n: x * n)
+        >>> handler = logging.StreamHandler(sys.stdout)
+        >>> logging.getLogger("eqxjit").addHandler(handler)
+        >>> with eqxjit.explain_retraces():
+        ...     _ = f(jnp.ones(2), 3), f(jnp.ones(2), 4)
+        `<lambda>` was traced again (trace 2) for the call at ...:2, in ... s (tracing ...).
+          Compared with trace 1:
+          - static value changed: `n` was 3, is 4. If it varies, pass `jnp.asarray(n)`
+        >>> logging.getLogger("eqxjit").removeHandler(handler)
+
+        ```
+    """
+    global _n_active
+    with _lock:
+        _n_active += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _n_active -= 1
+
+
+def log(trace: Trace) -> None:
+    """Logs a trace that is complete, if that is wanted."""
+    if not _n_active or not trace.differences:
+        return
+    what = "compiled again by JAX" if trace.is_recompilation else "traced again"
+    _logger.warning(
+        "`%s` was %s (trace %d) for the call at %s, in %s.\n%s",
+        trace.function,
+        what,
+        trace.number,
+        trace.call_site,
+        trace.seconds,
+        trace.explanation(),
+    )

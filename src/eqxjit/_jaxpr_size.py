@@ -1,0 +1,51 @@
+"""Measures a jaxpr: how many equations it has, and which line of the user's made most of them."""
+
+import collections
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from ._call_site import LIBRARY_FILES
+from ._compat import source_line
+
+# A line stands out if it made so many equations, and so large a share of them.
+_MANY_EQUATIONS = 200
+_LARGE_SHARE = 0.5
+
+
+def size_of(jaxpr: Any) -> tuple[int, str]:
+    """The size of a jaxpr.
+
+    **Arguments:**
+
+    - `jaxpr`: a closed jaxpr, as traced.
+
+    **Returns:**
+
+    How many equations it has, those of nested jaxprs included; and the line that made most of them,
+    with their number, or an empty text where none stands out.
+    """
+    jaxprs = list(_with_nested(jaxpr.jaxpr))
+    n_equations = sum([len(part.eqns) for part in jaxprs])
+    if n_equations < _MANY_EQUATIONS:
+        return n_equations, ""
+    lines = collections.Counter(source_line(eqn, LIBRARY_FILES) for part in jaxprs for eqn in part.eqns)
+    (line, count), *_ = lines.most_common(1)
+    stands_out = line and count >= max(_MANY_EQUATIONS, _LARGE_SHARE * n_equations)
+    return n_equations, f"{line} ({count:,})" if stands_out else ""
+
+
+def _with_nested(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """A jaxpr and those in its equations, each as often as it is used."""
+    pending: list[Any] = [jaxpr]
+    while pending:
+        part = pending.pop()
+        yield part
+        for equation in part.eqns:
+            for value in equation.params.values():
+                for nested in value if isinstance(value, (tuple, list)) else (value,):
+                    if isinstance(nested, ClosedJaxpr):
+                        pending.append(nested.jaxpr)
+                    elif isinstance(nested, Jaxpr):
+                        pending.append(nested)

@@ -1,0 +1,263 @@
+"""`compile_report`: one table of everything that was compiled, sorted by cost."""
+
+import collections
+import dataclasses
+import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ._differences import Difference
+from ._events import COMPILING, observers
+from ._history import Seconds, Trace
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Where the output isn't a terminal; and how narrow a terminal's table may be.
+_WIDTH = 120
+_MIN_WIDTH = 100
+
+
+class ReportRow(NamedTuple):
+    """What one function cost.
+
+    - `function`: its name.
+    - `traces`: how often it was traced, or compiled once more without tracing.
+    - `seconds`: how long that took, without the functions that were traced or compiled meanwhile:
+        they have rows of their own.
+    - `share`: the part of the report's total seconds, from 0 to 1.
+    - `persistent_cache_hits`: how many of its programs came from JAX's persistent cache.
+    - `equations`: the size of its largest jaxpr, nested ones included; `None` for a function that
+        isn't under eqxjit's `filter_jit`.
+    - `busiest_line`: the user's line that made most of those equations, if one stands out.
+    - `reason`: the most repeated reason for which it was traced again, and how often.
+    """
+
+    function: str
+    traces: int
+    seconds: Seconds
+    share: float
+    persistent_cache_hits: int
+    equations: int | None
+    busiest_line: str
+    reason: str
+
+
+class _Function:
+    """What is known of one function so far."""
+
+    def __init__(self) -> None:
+        self.seconds = Seconds()
+        self.n_compiled = 0
+        self.n_cache_hits = 0
+        self.traces: list[Trace] = []
+
+    def row(self, name: str, total: float) -> ReportRow:
+        largest = max(self.traces, key=lambda trace: trace.equations or 0, default=None)
+        return ReportRow(
+            function=name,
+            traces=len(self.traces) or self.n_compiled,
+            seconds=dataclasses.replace(self.seconds),
+            share=self.seconds.total / total if total else 0.0,
+            persistent_cache_hits=self.n_cache_hits,
+            equations=None if largest is None else largest.equations,
+            busiest_line="" if largest is None else largest.busiest_line,
+            reason=_most_repeated(
+                [difference for trace in self.traces for difference in trace.differences]
+            ),
+        )
+
+
+def _most_repeated(differences: list[Difference]) -> str:
+    counts = collections.Counter((d.category, d.path) for d in differences)
+    for (category, path), count in counts.most_common(1):
+        where = f": {path}" if path else ""
+        return f"{category}{where} ({count} times)" if count > 1 else f"{category}{where}"
+    return ""
+
+
+class CompileReport:
+    """What was compiled within a `compile_report`; up to date at any time.
+
+    `str(report)` is the table; `report.rows` its rows, the dearest first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._functions: collections.defaultdict[str, _Function] = collections.defaultdict(
+            _Function
+        )
+
+    # --- As an observer -----------------------------------------------------------------------
+
+    def begun(self, function: str, phase: str) -> None:
+        """Nothing is known yet."""
+
+    def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
+        """Adds a phase to its function."""
+        with self._lock:
+            entry = self._functions[function]
+            setattr(entry.seconds, phase, getattr(entry.seconds, phase) + seconds)
+            entry.n_compiled += phase == COMPILING
+            entry.n_cache_hits += from_cache
+
+    def traced(self, trace: Trace) -> None:
+        """Adds a trace to its function."""
+        with self._lock:
+            self._functions[trace.function].traces.append(trace)
+
+    # --- The table ----------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> list[ReportRow]:
+        """A row for each function, the dearest first."""
+        with self._lock:
+            total = sum([function.seconds.total for function in self._functions.values()])
+            rows = [function.row(name, total) for name, function in self._functions.items()]
+        return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
+
+    @property
+    def total_seconds(self) -> float:
+        """How long everything took, in seconds."""
+        return sum([row.seconds.total for row in self.rows])
+
+    def notes(self) -> list[str]:
+        """What stands out, in words."""
+        return [
+            f"{row.function}: one line makes most of its {row.equations:,} equations: "
+            f"{row.busiest_line}. A loop in Python is unrolled: use `jax.lax.scan` or "
+            "`jax.lax.fori_loop`, or `jax.vmap` where the steps don't depend on each other."
+            for row in self.rows
+            if row.busiest_line
+        ]
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        self._print_to(text)
+        return text.getvalue()
+
+    def _print_to(self, file: Any, console: "Console | None" = None) -> None:
+        try:
+            from rich.console import Console
+        except ImportError:
+            for row in self.rows:
+                print(row, file=file)
+        else:
+            console = console or Console(file=file, width=_WIDTH)
+            console.print(self._table())
+        for note in self.notes():
+            if console is None:
+                print(note, file=file)
+            else:
+                console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+    def _table(self) -> Any:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE, title=f"Compiled in {self.total_seconds:.3g} s")
+        table.add_column("function", no_wrap=True)
+        for heading in ("traces", "trace s", "lower s", "compile s", "share", "cached", "size"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("traced again because of")
+        for row in self.rows:
+            seconds = row.seconds
+            table.add_row(
+                Text(row.function),
+                str(row.traces),
+                *(f"{s:.3f}" for s in (seconds.tracing, seconds.lowering, seconds.compiling)),
+                f"{row.share:.0%}",
+                str(row.persistent_cache_hits),
+                "" if row.equations is None else f"{row.equations:,}",
+                Text(row.reason),
+            )
+        return table
+
+
+class _LiveLine:
+    """Shows what is being traced or compiled, and for how long already."""
+
+    def __init__(self, progress: Any):
+        self._progress = progress
+        self._local = threading.local()
+
+    def begun(self, function: str, phase: str) -> None:
+        """Shows a line, if it is an outermost phase."""
+        depth = vars(self._local).get("depth", 0)
+        if not depth:
+            self._local.task = self._progress.add_task(f"{phase} {function}", total=None)
+        self._local.depth = depth + 1
+
+    def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
+        """Removes the line again."""
+        depth = vars(self._local).get("depth", 0)
+        if depth == 1:
+            self._progress.remove_task(self._local.task)
+        self._local.depth = max(0, depth - 1)
+
+    def traced(self, trace: Trace) -> None:
+        """The line is gone by then."""
+
+
+@contextmanager
+def compile_report() -> Iterator[CompileReport]:
+    """Prints one table of everything that is compiled inside it, the dearest function first.
+
+    Nested functions are included, and what isn't under `filter_jit`: `jax.jit` and JAX's own
+    operations. The seconds of a function are its own: those of a function that is traced within its
+    trace are in that function's row. On a terminal, a line shows what is under way meanwhile.
+
+    The table, and that line, are drawn by `rich` (`pip install "eqxjit[report]"`); without it the
+    rows are printed as they are.
+
+    **Returns:**
+
+    A context manager that yields a `CompileReport`, with `rows`; it can be read at any time.
+
+    !!! example
+
+        ```python
+        >>> import jax.numpy as jnp
+        >>> import eqxjit
+        >>> @eqxjit.filter_jit
+        ... def power(x, n):
+        ...     return x**n
+        >>> with eqxjit.compile_report() as report:
+        ...     _ = power(jnp.ones(2), 3), power(jnp.ones(2), 4), power(jnp.ones(2), 5)
+        Compiled in ... s
+        ...
+        >>> [row] = [row for row in report.rows if row.function == "power"]
+        >>> row.traces, row.reason
+        (3, 'static value changed: n (2 times)')
+
+        ```
+    """
+    report = CompileReport()
+    console, progress = _terminal()
+    watching = [report] if progress is None else [report, _LiveLine(progress)]
+    observers.extend(watching)
+    try:
+        with progress or nullcontext():
+            yield report
+    finally:
+        for observer in watching:
+            observers.remove(observer)
+        report._print_to(None, console)
+
+
+def _terminal() -> "tuple[Console | None, Any]":
+    """Where to print, and a display of what is under way; None where there is no terminal."""
+    try:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    except ImportError:
+        return None, None
+    console = Console()
+    if not console.is_terminal:
+        return Console(width=_WIDTH), None
+    console.width = max(console.width, _MIN_WIDTH)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return console, Progress(*columns, console=console, transient=True)
