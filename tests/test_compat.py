@@ -67,6 +67,7 @@ PRIVATE_MODULES = [
     "jax._src.config",
     "jax._src.core",
     "jax._src.interpreters.partial_eval",
+    "jax._src.source_info_util",
     "jax._src.traceback_util",
     "jaxlib.mlir",
     "equinox._caches",

@@ -398,16 +398,16 @@ def test_cache_info():
     """As of `functools.lru_cache`: a named tuple."""
     f = eqxjit.filter_jit(lambda x, n: x * n)
     info = f.cache_info()
-    assert info == (0, 0, 1024)
+    assert info == (0, 0, 0, 1024)
     assert info == eqxjit.CacheInfo(entries=0, traces=0, recompilations=0, maxsize=1024)
-    assert info._fields == ("entries", "traces", "maxsize")
+    assert info._fields == ("entries", "traces", "recompilations", "maxsize")
     for _ in range(CALLS):
         f(x, 2)  # one structure
-    assert f.cache_info() == (1, 1, 1024)
+    assert f.cache_info() == (1, 1, 0, 1024)
     for _ in range(CALLS):
         f(x, 3)  # another static value
         f(jnp.ones(7), 3)  # another shape
-    assert f.cache_info() == (2, 3, 1024)
+    assert f.cache_info() == (2, 3, 0, 1024)
     assert repr(f.cache_info()) == "CacheInfo(entries=2, traces=3, recompilations=0, maxsize=1024)"
 
 
@@ -429,7 +429,7 @@ def test_clear_cache():
             assert_same(f(x), 2 * x)
         assert len(traces) == times
         f.clear_cache()
-        assert f.cache_info() == (0, 0, 1024)
+        assert f.cache_info() == (0, 0, 0, 1024)
 
 
 @pytest.mark.parametrize("maxsize", [1, 3])
@@ -440,7 +440,7 @@ def test_maxsize_bounds_the_entries(maxsize):
     for n in range(6):
         for _ in range(CALLS):
             assert_same(f(x, n), x * n)
-        assert f.cache_info() == (min(n + 1, maxsize), n + 1, maxsize)
+        assert f.cache_info() == (min(n + 1, maxsize), n + 1, 0, maxsize)
     for _ in range(CALLS):
         f(x, 5)
     assert traces == [0, 1, 2, 3, 4, 5]
@@ -462,7 +462,7 @@ def test_maxsize_none_bounds_nothing():
     f = eqxjit.filter_jit(lambda x, n: n, maxsize=None)
     for n in range(20):
         f(x, n)
-    assert f.cache_info() == (20, 20, None)
+    assert f.cache_info() == (20, 20, 0, None)
 
 
 # --- Copies in files and other processes ------------------------------------------------------
