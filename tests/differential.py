@@ -343,6 +343,12 @@ class Comparison:
             assert all(a is b for a, b in zip(given, returned, strict=True))
         info = self._ours.jitted.cache_info()
         assert (info.entries, info.traces) == (len(self._structures), self._n_traces)
+        traces = self._ours.jitted.traces()
+        assert len(traces) == info.traces + info.recompilations
+        assert [trace.number for trace in traces] == [*range(1, len(traces) + 1)]
+        for trace in traces[1:]:
+            assert trace.differences
+            assert "not known" not in [difference.category for difference in trace.differences]
 
     def _check_upstream_traces(
         self, traced_for: str, args: list[Any], kwargs: dict[str, Any]

@@ -1,7 +1,7 @@
 """Why does the first call take so long, when compiling seems to take no time at all?
 
-Timing `filter_jit(f)` times nothing: tracing and compiling happen in the first call. The report says
-where that call's time goes.
+Timing `filter_jit(f)` times nothing: tracing and compiling happen in the first call. The report
+says where that call's time goes.
 """
 
 import time

@@ -1,6 +1,7 @@
 """Why does the second call compile once more?
 
-The first state is made of Python numbers, so its type is weak; the second is what the step returned.
+The first state is made of a Python number, so its type is weak; the second is what the step
+returned.
 """
 
 import logging

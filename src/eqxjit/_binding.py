@@ -59,6 +59,11 @@ class Binding:
         self.parameters = tuple(map(_bare, signature.parameters.values()))
         self._make_receiver: Any = None
 
+    @property
+    def label(self) -> str:
+        """What to call the function in a list: its qualified name, where that is short."""
+        return self.qualname.rpartition("<locals>.")[2]
+
     def receiver(self, receive: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """A function of the user's own signature that passes on `receive(args, kwargs)`.
 

@@ -275,7 +275,6 @@ _SETTINGS = (
     "jax_memory_fitting_effort",
     "jax_optimization_level",
 )
-_MESH_STATES = ("abstract_mesh_context_manager", "mesh_context_manager")
 _USERS_NAMES = {
     "abstract_mesh_context_manager": "mesh (`jax.set_mesh`)",
     "mesh_context_manager": "mesh (`with mesh:`)",
@@ -291,24 +290,29 @@ try:
     if len(_CONTEXT_NAMES) != len(_trace_context()):
         raise ImportError
 except Exception:
+    _CONTEXT_NAMES = ("abstract_mesh_context_manager",)
 
-    def _context() -> dict[str, Any]:
-        mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
-        return {_MESH_STATES[0]: mesh}
-
-else:
-
-    def _context() -> dict[str, Any]:
-        return dict(zip(_CONTEXT_NAMES, _trace_context(), strict=True))
+    def _trace_context() -> tuple[Any, ...]:
+        return (getattr(jax.sharding, "get_abstract_mesh", lambda: None)(),)
 
 
 def trace_configuration() -> dict[str, str]:
     """What JAX's traces and programs depend on beside arguments: the name and the value of each."""
-    values = _context()
-    for name in _SETTINGS:
-        if name not in values:
-            values[name] = getattr(jax.config, name, None)
-    return {_USERS_NAMES.get(name, name): _setting_text(value) for name, value in values.items()}
+    global _last_configuration
+    values = _trace_context(), [getattr(jax.config, name, None) for name in _SETTINGS]
+    last_values, texts = _last_configuration
+    if values != last_values:
+        by_name = {
+            **dict(zip(_SETTINGS, values[1], strict=True)),
+            **dict(zip(_CONTEXT_NAMES, values[0], strict=True)),
+        }
+        texts = {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in by_name.items()}
+        _last_configuration = values, texts
+    return texts
+
+
+# Mostly as it was: texts are made when something has changed.
+_last_configuration: tuple[Any, dict[str, str]] = None, {}
 
 
 def _setting_text(value: Any) -> str:
@@ -323,7 +327,7 @@ try:
     from jax._src.source_info_util import user_frames as _user_frames
 except ImportError:
 
-    def _user_frames(_: Any) -> Any:
+    def _user_frames(traceback: Any) -> Any:
         return ()
 
 

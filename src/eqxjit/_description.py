@@ -5,6 +5,7 @@ A description outlives the call: it holds texts, and refers to the user's object
 
 import collections
 import functools
+import inspect
 import os
 import types
 import weakref
@@ -25,7 +26,10 @@ from ._static_key import compared_fields, static_key, treedef_key
 # Static containers are looked into, up to this many parts in all.
 _MAX_PARTS = 100_000
 
-_LONG_TEXT = 100
+_LONG_TEXT = 40
+
+# Types whose values are told apart by their text.
+_SIMPLE = (bool, int, float, complex, str, type(None))
 
 
 class ArrayPart(NamedTuple):
@@ -175,7 +179,10 @@ _Children = list[tuple[str, Any, bool]]
 def _array_part(array: Any) -> ArrayPart:
     aval = jax.typeof(array)
     weak_type = bool(getattr(aval, "weak_type", False))
-    return ArrayPart(tuple(aval.shape), str(aval.dtype), weak_type, _placement(array))
+    return ArrayPart(tuple(aval.shape), _dtype_text(aval.dtype), weak_type, _placement(array))
+
+
+_dtype_text = functools.lru_cache(str)
 
 
 def _placement(array: Any) -> str:
@@ -237,11 +244,14 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
         if fields is not None:
             children: _Children = [(f".{name}", getattr(value, name), True) for name in fields]
             return NodePart(type(value).__name__, _lasting(type(value))), children
+    kind = type(value)
+    if kind in _SIMPLE and len(text := repr(value)) <= _LONG_TEXT:
+        return StaticPart(text, text, kind.__name__, is_field, ""), []
     try:
         key = _lasting(static_key(value))
     except Exception:
         key = id(value)
-    return StaticPart(_text(value), key, type(value).__name__, is_field, _made_at(value)), []
+    return StaticPart(_text(value), key, kind.__name__, is_field, _made_at(value)), []
 
 
 def _is_dataclass(value: Any) -> bool:
@@ -268,14 +278,22 @@ def _text(value: Any) -> str:
     if isinstance(value, types.FunctionType):
         is_named = "<" not in value.__qualname__
         return value.__qualname__ if is_named else f"`{value.__name__}` at {_made_at(value)}"
-    if isinstance(value, type):
-        return value.__qualname__
     if isinstance(value, functools.partial):
         return f"a partial of {_text(value.func)}"
     if isinstance(value, types.MethodType):
         return f"the method {value.__qualname__} of {_text(value.__self__)}"
-    if isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
-        return f"a {type(value).__name__} of {_text(value.__wrapped__)}"
+    try:
+        # What `jax.jit` and the like make has a name, too.
+        if callable(value) and "<" not in value.__qualname__:
+            return value.__qualname__
+    except Exception:
+        pass
+    try:
+        wrapped = inspect.unwrap(value)
+        if isinstance(wrapped, types.FunctionType):
+            return f"a {type(value).__name__} of {_text(wrapped)}"
+    except Exception:
+        pass
     try:
         return short(value)
     except Exception:
@@ -292,7 +310,10 @@ def _made_at(value: Any) -> str:
     if isinstance(value, types.MethodType):
         return _made_at(value.__func__)
     if callable(value):
-        wrapped = getattr(value, "__wrapped__", None)
+        try:
+            wrapped = inspect.unwrap(value)
+        except Exception:
+            return ""
         return _made_at(wrapped) if isinstance(wrapped, types.FunctionType) else ""
     return ""
 

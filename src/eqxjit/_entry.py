@@ -136,9 +136,9 @@ class Entry:
         "hits",
         "hits_needed",
         "jitted",
+        "label",
         "n_first",
         "name",
-        "qualname",
         "resting",
         "specialized",
         "traces",
@@ -149,7 +149,7 @@ class Entry:
 
     def __init__(self, binding: Binding, options: Options, n_first: int, donated: tuple[int, ...]):
         self.name = binding.name
-        self.qualname = binding.qualname
+        self.label = binding.label
         #: Why the program gave it up, once it did; its traces share the list.
         self.fate: list[str] = []
         #: How many arrays the first argument has: those come first, then the function's own.

@@ -4,6 +4,7 @@ JAX also compiles in a warm call, without tracing again: for a new device, say. 
 what it is lowered to may hold other custom calls; so its entry has to be looked at once more.
 """
 
+import contextlib
 import functools
 import os
 import sys
@@ -39,6 +40,7 @@ _PHASES = {
     "/jax/core/compile/backend_compile_duration": COMPILING,
 }
 _PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
+_JAX_FILES = (os.path.dirname(jax.__file__) + os.sep, contextlib.__file__)
 _OUR_FILES = (os.path.dirname(__file__) + os.sep, GENERATED_FOLDER + "/")
 
 
@@ -69,7 +71,8 @@ class _State(threading.local):
         self.hits_persistent_cache = False
         #: How long the last program that was lowered in a warm call took, and whose it is.
         self.lowering: tuple[Entry | None, float] = (None, 0.0)
-        self.recompilation: tuple[Site, Trace] | None = None
+        #: What JAX compiles in a warm call right now, and whether that is yet to be counted.
+        self.recompilation: tuple[Site, Trace, bool] | None = None
 
 
 _state = _State()
@@ -112,6 +115,9 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
         return
     if phase == TRACING and _state.nested:
         # Some versions of JAX report nested traces, too: parts of the outer one to us.
+        _state.nested.append(0.0)
+        return
+    if phase != COMPILING and not observers:
         _state.nested.append(0.0)
         return
     origin = _Origin(fun_name)
@@ -159,12 +165,13 @@ def _add(trace: Trace, phase: str, seconds: float, from_cache: bool) -> None:
 def _end_recompilation(entry: "Entry", seconds: float, from_cache: bool) -> None:
     if _state.recompilation is None:
         return
-    (site, trace), _state.recompilation = _state.recompilation, None
+    (site, trace, is_new), _state.recompilation = _state.recompilation, None
     (lowered, lowering_seconds), _state.lowering = _state.lowering, (None, 0.0)
     _add(trace, LOWERING, lowering_seconds if lowered is entry else 0.0, False)
     _add(trace, COMPILING, seconds, from_cache)
-    site.program.history.end(trace, is_made=True)
-    site.tell(trace)
+    if is_new:
+        site.program.history.end(trace, is_made=True)
+        site.tell(trace)
 
 
 class _Origin:
@@ -180,8 +187,9 @@ class _Origin:
         self.entry: Entry | None = None
         self.label = fun_name[len("jit(") : -1] if fun_name.startswith("jit(") else fun_name
         frame = sys._getframe(2)
+        # Other code in between is that of a host callback, say, run by a CPU in this thread.
         while frame is not None and not self._find(frame):
-            frame = frame.f_back
+            frame = frame.f_back if frame.f_code.co_filename.startswith(_JAX_FILES) else None
         self._frame = frame
 
     def _find(self, frame: FrameType) -> bool:
@@ -196,13 +204,13 @@ class _Origin:
         else:
             return False
         called = entry if call is None else call.entry
-        # Not what a host callback compiles, which a CPU may run in the thread that calls.
+        # Not another program that JAX needs to make the call, say to distribute its arguments.
         if called is not None and called.name == self.label:
-            self.call, self.entry, self.label = call, entry, called.qualname
+            self.call, self.entry, self.label = call, entry, called.label
         return True
 
-    def begin_recompilation(self) -> "tuple[Site, Trace] | None":
-        """A trace that stands for the compilation which JAX begins in this warm call."""
+    def begin_recompilation(self) -> "tuple[Site, Trace, bool]":
+        """The trace that JAX begins to compile in this warm call; whether it is a new record."""
         assert self._frame is not None
         assert self.entry is not None
         variables = self._frame.f_locals
@@ -214,7 +222,7 @@ class _Origin:
                 break
         else:
             site, args, kwargs = variables["self"], variables["args"], variables["kwargs"]
-        return site, site.begin_recompilation(self.entry, args, kwargs)
+        return site, *site.begin_recompilation(self.entry, args, kwargs)
 
 
 jax.monitoring.register_event_listener(_on_event)

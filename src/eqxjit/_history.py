@@ -71,7 +71,7 @@ class Seconds:
 class Trace:
     """One trace of a function, or a compilation that JAX began by itself.
 
-    - `function`: the function's qualified name.
+    - `function`: the function's qualified name, as from inside the function that defines it.
     - `number`: counts the traces of the function, from 1.
     - `call_site`: the user's line that made the call, with `filename` and `line`; as a text,
         `train.py:31`.
@@ -152,7 +152,7 @@ def definition_of(fun: types.FunctionType, number: int) -> Definition:
 class History:
     """The traces of one function under one set of options.
 
-    - `name`: the function's qualified name.
+    - `name`: what to call the function.
     - `definition`: where it is defined; `None` where no Python function is below it.
     - `max_traces`: how many traces there may be; `None` for any number.
     """
@@ -176,6 +176,21 @@ class History:
         """Those since the cache was last cleared, the oldest first; the latest 256 of them."""
         with self._lock:
             return list(self._remembered)[self._n_cleared :]
+
+    def uncompiled(self, like: Trace) -> Trace | None:
+        """A trace like this one that hasn't been compiled for itself yet: it was lowered ahead of
+        time, say, or was part of an outer program.
+        """
+        with self._lock:
+            for trace in self._remembered:
+                if (
+                    not trace.seconds.compiling
+                    and trace.fate is like.fate
+                    and trace.configuration == like.configuration
+                    and not distance(trace.description, like.description)
+                ):
+                    return trace
+        return None
 
     def begin(self, trace: Trace) -> None:
         """Explains a trace that is about to be made.
@@ -232,11 +247,7 @@ class History:
             *configuration_differences(earlier.configuration, trace.configuration),
         ]
         if not found and UNKNOWN not in (earlier.description, trace.description):
-            forgotten = (
-                "JAX's own caches no longer hold it (`jax.clear_caches()`, or a call inside "
-                "another transformation)"
-            )
-            found = [Difference(CACHE, "", "", earlier.fate[-1] if earlier.fate else forgotten)]
+            found = [Difference(CACHE, "", "", _why_forgotten(earlier, trace))]
         trace.differences = tuple(
             found or [Difference(UNKNOWN_REASON, "", "", "the arguments can't be described")]
         )
@@ -271,6 +282,20 @@ class History:
             trace.call_site.filename,
             trace.call_site.line,
         )
+
+
+def _why_forgotten(earlier: Trace, trace: Trace) -> str:
+    """Why a trace doesn't serve a call that is just like its own."""
+    if earlier.fate:
+        return earlier.fate[-1]
+    if earlier.fate is not trace.fate:
+        return "a static object of that trace's was changed in place"
+    if trace.is_recompilation:
+        return (
+            "JAX compiled it for a transformation (`jax.grad`, `jax.vmap`), or its own caches no "
+            "longer hold it (`jax.clear_caches()`)"
+        )
+    return "JAX's own caches no longer hold it (`jax.clear_caches()`)"
 
 
 def _times(count: int) -> str:

@@ -30,7 +30,9 @@ def size_of(jaxpr: Any) -> tuple[int, str]:
     n_equations = sum([len(part.eqns) for part in jaxprs])
     if n_equations < _MANY_EQUATIONS:
         return n_equations, ""
-    lines = collections.Counter(source_line(eqn, LIBRARY_FILES) for part in jaxprs for eqn in part.eqns)
+    lines = collections.Counter(
+        source_line(eqn, LIBRARY_FILES) for part in jaxprs for eqn in part.eqns
+    )
     (line, count), *_ = lines.most_common(1)
     stands_out = line and count >= max(_MANY_EQUATIONS, _LARGE_SHARE * n_equations)
     return n_equations, f"{line} ({count:,})" if stands_out else ""

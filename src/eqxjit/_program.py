@@ -103,7 +103,7 @@ class Program(_Table):
         super().__init__()
         self.binding = binding
         self.options = options
-        self.history = History(binding.qualname, definition, options.max_traces)
+        self.history = History(binding.label, definition, options.max_traces)
         self.retraces = Turns()
         self.entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
         #: Weak references to the static objects of the function itself (see `_Programs`).

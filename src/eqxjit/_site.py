@@ -256,7 +256,7 @@ class Site:
         history.begin(trace)
         is_made = False
         try:
-            with tracing(self.wrapped.binding.qualname, trace):
+            with tracing(self.wrapped.binding.label, trace):
                 yield
             is_made = True
             call.traces.append(trace)
@@ -265,17 +265,26 @@ class Site:
 
     def begin_recompilation(
         self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Trace:
-        """Explains and limits what JAX compiles by itself, as it does so in a warm call."""
+    ) -> tuple[Trace, bool]:
+        """Explains and limits what JAX compiles by itself, as it does so in a warm call.
+
+        **Returns:**
+
+        The trace that is compiled, and whether that is for another time.
+        """
+        history = self.program.history
         leaves, static = self.partition(args, kwargs)
         trace = self._new_trace(entry, static, leaves)
+        earlier = history.uncompiled(trace)
+        if earlier is not None:
+            return earlier, False
         trace.is_recompilation = True
-        self.program.history.begin(trace)
-        return trace
+        history.begin(trace)
+        return trace, True
 
     def _new_trace(self, entry: Entry, static: StaticHalf, leaves: list[Any]) -> Trace:
         return Trace(
-            self.wrapped.binding.qualname,
+            self.wrapped.binding.label,
             self.describe(static, leaves),
             trace_configuration(),
             call_site(),

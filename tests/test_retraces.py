@@ -1,0 +1,913 @@
+"""Each trace is seen and explained: `traces()`, `explain_retraces`, and the reasons they give."""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import pathlib
+import threading
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import Counted
+from processes import run
+from sides import CALLS, both
+
+import eqxjit
+
+X = jnp.arange(3.0)
+Y = jnp.arange(4.0)
+
+
+def identity(*args, **kwargs):
+    return jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array))
+
+
+def reasons(old, new, **options):
+    """How a second call's trace differs from the first one's, both called until warm."""
+
+    def fun(*args, **kwargs):
+        return identity(*args, **kwargs)
+
+    f = eqxjit.filter_jit(fun, **options)
+    for arguments in (old, new):
+        args, kwargs = arguments if isinstance(arguments, tuple) else ((), arguments)
+        for _ in range(CALLS):
+            f(*args, **kwargs)
+    first, *others = f.traces()
+    assert first.compared_with is None
+    assert len(others) == 1, "not traced once more"
+    assert others[0].compared_with == 1
+    return [tuple(difference[:4]) for difference in others[0].differences]
+
+
+class Layer(eqx.Module):
+    weight: jax.Array
+    bias: jax.Array | None
+    activation: object
+    size: int = eqx.field(static=True, default=3)
+
+
+class Model(eqx.Module):
+    layers: list
+    config: object = eqx.field(static=True, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    rate: float
+    names: tuple[str, ...] = ()
+
+
+def model(**changed):
+    fields = {"weight": X, "bias": Y, "activation": jnp.tanh, **changed}
+    return Model([Layer(X, Y, jax.nn.relu), Layer(**fields)])
+
+
+# --- Reasons ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ({"x": X}, {"x": Y}, [("shape", "x", "float32[3]", "float32[4]")]),
+        ({"x": X}, {"x": X[None]}, [("shape", "x", "float32[3]", "float32[1,3]")]),
+        ({"x": X}, {"x": X.astype(int)}, [("dtype", "x", "float32", "int32")]),
+        (
+            {"x": jnp.asarray(1.0)},
+            {"x": jnp.float32(1)},
+            [("weak type", "x", "float32 of weak type", "float32")],
+        ),
+        ({"x": X, "n": 1}, {"x": X, "n": 2}, [("static value changed", "n", "1", "2")]),
+        ({"n": 1}, {"n": True}, [("static value changed", "n", "1", "True")]),
+        ({"n": 0.0}, {"n": -0.0}, [("static value changed", "n", "0.0", "-0.0")]),
+        ({"n": 1}, {"n": "1"}, [("static value changed", "n", "1", "'1'")]),
+        ({"x": X}, {"x": 2.0}, [("static where an array was", "x", "float32[3]", "2.0")]),
+        ({"x": 2}, {"x": X}, [("an array where a static value was", "x", "2", "float32[3]")]),
+        ({"x": [X, X]}, {"x": [X, X, Y]}, [("structure changed", "x", "list of 2", "list of 3")]),
+        ({"x": [X]}, {"x": (X,)}, [("structure changed", "x", "list of 1", "tuple of 1")]),
+        ({"x": None}, {"x": X}, [("structure changed", "x", "None", "float32[3]")]),
+        (
+            {"d": {"a": X}},
+            {"d": {"a": X, "b": Y}},
+            [("structure changed", "d['b']", "absent", "float32[4]")],
+        ),
+        (
+            {"d": {"a": X, "b": {"c": Y}}},
+            {"d": {"a": X}},
+            [("structure changed", "d['b']", "dict", "absent")],
+        ),
+        (
+            {"m": model()},
+            {"m": model(weight=Y)},
+            [("shape", "m.layers[1].weight", "float32[3]", "float32[4]")],
+        ),
+        (
+            {"m": model()},
+            {"m": model(bias=None)},
+            [("structure changed", "m.layers[1].bias", "float32[4]", "None")],
+        ),
+        (
+            {"m": model()},
+            {"m": model(activation=jnp.sinh)},
+            [("static value changed", "m.layers[1].activation", "tanh", "sinh")],
+        ),
+        (
+            {"m": model()},
+            {"m": model(size=5)},
+            [("static value changed", "m.layers[1].size", "3", "5")],
+        ),
+        (
+            {"m": Model([], Config(1.0, ("a", "b")))},
+            {"m": Model([], Config(2.0, ("a", "c")))},
+            [
+                ("static value changed", "m.config.rate", "1.0", "2.0"),
+                ("static value changed", "m.config.names[1]", "'b'", "'c'"),
+            ],
+        ),
+        (
+            {"m": Model([], {"a": {"lr": 1}})},
+            {"m": Model([], {"a": {"lr": 2}})},
+            [("static value changed", "m.config['a']['lr']", "1", "2")],
+        ),
+        (
+            {"opt": optax.adam(1e-3).init(X)},
+            {"opt": optax.adam(1e-3).init(Y)},
+            [
+                ("shape", "opt[0].mu", "float32[3]", "float32[4]"),
+                ("shape", "opt[0].nu", "float32[3]", "float32[4]"),
+            ],
+        ),
+        (
+            {"f": eqx.Partial(jnp.add, X)},
+            {"f": eqx.Partial(jnp.subtract, X)},
+            [("static value changed", "f.func", None, None)],
+        ),
+        ({"x": X}, {"x": X, "n": 1}, [("argument newly given or left out", "n", "absent", "1")]),
+        ({"x": X, "n": 1}, {"x": X}, [("argument newly given or left out", "n", "1", "absent")]),
+    ],
+)
+def test_a_difference_has_its_category_and_path(old, new, expected):
+    found = reasons(old, new)
+    assert len(found) == len(expected), found
+    for ours, (category, path, was, is_now) in zip(found, expected, strict=True):
+        assert ours[:2] == (category, path)
+        assert was is None or ours[2:] == (was, is_now)
+
+
+def test_numpy_arrays_are_described_as_jax_sees_them():
+    f = eqxjit.filter_jit(lambda x: x * 2)
+    f(np.ones(3, np.float64))
+    f(jnp.ones(3))
+    [trace] = f.traces()
+    assert trace.arguments == {"x": "float32[3]"}
+    f(np.float32(2))
+    assert f.traces()[1].differences[0][:4] == ("shape", "x", "float32[3]", "float32[]")
+
+
+def test_arguments_have_the_names_of_the_parameters():
+    @eqxjit.filter_jit
+    def f(a, /, b, *rest, c=1, **others):
+        return a
+
+    f(X, 1, 2, 3, d={"e": 4})
+    assert f.traces()[0].arguments == {
+        "a": "float32[3]",
+        "b": "1",
+        "rest[0]": "2",
+        "rest[1]": "3",
+        "d": "dict",
+        "d['e']": "4",
+    }
+    for _ in range(CALLS):
+        f(X, 1, 2, 5, d={"e": 4})
+    assert f.traces()[1].differences[0][:4] == ("static value changed", "rest[1]", "3", "5")
+
+
+def test_a_method_and_a_bound_model():
+    class Scale(eqx.Module):
+        by: jax.Array
+        mode: str = eqx.field(static=True)
+
+        @eqxjit.filter_jit
+        def step(self, x):
+            return self.by * x
+
+        def __call__(self, x):
+            return self.by + x
+
+    for mode in ("a", "b"):
+        Scale(X, mode).step(X)
+    first, second = Scale(X, "b").step.traces()
+    assert first.function == "Scale.step"
+    assert second.differences[0][:4] == ("static value changed", "self.mode", "'a'", "'b'")
+
+    bound = eqxjit.filter_jit(Scale(X, "a"))
+    bound(X)
+    other = eqxjit.filter_jit(Scale(jnp.ones((1, 3)), "a"))
+    other(X)
+    assert other.traces()[-1].differences[0][:4] == (
+        "shape",
+        "fun.by",
+        "float32[3]",
+        "float32[1,3]",
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lambda x: x,
+        lambda: jax.jit(lambda x: x),
+        lambda: functools.partial(jnp.clip, min=0),
+        lambda: functools.partial(jax.jit(lambda x: x)),
+        lambda: eqx.filter_jit(lambda x: x).__wrapped__,
+    ],
+    ids=["lambda", "jit", "partial of a ufunc", "partial of a jit", "function"],
+)
+def test_a_callable_made_anew_is_named_with_the_remedy(make):
+    f = eqxjit.filter_jit(lambda m, x: x)
+    f(model(activation=make()), X)
+    f(model(activation=make()), X)
+    [difference] = f.traces()[1].differences
+    assert difference[:2] == ("static value changed", "m.layers[1].activation")
+    assert difference.old == difference.new
+    assert "make it once" in difference.remedy
+    assert "outside `__init__`" in difference.remedy
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "remedy"),
+    [
+        ({"n": 1}, {"n": 2}, "pass `jnp.asarray(n)`"),
+        ({"n": 1.0}, {"n": 2.0}, "pass `jnp.asarray(n)`"),
+        ({"d": {"n": 1}}, {"d": {"n": 2}}, "pass `jnp.asarray(d['n'])`"),
+        ({"n": "a"}, {"n": "b"}, ""),
+        ({"m": model()}, {"m": model(size=5)}, "in a field that isn't static"),
+        ({"x": X}, {"x": 2.0}, "pass `jnp.asarray(x)`"),
+        ({"x": X}, {"x": "text"}, ""),
+        ({"x": jnp.asarray(1.0)}, {"x": jnp.float32(1)}, "give `x` its dtype"),
+        ({"x": X}, {"x": Y}, "pad it"),
+        ({"x": X}, {"x": X[None]}, ""),
+    ],
+)
+def test_remedies(old, new, remedy):
+    f = eqxjit.filter_jit(lambda **kwargs: X)
+    f(**old)
+    f(**new)
+    [difference] = f.traces()[1].differences
+    assert (remedy in difference.remedy) if remedy else not difference.remedy, difference
+
+
+def test_the_closest_earlier_trace_is_compared_with():
+    f = eqxjit.filter_jit(lambda x, n, mode: x)
+    f(X, 1, "a")
+    f(Y, 2, "b")
+    f(X, 1, "c")
+    third = f.traces()[2]
+    assert third.compared_with == 1
+    assert [d.path for d in third.differences] == ["mode"]
+    # Of those that are as close, the latest.
+    f(X, 1, "d")
+    assert f.traces()[3].compared_with == 3
+
+
+# --- What JAX does by itself ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("warm", [1, CALLS])
+@pytest.mark.parametrize(
+    ("change", "name", "old", "new"),
+    [
+        (lambda: jax.enable_x64(True), "jax_enable_x64", "False", "True"),
+        (
+            lambda: jax.default_matmul_precision("float32"),
+            "jax_default_matmul_precision",
+            "None",
+            "'float32'",
+        ),
+        (
+            lambda: jax.numpy_dtype_promotion("strict"),
+            "jax_numpy_dtype_promotion",
+            None,
+            None,
+        ),
+        (lambda: jax.set_mesh(jax.make_mesh((1,), ("a",))), "mesh (`jax.set_mesh`)", None, None),
+    ],
+)
+def test_a_changed_configuration(change, name, old, new, warm):
+    counted = Counted(eqxjit.filter_jit, lambda x: x @ x)
+    for _ in range(warm):
+        counted(X)
+    with change():
+        for _ in range(warm):
+            counted(X)
+    assert counted.traces == 2
+    _, second = counted.jitted.traces()
+    found = {d.path: d for d in second.differences if d.category == "configuration changed"}
+    assert name in found, second
+    assert old is None or found[name][2:4] == (old, new)
+    for _ in range(warm):
+        counted(X)
+    assert counted.jitted.cache_info().traces == counted.traces == 2
+
+
+@pytest.mark.parametrize("warm", [1, CALLS])
+def test_cleared_and_evicted_caches(warm):
+    counted = Counted(eqxjit.filter_jit, lambda x, n: x * n, maxsize=2)
+    f = counted.jitted
+
+    def call(n):
+        for _ in range(warm):
+            f(X, n)
+        assert f.cache_info().traces == len(f.traces())
+        return f.traces()[-1].differences
+
+    call(1)
+    jax.clear_caches()
+    [difference] = call(1)
+    assert difference.category == "cache evicted or cleared"
+    assert "jax.clear_caches()" in difference.new
+    call(2), call(3)
+    [difference] = call(1)
+    assert difference.category == "cache evicted or cleared"
+    assert "raise `maxsize`" in difference.new
+    n_traces = counted.traces
+    f.clear_cache()
+    assert f.traces() == []
+    [difference] = call(1)
+    assert difference.category == "cache evicted or cleared"
+    assert "clear_cache" in difference.new
+    assert len(f.traces()) == 1
+    assert counted.traces == n_traces + 1
+
+
+def test_a_static_object_changed_in_place():
+    class Named:
+        def __init__(self, name):
+            self.name = name
+
+        def __eq__(self, other):
+            return type(other) is Named and other.name == self.name
+
+        def __hash__(self):
+            return hash(self.name)
+
+        def __repr__(self):
+            return f"Named({self.name})"
+
+    f = eqxjit.filter_jit(lambda x, named: (x, named))
+    named = Named("a")
+    f(X, named)
+    named.name = "b"
+    f(X, Named("a"))
+    [difference] = f.traces()[1].differences
+    assert difference.category == "cache evicted or cleared"
+    assert "changed in place" in difference.new
+    f(X, Named("c"))
+    assert f.traces()[2].differences[0][:4] == (
+        "static value changed",
+        "named",
+        "Named(a)",
+        "Named(c)",
+    )
+
+
+def test_recompilations_are_seen():
+    """On another device JAX compiles without tracing: cold, generic and specialised."""
+    program = """
+        import jax, jax.numpy as jnp, equinox as eqx, eqxjit
+
+        devices = jax.devices()
+        traced = 0
+
+        def put(tree, i):
+            return jax.device_put(tree, devices[i])
+
+        for n_calls in (1, 2, 4):
+            for block in (False, True):
+                class Model(eqx.Module):
+                    weight: jax.Array
+
+                    def __call__(self, x, *rest, n=1, **others):
+                        global traced
+                        traced += 1
+                        return self.weight * x
+
+                model = Model(jnp.arange(3.0))
+                def unbound(m, x, *r, n=1):
+                    return m(x)
+
+                for f, arguments, names in [
+                    (eqxjit.filter_jit(unbound, block=block), (model,), ["m.weight", "x", "r[0]"]),
+                    (eqxjit.filter_jit(model, block=block), (), ["x", "rest[0]", "fun.weight"]),
+                ]:
+                    x = jnp.ones(3)
+                    traced = 0
+                    for _ in range(n_calls):
+                        f(*arguments, x, x, n=2)
+                    for i in (1, 2):
+                        for _ in range(n_calls):
+                            if arguments:
+                                y = f(*put((model, x, x), i), n=2)
+                            else:
+                                moved = eqxjit.filter_jit(put(model, i), block=block)
+                                y = moved(*put((x, x), i), n=2)
+                            assert y.devices() == {devices[i]}, y
+                    assert traced == 1, traced
+                    assert f.cache_info()[:3] == (1, 1, 2), f.cache_info()
+                    first, second, third = f.traces()
+                    for trace, old, new in [
+                        (second, "where JAX put it", "cpu:1"),
+                        (third, "cpu:1", "cpu:2"),
+                    ]:
+                        assert trace.is_recompilation
+                        assert [d.path for d in trace.differences] == names, trace
+                        assert {d[0] for d in trace.differences} == {"sharding or device"}
+                        assert {d[2:4] for d in trace.differences} == {(old, new)}, trace
+                        assert trace.seconds.compiling > 0
+                        assert trace.seconds.tracing == 0
+                        assert not trace.call_site.filename.startswith("<eqxjit>")
+        print("done")
+    """
+    flags = "--xla_force_host_platform_device_count=3"
+    assert run(program, XLA_FLAGS=flags).strip() == "done"
+
+
+def test_what_a_callback_compiles_is_not_the_callers():
+    """A CPU may run it in the thread that calls."""
+    f = eqxjit.filter_jit(lambda x: jax.pure_callback(host, jax.ShapeDtypeStruct((3,), X.dtype), x))
+    sizes = iter(range(5, 100))
+
+    def host(x):
+        return np.asarray(jax.jit(lambda y: y * 2)(np.ones(next(sizes))))[:3]
+
+    for _ in range(CALLS):
+        f(X)
+    assert f.cache_info()[:3] == (1, 1, 0)
+
+
+def test_lowering_is_a_trace_and_compiling_is_timed():
+    f = eqxjit.filter_jit(lambda x: jnp.sin(x))
+    lowered = f.lower(X)
+    [trace] = f.traces()
+    assert trace.seconds.lowering > 0
+    assert trace.seconds.compiling == 0
+    lowered.compile()
+    assert trace.seconds.compiling > 0
+    for _ in range(CALLS):
+        f(X)
+    assert len(f.traces()) == f.cache_info().traces == 1
+
+
+def test_nested_functions_are_traces_of_their_own():
+    inner = eqxjit.filter_jit(lambda x: jnp.sin(x))
+    outer = eqxjit.filter_jit(lambda x: inner(x).sum() + inner(x[1:]))
+    for _ in range(CALLS):
+        outer(X)
+    assert [t.reason for t in inner.traces()][1].startswith("shape: `x` was float32[3]")
+    [trace] = outer.traces()
+    assert 0 < sum(t.seconds.tracing for t in inner.traces()) <= trace.seconds.tracing
+    assert inner.traces()[0].seconds.compiling == 0
+    assert trace.seconds.compiling > 0
+    assert {t.call_site.filename for t in (trace, *inner.traces())} == {__file__}
+
+
+def test_transformations_trace_and_compile_too():
+    counted = Counted(eqxjit.filter_jit, lambda x: (x**2).sum())
+    f = counted.jitted
+    for _ in range(2):
+        f(X)
+        jax.grad(f)(X)
+        jax.vmap(f)(X[None])
+        jax.vmap(f, axis_name="i")(X[None])
+    assert counted.traces == f.cache_info().traces == 2
+    _, *others = f.traces()
+    assert len(others) == 1 + f.cache_info().recompilations
+    assert [t.reason for t in others if not t.is_recompilation] == [
+        "configuration changed: `axis names of an outer transformation` was {}, is {'i': 1}"
+    ]
+    assert all("jax.vmap" in t.reason for t in others if t.is_recompilation)
+
+
+def test_a_trace_that_was_nested_is_compiled_for_itself():
+    inner = eqxjit.filter_jit(lambda x: x * 2, max_traces=1)
+    jax.jit(lambda x: inner(x))(X)
+    [trace] = inner.traces()
+    assert trace.seconds.compiling == 0
+    for _ in range(CALLS):
+        inner(X)
+    assert trace.seconds.compiling > 0
+    assert inner.cache_info()[:3] == (1, 1, 0)
+
+
+def test_a_trace_that_fails_is_none():
+    f = eqxjit.filter_jit(lambda x, fails: 1 / 0 if fails else x)
+    for _ in range(CALLS):
+        with pytest.raises(ZeroDivisionError):
+            f(X, True)
+    assert f.traces() == []
+    f(X, False)
+    assert [(t.number, t.reason) for t in f.traces()] == [(1, "first trace")]
+
+
+@both
+def test_disable_jit_traces_nothing(filter_jit):
+    f = filter_jit(lambda x: x * 2)
+    with jax.disable_jit():
+        f(X)
+    if filter_jit is eqxjit.filter_jit:
+        assert f.traces() == []
+
+
+def test_the_persistent_cache_is_told_apart(tmp_path):
+    program = """
+        import jax, jax.numpy as jnp, eqxjit
+
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        f = eqxjit.filter_jit(lambda x: jnp.sin(x) @ jnp.cos(x))
+        with eqxjit.compile_report() as report:
+            f(jnp.ones(3))
+        [trace] = f.traces()
+        [row] = [row for row in report.rows if row.function == "<lambda>"]
+        print(trace.from_persistent_cache, row.persistent_cache_hits)
+    """
+    answers = [
+        run(program, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).splitlines()[-1] for _ in range(2)
+    ]
+    assert answers == ["False 0", "True 1"]
+
+
+# --- The record -------------------------------------------------------------------------------
+
+
+def test_the_text_of_a_trace():
+    def power(x, n):
+        return x**n
+
+    f = eqxjit.filter_jit(power)
+    f(X, 2)
+    f(X, 3)
+    line = f.traces()[1].call_site.line
+    text = repr(f.traces()[1])
+    assert text.startswith(
+        f"<trace 2 of power(x: float32[3], n=3) at test_retraces.py:{line}: "
+        "static value changed: `n` was 2, is 3; "
+    )
+    assert "s (tracing " in text
+    source = pathlib.Path(__file__).read_text().splitlines()
+    assert source[line - 1].strip() == "f(X, 3)"
+
+
+def test_records_refer_to_nothing_of_the_users():
+    import gc
+    import weakref
+
+    class Static:
+        pass
+
+    f = eqxjit.filter_jit(lambda x, *statics: x, maxsize=1)
+    watched = []
+    for _ in range(3):
+        static = Static()
+        function = lambda y: y  # noqa: E731
+        partial = functools.partial(function)
+        array = jnp.ones(7)
+        watched += map(weakref.ref, (static, function, partial, array))
+        for _ in range(CALLS):
+            f(array, static, function, partial, (static, [function]))
+        del static, function, partial, array
+    f(X)
+    gc.collect()
+    assert [ref() for ref in watched if ref() is not None] == []
+    assert len(f.traces()) == 4
+
+
+def test_what_is_remembered_has_a_bound():
+    f = eqxjit.filter_jit(lambda x, n: n, maxsize=4)
+    with contextlib.suppress(eqxjit.RetraceWarning):
+        for n in range(260):
+            f(None, n)
+    assert f.cache_info().traces == 260
+    assert len(f.traces()) == 256
+    assert [trace.number for trace in f.traces()] == [*range(5, 261)]
+
+
+def test_racing_threads_count_and_number_each_trace():
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    threads = [
+        threading.Thread(target=lambda i=i: [f(X, n) for n in range(i, i + 3)]) for i in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    info = f.cache_info()
+    assert [trace.number for trace in f.traces()] == [*range(1, info.traces + 1)]
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
+def test_values_that_cannot_be_shown():
+    f = eqxjit.filter_jit(lambda x, value: x)
+    f(X, Unprintable())
+    f(X, Unprintable())
+    assert f.traces()[1].differences[0][:4] == (
+        "static value changed",
+        "value",
+        "a Unprintable",
+        "a Unprintable",
+    )
+
+
+def test_a_huge_static_value_is_cut_short():
+    f = eqxjit.filter_jit(lambda x, text: x)
+    f(X, "a" * 10_000)
+    f(X, "a" * 9_999 + "b")
+    assert len(repr(f.traces()[1])) < 500
+
+
+def test_a_node_that_cannot_be_made_without_arrays():
+    class Picky:
+        def __init__(self, array):
+            assert eqx.is_array(array) or isinstance(array, jax.core.Tracer)
+            self.array = array
+
+    jax.tree_util.register_pytree_node(Picky, lambda p: ((p.array,), None), lambda _, c: Picky(*c))
+    f = eqxjit.filter_jit(lambda p: p.array)
+    f(Picky(X))
+    f(Picky(Y))
+    assert f.traces()[1].differences[0].category == "not known"
+
+
+def test_a_registered_node_is_looked_into():
+    class Pair:
+        def __init__(self, one, other, name):
+            self.one, self.other, self.name = one, other, name
+
+    jax.tree_util.register_pytree_with_keys(
+        Pair,
+        lambda p: (
+            (
+                (jax.tree_util.GetAttrKey("one"), p.one),
+                (jax.tree_util.GetAttrKey("other"), p.other),
+            ),
+            p.name,
+        ),
+        lambda name, children: Pair(*children, name),
+    )
+    f = eqxjit.filter_jit(lambda p: p.one)
+    f(Pair(X, [X], "a"))
+    f(Pair(X, [Y], "a"))
+    assert f.traces()[1].differences[0][:2] == ("shape", "p.other[0]")
+    f(Pair(X, [X], "b"))
+    [difference] = f.traces()[2].differences
+    assert difference[:3] == ("structure changed", "p", "Pair")
+    assert "metadata" in difference.new
+
+
+# --- The log ----------------------------------------------------------------------------------
+
+
+def test_the_log_is_silent_unless_asked_for(caplog):
+    f = eqxjit.filter_jit(lambda x, n: x)
+    with caplog.at_level(logging.DEBUG, "eqxjit"):
+        f(X, 1)
+        f(X, 2)
+        assert caplog.messages == []
+        with eqxjit.explain_retraces():
+            f(X, 2)
+            f(X, 3)
+        f(X, 4)
+    [message] = caplog.messages
+    assert message.startswith(
+        f"`{f.traces()[0].function}` was traced again (trace 3) for the call "
+    )
+    assert f"at test_retraces.py:{f.traces()[2].call_site.line}, in " in message
+    assert "(tracing " in message
+    assert "Compared with trace 2:\n  - static value changed: `n` was 2, is 3. If it" in message
+    [record] = caplog.records
+    assert (record.name, record.levelno) == ("eqxjit", logging.WARNING)
+
+
+def test_a_first_trace_is_not_logged(caplog):
+    with eqxjit.explain_retraces():
+        for shift in (1, 2):
+            f = (
+                eqxjit.filter_jit(lambda x, shift=shift: x + shift)
+                if shift == 1
+                else (eqxjit.filter_jit(lambda x: x - 1))
+            )
+            f(X)
+    assert caplog.messages == []
+
+
+def test_a_function_defined_again_is_logged(caplog):
+    with eqxjit.explain_retraces():
+        for n in range(3):
+            f = eqxjit.filter_jit(lambda x, n=n: x * n)
+            f(X)
+    assert len(caplog.messages) == 2
+    assert "function defined again: another function made of the same code" in caplog.messages[0]
+    assert "Define and wrap it once" in caplog.messages[0]
+    assert f.traces()[0].differences[0].category == "function defined again"
+
+
+def test_the_same_function_wrapped_again_is_not_defined_again():
+    def fun(x):
+        return x
+
+    for options in ({}, {"donate": "all"}, {"inline": True}):
+        f = eqxjit.filter_jit(fun, **options)
+        f(jnp.ones(3))
+        assert [t.reason for t in f.traces()] == ["first trace"]
+
+
+def test_contexts_may_overlap(caplog):
+    f = eqxjit.filter_jit(lambda x, n: x)
+    one, two = eqxjit.explain_retraces(), eqxjit.explain_retraces()
+    f(X, 0)
+    one.__enter__()
+    two.__enter__()
+    one.__exit__(None, None, None)
+    f(X, 1)
+    two.__exit__(None, None, None)
+    f(X, 2)
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(("value", "n_messages"), [("1", 1), ("0", 0), ("", 0)])
+def test_the_environment_variable(value, n_messages):
+    program = """
+        import logging, sys
+        logging.basicConfig(stream=sys.stdout, format="%(name)s: %(message)s")
+        import jax.numpy as jnp, eqxjit
+        f = eqxjit.filter_jit(lambda x, n: x)
+        f(jnp.ones(3), 1)
+        f(jnp.ones(3), 2)
+    """
+    printed = run(program, EQXJIT_EXPLAIN_RETRACES=value)
+    assert printed.count("eqxjit: `<lambda>` was traced again (trace 2)") == n_messages
+
+
+def test_arrays_that_changed_alike_share_a_line(caplog):
+    f = eqxjit.filter_jit(lambda tree: tree)
+    tree = {str(i): X for i in range(20)}
+    with eqxjit.explain_retraces():
+        f(tree)
+        f(jax.tree.map(lambda x: x.astype(jnp.float16), tree))
+    [message] = caplog.messages
+    assert "dtype: `tree['0']` was float32, is float16 (and 19 more: `tree['1']`" in message
+    assert message.count("\n") == 2
+
+
+# --- Limits and storms ------------------------------------------------------------------------
+
+
+def test_one_trace_too_many_raises_what_explains_it():
+    counted = Counted(eqxjit.filter_jit, lambda x, n=1: x * n, max_traces=3)
+    f = counted.jitted
+    for n in (1, 2, 3):
+        for _ in range(CALLS):
+            f(X, n)
+    before, entries = counted.traces, f.cache_info()
+    for bad in ((X, 4), (Y, 3), (X.astype(int), 3)):
+        for _ in range(CALLS):
+            with pytest.raises(eqxjit.TooManyTracesError) as caught:
+                f(*bad)
+            message = str(caught.value)
+            assert "may be traced 3 times (`max_traces=3`)" in message
+            assert "test_retraces.py:" in message
+            assert "would be trace 4" in message
+            assert "Compared with trace 3:\n  - " in message
+    assert "dtype: `x` was float32, is int32" in message
+    assert counted.traces == before
+    assert f.cache_info() == entries
+    for n in (1, 2, 3):
+        np.testing.assert_array_equal(f(X, n), X * n)
+    f.clear_cache()
+    f(X, 5)
+    assert f.cache_info().traces == 1
+
+
+def test_the_limit_sees_what_jax_traces_by_itself():
+    f = eqxjit.filter_jit(lambda x: x, max_traces=1)
+    for _ in range(CALLS):
+        f(X)
+    jax.clear_caches()
+    for _ in range(CALLS):
+        with pytest.raises(eqxjit.TooManyTracesError, match=r"jax\.clear_caches\(\)"):
+            f(X)
+    with pytest.raises(eqxjit.TooManyTracesError, match="jax_enable_x64"), jax.enable_x64(True):
+        f(X)
+    with pytest.raises(eqxjit.TooManyTracesError):
+        f.lower(Y)
+
+
+def test_the_limit_sees_recompilations():
+    program = """
+        import jax, jax.numpy as jnp, eqxjit
+
+        for n_calls in (1, 2, 4):
+            f = eqxjit.filter_jit(lambda x: x * 2, max_traces=2)
+            x = jnp.arange(3.0)
+            for i in (0, 1):
+                for _ in range(n_calls):
+                    f(jax.device_put(x, jax.devices()[i]))
+            for _ in range(4):
+                try:
+                    f(jax.device_put(x, jax.devices()[2]))
+                except eqxjit.TooManyTracesError as error:
+                    assert "`x` was cpu:1, is cpu:2" in str(error), error
+                else:
+                    raise AssertionError("no error")
+                assert f(jax.device_put(x, jax.devices()[0])).tolist() == [0, 2, 4]
+                assert f.cache_info()[:3] == (1, 1, 1)
+                assert len(f.traces()) == 2
+        print("done")
+    """
+    flags = "--xla_force_host_platform_device_count=3"
+    assert run(program, XLA_FLAGS=flags).strip() == "done"
+
+
+def test_the_limit_counts_a_recursion():
+    @eqxjit.filter_jit(max_traces=3)
+    def countdown(x, n):
+        return x if n == 0 else countdown(x + 1, n - 1)
+
+    assert countdown(X, 2).tolist() == (X + 2).tolist()
+    with pytest.raises(eqxjit.TooManyTracesError):
+        countdown(X, 3)
+    assert countdown(X, 1).tolist() == (X + 1).tolist()
+    assert countdown.cache_info().traces == 3
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, 1.5, "2"])
+def test_a_limit_must_be_a_count(bad):
+    with pytest.raises((TypeError, ValueError), match="max_traces"):
+        eqxjit.filter_jit(lambda x: x, max_traces=bad)
+
+
+def test_the_limit_is_per_function_and_options():
+    def fun(x, n):
+        return x
+
+    one, other = eqxjit.filter_jit(fun, max_traces=1), eqxjit.filter_jit(fun)
+    one(X, 1)
+    for n in range(5):
+        other(X, n)
+    with pytest.raises(eqxjit.TooManyTracesError, match="may be traced once"):
+        one(X, 2)
+
+
+def _storm(values):
+    f = eqxjit.filter_jit(lambda x, n: x)
+    for n in values:
+        f(X, n)
+
+
+def test_a_storm_warns_once_with_the_path():
+    with pytest.warns(eqxjit.RetraceWarning) as caught:
+        _storm(range(40))
+    [warning] = caught
+    assert warning.filename == __file__
+    message = str(warning.message)
+    assert "traced 10 times in a row because the static value `n` changed" in message
+    assert "pass `jnp.asarray(n)`" in message
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_storm():
+    _storm(range(10))
+    _storm([0] * 40)
+    f = eqxjit.filter_jit(lambda x, n, mode: x)
+    for i in range(24):
+        # Two values at once, or one here and then one there: not one value's doing.
+        f(X, i, i)
+    for i in range(24, 48):
+        f(jnp.ones(i), 0, 0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_storm_can_be_silenced_and_raised():
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", eqxjit.RetraceWarning)
+        _storm(range(20))
+    f = eqxjit.filter_jit(lambda x, n: x)
+    for n in range(10):
+        f(X, n)
+    with pytest.raises(eqxjit.RetraceWarning):
+        f(X, 10)
+    for n in range(30):
+        assert f(X, n).tolist() == X.tolist()
+    assert f.cache_info()[:2] == (30, 30)
