@@ -301,7 +301,12 @@ def trace_configuration() -> dict[str, str]:
     global _last_configuration
     values = _trace_context(), [getattr(jax.config, name, None) for name in _SETTINGS]
     last_values, texts = _last_configuration
-    if values != last_values:
+    try:
+        is_as_before = values == last_values
+    except Exception:
+        # A `jax` context of the user's own may hold anything.
+        is_as_before = False
+    if not is_as_before:
         by_name = {
             **dict(zip(_SETTINGS, values[1], strict=True)),
             **dict(zip(_CONTEXT_NAMES, values[0], strict=True)),
@@ -320,7 +325,10 @@ def _setting_text(value: Any) -> str:
     if isinstance(sizes, Mapping):
         # JAX's environment of axis names has no text of its own.
         return repr(dict(sizes))
-    return repr(value)
+    try:
+        return repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 try:

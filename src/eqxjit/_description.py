@@ -282,6 +282,8 @@ def _text(value: Any) -> str:
         return f"a partial of {_text(value.func)}"
     if isinstance(value, types.MethodType):
         return f"the method {value.__qualname__} of {_text(value.__self__)}"
+    if type(value).__repr__ is object.__repr__:
+        return f"a {type(value).__name__} at {id(value):#x}"
     try:
         # What `jax.jit` and the like make has a name, too.
         if callable(value) and "<" not in value.__qualname__:

@@ -69,7 +69,7 @@ def listed(differences: tuple[Difference, ...]) -> list[str]:
             line += ", ...)" if len(others) > 3 else ")"
         if first.remedy and first.remedy not in remedies:
             remedies.add(first.remedy)
-            line += f". {first.remedy}"
+            line += f"\n    {first.remedy}."
         lines.append(line)
     if len(alike) > _MAX_SHOWN:
         lines.append(f"and {len(alike) - _MAX_SHOWN} more")
@@ -148,13 +148,13 @@ def _compared_arrays(path: str, old: ArrayPart, new: ArrayPart) -> Iterator[Diff
     if old.shape != new.shape:
         remedy = ""
         if len(old.shape) == len(new.shape) > 0 and old.shape[1:] == new.shape[1:]:
-            remedy = f"If the size of `{path}` varies, pad it to a few sizes"
+            remedy = "If its size varies, pad it to a few sizes"
         yield Difference(SHAPE, path, old.shape_text, new.shape_text, remedy)
     if old.dtype != new.dtype:
         yield Difference(DTYPE, path, old.dtype, new.dtype)
     elif old.weak_type != new.weak_type:
         remedy = (
-            f"A weak type comes of a Python number: give `{path}` its dtype when it is made, as in "
+            "A weak type comes of a Python number: give it a dtype when it is made, as in "
             f"`jnp.asarray(..., dtype=jnp.{old.dtype})`"
         )
         weak = f"{old.dtype} of weak type"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
-from ._history import Trace
+from ._history import TooManyTracesError, Trace
 from ._source import GENERATED_FOLDER
 
 if TYPE_CHECKING:
@@ -122,8 +122,13 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
         return
     origin = _Origin(fun_name)
     if phase == COMPILING and origin.entry is not None:
-        # May raise, if it is one too many.
-        _state.recompilation = origin.begin_recompilation()
+        try:
+            _state.recompilation = origin.begin_recompilation()
+        except TooManyTracesError:
+            raise
+        except Exception:
+            # What can't be told about mustn't fail.
+            _state.recompilation = None
     _state.nested.append(0.0)
     for observer in tuple(observers):
         observer.begun(origin.label, phase)

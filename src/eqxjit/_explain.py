@@ -35,7 +35,8 @@ def explain_retraces() -> Iterator[None]:
         ...     _ = f(jnp.ones(2), 3), f(jnp.ones(2), 4)
         `<lambda>` was traced again (trace 2) for the call at ...:2, in ... s (tracing ...).
           Compared with trace 1:
-          - static value changed: `n` was 3, is 4. If it varies, pass `jnp.asarray(n)`
+          - static value changed: `n` was 3, is 4
+            If it varies, pass `jnp.asarray(n)`.
         >>> logging.getLogger("eqxjit").removeHandler(handler)
 
         ```

@@ -27,6 +27,9 @@ from ._differences import (
 _MAX_REMEMBERED = 256
 _MAX_COMPARED = 64
 
+# How many parts of descriptions are remembered, a few dozen megabytes: large trees differ in many.
+_MAX_PARTS = 200_000
+
 # After so many traces in a row that one static value alone was the reason for, a warning.
 _STORM = 10
 
@@ -108,7 +111,10 @@ class Trace:
 
     @property
     def arguments(self) -> Mapping[str, str]:
-        """What it was made for: each part of the arguments by its path, arrays as `float32[3]`."""
+        """What it was made for: each part of the arguments by its path, arrays as `float32[3]`.
+
+        Empty for old traces of functions of very large trees.
+        """
         return dict(zip(self.description.paths, map(str, self.description.parts), strict=True))
 
     def __repr__(self) -> str:
@@ -225,7 +231,15 @@ class History:
             if len(self._remembered) == _MAX_REMEMBERED:
                 self._n_cleared = max(0, self._n_cleared - 1)
             self._remembered.append(trace)
+            self._forget_descriptions()
             _remember_definition(self._definition)
+
+    def _forget_descriptions(self) -> None:
+        n_parts = 0
+        for trace in reversed(self._remembered):
+            n_parts += len(trace.description.parts)
+            if n_parts > _MAX_PARTS and trace is not self._remembered[-1]:
+                trace.description = UNKNOWN
 
     def clear(self) -> None:
         """Starts counting anew. The traces so far are still compared with."""
