@@ -487,9 +487,11 @@ def test_transformations_trace_and_compile_too():
     assert counted.traces == f.cache_info().traces == 2
     _, *others = f.traces()
     assert len(others) == 1 + f.cache_info().recompilations
-    assert [t.reason for t in others if not t.is_recompilation] == [
-        "configuration changed: `axis names of an outer transformation` was {}, is {'i': 1}"
-    ]
+    [retrace] = [t for t in others if not t.is_recompilation]
+    if hasattr(jax._src.config, "trace_context_names"):
+        assert retrace.reason == (
+            "configuration changed: `axis names of an outer transformation` was {}, is {'i': 1}"
+        )
     assert all("jax.vmap" in t.reason for t in others if t.is_recompilation)
 
 
