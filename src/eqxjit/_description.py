@@ -4,6 +4,7 @@ A description outlives the call: it holds texts, and refers to the user's object
 """
 
 import collections
+import dataclasses
 import functools
 import inspect
 import os
@@ -19,7 +20,8 @@ from jax.core import Tracer
 from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
 
 from ._binding import Binding
-from ._errors import module_fields, named_arguments, short
+from ._compat import fields_of
+from ._errors import named_arguments, short
 from ._partition import SORTED_DICTS, StaticHalf
 from ._static_key import compared_fields, static_key, treedef_key
 
@@ -29,7 +31,7 @@ _MAX_PARTS = 100_000
 _LONG_TEXT = 40
 
 # Types whose values are told apart by their text.
-_SIMPLE = (bool, int, float, complex, str, type(None))
+_SIMPLE = (bool, int, float, complex, str)
 
 
 class ArrayPart(NamedTuple):
@@ -154,8 +156,13 @@ def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
     pending = [(name, value, -1, False) for name, value in reversed(named)]
     while pending:
         path, value, parent, is_static = pending.pop()
-        if type(value) is _Slot:
-            part, children = _array_part(arrays[value.index]), []
+        kind = type(value)
+        children: _Children = ()
+        # What most parts are comes first.
+        if kind is _Slot:
+            part = _array_part(arrays[value.index])
+        elif kind in _SIMPLE and len(text := repr(value)) <= _LONG_TEXT:
+            part = StaticPart(text, text, kind.__name__, is_static, "")
         elif is_static:
             part, children = _static_part(value, is_field=True)
         else:
@@ -164,7 +171,7 @@ def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
         paths.append(path)
         parents.append(parent)
         parts.append(part)
-        if len(paths) + len(pending) <= _MAX_PARTS:
+        if children and len(paths) + len(pending) <= _MAX_PARTS:
             pending += [
                 (path + suffix, child, index, child_is_static or is_static)
                 for suffix, child, child_is_static in reversed(children)
@@ -173,7 +180,7 @@ def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
 
 
 # What to append to a node's path for a child, the child, and whether it is in a static field.
-_Children = list[tuple[str, Any, bool]]
+_Children = Sequence[tuple[str, Any, bool]]
 
 
 def _array_part(array: Any) -> ArrayPart:
@@ -212,15 +219,13 @@ def _dynamic_part(value: Any) -> tuple[Part, _Children]:
 
 def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
     kind = type(value)
-    name = kind.__name__
-    children: _Children = []
     if value is None:
-        return NodePart("None", None), children
+        return NodePart("None", None), ()
+    name = kind.__name__
     if issubclass(kind, eqx.Module):
-        for field, child in module_fields(value, static=False):
-            children.append((f".{field}", child, False))
-        for field, child in module_fields(value, static=True):
-            children.append((f".{field}", child, True))
+        values = fields_of(value)
+        fields = _fields_of_class(kind)
+        children = [(path, values[f], static) for path, f, static in fields if f in values]
         return NodePart(name, _lasting(kind)), children
     if kind in SORTED_DICTS or kind is collections.OrderedDict:
         children = [(f"[{short(key)}]", child, False) for key, child in value.items()]
@@ -235,6 +240,16 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
     return None
 
 
+@functools.lru_cache(maxsize=256)
+def _fields_of_class(kind: type) -> list[tuple[str, str, bool]]:
+    """The fields of a Module class: how a path goes on, the name, and whether it is static."""
+    fields = [
+        (f".{field.name}", field.name, bool(field.metadata.get("static", False)))
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+    ]
+    return sorted(fields, key=lambda field: field[2])
+
+
 def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
     if value is not None:
         known = _known_node(value)
@@ -244,14 +259,12 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
         if fields is not None:
             children: _Children = [(f".{name}", getattr(value, name), True) for name in fields]
             return NodePart(type(value).__name__, _lasting(type(value))), children
-    kind = type(value)
-    if kind in _SIMPLE and len(text := repr(value)) <= _LONG_TEXT:
-        return StaticPart(text, text, kind.__name__, is_field, ""), []
     try:
         key = _lasting(static_key(value))
     except Exception:
         key = id(value)
-    return StaticPart(_text(value), key, kind.__name__, is_field, _made_at(value)), []
+    name = type(value).__name__
+    return StaticPart(_text(value), key, name, is_field, _made_at(value)), ()
 
 
 def _is_dataclass(value: Any) -> bool:
@@ -282,8 +295,6 @@ def _text(value: Any) -> str:
         return f"a partial of {_text(value.func)}"
     if isinstance(value, types.MethodType):
         return f"the method {value.__qualname__} of {_text(value.__self__)}"
-    if type(value).__repr__ is object.__repr__:
-        return f"a {type(value).__name__} at {id(value):#x}"
     try:
         # What `jax.jit` and the like make has a name, too.
         if callable(value) and "<" not in value.__qualname__:
@@ -296,6 +307,8 @@ def _text(value: Any) -> str:
             return f"a {type(value).__name__} of {_text(wrapped)}"
     except Exception:
         pass
+    if type(value).__repr__ is object.__repr__:
+        return f"a {type(value).__name__} at {id(value):#x}"
     try:
         return short(value)
     except Exception:
