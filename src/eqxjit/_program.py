@@ -234,14 +234,18 @@ class Program(_Table):
                 site.unlink()
 
 
+_NO_REFERENTS = frozenset({int, str, bool, float, type, type(None), type(eqx.Module)})
+
+
 def _referents(key: Hashable) -> Iterator[Any]:
     """The objects that a typed static key refers to weakly, as long as they live."""
     pending: list[Any] = [key]
     while pending:
         part = pending.pop()
-        if type(part) is tuple or type(part) is frozenset:
+        kind = type(part)
+        if kind is tuple or kind is frozenset:
             pending.extend(part)
-        elif isinstance(part, weakref.ref):
+        elif kind not in _NO_REFERENTS and isinstance(part, weakref.ref):
             value = part()
             # Classes and modules stay.
             if value is not None and not isinstance(value, (type, types.ModuleType)):

@@ -19,7 +19,7 @@ from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers, recompiled, traci
 from ._explain import log
 from ._history import Trace
 from ._lower import Lowered
-from ._partition import StaticHalf, partition
+from ._partition import DYNAMIC, StaticHalf, partition
 from ._specialize import SpecializedCall, is_worth_specializing, specialize
 from ._wrapped import WrappedFunction
 
@@ -31,6 +31,13 @@ assert CALL_VARIABLE == "__eqxjit_call__"
 
 def _same(leaf: Any) -> Any:
     return leaf
+
+
+def _n_arrays_first(static: StaticHalf) -> int:
+    """How many arrays the first positional argument of a call has."""
+    args, _ = static.treedef.children()
+    leaves = static.leaves[: args.children()[0].num_leaves]
+    return sum([leaf is DYNAMIC for leaf in leaves])
 
 
 class Site:
@@ -206,7 +213,7 @@ class Site:
         """The entry for a static half, new where there is none."""
 
         def make() -> Entry:
-            n_first = len(partition(args[0])[0]) if args else 0
+            n_first = _n_arrays_first(static) if args else 0
             donated = self.donated(n_first, static)
             return Entry(self.wrapped.binding, self.wrapped.options, n_first, donated)
 
