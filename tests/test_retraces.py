@@ -247,6 +247,7 @@ def test_a_callable_made_anew_is_named_with_the_remedy(make):
         ({"d": {"n": 1}}, {"d": {"n": 2}}, "pass `jnp.asarray(d['n'])`"),
         ({"n": "a"}, {"n": "b"}, ""),
         ({"m": model()}, {"m": model(size=5)}, "in a field that isn't static"),
+        ({"m": Model([], {"a": 1})}, {"m": Model([], {"a": 2})}, "in a field that isn't static"),
         ({"x": X}, {"x": 2.0}, "pass `jnp.asarray(x)`"),
         ({"x": X}, {"x": "text"}, ""),
         ({"x": jnp.asarray(1.0)}, {"x": jnp.float32(1)}, "give it a dtype"),
@@ -367,13 +368,14 @@ def test_a_static_object_changed_in_place():
     [difference] = f.traces()[1].differences
     assert difference.category == "cache evicted or cleared"
     assert "changed in place" in difference.new
+    returned, _ = f(X, named), f(X, named)
+    returned[1].name = "d"
+    f(X, Named("b"))
+    assert "changed in place" in f.traces()[-1].reason
     f(X, Named("c"))
-    assert f.traces()[2].differences[0][:4] == (
-        "static value changed",
-        "named",
-        "Named(a)",
-        "Named(c)",
-    )
+    [difference] = f.traces()[-1].differences
+    assert difference[:2] == ("static value changed", "named")
+    assert difference.new == "Named(c)"
 
 
 def test_recompilations_are_seen():
@@ -486,7 +488,7 @@ def test_transformations_trace_and_compile_too():
         jax.vmap(f, axis_name="i")(X[None])
     assert counted.traces == f.cache_info().traces == 2
     _, *others = f.traces()
-    assert len(others) == 1 + f.cache_info().recompilations
+    assert len(others) == 1 + f.cache_info().recompilations > 1
     [retrace] = [t for t in others if not t.is_recompilation]
     if hasattr(jax._src.config, "trace_context_names"):
         assert retrace.reason == (
@@ -569,20 +571,18 @@ def test_records_refer_to_nothing_of_the_users():
     import gc
     import weakref
 
-    class Static:
-        pass
-
     f = eqxjit.filter_jit(lambda x, *statics: x, maxsize=1)
     watched = []
     for _ in range(3):
-        static = Static()
+        kind = type("Kind", (), {})
+        static = kind()
         function = lambda y: y  # noqa: E731
         partial = functools.partial(function)
         array = jnp.ones(7)
-        watched += map(weakref.ref, (static, function, partial, array))
+        watched += map(weakref.ref, (kind, static, function, partial, array))
         for _ in range(CALLS):
             f(array, static, function, partial, (static, [function]))
-        del static, function, partial, array
+        del kind, static, function, partial, array
     f(X)
     gc.collect()
     assert [ref() for ref in watched if ref() is not None] == []

@@ -13,7 +13,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from ._binding import Binding
 from ._callbacks import may_raise
 from ._compat import PyTreeDef, treedef_rows, wrapped_by_tracer
-from ._events import CALL_VARIABLE, observers
+from ._events import observers
 from ._history import Trace
 from ._jaxpr_size import size_of
 from ._options import Options
@@ -23,10 +23,6 @@ from ._static_key import identity_suffices, static_key, treedef_key
 if TYPE_CHECKING:
     from ._site import Site
     from ._specialize import SpecializedCall
-
-
-# Spelled out below, because only a plain local variable shows on the stack.
-assert CALL_VARIABLE == "__eqxjit_call__"
 
 
 class Retrace(Exception):
@@ -293,7 +289,7 @@ def _traced(name: str, entry_ref: "weakref.ref[Entry]") -> Callable[..., Any]:
             raise Retrace
         fun_static, arguments = call.site.wrapped.fun, call.arguments
         # The user's function may call its own wrapper, which is a call of its own.
-        current.call = __eqxjit_call__ = None  # noqa: F841
+        current.call = None
         try:
             with call.site.tracing(call):
                 start, stop = entry.n_first, entry.n_first + fun_static.n_arrays

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: The entries with a program that was compiled in a warm call and hasn't been looked at.
 recompiled: set["Entry"] = set()
 
-#: The local variable that holds the `Call` in the miss path; None where the user's function runs.
+#: The local variable that holds the `Call` in the miss path.
 CALL_VARIABLE = "__eqxjit_call__"
 
 #: The variable, local or global, that holds the entry of a warm call.
@@ -201,18 +201,15 @@ class _Origin:
         """Whether a frame is of the innermost call through eqxjit on the stack."""
         if not frame.f_code.co_filename.startswith(_OUR_FILES):
             return False
-        variables = frame.f_locals
-        if CALL_VARIABLE in variables:
-            call, entry = variables[CALL_VARIABLE], None
-        elif ENTRY_VARIABLE in variables or ENTRY_VARIABLE in frame.f_globals:
-            call, entry = None, variables.get(ENTRY_VARIABLE) or frame.f_globals[ENTRY_VARIABLE]
-        else:
-            return False
-        called = entry if call is None else call.entry
-        # Not another program that JAX needs to make the call, say to distribute its arguments.
-        if called is not None and called.name == self.label:
-            self.call, self.entry, self.label = call, entry, called.label
-        return True
+        self.call = frame.f_locals.get(CALL_VARIABLE)
+        if self.call is not None:
+            self.label = self.call.entry.label
+            return True
+        self.entry = frame.f_locals.get(ENTRY_VARIABLE) or frame.f_globals.get(ENTRY_VARIABLE)
+        if self.entry is not None:
+            self.label = self.entry.label
+            return True
+        return False
 
     def begin_recompilation(self) -> "tuple[Site, Trace, bool]":
         """The trace that JAX begins to compile in this warm call; whether it is a new record."""
@@ -221,7 +218,7 @@ class _Origin:
         variables = self._frame.f_locals
         for value in variables.values():
             # A generated call holds its entry's part of its site.
-            if isinstance(value, functools.partial) and value.args == (self.entry,):
+            if type(value) is functools.partial and any(arg is self.entry for arg in value.args):
                 site: Site = value.func.__self__  # type: ignore[attr-defined]
                 args, kwargs = site.wrapped.binding.arguments_among(variables)
                 break

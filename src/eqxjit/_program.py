@@ -180,7 +180,6 @@ class Program(_Table):
         """Forgets an entry that no longer holds."""
         with self.lock:
             if self.entries.get(key) is entry:
-                entry.fate.append("a static object that it returns was changed in place")
                 self._drop(key)
 
     def clear(self) -> None:
