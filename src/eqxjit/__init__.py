@@ -8,9 +8,10 @@ import os as _os
 from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
 from ._differences import Difference
 from ._explain import explain_retraces
-from ._history import RetraceWarning, TooManyTracesError, Trace
+from ._history import RetraceWarning, TooManyTracesError
 from ._program import CacheInfo
 from ._report import CompileReport, ReportRow, compile_report
+from ._trace import Trace
 from ._tracing import currently_jitting
 from ._wrapper import fast_filter_jit, filter_jit
 

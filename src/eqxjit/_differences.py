@@ -53,8 +53,8 @@ class Difference(NamedTuple):
         return f"{self.category}: `{self.path}` was {self.old}, is {self.new}"
 
 
-def listed(differences: tuple[Difference, ...]) -> list[str]:
-    """A line for each kind of difference, up to a bound; with its remedy, said once."""
+def listed(differences: tuple[Difference, ...], with_remedies: bool = False) -> list[str]:
+    """A text for each kind of difference, up to a bound; with its remedy, said once, if wanted."""
     alike: dict[tuple[str, str, str], list[Difference]] = {}
     for difference in differences:
         alike.setdefault((difference.category, difference.old, difference.new), []).append(
@@ -67,7 +67,7 @@ def listed(differences: tuple[Difference, ...]) -> list[str]:
         if others:
             line += f" (and {len(others)} more: {', '.join(f'`{d.path}`' for d in others[:3])}"
             line += ", ...)" if len(others) > 3 else ")"
-        if first.remedy and first.remedy not in remedies:
+        if with_remedies and first.remedy and first.remedy not in remedies:
             remedies.add(first.remedy)
             line += f"\n    {first.remedy}."
         lines.append(line)

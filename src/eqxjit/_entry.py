@@ -14,11 +14,11 @@ from ._binding import Binding
 from ._callbacks import may_raise
 from ._compat import PyTreeDef, treedef_rows, wrapped_by_tracer
 from ._events import observers
-from ._history import Trace
 from ._jaxpr_size import size_of
 from ._options import Options
 from ._partition import DYNAMIC, StaticHalf, split_leaves
 from ._static_key import identity_suffices, static_key, treedef_key
+from ._trace import Trace
 
 if TYPE_CHECKING:
     from ._site import Site

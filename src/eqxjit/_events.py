@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
-from ._history import TooManyTracesError, Trace
+from ._history import TooManyTracesError
 from ._source import GENERATED_FOLDER
+from ._trace import Trace
 
 if TYPE_CHECKING:
     from ._entry import Call, Entry

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ._history import Trace
+from ._trace import Trace
 
 _logger = logging.getLogger("eqxjit")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._differences import Difference
 from ._events import COMPILING, observers
-from ._history import Seconds, Trace
+from ._trace import Seconds, Trace
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,10 +17,10 @@ from ._entry import Call, Entry, Output, Retrace, current, holds_tracer, wait_fo
 from ._errors import argument_error, call_error, named_arguments
 from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers, recompiled, tracing
 from ._explain import log
-from ._history import Trace
 from ._lower import Lowered
 from ._partition import DYNAMIC, StaticHalf, partition
 from ._specialize import SpecializedCall, is_worth_specializing, specialize
+from ._trace import Trace
 from ._wrapped import WrappedFunction
 
 # Spelled out below, because only a plain local variable shows on the stack.

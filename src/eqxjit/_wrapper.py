@@ -12,11 +12,11 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
-from ._history import Trace
 from ._lower import Lowered
 from ._options import DEFAULT_MAXSIZE, Donate, Options, check_options
 from ._program import CacheInfo
 from ._site import Site
+from ._trace import Trace
 from ._wrapped import WrappedFunction, wrap_function
 
 _P = ParamSpec("_P")
