@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import assert_same
+from helpers import SPECIALIZING, assert_same
 from sides import CALLS, both
 
 import eqxjit
@@ -138,6 +138,63 @@ def test_another_shape_or_dtype_is_jaxs_error(filter_jit):
             with pytest.raises(TypeError, match="compiled"):
                 compiled(bad, 2)
         assert_same(compiled(X, 2), X * 2)
+
+
+def test_warm_calls_are_specialised():
+    class Scale(eqx.Module):
+        by: jax.Array
+
+        @eqxjit.filter_jit
+        def step(self, x, n=2):
+            return {"y": self.by * x * n, "n": n}
+
+    model = Scale(X)
+    for compiled, arguments in [
+        (eqxjit.filter_jit(run).lower(Model(X), X).compile(), (Model(X), X)),
+        (eqxjit.filter_jit(Model.__call__).lower(Model(X), X).compile(), (Model(X), X)),
+        (eqxjit.filter_jit(Model(X)).lower(X).compile(), (X,)),
+        (model.step.lower(X).compile(), (X,)),
+        (model.step.lower(X, n=3).compile(), (X, 3)),
+    ]:
+        results = [compiled(*arguments) for _ in range(CALLS)]
+        for result in results:
+            assert_same(result, results[0])
+        fun = getattr(compiled.__call__, "func", compiled.__call__)
+        assert ("guards_hold" in fun.__code__.co_varnames) == SPECIALIZING
+        for _ in range(CALLS):
+            with pytest.raises(ValueError, match="was lowered for other static arguments"):
+                compiled(*arguments[:-1], "text")
+            assert_same(compiled(*arguments), results[0])
+
+
+def test_a_returned_object_changed_in_place_is_an_error():
+    class Named:
+        def __init__(self, name):
+            self.name = name
+
+        def __eq__(self, other):
+            return type(other) is Named and other.name == self.name
+
+        def __hash__(self):
+            return hash(self.name)
+
+    for n_calls in range(CALLS):
+        compiled = eqxjit.filter_jit(lambda x, named: (x, named)).lower(X, Named("a")).compile()
+        for _ in range(n_calls):
+            compiled(X, Named("a"))
+        _, named = compiled(X, Named("a"))
+        named.name = "b"
+        with pytest.raises(ValueError, match="changed in place|other static arguments"):
+            compiled(X, Named("a"))
+
+
+def test_errors_at_runtime_are_raised_at_the_call():
+    f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
+    compiled = f.lower(X).compile()
+    for _ in range(CALLS):
+        compiled(X)
+        with pytest.raises(eqx.EquinoxRuntimeError, match="negative"):
+            compiled(-X - 1)
 
 
 def test_two_lowerings_do_not_share_their_static_arguments():

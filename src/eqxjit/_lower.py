@@ -1,14 +1,21 @@
 """Ahead-of-time compilation: `f.lower(...)` and `f.lower(...).compile()`."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from ._description import Description
 from ._differences import OF_ARRAYS, differences
-from ._entry import Call, wait_for
+from ._entry import Call, Output, wait_for
+from ._partition import StaticHalf
+from ._specialize import specialized_call
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+# What is called once pays nothing.
+_CALLS_BEFORE_SPECIALIZING = 2
 
 
 class Lowered:
@@ -48,8 +55,18 @@ class Lowered:
 class Compiled:
     """A compiled function for one call's structure, shapes and static arguments.
 
+    Called as the function is, and as fast as a warm call of that.
+
     - `compiled`: JAX's own `jax.stages.Compiled`, with `cost_analysis()` and the like.
+
+    A call raises
+
+    - a `ValueError`, if the structure or a static argument isn't the one it was lowered with;
+    - what JAX raises for arrays of another shape or dtype.
     """
+
+    # As of a wrapper: CPython calls what the slot holds, with no frame of ours in between.
+    __slots__ = ("__call__", "__weakref__", "_call", "_description", "_n_calls", "compiled")
 
     def __init__(
         self,
@@ -61,35 +78,57 @@ class Compiled:
         self.compiled = compiled
         self._call = call
         self._description = description
-        self._bound = bound
+        #: How many calls have come through the generic path.
+        self._n_calls = 0
+        self._fill_slot(call.site.wrapped.binding.receiver(self._call_generic), bound)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls the compiled function.
+    def _fill_slot(self, fun: Callable[..., Any], bound: Arguments) -> None:
+        args, keywords = bound
+        self.__call__ = functools.partial(fun, *args, **keywords) if args or keywords else fun
 
-        **Raises:**
-
-        - `ValueError`, if the structure or a static argument isn't the one it was lowered with.
-        - What JAX raises for arrays of another shape or dtype.
-        """
-        args_before, keywords = self._bound
-        return self._call.site.receive(
-            self._call_bound, (*args_before, *args), {**keywords, **kwargs}
-        )
-
-    def _call_bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_generic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
-        call, site = self._call, self._call.site
+        site, entry = self._call.site, self._call.entry
         leaves, static = site.partition(args, kwargs)
-        if static.key != call.arguments.key:
+        if static.key != self._call.arguments.key:
             raise self._lowered_for_others(site.describe(static, leaves))
+        if not entry.is_intact():
+            raise ValueError(
+                f"A static object that `{entry.name}` returns was changed in place since it was "
+                "lowered. Lower it again."
+            )
+        flat = entry.flat(site.fun_leaves, leaves)
         try:
-            output = self.compiled(*call.entry.flat(site.fun_leaves, leaves))
-            if call.entry.blocks or call.entry.unclassified:
+            output = self.compiled(*flat)
+            if entry.unclassified:
+                entry.classify(flat)
+            if entry.blocks or entry.unclassified:
                 wait_for(output)
         except Exception:
             site.explain(args, kwargs)
             raise
-        return call.entry.rebuild(output)
+        self._n_calls += 1
+        if self._n_calls == _CALLS_BEFORE_SPECIALIZING:
+            self._specialize(args, kwargs, static, leaves, output)
+        return entry.rebuild(output)
+
+    def _specialize(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        static: StaticHalf,
+        leaves: list[Any],
+        output: Output,
+    ) -> None:
+        """Has a specialised call serve from now on, if one can be made."""
+        site, entry = self._call.site, self._call.entry
+        call = specialized_call(site, entry, args, kwargs, static, leaves, output)
+        if call is not None:
+            generic = self.__call__
+            bound: Arguments = (), {}
+            if isinstance(generic, functools.partial):
+                bound, generic = (generic.args, generic.keywords), generic.func
+            self._fill_slot(call.instantiate(site, generic, self.compiled), bound)
 
     def _lowered_for_others(self, called_with: Description) -> ValueError:
         """The error for a call whose static half isn't the one that this was compiled for."""

@@ -50,11 +50,23 @@ class SpecializedCall:
         self._make = make
         self.entry = entry
 
-    def instantiate(self, site: "Site", otherwise: Callable[..., Any]) -> Callable[..., Any]:
-        """The function for one wrapper, which calls `otherwise` if the guards don't hold."""
+    def instantiate(
+        self,
+        site: "Site",
+        otherwise: Callable[..., Any],
+        jitted: Callable[..., Output] | None = None,
+    ) -> Callable[..., Any]:
+        """The function for one wrapper.
+
+        **Arguments:**
+
+        - `site`: the way of that wrapper.
+        - `otherwise`: what to call if the guards don't hold.
+        - `jitted`: what to call in the place of the entry's jitted function.
+        """
         binding = site.wrapped.binding
         call = self._make(
-            self.entry.jitted,
+            jitted or self.entry.jitted,
             otherwise,
             binding.receiver(site.retrace),
             binding.receiver(site.explain),
@@ -86,7 +98,30 @@ def specialize(
     leaves: list[Any],
     output: Output,
 ) -> None:
-    """Gives an entry its specialised call, if one can be made that does exactly the same.
+    """Gives an entry its specialised call, if one can be made.
+
+    **Arguments:** as of `specialized_call`.
+    """
+    if entry.resting is not None:
+        site.program.specialize(entry, entry.resting)
+        return
+    call = specialized_call(site, entry, args, kwargs, static, leaves, output)
+    if call is None:
+        entry.unspecializable = True
+    else:
+        site.program.specialize(entry, call)
+
+
+def specialized_call(
+    site: "Site",
+    entry: Entry,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    static: StaticHalf,
+    leaves: list[Any],
+    output: Output,
+) -> SpecializedCall | None:
+    """The specialised call of an entry, if one can be made that does exactly the same.
 
     **Arguments:**
 
@@ -95,23 +130,18 @@ def specialize(
     - `args`, `kwargs`, `static`, `leaves`: the call's arguments, and the two halves of them.
     - `output`: what JAX returned.
     """
-    if entry.resting is not None:
-        site.program.specialize(entry, entry.resting)
-        return
-    if len(treedef_rows(static.treedef)) > _MAX_NODES:
-        entry.unspecializable = True
-        return
+    if not SPECIALIZING or len(treedef_rows(static.treedef)) > _MAX_NODES:
+        return None
     blocks = entry.blocks or entry.unclassified
     try:
         source, make = _generate(site.wrapped.binding, site, entry, static, output, blocks)
         flat = entry.flat(site.fun_leaves, leaves)
         if _does_the_same(make, site, args, kwargs, flat, output, entry.rebuild(output)):
-            site.program.specialize(entry, SpecializedCall(source, make, entry, blocks))
-            return
+            return SpecializedCall(source, make, entry, blocks)
     except Exception:
         # Whatever a structure does to defeat code generation, the generic path serves it.
         pass
-    entry.unspecializable = True
+    return None
 
 
 def _generate(
