@@ -1,5 +1,6 @@
 """Each trace is seen and explained: `traces()`, `explain_retraces`, and the reasons they give."""
 
+import collections
 import dataclasses
 import functools
 import logging
@@ -276,6 +277,129 @@ def test_the_closest_earlier_trace_is_compared_with():
     assert f.traces()[3].compared_with == 3
 
 
+@pytest.mark.parametrize(
+    ("calls", "path"),
+    [
+        ([(X,), (Y,), (X, 2)], "k"),
+        ([(X, {"p": 1}), (X, {"p": 2}), (X, {"p": 1, "q": 3})], "k['q']"),
+        ([(X, [1]), (X, [2]), (X, [1, 3])], "k"),
+    ],
+)
+def test_what_differs_in_structure_is_compared_in_all_else(calls, path):
+    f = eqxjit.filter_jit(lambda x, k=1: x)
+    for arguments in calls:
+        f(*arguments)
+    assert f.traces()[2].compared_with == 1
+    assert [d.path for d in f.traces()[2].differences] == [path]
+
+
+def test_what_is_not_complete_yet_is_compared_with():
+    """A recursion, and what other threads trace meanwhile."""
+
+    @eqxjit.filter_jit
+    def countdown(x, n):
+        return x if n == 0 else countdown(x, n - 1)
+
+    countdown(X, 3)
+    reasons = [trace.reason for trace in countdown.traces()]
+    assert sorted(reason.partition(":")[0] for reason in reasons) == [
+        "first trace",
+        *["static value changed"] * 3,
+    ]
+
+    started, go_on = threading.Event(), threading.Event()
+
+    @eqxjit.filter_jit(max_traces=1)
+    def slow(x, n):
+        started.set()
+        assert go_on.wait(60)
+        return x
+
+    thread = threading.Thread(target=slow, args=(X, 1))
+    thread.start()
+    assert started.wait(60)
+    with pytest.raises(eqxjit.TooManyTracesError, match="`n` was 1, is 2"):
+        slow(X, 2)
+    go_on.set()
+    thread.join()
+
+
+def test_another_class_of_the_same_name():
+    def define():
+        class Net(eqx.Module):
+            w: jax.Array
+
+        return Net
+
+    f = eqxjit.filter_jit(lambda m: m.w)
+    f(define()(X))
+    f(define()(X))
+    [difference] = f.traces()[1].differences
+    assert difference.new == "Net (another class of that name)"
+
+
+def test_the_order_of_an_ordered_dict():
+    f = eqxjit.filter_jit(lambda d: X)
+    f(collections.OrderedDict(a=X, b=X))
+    f(collections.OrderedDict(b=X, a=X))
+    [difference] = f.traces()[1].differences
+    assert difference.new == "OrderedDict in the order 'b', 'a'"
+
+
+def test_objects_that_equal_themselves_alone():
+    class Settings:
+        pass
+
+    f = eqxjit.filter_jit(lambda x, settings: x)
+    for _ in range(2):
+        f(X, Settings())
+    [difference] = f.traces()[1].differences
+    assert str(difference) == "static value changed: `settings` is another Settings object"
+    assert "give its class an `__eq__` and a `__hash__`" in difference.remedy
+
+
+def test_a_model_of_another_size_has_no_remedy():
+    f = eqxjit.filter_jit(lambda model, x: model(x))
+    for size in (3, 4):
+        f(eqx.nn.Linear(size, size, key=jax.random.key(0)), jnp.ones(size))
+    differences = f.traces()[1].differences
+    assert {d.category for d in differences} == {"shape", "static value changed"}
+    assert not any(d.remedy for d in differences)
+
+
+def test_a_key_that_cannot_be_shown():
+    class Key:
+        def __lt__(self, other):
+            return True
+
+        def __repr__(self):
+            raise RuntimeError
+
+    f = eqxjit.filter_jit(lambda d: X)
+    f({Key(): X})
+    f({"b": X})
+    assert [d.path for d in f.traces()[1].differences] == ["d['b']", "d[Key object]"]
+
+
+@pytest.mark.parametrize("huge", [(1,) * 60_000, "a" * 10**6, b"a" * 10**6], ids=type)
+def test_a_huge_static_value_is_told_apart_and_cut_short(huge):
+    model = Model([], huge)
+    f = eqxjit.filter_jit(lambda m, x: x)
+    f(model, X)
+    f(Model([], huge[:-1] + huge[:1] * 2), X)
+    [difference] = f.traces()[1].differences
+    assert difference[:2] == ("static value changed", "m.config")
+    assert len(repr(f.traces()[1])) < 500
+
+
+def test_a_huge_tree_is_not_described():
+    f = eqxjit.filter_jit(lambda x, many: x)
+    for n in (1, 2):
+        f(X, [n] * 60_000)
+    assert f.traces()[1].differences[0].category == "not known"
+    assert f.traces()[1].arguments == {}
+
+
 # --- What JAX does by itself ------------------------------------------------------------------
 
 
@@ -296,7 +420,7 @@ def test_the_closest_earlier_trace_is_compared_with():
             None,
             None,
         ),
-        (lambda: jax.set_mesh(jax.make_mesh((1,), ("a",))), "mesh (`jax.set_mesh`)", None, None),
+        (lambda: jax.set_mesh(jax.make_mesh((1,), ("a",))), "mesh (jax.set_mesh)", None, None),
     ],
 )
 def test_a_changed_configuration(change, name, old, new, warm):
@@ -494,7 +618,9 @@ def test_transformations_trace_and_compile_too():
         assert retrace.reason == (
             "configuration changed: `axis names of an outer transformation` was {}, is {'i': 1}"
         )
-    assert all("jax.vmap" in t.reason for t in others if t.is_recompilation)
+    assert {t.differences[0].category for t in others if t.is_recompilation} == {
+        "compiled for a transformation"
+    }
 
 
 def test_a_trace_that_was_nested_is_compiled_for_itself():
@@ -624,8 +750,8 @@ def test_values_that_cannot_be_shown():
     assert f.traces()[1].differences[0][:4] == (
         "static value changed",
         "value",
-        "a Unprintable",
-        "a Unprintable",
+        "Unprintable object",
+        "Unprintable object",
     )
 
 
@@ -671,8 +797,12 @@ def test_a_registered_node_is_looked_into():
     assert f.traces()[1].differences[0][:2] == ("shape", "p.other[0]")
     f(Pair(X, [X], "b"))
     [difference] = f.traces()[2].differences
-    assert difference[:3] == ("structure changed", "p", "Pair")
-    assert "metadata" in difference.new
+    assert difference[:4] == (
+        "structure changed",
+        "p",
+        "Pair with metadata 'a'",
+        "Pair with metadata 'b'",
+    )
 
 
 # --- The log ----------------------------------------------------------------------------------
@@ -725,6 +855,39 @@ def test_a_function_defined_again_is_logged(caplog):
     assert f.traces()[0].differences[0].category == "function defined again"
 
 
+def test_other_functions_of_one_code_are_not_defined_again(caplog):
+    def decorated(fun):
+        @eqxjit.filter_jit
+        @functools.wraps(fun)
+        def wrapper(*args):
+            return fun(*args)
+
+        return wrapper
+
+    def scaled(by):
+        return eqxjit.filter_jit(lambda x: x * by)
+
+    functions = [
+        eqxjit.filter_jit(jax.grad(lambda x: x.sum())),
+        eqxjit.filter_jit(jax.grad(lambda x: (x**2).sum())),
+        eqxjit.filter_jit(jax.vmap(lambda x: x + 1)),
+        decorated(lambda x: x * 2),
+        decorated(lambda x: x * 3),
+        scaled(4),
+        scaled(5),
+    ]
+    with eqxjit.explain_retraces():
+        for f in functions:
+            f(X)
+            assert [t.reason for t in f.traces()] == ["first trace"]
+        assert caplog.messages == []
+        f = scaled(5)
+        f(X)
+    assert f.traces()[0].differences[0].category == "function defined again"
+    [message] = caplog.messages
+    assert message.startswith("`<lambda>` was traced (trace 1) for the call")
+
+
 def test_the_same_function_wrapped_again_is_not_defined_again():
     def fun(x):
         return x
@@ -748,7 +911,7 @@ def test_contexts_may_overlap(caplog):
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize(("value", "n_messages"), [("1", 1), ("0", 0), ("", 0)])
+@pytest.mark.parametrize(("value", "n_messages"), [("1", 1), ("0", 0), ("", 0), ("False", 0)])
 def test_the_environment_variable(value, n_messages):
     program = """
         import logging, sys

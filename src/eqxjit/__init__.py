@@ -8,6 +8,7 @@ import os as _os
 from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
 from ._differences import Difference
 from ._explain import explain_retraces
+from ._freeze import CompiledProgram, FrozenPjitFunction, freeze
 from ._history import RetraceWarning, TooManyTracesError
 from ._program import CacheInfo
 from ._report import CompileReport, ReportRow, compile_report
@@ -18,7 +19,9 @@ from ._wrapper import fast_filter_jit, filter_jit
 __all__ = [
     "CacheInfo",
     "CompileReport",
+    "CompiledProgram",
     "Difference",
+    "FrozenPjitFunction",
     "ReportRow",
     "RetraceWarning",
     "TooManyTracesError",
@@ -28,6 +31,7 @@ __all__ = [
     "explain_retraces",
     "fast_filter_jit",
     "filter_jit",
+    "freeze",
 ]
 
 _exclude_from_tracebacks(_os.path.dirname(__file__))

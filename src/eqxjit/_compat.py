@@ -276,8 +276,8 @@ _SETTINGS = (
     "jax_optimization_level",
 )
 _USERS_NAMES = {
-    "abstract_mesh_context_manager": "mesh (`jax.set_mesh`)",
-    "mesh_context_manager": "mesh (`with mesh:`)",
+    "abstract_mesh_context_manager": "mesh (jax.set_mesh)",
+    "mesh_context_manager": "mesh (with mesh:)",
     "axis_env_state": "axis names of an outer transformation",
 }
 

@@ -17,16 +17,17 @@ import equinox as eqx
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import all_leaves, keystr, tree_flatten_with_path
+from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_with_path
 
 from ._binding import Binding
-from ._compat import fields_of
+from ._compat import fields_of, treedef_rows
 from ._errors import named_arguments, short
-from ._partition import SORTED_DICTS, StaticHalf
+from ._partition import SORTED_DICTS, StaticHalf, is_array_leaf
 from ._static_key import compared_fields, static_key, treedef_key
 
-# Static containers are looked into, up to this many parts in all.
-_MAX_PARTS = 100_000
+# Larger trees aren't described, and larger static containers not looked into.
+_MAX_PARTS = 50_000
+_MAX_ITEMS = 1_000
 
 _LONG_TEXT = 40
 
@@ -63,23 +64,31 @@ class StaticPart(NamedTuple):
     - `kind`: its type's name.
     - `is_field`: whether it is in a static field, rather than in the place of an array.
     - `made_at`: where a callable's code is; empty for anything else.
+    - `is_compared_by_identity`: whether it equals itself alone.
     """
 
     text: str
     key: Hashable
     kind: str
     is_field: bool
-    made_at: str
+    made_at: str = ""
+    is_compared_by_identity: bool = False
 
     def __str__(self) -> str:
         return self.text
 
 
 class NodePart(NamedTuple):
-    """A node: what it is, without its children."""
+    """A node, without its children.
+
+    - `text`: what it is.
+    - `key`: equal to that of another node exactly if one may stand for the other.
+    - `detail`: what else the text could say, where that alone tells two nodes apart.
+    """
 
     text: str
     key: Hashable
+    detail: str = " (another class of that name)"
 
     def __str__(self) -> str:
         return self.text
@@ -161,8 +170,12 @@ def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
         # What most parts are comes first.
         if kind is _Slot:
             part = _array_part(arrays[value.index])
-        elif kind in _SIMPLE and len(text := repr(value)) <= _LONG_TEXT:
-            part = StaticPart(text, text, kind.__name__, is_static, "")
+        elif (
+            kind in _SIMPLE
+            and (kind is not str or len(value) < _LONG_TEXT)
+            and len(text := repr(value)) <= _LONG_TEXT
+        ):
+            part = StaticPart(text, text, kind.__name__, is_static)
         elif is_static:
             part, children = _static_part(value, is_field=True)
         else:
@@ -171,11 +184,12 @@ def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
         paths.append(path)
         parents.append(parent)
         parts.append(part)
-        if children and len(paths) + len(pending) <= _MAX_PARTS:
-            pending += [
-                (path + suffix, child, index, child_is_static or is_static)
-                for suffix, child, child_is_static in reversed(children)
-            ]
+        pending += [
+            (path + suffix, child, index, child_is_static or is_static)
+            for suffix, child, child_is_static in reversed(children)
+        ]
+        if len(paths) + len(pending) > _MAX_PARTS:
+            return UNKNOWN
     return Description(tuple(paths), tuple(parents), tuple(parts))
 
 
@@ -209,12 +223,24 @@ def _dynamic_part(value: Any) -> tuple[Part, _Children]:
     known = _known_node(value)
     if known is not None:
         return known
+    if is_array_leaf(value):
+        # One that is compiled in.
+        return _array_part(value), ()
     if all_leaves([value]):
         return _static_part(value, is_field=False)
     # A class that was registered as a node.
     keyed, treedef = tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
-    key = _lasting(treedef_key(treedef))
-    return NodePart(type(value).__name__, key), [(keystr(p), child, False) for p, child in keyed]
+    name = type(value).__name__
+    metadata = treedef_rows(treedef)[-1][2]
+    part = NodePart(name, lasting(treedef_key(treedef)), f" with metadata {short(metadata)}")
+    return part, [(_suffix(path), child, False) for path, child in keyed]
+
+
+def _suffix(path: Any) -> str:
+    """How a path goes on to a child of a registered node."""
+    if isinstance(path[-1], FlattenedIndexKey):
+        return f"[{path[-1].key}]"
+    return keystr(path)
 
 
 def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
@@ -226,14 +252,16 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
         values = fields_of(value)
         fields = _fields_of_class(kind)
         children = [(path, values[f], static) for path, f, static in fields if f in values]
-        return NodePart(name, _lasting(kind)), children
+        return NodePart(name, lasting(kind)), children
     if kind in SORTED_DICTS or kind is collections.OrderedDict:
         children = [(f"[{short(key)}]", child, False) for key, child in value.items()]
-        in_order = kind is collections.OrderedDict
-        return NodePart(name, (name, tuple(map(short, value)) if in_order else None)), children
+        if kind is not collections.OrderedDict:
+            return NodePart(name, name), children
+        keys = tuple(map(short, value))
+        return NodePart(name, (name, keys), f" in the order {', '.join(keys)}"), children
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         children = [(f".{field}", getattr(value, field), False) for field in value._fields]
-        return NodePart(name, _lasting(kind)), children
+        return NodePart(name, lasting(kind)), children
     if kind is tuple or kind is list:
         children = [(f"[{i}]", child, False) for i, child in enumerate(value)]
         return NodePart(f"{name} of {len(value)}", (name, len(value))), children
@@ -251,6 +279,13 @@ def _fields_of_class(kind: type) -> list[tuple[str, str, bool]]:
 
 
 def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
+    kind = type(value)
+    if (kind is str or kind is bytes) and len(value) > _MAX_ITEMS:
+        text = f"{value[:_LONG_TEXT]!r}... ({len(value)} long)"
+        return StaticPart(text, hash(value), kind.__name__, is_field), ()
+    if (kind is tuple or kind is list) and len(value) > _MAX_ITEMS:
+        text = f"{kind.__name__} of {len(value)}"
+        return StaticPart(text, hash(static_key(value)), kind.__name__, is_field), ()
     if value is not None:
         known = _known_node(value)
         if known is not None:
@@ -258,25 +293,27 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
         fields = compared_fields(type(value)) if _is_dataclass(value) else None
         if fields is not None:
             children: _Children = [(f".{name}", getattr(value, name), True) for name in fields]
-            return NodePart(type(value).__name__, _lasting(type(value))), children
+            return NodePart(type(value).__name__, lasting(type(value))), children
     try:
-        key = _lasting(static_key(value))
+        key = lasting(static_key(value))
     except Exception:
         key = id(value)
     name = type(value).__name__
-    return StaticPart(_text(value), key, name, is_field, _made_at(value)), ()
+    made_at = _made_at(value)
+    by_identity = type(value).__eq__ is object.__eq__
+    return StaticPart(_text(value), key, name, is_field, made_at, by_identity), ()
 
 
 def _is_dataclass(value: Any) -> bool:
     return hasattr(type(value), "__dataclass_fields__") and not isinstance(value, type)
 
 
-def _lasting(key: Hashable) -> Hashable:
+def lasting(key: Hashable) -> Hashable:
     """What stands for a typed static key for good, without keeping the user's objects alive."""
     if isinstance(key, tuple):
-        return tuple([_lasting(part) for part in key])
+        return tuple([lasting(part) for part in key])
     if isinstance(key, frozenset):
-        return frozenset([_lasting(part) for part in key])
+        return frozenset([lasting(part) for part in key])
     if isinstance(key, type):
         return weakref.ref(key)
     if isinstance(key, (str, bytes)):
@@ -292,9 +329,9 @@ def _text(value: Any) -> str:
         is_named = "<" not in value.__qualname__
         return value.__qualname__ if is_named else f"`{value.__name__}` at {_made_at(value)}"
     if isinstance(value, functools.partial):
-        return f"a partial of {_text(value.func)}"
+        return f"partial of {_text(value.func)} with {short((*value.args, value.keywords))}"
     if isinstance(value, types.MethodType):
-        return f"the method {value.__qualname__} of {_text(value.__self__)}"
+        return f"method {value.__qualname__} of {_text(value.__self__)}"
     try:
         # What `jax.jit` and the like make has a name, too.
         if callable(value) and "<" not in value.__qualname__:
@@ -304,15 +341,12 @@ def _text(value: Any) -> str:
     try:
         wrapped = inspect.unwrap(value)
         if isinstance(wrapped, types.FunctionType):
-            return f"a {type(value).__name__} of {_text(wrapped)}"
+            return f"{type(value).__name__} of {_text(wrapped)}"
     except Exception:
         pass
     if type(value).__repr__ is object.__repr__:
-        return f"a {type(value).__name__} at {id(value):#x}"
-    try:
-        return short(value)
-    except Exception:
-        return f"a {type(value).__name__}"
+        return f"{type(value).__name__} object"
+    return short(value)
 
 
 def _made_at(value: Any) -> str:

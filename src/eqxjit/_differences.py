@@ -16,11 +16,14 @@ STRUCTURE = "structure changed"
 ARGUMENT = "argument newly given or left out"
 CONFIGURATION = "configuration changed"
 CACHE = "cache evicted or cleared"
+TRANSFORMATION = "compiled for a transformation"
 FUNCTION = "function defined again"
 UNKNOWN_REASON = "not known"
 
 #: What JAX sees of arrays; all else is the static half of a call.
 OF_ARRAYS = (SHAPE, DTYPE, WEAK_TYPE, PLACEMENT)
+
+_NOT_STATIC = "in a field that isn't static"
 
 # Differences of one trace that are spelled out; a new model may differ in every array.
 _MAX_SHOWN = 8
@@ -32,8 +35,8 @@ class Difference(NamedTuple):
     - `category`: which kind of difference: `"shape"`, `"dtype"`, `"weak type"`, `"sharding or
         device"`, `"static value changed"`, `"static where an array was"`, `"an array where a static
         value was"`, `"structure changed"`, `"argument newly given or left out"`,
-        `"configuration changed"`, `"cache evicted or cleared"`, `"function defined again"` or
-        `"not known"`.
+        `"configuration changed"`, `"cache evicted or cleared"`, `"compiled for a transformation"`,
+        `"function defined again"` or `"not known"`.
     - `path`: where, in the user's names, such as `model.layers[0].activation`.
     - `old`, `new`: what was there, and what is there now.
     - `remedy`: what to do about it, where that is known; else empty.
@@ -46,7 +49,7 @@ class Difference(NamedTuple):
     remedy: str = ""
 
     def __str__(self) -> str:
-        if self.category in (CACHE, FUNCTION, UNKNOWN_REASON):
+        if not self.path:
             return f"{self.category}: {self.new}"
         if self.old == self.new:
             return f"{self.category}: `{self.path}` is another {self.new}"
@@ -81,7 +84,9 @@ def distance(old: Description, new: Description) -> int:
     if old.paths is new.paths or old.paths == new.paths:
         pairs = zip(old.parts, new.parts, strict=True)
         return sum([a is not b and a != b for a, b in pairs])
-    return len(set(old.paths) ^ set(new.paths)) + 1
+    old_parts = dict(zip(old.paths, old.parts, strict=True))
+    changed = [old_parts.get(path) != part for path, part in zip(new.paths, new.parts, strict=True)]
+    return sum(changed) + len(set(old.paths).difference(new.paths))
 
 
 def differences(old: Description, new: Description) -> list[Difference]:
@@ -133,9 +138,11 @@ def _compared(path: str, old: Part, new: Part) -> Iterator[Difference]:
     elif isinstance(old, StaticPart) and isinstance(new, ArrayPart):
         yield Difference(NOW_ARRAY, path, str(old), str(new))
     else:
-        is_same_text = str(old) == str(new) and isinstance(new, NodePart)
-        text = f"{new} with other metadata" if is_same_text else str(new)
-        yield Difference(STRUCTURE, path, str(old), text)
+        texts = str(old), str(new)
+        if isinstance(old, NodePart) and isinstance(new, NodePart) and texts[0] == texts[1]:
+            # Equal details: another class of the same name.
+            texts = f"{old}{old.detail}", f"{new}{new.detail}"
+        yield Difference(STRUCTURE, path, *texts)
 
 
 def _texts(old: StaticPart, new: StaticPart) -> tuple[str, str]:
@@ -172,14 +179,37 @@ def _pass_as_array(path: str) -> str:
 def _remedy_for_static(path: str, old: StaticPart, new: StaticPart) -> str:
     if new.made_at and new.made_at == old.made_at:
         return (
-            f"It is made anew each time from the same code ({new.made_at}): make it once, at "
-            "module level, outside `__init__`"
+            f"It is another object of the same code ({new.made_at}): if it should be the same, "
+            "make it once, at module level, outside `__init__`"
+        )
+    if new.made_at == old.made_at == "" and new.is_compared_by_identity and new.kind == old.kind:
+        return (
+            f"A {new.kind} equals itself alone: make it once, or give its class an `__eq__` and a "
+            "`__hash__`, as a frozen dataclass has"
         )
     if new.kind in ("int", "float", "complex") and old.kind == new.kind:
         if new.is_field:
-            return f"If it varies, make `{path}` an array, in a field that isn't static"
+            return f"If it varies, make `{path}` an array, {_NOT_STATIC}"
         return _pass_as_array(path)
     return ""
+
+
+def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
+    """The differences, without remedies that only help where nothing of another kind differs.
+
+    A model of another size has other shapes and other static fields: neither should be padded, or
+    made an array.
+    """
+    if len({difference.category for difference in found}) == 1:
+        return tuple(found)
+    return tuple(
+        difference._replace(remedy="") if _is_of_size(difference) else difference
+        for difference in found
+    )
+
+
+def _is_of_size(difference: Difference) -> bool:
+    return difference.category == SHAPE or difference.remedy.endswith(_NOT_STATIC)
 
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:

@@ -182,7 +182,10 @@ def _raises(action: Any) -> str:
 
 
 def short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        return f"{type(value).__name__} object"
     return text if len(text) <= 40 else text[:37] + "..."
 
 

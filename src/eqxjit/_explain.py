@@ -11,7 +11,8 @@ from ._trace import Trace
 _logger = logging.getLogger("eqxjit")
 
 _lock = threading.Lock()
-_n_active = int(os.environ.get("EQXJIT_EXPLAIN_RETRACES", "0") not in ("", "0"))
+_OFF = ("", "0", "false", "no", "off")
+_n_active = int(os.environ.get("EQXJIT_EXPLAIN_RETRACES", "").lower() not in _OFF)
 
 
 @contextmanager
@@ -55,7 +56,9 @@ def log(trace: Trace) -> None:
     """Logs a trace that is complete, if that is wanted."""
     if not _n_active or not trace.differences:
         return
-    what = "compiled again by JAX" if trace.is_recompilation else "traced again"
+    what = "compiled again by JAX" if trace.is_recompilation else "traced"
+    if trace.number > 1 and not trace.is_recompilation:
+        what += " again"
     _logger.warning(
         "`%s` was %s (trace %d) for the call at %s, in %s.\n%s",
         trace.function,

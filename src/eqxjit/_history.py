@@ -1,24 +1,29 @@
 """The traces of one function: counts, limits and explains them, and warns of storms."""
 
 import collections
+import inspect
 import os
 import threading
 import types
 import warnings
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ._description import UNKNOWN
+from ._description import UNKNOWN, lasting
 from ._differences import (
     CACHE,
     FUNCTION,
     STATIC_VALUE,
+    TRANSFORMATION,
     UNKNOWN_REASON,
     Difference,
     configuration_differences,
     differences,
     distance,
+    with_apt_remedies,
 )
+from ._partition import is_array_leaf
+from ._static_key import static_key
 from ._trace import Trace
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -47,7 +52,7 @@ class Definition(NamedTuple):
     """Where a Python function is defined.
 
     - `place`: the file and the line.
-    - `code`: equal for all functions made of this code.
+    - `code`: equal for all functions made of this code with the same captured values.
     - `number`: tells this function from the others.
     """
 
@@ -56,13 +61,23 @@ class Definition(NamedTuple):
     number: int
 
 
-def definition_of(fun: types.FunctionType, number: int) -> Definition:
-    """Where a function is defined; `number` tells it from others of its code."""
-    code = fun.__code__
+def definition_of(fun: types.FunctionType, number: int) -> Definition | None:
+    """Where a function is defined, or None if that can't be told; `number` tells it from others."""
+    try:
+        # Decorators have one code for all that they decorate.
+        fun = inspect.unwrap(fun)
+        code = fun.__code__
+        captured = [_captured(cell.cell_contents) for cell in fun.__closure__ or ()]
+    except Exception:
+        return None
     place = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
-    return Definition(
-        place, (code.co_filename, code.co_firstlineno, code.co_qualname, hash(code.co_code)), number
-    )
+    where = (code.co_filename, code.co_firstlineno, code.co_qualname, hash(code.co_code))
+    return Definition(place, (where, *captured), number)
+
+
+def _captured(value: Any) -> Hashable:
+    """What a function captured, as far as another function of its code would capture the same."""
+    return "array" if is_array_leaf(value) else lasting(static_key(value))
 
 
 class History:
@@ -75,12 +90,15 @@ class History:
 
     def __init__(self, name: str, definition: Definition | None, max_traces: int | None):
         self.name = name
-        self.max_traces = max_traces
         self.n_traces = 0
         self.n_recompilations = 0
         self._definition = definition
+        self._max_traces = max_traces
+        self._why_limited = (
+            f"`{name}` may be traced {_times(max_traces)} (`max_traces={max_traces}`)"
+        )
         self._lock = threading.RLock()
-        self._n_begun = 0
+        self._begun: list[Trace] = []
         self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
         #: How many of the remembered traces are from before the last `clear_cache`.
         self._n_cleared = 0
@@ -116,21 +134,20 @@ class History:
         - `TooManyTracesError`, if it is one too many. Then nothing is counted.
         """
         with self._lock:
-            n_before = self.n_traces + self.n_recompilations + self._n_begun
+            n_before = self.n_traces + self.n_recompilations + len(self._begun)
             trace.number = n_before + 1
             self._explain(trace)
-            if self.max_traces is not None and n_before >= self.max_traces:
+            if self._max_traces is not None and n_before >= self._max_traces:
                 raise TooManyTracesError(
-                    f"`{self.name}` may be traced {_times(self.max_traces)} "
-                    f"(`max_traces={self.max_traces}`), and the call at {trace.call_site} would be "
-                    f"trace {trace.number}.\n{trace.explanation()}"
+                    f"{self._why_limited}, and the call at {trace.call_site} would be trace "
+                    f"{trace.number}.\n{trace.explanation()}"
                 )
-            self._n_begun += 1
+            self._begun.append(trace)
 
     def end(self, trace: Trace, is_made: bool) -> None:
         """Counts a trace that was begun, if it came to its end."""
         with self._lock:
-            self._n_begun -= 1
+            self._begun = [other for other in self._begun if other is not trace]
             if not is_made:
                 return
             if trace.is_recompilation:
@@ -157,6 +174,17 @@ class History:
             self.n_traces = self.n_recompilations = 0
             self._n_cleared = len(self._remembered)
 
+    def seal(self, why: str) -> None:
+        """Allows no further trace; `why` begins the error for one."""
+        with self._lock:
+            self._max_traces = self.n_traces + self.n_recompilations
+            self._why_limited = why
+
+    def unseal(self) -> None:
+        """Allows any number of traces."""
+        with self._lock:
+            self._max_traces = None
+
     def _explain(self, trace: Trace) -> None:
         """Fills in how a trace differs from the closest of those before."""
         earlier = self._closest(trace)
@@ -170,11 +198,18 @@ class History:
             *differences(earlier.description, trace.description),
             *configuration_differences(earlier.configuration, trace.configuration),
         ]
-        if not found and UNKNOWN not in (earlier.description, trace.description):
-            found = [Difference(CACHE, "", "", _why_forgotten(earlier, trace))]
-        trace.differences = tuple(
-            found or [Difference(UNKNOWN_REASON, "", "", "the arguments can't be described")]
-        )
+        if UNKNOWN in (earlier.description, trace.description):
+            found = [
+                Difference(
+                    UNKNOWN_REASON,
+                    "",
+                    "",
+                    "the arguments are too large to be compared, or can't be",
+                )
+            ]
+        elif not found:
+            found = [_why_forgotten(earlier, trace)]
+        trace.differences = with_apt_remedies(found)
         is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
         trace.compared_with = None if is_earlier_cleared else earlier.number
 
@@ -183,8 +218,8 @@ class History:
             far = distance(earlier.description, trace.description)
             return far + len(configuration_differences(earlier.configuration, trace.configuration))
 
-        # Of those that are as close, the latest.
-        latest = list(self._remembered)[: -_MAX_COMPARED - 1 : -1]
+        # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
+        latest = [*self._remembered, *self._begun][: -_MAX_COMPARED - 1 : -1]
         return min(latest, key=how_far, default=None)
 
     def warn_of_storm(self, trace: Trace) -> None:
@@ -208,21 +243,20 @@ class History:
         )
 
 
-def _why_forgotten(earlier: Trace, trace: Trace) -> str:
+def _why_forgotten(earlier: Trace, trace: Trace) -> Difference:
     """Why a trace doesn't serve a call that is just like its own."""
+    if trace.is_recompilation and trace.is_transformed:
+        return Difference(TRANSFORMATION, "", "", "`jax.grad`, `jax.vmap` or the like was applied")
     if earlier.fate:
-        return earlier.fate[-1]
-    if earlier.fate is not trace.fate:
-        return "a static object of that trace's was changed in place"
-    if trace.is_recompilation:
-        return (
-            "JAX compiled it for a transformation (`jax.grad`, `jax.vmap`), or its own caches no "
-            "longer hold it (`jax.clear_caches()`)"
-        )
-    return "JAX's own caches no longer hold it (`jax.clear_caches()`)"
+        why = earlier.fate[-1]
+    elif earlier.fate is not trace.fate:
+        why = "a static object of that trace's was changed in place"
+    else:
+        why = "JAX's own caches no longer hold it (`jax.clear_caches()`)"
+    return Difference(CACHE, "", "", why)
 
 
-def _times(count: int) -> str:
+def _times(count: int | None) -> str:
     return "once" if count == 1 else f"{count} times"
 
 

@@ -311,7 +311,7 @@ def program_of(fun: Any, key: Hashable, options: Options) -> Program:
     - `key`: the typed static key of `fun`.
     - `options`: how it is jitted.
     """
-    name, qualname = _names_of(fun)
+    name, qualname = names_of(fun)
 
     home = _home_of(fun)
     if home is None:
@@ -347,7 +347,7 @@ def _home_of(fun: Any) -> types.FunctionType | None:
     return None
 
 
-def _names_of(fun: Any) -> tuple[str, str]:
+def names_of(fun: Any) -> tuple[str, str]:
     """What to call a callable in programs and in error messages: the function's name below it."""
     for _ in range(100):
         if hasattr(fun, "__wrapped__"):

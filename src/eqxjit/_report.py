@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import io
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,9 +16,8 @@ from ._trace import Seconds, Trace
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Where the output isn't a terminal; and how narrow a terminal's table may be.
-_WIDTH = 120
-_MIN_WIDTH = 100
+# Where neither a terminal nor `COLUMNS` says how much room there is.
+_WIDTH = 100
 
 
 class ReportRow(NamedTuple):
@@ -25,8 +25,8 @@ class ReportRow(NamedTuple):
 
     - `function`: its name.
     - `traces`: how often it was traced, or compiled once more without tracing.
-    - `seconds`: how long that took, without the functions that were traced or compiled meanwhile:
-        they have rows of their own.
+    - `seconds`: how long that took, without what has a row of its own: functions under `filter_jit`
+        that were traced meanwhile, and what was compiled meanwhile.
     - `share`: the part of the report's total seconds, from 0 to 1.
     - `persistent_cache_hits`: how many of its programs came from JAX's persistent cache.
     - `equations`: the size of its largest jaxpr, nested ones included; `None` for a function that
@@ -43,6 +43,10 @@ class ReportRow(NamedTuple):
     equations: int | None
     busiest_line: str
     reason: str
+
+
+def _width() -> int | None:
+    return None if "COLUMNS" in os.environ else _WIDTH
 
 
 class _Function:
@@ -143,36 +147,37 @@ class CompileReport:
             from rich.console import Console
         except ImportError:
             for row in self.rows:
-                print(row, file=file)
+                print(
+                    f"{row.function}: {row.traces} traces, {row.seconds}. {row.reason}", file=file
+                )
         else:
-            console = console or Console(file=file, width=_WIDTH)
-            console.print(self._table())
+            console = console or Console(file=file, width=_width())
+            console.print(self._table() if self.rows else "Nothing was compiled.")
         for note in self.notes():
             if console is None:
                 print(note, file=file)
             else:
-                console.print(note, markup=False, highlight=False, soft_wrap=True)
+                console.print(note, markup=False, highlight=False)
 
     def _table(self) -> Any:
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=box.SIMPLE, title=f"Compiled in {self.total_seconds:.3g} s")
-        table.add_column("function", no_wrap=True)
+        title = f"In all {self.total_seconds:.3g} s of tracing, lowering and compiling"
+        table = Table(box=box.SIMPLE, title=title, padding=(0, 1, 0, 0))
+        table.add_column("function, and why it was traced again", overflow="fold", min_width=20)
         for heading in ("traces", "trace s", "lower s", "compile s", "share", "cached", "size"):
             table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("traced again because of")
         for row in self.rows:
             seconds = row.seconds
             table.add_row(
-                Text(row.function),
+                Text(f"{row.function}\n  {row.reason}" if row.reason else row.function),
                 str(row.traces),
                 *(f"{s:.3f}" for s in (seconds.tracing, seconds.lowering, seconds.compiling)),
                 f"{row.share:.0%}",
                 str(row.persistent_cache_hits),
                 "" if row.equations is None else f"{row.equations:,}",
-                Text(row.reason),
             )
         return table
 
@@ -206,9 +211,10 @@ class _LiveLine:
 def compile_report() -> Iterator[CompileReport]:
     """Prints one table of everything that is compiled inside it, the dearest function first.
 
-    Nested functions are included, and what isn't under `filter_jit`: `jax.jit` and JAX's own
-    operations. The seconds of a function are its own: those of a function that is traced within its
-    trace are in that function's row. On a terminal, a line shows what is under way meanwhile.
+    Functions nested in others are included, and what isn't under `filter_jit`: `jax.jit` and JAX's
+    own operations, where they aren't traced as a part of another function. The seconds of a
+    function are its own: those of another one under `filter_jit` that is traced within its trace
+    are in that one's row. Threads add up. On a terminal, a line shows what is under way meanwhile.
 
     The table, and that line, are drawn by `rich` (`pip install "eqxjit[report]"`); without it the
     rows are printed as they are.
@@ -227,8 +233,7 @@ def compile_report() -> Iterator[CompileReport]:
         ...     return x**n
         >>> with eqxjit.compile_report() as report:
         ...     _ = power(jnp.ones(2), 3), power(jnp.ones(2), 4), power(jnp.ones(2), 5)
-        Compiled in ... s
-        ...
+        In all ... s of tracing, lowering and compiling ...
         >>> [row] = [row for row in report.rows if row.function == "power"]
         >>> row.traces, row.reason
         (3, 'static value changed: n (2 times)')
@@ -257,7 +262,6 @@ def _terminal() -> "tuple[Console | None, Any]":
         return None, None
     console = Console()
     if not console.is_terminal:
-        return Console(width=_WIDTH), None
-    console.width = max(console.width, _MIN_WIDTH)
+        return Console(width=_width()), None
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     return console, Progress(*columns, console=console, transient=True)

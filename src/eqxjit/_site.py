@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.tree_util import tree_map
 
 from ._call_site import call_site
@@ -227,7 +228,8 @@ class Site:
         """The positions of the donated arrays among all of a call (see `Entry.flat`)."""
         n_all = len(self.fun_leaves) + static.n_arrays
         first = range(n_first) if self.wrapped.options.donates_first else ()
-        rest = range(n_first, n_all) if self.wrapped.options.donates_rest else ()
+        n_kept = len(self.fun_leaves) if self.wrapped.keeps_arrays else 0
+        rest = range(n_first + n_kept, n_all) if self.wrapped.options.donates_rest else ()
         return (*first, *rest)
 
     def run(self, action: Callable[..., Any], call: Call) -> Any:
@@ -295,6 +297,7 @@ class Site:
             self.describe(static, leaves),
             trace_configuration(),
             call_site(),
+            is_transformed=any(isinstance(leaf, Tracer) for leaf in leaves),
             fate=entry.fate,
         )
 

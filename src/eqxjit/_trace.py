@@ -64,6 +64,8 @@ class Trace:
     is_recompilation: bool = False
     equations: int | None = None
     busiest_line: str = ""
+    #: Whether it was called with tracers.
+    is_transformed: bool = False
     #: Why the entry that it made was given up, once it was; shared with the entry.
     fate: list[str] = dataclasses.field(default_factory=list)
 

@@ -7,7 +7,7 @@ from ._compat import MISSING
 from ._errors import argument_error, not_callable
 from ._options import Options
 from ._partition import StaticHalf, partition
-from ._program import program_of
+from ._program import Program, program_of
 
 
 class WrappedFunction:
@@ -17,15 +17,19 @@ class WrappedFunction:
     - `options`: how it is jitted.
     - `binding`: its parameters.
     - `program`: what is compiled for it.
+    - `keeps_arrays`: whether its arrays stay, whatever is donated.
     - `attributes`: what a wrapper takes over from it, as with `functools.update_wrapper`.
     """
 
-    __slots__ = ("_key", "attributes", "binding", "fun", "options", "program")
+    __slots__ = ("_key", "attributes", "binding", "fun", "keeps_arrays", "options", "program")
 
-    def __init__(self, fun: Any, static: StaticHalf, options: Options):
+    def __init__(
+        self, fun: Any, static: StaticHalf, options: Options, program: Program | None = None
+    ):
         self.fun = static
         self.options = options
-        self.program = program_of(fun, static.key, options)
+        self.keeps_arrays = program is not None
+        self.program = program or program_of(fun, static.key, options)
         self.binding = self.program.binding
         self.attributes = {
             attribute: getattr(fun, attribute)

@@ -141,11 +141,11 @@ class FilterPjitFunction:
         return hash((self._wrapped, self._leaves))
 
     def __copy__(self) -> "FilterPjitFunction":
-        return FilterPjitFunction(self._wrapped, self._leaves)
+        return type(self)(self._wrapped, self._leaves)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FilterPjitFunction":
         # The static half stays as it is, and with it what is compiled for it.
-        return FilterPjitFunction(self._wrapped, copy.deepcopy(self._leaves, memo))
+        return type(self)(self._wrapped, copy.deepcopy(self._leaves, memo))
 
     def __reduce__(self) -> Any:
         # A decorated function is what its module calls by its name: pickled by that name, as the
@@ -205,8 +205,13 @@ def _flatten_with_keys(wrapper: FilterPjitFunction) -> Any:
     return keyed, wrapper._wrapped
 
 
-def _unflatten(wrapped: WrappedFunction, leaves: Any) -> FilterPjitFunction:
-    return FilterPjitFunction(wrapped, tuple(leaves))
+def register_wrapper(kind: type[FilterPjitFunction]) -> None:
+    """Makes a kind of wrapper a pytree, whose leaves are its function's arrays."""
+
+    def unflatten(wrapped: WrappedFunction, leaves: Any) -> FilterPjitFunction:
+        return kind(wrapped, tuple(leaves))
+
+    register_pytree_with_keys(kind, _flatten_with_keys, unflatten, _flatten)
 
 
 def _flatten_bound_with_keys(bound: BoundFilterPjitFunction) -> Any:
@@ -219,7 +224,7 @@ def _unflatten_bound(_: None, children: Any) -> BoundFilterPjitFunction:
     return BoundFilterPjitFunction(func, *args, **keywords)
 
 
-register_pytree_with_keys(FilterPjitFunction, _flatten_with_keys, _unflatten, _flatten)
+register_wrapper(FilterPjitFunction)
 register_pytree_with_keys(BoundFilterPjitFunction, _flatten_bound_with_keys, _unflatten_bound)
 
 
@@ -280,7 +285,8 @@ def filter_jit(
     - `maxsize`: how many static structures of the arguments are kept compiled; beyond, the least
         recently used one is forgotten. `None` for any number.
     - `max_traces`: how often the function may be traced, or compiled again by JAX, until its cache
-        is cleared. `None` for any number. A call that needs one more raises a
+        is cleared; by all its wrappers under these options, and for a Module by those of equal
+        static fields. `None` for any number. A call that needs one more raises a
         `TooManyTracesError`, which says why it does.
     - `**jitkwargs`: further arguments of `jax.jit`, such as `inline` or `compiler_options`.
 

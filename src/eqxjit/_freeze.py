@@ -1,0 +1,237 @@
+"""`freeze`: a function with its arrays compiled in, for inference with weights that stay."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from ._binding import Binding
+from ._errors import argument_error, short
+from ._options import DEFAULT_MAXSIZE, check_options
+from ._partition import DYNAMIC, StaticHalf, partition
+from ._program import Program, names_of
+from ._wrapped import WrappedFunction
+from ._wrapper import BoundFilterPjitFunction, FilterPjitFunction, register_wrapper
+
+OtherShapes = Literal["compile", "raise"]
+
+# A weight matrix of 512 by 512. Larger ones make compiling slower and calls no faster.
+_MAX_CONSTANT_BYTES = 2**20
+
+
+class CompiledProgram(NamedTuple):
+    """What compiling a frozen function ahead of time took.
+
+    - `seconds`: tracing, lowering and compiling.
+    - `executable_bytes`: the size of the executable as JAX would store it, constants included;
+        `None` where the backend can't tell.
+    """
+
+    seconds: float
+    executable_bytes: int | None
+
+
+class FrozenPjitFunction(FilterPjitFunction):
+    """A function whose arrays are compiled in; made by `freeze`."""
+
+    __slots__ = ()
+
+    @property
+    def constant_bytes(self) -> int:
+        """How many bytes of arrays are compiled in; those of larger arrays are passed along."""
+        leaves = self._wrapped.fun.leaves
+        return sum([leaf.size * leaf.dtype.itemsize for leaf in leaves if eqx.is_array(leaf)])
+
+    def compile(
+        self, /, *args: Any, other_shapes: OtherShapes = "compile", **kwargs: Any
+    ) -> CompiledProgram:
+        """Compiles for arguments like these, so that the first call with such need not.
+
+        **Arguments:**
+
+        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
+        - `other_shapes`: what a call does later that needs another program: `"compile"` it, or
+            `"raise"` a `TooManyTracesError`, which says how its arguments differ.
+
+        **Returns:**
+
+        How long it took, and how large the executable is.
+
+        !!! example
+
+            ```python
+            >>> import equinox as eqx
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> import eqxjit
+            >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
+            >>> frozen = eqxjit.freeze(model)
+            >>> shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+            >>> program = frozen.compile(shape, other_shapes="raise")
+            >>> program.seconds > 0
+            True
+            >>> frozen(jnp.ones(4)).shape
+            (2,)
+
+            ```
+        """
+        if other_shapes not in get_args(OtherShapes):
+            raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
+        history = self._wrapped.program.history
+        history.unseal()
+        args, kwargs = jax.tree.map(_example, (args, kwargs), is_leaf=_is_struct)
+        before = sum([trace.seconds.total for trace in history.traces])
+        compiled = self.lower(*args, **kwargs).compile()
+        seconds = sum([trace.seconds.total for trace in history.traces]) - before
+        if other_shapes == "raise":
+            history.seal(
+                f"`{history.name}` was compiled ahead of time, and nothing else is to be compiled "
+                '(`other_shapes="raise"`)'
+            )
+        return CompiledProgram(seconds, _executable_bytes(compiled.compiled))
+
+    def __repr__(self) -> str:
+        return f"freeze({self._wrapped.binding.label}, {self.constant_bytes:,} bytes compiled in)"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} can't be pickled. Pickle what it was made of, and freeze that again."
+        )
+
+
+register_wrapper(FrozenPjitFunction)
+
+
+def _is_struct(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _example(leaf: Any) -> Any:
+    """An array of the shape and dtype that stand for it; takes no memory."""
+    if not _is_struct(leaf):
+        return leaf
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        raise TypeError(f"Pass an array instead of {leaf}: its dtype is JAX's own.")
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+
+
+def _executable_bytes(compiled: jax.stages.Compiled) -> int | None:
+    try:
+        return len(compiled.runtime_executable().serialize())  # type: ignore[union-attr]
+    except Exception:
+        # Not every backend can.
+        return None
+
+
+def freeze(
+    fun: Callable[..., Any],
+    *args: Any,
+    max_constant_bytes: int = _MAX_CONSTANT_BYTES,
+    **kwargs: Any,
+) -> FrozenPjitFunction:
+    """Compiles a function with arrays that stay: those of `fun` and of the arguments given here.
+
+    For inference, where weights don't change: they become constants of the program, so that a call
+    neither passes them along nor looks at them. The term is TorchScript's.
+
+    A snapshot: later changes of the model or the arguments are not seen, not even those of static
+    fields by `object.__setattr__`; freeze again for those.
+
+    **Arguments:**
+
+    - `fun`: what to call: a function, a Module, a bound method; or a `filter_jit` of one, whose
+        options (`donate=...`) then hold.
+    - `*args`, `**kwargs`: its first arguments, and others by name, as for `functools.partial`.
+    - `max_constant_bytes`: arrays larger than this aren't compiled in but passed along with each
+        call, as those of `filter_jit(model)` are: compiling slows down with the size of constants.
+
+    **Returns:**
+
+    A callable of the remaining arguments: arrays among those are traced, all else is static, as
+    under `filter_jit`. With `compile` besides what a wrapped function has. It can be nested in
+    other functions, mapped and differentiated with respect to the remaining arguments.
+
+    **Raises:**
+
+    - `TypeError`, if `fun` can't be called, or not with these arguments.
+    - `ValueError`, if a static value in them can't be hashed or compared, or an array has been
+        deleted.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import eqxjit
+        >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
+        >>> frozen = eqxjit.freeze(model)
+        >>> frozen
+        freeze(MLP, 232 bytes compiled in)
+        >>> bool(jnp.allclose(frozen(jnp.ones(4)), model(jnp.ones(4))))
+        True
+
+        ```
+    """
+    if isinstance(max_constant_bytes, bool) or not isinstance(max_constant_bytes, int):
+        raise TypeError(f"`max_constant_bytes` must be an int; got {max_constant_bytes!r}.")
+    options = check_options("none", False, DEFAULT_MAXSIZE, None, {})
+    if isinstance(fun, BoundFilterPjitFunction):
+        fun, args, kwargs = fun.func, (*fun.args, *args), {**fun.keywords, **kwargs}
+    if isinstance(fun, FilterPjitFunction):
+        options, fun = fun._wrapped.options, fun.__wrapped__
+    if not callable(fun):
+        raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
+    _check_signature(fun, args, kwargs)
+    try:
+        leaves, static = partition(eqx.Partial(fun, *args, **kwargs))
+    except Exception as error:
+        clearer = argument_error(error, [("fun", fun), ("args", args), ("kwargs", kwargs)])
+        if clearer is not None:
+            raise clearer from error
+        raise
+    arrays = [_snapshot(leaf) for leaf in leaves]
+    is_passed = [array.size * array.dtype.itemsize > max_constant_bytes for array in arrays]
+    constants = iter(
+        [DYNAMIC if passed else array for passed, array in zip(is_passed, arrays, strict=True)]
+    )
+    with_constants = [next(constants) if leaf is DYNAMIC else leaf for leaf in static.leaves]
+    frozen = StaticHalf(static.treedef, tuple(with_constants), _Snapshot())
+    remaining = functools.partial(fun, *args, **kwargs)
+    program = Program(Binding(remaining, *names_of(fun)), options, None)
+    return FrozenPjitFunction(
+        WrappedFunction(fun, frozen, options, program),
+        tuple(array for passed, array in zip(is_passed, arrays, strict=True) if passed),
+    )
+
+
+class _Snapshot:
+    """In the place of a static key: what was frozen equals nothing but itself."""
+
+
+def _snapshot(array: Any) -> jax.Array:
+    if isinstance(array, Tracer):
+        raise ValueError(
+            "`freeze` compiles in arrays, and was given a tracer: call it outside of `jit`, `grad` "
+            "and `vmap`."
+        )
+    # A copy, since the original may be donated, or changed in place if it is NumPy's.
+    return jnp.copy(array)
+
+
+def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(fun)
+    except ValueError:
+        # A builtin.
+        return
+    try:
+        signature.bind_partial(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"`freeze`: {names_of(fun)[1]}{signature}: {error}.") from None
