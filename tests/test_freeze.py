@@ -1,0 +1,241 @@
+"""`freeze`: the same results as `filter_jit`, with the arrays compiled in."""
+
+import functools
+import gc
+import pickle
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_same
+from sides import CALLS
+
+import eqxjit
+
+KEY = jax.random.key(0)
+X = jnp.arange(1.0, 5.0)
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    mode: str = eqx.field(static=True, default="times")
+
+    def __call__(self, x, n=1):
+        return self.weight * x * n if self.mode == "times" else self.weight + x
+
+    @eqxjit.filter_jit
+    def step(self, x, *, n=1):
+        return {"y": self.weight * x * n, "mode": self.mode}
+
+
+def mlp():
+    return eqx.nn.MLP(4, 3, 8, 2, key=KEY)
+
+
+def assert_close(one, other):
+    # What is constant may be computed at compile time, in another order.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other)
+
+
+def cases():
+    model = mlp()
+    batch = jnp.ones((5, 4))
+    cnn = eqx.nn.Sequential(
+        [eqx.nn.Conv2d(1, 2, 3, key=KEY), eqx.nn.Dropout(0.5), eqx.nn.Lambda(jnp.ravel)]
+    )
+    return {
+        "a Module": (model, (), {}, (X,)),
+        "a batch": (jax.vmap(model), (), {}, (batch,)),
+        "a batch by filter_vmap": (eqx.filter_vmap(model), (), {}, (batch,)),
+        "a function of a model": (lambda m, x: jax.vmap(m)(x), (model,), {}, (batch,)),
+        "keywords": (lambda x, m: m(x), (), {"m": model}, (X,)),
+        "static arguments": (Model(X), (), {}, (X, 3)),
+        "a static argument given": (Model(X), (), {"n": 2}, (X,)),
+        "a bound method": (Model(X).__call__, (), {}, (X, 2)),
+        "an unbound method": (Model.__call__, (Model(X),), {}, (X,)),
+        "a decorated method": (Model(X).step, (), {}, (X,)),
+        "a wrapped function": (eqxjit.filter_jit(lambda m, x: m(x)), (model,), {}, (X,)),
+        "a wrapped Module": (eqxjit.filter_jit(model), (), {}, (X,)),
+        "a partial": (functools.partial(lambda m, x: m(x), model), (), {}, (X,)),
+        "an equinox partial": (eqx.Partial(lambda m, x: m(x), model), (), {}, (X,)),
+        "inference mode": (eqx.nn.inference_mode(cnn), (), {}, (jnp.ones((1, 5, 5)),)),
+        "a cell": (eqx.nn.GRUCell(4, 3, key=KEY), (), {}, (X, jnp.ones(3))),
+        "NumPy weights": (Model(np.arange(4.0)), (), {}, (X,)),
+        "a weak type": (Model(jnp.asarray(2.0)), (), {}, (X.astype(jnp.bfloat16),)),
+        "half precision": (Model(X.astype(jnp.bfloat16)), (), {}, (X.astype(jnp.bfloat16),)),
+        "a PRNG key": (lambda key, x: jax.random.normal(key, x.shape) + x, (KEY,), {}, (X,)),
+        "no arrays": (jnp.sin, (), {}, (X,)),
+    }
+
+
+@pytest.mark.parametrize("bound", [0, 100, 2**20])
+@pytest.mark.parametrize("name", cases())
+def test_the_same_results(name, bound):
+    fun, args, kwargs, rest = cases()[name]
+    expected = eqx.filter_jit(lambda *rest: fun(*args, *rest, **kwargs))(*rest)
+    frozen = eqxjit.freeze(fun, *args, max_constant_bytes=bound, **kwargs)
+    for _ in range(CALLS):
+        result = frozen(*rest)
+        assert jax.tree.structure(result) == jax.tree.structure(expected)
+        arrays = eqx.filter((result, expected), eqx.is_array)
+        assert_close(*arrays)
+        avals = [[leaf.aval for leaf in jax.tree.leaves(side)] for side in arrays]
+        assert avals[0] == avals[1]
+    assert frozen.cache_info()[:3] == (1, 1, 0)
+
+
+def test_small_arrays_are_constants_and_large_ones_are_passed():
+    model = eqx.nn.Linear(4, 100, key=KEY)
+    for bound, n_bytes, n_passed in [(0, 0, 2), (400, 400, 1), (1600, 2000, 0)]:
+        frozen = eqxjit.freeze(model, max_constant_bytes=bound)
+        assert frozen.constant_bytes == n_bytes
+        assert [leaf.shape for leaf in jax.tree.leaves(frozen)] == [(100, 4), (100,)][:n_passed]
+        text = frozen.lower(X).as_text()
+        assert f"%arg{n_passed}:" in text
+        assert f"%arg{n_passed + 1}:" not in text
+        assert repr(frozen) == f"freeze(Linear, {n_bytes:,} bytes compiled in)"
+
+
+def test_it_is_a_snapshot():
+    weight = np.arange(4.0, dtype=np.float32)
+    model = Model(weight)
+    donated = Model(jnp.arange(4.0))
+    frozen, of_donated = eqxjit.freeze(model), eqxjit.freeze(donated)
+    passed = eqxjit.freeze(donated, max_constant_bytes=0)
+    eqxjit.filter_jit(lambda m: jax.tree.map(lambda w: w + 1, m), donate="all")(donated)
+    weight += 7
+    object.__setattr__(model, "weight", X)
+    for i in range(CALLS):
+        x = jnp.ones(4) * i
+        for f in (frozen, of_donated, passed):
+            np.testing.assert_array_equal(f(x), np.arange(4.0) * i)
+
+
+def test_each_freeze_is_one_of_its_own():
+    for i in range(4):
+        np.testing.assert_array_equal(eqxjit.freeze(Model(X * i))(X), X * i * X)
+
+
+def test_several_structures():
+    frozen = eqxjit.freeze(lambda m, x: jax.tree.map(m, x), Model(X))
+    for _ in range(CALLS):
+        for x in (X, [X, X], {"a": X}, (X,)):
+            assert_close(frozen(x), jax.tree.map(lambda leaf: X * leaf, x))
+    assert frozen.cache_info().entries == 4
+
+
+def test_transformations_and_nesting():
+    model = mlp()
+    frozen = eqxjit.freeze(model)
+    batch = jnp.ones((5, 4))
+    for _ in range(CALLS):
+        assert_close(jax.vmap(frozen)(batch), jax.vmap(model)(batch))
+        assert_close(jax.grad(lambda x: frozen(x).sum())(X), jax.grad(lambda x: model(x).sum())(X))
+        assert_close(jax.jit(frozen)(X), model(X))
+        assert_close(eqxjit.filter_jit(lambda f, x: f(x) * 2)(frozen, X), model(X) * 2)
+        assert_close(
+            jax.lax.scan(lambda c, x: (c, frozen(x)), None, batch)[1], jax.vmap(model)(batch)
+        )
+    again = eqxjit.freeze(frozen)
+    assert_close(again(X), model(X))
+
+
+def test_donation_takes_the_arguments_and_leaves_the_weights():
+    def step(m, x):
+        return x * m.weight
+
+    for bound in (0, 2**20):
+        frozen = eqxjit.freeze(
+            eqxjit.filter_jit(step, donate="all"), Model(X), max_constant_bytes=bound
+        )
+        x = jnp.ones(4)
+        for i in range(1, CALLS):
+            y = frozen(x)
+            assert x.is_deleted()
+            np.testing.assert_allclose(y, X**i)
+            x = y
+
+
+def test_errors_name_what_is_wrong():
+    with pytest.raises(TypeError, match="`freeze` takes a callable; got 3"):
+        eqxjit.freeze(3)
+    with pytest.raises(TypeError, match=r"Model.*too many positional arguments"):
+        eqxjit.freeze(Model(X), 1, 2, 3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'donate'"):
+        eqxjit.freeze(Model(X), donate="all")
+    with pytest.raises(TypeError, match="`max_constant_bytes` must be an int"):
+        eqxjit.freeze(Model(X), max_constant_bytes="1 MB")
+    with pytest.raises(ValueError, match=r"kwargs\['m'\]|weight|m"):
+        eqxjit.freeze(lambda x, m: x, m={"a": set()})
+    with pytest.raises(ValueError, match="call it outside of `jit`"):
+        jax.jit(lambda w: eqxjit.freeze(Model(w))(X))(X)
+    with pytest.raises(TypeError, match=r"missing .* argument"):
+        eqxjit.freeze(Model(X))()
+    with pytest.raises(TypeError, match="can't be pickled"):
+        pickle.dumps(eqxjit.freeze(Model(X)))
+
+
+def test_it_is_freed():
+    model = mlp()
+    frozen = eqxjit.freeze(model)
+    for _ in range(CALLS):
+        frozen(X)
+    watched = [weakref.ref(frozen), weakref.ref(frozen._wrapped.program)]
+    watched += map(weakref.ref, jax.tree.leaves(eqx.filter(model, eqx.is_array)))
+    del frozen, model
+    gc.collect()
+    assert [ref() for ref in watched if ref() is not None] == []
+
+
+# --- Ahead of time ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [0, 2**20])
+@pytest.mark.parametrize(
+    "example", [X, np.ones(4, np.float32), jax.ShapeDtypeStruct((4,), jnp.float32)], ids=type
+)
+def test_compiled_ahead_of_time_the_first_call_compiles_nothing(example, bound):
+    frozen = eqxjit.freeze(mlp(), max_constant_bytes=bound)
+    program = frozen.compile(example)
+    assert program.seconds > 0
+    assert program.executable_bytes is None or program.executable_bytes > 0
+    with eqxjit.compile_report() as report:
+        for _ in range(CALLS):
+            frozen(X)
+    assert report.rows == []
+    assert frozen.cache_info()[:3] == (1, 1, 0)
+    frozen(jnp.ones((4,), jnp.int32))
+    assert frozen.cache_info().traces == 2
+
+
+def test_other_shapes_can_be_refused():
+    frozen = eqxjit.freeze(mlp())
+    frozen.compile(X, other_shapes="raise")
+    for _ in range(CALLS):
+        frozen(X)
+        with pytest.raises(eqxjit.TooManyTracesError) as caught:
+            frozen(X.astype(jnp.int32))
+        message = str(caught.value)
+        assert message.startswith("`MLP` was compiled ahead of time, and nothing else is to be ")
+        assert "dtype: `x` was float32, is int32" in message
+    frozen.compile(X.astype(jnp.int32), other_shapes="raise")
+    frozen(X.astype(jnp.int32)), frozen(X)
+    with pytest.raises(eqxjit.TooManyTracesError):
+        frozen(X.astype(jnp.bfloat16))
+    frozen.compile(X)
+    frozen(X.astype(jnp.bfloat16))
+    with pytest.raises(ValueError, match='"compile" or "raise"'):
+        frozen.compile(X, other_shapes="ignore")
+    with pytest.raises(TypeError, match="Pass an array"):
+        frozen.compile(jax.eval_shape(lambda: KEY))
+
+
+def test_static_arguments_ahead_of_time():
+    frozen = eqxjit.freeze(Model(X))
+    frozen.compile(jax.ShapeDtypeStruct((4,), jnp.float32), n=3, other_shapes="raise")
+    assert_same(frozen(X, 3), X * X * 3)
+    with pytest.raises(eqxjit.TooManyTracesError, match="`n` was 3, is 4"):
+        frozen(X, 4)
