@@ -392,12 +392,25 @@ def test_a_huge_static_value_is_told_apart_and_cut_short(huge):
     assert len(repr(f.traces()[1])) < 500
 
 
+def test_calls_without_arguments():
+    f = eqxjit.filter_jit(lambda x=None: x)
+    f()
+    assert f.traces()[0].arguments == {}
+    assert repr(f.traces()[0]).startswith("<trace 1 of <lambda>() at test_retraces.py:")
+    f(X)
+    assert [d[:2] for d in f.traces()[1].differences] == [("argument newly given or left out", "x")]
+    jax.clear_caches()
+    f()
+    assert f.traces()[2].differences[0].category == "cache evicted or cleared"
+
+
 def test_a_huge_tree_is_not_described():
     f = eqxjit.filter_jit(lambda x, many: x)
     for n in (1, 2):
         f(X, [n] * 60_000)
     assert f.traces()[1].differences[0].category == "not known"
     assert f.traces()[1].arguments == {}
+    assert "(...) at " in repr(f.traces()[1])
 
 
 # --- What JAX does by itself ------------------------------------------------------------------

@@ -118,8 +118,8 @@ class Description(NamedTuple):
         return Description(other.paths, other.parents, parts)
 
 
-#: Of a call that defies description.
-UNKNOWN = Description((), (), ())
+#: Of a call that defies description. (That of a call without arguments is empty.)
+UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
 
 
 class _Slot:
@@ -369,6 +369,9 @@ def _made_at(value: Any) -> str:
 
 def summary(description: Description) -> Iterator[str]:
     """Each argument in a few words: `x: float32[3]`, `model: MLP of 4 arrays`, `n=3`."""
+    if description == UNKNOWN:
+        yield "..."
+        return
     n_arrays: collections.Counter[int] = collections.Counter()
     roots: list[int] = []
     root_of: list[int] = []

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from ._call_site import CallSite
-from ._description import Description, summary
+from ._description import UNKNOWN, Description, summary
 from ._differences import Difference, listed
 
 
@@ -78,8 +78,10 @@ class Trace:
     def arguments(self) -> Mapping[str, str]:
         """What it was made for: each part of the arguments by its path, arrays as `float32[3]`.
 
-        Empty for old traces of functions of very large trees.
+        Empty for trees that are too large to be described, and for old traces of large trees.
         """
+        if self.description == UNKNOWN:
+            return {}
         return dict(zip(self.description.paths, map(str, self.description.parts), strict=True))
 
     def __repr__(self) -> str:
