@@ -31,8 +31,8 @@ _MAX_ITEMS = 1_000
 
 _LONG_TEXT = 40
 
-# Types whose values are told apart by their text.
-_SIMPLE = (bool, int, float, complex, str)
+# Types whose values are short, and told apart by their text and `==` (as zeros of a float aren't).
+_SIMPLE = (bool, int, str)
 
 
 class ArrayPart(NamedTuple):
@@ -170,12 +170,8 @@ def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
         # What most parts are comes first.
         if kind is _Slot:
             part = _array_part(arrays[value.index])
-        elif (
-            kind in _SIMPLE
-            and (kind is not str or len(value) < _LONG_TEXT)
-            and len(text := repr(value)) <= _LONG_TEXT
-        ):
-            part = StaticPart(text, text, kind.__name__, is_static)
+        elif kind in _SIMPLE and (kind is not str or len(value) < _LONG_TEXT):
+            part = _simple_part(value, is_static)
         elif is_static:
             part, children = _static_part(value, is_field=True)
         else:
@@ -193,22 +189,27 @@ def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
     return Description(tuple(paths), tuple(parents), tuple(parts))
 
 
+@functools.lru_cache(maxsize=1024, typed=True)
+def _simple_part(value: Any, is_field: bool) -> StaticPart:
+    text = repr(value)
+    return StaticPart(text, text, type(value).__name__, is_field)
+
+
 # What to append to a node's path for a child, the child, and whether it is in a static field.
 _Children = Sequence[tuple[str, Any, bool]]
 
 
 def _array_part(array: Any) -> ArrayPart:
     aval = jax.typeof(array)
-    weak_type = bool(getattr(aval, "weak_type", False))
-    return ArrayPart(tuple(aval.shape), _dtype_text(aval.dtype), weak_type, _placement(array))
+    placement = "" if isinstance(array, (Tracer, np.ndarray, np.generic)) else _placement(array)
+    weak_type = getattr(aval, "weak_type", False)
+    return ArrayPart(aval.shape, _dtype_text(aval.dtype), weak_type, placement)
 
 
 _dtype_text = functools.lru_cache(str)
 
 
 def _placement(array: Any) -> str:
-    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
-        return ""
     if not getattr(array, "committed", False):
         return ""
     sharding = array.sharding
@@ -252,7 +253,7 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
         values = fields_of(value)
         fields = _fields_of_class(kind)
         children = [(path, values[f], static) for path, f, static in fields if f in values]
-        return NodePart(name, lasting(kind)), children
+        return _module_part(kind), children
     if kind in SORTED_DICTS or kind is collections.OrderedDict:
         children = [(f"[{short(key)}]", child, False) for key, child in value.items()]
         if kind is not collections.OrderedDict:
@@ -276,6 +277,11 @@ def _fields_of_class(kind: type) -> list[tuple[str, str, bool]]:
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]
     ]
     return sorted(fields, key=lambda field: field[2])
+
+
+@functools.lru_cache(maxsize=256)
+def _module_part(kind: type) -> NodePart:
+    return NodePart(kind.__name__, lasting(kind))
 
 
 def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
