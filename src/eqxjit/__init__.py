@@ -8,7 +8,7 @@ import os as _os
 from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
 from ._differences import Difference
 from ._explain import explain_retraces
-from ._freeze import CompiledProgram, FrozenPjitFunction, freeze
+from ._freeze import CompiledProgram, FrozenPjitFunction, freeze, load
 from ._history import RetraceWarning, TooManyTracesError
 from ._program import CacheInfo
 from ._report import CompileReport, ReportRow, compile_report
@@ -32,6 +32,7 @@ __all__ = [
     "fast_filter_jit",
     "filter_jit",
     "freeze",
+    "load",
 ]
 
 _exclude_from_tracebacks(_os.path.dirname(__file__))

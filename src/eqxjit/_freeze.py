@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from . import _save
 from ._binding import Binding
 from ._errors import argument_error, short
 from ._options import DEFAULT_MAXSIZE, check_options
 from ._partition import DYNAMIC, StaticHalf, partition
 from ._program import Program, names_of
+from ._save import Path
 from ._wrapped import WrappedFunction
 from ._wrapper import BoundFilterPjitFunction, FilterPjitFunction, register_wrapper
 
@@ -96,12 +98,48 @@ class FrozenPjitFunction(FilterPjitFunction):
             )
         return CompiledProgram(seconds, _executable_bytes(compiled.compiled))
 
+    def save(self, path: Path, /, *args: Any, **kwargs: Any) -> None:
+        """Saves the program for arguments like these, to be loaded by `eqxjit.load`.
+
+        No pickle: the program is written by `jax.export`, the rest as JSON and plain bytes.
+
+        **Arguments:**
+
+        - `path`: the file to write. One that is there is replaced, at once.
+        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
+
+        **Raises:**
+
+        - `ValueError`, if the arguments or what is returned hold anything but arrays, numbers,
+            strings and None, in tuples, lists and dicts.
+        - `ImportError`, without flatbuffers (`pip install "eqxjit[export]"`).
+
+        !!! example
+
+            ```python
+            >>> import os, tempfile
+            >>> import equinox as eqx
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> import eqxjit
+            >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
+            >>> path = os.path.join(tempfile.mkdtemp(), "model.eqxjit")
+            >>> eqxjit.freeze(model).save(path, jnp.ones(4))
+            >>> loaded = eqxjit.load(path)
+            >>> bool(jnp.allclose(loaded(jnp.ones(4)), model(jnp.ones(4))))
+            True
+
+            ```
+        """
+        args, kwargs = jax.tree.map(_example, (args, kwargs), is_leaf=_is_struct)
+        _save.save(self._site, path, args, kwargs)
+
     def __repr__(self) -> str:
         return f"freeze({self._wrapped.binding.label}, {self.constant_bytes:,} bytes compiled in)"
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"{self!r} can't be pickled. Pickle what it was made of, and freeze that again."
+            f"{self!r} can't be pickled: use its `save`, or pickle what it was made of."
         )
 
 
@@ -235,3 +273,26 @@ def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         signature.bind_partial(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"`freeze`: {names_of(fun)[1]}{signature}: {error}.") from None
+
+
+def load(path: Path) -> FrozenPjitFunction:
+    """Loads what `frozen.save` has written: a function of the same arguments, called as fast.
+
+    **Arguments:**
+
+    - `path`: the file.
+
+    **Returns:**
+
+    A frozen function for arguments of the shapes, dtypes and static values that it was saved for;
+    others raise a `ValueError`.
+
+    **Raises:**
+
+    - `ValueError`, if the file wasn't written by `save`, is damaged, or was written for another
+        platform, or by a later release.
+    - `OSError`, if it can't be read.
+    - `ImportError`, without flatbuffers (`pip install "eqxjit[export]"`).
+    """
+    saved = _save.load(path)
+    return freeze(saved.fun, saved.arrays, max_constant_bytes=0)

@@ -1,0 +1,267 @@
+"""Saves a frozen function as one file, without pickle, and loads it again.
+
+The file is a zip archive: a manifest with its checksum, the program as `jax.export` serialises it,
+and the arrays that aren't compiled in.
+"""
+
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.export import Exported, deserialize, export
+
+from ._entry import Call
+from ._partition import partition
+from ._site import Site
+
+_FORMAT = "eqxjit.freeze"
+_VERSION = 1
+_MANIFEST, _CHECKSUM, _PROGRAM = "manifest.json", "manifest.sha256", "program.bin"
+
+Path = str | os.PathLike[str]
+
+# What a static value may be, to be written as JSON and read back as it was.
+_VALUES = (bool, int, str, type(None))
+
+
+class SavedFunction:
+    """What a file holds.
+
+    - `fun`: a function of `(arrays, *args, **kwargs)`, with the saved function's signature.
+    - `arrays`: those that weren't compiled in.
+    """
+
+    def __init__(self, fun: Callable[..., Any], arrays: list[jax.Array]):
+        self.fun = fun
+        self.arrays = arrays
+
+
+class _Slot:
+    """Stands for an array in a tree that is written down."""
+
+    def __init__(self, index: int):
+        self.index = index
+
+
+# --- Writing ----------------------------------------------------------------------------------
+
+
+def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Writes the program for arguments like these, and the function's arrays."""
+    binding = site.wrapped.binding
+    args, kwargs = site.receive(lambda args, kwargs: (args, kwargs), args, kwargs)
+    leaves, call, exported = _exported(site, args, kwargs)
+    output = call.entry.descriptions[0].rebuild([_Slot(i) for i in range(len(exported.out_avals))])
+    inputs = call.arguments.combine(_Slot(i) for i in range(len(leaves)))
+    files = {_PROGRAM: _serialized(exported)}
+    arrays: list[dict[str, Any]] = []
+    for i, array in enumerate(site.fun_leaves):
+        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+            raise ValueError(
+                f"An array of {array.dtype} can't be written as bytes: have it compiled in, by a "
+                "larger `max_constant_bytes`."
+            )
+        files[f"array-{i}.bin"] = np.asarray(array).tobytes()
+        arrays.append({"dtype": array.dtype.name, "shape": list(array.shape)})
+    manifest = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "eqxjit": importlib.metadata.version("eqxjit"),
+        "jax": jax.__version__,
+        "platforms": list(exported.platforms),
+        "name": binding.label,
+        "parameters": [
+            [p.name, p.kind.name, p.default is not inspect.Parameter.empty]
+            for p in binding.parameters
+        ],
+        "n_first": call.entry.n_first,
+        "avals": [str(jax.typeof(leaf)) for leaf in leaves],
+        "inputs": _written(inputs, "the arguments"),
+        "output": _written(output, "the output"),
+        "arrays": arrays,
+        "sha256": {name: _sha256(content) for name, content in files.items()},
+    }
+    files[_MANIFEST] = json.dumps(manifest, indent=1).encode()
+    files[_CHECKSUM] = _sha256(files[_MANIFEST]).encode()
+    temporary = f"{os.fspath(path)}.part"
+    with zipfile.ZipFile(temporary, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    # All or nothing: a server may be loading it.
+    os.replace(temporary, path)
+
+
+def _exported(
+    site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any], Call, Exported]:
+    leaves, static = site.partition(args, kwargs)
+    entry = site.find_or_add(static, args, kwargs)
+    call = Call(site, entry, static, leaves)
+    try:
+        exported = site.run(export(entry.jitted), call)
+    finally:
+        site.program.keep_if_traced(static.key, entry)
+    if len(entry.descriptions) != 1:
+        raise ValueError(
+            "What the function returns beside arrays depends on their shapes. Freeze it anew, and "
+            "save it before it is called."
+        )
+    return leaves, call, exported
+
+
+def _serialized(exported: Exported) -> bytes:
+    try:
+        return bytes(exported.serialize())
+    except ImportError as error:
+        raise ImportError('Saving needs flatbuffers: `pip install "eqxjit[export]"`.') from error
+
+
+def _written(tree: Any, path: str) -> Any:
+    """A tree as JSON: containers, `_Slot`s for arrays, and plain values.
+
+    **Raises:**
+
+    - `ValueError`, for anything else, which only pickle could write.
+    """
+    kind = type(tree)
+    if kind is _Slot:
+        return {"array": tree.index}
+    if kind in _VALUES:
+        return {"value": tree}
+    if kind is float:
+        return {"float": tree.hex()}
+    if kind is tuple or kind is list:
+        return {kind.__name__: [_written(item, f"{path}[{i}]") for i, item in enumerate(tree)]}
+    if kind is dict and all(type(key) is str for key in tree):
+        return {"dict": {key: _written(item, f"{path}[{key!r}]") for key, item in tree.items()}}
+    raise ValueError(
+        f"{path} is a `{kind.__name__}`, which a file can't hold without pickle. Take and return "
+        "arrays, numbers, strings and None, in tuples, lists and dicts with strings as keys."
+    )
+
+
+# --- Reading ----------------------------------------------------------------------------------
+
+
+def load(path: Path) -> SavedFunction:
+    """Reads a file, and checks it.
+
+    **Raises:**
+
+    - `ValueError`, if it isn't such a file, is damaged, of a later version, or for other platforms.
+    - `OSError`, if it can't be read.
+    """
+    files = _read(path)
+    manifest = json.loads(files[_MANIFEST])
+    if manifest.get("format") != _FORMAT:
+        raise ValueError(f"{path} wasn't written by `frozen.save`.")
+    if manifest["version"] > _VERSION:
+        raise ValueError(
+            f"{path} was written by eqxjit {manifest['eqxjit']}, in version {manifest['version']} "
+            f"of the format; this release reads up to {_VERSION}. Upgrade eqxjit."
+        )
+    if any(_sha256(files.get(name, b"")) != known for name, known in manifest["sha256"].items()):
+        raise ValueError(f"{path} is damaged: a checksum differs. Copy or save it again.")
+    platform = jax.default_backend()
+    platforms = ["cuda" if name == "gpu" else name for name in manifest["platforms"]]
+    if ("cuda" if platform == "gpu" else platform) not in platforms:
+        raise ValueError(
+            f"{path} was saved for {', '.join(platforms)}, and this is {platform}. Save it there."
+        )
+    try:
+        exported = deserialize(bytearray(files[_PROGRAM]))
+    except ImportError as error:
+        raise ImportError('Loading needs flatbuffers: `pip install "eqxjit[export]"`.') from error
+    except Exception as error:
+        raise ValueError(
+            f"{path} was saved under jax {manifest['jax']}, whose program jax {jax.__version__} "
+            "can't read. Save it again under this one."
+        ) from error
+    arrays = [
+        jnp.asarray(np.frombuffer(files[f"array-{i}.bin"], _dtype(known)).reshape(known["shape"]))
+        for i, known in enumerate(manifest["arrays"])
+    ]
+    return SavedFunction(_restored(manifest, exported), arrays)
+
+
+def _read(path: Path) -> dict[str, bytes]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise ValueError(f"{path} is damaged, or wasn't written by `frozen.save`.") from error
+    if _MANIFEST not in files or _CHECKSUM not in files:
+        raise ValueError(f"{path} wasn't written by `frozen.save`.")
+    if _sha256(files[_MANIFEST]).encode() != files[_CHECKSUM]:
+        raise ValueError(f"{path} is damaged: a checksum differs. Copy or save it again.")
+    return files
+
+
+def _dtype(known: Mapping[str, Any]) -> np.dtype:
+    return jnp.dtype(known["dtype"])
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., Any]:
+    """The saved function, of the arrays that weren't compiled in and of its own arguments."""
+    name, n_first = manifest["name"], manifest["n_first"]
+    n_inputs = len(manifest["avals"])
+    _, expected = partition(_built(manifest["inputs"], [np.zeros(())] * n_inputs))
+
+    def restored(arrays: Any, /, *args: Any, **kwargs: Any) -> Any:
+        leaves, static = partition((args, kwargs))
+        avals = [str(jax.typeof(leaf)) for leaf in leaves]
+        if static.key != expected.key:
+            raise ValueError(
+                f"`{name}` was saved for {_shown(expected.combine(manifest['avals']))}, and is "
+                f"called with {_shown(static.combine(avals))}."
+            )
+        for saved, aval in zip(manifest["avals"], avals, strict=True):
+            if saved != aval:
+                raise ValueError(f"`{name}` was saved for {saved}, and is called with {aval}.")
+        output = exported.call(*leaves[:n_first], *arrays, *leaves[n_first:])
+        return _built(manifest["output"], output)
+
+    first = inspect.Parameter("arrays", inspect.Parameter.POSITIONAL_ONLY)
+    restored.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [first, *map(_parameter, manifest["parameters"])]
+    )
+    restored.__name__ = restored.__qualname__ = name
+    return restored
+
+
+def _parameter(known: tuple[str, str, bool]) -> inspect.Parameter:
+    name, kind, is_optional = known
+    default = None if is_optional else inspect.Parameter.empty
+    return inspect.Parameter(name, getattr(inspect.Parameter, kind), default=default)
+
+
+def _built(written: Any, arrays: Any) -> Any:
+    """The tree that was written, with these arrays."""
+    [(kind, content)] = written.items()
+    if kind == "array":
+        return arrays[content]
+    if kind == "float":
+        return float.fromhex(content)
+    if kind == "dict":
+        return {key: _built(item, arrays) for key, item in content.items()}
+    if kind in ("tuple", "list"):
+        items = [_built(item, arrays) for item in content]
+        return tuple(items) if kind == "tuple" else items
+    return content
+
+
+def _shown(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
+    args, kwargs = arguments
+    return f"({', '.join([*map(str, args), *(f'{k}={v}' for k, v in kwargs.items())])})"

@@ -1,0 +1,236 @@
+"""`frozen.save` and `eqxjit.load`: the same results in another process; wrong files are refused."""
+
+import json
+import os
+import zipfile
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from processes import run
+from sides import CALLS
+
+import eqxjit
+
+KEY = jax.random.key(0)
+X = jnp.arange(1.0, 5.0)
+
+
+def mlp():
+    return eqx.nn.MLP(4, 3, 8, 2, key=KEY)
+
+
+def saved(tmp_path, fun, *args, bound=2**20):
+    path = tmp_path / "model.eqxjit"
+    eqxjit.freeze(fun, max_constant_bytes=bound).save(path, *args)
+    return path
+
+
+def functions():
+    model = mlp()
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), eqx.filter(model, eqx.is_array))
+    half = eqx.combine(half, model)
+    cell = eqx.nn.GRUCell(4, 3, key=KEY)
+    return {
+        "a Module": (model, (X,)),
+        "a batch": (jax.vmap(model), (jnp.ones((5, 4)),)),
+        "half precision": (half, (X.astype(jnp.bfloat16),)),
+        "two arguments": (cell, (X, jnp.ones(3))),
+        "static arguments": (lambda x, n, mode=None: model(x) * n, (X, 3, "text")),
+        "floats": (lambda x, by: model(x) * by, (X, -0.0)),
+        "containers": (
+            lambda tree, n: {"y": (model(tree["x"][0]), [n, None, True]), "n": 1.5},
+            ({"x": [X, X], "other": (X,)}, 2),
+        ),
+        "a key": (lambda x, key: model(x) + jax.random.normal(key), (X, KEY)),
+        "integers": (lambda x: model(X) + x, (jnp.arange(3),)),
+        "NumPy": (model, (np.ones(4, np.float32),)),
+        "no arrays in": (lambda n: model(X) * n, (2,)),
+    }
+
+
+@pytest.mark.parametrize("bound", [0, 100, 2**20])
+@pytest.mark.parametrize("name", functions())
+def test_the_same_results(tmp_path, name, bound):
+    fun, args = functions()[name]
+    frozen = eqxjit.freeze(fun, max_constant_bytes=bound)
+    path = tmp_path / "model.eqxjit"
+    frozen.save(path, *args)
+    loaded = eqxjit.load(path)
+    expected = frozen(*args)
+    for _ in range(CALLS):
+        result = loaded(*args)
+        assert jax.tree.structure(result) == jax.tree.structure(expected)
+        for ours, theirs in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
+            assert type(ours) is type(theirs)
+            np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
+    assert loaded.cache_info()[:3] == (1, 1, 0)
+    assert os.listdir(tmp_path) == ["model.eqxjit"]
+
+
+def test_in_another_process_by_the_names_of_the_parameters(tmp_path):
+    model = mlp()
+    path = tmp_path / "model.eqxjit"
+    frozen = eqxjit.freeze(lambda model, x, *, n: model(x) * n, model)
+    frozen.save(path, x=jax.ShapeDtypeStruct((4,), jnp.float32), n=2)
+    program = """
+        import sys
+        import jax.numpy as jnp, eqxjit
+
+        f = eqxjit.load(sys.argv[1])
+        print([f(x=jnp.arange(1.0, 5.0), n=2).tolist() for _ in range(4)])
+    """
+    results = json.loads(run(program, str(path)))
+    assert results == [frozen(X, n=2).tolist()] * 4
+
+
+def test_other_arguments_are_refused(tmp_path):
+    loaded = eqxjit.load(saved(tmp_path, lambda x, n: X * x * n, X, 2))
+    for _ in range(CALLS):
+        loaded(X, 2)
+        with pytest.raises(ValueError, match=r"saved for float32\[4\], and is called with int32"):
+            loaded(X.astype(int), 2)
+        with pytest.raises(ValueError, match=r"saved for \(float32\[4\], 2\), and is called with"):
+            loaded(X, 3)
+        with pytest.raises(ValueError, match="was saved for"):
+            loaded([X], 2)
+        with pytest.raises(TypeError, match="missing"):
+            loaded(X)
+    assert loaded.cache_info()[:2] == (1, 1)
+
+
+def test_what_is_loaded_can_be_compiled_ahead_nested_and_saved_again(tmp_path):
+    path = saved(tmp_path, mlp(), X)
+    loaded = eqxjit.load(path)
+    loaded.compile(X, other_shapes="raise")
+    expected = eqxjit.freeze(mlp())(X)
+    np.testing.assert_array_equal(loaded(X), expected)
+    np.testing.assert_allclose(jax.jit(loaded)(X), expected, rtol=1e-6)
+    again = tmp_path / "again.eqxjit"
+    eqxjit.load(path).save(again, X)
+    np.testing.assert_allclose(eqxjit.load(again)(X), expected, rtol=1e-6)
+
+
+class Output(eqx.Module):
+    y: jax.Array
+
+
+@pytest.mark.parametrize(
+    ("fun", "args", "message"),
+    [
+        (lambda x: Output(x), (X,), r"the output is a `Output`"),
+        (lambda x: {"y": [Output(x)]}, (X,), r"the output\['y'\]\[0\] is a `Output`"),
+        (lambda x: x.y, (Output(X),), r"the arguments\[0\]\[0\] is a `Output`"),
+        (lambda x, f: f(x), (X, jnp.sin), r"the arguments\[0\]\[1\] is a `ufunc`|PjitFunction"),
+        (lambda d: d[1], ({1: X},), r"the arguments\[0\]\[0\] is a `dict`"),
+    ],
+)
+def test_what_only_pickle_could_write_is_refused(tmp_path, fun, args, message):
+    with pytest.raises(ValueError, match=message):
+        saved(tmp_path, fun, *args)
+    assert os.listdir(tmp_path) == []
+
+
+def test_large_arrays_of_keys_are_refused(tmp_path):
+    keys = jax.random.split(KEY, 10)
+    with pytest.raises(ValueError, match="larger `max_constant_bytes`"):
+        saved(tmp_path, eqx.Partial(lambda keys, x: x, keys), X, bound=0)
+
+
+# --- Damaged and foreign files ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
+def test_a_changed_byte_is_noticed(tmp_path, position):
+    path = saved(tmp_path, mlp(), X, bound=0)
+    content = bytearray(path.read_bytes())
+    content[int(position * len(content))] ^= 0xFF
+    path.write_bytes(content)
+    try:
+        loaded = eqxjit.load(path)
+    except ValueError:
+        with pytest.raises(ValueError, match=r"damaged|wasn't written by"):
+            eqxjit.load(path)
+    else:
+        # Zip archives hold a few bytes that mean nothing, such as dates.
+        np.testing.assert_allclose(loaded(X), mlp()(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("part", [0, 10, 0.5, 0.99])
+def test_a_part_of_a_file_is_noticed(tmp_path, part):
+    path = saved(tmp_path, mlp(), X)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(part if part > 1 else part * len(content))])
+    with pytest.raises(ValueError, match="damaged, or wasn't written by"):
+        eqxjit.load(path)
+
+
+def _changed(path, **changes):
+    """Rewrites a file with other entries of the manifest, and a checksum that fits."""
+    import hashlib
+
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    manifest = {**json.loads(files["manifest.json"]), **changes}
+    files["manifest.json"] = json.dumps(manifest).encode()
+    files["manifest.sha256"] = hashlib.sha256(files["manifest.json"]).hexdigest().encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+
+
+def test_foreign_files_are_refused(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("text")
+    with pytest.raises(ValueError, match="wasn't written by"):
+        eqxjit.load(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("weights.npy", b"")
+    with pytest.raises(ValueError, match="wasn't written by"):
+        eqxjit.load(path)
+    with pytest.raises(FileNotFoundError):
+        eqxjit.load(tmp_path / "none")
+    path = saved(tmp_path, mlp(), X)
+    _changed(path, format="another")
+    with pytest.raises(ValueError, match="wasn't written by"):
+        eqxjit.load(path)
+
+
+def test_other_versions_and_platforms_are_refused(tmp_path):
+    path = saved(tmp_path, mlp(), X)
+    _changed(path, platforms=["cpu", "tpu"])
+    eqxjit.load(path)
+    _changed(path, platforms=["tpu"])
+    with pytest.raises(ValueError, match="was saved for tpu, and this is cpu"):
+        eqxjit.load(path)
+    _changed(path, platforms=["cpu"], version=2)
+    with pytest.raises(ValueError, match=r"reads up to 1\. Upgrade eqxjit"):
+        eqxjit.load(path)
+    with zipfile.ZipFile(path) as archive:
+        hashes = json.loads(archive.read("manifest.json"))["sha256"]
+    _changed(path, version=1, sha256={**hashes, "program.bin": "0" * 64})
+    with pytest.raises(ValueError, match="damaged: a checksum differs"):
+        eqxjit.load(path)
+
+
+def test_without_flatbuffers_the_extra_is_named(tmp_path, monkeypatch):
+    program = """
+        import sys
+
+        sys.modules["flatbuffers"] = None
+        import jax.numpy as jnp, eqxjit
+
+        for action in (
+            lambda: eqxjit.freeze(jnp.sin).save(sys.argv[2], jnp.ones(3)),
+            lambda: eqxjit.load(sys.argv[1]),
+        ):
+            try:
+                action()
+            except ImportError as error:
+                assert "eqxjit[export]" in str(error), error
+            else:
+                raise AssertionError("no error")
+    """
+    run(program, str(saved(tmp_path, mlp(), X)), str(tmp_path / "other"))
