@@ -602,6 +602,35 @@ def test_lowering_is_a_trace_and_compiling_is_timed():
     assert len(f.traces()) == f.cache_info().traces == 1
 
 
+def test_compiling_ahead_of_time_once_more_is_seen():
+    f = eqxjit.filter_jit(lambda x: jnp.sin(x) * 3, max_traces=2)
+    f(X)
+    options = {"xla_embed_ir_in_executable": True}
+    f.lower(X).compile(options)
+    assert f.cache_info()[:3] == (1, 1, 1)
+    _, again = f.traces()
+    assert again.is_recompilation
+    assert again.seconds.compiling > 0
+    assert "other options" in again.reason
+    assert again.arguments == {"x": "float32[3]"}
+    with pytest.raises(eqxjit.TooManyTracesError, match="other options"):
+        f.lower(X).compile({"xla_embed_ir_in_executable": "1"})
+
+
+def test_what_a_function_captured_is_not_waited_for_or_copied():
+    """Telling whether a function is defined again must not read arrays."""
+
+    class Unread(np.ndarray):
+        def tobytes(self, *args, **kwargs):
+            raise AssertionError
+
+    array = np.ones(3, np.float32).view(Unread)
+    for _ in range(2):
+        f = eqxjit.filter_jit(lambda x: x * np.asarray(array))
+        f(X)
+    assert f.traces()[0].differences[0].category == "function defined again"
+
+
 def test_nested_functions_are_traces_of_their_own():
     inner = eqxjit.filter_jit(lambda x: jnp.sin(x))
     outer = eqxjit.filter_jit(lambda x: inner(x).sum() + inner(x[1:]))

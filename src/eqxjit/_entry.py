@@ -13,6 +13,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from ._binding import Binding
 from ._callbacks import may_raise
 from ._compat import PyTreeDef, treedef_rows, wrapped_by_tracer
+from ._description import Description
 from ._events import observers
 from ._jaxpr_size import size_of
 from ._options import Options
@@ -101,9 +102,10 @@ class Call:
     - `arguments`: the static half of `(args, kwargs)`.
     - `leaves`: their arrays; empty once the call is over.
     - `traces`: the traces of the user's function that JAX has made in this call.
+    - `description`: of the call, where it is needed once the call is over.
     """
 
-    __slots__ = ("arguments", "entry", "leaves", "site", "traces")
+    __slots__ = ("arguments", "description", "entry", "leaves", "site", "traces")
 
     def __init__(self, site: "Site", entry: "Entry", arguments: StaticHalf, leaves: list[Any]):
         self.site = site
@@ -111,6 +113,7 @@ class Call:
         self.arguments = arguments
         self.leaves = leaves
         self.traces: list[Trace] = []
+        self.description: Description | None = None
 
 
 class _Current(threading.local):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 
 from ._history import TooManyTracesError
+from ._partition import has_tracers
 from ._source import GENERATED_FOLDER
 from ._trace import Trace
 
@@ -122,7 +123,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
         _state.nested.append(0.0)
         return
     origin = _Origin(fun_name)
-    if phase == COMPILING and origin.entry is not None:
+    if phase == COMPILING and origin.compiles_without_tracing:
         try:
             _state.recompilation = origin.begin_recompilation()
         except TooManyTracesError:
@@ -149,11 +150,12 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
         from_cache, _state.hits_persistent_cache = _state.hits_persistent_cache, False
     if origin.call is not None and origin.call.traces:
         _add(origin.call.traces[-1], phase, duration_secs, from_cache)
-    elif origin.entry is not None and phase == LOWERING:
-        _state.lowering = origin.entry, duration_secs
-    elif origin.entry is not None and phase == COMPILING:
+    elif origin.called is not None and phase == LOWERING:
+        _state.lowering = origin.called, duration_secs
+    elif origin.called is not None and phase == COMPILING:
+        _end_recompilation(origin.called, duration_secs, from_cache)
+    if origin.entry is not None and phase == COMPILING:
         recompiled.add(origin.entry)
-        _end_recompilation(origin.entry, duration_secs, from_cache)
     _end_phase(origin.label, phase, duration_secs, from_cache)
 
 
@@ -212,8 +214,21 @@ class _Origin:
             return True
         return False
 
+    @property
+    def called(self) -> "Entry | None":
+        """The entry whose program it is; None if it isn't one's."""
+        return self.entry if self.call is None else self.call.entry
+
+    @property
+    def compiles_without_tracing(self) -> bool:
+        """Whether no trace of ours stands for what is compiled."""
+        return self.entry is not None or (self.call is not None and not self.call.traces)
+
     def begin_recompilation(self) -> "tuple[Site, Trace, bool]":
-        """The trace that JAX begins to compile in this warm call; whether it is a new record."""
+        """The trace that JAX begins to compile; whether it is a new record."""
+        if self.call is not None and self.call.description is not None:
+            call, site = self.call, self.call.site
+            return site, *site.begin_recompilation(call.entry, self.call.description, False)
         assert self._frame is not None
         assert self.entry is not None
         variables = self._frame.f_locals
@@ -225,7 +240,9 @@ class _Origin:
                 break
         else:
             site, args, kwargs = variables["self"], variables["args"], variables["kwargs"]
-        return site, *site.begin_recompilation(self.entry, args, kwargs)
+        leaves, static = site.partition(args, kwargs)
+        description = site.describe(static, leaves)
+        return site, *site.begin_recompilation(self.entry, description, has_tracers(leaves))
 
 
 jax.monitoring.register_event_listener(_on_event)

@@ -22,8 +22,7 @@ from ._differences import (
     distance,
     with_apt_remedies,
 )
-from ._partition import is_array_leaf
-from ._static_key import static_key
+from ._partition import partition
 from ._trace import Trace
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -77,7 +76,9 @@ def definition_of(fun: types.FunctionType, number: int) -> Definition | None:
 
 def _captured(value: Any) -> Hashable:
     """What a function captured, as far as another function of its code would capture the same."""
-    return "array" if is_array_leaf(value) else lasting(static_key(value))
+    # Not the arrays' contents, which may not be computed yet.
+    _, static = partition(value)
+    return lasting(static.key)
 
 
 class History:
@@ -199,14 +200,8 @@ class History:
             *configuration_differences(earlier.configuration, trace.configuration),
         ]
         if UNKNOWN in (earlier.description, trace.description):
-            found = [
-                Difference(
-                    UNKNOWN_REASON,
-                    "",
-                    "",
-                    "the arguments are too large to be compared, or can't be",
-                )
-            ]
+            why = "the arguments are too large to be compared, or can't be"
+            found = [Difference(UNKNOWN_REASON, "", "", why)]
         elif not found:
             found = [_why_forgotten(earlier, trace)]
         trace.differences = with_apt_remedies(found)
@@ -253,6 +248,8 @@ def _why_forgotten(earlier: Trace, trace: Trace) -> Difference:
         why = "a static object of that trace's was changed in place"
     else:
         why = "JAX's own caches no longer hold it (`jax.clear_caches()`)"
+        if trace.is_recompilation:
+            why += ", or it was compiled with other options (`f.lower(...).compile(...)`)"
     return Difference(CACHE, "", "", why)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Hashable
 from typing import Any, NamedTuple
 
 import equinox as eqx
+from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from ._compat import ArrayImpl, PyTreeDef, fields_of
@@ -64,6 +65,11 @@ class CyclicPytree(ValueError):
 def is_array_leaf(leaf: Any) -> bool:
     """`equinox.is_array`, with the common answer first."""
     return type(leaf) is ArrayImpl or eqx.is_array(leaf)
+
+
+def has_tracers(leaves: Collection[Any]) -> bool:
+    """Whether some transformation passes its tracers in the place of arrays."""
+    return any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
 def partition(pytree: Any) -> tuple[list[Any], StaticHalf]:

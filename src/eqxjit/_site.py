@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.tree_util import tree_map
 
 from ._call_site import call_site
@@ -19,7 +18,7 @@ from ._errors import argument_error, call_error, named_arguments
 from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers, recompiled, tracing
 from ._explain import log
 from ._lower import Lowered
-from ._partition import DYNAMIC, StaticHalf, partition
+from ._partition import DYNAMIC, StaticHalf, has_tracers, partition
 from ._specialize import SpecializedCall, is_worth_specializing, specialize
 from ._trace import Trace
 from ._wrapped import WrappedFunction
@@ -166,12 +165,12 @@ class Site:
         leaves, static = self.partition(args, kwargs)
         entry = self.find_or_add(static, args, kwargs)
         call = Call(self, entry, static, leaves)
-        description = self.describe(static, leaves)
+        call.description = self.describe(static, leaves)
         try:
             lowered = self.run(entry.jitted.lower, call)
         finally:
             self.program.keep_if_traced(static.key, entry)
-        return Lowered(call, description, lowered)
+        return Lowered(call, call.description, lowered)
 
     def miss(
         self,
@@ -261,7 +260,9 @@ class Site:
     def tracing(self, call: Call) -> Iterator[None]:
         """While JAX traces the user's function: explains, limits and counts the trace."""
         history = self.program.history
-        trace = self._new_trace(call.entry, call.arguments, call.leaves)
+        trace = self._new_trace(
+            call.entry, self.describe(call.arguments, call.leaves), has_tracers(call.leaves)
+        )
         history.begin(trace)
         is_made = False
         try:
@@ -273,17 +274,16 @@ class Site:
             history.end(trace, is_made)
 
     def begin_recompilation(
-        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, entry: Entry, description: Description, is_transformed: bool
     ) -> tuple[Trace, bool]:
-        """Explains and limits what JAX compiles by itself, as it does so in a warm call.
+        """Explains and limits what JAX compiles without tracing, as it begins to.
 
         **Returns:**
 
         The trace that is compiled, and whether that is for another time.
         """
         history = self.program.history
-        leaves, static = self.partition(args, kwargs)
-        trace = self._new_trace(entry, static, leaves)
+        trace = self._new_trace(entry, description, is_transformed)
         earlier = history.uncompiled(trace)
         if earlier is not None:
             return earlier, False
@@ -291,13 +291,13 @@ class Site:
         history.begin(trace)
         return trace, True
 
-    def _new_trace(self, entry: Entry, static: StaticHalf, leaves: list[Any]) -> Trace:
+    def _new_trace(self, entry: Entry, description: Description, is_transformed: bool) -> Trace:
         return Trace(
             self.wrapped.binding.label,
-            self.describe(static, leaves),
+            description,
             trace_configuration(),
             call_site(),
-            is_transformed=any(isinstance(leaf, Tracer) for leaf in leaves),
+            is_transformed=is_transformed,
             fate=entry.fate,
         )
 
