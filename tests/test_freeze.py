@@ -144,19 +144,25 @@ def test_transformations_and_nesting():
 
 
 def test_donation_takes_the_arguments_and_leaves_the_weights():
-    def step(m, x):
-        return x * m.weight
+    class Scale(eqx.Module):
+        weight: jax.Array
+
+        @eqxjit.filter_jit(donate="all")
+        def step(self, x):
+            # As many outputs as there are arrays that could be donated.
+            return x * self.weight, x + self.weight
 
     for bound in (0, 2**20):
-        frozen = eqxjit.freeze(
-            eqxjit.filter_jit(step, donate="all"), Model(X), max_constant_bytes=bound
-        )
-        x = jnp.ones(4)
-        for i in range(1, CALLS):
-            y = frozen(x)
-            assert x.is_deleted()
-            np.testing.assert_allclose(y, X**i)
-            x = y
+        for frozen in (
+            eqxjit.freeze(Scale.step, Scale(X), max_constant_bytes=bound),
+            eqxjit.freeze(Scale(X).step, max_constant_bytes=bound),
+        ):
+            x = jnp.ones(4)
+            for i in range(1, CALLS):
+                y, _ = frozen(x)
+                assert x.is_deleted()
+                np.testing.assert_allclose(y, X**i)
+                x = y
 
 
 def test_errors_name_what_is_wrong():
