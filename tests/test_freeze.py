@@ -119,6 +119,15 @@ def test_each_freeze_is_one_of_its_own():
         np.testing.assert_array_equal(eqxjit.freeze(Model(X * i))(X), X * i * X)
 
 
+def test_frozen_functions_as_arguments_are_told_apart():
+    apply = eqxjit.filter_jit(lambda f, x: f(x))
+    upstream = eqx.filter_jit(lambda f, x: f(x))
+    for _ in range(2):
+        for i in range(3):
+            for each in (apply, upstream):
+                np.testing.assert_array_equal(each(eqxjit.freeze(Model(X * i)), X), X * i * X)
+
+
 def test_several_structures():
     frozen = eqxjit.freeze(lambda m, x: jax.tree.map(m, x), Model(X))
     for _ in range(CALLS):

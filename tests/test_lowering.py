@@ -191,6 +191,10 @@ def test_a_returned_object_changed_in_place_is_an_error():
 
 
 def test_errors_at_runtime_are_raised_at_the_call():
+    harmless = eqxjit.filter_jit(lambda x: x * 2).lower(X).compile()
+    harmless(X)
+    entry = harmless._call.entry
+    assert not (entry.blocks or entry.unclassified), "would wait for each computation"
     f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
     compiled = f.lower(X).compile()
     for _ in range(CALLS):

@@ -167,15 +167,16 @@ def test_a_part_of_a_file_is_noticed(tmp_path, part):
         eqxjit.load(path)
 
 
-def _changed(path, **changes):
-    """Rewrites a file with other entries of the manifest, and a checksum that fits."""
+def _changed(path, fits=True, **changes):
+    """Rewrites a file with other entries of the manifest, and a checksum that fits, if wanted."""
     import hashlib
 
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     manifest = {**json.loads(files["manifest.json"]), **changes}
     files["manifest.json"] = json.dumps(manifest).encode()
-    files["manifest.sha256"] = hashlib.sha256(files["manifest.json"]).hexdigest().encode()
+    if fits:
+        files["manifest.sha256"] = hashlib.sha256(files["manifest.json"]).hexdigest().encode()
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
             archive.writestr(name, content)
@@ -210,7 +211,11 @@ def test_other_versions_and_platforms_are_refused(tmp_path):
         eqxjit.load(path)
     with zipfile.ZipFile(path) as archive:
         hashes = json.loads(archive.read("manifest.json"))["sha256"]
-    _changed(path, version=1, sha256={**hashes, "program.bin": "0" * 64})
+    _changed(path, version=1)
+    _changed(path, fits=False, name="another")
+    with pytest.raises(ValueError, match="damaged: a checksum differs"):
+        eqxjit.load(path)
+    _changed(path, sha256={**hashes, "program.bin": "0" * 64})
     with pytest.raises(ValueError, match="damaged: a checksum differs"):
         eqxjit.load(path)
 
