@@ -58,6 +58,22 @@ class Twins:
         assert self.ours.traces <= self.upstream.traces
 
 
+class Own:
+    """Hashable, with its own `==`, and changeable."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return type(other) is Own and self.value == other.value
+
+    def __hash__(self):
+        return hash(self.value)
+
+    def __repr__(self):
+        return f"Own({self.value})"
+
+
 def assert_specialized(wrapper: Any) -> None:
     """A warm function has a specialised call, unless those are switched off."""
     assert (wrapper.specialized_source() is not None) == SPECIALIZING

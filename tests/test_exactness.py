@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from helpers import SPECIALIZING, Counted, assert_same, assert_specialized
+from helpers import SPECIALIZING, Counted, Own, assert_same, assert_specialized
 from sides import CALLS
 
 import eqxjit
@@ -315,19 +315,6 @@ def test_a_container_changed_in_place_is_seen(name):
     warm(container, 1)
     # And what was first is still served rightly.
     warm.check(make(), 1)
-
-
-class Own:
-    """Hashable, with its own `==`, and changeable."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def __eq__(self, other):
-        return type(other) is Own and self.value == other.value
-
-    def __hash__(self):
-        return hash(self.value)
 
 
 @dataclasses.dataclass(unsafe_hash=True)

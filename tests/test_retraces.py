@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import Counted
+from helpers import Counted, Own
 from processes import run
 from sides import CALLS, both
 
@@ -484,35 +484,22 @@ def test_cleared_and_evicted_caches(warm):
 
 
 def test_a_static_object_changed_in_place():
-    class Named:
-        def __init__(self, name):
-            self.name = name
-
-        def __eq__(self, other):
-            return type(other) is Named and other.name == self.name
-
-        def __hash__(self):
-            return hash(self.name)
-
-        def __repr__(self):
-            return f"Named({self.name})"
-
     f = eqxjit.filter_jit(lambda x, named: (x, named))
-    named = Named("a")
+    named = Own("a")
     f(X, named)
-    named.name = "b"
-    f(X, Named("a"))
+    named.value = "b"
+    f(X, Own("a"))
     [difference] = f.traces()[1].differences
     assert difference.category == "cache evicted or cleared"
     assert "changed in place" in difference.new
     returned, _ = f(X, named), f(X, named)
-    returned[1].name = "d"
-    f(X, Named("b"))
+    returned[1].value = "d"
+    f(X, Own("b"))
     assert "changed in place" in f.traces()[-1].reason
-    f(X, Named("c"))
+    f(X, Own("c"))
     [difference] = f.traces()[-1].differences
     assert difference[:2] == ("static value changed", "named")
-    assert difference.new == "Named(c)"
+    assert difference.new == "Own(c)"
 
 
 def test_recompilations_are_seen():

@@ -122,8 +122,8 @@ class Description(NamedTuple):
 UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
 
 
-class _Slot:
-    """Stands where an array was."""
+class Slot:
+    """Stands where an array was, in a tree that is looked at or written down."""
 
     __slots__ = ("index",)
 
@@ -148,10 +148,10 @@ def describe(
     """
     try:
         arrays = [*leaves, *fun_leaves]
-        args, kwargs = arguments.combine(map(_Slot, range(len(leaves))))
+        args, kwargs = arguments.combine(map(Slot, range(len(leaves))))
         named = named_arguments(binding, args, kwargs)
         if fun_leaves:
-            named.append(("fun", fun.combine(map(_Slot, range(len(leaves), len(arrays))))))
+            named.append(("fun", fun.combine(map(Slot, range(len(leaves), len(arrays))))))
         return _describe(named, arrays)
     except Exception:
         # Say, a node of the user's that can't be made without its arrays.
@@ -168,7 +168,7 @@ def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
         kind = type(value)
         children: _Children = ()
         # What most parts are comes first.
-        if kind is _Slot:
+        if kind is Slot:
             part = _array_part(arrays[value.index])
         elif kind in _SIMPLE and (kind is not str or len(value) < _LONG_TEXT):
             part = _simple_part(value, is_static)
@@ -296,22 +296,16 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
         known = _known_node(value)
         if known is not None:
             return known
-        fields = compared_fields(type(value)) if _is_dataclass(value) else None
+        fields = compared_fields(kind)
         if fields is not None:
             children: _Children = [(f".{name}", getattr(value, name), True) for name in fields]
-            return NodePart(type(value).__name__, lasting(type(value))), children
+            return NodePart(kind.__name__, lasting(kind)), children
     try:
         key = lasting(static_key(value))
     except Exception:
         key = id(value)
-    name = type(value).__name__
-    made_at = _made_at(value)
-    by_identity = type(value).__eq__ is object.__eq__
-    return StaticPart(_text(value), key, name, is_field, made_at, by_identity), ()
-
-
-def _is_dataclass(value: Any) -> bool:
-    return hasattr(type(value), "__dataclass_fields__") and not isinstance(value, type)
+    by_identity = kind.__eq__ is object.__eq__
+    return StaticPart(_text(value), key, kind.__name__, is_field, made_at(value), by_identity), ()
 
 
 def lasting(key: Hashable) -> Hashable:
@@ -333,7 +327,7 @@ def _text(value: Any) -> str:
     """What to show of a static value: `repr`, and for callables what a user calls them."""
     if isinstance(value, types.FunctionType):
         is_named = "<" not in value.__qualname__
-        return value.__qualname__ if is_named else f"`{value.__name__}` at {_made_at(value)}"
+        return value.__qualname__ if is_named else f"`{value.__name__}` at {made_at(value)}"
     if isinstance(value, functools.partial):
         return f"partial of {_text(value.func)} with {short((*value.args, value.keywords))}"
     if isinstance(value, types.MethodType):
@@ -355,21 +349,21 @@ def _text(value: Any) -> str:
     return short(value)
 
 
-def _made_at(value: Any) -> str:
+def made_at(value: Any) -> str:
     """Where the code of a callable is, and what it was wrapped in; empty for anything else."""
     if isinstance(value, types.FunctionType):
         code = value.__code__
         return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
     if isinstance(value, functools.partial):
-        return _made_at(value.func)
+        return made_at(value.func)
     if isinstance(value, types.MethodType):
-        return _made_at(value.__func__)
+        return made_at(value.__func__)
     if callable(value):
         try:
             wrapped = inspect.unwrap(value)
         except Exception:
             return ""
-        return _made_at(wrapped) if isinstance(wrapped, types.FunctionType) else ""
+        return made_at(wrapped) if isinstance(wrapped, types.FunctionType) else ""
     return ""
 
 

@@ -17,7 +17,7 @@ from ._description import Description
 from ._events import observers
 from ._jaxpr_size import size_of
 from ._options import Options
-from ._partition import DYNAMIC, StaticHalf, split_leaves
+from ._partition import DYNAMIC, StaticHalf, has_tracers, split_leaves
 from ._static_key import identity_suffices, static_key, treedef_key
 from ._trace import Trace
 
@@ -225,7 +225,7 @@ class Entry:
 
     def measure(self, trace: Trace, leaves: list[Any]) -> None:
         """Fills in the size of a trace, made just now for these leaves."""
-        if any(_is_tracer(leaf) for leaf in leaves) and not observers:
+        if has_tracers(leaves) and not observers:
             # It became part of an outer program, which is measured; and asking takes its time.
             return
         try:
@@ -236,7 +236,7 @@ class Entry:
 
     def classify(self, leaves: list[Any]) -> None:
         """Looks at the program for these leaves, which has just run. Served from JAX's caches."""
-        if any(_is_tracer(leaf) for leaf in leaves):
+        if has_tracers(leaves):
             # The outer program is what runs. A later call with arrays is served by this trace.
             return
         try:
@@ -263,7 +263,7 @@ def wait_for(output: Output) -> None:
     pending: list[Any] = list(arrays_of(output))
     while pending:
         array = pending.pop()
-        if _is_tracer(array):
+        if isinstance(array, Tracer):
             # Under an eager `vmap` or `grad` the program has run all the same.
             pending.extend(wrapped_by_tracer(array))
         elif isinstance(array, jax.Array):
@@ -272,11 +272,7 @@ def wait_for(output: Output) -> None:
 
 def holds_tracer(output: Output) -> bool:
     """Whether a call was part of some transformation, rather than run for itself."""
-    return any(_is_tracer(array) for array in arrays_of(output))
-
-
-def _is_tracer(leaf: Any) -> bool:
-    return isinstance(leaf, Tracer)
+    return has_tracers(arrays_of(output))
 
 
 def _traced(name: str, entry_ref: "weakref.ref[Entry]") -> Callable[..., Any]:

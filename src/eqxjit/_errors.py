@@ -139,7 +139,7 @@ def argument_error(error: BaseException, arguments: list[tuple[str, Any]]) -> Ba
 def _bad_static(node: Any) -> tuple[str, Any, str, str] | None:
     """The first value in a node's static half that can't be keyed: where, what, and why."""
     if issubclass(type(node), eqx.Module):
-        candidates = [(f".{name}", value) for name, value in module_fields(node, static=True)]
+        candidates = [(f".{name}", value) for name, value in _fields(node, static=True)]
     elif _is_leaf(node) and not is_array_leaf(node):
         reason = _raises(lambda: hash(node))
         if reason:
@@ -193,7 +193,7 @@ def _is_leaf(node: Any) -> bool:
     return jax.tree_util.all_leaves([node])
 
 
-def module_fields(module: eqx.Module, static: bool) -> list[tuple[str, Any]]:
+def _fields(module: eqx.Module, static: bool) -> list[tuple[str, Any]]:
     """The static, or the other, fields of a Module instance that are set."""
     values = fields_of(module)
     return [
@@ -221,7 +221,7 @@ def _nodes_with_paths(arguments: list[tuple[str, Any]]) -> Iterable[tuple[str, A
             elif issubclass(type(node), (tuple, list)):
                 children = [(f"{path}[{i}]", child) for i, child in enumerate(node)]
             elif issubclass(type(node), eqx.Module):
-                children = [(f"{path}.{k}", v) for k, v in module_fields(node, static=False)]
+                children = [(f"{path}.{k}", v) for k, v in _fields(node, static=False)]
             ancestors = (*ancestors, id(node))
             pending.extend((p, child, ancestors) for p, child in reversed(children))
 

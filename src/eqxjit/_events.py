@@ -83,9 +83,7 @@ _state = _State()
 @contextmanager
 def tracing(function: str, trace: Trace) -> Iterator[None]:
     """While a function of ours is traced, which may be within another's trace."""
-    for observer in tuple(observers):
-        observer.begun(function, TRACING)
-    _state.nested.append(0.0)
+    _begin_phase(function, TRACING)
     start = time.perf_counter()
     try:
         yield
@@ -93,6 +91,12 @@ def tracing(function: str, trace: Trace) -> Iterator[None]:
         seconds = time.perf_counter() - start
         trace.seconds.tracing = seconds
         _end_phase(function, TRACING, seconds)
+
+
+def _begin_phase(function: str, phase: str) -> None:
+    _state.nested.append(0.0)
+    for observer in tuple(observers):
+        observer.begun(function, phase)
 
 
 def _end_phase(function: str, phase: str, seconds: float, from_cache: bool = False) -> None:
@@ -115,11 +119,9 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     phase = _PHASES.get(event)
     if phase is None:
         return
-    if phase == TRACING and _state.nested:
-        # Some versions of JAX report nested traces, too: parts of the outer one to us.
-        _state.nested.append(0.0)
-        return
-    if phase != COMPILING and not observers:
+    # Some versions of JAX report nested traces, too: parts of the outer one to us.
+    is_part = phase == TRACING and _state.nested
+    if is_part or (phase != COMPILING and not observers):
         _state.nested.append(0.0)
         return
     origin = _Origin(fun_name)
@@ -131,9 +133,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
         except Exception:
             # What can't be told about mustn't fail.
             _state.recompilation = None
-    _state.nested.append(0.0)
-    for observer in tuple(observers):
-        observer.begun(origin.label, phase)
+    _begin_phase(origin.label, phase)
 
 
 def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:

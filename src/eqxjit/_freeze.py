@@ -48,7 +48,7 @@ class FrozenPjitFunction(FilterPjitFunction):
     def constant_bytes(self) -> int:
         """How many bytes of arrays are compiled in; those of larger arrays are passed along."""
         leaves = self._wrapped.fun.leaves
-        return sum([leaf.size * leaf.dtype.itemsize for leaf in leaves if eqx.is_array(leaf)])
+        return sum([leaf.nbytes for leaf in leaves if eqx.is_array(leaf)])
 
     def compile(
         self, /, *args: Any, other_shapes: OtherShapes = "compile", **kwargs: Any
@@ -235,18 +235,13 @@ def freeze(
             raise clearer from error
         raise
     arrays = [_snapshot(leaf) for leaf in leaves]
-    is_passed = [array.size * array.dtype.itemsize > max_constant_bytes for array in arrays]
-    constants = iter(
-        [DYNAMIC if passed else array for passed, array in zip(is_passed, arrays, strict=True)]
-    )
+    passed = [array for array in arrays if array.nbytes > max_constant_bytes]
+    constants = (array if array.nbytes <= max_constant_bytes else DYNAMIC for array in arrays)
     with_constants = [next(constants) if leaf is DYNAMIC else leaf for leaf in static.leaves]
     frozen = StaticHalf(static.treedef, tuple(with_constants), _Snapshot())
     remaining = functools.partial(fun, *args, **kwargs)
     program = Program(Binding(remaining, *names_of(fun)), options, None)
-    return FrozenPjitFunction(
-        WrappedFunction(fun, frozen, options, program),
-        tuple(array for passed, array in zip(is_passed, arrays, strict=True) if passed),
-    )
+    return FrozenPjitFunction(WrappedFunction(fun, frozen, options, program), tuple(passed))
 
 
 class _Snapshot:

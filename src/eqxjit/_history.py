@@ -2,14 +2,13 @@
 
 import collections
 import inspect
-import os
 import threading
 import types
 import warnings
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from ._description import UNKNOWN, lasting
+from ._description import UNKNOWN, lasting, made_at
 from ._differences import (
     CACHE,
     FUNCTION,
@@ -69,9 +68,8 @@ def definition_of(fun: types.FunctionType, number: int) -> Definition | None:
         captured = [_captured(cell.cell_contents) for cell in fun.__closure__ or ()]
     except Exception:
         return None
-    place = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
     where = (code.co_filename, code.co_firstlineno, code.co_qualname, hash(code.co_code))
-    return Definition(place, (where, *captured), number)
+    return Definition(made_at(fun), (where, *captured), number)
 
 
 def _captured(value: Any) -> Hashable:

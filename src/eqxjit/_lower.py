@@ -8,8 +8,7 @@ import jax
 
 from ._description import Description
 from ._differences import OF_ARRAYS, differences
-from ._entry import Call, Output, wait_for
-from ._partition import StaticHalf
+from ._entry import Call, wait_for
 from ._specialize import specialized_call
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -24,10 +23,9 @@ class Lowered:
     - `lowered`: JAX's own `jax.stages.Lowered`.
     """
 
-    def __init__(self, call: Call, description: Description, lowered: jax.stages.Lowered):
+    def __init__(self, call: Call, lowered: jax.stages.Lowered):
         self.lowered = lowered
         self._call = call
-        self._description = description
         self._bound: Arguments = (), {}
 
     def bind(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> "Lowered":
@@ -49,7 +47,7 @@ class Lowered:
         # What is compiled here belongs to the trace that was made for it.
         __eqxjit_call__ = self._call  # noqa: F841
         compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
-        return Compiled(self._call, self._description, compiled, self._bound)
+        return Compiled(self._call, compiled, self._bound)
 
 
 class Compiled:
@@ -66,24 +64,18 @@ class Compiled:
     """
 
     # As of a wrapper: CPython calls what the slot holds, with no frame of ours in between.
-    __slots__ = ("__call__", "__weakref__", "_call", "_description", "_n_calls", "compiled")
+    __slots__ = ("__call__", "__weakref__", "_bound", "_call", "_n_calls", "compiled")
 
-    def __init__(
-        self,
-        call: Call,
-        description: Description,
-        compiled: jax.stages.Compiled,
-        bound: Arguments,
-    ):
+    def __init__(self, call: Call, compiled: jax.stages.Compiled, bound: Arguments):
         self.compiled = compiled
         self._call = call
-        self._description = description
+        self._bound = bound
         #: How many calls have come through the generic path.
         self._n_calls = 0
-        self._fill_slot(call.site.wrapped.binding.receiver(self._call_generic), bound)
+        self._fill_slot(call.site.wrapped.binding.receiver(self._call_generic))
 
-    def _fill_slot(self, fun: Callable[..., Any], bound: Arguments) -> None:
-        args, keywords = bound
+    def _fill_slot(self, fun: Callable[..., Any]) -> None:
+        args, keywords = self._bound
         self.__call__ = functools.partial(fun, *args, **keywords) if args or keywords else fun
 
     def _call_generic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -109,30 +101,16 @@ class Compiled:
             raise
         self._n_calls += 1
         if self._n_calls == _CALLS_BEFORE_SPECIALIZING:
-            self._specialize(args, kwargs, static, leaves, output)
+            call = specialized_call(site, entry, args, kwargs, static, leaves, output)
+            if call is not None:
+                generic = site.wrapped.binding.receiver(self._call_generic)
+                self._fill_slot(call.instantiate(site, generic, self.compiled))
         return entry.rebuild(output)
-
-    def _specialize(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        static: StaticHalf,
-        leaves: list[Any],
-        output: Output,
-    ) -> None:
-        """Has a specialised call serve from now on, if one can be made."""
-        site, entry = self._call.site, self._call.entry
-        call = specialized_call(site, entry, args, kwargs, static, leaves, output)
-        if call is not None:
-            generic = self.__call__
-            bound: Arguments = (), {}
-            if isinstance(generic, functools.partial):
-                bound, generic = (generic.args, generic.keywords), generic.func
-            self._fill_slot(call.instantiate(site, generic, self.compiled), bound)
 
     def _lowered_for_others(self, called_with: Description) -> ValueError:
         """The error for a call whose static half isn't the one that this was compiled for."""
-        found = differences(self._description, called_with)
+        assert self._call.description is not None
+        found = differences(self._call.description, called_with)
         static = tuple(d for d in found if d.category not in OF_ARRAYS)
         return ValueError(
             f"`{self._call.entry.name}` was lowered for other static arguments: "

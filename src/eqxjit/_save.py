@@ -4,6 +4,7 @@ The file is a zip archive: a manifest with its checksum, the program as `jax.exp
 and the arrays that aren't compiled in.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import inspect
@@ -18,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import Exported, deserialize, export
 
-from ._entry import Call
+from ._description import Slot
+from ._entry import Entry
 from ._partition import partition
 from ._site import Site
 
@@ -44,23 +46,23 @@ class SavedFunction:
         self.arrays = arrays
 
 
-class _Slot:
-    """Stands for an array in a tree that is written down."""
-
-    def __init__(self, index: int):
-        self.index = index
-
-
 # --- Writing ----------------------------------------------------------------------------------
 
 
 def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Writes the program for arguments like these, and the function's arrays."""
     binding = site.wrapped.binding
-    args, kwargs = site.receive(lambda args, kwargs: (args, kwargs), args, kwargs)
-    leaves, call, exported = _exported(site, args, kwargs)
-    output = call.entry.descriptions[0].rebuild([_Slot(i) for i in range(len(exported.out_avals))])
-    inputs = call.arguments.combine(_Slot(i) for i in range(len(leaves)))
+    call, exported = site.receive(functools.partial(site.stage, export), args, kwargs)
+    entry: Entry = call.entry
+    if len(entry.descriptions) != 1:
+        raise ValueError(
+            "What the function returns beside arrays depends on their shapes. Freeze it anew, and "
+            "save it before it is called."
+        )
+    output = entry.descriptions[0].rebuild([Slot(i) for i in range(len(exported.out_avals))])
+    inputs = call.arguments.combine(map(Slot, range(call.arguments.n_arrays)))
+    n_first, n_passed = entry.n_first, len(site.fun_leaves)
+    avals = [*exported.in_avals[:n_first], *exported.in_avals[n_first + n_passed :]]
     files = {_PROGRAM: _serialized(exported)}
     arrays: list[dict[str, Any]] = []
     for i, array in enumerate(site.fun_leaves):
@@ -82,8 +84,8 @@ def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             [p.name, p.kind.name, p.default is not inspect.Parameter.empty]
             for p in binding.parameters
         ],
-        "n_first": call.entry.n_first,
-        "avals": [str(jax.typeof(leaf)) for leaf in leaves],
+        "n_first": n_first,
+        "avals": [str(aval) for aval in avals],
         "inputs": _written(inputs, "the arguments"),
         "output": _written(output, "the output"),
         "arrays": arrays,
@@ -99,24 +101,6 @@ def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     os.replace(temporary, path)
 
 
-def _exported(
-    site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[Any], Call, Exported]:
-    leaves, static = site.partition(args, kwargs)
-    entry = site.find_or_add(static, args, kwargs)
-    call = Call(site, entry, static, leaves)
-    try:
-        exported = site.run(export(entry.jitted), call)
-    finally:
-        site.program.keep_if_traced(static.key, entry)
-    if len(entry.descriptions) != 1:
-        raise ValueError(
-            "What the function returns beside arrays depends on their shapes. Freeze it anew, and "
-            "save it before it is called."
-        )
-    return leaves, call, exported
-
-
 def _serialized(exported: Exported) -> bytes:
     try:
         return bytes(exported.serialize())
@@ -125,14 +109,14 @@ def _serialized(exported: Exported) -> bytes:
 
 
 def _written(tree: Any, path: str) -> Any:
-    """A tree as JSON: containers, `_Slot`s for arrays, and plain values.
+    """A tree as JSON: containers, `Slot`s for arrays, and plain values.
 
     **Raises:**
 
     - `ValueError`, for anything else, which only pickle could write.
     """
     kind = type(tree)
-    if kind is _Slot:
+    if kind is Slot:
         return {"array": tree.index}
     if kind in _VALUES:
         return {"value": tree}

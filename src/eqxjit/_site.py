@@ -129,7 +129,7 @@ class Site:
             self.explain(args, kwargs)
             raise
         if output is None:
-            return self.retrace(args, kwargs)
+            return self.miss_in_turn(leaves, static, args, kwargs)
         entry.hits += 1
         if is_worth_specializing(entry, static):
             self._own_entry = weakref.ref(entry)
@@ -141,7 +141,17 @@ class Site:
         __tracebackhide__ = True
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
-        leaves, static = self.partition(args, kwargs)
+        return self.miss_in_turn(*self.partition(args, kwargs), args, kwargs)
+
+    def miss_in_turn(
+        self,
+        leaves: list[Any],
+        static: StaticHalf,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """`miss`, for a warm call: one thread at a time for each shape."""
+        __tracebackhide__ = True
         # To JAX the signal to retrace is a trace that failed, which threads that wait for it then
         # each make for themselves. In turn they find what the first of them has compiled.
         shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
@@ -162,15 +172,24 @@ class Site:
     def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
         """Traces and lowers what a call would run."""
         __tracebackhide__ = True
+        return Lowered(*self.stage(lambda jitted: jitted.lower, args, kwargs))
+
+    def stage(
+        self,
+        stage: Callable[[Any], Callable[..., Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Call, Any]:
+        """What `stage(jitted)` makes of the arrays of a call, which isn't run; and the call."""
+        __tracebackhide__ = True
         leaves, static = self.partition(args, kwargs)
         entry = self.find_or_add(static, args, kwargs)
         call = Call(self, entry, static, leaves)
         call.description = self.describe(static, leaves)
         try:
-            lowered = self.run(entry.jitted.lower, call)
+            return call, self.run(stage(entry.jitted), call)
         finally:
             self.program.keep_if_traced(static.key, entry)
-        return Lowered(call, call.description, lowered)
 
     def miss(
         self,
@@ -260,9 +279,8 @@ class Site:
     def tracing(self, call: Call) -> Iterator[None]:
         """While JAX traces the user's function: explains, limits and counts the trace."""
         history = self.program.history
-        trace = self._new_trace(
-            call.entry, self.describe(call.arguments, call.leaves), has_tracers(call.leaves)
-        )
+        description = call.description or self.describe(call.arguments, call.leaves)
+        trace = self._new_trace(call.entry, description, has_tracers(call.leaves))
         history.begin(trace)
         is_made = False
         try:
