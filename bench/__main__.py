@@ -7,6 +7,8 @@ import sys
 COMMANDS = {
     "digits": "train a digit classifier under both filter_jits; are they identical, and how fast?",
     "calls": "the cost of a warm call, against every competitor, over many workloads",
+    "latency": "p50 to p99.9 of small fixed models, against ONNX Runtime, PyTorch and JAX itself",
+    "advice": "what each advice of the latency guide is worth",
     "startup": "the cost of importing, of a first call, and of nested calls while tracing",
     "overlap": "how much host work hides behind asynchronous computation",
     "memory": "what a process keeps after many warm calls, static values, and models",

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import psutil
 
-PACKAGES = ("eqxjit", "jax", "jaxlib", "equinox", "flax", "optax", "numpy")
+PACKAGES = ("eqxjit", "jax", "jaxlib", "equinox", "flax", "optax", "numpy", "onnxruntime", "torch")
 
 
 def facts() -> dict[str, Any]:

@@ -1,9 +1,21 @@
 """Interleaved timing of several ways to do the same work: the one clock of these benchmarks."""
 
+import time
 import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+_SAMPLING = """
+def sample(count):
+    {targets}, = fresh()
+    seconds = []
+    for _ in range(count):
+        start = clock()
+        {statement}
+        seconds.append(clock() - start)
+    return seconds
+"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,16 @@ class Case:
             lambda: {**self.names(), **other.names()},
             self.outputs + other.outputs,
         )
+
+    def sampler(self) -> Callable[[int], list[float]]:
+        """A function that executes the statement so many times, and times each by itself.
+
+        The clock adds about 0.05 microseconds to each.
+        """
+        targets = ", ".join(self.names())
+        namespace = {"fresh": self._fresh, "clock": time.perf_counter}
+        exec(_SAMPLING.format(targets=targets, statement=self.statement), namespace)
+        return namespace["sample"]
 
     def _fresh(self) -> tuple[Any, ...]:
         return tuple(self.names().values())

@@ -120,6 +120,21 @@ def batch_forward(model: ConvNet, state: eqx.nn.State, images: Array) -> tuple[e
     return state, logits
 
 
+def small_conv_net(*, key: PRNGKeyArray) -> eqx.nn.Sequential:
+    """Two convolutions and a linear layer, from (1, 8, 8) to 10 logits."""
+    keys = jr.split(key, 3)
+    return eqx.nn.Sequential(
+        [
+            eqx.nn.Conv2d(1, 8, 3, padding=1, key=keys[0]),
+            eqx.nn.Lambda(jax.nn.relu),
+            eqx.nn.Conv2d(8, 16, 3, stride=2, padding=1, key=keys[1]),
+            eqx.nn.Lambda(jax.nn.relu),
+            eqx.nn.Lambda(jnp.ravel),
+            eqx.nn.Linear(16 * 4 * 4, 10, key=keys[2]),
+        ]
+    )
+
+
 class DropoutNet(eqx.Module):
     """An MLP with dropout, whose structure differs between training and evaluation."""
 

@@ -1,6 +1,6 @@
-"""The two pictures of `bench calls`."""
+"""The pictures of `bench calls` and `bench latency`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -69,3 +69,33 @@ def leaves(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
         panels[0][0].legend(fontsize="small")
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def latencies(times: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
+    """A panel for each model, a row for each competitor: from p50 (dot) over p99 to p99.9."""
+    names = list(dict.fromkeys(name for rows in times.values() for name in rows))
+    figure, panels = plt.subplots(
+        1,
+        len(times),
+        figsize=(3 + 2.6 * len(times), 1 + 0.3 * len(names)),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axes, (model, rows) in zip(panels[0], times.items(), strict=True):
+        for name, (p50, p99, p999) in rows.items():
+            row, colour = names.index(name), _colour(name)
+            axes.plot([p50, p999], [row, row], color=colour, linewidth=1)
+            axes.scatter([p50], [row], color=colour, s=40)
+            axes.scatter([p99, p999], [row, row], color=colour, marker="|")
+        axes.set(xscale="log", title=model, xlabel="µs: p50, p99, p99.9")
+        axes.grid(which="both", axis="x", alpha=0.25)
+    panels[0][0].set_yticks(range(len(names)), names)
+    panels[0][0].invert_yaxis()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _colour(name: str) -> str:
+    families = {"eqxjit": "tab:green", "equinox": "tab:red", "jax.jit": "black"}
+    return next((c for family, c in families.items() if name.startswith(family)), "tab:blue")

@@ -1,0 +1,1 @@
+"""The models of `bench latency` under other packages: heavy ones, in the extra `peers`."""
