@@ -114,6 +114,21 @@ def test_it_is_a_snapshot():
             np.testing.assert_array_equal(f(x), np.arange(4.0) * i)
 
 
+def test_arrays_in_a_partial_are_frozen_as_well():
+    weight = np.arange(4.0, dtype=np.float32)
+    frozen = eqxjit.freeze(functools.partial(lambda w, x: w * x, weight))
+    assert frozen.constant_bytes == weight.nbytes
+    weight[:] = 0
+    for _ in range(CALLS):
+        assert_same(frozen(X), jnp.arange(4.0) * X)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_mapped_model_gives_no_warning():
+    # `equinox.Partial` warns of `jax.vmap(model)` inside it, and of the copy that isn't trained.
+    assert eqxjit.freeze(jax.vmap(mlp()))(jnp.ones((2, 4))).shape == (2, 3)
+
+
 def test_each_freeze_is_one_of_its_own():
     for i in range(4):
         np.testing.assert_array_equal(eqxjit.freeze(Model(X * i))(X), X * i * X)

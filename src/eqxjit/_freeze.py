@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.tree_util import register_pytree_node
 
 from . import _save
 from ._binding import Binding
@@ -228,7 +229,7 @@ def freeze(
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
     _check_signature(fun, args, kwargs)
     try:
-        leaves, static = partition(eqx.Partial(fun, *args, **kwargs))
+        leaves, static = partition(_Partial(fun, *args, **kwargs))
     except Exception as error:
         clearer = argument_error(error, [("fun", fun), ("args", args), ("kwargs", kwargs)])
         if clearer is not None:
@@ -242,6 +243,22 @@ def freeze(
     remaining = functools.partial(fun, *args, **kwargs)
     program = Program(Binding(remaining, *names_of(fun)), options, None)
     return FrozenPjitFunction(WrappedFunction(fun, frozen, options, program), tuple(passed))
+
+
+class _Partial(functools.partial[Any]):
+    """What is frozen, as a pytree; `equinox.Partial` warns of a `jax.vmap(model)` in it."""
+
+
+def _unflatten_partial(_: None, children: Any) -> _Partial:
+    fun, args, kwargs = children
+    return _Partial(fun, *args, **kwargs)
+
+
+register_pytree_node(
+    _Partial,
+    lambda partial: ((partial.func, partial.args, partial.keywords), None),
+    _unflatten_partial,
+)
 
 
 class _Snapshot:
