@@ -263,6 +263,19 @@ def test_other_shapes_can_be_refused():
         frozen.compile(jax.eval_shape(lambda: KEY))
 
 
+def test_other_shapes_are_refused_until_it_is_compiled_anew():
+    frozen = eqxjit.freeze(eqxjit.filter_jit(mlp(), max_traces=2))
+    frozen.compile(X, other_shapes="raise")
+    frozen.clear_cache()
+    for x in (X, X.astype(jnp.int32)):
+        with pytest.raises(eqxjit.TooManyTracesError, match="was compiled ahead of time"):
+            frozen(x)
+    frozen.compile(X)
+    frozen(X), frozen(X.astype(jnp.int32))
+    with pytest.raises(eqxjit.TooManyTracesError, match="may be traced 2 times"):
+        frozen(X.astype(jnp.bfloat16))
+
+
 def test_static_arguments_ahead_of_time():
     frozen = eqxjit.freeze(Model(X))
     frozen.compile(jax.ShapeDtypeStruct((4,), jnp.float32), n=3, other_shapes="raise")

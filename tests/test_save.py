@@ -1,5 +1,6 @@
 """`frozen.save` and `eqxjit.load`: the same results in another process; wrong files are refused."""
 
+import contextlib
 import json
 import os
 import zipfile
@@ -156,6 +157,18 @@ def test_a_changed_byte_is_noticed(tmp_path, position):
     else:
         # Zip archives hold a few bytes that mean nothing, such as dates.
         np.testing.assert_allclose(loaded(X), mlp()(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bit", [0, 3])
+def test_a_changed_directory_is_noticed(tmp_path, bit):
+    path = saved(tmp_path, mlp(), X)
+    content = path.read_bytes()
+    for position in range(content.index(b"PK\x01\x02"), len(content)):
+        changed = bytearray(content)
+        changed[position] ^= 1 << bit
+        path.write_bytes(changed)
+        with contextlib.suppress(ValueError):
+            eqxjit.load(path)
 
 
 @pytest.mark.parametrize("part", [0, 10, 0.5, 0.99])

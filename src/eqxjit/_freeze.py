@@ -56,6 +56,9 @@ class FrozenPjitFunction(FilterPjitFunction):
     ) -> CompiledProgram:
         """Compiles for arguments like these, so that the first call with such need not.
 
+        The second call writes the specialised call, which takes milliseconds: a server that wants
+        its first request to be as fast as all others calls it some times before.
+
         **Arguments:**
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
@@ -297,7 +300,7 @@ def load(path: Path) -> FrozenPjitFunction:
     **Returns:**
 
     A frozen function for arguments of the shapes, dtypes and static values that it was saved for;
-    others raise a `ValueError`.
+    others raise a `ValueError` (after `compile(..., other_shapes="raise")` a `TooManyTracesError`).
 
     **Raises:**
 

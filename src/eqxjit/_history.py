@@ -93,9 +93,8 @@ class History:
         self.n_recompilations = 0
         self._definition = definition
         self._max_traces = max_traces
-        self._why_limited = (
-            f"`{name}` may be traced {_times(max_traces)} (`max_traces={max_traces}`)"
-        )
+        #: Why there may be no further trace at all, once that is so.
+        self._why_sealed = ""
         self._lock = threading.RLock()
         self._begun: list[Trace] = []
         self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
@@ -136,9 +135,13 @@ class History:
             n_before = self.n_traces + self.n_recompilations + len(self._begun)
             trace.number = n_before + 1
             self._explain(trace)
-            if self._max_traces is not None and n_before >= self._max_traces:
+            limit = self._max_traces
+            why_not = self._why_sealed
+            if not why_not and limit is not None and n_before >= limit:
+                why_not = f"`{self.name}` may be traced {_times(limit)} (`max_traces={limit}`)"
+            if why_not:
                 raise TooManyTracesError(
-                    f"{self._why_limited}, and the call at {trace.call_site} would be trace "
+                    f"{why_not}, and the call at {trace.call_site} would be trace "
                     f"{trace.number}.\n{trace.explanation()}"
                 )
             self._begun.append(trace)
@@ -175,14 +178,11 @@ class History:
 
     def seal(self, why: str) -> None:
         """Allows no further trace; `why` begins the error for one."""
-        with self._lock:
-            self._max_traces = self.n_traces + self.n_recompilations
-            self._why_limited = why
+        self._why_sealed = why
 
     def unseal(self) -> None:
-        """Allows any number of traces."""
-        with self._lock:
-            self._max_traces = None
+        """Allows as many traces as before `seal`."""
+        self._why_sealed = ""
 
     def _explain(self, trace: Trace) -> None:
         """Fills in how a trace differs from the closest of those before."""

@@ -177,11 +177,13 @@ def load(path: Path) -> SavedFunction:
 
 
 def _read(path: Path) -> dict[str, bytes]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            files = {name: archive.read(name) for name in archive.namelist()}
-    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-        raise ValueError(f"{path} is damaged, or wasn't written by `frozen.save`.") from error
+    with open(path, "rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                files = {name: archive.read(name) for name in archive.namelist()}
+        except Exception as error:
+            # A flipped bit may look like another compression, an encryption, a wrong offset.
+            raise ValueError(f"{path} is damaged, or wasn't written by `frozen.save`.") from error
     if _MANIFEST not in files or _CHECKSUM not in files:
         raise ValueError(f"{path} wasn't written by `frozen.save`.")
     if _sha256(files[_MANIFEST]).encode() != files[_CHECKSUM]:
