@@ -4,8 +4,12 @@ import nox
 
 nox.options.sessions = ["tests-3.11", "lint"]
 
+PYTHONS = ["3.11", "3.12", "3.13"]
+# With each Python, beside the latest that installs; 0.10 is the last jax for Python 3.11.
+OLDER = {"lowest": ["-c", ".ci/lowest.txt"], "jax-0.9": ["jax<0.10"], "jax-0.10": ["jax<0.11"]}
 
-@nox.session(python=["3.11", "3.12", "3.13"])
+
+@nox.session(python=PYTHONS)
 @nox.parametrize("specialize", ["1", "0"])
 def tests(session: nox.Session, specialize: str) -> None:
     """Run the test suite, with and without specialised calls."""
@@ -13,11 +17,38 @@ def tests(session: nox.Session, specialize: str) -> None:
     session.run("pytest", *session.posargs, env={"EQXJIT_SPECIALIZE": specialize})
 
 
+@nox.session(python=PYTHONS)
+@nox.parametrize("versions", ["latest", *OLDER])
+def versions(session: nox.Session, versions: str) -> None:
+    """Run the test suite with these versions of jax and equinox; adds a row to README's table."""
+    session.install("-e", ".[test]", *OLDER.get(versions, []))
+    outcome = f"{session.create_tmp()}/outcome.xml"
+    try:
+        session.run("pytest", f"--junitxml={outcome}", *session.posargs)
+    finally:
+        session.run("python", ".ci/versions.py", outcome)
+
+
 @nox.session(python="3.11")
-def lowest(session: nox.Session) -> None:
-    """Run the test suite against the lowest supported versions."""
-    session.install("-e", ".[test]", "-c", ".ci/lowest.txt")
-    session.run("pytest", *session.posargs)
+@nox.parametrize(
+    "hidden",
+    [
+        "jax._src.array",
+        "jax._src.config",
+        "jax._src.core",
+        "jax._src.interpreters.partial_eval",
+        "jax._src.source_info_util",
+        "jax._src.traceback_util",
+        "jaxlib.mlir",
+        "equinox._caches",
+        "equinox._jit",
+        "equinox._module._flatten",
+    ],
+)
+def private(session: nox.Session, hidden: str) -> None:
+    """Run the test suite as if a private module of JAX or Equinox were gone."""
+    session.install("-e", ".[test]")
+    session.run("pytest", *session.posargs, env={"EQXJIT_TEST_WITHOUT": hidden})
 
 
 @nox.session(python="3.11")
@@ -27,6 +58,13 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("pyright")
+
+
+@nox.session(python="3.11")
+def docs(session: nox.Session) -> None:
+    """Build the site, into docs/site."""
+    session.install("-e", ".[docs]")
+    session.run("mkdocs", "build", "--strict", "-f", "docs/mkdocs.yml")
 
 
 @nox.session(python="3.11")

@@ -3,7 +3,12 @@
 import os
 
 import pytest
+from hiding import HIDDEN, import_without
 from hypothesis import HealthCheck, Phase, settings
+
+# Before any test module imports eqxjit.
+if HIDDEN:
+    import_without(HIDDEN)
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "fast")
 
