@@ -16,7 +16,7 @@ TABLE = re.compile(r"(<!-- versions -->\n).*(<!-- /versions -->)", re.DOTALL)
 
 
 def main() -> None:
-    """Reads the outcome, and puts its row in the place of that for the same versions, or adds it."""
+    """Reads the outcome; its row takes the place of the one for the same versions."""
     [suite] = ElementTree.parse(sys.argv[1]).getroot().iter("testsuite")
     total, skipped = int(suite.attrib["tests"]), int(suite.attrib["skipped"])
     failed = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
@@ -29,7 +29,9 @@ def main() -> None:
     assert found is not None, "README has no place for the table"
     rows = {
         tuple(cells[:3]): cells[3]
-        for cells in re.findall(r"^\| (\d\S*) \| (\S+) \| (\S+) \| (.+) \|$", found[0], re.MULTILINE)
+        for cells in re.findall(
+            r"^\| (\d\S*) \| (\S+) \| (\S+) \| (.+) \|$", found[0], re.MULTILINE
+        )
     }
     rows[tuple(versions)] = outcome
     lines = [f"| {' | '.join([*key, rows[key]])} |\n" for key in sorted(rows, key=_order)]
