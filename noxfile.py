@@ -1,5 +1,8 @@
 """The checks of `.ci/run` one by one, on every Python: `nox -s tests-3.12`, `nox -s lint`."""
 
+import re
+from pathlib import Path
+
 import nox
 
 nox.options.sessions = ["tests-3.11", "lint"]
@@ -7,6 +10,16 @@ nox.options.sessions = ["tests-3.11", "lint"]
 PYTHONS = ["3.11", "3.12", "3.13"]
 # With each Python, beside the latest that installs; 0.10 is the last jax for Python 3.11.
 OLDER = {"lowest": ["-c", ".ci/lowest.txt"], "jax-0.9": ["jax<0.10"], "jax-0.10": ["jax<0.11"]}
+
+PRIVATE = sorted(
+    set(
+        re.findall(
+            r"^ +(?:from|import) ((?:jax\._|jaxlib|equinox\._)\S+)",
+            Path("src/eqxjit/_compat.py").read_text(),
+            re.MULTILINE,
+        )
+    )
+)
 
 
 @nox.session(python=PYTHONS)
@@ -30,21 +43,7 @@ def versions(session: nox.Session, versions: str) -> None:
 
 
 @nox.session(python="3.11")
-@nox.parametrize(
-    "hidden",
-    [
-        "jax._src.array",
-        "jax._src.config",
-        "jax._src.core",
-        "jax._src.interpreters.partial_eval",
-        "jax._src.source_info_util",
-        "jax._src.traceback_util",
-        "jaxlib.mlir",
-        "equinox._caches",
-        "equinox._jit",
-        "equinox._module._flatten",
-    ],
-)
+@nox.parametrize("hidden", PRIVATE)
 def private(session: nox.Session, hidden: str) -> None:
     """Run the test suite as if a private module of JAX or Equinox were gone."""
     session.install("-e", ".[test]")
