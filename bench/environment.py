@@ -10,7 +10,20 @@ from typing import Any
 import jax
 import psutil
 
-PACKAGES = ("eqxjit", "jax", "jaxlib", "equinox", "flax", "optax", "numpy", "onnxruntime", "torch")
+PACKAGES = (
+    "eqxjit",
+    "jax",
+    "jaxlib",
+    "equinox",
+    "numpy",
+    "flax",
+    "optax",
+    "diffrax",
+    "lineax",
+    "optimistix",
+    "onnxruntime",
+    "torch",
+)
 
 
 def facts() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from ._differences import Difference
 from ._explain import explain_retraces
 from ._freeze import CompiledProgram, FrozenPjitFunction, freeze, load
 from ._history import RetraceWarning, TooManyTracesError
+from ._install import Installation, install, uninstall
 from ._program import CacheInfo
 from ._report import CompileReport, ReportRow, compile_report
 from ._trace import Trace
@@ -22,6 +23,7 @@ __all__ = [
     "CompiledProgram",
     "Difference",
     "FrozenPjitFunction",
+    "Installation",
     "ReportRow",
     "RetraceWarning",
     "TooManyTracesError",
@@ -32,7 +34,9 @@ __all__ = [
     "fast_filter_jit",
     "filter_jit",
     "freeze",
+    "install",
     "load",
+    "uninstall",
 ]
 
 _exclude_from_tracebacks(_os.path.dirname(__file__))

@@ -257,6 +257,66 @@ def clear_with_equinox(clear: Callable[[], None]) -> None:
     _cache_clears.append(clear)
 
 
+# --- Upstream's wrappers ----------------------------------------------------------------------
+
+try:
+    # The class of what `equinox.filter_jit` returns, and its jitted functions, by their options.
+    from equinox._jit import _filter_jit_cache
+    from equinox._jit import _JitWrapper as UpstreamWrapper
+    from equinox._jit import filter_jit as upstream_filter_jit
+
+    #: Whether upstream's wrappers can be read: another field might be another option.
+    upstream_is_known: bool = {*UpstreamWrapper.__dataclass_fields__} == {
+        "fn",
+        "_signature",
+        "_dynamic_fun",
+        "_static_fun",
+        "_cached",
+        "filter_warning",
+        "donate_first",
+        "donate_rest",
+    }
+except (ImportError, AttributeError):
+    # Wrappers made before `eqxjit.install()` then stay upstream's, and are only named.
+    upstream_is_known, _filter_jit_cache = False, None
+    upstream_filter_jit = eqx.filter_jit
+    _made = type(eqx.filter_jit(lambda: None))
+    # If it were a plain function, every function would be taken for a wrapper.
+    UpstreamWrapper = _made if issubclass(_made, eqx.Module) else type("UpstreamWrapper", (), {})
+
+# By `filter_warning`, `donate_first` and `donate_rest`.
+_DONATIONS = {
+    (False, False, False): "none",
+    (True, True, True): "all",
+    (True, False, True): "all-except-first",
+    (False, True, True): "warn",
+    (False, False, True): "warn-except-first",
+}
+
+
+def upstream_donation(wrapper: Any) -> str | None:
+    """The `donate` of an upstream wrapper; None if it has other options, which can't be read."""
+    if not upstream_is_known or _has_jit_options(wrapper):
+        return None
+    return _DONATIONS.get((wrapper.filter_warning, wrapper.donate_first, wrapper.donate_rest))
+
+
+def _has_jit_options(wrapper: Any) -> bool:
+    assert _filter_jit_cache is not None
+    jitted, plain = wrapper._cached, _filter_jit_cache(wrapper.__wrapped__, {})
+    # Two of the same options, if `equinox.clear_caches()` was called meanwhile.
+    return jitted is not plain and _jit_options(jitted) != _jit_options(plain)
+
+
+def _jit_options(jitted: Any) -> list[Any]:
+    """The options of a function under `jax.jit`, as JAX keeps them; the function if it doesn't."""
+    try:
+        pairs = jitted._jit_info._asdict().items()
+    except AttributeError:
+        return [jitted]
+    return [value for name, value in pairs if name not in ("fun_sourceinfo", "fun_signature")]
+
+
 # --- What tracing depends on ------------------------------------------------------------------
 
 # Settings of `jax.config` that a program may depend on. Only those that exist are looked at.
@@ -281,6 +341,11 @@ _USERS_NAMES = {
     "axis_env_state": "axis names of an outer transformation",
 }
 
+
+def _context_without_names() -> tuple[Any, ...]:
+    return (getattr(jax.sharding, "get_abstract_mesh", lambda: None)(),)
+
+
 try:
     from jax._src.config import trace_context as _trace_context
     from jax._src.config import trace_context_names as _trace_context_names
@@ -291,9 +356,7 @@ try:
         raise ImportError
 except Exception:
     _CONTEXT_NAMES = ("abstract_mesh_context_manager",)
-
-    def _trace_context() -> tuple[Any, ...]:
-        return (getattr(jax.sharding, "get_abstract_mesh", lambda: None)(),)
+    _trace_context = _context_without_names
 
 
 def trace_configuration() -> dict[str, str]:

@@ -1,0 +1,138 @@
+"""`bench devices`: the cost of a call against the number of devices its arrays are spread over.
+
+Measured is the CPU time of the calling thread. Virtual devices share few cores, so that by the
+clock on the wall a call mostly waits for other threads: one and the same function then differs from
+itself by half. "floor again" is such a repetition: what it differs by from "floor" is noise.
+"""
+
+import argparse
+import json
+import os
+import time
+import timeit
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+COUNTS = (1, 2, 4, 8)
+RESULTS = Path(__file__).parent / "results"
+
+# Decided once per process, before JAX is imported.
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={max(COUNTS)}"
+).strip()
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import equinox as eqx  # noqa: E402
+import jax  # noqa: E402
+import jax.random as jr  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
+
+from .competitors import Cases, jitted  # noqa: E402
+from .environment import facts  # noqa: E402
+from .measure import Case, Race  # noqa: E402
+
+CONTROL = "floor again"
+Microseconds = dict[str, float]  # by competitor
+
+
+class DispatchCase(Case):
+    """A case that is timed by the CPU time of the thread that calls."""
+
+    def timer(self) -> timeit.Timer:
+        """As of any case, with another clock."""
+        timer = super().timer()
+        timer.timer = time.thread_time  # type: ignore[attr-defined]
+        return timer
+
+
+def forward(devices: int) -> Cases:
+    """An MLP of three layers on a batch that is split over so many devices, its weights on each.
+
+    Nothing but dispatch grows with the devices: each computes one example, and tells no other.
+    """
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), "batch")
+    model = eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0))
+    model = eqx.filter_shard(model, NamedSharding(mesh, PartitionSpec()))
+    x = jr.normal(jr.key(1), (devices, 4))
+    x = jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch")))
+    cases = jitted(lambda model, x: jax.vmap(model)(x), {"model": model, "x": x})
+    cases[CONTROL] = cases["floor"]
+    return {
+        name: DispatchCase(case.statement, case.names, case.outputs) for name, case in cases.items()
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Check that all agree, time them in turn, report and write."""
+    parser = argparse.ArgumentParser(prog="python -m bench devices", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=45, help="at least 9 for figures to quote")
+    parser.add_argument("--output", type=Path, help="folder for JSON (default: bench/results)")
+    parser.add_argument("--quick", action="store_true", help="3 rounds, written only to --output")
+    args = parser.parse_args(argv)
+    # As in `bench calls`; on one device the calling thread then computes as well.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    console = Console()
+
+    rounds = 3 if args.quick else args.rounds
+    races = {}
+    with Progress(console=console) as progress:
+        task = progress.add_task("", total=len(COUNTS) * (1 + rounds))
+        for count in COUNTS:
+            progress.update(task, description=f"{count} devices: compiling, checking")
+            cases = forward(count)
+            _check(cases)
+            races[count] = Race(cases)
+            progress.advance(task)
+        for _ in range(rounds):
+            for count, race in races.items():
+                progress.update(task, description=f"{count} devices")
+                race.round()
+                progress.advance(task)
+
+    best, middle = (
+        {
+            count: {name: of(seconds) * 1e6 for name, seconds in race.figures.items()}
+            for count, race in races.items()
+        }
+        for of in (min, median)
+    )
+    console.print(_table(best))
+    if args.output or not args.quick:
+        folder = args.output or RESULTS
+        folder.mkdir(parents=True, exist_ok=True)
+        written = folder / f"devices-{jax.default_backend()}.json"
+        report = facts() | {"rounds": rounds, "best_us": best, "median_us": middle}
+        written.write_text(json.dumps(report, indent=1) + "\n")
+        console.print(f"written: {written}")
+    return 0
+
+
+def _check(cases: Cases) -> None:
+    """All give the same, in the same place."""
+    expected = jax.tree.leaves(cases["floor"].run(3))
+    for name, case in cases.items():
+        for ours, theirs in zip(jax.tree.leaves(case.run(3)), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs, err_msg=name)
+            if ours.sharding != theirs.sharding:
+                raise SystemExit(f"{name} puts its output to {ours.sharding}")
+
+
+def _table(best: dict[int, Microseconds]) -> Table:
+    names = list(next(iter(best.values())))
+    table = Table(title="µs of the calling thread per call, best round")
+    for column in ("devices", *names, "of floor", "of jit"):
+        table.add_column(column, justify="right")
+    for count, row in best.items():
+        ours = row["eqxjit"]
+        table.add_row(
+            str(count),
+            *(f"{row[name]:.1f}" for name in names),
+            f"{ours / row['floor']:.2f}",
+            f"{ours / row['jit']:.2f}",
+        )
+    return table

@@ -1,0 +1,87 @@
+"""`python -m eqxjit script.py`: runs a script, or a module, with eqxjit installed.
+
+For a script that can't be edited: it runs as under `python script.py`, and `equinox.filter_jit` is
+eqxjit's in it and in the libraries that it uses. JAX and Equinox are imported before it: a variable
+that they read at import, such as `JAX_ENABLE_X64`, must be set outside of the script.
+"""
+
+import argparse
+import importlib.machinery
+import os
+import runpy
+import sys
+import types
+from typing import NoReturn
+
+from ._install import install
+
+_OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap")
+
+
+def main(argv: list[str]) -> None:
+    """Installs eqxjit, then runs what the command line names.
+
+    **Arguments:**
+
+    - `argv`: the command line, without this program's own name.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m eqxjit",
+        usage="%(prog)s [-h] (-m module | script) ...",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module")
+    parser.add_argument("program", help="a script, or the name of a module; then its arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    chosen = parser.parse_args(argv)
+    program: str = chosen.program
+    if not chosen.module and not os.path.exists(program):
+        parser.error(f"can't open file {program!r}: no such file")
+    sys.argv = [program, *chosen.arguments]
+    install()
+    try:
+        if chosen.module:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        elif importlib.machinery.PathFinder.find_spec("__main__", [program]) is not None:
+            # A folder, or a zip file.
+            runpy.run_path(program, run_name="__main__")
+        else:
+            _run_script(program)
+    except BaseException as error:
+        _raise_without_own_frames(error)
+
+
+def _run_script(path: str) -> None:
+    """Runs a file as the main program, which it stays: threads and exit handlers outlive this.
+
+    `runpy.run_path` would take the module away at the end of the file.
+    """
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    path = os.path.abspath(path)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    code = loader.source_to_code(loader.get_data(path), path)
+    module = types.ModuleType("__main__")
+    vars(module).update(__file__=path, __loader__=loader, __builtins__=__builtins__)
+    sys.modules["__main__"] = module
+    exec(code, vars(module))
+
+
+def _raise_without_own_frames(error: BaseException) -> NoReturn:
+    # Raising adds a frame for each function that is left: they are dropped as Python prints it.
+    show = sys.excepthook
+
+    def show_from_script(
+        kind: type[BaseException], error: BaseException, frames: types.TracebackType | None
+    ) -> None:
+        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+            frames = frames.tb_next
+        show(kind, error.with_traceback(frames), frames)
+
+    sys.excepthook = show_from_script
+    raise error
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
