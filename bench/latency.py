@@ -60,7 +60,7 @@ PEERS = {
 def main(argv: list[str]) -> int:
     """Check that all competitors agree, time them, report, write and draw."""
     parser = argparse.ArgumentParser(prog="python -m bench latency", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40, help=f"of {CALLS} calls each")
+    parser.add_argument("--rounds", type=int, default=100, help=f"of {CALLS} calls each")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--output", type=Path, help="folder for JSON and picture")
     args = parser.parse_args(argv)
