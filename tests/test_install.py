@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -824,6 +825,25 @@ def test_a_folder_runs_as_under_python(script, tmp_path):
 def test_a_syntax_error_is_shown_alone(tmp_path):
     (tmp_path / "bad.py").write_text("x =\n")
     assert python("-m", "eqxjit", "bad.py", cwd=tmp_path) == python("bad.py", cwd=tmp_path)
+
+
+def test_a_variable_that_is_set_too_late_is_named(tmp_path, monkeypatch):
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import os\n"
+        "os.environ['JAX_ENABLE_X64'] = '1'\n"
+        "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n"
+        "import jax, jax.numpy as jnp\n"
+        "print(jnp.ones(1).dtype, jax.device_count())\n"
+    )
+    status, stdout, stderr = python("-m", "eqxjit", "late.py", cwd=tmp_path)
+    assert (status, stdout) == (0, "float32 2\n")
+    assert re.search(
+        r"late.py:2: UserWarning: `JAX_ENABLE_X64` is set when.*Set it outside", stderr
+    )
+    assert "XLA_FLAGS" not in stderr
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    assert python("-m", "eqxjit", "late.py", cwd=tmp_path) == (0, "float64 2\n", "")
 
 
 @pytest.mark.parametrize(

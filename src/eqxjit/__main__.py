@@ -2,7 +2,8 @@
 
 For a script that can't be edited: it runs as under `python script.py`, and `equinox.filter_jit` is
 eqxjit's in it and in the libraries that it uses. JAX and Equinox are imported before it: a variable
-that they read at import, such as `JAX_ENABLE_X64`, must be set outside of the script.
+that they read at import, such as `JAX_ENABLE_X64`, must be set outside of the script; one that the
+script sets is warned of.
 """
 
 import argparse
@@ -11,7 +12,8 @@ import os
 import runpy
 import sys
 import types
-from typing import NoReturn
+import warnings
+from typing import Any, NoReturn
 
 from ._install import install
 
@@ -39,6 +41,7 @@ def main(argv: list[str]) -> None:
     if not chosen.module and not os.path.exists(program):
         parser.error(f"can't open file {program!r}: no such file")
     sys.argv = [program, *chosen.arguments]
+    sys.addaudithook(_warn_of_late_variables)
     install()
     try:
         if chosen.module:
@@ -50,6 +53,21 @@ def main(argv: list[str]) -> None:
             _run_script(program)
     except BaseException as error:
         _raise_without_own_frames(error)
+
+
+def _warn_of_late_variables(event: str, arguments: tuple[Any, ...]) -> None:
+    """An audit hook: names a variable that the script sets and JAX has already read."""
+    # Everything that is audited comes by here.
+    if event != "os.putenv":
+        return
+    name, value = map(os.fsdecode, arguments)
+    if name.startswith(("JAX_", "EQX_")) and os.environ.get(name) != value:
+        warnings.warn(
+            f"`{name}` is set when JAX and Equinox have already read it. Set it outside of the "
+            f"script: `{name}={value} python -m eqxjit ...`.",
+            # The script's line, past `os.environ`.
+            stacklevel=3,
+        )
 
 
 def _run_script(path: str) -> None:
