@@ -1,5 +1,6 @@
 """Every Python block in the documentation runs, and every command in it exists."""
 
+import importlib.resources
 import pathlib
 import re
 
@@ -35,3 +36,10 @@ def test_commands_exist(page):
     assert set(re.findall(r"python -m bench (\w+)", text)) <= set(COMMANDS)
     assert set(re.findall(r"python -m bench\.examples\.(\w+)", text)) <= examples
     assert set(re.findall(r"bench/examples/(\w+)", text)) <= examples
+
+
+def test_each_source_file_has_its_place():
+    page = (_ROOT / "docs" / "pages" / "how-it-works.md").read_text()
+    named_files = set(re.findall(r"`(\w+\.py)`", page))
+    files = {file.name for file in importlib.resources.files("eqxjit").iterdir()}
+    assert named_files == {name for name in files if name.endswith(".py")} - {"__init__.py"}
