@@ -36,8 +36,11 @@ def launched(*options):
 
 def in_training(launcher, children):
     """Waits until the two processes train, and notes which those are, in their order."""
+    printed = set()
     for line in launcher.stdout:
         if "epoch 1:" in line:
+            printed.add(line.split("epoch")[0])
+        if len(printed) == 2:
             break
     found = psutil.Process(launcher.pid).children(recursive=True)
     children += sorted(found, key=lambda child: next(a for a in child.cmdline() if "process=" in a))
@@ -109,7 +112,7 @@ def test_the_processes_end_with_their_launcher():
         # it notices at once, not by a broken pipe nor, ten seconds later, by a missing heartbeat.
         children[1].send_signal(signal.SIGSTOP)
         launcher.kill()
-        gone, _ = psutil.wait_procs(children[:1], timeout=5)
+        gone, _ = psutil.wait_procs(children[:1], timeout=8)
         assert gone
         children[1].send_signal(signal.SIGCONT)
         _, alive = psutil.wait_procs(children, timeout=_BOUND)
