@@ -23,6 +23,7 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -62,7 +63,11 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench latency", description=__doc__)
     parser.add_argument("--rounds", type=int, default=100, help=f"of {CALLS} calls each")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--output", type=Path, help="folder for JSON and picture")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder for JSON and picture (default, for all models: bench/results)",
+    )
     args = parser.parse_args(argv)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     console = Console(width=None if sys.stdout.isatty() else 150)
@@ -82,7 +87,7 @@ def main(argv: list[str]) -> int:
     for name, rows in times.items():
         console.print(_table(name, rows))
     for peer, reason in skipped.items():
-        console.print(f"[yellow]skipped[/]: {peer} ({reason})")
+        console.print(f"[yellow]skipped[/]: {peer} ({escape(reason)})")
     for line in _verdicts(times):
         console.print(line)
 

@@ -376,6 +376,7 @@ def test_another_content_type_is_refused(client, images, kind):
         ("POST", "/health", 405),
         ("GET", "/", 404),
         ("POST", "/predict/1", 404),
+        ("POST", "/predict/", 404),
     ],
 )
 @pytest.mark.usefixtures("still_serves")

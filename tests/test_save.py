@@ -140,6 +140,13 @@ def test_large_arrays_of_keys_are_refused(tmp_path):
         saved(tmp_path, eqx.Partial(lambda keys, x: x, keys), X, bound=0)
 
 
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        eqxjit.freeze(mlp()).save(tmp_path / "folder", X)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
 # --- Damaged and foreign files ----------------------------------------------------------------
 
 

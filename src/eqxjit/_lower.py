@@ -9,6 +9,7 @@ import jax
 from ._description import Description
 from ._differences import OF_ARRAYS, differences
 from ._entry import Call, wait_for
+from ._partition import own_arrays
 from ._specialize import specialized_call
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -91,7 +92,7 @@ class Compiled:
             )
         flat = entry.flat(site.fun_leaves, leaves)
         try:
-            output = self.compiled(*flat)
+            output = self.compiled(*(flat if entry.blocks else own_arrays(flat)))
             if entry.unclassified:
                 entry.classify(flat)
             if entry.blocks or entry.unclassified:

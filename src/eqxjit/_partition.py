@@ -2,10 +2,11 @@
 
 import collections
 import dataclasses
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import numpy as np
 from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
@@ -65,6 +66,15 @@ class CyclicPytree(ValueError):
 def is_array_leaf(leaf: Any) -> bool:
     """`equinox.is_array`, with the common answer first."""
     return type(leaf) is ArrayImpl or eqx.is_array(leaf)
+
+
+def own_arrays(leaves: Iterable[Any]) -> list[Any]:
+    """Arrays that nobody writes to while JAX still reads them: those of NumPy are copied.
+
+    JAX reads a NumPy array in place, or copies it in the background, and a call returns before that
+    is over. Who then fills the array with what comes next would change this call's result.
+    """
+    return [np.ndarray.copy(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
 
 
 def has_tracers(leaves: Collection[Any]) -> bool:

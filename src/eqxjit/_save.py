@@ -4,6 +4,7 @@ The file is a zip archive: a manifest with its checksum, the program as `jax.exp
 and the arrays that aren't compiled in.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -94,11 +95,16 @@ def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     files[_MANIFEST] = json.dumps(manifest, indent=1).encode()
     files[_CHECKSUM] = _sha256(files[_MANIFEST]).encode()
     temporary = f"{os.fspath(path)}.part"
-    with zipfile.ZipFile(temporary, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    # All or nothing: a server may be loading it.
-    os.replace(temporary, path)
+    try:
+        with zipfile.ZipFile(temporary, "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+        # All or nothing: a server may be loading it.
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
 
 
 def _serialized(exported: Exported) -> bytes:

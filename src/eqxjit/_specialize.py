@@ -6,17 +6,18 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from jax.tree_util import tree_flatten
 
 from ._binding import Binding, absent
 from ._compat import is_staging, treedef_rows
 from ._entry import Entry, Output, Retrace, index_of
 from ._events import ENTRY_VARIABLE, recompiled
-from ._partition import StaticHalf
+from ._partition import StaticHalf, own_arrays
 from ._source import define, indented, wrapped
 from ._static_key import treedef_key
 from ._structure import Node, structure_of
-from ._way_in import WayIn, conditions
+from ._way_in import WayIn, conditions, own_array, same_array
 from ._way_out import WayOut
 
 if TYPE_CHECKING:
@@ -65,16 +66,25 @@ class SpecializedCall:
         - `jitted`: what to call in the place of the entry's jitted function.
         """
         binding = site.wrapped.binding
+        run = jitted or self.entry.jitted
+        if not self.blocks and any(isinstance(leaf, np.ndarray) for leaf in site.fun_leaves):
+            run = _with_own_arrays(run)
         call = self._make(
-            jitted or self.entry.jitted,
+            run,
             otherwise,
             binding.receiver(site.retrace),
             binding.receiver(site.explain),
             functools.partial(site.wait if self.blocks else site.check_recompiled, self.entry),
+            own_array,
             *site.fun_leaves,
         )
         call.__name__, call.__qualname__ = binding.name, binding.qualname
         return call
+
+
+def _with_own_arrays(jitted: Callable[..., Output]) -> Callable[..., Output]:
+    """For a function that holds NumPy arrays, which may be changed between its calls."""
+    return lambda *arrays: jitted(*own_arrays(arrays))
 
 
 def is_worth_specializing(entry: Entry, static: StaticHalf) -> bool:
@@ -158,6 +168,7 @@ def _generate(
     jitted, otherwise = names.variable("jitted"), names.variable("otherwise")
     retrace, explain = names.variable("retrace"), names.variable("explain")
     wait = names.variable("wait" if blocks else "check_recompiled")
+    own = names.variable("own_array")
     guards_hold = names.variable("guards_hold")
     arrays = names.variable("arrays")
     fun_arrays = [names.variable(f"fun_array_{i}") for i in range(len(site.fun_leaves))]
@@ -170,7 +181,8 @@ def _generate(
     assert isinstance(kwargs_node, Node)
     index = index_of(output_at_hand)
     description = entry.descriptions[index]
-    way_in = WayIn(binding, names, args_node, kwargs_node)
+    # Who waits for the computation can let JAX read NumPy's arrays where they are.
+    way_in = WayIn(binding, names, args_node, kwargs_node, None if blocks else own)
     way_out = WayOut(names, structure_of(description.treedef, description.leaves), arrays)
 
     exception = names.constant("Exception", Exception)
@@ -183,7 +195,9 @@ def _generate(
     passed = [*way_in.arrays[:n_first], *fun_arrays, *way_in.arrays[n_first:]]
 
     lines = [
-        *wrapped(f"def {make}(", [jitted, otherwise, retrace, explain, wait, *fun_arrays], "):"),
+        *wrapped(
+            f"def {make}(", [jitted, otherwise, retrace, explain, wait, own, *fun_arrays], "):"
+        ),
         *indented([*way_in.helpers, *way_out.helpers]),
         f"    def {call}({binding.header(missing)}):",
     ]
@@ -243,7 +257,7 @@ def _does_the_same(
     def fail(*_args: Any, **_kwargs: Any) -> Any:
         raise AssertionError
 
-    trial = make(jitted, fail, fail, fail, lambda _output: None, *site.fun_leaves)
+    trial = make(jitted, fail, fail, fail, lambda _output: None, same_array, *site.fun_leaves)
     rebuilt_leaves, rebuilt_treedef = tree_flatten(trial(*args, **kwargs))
     expected_leaves, expected_treedef = tree_flatten(expected)
     return (

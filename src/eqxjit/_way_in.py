@@ -21,7 +21,7 @@ from ._binding import (
 )
 from ._compat import ArrayImpl, fields_of
 from ._constants import Constants
-from ._partition import is_array_leaf
+from ._partition import is_array_leaf, own_arrays
 from ._source import indented, wrapped
 from ._static_key import identity_suffices, is_opaque, is_same_opaque, static_key
 from ._structure import Leaf, Node, input_signature, module_layout, n_arrays, runs
@@ -45,10 +45,18 @@ class WayIn:
     - `helpers`: functions that the guards call.
     """
 
-    __slots__ = ("_loop", "_names", "_readers", "arrays", "guards", "helpers", "n_first")
+    __slots__ = ("_loop", "_names", "_own", "_readers", "arrays", "guards", "helpers", "n_first")
 
-    def __init__(self, binding: Binding, names: Constants, args: Node, kwargs: Node):
+    def __init__(
+        self, binding: Binding, names: Constants, args: Node, kwargs: Node, own: str | None
+    ):
+        """
+        **Arguments:**
+
+        - `own`: the name of the function that copies NumPy's arrays; None to pass them as they are.
+        """
         self._names = names
+        self._own = own
         self.guards: list[tuple[str, ...]] = []
         self.arrays: list[str] = []
         self.n_first = 0
@@ -131,7 +139,10 @@ class WayIn:
     def _read_array(self, source: str, wish: str) -> str:
         name, first_use = self._named(source, wish)
         array, is_array = self._array_checks()
-        self._guard(f"{self._builtin(type)}({first_use}) is {array}", f"{is_array}({name})")
+        otherwise = f"{is_array}({name})"
+        if self._own is not None:
+            otherwise = f"({name} := {self._own}({name})) is not None"
+        self._guard(f"{self._builtin(type)}({first_use}) is {array}", otherwise)
         return name
 
     def _read_sequence(self, node: Node, source: str, wish: str, arrays: list[str]) -> None:
@@ -151,13 +162,15 @@ class WayIn:
                 self._read_run(run, items, wish, arrays)
 
     def _read_array_run(self, items: str, wish: str, arrays: list[str]) -> None:
-        name, first_use = self._named(items, f"{wish}_arrays")
+        name = self._names.variable(f"{wish}_arrays")
         only_arrays = self._names.constant("only_arrays", _ONLY_ARRAYS)
         _, is_array = self._array_checks()
         mapped = self._builtin(map)
+        otherwise = f"{self._builtin(all)}({mapped}({is_array}, {name}))"
+        if self._own is not None:
+            otherwise += f"\nand ({name} := [*{mapped}({self._own}, {name})])"
         self._guard(
-            f"{{*{mapped}({self._builtin(type)}, {first_use})}} == {only_arrays}",
-            f"{self._builtin(all)}({mapped}({is_array}, {name}))",
+            f"{{*{mapped}({self._builtin(type)}, {name} := {items})}} == {only_arrays}", otherwise
         )
         arrays.append(f"*{name}")
 
@@ -353,6 +366,16 @@ _ONLY_ARRAYS = {ArrayImpl}
 def _is_array_leaf(value: Any) -> bool:
     """Whether a value is an array, and not a node that some registry made of an array type."""
     return is_array_leaf(value) and default_registry.flatten_one_level(value) is None
+
+
+def own_array(value: Any) -> Any:
+    """An array that nobody writes to while JAX still reads it; None for what isn't an array."""
+    return own_arrays([value])[0] if _is_array_leaf(value) else None
+
+
+def same_array(value: Any) -> Any:
+    """As `own_array`, but the very array, to see where it goes."""
+    return value if _is_array_leaf(value) else None
 
 
 def _is_plain_namedtuple(kind: type) -> bool:

@@ -37,6 +37,8 @@ class Application:
             ],
             exception_handlers={HTTPException: self._refuse},
         )
+        # `/predict/` isn't there, rather than moved.
+        self._starlette.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, as ASGI has it, and takes the time of a prediction."""
