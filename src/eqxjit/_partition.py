@@ -68,13 +68,18 @@ def is_array_leaf(leaf: Any) -> bool:
     return type(leaf) is ArrayImpl or eqx.is_array(leaf)
 
 
-def own_arrays(leaves: Iterable[Any]) -> list[Any]:
-    """Arrays that nobody writes to while JAX still reads them: those of NumPy are copied.
+def own_array(leaf: Any) -> Any:
+    """An array that nobody writes to while JAX still reads it: one of NumPy is copied.
 
     JAX reads a NumPy array in place, or copies it in the background, and a call returns before that
     is over. Who then fills the array with what comes next would change this call's result.
     """
-    return [np.ndarray.copy(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    return np.ndarray.copy(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def own_arrays(leaves: Iterable[Any]) -> list[Any]:
+    """All of them by `own_array`."""
+    return [own_array(leaf) for leaf in leaves]
 
 
 def has_tracers(leaves: Collection[Any]) -> bool:

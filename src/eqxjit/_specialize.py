@@ -13,11 +13,11 @@ from ._binding import Binding, absent
 from ._compat import is_staging, treedef_rows
 from ._entry import Entry, Output, Retrace, index_of
 from ._events import ENTRY_VARIABLE, recompiled
-from ._partition import StaticHalf, own_arrays
+from ._partition import StaticHalf, own_array, own_arrays
 from ._source import define, indented, wrapped
 from ._static_key import treedef_key
 from ._structure import Node, structure_of
-from ._way_in import WayIn, conditions, own_array, same_array
+from ._way_in import WayIn, conditions
 from ._way_out import WayOut
 
 if TYPE_CHECKING:
@@ -257,7 +257,10 @@ def _does_the_same(
     def fail(*_args: Any, **_kwargs: Any) -> Any:
         raise AssertionError
 
-    trial = make(jitted, fail, fail, fail, lambda _output: None, same_array, *site.fun_leaves)
+    def same(array: Any) -> Any:
+        return array
+
+    trial = make(jitted, fail, fail, fail, lambda _output: None, same, *site.fun_leaves)
     rebuilt_leaves, rebuilt_treedef = tree_flatten(trial(*args, **kwargs))
     expected_leaves, expected_treedef = tree_flatten(expected)
     return (

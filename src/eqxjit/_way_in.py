@@ -21,7 +21,7 @@ from ._binding import (
 )
 from ._compat import ArrayImpl, fields_of
 from ._constants import Constants
-from ._partition import is_array_leaf, own_arrays
+from ._partition import is_array_leaf
 from ._source import indented, wrapped
 from ._static_key import identity_suffices, is_opaque, is_same_opaque, static_key
 from ._structure import Leaf, Node, input_signature, module_layout, n_arrays, runs
@@ -141,7 +141,8 @@ class WayIn:
         array, is_array = self._array_checks()
         otherwise = f"{is_array}({name})"
         if self._own is not None:
-            otherwise = f"({name} := {self._own}({name})) is not None"
+            # Only what is an array: a parameter goes on to the next call if the guards don't hold.
+            otherwise += f"\nand ({name} := {self._own}({name})) is not None"
         self._guard(f"{self._builtin(type)}({first_use}) is {array}", otherwise)
         return name
 
@@ -366,16 +367,6 @@ _ONLY_ARRAYS = {ArrayImpl}
 def _is_array_leaf(value: Any) -> bool:
     """Whether a value is an array, and not a node that some registry made of an array type."""
     return is_array_leaf(value) and default_registry.flatten_one_level(value) is None
-
-
-def own_array(value: Any) -> Any:
-    """An array that nobody writes to while JAX still reads it; None for what isn't an array."""
-    return own_arrays([value])[0] if _is_array_leaf(value) else None
-
-
-def same_array(value: Any) -> Any:
-    """As `own_array`, but the very array, to see where it goes."""
-    return value if _is_array_leaf(value) else None
 
 
 def _is_plain_namedtuple(kind: type) -> bool:
