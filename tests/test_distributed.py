@@ -72,11 +72,11 @@ def test_two_processes_train_as_one():
 
 
 def test_a_process_that_raises_ends_the_run():
-    with launched("--epochs=100000", "--fail-at=60") as (launcher, children):
+    with launched("--epochs=100000", "--fail-at=1000") as (launcher, children):
         in_training(launcher, children)
         error = ended(launcher, children)
     assert error.startswith("process 1 of 2 failed with exit status 1, and the run with it")
-    assert "RuntimeError: asked to fail at step 60" in error
+    assert "RuntimeError: asked to fail at step 1000" in error
 
 
 @pytest.mark.parametrize("which", [0, 1])

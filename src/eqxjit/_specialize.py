@@ -67,7 +67,7 @@ class SpecializedCall:
         """
         binding = site.wrapped.binding
         run = jitted or self.entry.jitted
-        if not self.blocks and any(isinstance(leaf, np.ndarray) for leaf in site.fun_leaves):
+        if not self.blocks and any(issubclass(type(leaf), np.ndarray) for leaf in site.fun_leaves):
             run = _with_own_arrays(run)
         call = self._make(
             run,
