@@ -17,7 +17,7 @@ from ._description import Description
 from ._events import observers
 from ._jaxpr_size import size_of
 from ._options import Options
-from ._partition import DYNAMIC, StaticHalf, has_tracers, split_leaves
+from ._partition import DYNAMIC, StaticHalf, has_tracers, own_arrays, split_leaves
 from ._static_key import identity_suffices, static_key, treedef_key
 from ._trace import Trace
 
@@ -181,6 +181,11 @@ class Entry:
     def flat(self, fun_leaves: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """All arrays of a call, in the order of upstream, in which JAX reuses donated ones."""
         return [*leaves[: self.n_first], *fun_leaves, *leaves[self.n_first :]]
+
+    def inputs(self, fun_leaves: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        """The same as JAX is given them: it can read NumPy's in place only if the call waits."""
+        flat = self.flat(fun_leaves, leaves)
+        return flat if self.blocks else own_arrays(flat)
 
     def is_intact(self) -> bool:
         """Whether the static objects that this entry returns are as they were when it was traced.

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import register_pytree_node
 
 from . import _save
 from ._binding import Binding
@@ -20,7 +19,12 @@ from ._partition import DYNAMIC, StaticHalf, partition
 from ._program import Program, names_of
 from ._save import Path
 from ._wrapped import WrappedFunction
-from ._wrapper import BoundFilterPjitFunction, FilterPjitFunction, register_wrapper
+from ._wrapper import (
+    BoundFilterPjitFunction,
+    FilterPjitFunction,
+    register_partial,
+    register_wrapper,
+)
 
 OtherShapes = Literal["compile", "raise"]
 
@@ -252,16 +256,7 @@ class _Partial(functools.partial[Any]):
     """What is frozen, as a pytree; `equinox.Partial` warns of a `jax.vmap(model)` in it."""
 
 
-def _unflatten_partial(_: None, children: Any) -> _Partial:
-    fun, args, kwargs = children
-    return _Partial(fun, *args, **kwargs)
-
-
-register_pytree_node(
-    _Partial,
-    lambda partial: ((partial.func, partial.args, partial.keywords), None),
-    _unflatten_partial,
-)
+register_partial(_Partial)
 
 
 class _Snapshot:

@@ -9,7 +9,6 @@ import jax
 from ._description import Description
 from ._differences import OF_ARRAYS, differences
 from ._entry import Call, wait_for
-from ._partition import own_arrays
 from ._specialize import specialized_call
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -90,9 +89,9 @@ class Compiled:
                 f"A static object that `{entry.name}` returns was changed in place since it was "
                 "lowered. Lower it again."
             )
-        flat = entry.flat(site.fun_leaves, leaves)
+        flat = entry.inputs(site.fun_leaves, leaves)
         try:
-            output = self.compiled(*(flat if entry.blocks else own_arrays(flat)))
+            output = self.compiled(*flat)
             if entry.unclassified:
                 entry.classify(flat)
             if entry.blocks or entry.unclassified:

@@ -117,8 +117,7 @@ class Site:
             return self.miss(leaves, static, args, kwargs)
         __eqxjit_entry__ = entry  # noqa: F841
         try:
-            flat = entry.flat(self.fun_leaves, leaves)
-            output = entry.jitted(*(flat if entry.blocks else own_arrays(flat)))
+            output = entry.jitted(*entry.inputs(self.fun_leaves, leaves))
             if recompiled:
                 self.check_recompiled(entry)
             if entry.blocks or entry.unclassified:

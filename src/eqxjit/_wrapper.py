@@ -214,18 +214,23 @@ def register_wrapper(kind: type[FilterPjitFunction]) -> None:
     register_pytree_with_keys(kind, _flatten_with_keys, unflatten, _flatten)
 
 
-def _flatten_bound_with_keys(bound: BoundFilterPjitFunction) -> Any:
-    keyed = [(GetAttrKey(name), getattr(bound, name)) for name in ("func", "args", "keywords")]
+def _flatten_partial_with_keys(partial: functools.partial[Any]) -> Any:
+    keyed = [(GetAttrKey(name), getattr(partial, name)) for name in ("func", "args", "keywords")]
     return keyed, None
 
 
-def _unflatten_bound(_: None, children: Any) -> BoundFilterPjitFunction:
-    func, args, keywords = children
-    return BoundFilterPjitFunction(func, *args, **keywords)
+def register_partial(kind: type[functools.partial[Any]]) -> None:
+    """Makes a kind of `functools.partial` a pytree of its function and arguments."""
+
+    def unflatten(_: None, children: Any) -> functools.partial[Any]:
+        func, args, keywords = children
+        return kind(func, *args, **keywords)
+
+    register_pytree_with_keys(kind, _flatten_partial_with_keys, unflatten)
 
 
 register_wrapper(FilterPjitFunction)
-register_pytree_with_keys(BoundFilterPjitFunction, _flatten_bound_with_keys, _unflatten_bound)
+register_partial(BoundFilterPjitFunction)
 
 
 def _wrap(fun: Any, options: Options) -> FilterPjitFunction:
