@@ -360,11 +360,18 @@ def heavy(x):
 HEAVY = jnp.ones((700, 700))
 
 
-@pytest.mark.skipif(
-    os.environ.get("JAX_CPU_ENABLE_ASYNC_DISPATCH") == "0", reason="JAX itself is synchronous"
-)
+@pytest.fixture
+def dispatches_asynchronously():
+    """JAX itself returns before a program is done."""
+    if os.environ.get("JAX_CPU_ENABLE_ASYNC_DISPATCH") == "0":
+        pytest.skip("JAX is told to be synchronous")
+    if not _returns_before_it_is_done(lambda: jax.jit(heavy)(HEAVY)):
+        assert jax.__version_info__ < (0, 9)
+        pytest.skip("JAX 0.8.0 can run all programs inline, once a callback has raised")
+
+
+@pytest.mark.usefixtures("dispatches_asynchronously")
 def test_a_harmless_program_is_dispatched_asynchronously():
-    assert _returns_before_it_is_done(lambda: jax.jit(heavy)(HEAVY))
     f = eqxjit.filter_jit(lambda x, n: {"y": heavy(x), "n": n})
     assert _returns_before_it_is_done(lambda: f(HEAVY, 3)["y"])
     for _ in range(CALLS):
@@ -392,7 +399,7 @@ def checked(x):
 
 
 @foreign.needs_compiler
-@pytest.mark.usefixtures("foreign_call")
+@pytest.mark.usefixtures("foreign_call", "dispatches_asynchronously")
 class TestForeignCalls:
     """Without the wait their errors would come after the call, at whatever uses the result."""
 
