@@ -6,7 +6,6 @@ Each advice is two ways to do one thing; both run in fresh processes, in turn.
 import argparse
 import json
 import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,8 +16,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from .environment import facts
+from .processes import output_of
 
-ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 
@@ -123,19 +122,12 @@ def main(argv: list[str]) -> int:
 
 def _run(model: str, way: Way, calls: int) -> float:
     """The median in microseconds, from a process of its own."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     flags = f"{os.environ.get('XLA_FLAGS', '')} {way.xla_flags}".strip()
-    finished = subprocess.run(
-        [sys.executable, "-m", "bench.advice_probe", model, str(calls), json.dumps(asdict(way))],
-        env=os.environ | {"PYTHONPATH": path, "XLA_FLAGS": flags},
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
+    settings = json.dumps(asdict(way))
+    environment = os.environ | {"XLA_FLAGS": flags}
+    return float(
+        output_of("bench.advice_probe", model, str(calls), settings, environment=environment)
     )
-    if finished.returncode:
-        raise SystemExit(f"{way.label}: {way.statement} failed:\n{finished.stderr}")
-    return float(finished.stdout)
 
 
 def _table(best: dict[str, dict[str, float]]) -> Table:

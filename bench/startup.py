@@ -3,8 +3,6 @@
 import argparse
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -13,8 +11,8 @@ from rich.table import Table
 
 from .environment import facts
 from .probes import PROBES, Figures
+from .processes import output_of
 
-ROOT = Path(__file__).parent.parent
 IMPORT_TARGET = 0.020  # seconds more than importing Equinox
 FIRST_CALL_TARGET = 1.02  # of upstream
 NESTED_TARGET = 1.0  # of upstream
@@ -64,21 +62,11 @@ def main(argv: list[str]) -> int:
 
 
 def _run(probe: str, name: str) -> Figures:
-    """One probe in a process of its own, with this process's import path."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    """One probe in a process of its own."""
     # An installed package comes with its bytecode: compiling it isn't part of importing.
-    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    finished = subprocess.run(
-        [sys.executable, "-m", "bench.probes", probe, name],
-        env=inherited | {"PYTHONPATH": path},
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    if finished.returncode:
-        raise SystemExit(f"{probe} under {name} failed:\n{finished.stderr}")
-    return json.loads(finished.stdout.splitlines()[-1])
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    output = output_of("bench.probes", probe, name, environment=environment)
+    return json.loads(output.splitlines()[-1])
 
 
 def _table(best: dict[Row, dict[str, float]]) -> Table:
