@@ -5,8 +5,15 @@ import builtins
 import os
 import re
 
+import pytest
+
 #: The module that `nox -s private` hides from the whole suite; empty for none.
 HIDDEN = os.environ.get("EQXJIT_TEST_WITHOUT", "")
+
+
+def needs(module: str, why: str):
+    """Marks a test of what a private module is for: not run where that is hidden."""
+    return pytest.mark.skipif(module == HIDDEN, reason=f"{module} is gone: {why}")
 
 
 def is_private(name: str) -> bool:

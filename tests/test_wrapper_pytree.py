@@ -18,6 +18,7 @@ from helpers import assert_same
 from sides import CALLS, both
 
 import eqxjit
+from eqxjit._program import _clear_tables
 
 
 class Model(eqx.Module):
@@ -45,6 +46,8 @@ traces: list[Any] = []
 @pytest.fixture(autouse=True)
 def _no_traces():
     eqx.clear_caches()
+    # Which may not reach them (`nox -s private`).
+    _clear_tables()
     traces.clear()
 
 

@@ -174,16 +174,16 @@ try:
     #: The text around a runtime error's message: `{stack}` and `{msg}` are to be filled in.
     runtime_error_text: str = _eqx_jit._on_error_msg
 except (ImportError, AttributeError):
-    runtime_error_text = "{stack}\nequinox.EquinoxRuntimeError: {msg}"
+    runtime_error_text = "{stack}\nequinox.EquinoxRuntimeError: {msg}\n"
 
-    def last_runtime_error() -> tuple[str, list[bytes | str]] | None:
-        return None
+    def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
+        return None, []
 
 else:
 
-    def last_runtime_error() -> tuple[str, list[bytes | str]] | None:
+    def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
         """The message and the stack (innermost frame first) of Equinox's latest runtime error."""
-        return _eqx_jit.last_error_info
+        return _eqx_jit.last_error_info or (None, [])
 
 
 #: The local variable by which Equinox recognises, on the stack, the frame of a jitted call.

@@ -39,13 +39,10 @@ def runtime_error(error: BaseException) -> BaseException | None:
         return None
     if f"{CALLBACK_ERROR_NAME}: " not in str(error):
         return None
-    info = last_runtime_error()
-    if info is None:
-        return None
-    message, stack = info
+    message, stack = last_runtime_error()
     text = str(error)
     if f"{CALLBACK_ERROR_NAME}: {message}" not in text:
-        # Equinox keeps one error for all threads, and another one's came in between.
+        # Equinox keeps one error for all threads, and another one's came in between; or none.
         found = _MESSAGE.search(text)
         message, stack = (found[1] if found else text), []
     return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=_inside_jit(stack)))
