@@ -105,5 +105,25 @@ def test_both_ways_to_get_at_the_root_of_a_treedef_agree(tree):
         assert root == treedef
 
 
+@pytest.mark.parametrize("tree", TREES)
+def test_a_treedef_is_given_other_metadata(tree, monkeypatch):
+    treedef = tree_structure(tree)
+    assert _compat.with_metadata(treedef, lambda metadata: metadata) == treedef
+
+    def flat(metadata):
+        is_norms = isinstance(metadata, tuple) and (3, 2) in metadata
+        return (
+            tuple([(6,) if part == (3, 2) else part for part in metadata]) if is_norms else metadata
+        )
+
+    norm_and_tree = tree_structure({"norm": eqx.nn.LayerNorm((3, 2)), "tree": tree})
+    changed = _compat.with_metadata(norm_and_tree, flat)
+    made = changed.unflatten([0] * changed.num_leaves)
+    assert made["norm"].shape == (6,)
+    assert tree_structure(made["tree"]) == treedef
+    monkeypatch.setattr(_compat, "_CAN_ASSEMBLE", False)
+    assert _compat.with_metadata(treedef, lambda metadata: None) is treedef
+
+
 def test_the_way_that_makes_no_node_is_in_use():
     assert _compat.root_treedef is _compat._root_by_node_data

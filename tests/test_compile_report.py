@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
+from hiding import LOOKED_AT_FOR_STAGING, needs
 from processes import run
 from sides import CALLS
 
@@ -18,6 +19,7 @@ def rows(report):
     return {row.function: row for row in report.rows}
 
 
+@needs(*LOOKED_AT_FOR_STAGING, why="an addition is traced, to ask whether JAX is tracing")
 def test_rows_of_nested_and_foreign_functions(capsys):
     @eqxjit.filter_jit
     def inner(x):
@@ -76,13 +78,16 @@ def test_seconds_are_a_functions_own():
         inner = eqxjit.filter_jit(sleeper(0.3))
         jitted = eqxjit.filter_jit(outer) if is_outer_ours else jax.jit(outer)
         with eqxjit.compile_report() as report:
+            start = time.perf_counter()
             jitted(X)
-        found = rows(report)
-        assert 0.3 <= found["sleep"].seconds.tracing < 0.4
-        assert 0.1 <= found["outer"].seconds.tracing < 0.2
+            elapsed = time.perf_counter() - start
+        own = [rows(report)[name].seconds.tracing for name in ("sleep", "outer")]
+        assert own[0] >= 0.3
+        assert own[1] >= 0.1
+        assert sum(own) <= elapsed
         if is_outer_ours:
             [trace] = jitted.traces()
-            assert 0.4 <= trace.seconds.tracing < 0.5
+            assert sum(own) == pytest.approx(trace.seconds.tracing)
 
 
 def test_an_unrolled_loop_is_named():

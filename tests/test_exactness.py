@@ -827,6 +827,120 @@ def test_the_functions_own_static_object_is_returned_as_it_is():
     assert len(traces) == 1
 
 
+# --- Objects that the wrapped function holds ------------------------------------------------------
+
+
+class Power(eqx.Module):
+    """A function whose static fields can be changed in place."""
+
+    weight: Any
+    static: Any = eqx.field(static=True)
+
+    def __call__(self, x):
+        exponent = self.static["powers"][0] if isinstance(self.static, dict) else self.static[0]
+        return (self.weight * x) ** exponent
+
+    def method(self, x):
+        return self(x)
+
+
+HOLDERS = {
+    "Module": lambda power: power,
+    "method": lambda power: power.method,
+    "Partial": lambda power: eqx.Partial(lambda power, x: power(x), power),
+    "nested": lambda power: eqxjit.filter_jit(power.method),
+}
+STATIC = {
+    "list": lambda: [2, "b"],
+    "dict": lambda: {"powers": [2], "by": jnp.tanh},
+    "NumPy": lambda: np.array([2, 3]),
+}
+
+
+def _set_power(static, power):
+    (static["powers"] if isinstance(static, dict) else static)[0] = power
+
+
+@pytest.mark.parametrize("kind", STATIC)
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("warm", [0, 1, 2, CALLS])
+def test_a_wrapped_function_whose_static_object_is_changed(holder, kind, warm):
+    """Upstream takes the program for the old one, but for a new shape traces with the new one."""
+    static, x = STATIC[kind](), jnp.arange(3.0)
+    f = eqxjit.filter_jit(HOLDERS[holder](Power(jnp.ones(()), static)))
+    copied = jax.tree.map(lambda leaf: leaf * 2 if eqx.is_array(leaf) else leaf, f)
+    outer = eqxjit.filter_jit(lambda f, x: f(x))
+    for power in (2, 3, 2, 4, 3):
+        _set_power(static, power)
+        for i in range(warm if power == 2 else CALLS):
+            assert_same(f(x + i), (x + i) ** power)
+            assert_same(copied(x + i), (2 * (x + i)) ** power)
+            assert_same(outer(f, x + i), (x + i) ** power)
+            assert_same(f(x.reshape(3, 1)), x.reshape(3, 1) ** power)
+        assert f.lower(x).compile()(x).tolist() == (x**power).tolist()
+    assert_specialized(f)
+
+
+def test_a_wrapped_function_is_compiled_once_for_each_content():
+    traces = []
+
+    class Counting(eqx.Module):
+        names: Any = eqx.field(static=True)
+
+        def __call__(self, x):
+            traces.append(tuple(self.names))
+            return x
+
+    names = ["a"]
+    f = eqxjit.filter_jit(Counting(names))
+    for name in ("a", "b", "a", "c", "b"):
+        names[0] = name
+        for _ in range(CALLS):
+            f(jnp.ones(2))
+    assert traces == [("a",), ("b",), ("c",)]
+    # What only `object.__setattr__` can change is not asked after.
+    frozen = eqxjit.filter_jit(Counting((1, ("b", 2.0), Setting("c"))))
+    assert frozen._wrapped.changeable == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    name: str
+
+
+# --- Classes that become pytrees ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("calls", [1, 2, CALLS])
+@pytest.mark.parametrize("place", ["argument", "in a list", "in many", "in a field"])
+def test_a_class_that_is_registered_after_warm_calls(place, calls):
+    class Box:
+        def __init__(self, content):
+            self.content = content
+
+    places = {
+        "argument": lambda box: box,
+        "in a list": lambda box: [1, box],
+        "in many": lambda box: [(jnp.ones(2), box)] * 20,
+        "in a field": lambda box: layer(bias=box),
+    }
+    box = Box(jnp.ones(2))
+    tree = places[place](box)
+
+    def total(tree):
+        boxes = jax.tree.leaves(tree, is_leaf=lambda node: type(node) is Box)
+        return sum(2 * node.content for node in boxes if type(node) is Box)
+
+    f = eqxjit.filter_jit(total)
+    expected = total(tree)
+    for _ in range(calls):
+        assert_same(f(tree), expected)
+    jtu.register_pytree_node(Box, lambda box: ((box.content,), None), lambda _, c: Box(*c))
+    for i in range(CALLS):
+        box.content = jnp.full(2, i)
+        assert_same(f(tree), total(tree))
+
+
 def _recursion_left():
     try:
         return 1 + _recursion_left()

@@ -1,9 +1,11 @@
 """`freeze`: the same results as `filter_jit`, with the arrays compiled in."""
 
+import collections
 import functools
 import gc
 import pickle
 import weakref
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -112,6 +114,54 @@ def test_it_is_a_snapshot():
         x = jnp.ones(4) * i
         for f in (frozen, of_donated, passed):
             np.testing.assert_array_equal(f(x), np.arange(4.0) * i)
+
+
+class Configured(eqx.Module):
+    config: Any = eqx.field(static=True)
+    inner: Any = None
+
+    def __call__(self, x):
+        config = self.config[0] if type(self.config) is tuple else self.config
+        if isinstance(config, dict):
+            return config["by"](x * config["scales"][0])
+        return x * config[0]
+
+
+CONFIGS = {
+    "dict": lambda: {"scales": [2], "by": jax.nn.relu},
+    "OrderedDict": lambda: collections.OrderedDict(scales=[2], by=jax.nn.relu),
+    "list": lambda: [2],
+    "NumPy": lambda: np.array([2]),
+    "in a tuple": lambda: ({"scales": [2], "by": jax.nn.relu}, 1),
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("calls", [0, 1, CALLS])
+@pytest.mark.parametrize("nested", [False, True])
+def test_it_is_a_snapshot_of_static_objects_too(kind, calls, nested):
+    config = CONFIGS[kind]()
+    model = Configured(config)
+    whole = Configured([3], [None, model, {"a": X}]) if nested else model
+    frozen = eqxjit.freeze(lambda m, x: m(x) if m.inner is None else m.inner[1](x), whole)
+    for _ in range(calls):
+        assert_same(frozen(X), X * 2)
+    changed = config[0] if type(config) is tuple else config
+    (changed["scales"] if isinstance(changed, dict) else changed)[0] = 5
+    assert_same(model(X), X * 5)
+    for _ in range(CALLS):
+        assert_same(frozen(X), X * 2)
+        assert_same(frozen(X[:2]), X[:2] * 2)
+        assert_same(jax.vmap(frozen)(X), X * 2)
+
+
+def test_what_cannot_be_copied_stays():
+    class Stubborn(dict):
+        def __copy__(self):
+            raise NotImplementedError
+
+    frozen = eqxjit.freeze(Configured(Stubborn(scales=[2], by=jax.nn.relu)))
+    assert_same(frozen(X), X * 2)
 
 
 def test_arrays_in_a_partial_are_frozen_as_well():

@@ -1,6 +1,7 @@
 """Ahead of time: `f.lower(...)`, its `compile()`, and calls of what that returns."""
 
 import inspect
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -178,6 +179,25 @@ def test_a_returned_object_changed_in_place_is_an_error():
             compiled(X)
         named.value = "a"
         assert compiled(X)[1] is named
+
+
+def test_an_object_of_the_function_changed_in_place_is_an_error():
+    class Holding(eqx.Module):
+        static: Any = eqx.field(static=True)
+
+        def __call__(self, x):
+            return x * self.static[0]
+
+    for n_calls in range(CALLS):
+        static = [2]
+        compiled = eqxjit.filter_jit(Holding(static)).lower(X).compile()
+        for _ in range(n_calls):
+            assert_same(compiled(X), X * 2)
+        static[0] = 3
+        with pytest.raises(ValueError, match="`Holding` holds was changed in place"):
+            compiled(X)
+        static[0] = 2
+        assert_same(compiled(X), X * 2)
 
 
 def test_errors_at_runtime_are_raised_at_the_call():

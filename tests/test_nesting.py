@@ -475,7 +475,7 @@ def test_clearing_caches(clear, warm):
     assert ours.runs == theirs.runs
 
 
-@needs("equinox._caches", "`equinox.clear_caches` doesn't reach what is compiled here")
+@needs("equinox._caches", why="`equinox.clear_caches` doesn't reach what is compiled here")
 @both
 def test_equinox_forgets_for_functions_wrapped_later(filter_jit):
     def f(x):

@@ -18,6 +18,7 @@ from processes import run
 from sides import CALLS, both
 
 import eqxjit
+from eqxjit import _compat
 
 X = jnp.arange(3.0)
 Y = jnp.arange(4.0)
@@ -646,7 +647,7 @@ def test_transformations_trace_and_compile_too():
     _, *others = f.traces()
     assert len(others) == 1 + f.cache_info().recompilations > 1
     [retrace] = [t for t in others if not t.is_recompilation]
-    if hasattr(jax._src.config, "trace_context_names"):
+    if _compat._trace_context is not _compat._context_without_names:
         assert retrace.reason == (
             "configuration changed: `axis names of an outer transformation` was {}, is {'i': 1}"
         )

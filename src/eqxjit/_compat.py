@@ -111,18 +111,35 @@ def _root_by_flattening(treedef: PyTreeDef) -> PyTreeDef:
     return tree_structure(node, is_leaf=lambda subtree: subtree is not node)
 
 
-def _root_by_node_data(treedef: PyTreeDef) -> PyTreeDef:
-    """The treedef of the root alone, without making a node of the user's class."""
-    children = [tree_structure(0)] * len(treedef.children())
+_CAN_ASSEMBLE = hasattr(PyTreeDef, "from_node_data_and_children")
+
+
+def _assembled(node_data: Any, children: list[PyTreeDef]) -> PyTreeDef:
+    """The treedef of a node, without making an object of the user's class."""
     return PyTreeDef.from_node_data_and_children(  # type: ignore[attr-defined]
-        default_registry, treedef.node_data(), children
+        default_registry, node_data, children
     )
+
+
+def _root_by_node_data(treedef: PyTreeDef) -> PyTreeDef:
+    children = [tree_structure(0)] * len(treedef.children())
+    return _assembled(treedef.node_data(), children)
 
 
 #: The treedef of a tree's root, with leaves in the place of all its children.
 root_treedef: Callable[[PyTreeDef], PyTreeDef] = (
-    _root_by_node_data if hasattr(PyTreeDef, "from_node_data_and_children") else _root_by_flattening
+    _root_by_node_data if _CAN_ASSEMBLE else _root_by_flattening
 )
+
+
+def with_metadata(treedef: PyTreeDef, change: Callable[[Any], Any]) -> PyTreeDef:
+    """The treedef with other metadata: what `change` makes of each node's. Else, as it is."""
+    node_data = treedef.node_data()
+    if not _CAN_ASSEMBLE or node_data is None or node_data[0] is type(None):
+        return treedef
+    kind, metadata = node_data
+    children = [with_metadata(child, change) for child in treedef.children()]
+    return _assembled((kind, change(metadata)), children)
 
 
 # --- Tracing ----------------------------------------------------------------------------------

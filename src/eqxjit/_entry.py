@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,13 +12,14 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from ._binding import Binding
 from ._callbacks import may_raise
-from ._compat import PyTreeDef, treedef_rows, wrapped_by_tracer
+from ._changeable import are_unchanged, changeable
+from ._compat import PyTreeDef, wrapped_by_tracer
 from ._description import Description
 from ._events import observers
 from ._jaxpr_size import size_of
 from ._options import Options
 from ._partition import DYNAMIC, StaticHalf, has_tracers, own_arrays, split_leaves
-from ._static_key import identity_suffices, static_key, treedef_key
+from ._static_key import treedef_key
 from ._trace import Trace
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class OutputDescription:
 
     - `treedef`: the structure of the output.
     - `leaves`: its leaves, with `DYNAMIC` in the place of each array.
-    - `changeable`: the static objects in it that can be changed in place, with their typed keys.
+    - `changeable`: the static objects in it that can be changed in place.
     """
 
     __slots__ = ("changeable", "leaves", "treedef")
@@ -48,7 +49,7 @@ class OutputDescription:
     def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...]):
         self.treedef = treedef
         self.leaves = leaves
-        self.changeable = list(_changeable(treedef, leaves))
+        self.changeable = changeable(treedef, leaves)
 
     def rebuild(self, arrays: list[Any]) -> Any:
         """The output that has these arrays. (A marker behind the last one isn't looked at.)"""
@@ -67,31 +68,6 @@ class OutputDescription:
         except Exception:
             # Metadata that can't be compared belongs to the one trace that made it.
             return False
-
-
-def _changeable(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Iterator[tuple[Any, Hashable]]:
-    # A leaf that can't be hashed didn't come in by its key: it is the function's own object.
-    values = [leaf for leaf in leaves if leaf is not DYNAMIC and _is_hashable(leaf)]
-    for _, _, data, kind in treedef_rows(treedef):
-        # The keys of a dict belong to the treedef.
-        if kind is not None and kind is not dict:
-            values += data if type(data) is tuple else [data]
-    # Layers often share one object, such as their configuration.
-    for value in {id(value): value for value in values}.values():
-        if not identity_suffices(value):
-            try:
-                yield value, static_key(value)
-            except Exception:
-                # What can't be compared can't be told to have changed.
-                continue
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except Exception:
-        return False
-    return True
 
 
 class Call:
@@ -193,14 +169,7 @@ class Entry:
         They came in with the arguments of the call that was traced. If its caller has changed them
         in place, they are no longer those that later calls with equal arguments should get back.
         """
-        try:
-            return all(
-                static_key(value) == key
-                for description in self.descriptions
-                for value, key in description.changeable
-            )
-        except Exception:
-            return False
+        return all(are_unchanged(description.changeable) for description in self.descriptions)
 
     @property
     def returns_changeable(self) -> bool:

@@ -13,6 +13,7 @@ from jax.core import Tracer
 
 from . import _save
 from ._binding import Binding
+from ._changeable import snapshot
 from ._errors import argument_error, short
 from ._options import DEFAULT_MAXSIZE, check_options
 from ._partition import DYNAMIC, StaticHalf, partition
@@ -237,6 +238,7 @@ def freeze(
     _check_signature(fun, args, kwargs)
     try:
         leaves, static = partition(_Partial(fun, *args, **kwargs))
+        static = snapshot(static)
     except Exception as error:
         clearer = argument_error(error, [("fun", fun), ("args", args), ("kwargs", kwargs)])
         if clearer is not None:

@@ -84,11 +84,12 @@ class Compiled:
         leaves, static = site.partition(args, kwargs)
         if static.key != self._call.arguments.key:
             raise self._lowered_for_others(site.describe(static, leaves))
-        if not entry.is_intact():
-            raise ValueError(
-                f"A static object that `{entry.name}` returns was changed in place since it was "
-                "lowered. Lower it again."
-            )
+        for is_intact, verb in ((site.wrapped.is_intact, "holds"), (entry.is_intact, "returns")):
+            if not is_intact():
+                raise ValueError(
+                    f"A static object that `{entry.name}` {verb} was changed in place since it was "
+                    "lowered. Lower it again."
+                )
         flat = entry.inputs(site.fun_leaves, leaves)
         try:
             output = self.compiled(*flat)

@@ -43,6 +43,11 @@ class StaticHalf(NamedTuple):
     key: Hashable
 
     @property
+    def current_key(self) -> Hashable:
+        """The key that it has now: static objects may have been changed in place."""
+        return _key(self.treedef, self.leaves)
+
+    @property
     def n_arrays(self) -> int:
         """How many arrays are missing."""
         # By identity: a static leaf's own `==` may say anything.
@@ -108,8 +113,11 @@ def partition(pytree: Any) -> tuple[list[Any], StaticHalf]:
     check_tree(pytree)
     leaves, treedef = tree_flatten(pytree)
     dynamic, static = split_leaves(leaves)
-    key = (treedef_key(treedef), tuple([_leaf_key(leaf) for leaf in static]))
-    return dynamic, StaticHalf(treedef, static, key)
+    return dynamic, StaticHalf(treedef, static, _key(treedef, static))
+
+
+def _key(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
+    return (treedef_key(treedef), tuple([_leaf_key(leaf) for leaf in leaves]))
 
 
 def split_leaves(leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:

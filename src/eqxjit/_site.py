@@ -21,7 +21,7 @@ from ._lower import Lowered
 from ._partition import DYNAMIC, StaticHalf, has_tracers, own_arrays, partition
 from ._specialize import SpecializedCall, is_worth_specializing, specialize
 from ._trace import Trace
-from ._wrapped import WrappedFunction
+from ._wrapped import WrappedFunction, wrap_function
 
 # Spelled out below, because only a plain local variable shows on the stack.
 assert JITTED_FRAME_MARK == "__equinox_jit_id__"
@@ -70,7 +70,8 @@ class Site:
         """Fills the wrapper's `__call__` slot: specialised calls first, the generic path behind."""
         with self.program.lock:
             in_use = self.program.specialized
-            call = self.wrapped.binding.receiver(self.call)
+            generic = self.call_if_intact if self.wrapped.changeable else self.call
+            call = self.wrapped.binding.receiver(generic)
             for specialized in reversed(self.specialized_calls()):
                 call = specialized.instantiate(self, call)
             wrapper = self.wrapper()
@@ -84,6 +85,16 @@ class Site:
         wrapper = self.wrapper()
         if wrapper is not None:
             wrapper.__call__ = self.linking_call
+
+    def renew_if_changed(self) -> None:
+        """Wraps the function anew, if a static object in it was changed since it was wrapped."""
+        if not self.wrapped.is_intact():
+            fun = self.wrapped.fun.combine(self.fun_leaves)
+            renewed, _ = wrap_function(fun, self.wrapped.options)
+            # In this order: another thread may be calling.
+            self.program = renewed.program
+            self.wrapped = renewed
+            self.unlink()
 
     def specialized_calls(self) -> list[SpecializedCall]:
         """Those of the function, in the order in which they are tried: the wrapper's own first."""
@@ -135,6 +146,12 @@ class Site:
             self._own_entry = weakref.ref(entry)
             specialize(self, entry, args, kwargs, static, leaves, output)
         return entry.rebuild(output)
+
+    def call_if_intact(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`call`, for a function that holds static objects which can be changed in place."""
+        __tracebackhide__ = True
+        self.renew_if_changed()
+        return self.call(args, kwargs)
 
     def retrace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serves a warm call in which JAX wants to trace: a new shape, cleared caches, ..."""

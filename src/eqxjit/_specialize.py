@@ -76,6 +76,7 @@ class SpecializedCall:
             binding.receiver(site.explain),
             functools.partial(site.wait if self.blocks else site.check_recompiled, self.entry),
             own_array,
+            *_checks_of_function(site),
             *site.fun_leaves,
         )
         call.__name__, call.__qualname__ = binding.name, binding.qualname
@@ -85,6 +86,11 @@ class SpecializedCall:
 def _with_own_arrays(jitted: Callable[..., Output]) -> Callable[..., Output]:
     """For a function that holds NumPy arrays, which may be changed between its calls."""
     return lambda *arrays: jitted(*own_arrays(arrays))
+
+
+def _checks_of_function(site: "Site") -> list[Callable[[], bool]]:
+    """What to ask, before a call, about the static objects that the wrapped function holds."""
+    return [site.wrapped.is_intact] if site.wrapped.changeable else []
 
 
 def is_worth_specializing(entry: Entry, static: StaticHalf) -> bool:
@@ -169,6 +175,7 @@ def _generate(
     retrace, explain = names.variable("retrace"), names.variable("explain")
     wait = names.variable("wait" if blocks else "check_recompiled")
     own = names.variable("own_array")
+    fun_checks = [names.variable("fun_is_intact") for _ in _checks_of_function(site)]
     guards_hold = names.variable("guards_hold")
     arrays = names.variable("arrays")
     fun_arrays = [names.variable(f"fun_array_{i}") for i in range(len(site.fun_leaves))]
@@ -196,11 +203,16 @@ def _generate(
 
     lines = [
         *wrapped(
-            f"def {make}(", [jitted, otherwise, retrace, explain, wait, own, *fun_arrays], "):"
+            f"def {make}(",
+            [jitted, otherwise, retrace, explain, wait, own, *fun_checks, *fun_arrays],
+            "):",
         ),
         *indented([*way_in.helpers, *way_out.helpers]),
         f"    def {call}({binding.header(missing)}):",
     ]
+    for check in fun_checks:
+        way_in.guards += [("# The function's own static objects are as they were.",)]
+        way_in.guards += [(f"{check}()",)]
     if entry.returns_changeable:
         is_intact = names.constant("is_intact", entry.is_intact)
         way_in.guards += [("# What it returns beside arrays is as it was.",), (f"{is_intact}()",)]
@@ -260,7 +272,8 @@ def _does_the_same(
     def same(array: Any) -> Any:
         return array
 
-    trial = make(jitted, fail, fail, fail, lambda _output: None, same, *site.fun_leaves)
+    checks = _checks_of_function(site)
+    trial = make(jitted, fail, fail, fail, lambda _output: None, same, *checks, *site.fun_leaves)
     rebuilt_leaves, rebuilt_treedef = tree_flatten(trial(*args, **kwargs))
     expected_leaves, expected_treedef = tree_flatten(expected)
     return (

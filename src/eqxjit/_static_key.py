@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, cast
 
 import equinox as eqx
+import jax
 import numpy as np
 from jax.tree_util import tree_flatten
 
@@ -190,7 +191,8 @@ def _numpy_key(value: np.ndarray | np.generic) -> Hashable:
 
 
 def _array_key(value: Any) -> Hashable:
-    if not value.is_fully_addressable:
+    # Keys of random numbers have a dtype of JAX's own.
+    if not isinstance(value.dtype, np.dtype) or not value.is_fully_addressable:
         return _opaque_key(value)
     # Not by `==`, which broadcasts and converts.
     return (type(value), value.weak_type, _numpy_key(np.asarray(value)))
@@ -252,8 +254,12 @@ _KEY_BY_EQUALITY: list[tuple[type, Callable[[Any], Hashable]]] = [
     (set, functools.partial(_set_key, elements=set.__iter__)),
     (frozenset, functools.partial(_set_key, elements=frozenset.__iter__)),
     (np.generic, _numpy_key),
+    (jax.Array, _array_key),
     (eqx.Module, _module_key),
 ]
+
+# Their classes' `==` compares with other types: that is no reason not to look into them.
+_KEYED_BY_CONTENT = (np.generic, jax.Array)
 
 
 def _key_by_class(kind: type, value: Any) -> Hashable:
@@ -272,8 +278,8 @@ def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:
         return _identity_key
     for base, make_key in _KEY_BY_EQUALITY:
         if issubclass(kind, base):
-            # NumPy's scalars compare with other types: that is no reason not to look into them.
-            return make_key if base is np.generic or kind.__eq__ is base.__eq__ else _opaque_key
+            is_as_expected = base in _KEYED_BY_CONTENT or kind.__eq__ is base.__eq__
+            return make_key if is_as_expected else _opaque_key
     return None
 
 

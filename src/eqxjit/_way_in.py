@@ -121,6 +121,8 @@ class WayIn:
                 arrays.append(self._read_array(source, wish))
             else:
                 self._guard(*self._static_guard(source, node.value, wish))
+                if _can_become_a_node(type(node.value)):
+                    self._guard(f"{self._flatten_one_level()}({source}) is None")
         elif node.kind is type(None):
             self._guard(f"{source} is None")
         elif node.kind is tuple or node.kind is list or _is_plain_namedtuple(node.kind):
@@ -260,9 +262,8 @@ class WayIn:
         name = self._guard_type(node, source, wish)
         parts = self._names.variable(f"{wish}_parts")
         children = self._names.variable(f"{wish}_children")
-        one_level = self._names.constant("flatten_one_level", default_registry.flatten_one_level)
         key = self._names.constant(f"{wish}_data_key", static_key(node.data))
-        self._guard(f"({parts} := {one_level}({name}))")
+        self._guard(f"({parts} := {self._flatten_one_level()}({name}))")
         self._guard(f"{self._static_key()}({parts}[1]) == {key}")
         self._guard(
             f"{self._builtin(len)}({children} := {self._builtin(tuple)}({parts}[0]))"
@@ -330,6 +331,9 @@ class WayIn:
     def _static_key(self) -> str:
         return self._names.constant("static_key", static_key)
 
+    def _flatten_one_level(self) -> str:
+        return self._names.constant("flatten_one_level", default_registry.flatten_one_level)
+
     def _array_checks(self) -> tuple[str, str]:
         return (
             self._names.constant("Array", ArrayImpl),
@@ -367,6 +371,14 @@ _ONLY_ARRAYS = {ArrayImpl}
 def _is_array_leaf(value: Any) -> bool:
     """Whether a value is an array, and not a node that some registry made of an array type."""
     return is_array_leaf(value) and default_registry.flatten_one_level(value) is None
+
+
+def _can_become_a_node(kind: type) -> bool:
+    """Whether a class may yet be registered as a pytree: one that isn't Python's or a library's."""
+    return str(kind.__module__).partition(".")[0] not in _WITHOUT_REGISTRATIONS
+
+
+_WITHOUT_REGISTRATIONS = {"builtins", "numpy", "jax", "jaxlib", "equinox"}
 
 
 def _is_plain_namedtuple(kind: type) -> bool:

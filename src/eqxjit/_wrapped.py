@@ -1,8 +1,10 @@
 """What all copies of one wrapper share: the function's static half, its parameters, its program."""
 
 import functools
+from collections.abc import Hashable
 from typing import Any
 
+from ._changeable import are_unchanged, changeable, is_frozen
 from ._compat import MISSING
 from ._errors import argument_error, not_callable
 from ._options import Options
@@ -19,9 +21,18 @@ class WrappedFunction:
     - `program`: what is compiled for it.
     - `keeps_arrays`: whether its arrays stay, whatever is donated.
     - `attributes`: what a wrapper takes over from it, as with `functools.update_wrapper`.
+    - `changeable`: the static objects in it that its user can change in place.
     """
 
-    __slots__ = ("_key", "attributes", "binding", "fun", "keeps_arrays", "options", "program")
+    __slots__ = (
+        "attributes",
+        "binding",
+        "changeable",
+        "fun",
+        "keeps_arrays",
+        "options",
+        "program",
+    )
 
     def __init__(
         self, fun: Any, static: StaticHalf, options: Options, program: Program | None = None
@@ -37,7 +48,17 @@ class WrappedFunction:
             # Equinox's unflatten fills in its own mark where a Module has no such attribute.
             if getattr(fun, attribute, MISSING) is not MISSING
         }
-        self._key = (options.key, static.key)
+        # What is frozen holds copies of its own.
+        found = [] if self.keeps_arrays else changeable(static.treedef, static.leaves)
+        self.changeable = [pair for pair in found if not is_frozen(pair.value)]
+
+    def is_intact(self) -> bool:
+        """Whether the static objects in the function are as they were when it was wrapped."""
+        return not self.changeable or are_unchanged(self.changeable)
+
+    @property
+    def _key(self) -> Hashable:
+        return (self.options.key, self.fun.key if self.is_intact() else self.fun.current_key)
 
     # Copies of a wrapper that JAX unflattens compare by this, as metadata of a pytree node.
     def __eq__(self, other: object) -> bool:

@@ -35,16 +35,18 @@ class FilterPjitFunction:
         "__weakref__",
         "_leaves",
         "_site",
-        "_wrapped",
     )
 
     def __init__(self, wrapped: WrappedFunction, leaves: tuple[Any, ...]):
         self.__dict__ = dict(wrapped.attributes)
-        self._wrapped = wrapped
         self._leaves = leaves
         self._site = Site(wrapped, leaves, self)
         # Linked to specialised calls by its first call: many copies are never called.
         self.__call__ = self._site.linking_call
+
+    @property
+    def _wrapped(self) -> WrappedFunction:
+        return self._site.wrapped
 
     # Not properties, since `inspect` would find those on the class, too.
     def __getattr__(self, name: str) -> Any:
@@ -68,6 +70,7 @@ class FilterPjitFunction:
 
         A `Lowered`, with `as_text()`, `lowered` (JAX's own) and `compile()`.
         """
+        self._site.renew_if_changed()
         return self._site.receive(self._site.lower, args, kwargs)
 
     def cache_info(self) -> CacheInfo:
