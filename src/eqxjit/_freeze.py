@@ -187,8 +187,10 @@ def freeze(
     For inference, where weights don't change: they become constants of the program, so that a call
     neither passes them along nor looks at them. The term is TorchScript's.
 
-    A snapshot: later changes of the model or the arguments are not seen, not even those of static
-    fields by `object.__setattr__`; freeze again for those.
+    A snapshot: later changes of the model or the arguments are not seen, neither those of fields by
+    `object.__setattr__` nor those of static lists, dicts and the like in place; freeze again for
+    those. (Objects that compare by identity can't be copied: a program that is compiled later sees
+    what has become of them.)
 
     **Arguments:**
 
