@@ -878,7 +878,10 @@ def test_a_wrapped_function_whose_static_object_is_changed(holder, kind, warm):
             assert_same(outer(f, x + i), (x + i) ** power)
             assert_same(f(x.reshape(3, 1)), x.reshape(3, 1) ** power)
         assert f.lower(x).compile()(x).tolist() == (x**power).tolist()
-    assert_specialized(f)
+    entries = f._wrapped.program.entries.values()
+    hits = [entry.hits for entry in entries]
+    f(x)
+    assert [entry.hits for entry in entries] == hits or not SPECIALIZING
 
 
 def test_a_wrapped_function_is_compiled_once_for_each_content():

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_same
+from helpers import Own, assert_same
 from sides import CALLS
 
 import eqxjit
@@ -124,13 +124,14 @@ class Configured(eqx.Module):
         config = self.config[0] if type(self.config) is tuple else self.config
         if isinstance(config, dict):
             return config["by"](x * config["scales"][0])
-        return x * config[0]
+        return x * (config[0][0] if isinstance(config[0], list) else config[0])
 
 
 CONFIGS = {
     "dict": lambda: {"scales": [2], "by": jax.nn.relu},
     "OrderedDict": lambda: collections.OrderedDict(scales=[2], by=jax.nn.relu),
     "list": lambda: [2],
+    "list of lists": lambda: [[2]],
     "NumPy": lambda: np.array([2]),
     "in a tuple": lambda: ({"scales": [2], "by": jax.nn.relu}, 1),
 }
@@ -147,7 +148,8 @@ def test_it_is_a_snapshot_of_static_objects_too(kind, calls, nested):
     for _ in range(calls):
         assert_same(frozen(X), X * 2)
     changed = config[0] if type(config) is tuple else config
-    (changed["scales"] if isinstance(changed, dict) else changed)[0] = 5
+    changed = changed["scales"] if isinstance(changed, dict) else changed
+    (changed[0] if isinstance(changed[0], list) else changed)[0] = 5
     assert_same(model(X), X * 5)
     for _ in range(CALLS):
         assert_same(frozen(X), X * 2)
@@ -155,12 +157,26 @@ def test_it_is_a_snapshot_of_static_objects_too(kind, calls, nested):
         assert_same(jax.vmap(frozen)(X), X * 2)
 
 
-def test_what_cannot_be_copied_stays():
-    class Stubborn(dict):
-        def __copy__(self):
-            raise NotImplementedError
+class Unlike(Own):
+    """Its copies aren't equal to it."""
 
-    frozen = eqxjit.freeze(Configured(Stubborn(scales=[2], by=jax.nn.relu)))
+    def __deepcopy__(self, memo):
+        return type(self)(7)
+
+    def __getitem__(self, index):
+        return self.value
+
+
+class Uncopied(dict):
+    def __copy__(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "config", [Uncopied(scales=[2], by=jax.nn.relu), Unlike(2), [Unlike(2)[0], Unlike(3)]]
+)
+def test_what_cannot_be_copied_stays(config):
+    frozen = eqxjit.freeze(Configured(config))
     assert_same(frozen(X), X * 2)
 
 

@@ -533,3 +533,13 @@ def test_an_error_caught_by_the_user_is_over(filter_jit):
             assert f(GOOD) == 1
             error = _raised(f, BAD)
             assert error.__suppress_context__
+
+
+def test_the_message_is_found_without_what_equinox_keeps(monkeypatch):
+    monkeypatch.setattr("eqxjit._errors.last_runtime_error", lambda: (None, []))
+    message = f"{_message()}\nin two lines"
+    f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, message))
+    for _ in range(CALLS):
+        text = str(_raised(f, BAD))
+        assert f"equinox.EquinoxRuntimeError: {message}\n" in text
+        assert "_EquinoxRuntimeError" not in text
