@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
+from hiding import needs
 from processes import run
 from sides import CALLS, both
 
@@ -257,6 +258,7 @@ def test_pytest_shows_the_users_frame_last():
         warm(f, *arguments, None)
 
 
+@needs("jax._src.traceback_util", why="frames of ours are shown")
 @both
 def test_frames_of_nested_wrappers_are_filtered(filter_jit):
     """An error inside the inner function passes JAX's boundary of the outer one."""

@@ -23,7 +23,9 @@ _serial = itertools.count()
 #: What JAX raises for a failed callback: the first from Python, the second from its C++ fast path.
 JAX_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 
-needs_upstreams_text = needs("equinox._jit", why="the message alone is shown, without the stack")
+needs_upstreams_text = needs(
+    "equinox._jit", "jax._src.traceback_util", why="the stack is left out, or has frames of ours"
+)
 
 GOOD, BAD = jnp.array(1.0), jnp.array(-1.0)
 
