@@ -121,11 +121,11 @@ class Output(eqx.Module):
 @pytest.mark.parametrize(
     ("fun", "args", "message"),
     [
-        (lambda x: Output(x), (X,), r"the output is a `Output`"),
-        (lambda x: {"y": [Output(x)]}, (X,), r"the output\['y'\]\[0\] is a `Output`"),
-        (lambda x: x.y, (Output(X),), r"the arguments\[0\]\[0\] is a `Output`"),
-        (lambda x, f: f(x), (X, jnp.sin), r"the arguments\[0\]\[1\] is a `ufunc`|PjitFunction"),
-        (lambda d: d[1], ({1: X},), r"the arguments\[0\]\[0\] is a `dict`"),
+        (lambda x: Output(x), (X,), r"`output` is a `Output`"),
+        (lambda x: {"y": [Output(x)]}, (X,), r"`output\['y'\]\[0\]` is a `Output`"),
+        (lambda x: x.y, (Output(X),), r"`x` is a `Output`"),
+        (lambda x, f: f(x), (X, jnp.sin), r"`f` is a `(ufunc|PjitFunction)`"),
+        (lambda d: d[1], ({1: X},), r"`d` is a `dict`"),
     ],
 )
 def test_what_only_pickle_could_write_is_refused(tmp_path, fun, args, message):

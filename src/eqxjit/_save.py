@@ -22,6 +22,7 @@ from jax.export import Exported, deserialize, export
 
 from ._description import Slot
 from ._entry import Entry
+from ._errors import named_arguments
 from ._partition import partition
 from ._site import Site
 
@@ -62,6 +63,8 @@ def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         )
     output = entry.descriptions[0].rebuild([Slot(i) for i in range(len(exported.out_avals))])
     inputs = call.arguments.combine(map(Slot, range(call.arguments.n_arrays)))
+    for name, argument in named_arguments(binding, *inputs):
+        _written(argument, name)  # Or an error that names the argument.
     n_first, n_passed = entry.n_first, len(site.fun_leaves)
     avals = [*exported.in_avals[:n_first], *exported.in_avals[n_first + n_passed :]]
     files = {_PROGRAM: _serialized(exported)}
@@ -87,8 +90,8 @@ def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         ],
         "n_first": n_first,
         "avals": [str(aval) for aval in avals],
-        "inputs": _written(inputs, "the arguments"),
-        "output": _written(output, "the output"),
+        "inputs": _written(inputs, "(args, kwargs)"),
+        "output": _written(output, "output"),
         "arrays": arrays,
         "sha256": {name: _sha256(content) for name, content in files.items()},
     }
@@ -133,7 +136,7 @@ def _written(tree: Any, path: str) -> Any:
     if kind is dict and all(type(key) is str for key in tree):
         return {"dict": {key: _written(item, f"{path}[{key!r}]") for key, item in tree.items()}}
     raise ValueError(
-        f"{path} is a `{kind.__name__}`, which a file can't hold without pickle. Take and return "
+        f"`{path}` is a `{kind.__name__}`, which a file can't hold without pickle. Take and return "
         "arrays, numbers, strings and None, in tuples, lists and dicts with strings as keys."
     )
 
