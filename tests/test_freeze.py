@@ -157,6 +157,23 @@ def test_it_is_a_snapshot_of_static_objects_too(kind, calls, nested):
         assert_same(jax.vmap(frozen)(X), X * 2)
 
 
+def test_a_snapshot_of_a_deep_model():
+    scales = {"scales": [2], "by": jax.nn.relu}
+    model = Configured(scales)
+    for _ in range(400):
+        model = [model]
+
+    def innermost(model, x):
+        while isinstance(model, list):
+            [model] = model
+        return model(x)
+
+    frozen = eqxjit.freeze(innermost, model)
+    scales["scales"][0] = 5
+    for _ in range(CALLS):
+        assert_same(frozen(X), X * 2)
+
+
 class Unlike(Own):
     """Its copies aren't equal to it."""
 

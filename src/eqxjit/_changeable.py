@@ -73,10 +73,6 @@ def snapshot(static: StaticHalf) -> StaticHalf:
     """The same static half, with copies of the objects in it that can be changed in place.
 
     One that can't be copied, or whose copy isn't equal to it, stays.
-
-    **Raises:**
-
-    - `RecursionError`, for a very deep structure.
     """
     copies = {id(value): _copied(value, key) for value, key in changeable(static.treedef, ())}
     if not copies:

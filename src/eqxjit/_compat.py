@@ -134,12 +134,24 @@ root_treedef: Callable[[PyTreeDef], PyTreeDef] = (
 
 def with_metadata(treedef: PyTreeDef, change: Callable[[Any], Any]) -> PyTreeDef:
     """The treedef with other metadata: what `change` makes of each node's. Else, as it is."""
-    node_data = treedef.node_data()
-    if not _CAN_ASSEMBLE or node_data is None or node_data[0] is type(None):
+    if not _CAN_ASSEMBLE:
         return treedef
-    kind, metadata = node_data
-    children = [with_metadata(child, change) for child in treedef.children()]
-    return _assembled((kind, change(metadata)), children)
+    made: list[PyTreeDef] = []
+    pending: list[tuple[PyTreeDef, bool]] = [(treedef, False)]
+    while pending:
+        node, children_made = pending.pop()
+        node_data, children = node.node_data(), node.children()
+        if node_data is None or node_data[0] is type(None):
+            made.append(node)
+        elif not children_made:
+            pending.append((node, True))
+            pending.extend((child, False) for child in reversed(children))
+        else:
+            kind, metadata = node_data
+            start = len(made) - len(children)
+            made[start:] = [_assembled((kind, change(metadata)), made[start:])]
+    [whole] = made
+    return whole
 
 
 # --- Tracing ----------------------------------------------------------------------------------
