@@ -861,6 +861,7 @@ def _set_power(static, power):
     (static["powers"] if isinstance(static, dict) else static)[0] = power
 
 
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")  # NumPy's
 @pytest.mark.parametrize("kind", STATIC)
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("warm", [0, 1, 2, CALLS])

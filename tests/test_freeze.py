@@ -137,6 +137,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")  # NumPy's
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("calls", [0, 1, CALLS])
 @pytest.mark.parametrize("nested", [False, True])

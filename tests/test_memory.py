@@ -409,6 +409,7 @@ def test_an_entry_holds_none_of_the_arrays_it_was_made_from():
 # --- Static values --------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::eqxjit.RetraceWarning")
 def test_entries_are_bounded():
     f = eqxjit.filter_jit(lambda x, n: x * n, maxsize=4)
     assert (X * 2).tolist() == [2, 4, 6]  # Compiled, as the products below.
@@ -431,6 +432,7 @@ def test_bounds_of_one_and_of_none():
     assert eqxjit.filter_jit(lambda: None).cache_info().maxsize == 1024
 
 
+@pytest.mark.filterwarnings("ignore::eqxjit.RetraceWarning")
 @pytest.mark.parametrize("warm", [1, 2, CALLS])
 def test_the_least_recently_used_entry_goes(warm):
     traced = []
