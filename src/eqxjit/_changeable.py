@@ -1,9 +1,10 @@
 """Static objects that can be changed in place: which, whether they were, and copies of them."""
 
 import collections
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 from ._compat import PyTreeDef, treedef_rows, with_metadata
@@ -20,10 +21,6 @@ class Changeable(NamedTuple):
 
 def changeable(treedef: PyTreeDef, leaves: Iterable[Any]) -> list[Changeable]:
     """The static objects of a structure, leaves included, whose typed keys can change."""
-    return list(_changeable(treedef, leaves))
-
-
-def _changeable(treedef: PyTreeDef, leaves: Iterable[Any]) -> Iterator[Changeable]:
     # A leaf that can't be hashed didn't come in by its key: it is the function's own object.
     values = [leaf for leaf in leaves if leaf is not DYNAMIC and _is_hashable(leaf)]
     for _, _, data, kind in treedef_rows(treedef):
@@ -31,13 +28,13 @@ def _changeable(treedef: PyTreeDef, leaves: Iterable[Any]) -> Iterator[Changeabl
         if kind is not None and kind is not dict:
             values += data if type(data) is tuple else [data]
     # Layers often share one object, such as their configuration.
+    found: list[Changeable] = []
     for value in {id(value): value for value in values}.values():
         if not identity_suffices(value):
-            try:
-                yield Changeable(value, static_key(value))
-            except Exception:
-                # What can't be compared can't be told to have changed.
-                continue
+            # What can't be compared can't be told to have changed.
+            with contextlib.suppress(Exception):
+                found.append(Changeable(value, static_key(value)))
+    return found
 
 
 def _is_hashable(value: Any) -> bool:

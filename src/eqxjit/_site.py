@@ -19,6 +19,7 @@ from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers, recompiled, traci
 from ._explain import log
 from ._lower import Lowered
 from ._partition import DYNAMIC, StaticHalf, has_tracers, own_arrays, partition
+from ._program import Program
 from ._specialize import SpecializedCall, is_worth_specializing, specialize
 from ._trace import Trace
 from ._wrapped import WrappedFunction, wrap_function
@@ -48,15 +49,19 @@ class Site:
     - `wrapper`: whose `__call__` slot this site fills; weakly, so that no cycle keeps arrays alive.
     """
 
-    __slots__ = ("__weakref__", "_own_entry", "fun_leaves", "program", "wrapped", "wrapper")
+    __slots__ = ("__weakref__", "_own_entry", "fun_leaves", "wrapped", "wrapper")
 
     def __init__(self, wrapped: WrappedFunction, fun_leaves: tuple[Any, ...], wrapper: Any):
         self.wrapped = wrapped
-        self.program = wrapped.program
         self.fun_leaves = fun_leaves
         self.wrapper = weakref.ref(wrapper)
         #: The entry that this wrapper, of all those of the function, specialised last; weakly.
         self._own_entry: Callable[[], Entry | None] = lambda: None
+
+    @property
+    def program(self) -> Program:
+        """What is compiled for the function."""
+        return self.wrapped.program
 
     # --- From the wrapper ---------------------------------------------------------------------
 
@@ -90,10 +95,7 @@ class Site:
         """Wraps the function anew, if a static object in it was changed since it was wrapped."""
         if not self.wrapped.is_intact():
             fun = self.wrapped.fun.combine(self.fun_leaves)
-            renewed, _ = wrap_function(fun, self.wrapped.options)
-            # In this order: another thread may be calling.
-            self.program = renewed.program
-            self.wrapped = renewed
+            self.wrapped, _ = wrap_function(fun, self.wrapped.options)
             self.unlink()
 
     def specialized_calls(self) -> list[SpecializedCall]:
@@ -189,6 +191,7 @@ class Site:
     def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
         """Traces and lowers what a call would run."""
         __tracebackhide__ = True
+        self.renew_if_changed()
         return Lowered(*self.stage(lambda jitted: jitted.lower, args, kwargs))
 
     def stage(

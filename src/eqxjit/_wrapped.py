@@ -54,7 +54,7 @@ class WrappedFunction:
 
     def is_intact(self) -> bool:
         """Whether the static objects in the function are as they were when it was wrapped."""
-        return not self.changeable or are_unchanged(self.changeable)
+        return are_unchanged(self.changeable)
 
     @property
     def _key(self) -> Hashable:

@@ -70,7 +70,6 @@ class FilterPjitFunction:
 
         A `Lowered`, with `as_text()`, `lowered` (JAX's own) and `compile()`.
         """
-        self._site.renew_if_changed()
         return self._site.receive(self._site.lower, args, kwargs)
 
     def cache_info(self) -> CacheInfo:
