@@ -272,6 +272,10 @@ CHANGES = {
         lambda: layer(modes={1: "a"}),
         lambda c: _replace(c.modes, 1.0, c.modes.pop(1)),
     ),
+    "static dict: order": (
+        lambda: layer(modes={"a": 1, "b": 2}),
+        lambda c: _replace(c.modes, "a", c.modes.pop("a")),
+    ),
     "static set": (lambda: layer(modes={1, 2}), lambda c: c.modes.add(3)),
     "static array": (
         lambda: layer(modes=[np.zeros(2)]),

@@ -347,6 +347,28 @@ def test_the_order_of_an_ordered_dict():
     assert difference.new == "OrderedDict in the order 'b', 'a'"
 
 
+def test_the_order_of_a_static_dict():
+    class Steps(eqx.Module):
+        steps: dict = eqx.field(static=True)
+
+    f = eqxjit.filter_jit(lambda model: X)
+    f(Steps({"a": 1, "b": {2: 3}}))
+    f(Steps({"b": {2: 3}, "a": 1}))
+    f(Steps({"b": {2: 4}, "a": 1}))
+    f(Steps({"a": 1, "b": {2: 4}}))
+    assert [[str(d) for d in trace.differences] for trace in f.traces()[1:]] == [
+        [
+            "structure changed: `model.steps` was dict in the order 'a', 'b', "
+            "is dict in the order 'b', 'a'"
+        ],
+        ["static value changed: `model.steps['b'][2]` was 3, is 4"],
+        [
+            "structure changed: `model.steps` was dict in the order 'b', 'a', "
+            "is dict in the order 'a', 'b'"
+        ],
+    ]
+
+
 def test_objects_that_equal_themselves_alone():
     class Settings:
         pass

@@ -67,6 +67,8 @@ CONFUSABLE_UNHASHABLE = {
     "keys": ({1: "a"}, {True: "a"}, {1.0: "a"}, {Level.ONE: "a"}),
     "keys within": ({"a": {(0, 1): 2}}, {"a": {(0, True): 2}}, {"a": {(-0.0, 1): 2}}),
     "set": ({1, 2}, {1.0, 2}, frozenset({1, 2})),
+    "order of a dict": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "order of a dict within": ([{"a": {0: 1, 1: 2}}], [{"a": {1: 2, 0: 1}}]),
 }
 
 
@@ -169,6 +171,20 @@ def test_the_wrong_results_of_upstream():
         assert raised.ours(x, True).shape == (1,)
         assert signed.ours(1.0 * x, 0.0)[1] == 1
         assert signed.ours(1.0 * x, -0.0)[1] == -1
+
+
+def test_steps_in_another_order():
+    """What a static dict's order means to a function that goes through it."""
+    steps = {"double": lambda x: 2 * x, "add": lambda x: x + 1}
+    models = [Holder(steps), Holder(dict(reversed(steps.items())))]
+    twins = Twins(lambda x, model: functools.reduce(lambda x, f: f(x), model.value.values(), x))
+    right = [21.0, 22.0]
+    assert [twins.upstream(jnp.asarray(10.0), model) for model in models] == [21.0, 21.0]  # wrong
+    for _ in range(CALLS):
+        assert [twins.ours(jnp.asarray(10.0), model) for model in models] == right
+    steps["double"] = steps.pop("double")
+    for _ in range(CALLS):
+        assert twins.ours(jnp.asarray(10.0), models[0]) == 22.0
 
 
 # How a value reaches the function, other than as a positional argument of the call.
@@ -283,6 +299,14 @@ def test_nan_equals_nan(name):
     assert twins.upstream.traces == CALLS
 
 
+def test_several_nan_in_a_set():
+    twins = Twins(lambda x, model: len(model.value))
+    models = [Holder({float("nan") for _ in range(n)}) for n in (1, 2, 1)]
+    for _ in range(CALLS):
+        assert [twins.ours(jnp.zeros(2), model) for model in models] == [1, 2, 1]
+    assert twins.ours.traces == 2
+
+
 def test_nan_is_no_other_number():
     f = eqxjit.filter_jit(lambda v: shown(v))
     values = [math.nan, 0.0, math.inf, -math.inf, 1.0, "nan", complex(math.nan, 0), math.nan]
@@ -361,7 +385,7 @@ SAME = {
     "dtypes": (np.dtype("float32"), jnp.zeros(1).dtype),
     "types": (jnp.float32, jnp.float32),
     "Modules without arrays": (LeafHolder((1, "a")), LeafHolder((1, "a"))),
-    "static fields": (Holder({"a": [1, {2}], "b": 3}), Holder({"b": 3, "a": [1, {2}]})),
+    "static fields": (Holder({"a": [1, {2}], "b": 3}), Holder({"a": [1, {2}], "b": 3})),
     "own == in a static field": (Holder(ByName("a", 1)), Holder(ByName("a", 2))),
     "own == that can't be hashed": (
         Holder(ByNameUnhashable("a", 1)),

@@ -176,16 +176,17 @@ def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
             part, children = _static_part(value, is_field=True)
         else:
             part, children = _dynamic_part(value)
-        index = len(paths)
         paths.append(path)
         parents.append(parent)
         parts.append(part)
-        pending += [
-            (path + suffix, child, index, child_is_static or is_static)
-            for suffix, child, child_is_static in reversed(children)
-        ]
-        if len(paths) + len(pending) > _MAX_PARTS:
-            return UNKNOWN
+        if children:
+            index = len(paths) - 1
+            pending += [
+                (path + suffix, child, index, child_is_static or is_static)
+                for suffix, child, child_is_static in reversed(children)
+            ]
+            if len(paths) + len(pending) > _MAX_PARTS:
+                return UNKNOWN
     return Description(tuple(paths), tuple(parents), tuple(parts))
 
 
@@ -256,10 +257,7 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
         return _module_part(kind), children
     if kind in SORTED_DICTS or kind is collections.OrderedDict:
         children = [(f"[{short(key)}]", child, False) for key, child in value.items()]
-        if kind is not collections.OrderedDict:
-            return NodePart(name, name), children
-        keys = tuple(map(short, value))
-        return NodePart(name, (name, keys), f" in the order {', '.join(keys)}"), children
+        return NodePart(name, name), children
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         children = [(f".{field}", getattr(value, field), False) for field in value._fields]
         return NodePart(name, lasting(kind)), children

@@ -86,7 +86,8 @@ def distance(old: Description, new: Description) -> int:
         return sum([a is not b and a != b for a, b in pairs])
     old_parts = dict(zip(old.paths, old.parts, strict=True))
     changed = [old_parts.get(path) != part for path, part in zip(new.paths, new.parts, strict=True)]
-    return sum(changed) + len(set(old.paths).difference(new.paths))
+    # Without any such difference, it is an order that differs.
+    return sum(changed) + len(set(old.paths).difference(new.paths)) or 1
 
 
 def differences(old: Description, new: Description) -> list[Difference]:
@@ -118,7 +119,29 @@ def differences(old: Description, new: Description) -> list[Difference]:
         elif path not in remaining:
             gone.add(index)
             found.append(_given(path, parent, str(part), "absent"))
+    if old.paths != new.paths:
+        found += [item for item in _reordered(old, new) if item.path not in changed_paths]
     return found
+
+
+def _reordered(old: Description, new: Description) -> Iterator[Difference]:
+    """The dicts that have the same keys in another order."""
+    old_labels, new_labels = _labels(old), _labels(new)
+    for path, part in zip(new.paths, new.parts, strict=True):
+        before, after = old_labels.get(path, []), new_labels.get(path, [])
+        if before != after and sorted(before) == sorted(after):
+            texts = [f"{part} in the order {', '.join(labels)}" for labels in (before, after)]
+            yield Difference(STRUCTURE, path, *texts)
+
+
+def _labels(description: Description) -> dict[str, list[str]]:
+    """What each node calls its children, by its path: the keys of a dict, for instance."""
+    labels: dict[str, list[str]] = {}
+    paths = description.paths
+    for path, parent in zip(paths, description.parents, strict=True):
+        if parent >= 0:
+            labels.setdefault(paths[parent], []).append(path[len(paths[parent]) :].strip("[]"))
+    return labels
 
 
 def _given(path: str, parent: int, old: str, new: str) -> Difference:

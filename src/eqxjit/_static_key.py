@@ -1,10 +1,11 @@
 """The typed static key: a hashable stand-in for the static half of a call.
 
 Two static values have equal keys exactly if a program compiled for one may serve the other. Unlike
-`==`, which `equinox.filter_jit` compares with, the key tells `1` from `True` and `1.0`, and `0.0`
-from `-0.0`, also inside builtin containers and inside dataclasses with a generated `__eq__`; and
-NaN equals NaN. Containers are copied into the key, so that a later change of theirs is seen. For
-all other values their type and their own `==` and `hash` decide.
+`==`, which `equinox.filter_jit` compares with, the key tells `1` from `True` and `1.0`, `0.0` from
+`-0.0`, and one order of a dict's items from another, also inside builtin containers and inside
+dataclasses with a generated `__eq__`; and NaN equals NaN. Containers are copied into the key, so
+that a later change of theirs is seen. For all other values their type and their own `==` and `hash`
+decide.
 """
 
 import collections
@@ -154,20 +155,18 @@ def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -
 
 
 def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
-    return (type(value), frozenset([static_key(element) for element in elements(value)]))
+    # With their number: there can be several NaN in a set.
+    keys = [static_key(element) for element in elements(value)]
+    return (type(value), len(keys), frozenset(keys))
 
 
-def _dict_key(value: Any) -> Hashable:
-    # As for `==`, the order of insertion doesn't matter.
-    return (type(value), frozenset(_item_keys(dict.items(value))))
+def _dict_key(value: Any, items: Callable[[Any], Iterable[Any]] = dict.items) -> Hashable:
+    # Unlike for `==`, the order of the items matters: a function may go through them.
+    keys = [(static_key(key), static_key(element)) for key, element in items(value)]
+    return (type(value), tuple(keys))
 
 
-def _ordered_dict_key(value: Any) -> Hashable:
-    return (type(value), tuple(_item_keys(collections.OrderedDict.items(value))))
-
-
-def _item_keys(items: Iterable[Any]) -> list[tuple[Hashable, Hashable]]:
-    return [(static_key(key), static_key(element)) for key, element in items]
+_ordered_dict_key = functools.partial(_dict_key, items=collections.OrderedDict.items)
 
 
 def _bytearray_key(value: bytearray) -> Hashable:
@@ -285,6 +284,8 @@ def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:
 
 def compared_fields(kind: type) -> list[str] | None:
     """The fields that a dataclass's `__eq__` compares; None where that isn't the generated one."""
+    if kind.__eq__ is object.__eq__:
+        return None
     owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
     parameters = vars(owner).get("__dataclass_params__")
     equality = vars(owner)["__eq__"]
