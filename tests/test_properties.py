@@ -11,10 +11,18 @@ import equinox as eqx
 import jax
 import pytest
 from conftest import SCENARIOS
-from differential import FORMS, PIECES, compare, described
+from differential import (
+    FORMS,
+    HOLDING_FORMS,
+    PIECES,
+    TELLING_PIECES,
+    compare,
+    compare_held,
+    described,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import pairs, scenarios
+from strategies import held_models, pairs, scenarios
 
 from eqxjit._partition import partition
 
@@ -38,6 +46,13 @@ def test_sequences_of_calls(form, data):
     # A thread has a stack of its own: what upstream's failures take of it for good goes with it.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(compare, scenario).result()
+
+
+@settings(max_examples=SCENARIOS // 2)
+@given(held_models(HOLDING_FORMS, TELLING_PIECES))
+def test_static_objects_of_a_wrapped_function_are_changed(held):
+    _bound_memory()
+    compare_held(held)
 
 
 @settings(max_examples=2 * SCENARIOS)
