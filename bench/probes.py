@@ -7,7 +7,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -68,7 +68,9 @@ def first_calls(workload: str, name: str) -> Figures:
 
 
 def nested(name: str) -> Figures:
-    """Tracing a function that calls jitted functions: one a hundred times, and fifty once each."""
+    """Tracing a function that calls jitted functions: one a hundred times; fifty, each wrapped anew
+    and called once.
+    """
     import equinox as eqx
     import jax
     import jax.numpy as jnp
@@ -81,7 +83,7 @@ def nested(name: str) -> Figures:
     model, x = eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0)), jnp.ones(4)
     inner = filter_jit(call)
 
-    def trace(functions: list[Callable[..., Any]]) -> None:
+    def trace(functions: Iterable[Callable[..., Any]]) -> None:
         def outer(x: jax.Array) -> jax.Array:
             for function in functions:
                 x = function(model, x)
@@ -89,12 +91,15 @@ def nested(name: str) -> Figures:
 
         jax.jit(outer).trace(x)
 
+    def wrapped_anew() -> Iterator[Callable[..., Any]]:
+        for _ in range(50):
+            yield filter_jit(lambda model, x: model(x))
+
     trace([call])  # what JAX does once
     trace([inner])
-    several = [[filter_jit(lambda model, x: model(x)) for _ in range(50)] for _ in range(5)]
     return {
         "one function, 100 times": min(seconds(lambda: trace([inner] * 100)) for _ in range(5)),
-        "50 functions, once each": min(seconds(lambda fs=fs: trace(fs)) for fs in several),
+        "50 new functions": min(seconds(lambda: trace(wrapped_anew())) for _ in range(5)),
     }
 
 

@@ -120,6 +120,24 @@ def test_an_unrolled_loop_is_named():
     assert unrolled.traces()[0].equations == n_equations
 
 
+@needs("jax._src.source_info_util", why="no line of the user's stands out")
+@pytest.mark.parametrize(
+    ("counts", "stands_out"),
+    [((300, 100, 100), True), ((100, 270, 130), True), ((180, 160, 160), False), ((170,), False)],
+)
+def test_a_line_stands_out_by_its_share(counts, stands_out):
+    """Of many equations, half must be made by one line."""
+    steps = "\n".join(f"    for _ in range({count}): x = x + 1" for count in counts)
+    namespace: dict = {}
+    exec(compile(f"def f(x):\n{steps}\n    return x", "steps.py", "exec"), namespace)
+    f = eqxjit.filter_jit(namespace["f"])
+    f.lower(X)
+    [trace] = f.traces()
+    assert trace.equations == sum(counts)
+    line = 2 + counts.index(max(counts))
+    assert trace.busiest_line == (f"steps.py:{line} ({max(counts)})" if stands_out else "")
+
+
 def test_ahead_of_time_and_jaxs_own_operations():
     f = eqxjit.filter_jit(lambda x: jnp.cos(x))
     before = f.lower(X)

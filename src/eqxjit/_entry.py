@@ -1,5 +1,6 @@
 """One compiled entry: `jax.jit` over flat array leaves, for one static structure of a call."""
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -274,4 +275,9 @@ def _traced(name: str, entry_ref: "weakref.ref[Entry]") -> Callable[..., Any]:
 
     traced.__name__ = name
     traced.__qualname__ = name
+    # Asked for by JAX each time, and slow to find out.
+    traced.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
     return traced
+
+
+_SIGNATURE = inspect.Signature([inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)])

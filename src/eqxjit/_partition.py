@@ -26,6 +26,9 @@ DYNAMIC = _Dynamic()
 # JAX sorts their keys.
 SORTED_DICTS = (dict, collections.defaultdict)
 
+# What most leaves are.
+_CHILDLESS = frozenset({ArrayImpl, int, str, bool, float, type(None)})
+
 # More nesting than any model has, and far less than the interpreter's recursion limit.
 _SUSPICIOUS_DEPTH = 200
 
@@ -153,18 +156,22 @@ def check_tree(pytree: Any) -> None:
 
 def _is_suspicious(pytree: Any) -> bool:
     """Whether a pytree is very deep or has dicts of mixed keys, static fields included."""
-    pending = [(pytree, 0)]
+    # Depth first, or what contains itself twice would double with each level.
+    pending: list[tuple[Collection[Any], int]] = [((pytree,), 0)]
     while pending:
-        node, depth = pending.pop()
-        if depth > _SUSPICIOUS_DEPTH or (
-            type(node) in SORTED_DICTS and len({*map(type, node)}) > 1
-        ):
+        nodes, depth = pending.pop()
+        if depth > _SUSPICIOUS_DEPTH:
             return True
-        children = fields_of(node).values() if issubclass(type(node), eqx.Module) else _items(node)
-        depth += 1
-        for child in children:
-            if type(child) is not ArrayImpl:
-                pending.append((child, depth))
+        for node in nodes:
+            kind = type(node)
+            if kind in _CHILDLESS:
+                continue
+            if kind in SORTED_DICTS and len({*map(type, node)}) > 1:
+                return True
+            is_module = issubclass(kind, eqx.Module)
+            children = fields_of(node).values() if is_module else _items(node)
+            if children:
+                pending.append((children, depth + 1))
     return False
 
 
