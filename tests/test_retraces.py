@@ -356,6 +356,11 @@ def test_the_order_of_a_static_dict():
     f(Steps({"b": {2: 3}, "a": 1}))
     f(Steps({"b": {2: 4}, "a": 1}))
     f(Steps({"a": 1, "b": {2: 4}}))
+    # Another class altogether: what is in it isn't compared.
+    f(Steps(collections.OrderedDict({"b": {2: 4}, "a": 1})))
+    # Compared with the third trace, of the same order.
+    with jax.default_matmul_precision("float32"):
+        f(Steps({"b": {2: 4}, "a": 1}))
     assert [[str(d) for d in trace.differences] for trace in f.traces()[1:]] == [
         [
             "structure changed: `model.steps` was dict in the order 'a', 'b', "
@@ -366,6 +371,8 @@ def test_the_order_of_a_static_dict():
             "structure changed: `model.steps` was dict in the order 'b', 'a', "
             "is dict in the order 'a', 'b'"
         ],
+        ["structure changed: `model.steps` was dict, is OrderedDict"],
+        ["configuration changed: `jax_default_matmul_precision` was None, is 'float32'"],
     ]
 
 
