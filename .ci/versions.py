@@ -6,6 +6,7 @@ Run by `nox -s versions` in the environment that the tests ran in.
 import importlib.metadata
 import platform
 import re
+import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -23,6 +24,7 @@ def main() -> None:
     python = ".".join(platform.python_version_tuple()[:2])
     versions = [python, *map(importlib.metadata.version, ("jax", "equinox"))]
     outcome = f"{total - skipped - failed:,} passed" + (f", {failed} failed" if failed else "")
+    outcome += f", at {_commit()}"
 
     text = README.read_text()
     found = TABLE.search(text)
@@ -36,6 +38,11 @@ def main() -> None:
     rows[tuple(versions)] = outcome
     lines = [f"| {' | '.join([*key, rows[key]])} |\n" for key in sorted(rows, key=_order)]
     README.write_text(TABLE.sub(lambda m: m[1] + HEAD + "".join(lines) + m[2], text))
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _order(versions: tuple[str, ...]) -> list[list[int]]:
