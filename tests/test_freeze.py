@@ -130,6 +130,7 @@ class Configured(eqx.Module):
 CONFIGS = {
     "dict": lambda: {"scales": [2], "by": jax.nn.relu},
     "OrderedDict": lambda: collections.OrderedDict(scales=[2], by=jax.nn.relu),
+    "Counter": lambda: collections.Counter(scales=[2], by=jax.nn.relu),
     "list": lambda: [2],
     "list of lists": lambda: [[2]],
     "NumPy": lambda: np.array([2]),

@@ -10,6 +10,7 @@ import enum
 import fractions
 import functools
 import math
+import types
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -67,6 +68,9 @@ CONFUSABLE_UNHASHABLE = {
     "keys": ({1: "a"}, {True: "a"}, {1.0: "a"}, {Level.ONE: "a"}),
     "keys within": ({"a": {(0, 1): 2}}, {"a": {(0, True): 2}}, {"a": {(-0.0, 1): 2}}),
     "set": ({1, 2}, {1.0, 2}, frozenset({1, 2})),
+    "counter": (collections.Counter(a=1), collections.Counter(a=True)),
+    "proxy": (types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 1.0})),
+    "namespace": (types.SimpleNamespace(a=[1]), types.SimpleNamespace(a=[True])),
     "order of a dict": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     "order of a dict within": ([{"a": {0: 1, 1: 2}}], [{"a": {1: 2, 0: 1}}]),
 }

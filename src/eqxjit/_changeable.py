@@ -99,7 +99,8 @@ def _copy(value: Any) -> Any:
         return tuple(map(_copy, value))
     if isinstance(value, dict):
         copied = copy.copy(value)
-        copied.update([(key, _copy(element)) for key, element in value.items()])
+        # Not its own `update`, by which a Counter would count anew.
+        dict.update(copied, [(key, _copy(element)) for key, element in value.items()])
         return copied
     if isinstance(value, (list, collections.deque)):
         copied = copy.copy(value)

@@ -169,6 +169,14 @@ def _dict_key(value: Any, items: Callable[[Any], Iterable[Any]] = dict.items) ->
 _ordered_dict_key = functools.partial(_dict_key, items=collections.OrderedDict.items)
 
 
+def _mapping_key(value: types.MappingProxyType[Any, Any]) -> Hashable:
+    return (types.MappingProxyType, static_key(value.copy()))
+
+
+def _namespace_key(value: types.SimpleNamespace) -> Hashable:
+    return (types.SimpleNamespace, _dict_key(vars(value)))
+
+
 def _bytearray_key(value: bytearray) -> Hashable:
     return (bytearray, bytes(value))
 
@@ -234,6 +242,9 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     frozenset: _set_key,
     dict: _dict_key,
     collections.defaultdict: _dict_key,
+    collections.Counter: _dict_key,
+    types.MappingProxyType: _mapping_key,
+    types.SimpleNamespace: _namespace_key,
     collections.deque: _sequence_key,
     bytearray: _bytearray_key,
     collections.OrderedDict: _ordered_dict_key,
