@@ -1,6 +1,7 @@
 """Bad arguments: an error that names the argument, caches unharmed, the next good call works."""
 
 import collections
+import dataclasses
 import functools
 import sys
 from typing import NamedTuple
@@ -225,6 +226,33 @@ def test_a_static_dict_of_mixed_keys_is_fine():
             model.table[1] = None  # Equinox flattens what a Module is made from.
             for _ in range(CALLS):
                 assert f(model, X).tolist() == (X * X * factor).tolist()
+
+
+def test_a_static_value_that_contains_itself():
+    @dataclasses.dataclass
+    class Node:
+        children: list
+
+    @dataclasses.dataclass(eq=False)
+    class ByIdentity:
+        children: list
+
+    class Static(eqx.Module):
+        tree: object = eqx.field(static=True)
+
+        def __call__(self, x):
+            return x * len(self.tree.children)
+
+    bad, good = Static(Node([])), Static(ByIdentity([]))
+    for model in (bad, good):
+        model.tree.children.append(model.tree)
+    f = eqxjit.filter_jit(lambda model, x: model(x))
+    for _ in range(CALLS):
+        with pytest.raises(ValueError, match=r"`model\.tree`.*contains itself.*`eq=False`"):
+            f(bad, X)
+        with pytest.raises(ValueError, match=r"`fun\.tree`.*contains itself"):
+            eqxjit.filter_jit(bad)
+        assert f(good, X).tolist() == eqxjit.filter_jit(good)(X).tolist() == X.tolist()
 
 
 def test_an_ordered_dict_of_mixed_keys_is_fine():

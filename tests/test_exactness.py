@@ -272,6 +272,10 @@ CHANGES = {
         lambda: layer(modes={1: "a"}),
         lambda c: _replace(c.modes, 1.0, c.modes.pop(1)),
     ),
+    "static defaultdict: factory": (
+        lambda: layer(modes=collections.defaultdict(list)),
+        lambda c: setattr(c.modes, "default_factory", dict),
+    ),
     "static dict: order": (
         lambda: layer(modes={"a": 1, "b": 2}),
         lambda c: _replace(c.modes, "a", c.modes.pop("a")),

@@ -6,6 +6,7 @@ import functools
 import logging
 import pathlib
 import threading
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -530,6 +531,91 @@ def test_a_static_object_changed_in_place():
     [difference] = f.traces()[-1].differences
     assert difference[:2] == ("static value changed", "named")
     assert difference.new == "Own(c)"
+
+
+class Configured(eqx.Module):
+    config: Any = eqx.field(static=True)
+
+    def __call__(self, x):
+        return x * self.config[0]
+
+    def method(self, x):
+        return self(x)
+
+
+def _called_with(model, x):
+    return model(x)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model: model,
+        lambda model: model.method,
+        lambda model: eqx.Partial(_called_with, model),
+    ],
+    ids=["Module", "method", "Partial"],
+)
+def test_a_static_object_of_the_function_changed_in_place(wrap):
+    model = Configured([1])
+    fun = wrap(model)
+    f, limited = eqxjit.filter_jit(fun), eqxjit.filter_jit(fun, max_traces=2)
+    for value in (1, 2, 1, 3):
+        model.config[0] = value
+        for _ in range(CALLS):
+            assert f(X)[0] == value * X[0]
+    assert f.cache_info().traces == 3
+    first, *others = f.traces()
+    assert [trace.number for trace in f.traces()] == [1, 2, 3]
+    assert first.reason == "first trace"
+    [path] = {trace.differences[0].path for trace in others}
+    assert path.endswith("config[0]")
+    # The closest before, and of those that are as close the latest.
+    assert [trace.differences[0][2:4] for trace in others] == [("1", "2"), ("2", "3")]
+    for value in (1, 2):
+        model.config[0] = value
+        limited(X)
+    model.config[0] = 3
+    with pytest.raises(eqxjit.TooManyTracesError, match=r"config\[0\]` was 2, is 3"):
+        limited(X)
+    model.config[0] = 2
+    for _ in range(CALLS):
+        assert limited(X)[0] == 2 * X[0]
+
+
+class Unhashable:
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return type(other) is type(self) and self.value == other.value
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (
+            [collections.defaultdict(int, a=X), collections.defaultdict(list, a=X)],
+            "structure changed: `v` was defaultdict of int, is defaultdict of list",
+        ),
+        (
+            [Configured(Unhashable(1)), Configured(Unhashable(2))],
+            "static value changed: `v.config` is another Unhashable object",
+        ),
+        (
+            [Configured(dict.fromkeys(keys)) for keys in (range(9), [*range(3), *range(8, 2, -1)])],
+            "structure changed: `v.config` was dict in the order ..., 3, 4, 5, 6, ..., "
+            "is dict in the order ..., 8, 7, 6, 5, ...",
+        ),
+    ],
+)
+def test_values_that_look_alike(values, reason):
+    f = eqxjit.filter_jit(lambda v, x: x)
+    for _ in range(CALLS):
+        for value in values:
+            f(value, X)
+    _, again = f.traces()
+    assert again.reason == reason
 
 
 def test_recompilations_are_seen():

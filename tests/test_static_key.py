@@ -52,6 +52,7 @@ CONFUSABLE = {
     "str": ("a", Text("a")),
     "tuple": ((1, (2,)), (1, (2.0,)), (True, (2,)), Pair(1, (2,)), OtherPair(1, (2,))),
     "frozenset": (frozenset({1, "a"}), frozenset({1.0, "a"}), frozenset({True, "a"})),
+    "range": (range(0, 3, 2), range(0, 4, 2)),
 }
 
 #: The same for values that can't be hashed, and hence only stand in static fields.
@@ -68,6 +69,8 @@ CONFUSABLE_UNHASHABLE = {
     "keys": ({1: "a"}, {True: "a"}, {1.0: "a"}, {Level.ONE: "a"}),
     "keys within": ({"a": {(0, 1): 2}}, {"a": {(0, True): 2}}, {"a": {(-0.0, 1): 2}}),
     "set": ({1, 2}, {1.0, 2}, frozenset({1, 2})),
+    "deque": (collections.deque([1], maxlen=3), collections.deque([1], maxlen=4)),
+    "default": (collections.defaultdict(int, a=1), collections.defaultdict(float, a=1)),
     "counter": (collections.Counter(a=1), collections.Counter(a=True)),
     "proxy": (types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 1.0})),
     "namespace": (types.SimpleNamespace(a=[1]), types.SimpleNamespace(a=[True])),
@@ -375,7 +378,7 @@ SAME = {
     "floats": (0.1 + 0.2, 0.30000000000000004),
     "strings": ("ab" * 9, "".join(["ab"] * 9)),
     "tuples": ((1, ("a", 2.0)), (1, ("a", 2.0))),
-    "empty ranges": (range(0), range(1, 1)),
+    "ranges": (range(3), range(3)),
     "frozensets": (frozenset("abc"), frozenset("cba")),
     "enum": (Level.ONE, Level(1)),
     "own ==": (ByName("a", 1), ByName("a", 2)),

@@ -23,7 +23,7 @@ from ._binding import Binding
 from ._compat import fields_of, treedef_rows
 from ._errors import named_arguments, short
 from ._partition import SORTED_DICTS, StaticHalf, is_array_leaf
-from ._static_key import compared_fields, static_key, treedef_key
+from ._static_key import ByEquality, compared_fields, static_key, treedef_key
 
 # Larger trees aren't described, and larger static containers not looked into.
 _MAX_PARTS = 50_000
@@ -133,7 +133,7 @@ class Slot:
 
 def describe(
     binding: Binding,
-    fun: StaticHalf,
+    fun: StaticHalf | None,
     fun_leaves: Sequence[Any],
     arguments: StaticHalf,
     leaves: Sequence[Any],
@@ -143,14 +143,14 @@ def describe(
     **Arguments:**
 
     - `binding`: the function's parameters.
-    - `fun`, `fun_leaves`: the function's static half and its arrays.
+    - `fun`, `fun_leaves`: the function's static half and its arrays; None if it is always the same.
     - `arguments`, `leaves`: those of the arguments.
     """
     try:
         arrays = [*leaves, *fun_leaves]
         args, kwargs = arguments.combine(map(Slot, range(len(leaves))))
         named = named_arguments(binding, args, kwargs)
-        if fun_leaves:
+        if fun is not None:
             named.append(("fun", fun.combine(map(Slot, range(len(leaves), len(arrays))))))
         return _describe(named, arrays)
     except Exception:
@@ -257,7 +257,11 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
         return _module_part(kind), children
     if kind in SORTED_DICTS or kind is collections.OrderedDict:
         children = [(f"[{short(key)}]", child, False) for key, child in value.items()]
-        return NodePart(name, name), children
+        if kind is not collections.defaultdict:
+            return NodePart(name, name), children
+        factory = value.default_factory
+        key = (name, lasting(static_key(factory)))
+        return NodePart(name, key, f" of {_text(factory)}"), children
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         children = [(f".{field}", getattr(value, field), False) for field in value._fields]
         return NodePart(name, lasting(kind)), children
@@ -318,7 +322,17 @@ def lasting(key: Hashable) -> Hashable:
         return key if len(key) <= _LONG_TEXT else hash(key)
     if key is None or isinstance(key, (bool, int, float, weakref.ref, np.dtype)):
         return key
+    if isinstance(key, ByEquality):
+        return _content(key.value)
     return hash(key)
+
+
+def _content(value: Any) -> Hashable:
+    """What tells an unhashable object from others of its class, as far as that can be told."""
+    try:
+        return lasting(static_key(vars(value)))
+    except Exception:
+        return None
 
 
 def _text(value: Any) -> str:

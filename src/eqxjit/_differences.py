@@ -28,6 +28,9 @@ _NOT_STATIC = "in a field that isn't static"
 # Differences of one trace that are spelled out; a new model may differ in every array.
 _MAX_SHOWN = 8
 
+# The same for the keys of a dict in another order.
+_MAX_LABELS = 4
+
 
 class Difference(NamedTuple):
     """One way in which a trace differs from an earlier one.
@@ -130,8 +133,18 @@ def _reordered(old: Description, new: Description) -> Iterator[Difference]:
     for path, part in zip(new.paths, new.parts, strict=True):
         before, after = old_labels.get(path, []), new_labels.get(path, [])
         if before != after and sorted(before) == sorted(after):
-            texts = [f"{part} in the order {', '.join(labels)}" for labels in (before, after)]
+            texts = [f"{part} in the order {text}" for text in _where_orders_differ(before, after)]
             yield Difference(STRUCTURE, path, *texts)
+
+
+def _where_orders_differ(*orders: list[str]) -> list[str]:
+    """Each of some orders of the same labels: a few, from the first on that isn't at its place."""
+    n_same = next(i for i, labels in enumerate(zip(*orders, strict=True)) if len({*labels}) > 1)
+    start, stop = n_same, n_same + _MAX_LABELS
+    return [
+        ", ".join(["..."] * (start > 0) + labels[start:stop] + ["..."] * (stop < len(labels)))
+        for labels in orders
+    ]
 
 
 def _labels(description: Description) -> dict[str, list[str]]:

@@ -173,6 +173,11 @@ def _raises(action: Any) -> str:
     """What an action raises, in words; empty where it raises nothing."""
     try:
         action()
+    except RecursionError:
+        return (
+            "it contains itself, or is nested too deeply (a dataclass with `eq=False` is compared "
+            "by identity, whatever it contains)"
+        )
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

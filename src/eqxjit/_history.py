@@ -109,6 +109,12 @@ class History:
         with self._lock:
             return list(self._remembered)[self._n_cleared :]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was traced so far, or begun to be."""
+        with self._lock:
+            return not self._remembered and not self._begun
+
     def uncompiled(self, like: Trace) -> Trace | None:
         """A trace like this one that hasn't been compiled for itself yet: it was lowered ahead of
         time, say, or was part of an outer program.
@@ -201,7 +207,7 @@ class History:
             why = "the arguments are too large to be compared, or can't be"
             found = [Difference(UNKNOWN_REASON, "", "", why)]
         elif not found:
-            found = [_why_forgotten(earlier, trace)]
+            found = [_why_it_does_not_serve(earlier, trace)]
         trace.differences = with_apt_remedies(found)
         is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
         trace.compared_with = None if is_earlier_cleared else earlier.number
@@ -236,14 +242,17 @@ class History:
         )
 
 
-def _why_forgotten(earlier: Trace, trace: Trace) -> Difference:
-    """Why a trace doesn't serve a call that is just like its own."""
+def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
+    """Why a trace doesn't serve a call that looks just like its own."""
     if trace.is_recompilation and trace.is_transformed:
         return Difference(TRANSFORMATION, "", "", "`jax.grad`, `jax.vmap` or the like was applied")
     if earlier.fate:
         why = earlier.fate[-1]
     elif earlier.fate is not trace.fate:
-        why = "a static object of that trace's was changed in place"
+        why = (
+            "a static object of that trace's was changed in place, or differs in what neither its "
+            "text nor its hash shows"
+        )
     else:
         why = "JAX's own caches no longer hold it (`jax.clear_caches()`)"
         if trace.is_recompilation:

@@ -192,6 +192,12 @@ class Program(_Table):
             self.history.clear()
             self._unlink()
 
+    def continue_history(self, history: History) -> None:
+        """Goes on with that of a wrapper whose function is now this one, if it has none so far."""
+        with self.lock:
+            if self.history.is_empty:
+                self.history = history
+
     def info(self) -> CacheInfo:
         with self.lock:
             self._drop_dead()

@@ -94,8 +94,10 @@ class Site:
     def renew_if_changed(self) -> None:
         """Wraps the function anew, if a static object in it was changed since it was wrapped."""
         if not self.wrapped.is_intact():
+            history = self.program.history
             fun = self.wrapped.fun.combine(self.fun_leaves)
             self.wrapped, _ = wrap_function(fun, self.wrapped.options)
+            self.program.continue_history(history)
             self.unlink()
 
     def specialized_calls(self) -> list[SpecializedCall]:
@@ -123,6 +125,7 @@ class Site:
             self.explain_arguments(error, args, kwargs)
             raise
         if entry is not None and not entry.is_intact():
+            entry.fate.append("a static object that it returns was changed in place")
             self.program.drop(static.key, entry)
             entry = None
         if entry is None or not entry.traces:
@@ -342,7 +345,8 @@ class Site:
     def describe(self, static: StaticHalf, leaves: list[Any]) -> Description:
         """What a call is made with, function included."""
         wrapped = self.wrapped
-        return describe(wrapped.binding, wrapped.fun, self.fun_leaves, static, leaves)
+        fun = wrapped.fun if self.fun_leaves or wrapped.changeable else None
+        return describe(wrapped.binding, fun, self.fun_leaves, static, leaves)
 
     def tell(self, trace: Trace) -> None:
         """Tells of a trace, now complete, whoever wants to know."""

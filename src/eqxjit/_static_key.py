@@ -43,7 +43,7 @@ class _ByHashAndEquality:
         )
 
 
-class _ByEquality:
+class ByEquality:
     """An unhashable value, compared by its own `==` and hashed by its type alone: a copy of it."""
 
     __slots__ = ("value",)
@@ -55,7 +55,7 @@ class _ByEquality:
         return hash(type(self.value))
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not _ByEquality or type(self.value) is not type(other.value):
+        if type(other) is not ByEquality or type(self.value) is not type(other.value):
             return False
         return self.value is other.value or bool(self.value == other.value)
 
@@ -169,6 +169,18 @@ def _dict_key(value: Any, items: Callable[[Any], Iterable[Any]] = dict.items) ->
 _ordered_dict_key = functools.partial(_dict_key, items=collections.OrderedDict.items)
 
 
+def _default_dict_key(value: Any) -> Hashable:
+    return (static_key(value.default_factory), _dict_key(value))
+
+
+def _deque_key(value: Any) -> Hashable:
+    return (value.maxlen, _sequence_key(value, collections.deque.__iter__))
+
+
+def _range_key(value: range) -> Hashable:
+    return (range, value.start, value.stop, value.step)
+
+
 def _mapping_key(value: types.MappingProxyType[Any, Any]) -> Hashable:
     return (types.MappingProxyType, static_key(value.copy()))
 
@@ -193,7 +205,7 @@ def _method_key(value: types.MethodType) -> Hashable:
 
 def _numpy_key(value: np.ndarray | np.generic) -> Hashable:
     if value.dtype.hasobject:
-        return (type(value), _ByEquality(value))
+        return (type(value), ByEquality(value))
     return (type(value), value.dtype, value.shape, value.tobytes())
 
 
@@ -225,7 +237,7 @@ def _opaque_key(value: Any) -> Hashable:
     try:
         return (type(value), _ByHashAndEquality(value))
     except TypeError:
-        return (type(value), _ByEquality(value))
+        return (type(value), ByEquality(value))
 
 
 _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
@@ -241,11 +253,12 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     set: _set_key,
     frozenset: _set_key,
     dict: _dict_key,
-    collections.defaultdict: _dict_key,
+    collections.defaultdict: _default_dict_key,
     collections.Counter: _dict_key,
     types.MappingProxyType: _mapping_key,
     types.SimpleNamespace: _namespace_key,
-    collections.deque: _sequence_key,
+    collections.deque: _deque_key,
+    range: _range_key,
     bytearray: _bytearray_key,
     collections.OrderedDict: _ordered_dict_key,
     slice: _slice_key,
@@ -260,6 +273,7 @@ _KEY_BY_EQUALITY: list[tuple[type, Callable[[Any], Hashable]]] = [
     (tuple, functools.partial(_sequence_key, elements=tuple.__iter__)),
     (list, functools.partial(_sequence_key, elements=list.__iter__)),
     (collections.OrderedDict, _ordered_dict_key),
+    (collections.defaultdict, _default_dict_key),
     (dict, _dict_key),
     (set, functools.partial(_set_key, elements=set.__iter__)),
     (frozenset, functools.partial(_set_key, elements=frozenset.__iter__)),
@@ -315,7 +329,7 @@ def identity_suffices(value: Any) -> bool:
     if kind is tuple or kind is frozenset:
         return all(identity_suffices(element) for element in value)
     if kind in _KEY_BY_TYPE:
-        return kind in (str, bytes, int, float, complex, bool, type(None))
+        return kind in (str, bytes, int, float, complex, bool, type(None), range)
     return kind.__eq__ is object.__eq__ or issubclass(kind, np.dtype)
 
 

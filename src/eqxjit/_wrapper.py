@@ -294,8 +294,8 @@ def filter_jit(
         recently used one is forgotten. `None` for any number.
     - `max_traces`: how often the function may be traced, or compiled again by JAX, until its cache
         is cleared; by all its wrappers under these options, and for a Module by those of equal
-        static fields. `None` for any number. A call that needs one more raises a
-        `TooManyTracesError`, which says why it does.
+        static fields (and by one whose static fields are changed in place). `None` for any number.
+        A call that needs one more raises a `TooManyTracesError`, which says why it does.
     - `**jitkwargs`: further arguments of `jax.jit`, such as `inline` or `compiler_options`.
 
     **Returns:**
