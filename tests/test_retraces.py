@@ -533,14 +533,27 @@ def test_a_static_object_changed_in_place():
     assert difference.new == "Own(c)"
 
 
-class Configured(eqx.Module):
-    config: Any = eqx.field(static=True)
+def configured():
+    """A class of Modules that nothing was compiled for so far."""
 
-    def __call__(self, x):
-        return x * self.config[0]
+    class Configured(eqx.Module):
+        config: Any = eqx.field(static=True)
 
-    def method(self, x):
-        return self(x)
+        def __call__(self, x):
+            return x * self.config[0]
+
+        def method(self, x):
+            return self(x)
+
+    return Configured
+
+
+def test_a_returned_static_object_changed_in_place():
+    make = configured()
+    f = eqxjit.filter_jit(lambda model, x: model)
+    f(make([1]), X).config[0] = 2
+    f(make([1]), X)
+    assert "that it returns was changed in place" in f.traces()[1].reason
 
 
 def _called_with(model, x):
@@ -557,7 +570,7 @@ def _called_with(model, x):
     ids=["Module", "method", "Partial"],
 )
 def test_a_static_object_of_the_function_changed_in_place(wrap):
-    model = Configured([1])
+    model = configured()([1])
     fun = wrap(model)
     f, limited = eqxjit.filter_jit(fun), eqxjit.filter_jit(fun, max_traces=2)
     for value in (1, 2, 1, 3):
@@ -583,6 +596,22 @@ def test_a_static_object_of_the_function_changed_in_place(wrap):
         assert limited(X)[0] == 2 * X[0]
 
 
+def test_functions_that_become_alike_keep_their_histories():
+    make = configured()
+    model = make([1])
+    changed, other = eqxjit.filter_jit(model), eqxjit.filter_jit(make([2]))
+    changed(X)
+    [of_changed], [of_other] = changed.traces(), (other(X), other.traces())[1]
+    model.config[0] = 2
+    for _ in range(CALLS):
+        assert changed(X)[0] == 2 * X[0]
+    # What was compiled for the other serves.
+    assert changed.traces() == other.traces() == [of_other]
+    model.config[0] = 1
+    changed(X)
+    assert changed.traces() == [of_changed]
+
+
 class Unhashable:
     def __init__(self, value):
         self.value = value
@@ -599,11 +628,11 @@ class Unhashable:
             "structure changed: `v` was defaultdict of int, is defaultdict of list",
         ),
         (
-            [Configured(Unhashable(1)), Configured(Unhashable(2))],
+            [*map(configured(), map(Unhashable, (1, 2)))],
             "static value changed: `v.config` is another Unhashable object",
         ),
         (
-            [Configured(dict.fromkeys(keys)) for keys in (range(9), [*range(3), *range(8, 2, -1)])],
+            [*map(configured(), map(dict.fromkeys, (range(9), [0, 1, 2, 8, 7, 6, 5, 4, 3])))],
             "structure changed: `v.config` was dict in the order ..., 3, 4, 5, 6, ..., "
             "is dict in the order ..., 8, 7, 6, 5, ...",
         ),
