@@ -171,11 +171,12 @@ def _by_leaves(
 
 def _leaf_table(times: dict[str, Microseconds], chosen: dict[str, Workload]) -> Table:
     table = Table(title="µs per leaf above the floor")
-    for column in ("tree", "leaves", "jit", "eqx", "eqxjit"):
+    names = ("jit", "eqx", "eqxjit", "unchecked")
+    for column in ("tree", "leaves", *names):
         table.add_column(column, justify="right")
     for group, rows in _by_leaves(times, chosen).items():
         for leaves, row in rows.items():
-            above = ((row[name] - row["floor"]) / leaves for name in ("jit", "eqx", "eqxjit"))
+            above = ((row[name] - row["floor"]) / leaves for name in names)
             table.add_row(group, f"{leaves:,}", *(f"{value:.3f}" for value in above))
     return table
 

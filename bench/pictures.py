@@ -13,6 +13,7 @@ STYLES = {
     "jit": ("tab:blue", "o"),
     "eqx": ("tab:red", "s"),
     "eqxjit": ("tab:green", "D"),
+    "unchecked": ("tab:gray", "x"),
     "nnx.jit": ("tab:purple", "^"),
     "nnx.cached_partial": ("tab:pink", "<"),
     "nnx.jit_partial": ("tab:olive", "v"),
@@ -22,6 +23,7 @@ LABELS = {
     "jit": "jax.jit on trees",
     "eqx": "equinox.filter_jit",
     "eqxjit": "eqxjit.filter_jit",
+    "unchecked": "by hand, without any check",
 }
 
 Times = Mapping[str, float]  # microseconds by competitor

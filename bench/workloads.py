@@ -27,6 +27,7 @@ from .models import (
     training_step,
     tree_of,
 )
+from .unchecked import unchecked
 
 Group = Literal["small", "large", "style", "tree in", "tree in and out", "compute"]
 
@@ -190,12 +191,16 @@ def alternating() -> Cases:
 
 def tree_in(leaves: int) -> Cases:
     """All leaves are handed to XLA; ten are added up, so that the computation costs nothing."""
-    return jitted(sample_of, {"tree": tree_of(leaves)}, keep_unused=True)
+    tree = tree_of(leaves)
+    by_hand = {"unchecked": unchecked(sample_of, tree, rebuild=False)}
+    return jitted(sample_of, {"tree": tree}, keep_unused=True) | by_hand
 
 
 def tree_in_and_out(leaves: int) -> Cases:
     """Every leaf in, every leaf out."""
-    return jitted(incremented, {"tree": tree_of(leaves)})
+    tree = tree_of(leaves)
+    by_hand = {"unchecked": unchecked(incremented, tree, rebuild=True)}
+    return jitted(incremented, {"tree": tree}) | by_hand
 
 
 def selu_million() -> Cases:

@@ -45,7 +45,18 @@ class WayIn:
     - `helpers`: functions that the guards call.
     """
 
-    __slots__ = ("_loop", "_names", "_own", "_readers", "arrays", "guards", "helpers", "n_first")
+    __slots__ = (
+        "_argument",
+        "_found",
+        "_loop",
+        "_names",
+        "_own",
+        "_readers",
+        "arrays",
+        "guards",
+        "helpers",
+        "n_first",
+    )
 
     def __init__(
         self, binding: Binding, names: Constants, args: Node, kwargs: Node, own: str | None
@@ -65,6 +76,9 @@ class WayIn:
         self._readers: dict[Hashable, str] = {}
         #: The loop that is being written, if one is.
         self._loop: _Loop | None = None
+        #: The argument that is being read, and the list that holds the arrays of its last run.
+        self._argument = ""
+        self._found: str | None = None
         self._read_arguments(
             binding, args.children, dict(zip(kwargs.data, kwargs.children, strict=True))
         )
@@ -109,6 +123,7 @@ class WayIn:
 
     def _read_argument(self, source: str, node: Node | Leaf, wish: str, arrays: list[str]) -> None:
         at = len(self.guards)
+        self._argument, self._found = wish, None
         self._read(node, source, wish, arrays)
         self.guards.insert(at, (f"# {source}: {_describe(node)}",))
 
@@ -162,7 +177,7 @@ class WayIn:
             if isinstance(run[0], Leaf):
                 self._read_array_run(items, wish, arrays)
             else:
-                self._read_run(run, items, wish, arrays)
+                self._read_run(run, items, arrays)
 
     def _read_array_run(self, items: str, wish: str, arrays: list[str]) -> None:
         name = self._names.variable(f"{wish}_arrays")
@@ -177,7 +192,7 @@ class WayIn:
         )
         arrays.append(f"*{name}")
 
-    def _read_run(self, run: list[Node | Leaf], items: str, wish: str, arrays: list[str]) -> None:
+    def _read_run(self, run: list[Node | Leaf], items: str, arrays: list[str]) -> None:
         """Equal items are read in a loop, in a function that serves all runs of such items."""
         signature = input_signature(run[0])
         read = self._readers.get(signature)
@@ -189,9 +204,13 @@ class WayIn:
                 self._loop.end_step(self.guards, arrays)
             self._guard(f"{read}({items}, {self._loop.found})")
             return
-        found = self._names.variable(f"{wish}_arrays")
-        self._guard(f"{read}({items}, {found} := [])")
-        arrays.append(f"*{found}")
+        if self._found is not None and arrays[-1:] == [f"*{self._found}"]:
+            # Run after run into one list, which then need not be joined with others.
+            self._guard(f"{read}({items}, {self._found})")
+            return
+        self._found = self._names.variable(f"{self._argument}_arrays")
+        self._guard(f"{read}({items}, {self._found} := [])")
+        arrays.append(f"*{self._found}")
 
     def _define_reader(self, node: Node | Leaf) -> str:
         assert isinstance(node, Node)
