@@ -111,6 +111,26 @@ def test_the_source_is_that_of_the_latest_structure():
 
 
 @specializing
+def test_the_function_has_its_arrays_after_those_of_the_first_argument():
+    """Upstream's order, in which JAX reuses donated ones: however the arguments are read."""
+
+    class Scaled(eqx.Module):
+        scale: jax.Array
+
+        def __call__(self, first, *, second, third):
+            return [jnp.sum(self.scale * each["w"]) for each in (*first, *second, *third)]
+
+    f = eqxjit.filter_jit(Scaled(jnp.asarray(2.0)))
+    groups = [[{"w": jnp.full(2, 10.0 * i + j)} for j in range(5)] for i in range(3)]
+    for _ in range(CALLS):
+        found = f(groups[0], third=groups[2], second=groups[1])
+        assert found == [4 * (10.0 * i + j) for i in range(3) for j in range(5)]
+    source = f.specialized_source()
+    assert source is not None
+    assert "jitted(*first_arrays, fun_array_0, *second_arrays, *third_arrays)" in source
+
+
+@specializing
 def test_wrappers_of_one_function_each_try_their_own_structure_first():
     def named(x, n):
         return x * n
