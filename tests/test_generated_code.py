@@ -117,13 +117,13 @@ def test_the_function_has_its_arrays_after_those_of_the_first_argument():
     class Scaled(eqx.Module):
         scale: jax.Array
 
-        def __call__(self, first, *, second, third):
+        def __call__(self, first, second, *, third):
             return [jnp.sum(self.scale * each["w"]) for each in (*first, *second, *third)]
 
     f = eqxjit.filter_jit(Scaled(jnp.asarray(2.0)))
     groups = [[{"w": jnp.full(2, 10.0 * i + j)} for j in range(5)] for i in range(3)]
     for _ in range(CALLS):
-        found = f(groups[0], third=groups[2], second=groups[1])
+        found = f(groups[0], groups[1], third=groups[2])
         assert found == [4 * (10.0 * i + j) for i in range(3) for j in range(5)]
     source = f.specialized_source()
     assert source is not None
