@@ -228,6 +228,23 @@ def test_a_static_dict_of_mixed_keys_is_fine():
                 assert f(model, X).tolist() == (X * X * factor).tolist()
 
 
+@pytest.mark.parametrize("method", ["__len__", "__bool__"])
+@pytest.mark.parametrize("levels", [0, 250])
+def test_a_tuple_that_refuses_to_say_whether_it_is_empty(method, levels):
+    """To JAX a subclass of `tuple` is a leaf, hence static."""
+
+    def refuse(self):
+        raise ValueError("ambiguous")
+
+    value = type("Refusing", (tuple,), {method: refuse})((1, 2))
+    for _ in range(levels):
+        value = [value]
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        f = filter_jit(lambda x, value: x)
+        for _ in range(CALLS):
+            assert f(X, value).tolist() == X.tolist()
+
+
 def test_a_static_value_that_contains_itself():
     @dataclasses.dataclass
     class Node:

@@ -169,9 +169,8 @@ def _is_suspicious(pytree: Any) -> bool:
             if kind in SORTED_DICTS and len({*map(type, node)}) > 1:
                 return True
             is_module = issubclass(kind, eqx.Module)
-            children = fields_of(node).values() if is_module else _items(node)
-            if children:
-                pending.append((children, depth + 1))
+            # Not asked whether there are any: a static value's class may refuse to say.
+            pending.append((fields_of(node).values() if is_module else _items(node), depth + 1))
     return False
 
 
@@ -189,11 +188,10 @@ def _check_closely(pytree: Any) -> None:
         if type(node) in SORTED_DICTS:
             sorted(node)
         is_module = issubclass(type(node), eqx.Module)
+        ancestors.add(id(node))
+        pending.append((node, False))
         children = _dynamic_fields(node) if is_module else _items(node)
-        if children:
-            ancestors.add(id(node))
-            pending.append((node, False))
-            pending.extend((child, True) for child in children)
+        pending.extend((child, True) for child in children)
 
 
 def _dynamic_fields(module: Any) -> list[Any]:
