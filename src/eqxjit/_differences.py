@@ -133,18 +133,17 @@ def _reordered(old: Description, new: Description) -> Iterator[Difference]:
     for path, part in zip(new.paths, new.parts, strict=True):
         before, after = old_labels.get(path, []), new_labels.get(path, [])
         if before != after and sorted(before) == sorted(after):
-            texts = [f"{part} in the order {text}" for text in _where_orders_differ(before, after)]
+            pairs = enumerate(zip(before, after, strict=True))
+            start = next(i for i, (old_label, new_label) in pairs if old_label != new_label)
+            texts = [f"{part} in the order {_some(labels, start)}" for labels in (before, after)]
             yield Difference(STRUCTURE, path, *texts)
 
 
-def _where_orders_differ(*orders: list[str]) -> list[str]:
-    """Each of some orders of the same labels: a few, from the first on that isn't at its place."""
-    n_same = next(i for i, labels in enumerate(zip(*orders, strict=True)) if len({*labels}) > 1)
-    start, stop = n_same, n_same + _MAX_LABELS
-    return [
-        ", ".join(["..."] * (start > 0) + labels[start:stop] + ["..."] * (stop < len(labels)))
-        for labels in orders
-    ]
+def _some(labels: list[str], start: int) -> str:
+    """A few labels, from that one on."""
+    stop = start + _MAX_LABELS
+    shown = ["..."] * (start > 0) + labels[start:stop] + ["..."] * (stop < len(labels))
+    return ", ".join(shown)
 
 
 def _labels(description: Description) -> dict[str, list[str]]:
