@@ -1,6 +1,8 @@
 """`compile_report`: everything that is compiled is in one table, whoever compiles it."""
 
+import re
 import threading
+import time
 
 import equinox as eqx
 import jax
@@ -61,7 +63,6 @@ def test_rows_of_nested_and_foreign_functions(capsys):
 
 def test_seconds_are_a_functions_own():
     """A nested function's time is in its own row, and once."""
-    import time
 
     def sleeper(seconds):
         def sleep(x):
@@ -88,6 +89,21 @@ def test_seconds_are_a_functions_own():
         if is_outer_ours:
             [trace] = jitted.traces()
             assert sum(own) == pytest.approx(trace.seconds.tracing)
+
+
+def test_its_repr():
+    def slow(x):
+        time.sleep(0.3)
+        return x
+
+    with eqxjit.compile_report() as report:
+        assert repr(report) == "<CompileReport: nothing was compiled>"
+        eqxjit.filter_jit(slow)(X)
+        text = repr(report)
+    label = report.rows[0].function
+    assert label.endswith("slow")
+    pattern = r"<CompileReport: 1 function in 0\.\d+ s, (.*) 100%>"
+    assert re.fullmatch(pattern, text)[1] == label
 
 
 @needs("jax._src.source_info_util", why="no line of the user's stands out")

@@ -281,6 +281,10 @@ def test_errors_name_what_is_wrong():
         eqxjit.freeze(Model(X), 1, 2, 3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'donate'"):
         eqxjit.freeze(Model(X), donate="all")
+    with pytest.raises(TypeError, match="'max_constant_byte': did you mean `max_constant_bytes`"):
+        eqxjit.freeze(Model(X), max_constant_byte=3)
+    with pytest.raises(TypeError, match=r"lambda.*argument 'm': did you mean `mm`\?"):
+        eqxjit.freeze(lambda mm, x: x, Model(X), m=3)
     with pytest.raises(TypeError, match="`max_constant_bytes` must be an int"):
         eqxjit.freeze(Model(X), max_constant_bytes="1 MB")
     with pytest.raises(ValueError, match=r"kwargs\['m'\]|weight|m"):
@@ -359,6 +363,20 @@ def test_other_shapes_are_refused_until_it_is_compiled_anew():
     frozen(X), frozen(X.astype(jnp.int32))
     with pytest.raises(eqxjit.TooManyTracesError, match="may be traced 2 times"):
         frozen(X.astype(jnp.bfloat16))
+
+
+def test_an_unknown_option_is_named_with_the_nearest(tmp_path):
+    frozen = eqxjit.freeze(Model(X))
+    for keyword, nearest in {"other_shape": "other_shapes", "xx": "x"}.items():
+        match = rf"`compile` of freeze\(Model, .*'{keyword}': did you mean `{nearest}`\?"
+        with pytest.raises(TypeError, match=match):
+            frozen.compile(X, **{keyword: "raise"})
+    with pytest.raises(TypeError, match=r"`save` of .* keyword argument 'zzz'\.$"):
+        frozen.save(tmp_path / "model", X, zzz=1)
+    # What takes any keyword takes that.
+    program = eqxjit.freeze(lambda x, **kwargs: x * kwargs["other_shape"]).compile(X, other_shape=3)
+    assert program.seconds > 0
+    assert frozen.cache_info().traces == 0
 
 
 def test_static_arguments_ahead_of_time():

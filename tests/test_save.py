@@ -89,6 +89,7 @@ def test_in_another_process_by_the_names_of_the_parameters(tmp_path):
 
 def test_other_arguments_are_refused(tmp_path):
     loaded = eqxjit.load(saved(tmp_path, lambda x, n: X * x * n, X, 2))
+    assert repr(loaded) == "load(<lambda>, saved for (float32[4], 2))"
     for _ in range(CALLS):
         loaded(X, 2)
         with pytest.raises(ValueError, match=r"saved for float32\[4\], and is called with int32"):

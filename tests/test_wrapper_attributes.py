@@ -6,6 +6,7 @@ import inspect
 import operator
 import pickle
 import pydoc
+import re
 import typing
 import warnings
 from typing import Any
@@ -374,6 +375,72 @@ class TestRepr:
 
     def test_of_a_method(self):
         assert "step" in repr(eqxjit.filter_jit(Model(x).step))
+
+    def test_of_a_large_module_is_one_line(self):
+        mlp = eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0))
+        text = repr(eqxjit.filter_jit(mlp))
+        assert text.startswith("filter_jit(MLP( layers=( Linear(")
+        assert len(text.splitlines()) == 1
+        assert len(text) < 100
+
+    def test_of_a_bound_method(self):
+        class Small(eqx.Module):
+            weight: jax.Array
+
+            @eqxjit.filter_jit
+            def step(self):
+                return self
+
+        text = repr(Small(x).step)
+        assert re.fullmatch(
+            r"<bound filter_jit\(.*Small.step\) of .*Small\(weight=f32\[3\]\)>", text
+        )
+
+        class Large(eqx.Module):
+            mlp: eqx.nn.MLP
+
+            @eqxjit.filter_jit(donate="all")
+            def step(self):
+                return self
+
+        text = repr(Large(eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0))).step)
+        assert re.match(
+            r"<bound filter_jit\(.*Large.step, donate='all'\) of .*Large\( mlp=MLP\(", text
+        )
+        assert len(text) < 200
+        assert len(text.splitlines()) == 1
+
+    def test_of_a_method_of_what_cannot_be_shown(self):
+        class Shy:
+            @eqxjit.filter_jit
+            def step(self):
+                return 1
+
+            def __repr__(self):
+                raise ZeroDivisionError
+
+        assert repr(Shy().step).endswith(" of Shy object>")
+
+    def test_of_what_was_lowered_and_compiled(self):
+        f = eqxjit.filter_jit(documented)
+        for lowered, name in (
+            (f.lower(x, y=3), "documented(x: float32[3], y=3)"),
+            (eqxjit.filter_jit(Model(x)).lower(x), "Model(x: float32[3])"),
+        ):
+            assert repr(lowered) == f"<Lowered {name}>"
+            assert repr(lowered.compile()) == f"<Compiled {name}>"
+        many = eqxjit.filter_jit(lambda **kwargs: 1).lower(**{f"number_{i}": i for i in range(50)})
+        assert repr(many).startswith("<Lowered <lambda>(number_0=0, number_1=1, ")
+        assert repr(many).endswith("...)>")
+        assert len(repr(many)) < 150
+
+    def test_of_an_installation(self):
+        with eqxjit.install() as installation:
+            assert re.fullmatch(
+                r"<Installation: active, equinox\.filter_jit replaced in \d+ modules>",
+                repr(installation),
+            )
+        assert repr(installation) == "<Installation: ended>"
 
     def test_tells_what_is_donated(self):
         assert "donate='all'" in repr(eqxjit.filter_jit(documented, donate="all"))

@@ -4,28 +4,45 @@ from eqxjit import filter_jit  # instead of: from equinox import filter_jit
 """
 
 import os as _os
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from ._call_site import CallSite
 from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
 from ._differences import Difference
 from ._explain import explain_retraces
 from ._freeze import CompiledProgram, FrozenPjitFunction, freeze, load
 from ._history import RetraceWarning, TooManyTracesError
 from ._install import Installation, install, uninstall
+from ._lower import Compiled, Lowered
 from ._program import CacheInfo
 from ._report import CompileReport, ReportRow, compile_report
-from ._trace import Trace
+from ._trace import Seconds, Trace
 from ._tracing import currently_jitting
-from ._wrapper import fast_filter_jit, filter_jit
+from ._wrapper import (
+    BoundFilterPjitFunction,
+    FilterPjitFunction,
+    fast_filter_jit,
+    filter_jit,
+)
+
+if _TYPE_CHECKING:
+    __version__: str
 
 __all__ = [
+    "BoundFilterPjitFunction",
     "CacheInfo",
+    "CallSite",
     "CompileReport",
+    "Compiled",
     "CompiledProgram",
     "Difference",
+    "FilterPjitFunction",
     "FrozenPjitFunction",
     "Installation",
+    "Lowered",
     "ReportRow",
     "RetraceWarning",
+    "Seconds",
     "TooManyTracesError",
     "Trace",
     "compile_report",
@@ -39,4 +56,19 @@ __all__ = [
     "uninstall",
 ]
 
+# Users know them by this name: in tracebacks, pickles and `help`.
+for _name in __all__:
+    _value = globals()[_name]
+    if isinstance(_value, type):
+        _value.__module__ = __name__
+
 _exclude_from_tracebacks(_os.path.dirname(__file__))
+
+
+def __getattr__(name: str) -> str:
+    # Looked up when it is asked for: that takes longer than any import here.
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return globals().setdefault(name, version(__name__))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

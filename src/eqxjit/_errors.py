@@ -183,12 +183,12 @@ def _raises(action: Any) -> str:
     return ""
 
 
-def short(value: Any) -> str:
+def short(value: Any, limit: int = 40) -> str:
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except Exception:
         return f"{type(value).__name__} object"
-    return text if len(text) <= 40 else text[:37] + "..."
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _is_leaf(node: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, NamedTuple, get_args
 
 import equinox as eqx
@@ -15,7 +15,7 @@ from . import _save
 from ._binding import Binding
 from ._changeable import snapshot
 from ._errors import argument_error, short
-from ._options import DEFAULT_MAXSIZE, check_options
+from ._options import DEFAULT_MAXSIZE, check_options, nearest
 from ._partition import DYNAMIC, StaticHalf, partition
 from ._program import Program, names_of
 from ._save import Path
@@ -94,6 +94,7 @@ class FrozenPjitFunction(FilterPjitFunction):
         """
         if other_shapes not in get_args(OtherShapes):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
+        self._check_keywords("compile", kwargs, "other_shapes")
         history = self._wrapped.program.history
         history.unseal()
         args, kwargs = jax.tree.map(_example, (args, kwargs), is_leaf=_is_struct)
@@ -140,11 +141,20 @@ class FrozenPjitFunction(FilterPjitFunction):
 
             ```
         """
+        self._check_keywords("save", kwargs)
         args, kwargs = jax.tree.map(_example, (args, kwargs), is_leaf=_is_struct)
         _save.save(self._site, path, args, kwargs)
 
+    def _check_keywords(self, method: str, keywords: Iterable[str], *options: str) -> None:
+        binding = self._wrapped.binding
+        _check_keywords(f"`{method}` of {self!r}", binding.parameters, keywords, *options)
+
     def __repr__(self) -> str:
-        return f"freeze({self._wrapped.binding.label}, {self.constant_bytes:,} bytes compiled in)"
+        label = self._wrapped.binding.label
+        saved_for = getattr(getattr(self.__wrapped__, "func", None), _save.SAVED_FOR, None)
+        if saved_for is not None:
+            return f"load({label}, saved for {saved_for})"
+        return f"freeze({label}, {self.constant_bytes:,} bytes compiled in)"
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -283,10 +293,28 @@ def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     except ValueError:
         # A builtin.
         return
+    of = f"`freeze`: {names_of(fun)[1]}{signature}"
+    _check_keywords(of, signature.parameters.values(), kwargs, "max_constant_bytes")
     try:
         signature.bind_partial(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"`freeze`: {names_of(fun)[1]}{signature}: {error}.") from None
+        raise TypeError(f"{of}: {error}.") from None
+
+
+def _check_keywords(
+    of: str, parameters: Collection[inspect.Parameter], keywords: Iterable[str], *options: str
+) -> None:
+    """Raises for a keyword that no parameter takes, and names the nearest one or option."""
+    if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    names = [parameter.name for parameter in parameters]
+    for keyword in keywords:
+        if keyword not in names:
+            hint = nearest(keyword, [*options, *names])
+            raise TypeError(
+                f"{of}: got an unexpected keyword argument {keyword!r}"
+                f"{f': {hint}' if hint else '.'}"
+            )
 
 
 def load(path: Path) -> FrozenPjitFunction:
@@ -310,3 +338,7 @@ def load(path: Path) -> FrozenPjitFunction:
     """
     saved = _save.load(path)
     return freeze(saved.fun, saved.arrays, max_constant_bytes=0)
+
+
+# Its methods have examples, and say that they are of `eqxjit`.
+__test__ = {"FrozenPjitFunction": FrozenPjitFunction}

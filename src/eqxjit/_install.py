@@ -43,6 +43,12 @@ class Installation:
                 if not _installations:
                     _put_back()
 
+    def __repr__(self) -> str:
+        if self not in _installations:
+            return "<Installation: ended>"
+        n_modules = len({id(namespace) for namespace, _, _ in _replaced})
+        return f"<Installation: active, equinox.filter_jit replaced in {n_modules} modules>"
+
     def __enter__(self) -> "Installation":
         return self
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from ._description import Description
+from ._description import Description, summary
 from ._differences import OF_ARRAYS, differences
 from ._entry import Call, wait_for
 from ._specialize import specialized_call
@@ -15,6 +15,9 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 # What is called once pays nothing.
 _CALLS_BEFORE_SPECIALIZING = 2
+
+# How much of the arguments is shown.
+_LONGEST = 100
 
 
 class Lowered:
@@ -28,6 +31,9 @@ class Lowered:
         self._call = call
         self._bound: Arguments = (), {}
 
+    def __repr__(self) -> str:
+        return f"<Lowered {_shown(self._call)}>"
+
     def bind(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> "Lowered":
         """The same, with arguments (a method's instance) that a call then leaves out."""
         self._bound = args, keywords
@@ -36,6 +42,15 @@ class Lowered:
     def as_text(self) -> str:
         """The program as StableHLO."""
         return self.lowered.as_text()
+
+    def cost_analysis(self) -> Any:
+        """Estimate what the program costs before XLA optimises it.
+
+        **Returns:**
+
+        As `Compiled.cost_analysis`. Fusion lowers the bytes, and may change the operations.
+        """
+        return self.lowered.cost_analysis()
 
     def compile(self, compiler_options: dict[str, str | bool] | None = None) -> "Compiled":
         """Compiles the program.
@@ -55,7 +70,7 @@ class Compiled:
 
     Called as the function is, and as fast as a warm call of that.
 
-    - `compiled`: JAX's own `jax.stages.Compiled`, with `cost_analysis()` and the like.
+    - `compiled`: JAX's own `jax.stages.Compiled`.
 
     A call raises
 
@@ -73,6 +88,65 @@ class Compiled:
         #: How many calls have come through the generic path.
         self._n_calls = 0
         self._fill_slot(call.site.wrapped.binding.receiver(self._call_generic))
+
+    def __repr__(self) -> str:
+        return f"<Compiled {_shown(self._call)}>"
+
+    def cost_analysis(self) -> Any:
+        """Estimate what one call costs, as XLA does from the optimised program; nothing is run.
+
+        **Returns:**
+
+        JAX's own answer (`jax.stages.Compiled.cost_analysis`): a dict of floats, among them
+
+        - `"flops"`: floating-point operations, additions and multiplications counted singly;
+        - `"transcendentals"`: calls of `exp`, `tanh` and the like, which aren't among those;
+        - `"bytes accessed"`: bytes read and written by all operations; `"bytes accessed0{}"` and
+            so on are those of one operand, `"bytes accessedout{}"` those of the output.
+
+        Which keys there are is up to the backend. The body of a loop whose number of steps XLA
+        doesn't know counts once. `None` where the backend has no analysis.
+
+        !!! example
+
+            ```python
+            >>> import jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> matmul = filter_jit(lambda a, b: a @ b)
+            >>> compiled = matmul.lower(jnp.ones((8, 16)), jnp.ones((16, 4))).compile()
+            >>> compiled.cost_analysis()["flops"] == 2 * 8 * 16 * 4
+            True
+
+            ```
+        """
+        return self.compiled.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        """Tell how much memory one call needs on a device, as XLA has planned it.
+
+        **Returns:**
+
+        JAX's own answer (`jax.stages.Compiled.memory_analysis`), with these attributes in bytes:
+
+        - `argument_size_in_bytes`, `output_size_in_bytes`: the arrays passed and returned;
+        - `alias_size_in_bytes`: how much of the output reuses donated arguments;
+        - `temp_size_in_bytes`: intermediate results, at their peak;
+        - `generated_code_size_in_bytes`: the program itself, 0 on backends that don't tell.
+
+        `None` where the backend has no analysis.
+
+        !!! example
+
+            ```python
+            >>> import jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> compiled = filter_jit(lambda x: x + 1).lower(jnp.ones(256)).compile()
+            >>> compiled.memory_analysis().argument_size_in_bytes == 256 * 4
+            True
+
+            ```
+        """
+        return self.compiled.memory_analysis()
 
     def _fill_slot(self, fun: Callable[..., Any]) -> None:
         args, keywords = self._bound
@@ -117,3 +191,16 @@ class Compiled:
             f"`{self._call.entry.name}` was lowered for other static arguments: "
             f"{'; '.join(map(str, static)) or 'the structure differs'}. Lower it again for these."
         )
+
+
+def _shown(call: Call) -> str:
+    """The function and its arguments, on one line."""
+    assert call.description is not None
+    arguments = ", ".join(summary(call.description))
+    if len(arguments) > _LONGEST:
+        arguments = f"{arguments[: _LONGEST - 3]}..."
+    return f"{call.site.wrapped.binding.label}({arguments})"
+
+
+# Its methods have examples, and say that they are of `eqxjit`.
+__test__ = {"Compiled": Compiled}

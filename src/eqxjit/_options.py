@@ -1,7 +1,9 @@
 """The options of `filter_jit`, checked once, when a function is wrapped."""
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+import difflib
+import inspect
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import jax
@@ -13,6 +15,8 @@ Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 # Upstream decides these itself; and these were its arguments before Equinox 0.10.
 _REFUSED = ("static_argnums", "static_argnames", "donate_argnums", "in_shardings", "out_shardings")
 _DEPRECATED = ("default", "fn", "args", "kwargs", "out")
+
+_OWN = ("donate", "block", "maxsize", "max_traces")
 
 DEFAULT_MAXSIZE = 1024
 
@@ -88,10 +92,29 @@ def check_options(
     _check_count("maxsize", maxsize, "entries")
     _check_count("max_traces", max_traces, "traces")
     if jit_arguments:
-        # So that an unknown one is refused here, as by upstream, rather than at the first call.
+        known = [*_OWN, *_options_of_jax()]
+        for name in jit_arguments:
+            if name not in known:
+                hint = nearest(name, ["fun", *known, *_REFUSED]) or (
+                    f"there are {', '.join(f'`{option}`' for option in known)}"
+                )
+                raise TypeError(f"`filter_jit` has no option `{name}`: {hint}.")
+        # So that a bad value is refused here, as by upstream, rather than at the first call.
         jax.jit(_nothing, **jit_arguments)
     arguments = tuple(sorted(jit_arguments.items()))
     return Options(donate, bool(block), maxsize, max_traces, arguments)  # type: ignore[arg-type]
+
+
+def _options_of_jax() -> list[str]:
+    return [
+        name for name in inspect.signature(jax.jit).parameters if name not in ("fun", *_REFUSED)
+    ]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that an unknown one was meant to be, as a question; empty if none is near."""
+    found = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean `{found[0]}`?" if found else ""
 
 
 def _check_count(name: str, count: Any, what: str) -> None:

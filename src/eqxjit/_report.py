@@ -142,6 +142,14 @@ class CompileReport:
         self._print_to(text)
         return text.getvalue()
 
+    def __repr__(self) -> str:
+        rows = self.rows
+        if not rows:
+            return "<CompileReport: nothing was compiled>"
+        what = f"{len(rows)} function{'s' if len(rows) > 1 else ''}"
+        dearest = f"{rows[0].function} {rows[0].share:.0%}"
+        return f"<CompileReport: {what} in {self.total_seconds:.3g} s, {dearest}>"
+
     def _print_to(self, file: Any, console: "Console | None" = None) -> None:
         try:
             from rich.console import Console

@@ -32,6 +32,9 @@ _MANIFEST, _CHECKSUM, _PROGRAM = "manifest.json", "manifest.sha256", "program.bi
 
 Path = str | os.PathLike[str]
 
+#: Under this name a function that was loaded tells the arguments that it was saved for.
+SAVED_FOR = "__eqxjit_saved_for__"
+
 # What a static value may be, to be written as JSON and read back as it was.
 _VALUES = (bool, int, str, type(None))
 
@@ -233,6 +236,7 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
         [first, *map(_parameter, manifest["parameters"])]
     )
     restored.__name__ = restored.__qualname__ = name
+    setattr(restored, SAVED_FOR, _shown(expected.combine(manifest["avals"])))
     return restored
 
 

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
+from ._errors import short
 from ._lower import Lowered
 from ._options import DEFAULT_MAXSIZE, Donate, Options, check_options
 from ._program import CacheInfo
@@ -21,6 +22,9 @@ from ._wrapped import WrappedFunction, wrap_function
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+# A Module's own goes over many lines.
+_LONGEST_REPR = 80
 
 
 # Tools such as chex know jitted functions by `PjitFunction` in the name of their type.
@@ -132,7 +136,11 @@ class FilterPjitFunction:
 
     def __repr__(self) -> str:
         wrapped = self.__wrapped__
-        name = self._wrapped.binding.qualname if inspect.isroutine(wrapped) else repr(wrapped)
+        name = (
+            self._wrapped.binding.qualname
+            if inspect.isroutine(wrapped)
+            else short(wrapped, _LONGEST_REPR)
+        )
         donate = self._wrapped.options.donate
         return f"filter_jit({name})" if donate == "none" else f"filter_jit({name}, {donate=})"
 
@@ -190,6 +198,10 @@ class BoundFilterPjitFunction(functools.partial[Any]):
         """As `lower` of the wrapped function, with the instance filled in, here and when called."""
         lowered = cast(Any, self.func).lower(*self.args, *args, **self.keywords, **kwargs)
         return lowered.bind(self.args, self.keywords)
+
+    def __repr__(self) -> str:
+        instance = ", ".join([short(argument, _LONGEST_REPR) for argument in self.args])
+        return f"<bound {self.func!r} of {instance}>"
 
     def __eq__(self, other: object) -> Any:
         return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
@@ -335,3 +347,6 @@ def filter_jit(
 
 
 fast_filter_jit = filter_jit
+
+# Its methods have examples, and say that they are of `eqxjit`.
+__test__ = {"FilterPjitFunction": FilterPjitFunction}
