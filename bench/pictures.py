@@ -1,4 +1,4 @@
-"""The pictures of `bench calls` and `bench latency`."""
+"""The pictures of `bench calls`, `bench latency` and `bench statics`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,6 +69,31 @@ def leaves(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
     panels[0][0].set_ylabel("µs per call")
     if groups:
         panels[0][0].legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def sizes(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
+    """The cost of a call against the size of a static value, a panel for each kind of value."""
+    columns = 5
+    figure, panels = plt.subplots(
+        -(-len(groups) // columns), columns, figsize=(14, 6), sharey=True, layout="constrained"
+    )
+    for axes, (group, rows) in zip(panels.flat, groups.items(), strict=True):
+        for name in ("eqx", "eqxjit"):
+            colour, marker = STYLES[name]
+            axes.plot(
+                list(rows),
+                [row[name] for row in rows.values()],
+                color=colour,
+                marker=marker,
+                label=LABELS[name],
+            )
+        axes.set(xscale="log", yscale="log", title=group)
+        axes.grid(which="both", alpha=0.25)
+    figure.supxlabel("elements")
+    figure.supylabel("µs of CPU time")
+    panels.flat[0].legend(fontsize="small")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
