@@ -425,7 +425,7 @@ class TestRepr:
         f = eqxjit.filter_jit(documented)
         for lowered, name in (
             (f.lower(x, y=3), "documented(x: float32[3], y=3)"),
-            (eqxjit.filter_jit(Model(x)).lower(x), "Model(x: float32[3])"),
+            (eqxjit.filter_jit(Model(x)).lower(x), "Model(x: float32[3], fun: Model with 1 array)"),
         ):
             assert repr(lowered) == f"<Lowered {name}>"
             assert repr(lowered.compile()) == f"<Compiled {name}>"
