@@ -418,7 +418,7 @@ def test_entries_are_bounded():
         for _ in range(n % 4 + 1):
             assert f(X, n).tolist() == (X * n).tolist()
         assert f.cache_info().entries == min(n + 1, 4)
-    assert f.cache_info() == (4, 30, 0, 4)
+    assert f.cache_info()[:4] == (4, 30, 0, 4)
     assert executables() - before <= 4
 
 
@@ -427,8 +427,8 @@ def test_bounds_of_one_and_of_none():
     unbounded = eqxjit.filter_jit(lambda x, n: x * n, maxsize=None)
     for n in (1, 2, 1, 1, 1, 1, 3, 3, 3, 3):
         assert one(X, n).tolist() == unbounded(X, n).tolist() == (X * n).tolist()
-    assert one.cache_info() == (1, 4, 0, 1)
-    assert unbounded.cache_info() == (3, 3, 0, None)
+    assert one.cache_info() == (1, 4, 0, 1, 6)
+    assert unbounded.cache_info() == (3, 3, 0, None, 7)
     assert eqxjit.filter_jit(lambda: None).cache_info().maxsize == 1024
 
 

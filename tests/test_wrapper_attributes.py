@@ -7,6 +7,7 @@ import operator
 import pickle
 import pydoc
 import re
+import threading
 import typing
 import warnings
 from typing import Any
@@ -463,17 +464,79 @@ def test_cache_info():
     """As of `functools.lru_cache`: a named tuple."""
     f = eqxjit.filter_jit(lambda x, n: x * n)
     info = f.cache_info()
-    assert info == (0, 0, 0, 1024)
+    assert info == (0, 0, 0, 1024, 0)
     assert info == eqxjit.CacheInfo(entries=0, traces=0, recompilations=0, maxsize=1024)
-    assert info._fields == ("entries", "traces", "recompilations", "maxsize")
+    assert info._fields == ("entries", "traces", "recompilations", "maxsize", "hits")
     for _ in range(CALLS):
         f(x, 2)  # one structure
-    assert f.cache_info() == (1, 1, 0, 1024)
+    assert f.cache_info() == (1, 1, 0, 1024, CALLS - 1)
     for _ in range(CALLS):
         f(x, 3)  # another static value
         f(jnp.ones(7), 3)  # another shape
-    assert f.cache_info() == (2, 3, 0, 1024)
-    assert repr(f.cache_info()) == "CacheInfo(entries=2, traces=3, recompilations=0, maxsize=1024)"
+    n_hits = 3 * (CALLS - 1)
+    assert f.cache_info() == (2, 3, 0, 1024, n_hits)
+    shown = f"CacheInfo(entries=2, traces=3, recompilations=0, maxsize=1024, hits={n_hits})"
+    assert repr(f.cache_info()) == shown
+
+
+def test_hits_are_the_calls_that_trace_nothing():
+    """Of all wrappers of a function, on all paths, in a specialised call as in any other."""
+    f = eqxjit.filter_jit(Model(x))
+    wrappers = [f, f, eqxjit.filter_jit(Model(x + 1))]
+    assert f.cache_info().hits == 0
+    for i in range(10 * CALLS):
+        wrappers[i % 3](jnp.ones((i % 2 + 1, 3), [int, float][i % 4 // 2]))
+        info = f.cache_info()
+        assert info.hits == i + 1 - info.traces
+    assert f.cache_info().traces == 4
+    f.clear_cache()
+    assert f.cache_info().hits == 0
+    warm(f, x)
+    assert f.cache_info()[1:] == (1, 0, 1024, CALLS - 1)
+
+
+def test_what_is_no_hit():
+    f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x[0] < 0, "negative"))
+    for i in range(1, CALLS):
+        f(x)
+        with pytest.raises(Exception, match="negative"):
+            f(x - 1)
+        with jax.disable_jit():
+            f(x)
+        with pytest.raises(TypeError):
+            f()
+        assert f.cache_info().hits == i - 1
+    hits = f.cache_info().hits
+    compiled = f.lower(x).compile()
+    for _ in range(CALLS):
+        compiled(x)
+    assert f.cache_info().hits == hits
+    jax.clear_caches()
+    f(x)
+    assert (f.cache_info().hits, f.cache_info().traces) == (hits, 2)
+
+
+def test_hits_inside_other_functions():
+    f = eqxjit.filter_jit(lambda x: x * 2)
+    outer = jax.jit(lambda x: f(x) + f(x) + f(x))
+    for _ in range(CALLS):
+        outer(x)
+    # Only the outer function's trace calls it.
+    assert f.cache_info()[1:] == (1, 0, 1024, 2)
+
+
+def test_hits_of_threads():
+    f = eqxjit.filter_jit(lambda x: x * 2)
+    f(x)
+    n_threads, n_calls = 4, 500
+    threads = [
+        threading.Thread(target=lambda: [f(x) for _ in range(n_calls)]) for _ in range(n_threads)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert f.cache_info()[1:] == (1, 0, 1024, n_threads * n_calls)
 
 
 def test_traces_are_those_that_happened():
@@ -494,7 +557,7 @@ def test_clear_cache():
             assert_same(f(x), 2 * x)
         assert len(traces) == times
         f.clear_cache()
-        assert f.cache_info() == (0, 0, 0, 1024)
+        assert f.cache_info() == (0, 0, 0, 1024, 0)
 
 
 @pytest.mark.parametrize("maxsize", [1, 3])
@@ -505,7 +568,7 @@ def test_maxsize_bounds_the_entries(maxsize):
     for n in range(6):
         for _ in range(CALLS):
             assert_same(f(x, n), x * n)
-        assert f.cache_info() == (min(n + 1, maxsize), n + 1, 0, maxsize)
+        assert f.cache_info()[:4] == (min(n + 1, maxsize), n + 1, 0, maxsize)
     for _ in range(CALLS):
         f(x, 5)
     assert traces == [0, 1, 2, 3, 4, 5]
@@ -528,7 +591,7 @@ def test_maxsize_none_bounds_nothing():
     f = eqxjit.filter_jit(lambda x, n: n, maxsize=None)
     for n in range(20):
         f(x, n)
-    assert f.cache_info() == (20, 20, 0, None)
+    assert f.cache_info() == (20, 20, 0, None, 0)
 
 
 # --- Copies in files and other processes ------------------------------------------------------

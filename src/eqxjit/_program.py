@@ -46,12 +46,16 @@ class CacheInfo(NamedTuple):
     - `traces`: how often the function was traced, entries no longer held included.
     - `recompilations`: how often JAX compiled a trace once more, without tracing.
     - `maxsize`: how many entries are held at most; `None` for any number.
+    - `hits`: calls that ran what was traced before, warm ones included. A call that raised is no
+        hit, nor is one of `f.lower(...).compile()`; one that JAX compiled again, for another
+        device say, is a hit and a recompilation.
     """
 
     entries: int
     traces: int
     recompilations: int
     maxsize: int | None
+    hits: int = 0
 
 
 class _Table:
@@ -203,7 +207,11 @@ class Program(_Table):
             self._drop_dead()
         history = self.history
         return CacheInfo(
-            len(self.entries), history.n_traces, history.n_recompilations, self.options.maxsize
+            len(self.entries),
+            history.n_traces,
+            history.n_recompilations,
+            self.options.maxsize,
+            history.n_hits,
         )
 
     def specialize(self, entry: Entry, call: "SpecializedCall") -> None:

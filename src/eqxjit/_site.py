@@ -147,6 +147,7 @@ class Site:
         if output is None:
             return self.miss_in_turn(leaves, static, args, kwargs)
         entry.hits += 1
+        next(self.program.history.hits)
         if is_worth_specializing(entry, static):
             self._own_entry = weakref.ref(entry)
             specialize(self, entry, args, kwargs, static, leaves, output)
@@ -235,6 +236,9 @@ class Site:
             raise
         finally:
             self.program.keep_if_traced(static.key, entry)
+        if not call.traces:
+            # Another thread was first.
+            next(self.program.history.hits)
         return entry.rebuild(output)
 
     # --- Parts --------------------------------------------------------------------------------

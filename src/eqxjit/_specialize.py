@@ -13,6 +13,7 @@ from ._binding import Binding, absent
 from ._compat import is_staging, treedef_rows
 from ._entry import Entry, Output, Retrace, index_of
 from ._events import ENTRY_VARIABLE, recompiled
+from ._history import hit_counter
 from ._partition import StaticHalf, own_array, own_arrays
 from ._source import define, indented, wrapped
 from ._static_key import treedef_key
@@ -67,6 +68,8 @@ class SpecializedCall:
         """
         binding = site.wrapped.binding
         run = jitted or self.entry.jitted
+        # What is compiled ahead of time isn't in the cache.
+        hits = hit_counter() if jitted else site.program.history.hits
         if not self.blocks and any(issubclass(type(leaf), np.ndarray) for leaf in site.fun_leaves):
             run = _with_own_arrays(run)
         call = self._make(
@@ -76,6 +79,7 @@ class SpecializedCall:
             binding.receiver(site.explain),
             functools.partial(site.wait if self.blocks else site.check_recompiled, self.entry),
             own_array,
+            hits,
             *_checks_of_function(site),
             *site.fun_leaves,
         )
@@ -175,6 +179,7 @@ def _generate(
     retrace, explain = names.variable("retrace"), names.variable("explain")
     wait = names.variable("wait" if blocks else "check_recompiled")
     own = names.variable("own_array")
+    hits = names.variable("hits")
     fun_checks = [names.variable("fun_is_intact") for _ in _checks_of_function(site)]
     guards_hold = names.variable("guards_hold")
     arrays = names.variable("arrays")
@@ -204,7 +209,7 @@ def _generate(
     lines = [
         *wrapped(
             f"def {make}(",
-            [jitted, otherwise, retrace, explain, wait, own, *fun_checks, *fun_arrays],
+            [jitted, otherwise, retrace, explain, wait, own, hits, *fun_checks, *fun_arrays],
             "):",
         ),
         *indented([*way_in.helpers, *way_out.helpers]),
@@ -234,6 +239,7 @@ def _generate(
         f"    {explain}({forwarded})",
         "    raise",
         "else:",
+        f"    {names.constant('next', next)}({hits})",
         f"    if {names.constant('type', type)}({arrays}) is not {kind}{other_index}:",
         f"        return {rebuild}({arrays})  # Of another trace.",
         *([f"    {arrays} = {arrays}[{index}]"] if index else []),
@@ -273,7 +279,17 @@ def _does_the_same(
         return array
 
     checks = _checks_of_function(site)
-    trial = make(jitted, fail, fail, fail, lambda _output: None, same, *checks, *site.fun_leaves)
+    trial = make(
+        jitted,
+        fail,
+        fail,
+        fail,
+        lambda _output: None,
+        same,
+        hit_counter(),
+        *checks,
+        *site.fun_leaves,
+    )
     rebuilt_leaves, rebuilt_treedef = tree_flatten(trial(*args, **kwargs))
     expected_leaves, expected_treedef = tree_flatten(expected)
     return (

@@ -77,7 +77,7 @@ class FilterPjitFunction:
         return self._site.receive(self._site.lower, args, kwargs)
 
     def cache_info(self) -> CacheInfo:
-        """What is compiled: `CacheInfo(entries, traces, recompilations, maxsize)`.
+        """What is compiled: `CacheInfo(entries, traces, recompilations, maxsize, hits)`.
 
         !!! example
 
@@ -87,7 +87,7 @@ class FilterPjitFunction:
             >>> f = filter_jit(lambda x, n: x * n)
             >>> _ = f(jnp.ones(2), 3), f(jnp.ones(2), 3), f(jnp.ones(2), 4), f(jnp.ones(5), 4)
             >>> f.cache_info()
-            CacheInfo(entries=2, traces=3, recompilations=0, maxsize=1024)
+            CacheInfo(entries=2, traces=3, recompilations=0, maxsize=1024, hits=1)
 
             ```
         """
