@@ -1,6 +1,8 @@
 """A NumPy array may be filled anew as soon as the call returns: its result stays what it was."""
 
 import functools
+import time
+import tracemalloc
 
 import equinox as eqx
 import jax
@@ -11,6 +13,7 @@ from helpers import SPECIALIZING
 from sides import CALLS, both
 
 import eqxjit
+from eqxjit._numpy_inputs import NumpyInputs
 
 _SIDE = 512
 
@@ -122,3 +125,79 @@ def test_where_each_call_waits_nothing_is_copied():
     if SPECIALIZING:
         assert "own_array(" in warm().specialized_source()
         assert "own_array(" not in warm(block=True).specialized_source()
+
+
+# --- Copying or waiting ------------------------------------------------------------------------
+
+_LARGE = 1_000_000
+
+
+def allocated_by(call):
+    """The most memory that NumPy and Python held for a call, in bytes."""
+    tracemalloc.start()
+    call()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize(
+    ("fun", "arguments"),
+    [
+        (lambda x: x[0], lambda x: (x,)),
+        (lambda xs: xs[0][0], lambda x: ([x] * 5,)),
+        (lambda xs, y: xs[0][0] + y, lambda x: ([x, jnp.ones(()), x, x, x], jnp.ones(()))),
+        (lambda pair, n: pair.first[0] * n, lambda x: (Pair(x, x), 3)),
+    ],
+)
+def test_a_large_array_is_not_copied_for_a_short_computation(fun, arguments):
+    f = eqxjit.filter_jit(fun)
+    args = arguments(np.ones(_LARGE, np.float32))
+    for _ in range(CALLS):
+        f(*args)
+    assert allocated_by(lambda: f(*args)) < _LARGE
+
+
+def test_a_large_array_inside_the_function_is_not_copied():
+    class Model(eqx.Module):
+        weight: np.ndarray
+
+        def __call__(self, x):
+            return self.weight[0] + x
+
+    f = eqxjit.filter_jit(Model(np.ones(_LARGE, np.float32)))
+    for _ in range(CALLS):
+        f(jnp.ones(()))
+    assert allocated_by(lambda: f(jnp.ones(()))) < _LARGE
+
+
+def recorded(inputs, leaves):
+    """What a jitted function is given, and whether the call waits for its output."""
+    given, waited = [], []
+    inputs.call(lambda *arrays: given.extend(arrays), leaves, waited.append)
+    return given, bool(waited)
+
+
+def test_copies_are_made_once_a_computation_takes_far_longer_than_they_do(monkeypatch):
+    inputs, large = NumpyInputs(), np.ones(_LARGE, np.float32)
+    clock = iter([0.0, 1e-3, 0.0, 1.0, 0.0, 1e-3])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    for _ in range(2):
+        given, waited = recorded(inputs, [large])
+        assert waited
+        assert given[0] is large
+    given, waited = recorded(inputs, [large])
+    assert not waited
+    assert given[0] is not large
+    np.testing.assert_array_equal(given[0], large)
+    # A yet larger one is waited for again.
+    assert recorded(inputs, [np.ones(2 * _LARGE, np.float32)])[1]
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int8, np.bool_, np.ones])
+def test_arrays_of_numpy_take_the_specialised_call(kind):
+    f = eqxjit.filter_jit(lambda xs: [x + 1 for x in xs])
+    xs = [kind(i) for i in range(6)]
+    for _ in range(CALLS):
+        out = f(xs)
+    jax.tree.map(np.testing.assert_array_equal, out, [x + 1 for x in map(jnp.asarray, xs)])

@@ -18,8 +18,9 @@ from ._compat import PyTreeDef, wrapped_by_tracer
 from ._description import Description
 from ._events import observers
 from ._jaxpr_size import size_of
+from ._numpy_inputs import NumpyInputs
 from ._options import Options
-from ._partition import DYNAMIC, StaticHalf, has_tracers, own_arrays, split_leaves
+from ._partition import DYNAMIC, StaticHalf, has_tracers, split_leaves
 from ._static_key import treedef_key
 from ._trace import Trace
 
@@ -115,6 +116,7 @@ class Entry:
         "label",
         "n_first",
         "name",
+        "numpy_inputs",
         "resting",
         "specialized",
         "traces",
@@ -144,6 +146,7 @@ class Entry:
         #: Whether the generic path must serve this structure for good.
         self.unspecializable = False
         self.traces = 0
+        self.numpy_inputs = NumpyInputs()
         #: Whether some program of this entry must be waited for, because it can raise.
         self.blocks = options.block
         #: Whether a program of this entry hasn't been looked at yet.
@@ -159,10 +162,11 @@ class Entry:
         """All arrays of a call, in the order of upstream, in which JAX reuses donated ones."""
         return [*leaves[: self.n_first], *fun_leaves, *leaves[self.n_first :]]
 
-    def inputs(self, fun_leaves: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """The same as JAX is given them: it can read NumPy's in place only if the call waits."""
-        flat = self.flat(fun_leaves, leaves)
-        return flat if self.blocks else own_arrays(flat)
+    def execute(self, jitted: Callable[..., Output], flat: Sequence[Any]) -> Output:
+        """Call the jitted function, or what it was compiled to, with all arrays of a call."""
+        if self.blocks:
+            return jitted(*flat)
+        return self.numpy_inputs.call(jitted, flat, wait_for)
 
     def is_intact(self) -> bool:
         """Whether the static objects that this entry returns are as they were when it was traced.

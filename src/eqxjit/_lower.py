@@ -164,9 +164,9 @@ class Compiled:
                     f"A static object that `{entry.name}` {verb} was changed in place since it was "
                     "lowered. Lower it again."
                 )
-        flat = entry.inputs(site.fun_leaves, leaves)
+        flat = entry.flat(site.fun_leaves, leaves)
         try:
-            output = self.compiled(*flat)
+            output = entry.execute(self.compiled, flat)
             if entry.unclassified:
                 entry.classify(flat)
             if entry.blocks or entry.unclassified:

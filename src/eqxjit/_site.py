@@ -18,7 +18,7 @@ from ._errors import argument_error, call_error, named_arguments
 from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers, recompiled, tracing
 from ._explain import log
 from ._lower import Lowered
-from ._partition import DYNAMIC, StaticHalf, has_tracers, own_arrays, partition
+from ._partition import DYNAMIC, StaticHalf, has_tracers, partition
 from ._program import Program
 from ._specialize import SpecializedCall, is_worth_specializing, specialize
 from ._trace import Trace
@@ -133,7 +133,7 @@ class Site:
             return self.miss(leaves, static, args, kwargs)
         __eqxjit_entry__ = entry  # noqa: F841
         try:
-            output = entry.jitted(*entry.inputs(self.fun_leaves, leaves))
+            output = entry.execute(entry.jitted, entry.flat(self.fun_leaves, leaves))
             if recompiled:
                 self.check_recompiled(entry)
             if entry.blocks or entry.unclassified:
@@ -230,7 +230,8 @@ class Site:
             output = self.run(entry.jitted, call)
             if entry.blocks or entry.unclassified:
                 self.settle(entry, leaves)
-                wait_for(output)
+            # It may still be reading NumPy's arrays, which a warm call would have copied.
+            wait_for(output)
         except Exception:
             self.explain(args, kwargs)
             raise
@@ -285,7 +286,7 @@ class Site:
         # And `_events` for this one.
         __eqxjit_call__ = call  # noqa: F841
         outer, current.call = current.call, call
-        flat = own_arrays(call.entry.flat(self.fun_leaves, call.leaves))
+        flat = call.entry.flat(self.fun_leaves, call.leaves)
         try:
             if not self.wrapped.options.hides_donation_warning:
                 return action(*flat)

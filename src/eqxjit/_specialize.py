@@ -14,7 +14,7 @@ from ._compat import is_staging, treedef_rows
 from ._entry import Entry, Output, Retrace, index_of
 from ._events import ENTRY_VARIABLE, recompiled
 from ._history import hit_counter
-from ._partition import StaticHalf, own_array, own_arrays
+from ._partition import StaticHalf
 from ._source import define, indented, wrapped
 from ._static_key import treedef_key
 from ._structure import Node, structure_of
@@ -70,15 +70,16 @@ class SpecializedCall:
         run = jitted or self.entry.jitted
         # What is compiled ahead of time isn't in the cache.
         hits = hit_counter() if jitted else site.program.history.hits
-        if not self.blocks and any(issubclass(type(leaf), np.ndarray) for leaf in site.fun_leaves):
-            run = _with_own_arrays(run)
+        if any(issubclass(type(leaf), np.ndarray) for leaf in site.fun_leaves):
+            run = _minding_numpy(self.entry, run)
         call = self._make(
             run,
             otherwise,
             binding.receiver(site.retrace),
             binding.receiver(site.explain),
             functools.partial(site.wait if self.blocks else site.check_recompiled, self.entry),
-            own_array,
+            self.entry.numpy_inputs.own,
+            self.entry.numpy_inputs.own_arrays,
             hits,
             *_checks_of_function(site),
             *site.fun_leaves,
@@ -87,9 +88,9 @@ class SpecializedCall:
         return call
 
 
-def _with_own_arrays(jitted: Callable[..., Output]) -> Callable[..., Output]:
-    """For a function that holds NumPy arrays, which may be changed between its calls."""
-    return lambda *arrays: jitted(*own_arrays(arrays))
+def _minding_numpy(entry: Entry, jitted: Callable[..., Output]) -> Callable[..., Output]:
+    """Return what to call for a function that itself holds NumPy arrays."""
+    return lambda *arrays: entry.execute(jitted, arrays)
 
 
 def _checks_of_function(site: "Site") -> list[Callable[[], bool]]:
@@ -178,7 +179,7 @@ def _generate(
     jitted, otherwise = names.variable("jitted"), names.variable("otherwise")
     retrace, explain = names.variable("retrace"), names.variable("explain")
     wait = names.variable("wait" if blocks else "check_recompiled")
-    own = names.variable("own_array")
+    own = names.variable("own_array"), names.variable("own_arrays")
     hits = names.variable("hits")
     fun_checks = [names.variable("fun_is_intact") for _ in _checks_of_function(site)]
     guards_hold = names.variable("guards_hold")
@@ -209,7 +210,7 @@ def _generate(
     lines = [
         *wrapped(
             f"def {make}(",
-            [jitted, otherwise, retrace, explain, wait, own, hits, *fun_checks, *fun_arrays],
+            [jitted, otherwise, retrace, explain, wait, *own, hits, *fun_checks, *fun_arrays],
             "):",
         ),
         *indented([*way_in.helpers, *way_out.helpers]),
@@ -279,17 +280,12 @@ def _does_the_same(
         return array
 
     checks = _checks_of_function(site)
-    trial = make(
-        jitted,
-        fail,
-        fail,
-        fail,
-        lambda _output: None,
-        same,
-        hit_counter(),
-        *checks,
-        *site.fun_leaves,
-    )
+
+    def ignore(_output: Output) -> None:
+        pass
+
+    own = same, list
+    trial = make(jitted, fail, fail, fail, ignore, *own, hit_counter(), *checks, *site.fun_leaves)
     rebuilt_leaves, rebuilt_treedef = tree_flatten(trial(*args, **kwargs))
     expected_leaves, expected_treedef = tree_flatten(expected)
     return (

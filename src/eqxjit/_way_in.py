@@ -21,7 +21,7 @@ from ._binding import (
 )
 from ._compat import ArrayImpl, fields_of
 from ._constants import Constants
-from ._partition import is_array_leaf
+from ._numpy_inputs import is_plain_array
 from ._source import indented, wrapped
 from ._static_key import identity_suffices, is_opaque, is_same_opaque, static_key
 from ._structure import Leaf, Node, input_signature, module_layout, n_arrays, runs
@@ -59,12 +59,18 @@ class WayIn:
     )
 
     def __init__(
-        self, binding: Binding, names: Constants, args: Node, kwargs: Node, own: str | None
+        self,
+        binding: Binding,
+        names: Constants,
+        args: Node,
+        kwargs: Node,
+        own: tuple[str, str] | None,
     ):
         """
         **Arguments:**
 
-        - `own`: the name of the function that copies NumPy's arrays; None to pass them as they are.
+        - `own`: the names of the functions that copy a NumPy array, and a list of arrays; None to
+            pass them as they are.
         """
         self._names = names
         self._own = own
@@ -159,7 +165,7 @@ class WayIn:
         otherwise = f"{is_array}({name})"
         if self._own is not None:
             # Only what is an array: a parameter goes on to the next call if the guards don't hold.
-            otherwise += f"\nand ({name} := {self._own}({name})) is not None"
+            otherwise += f"\nand ({name} := {self._own[0]}({name})) is not None"
         self._guard(f"{self._builtin(type)}({first_use}) is {array}", otherwise)
         return name
 
@@ -182,11 +188,12 @@ class WayIn:
     def _read_array_run(self, items: str, wish: str, arrays: list[str]) -> None:
         name = self._names.variable(f"{wish}_arrays")
         only_arrays = self._names.constant("only_arrays", _ONLY_ARRAYS)
-        _, is_array = self._array_checks()
         mapped = self._builtin(map)
-        otherwise = f"{self._builtin(all)}({mapped}({is_array}, {name}))"
         if self._own is not None:
-            otherwise += f"\nand ({name} := [*{mapped}({self._own}, {name})])"
+            otherwise = f"({name} := {self._own[1]}({name})) is not None"
+        else:
+            _, is_array = self._array_checks()
+            otherwise = f"{self._builtin(all)}({mapped}({is_array}, {name}))"
         self._guard(
             f"{{*{mapped}({self._builtin(type)}, {name} := {items})}} == {only_arrays}", otherwise
         )
@@ -356,7 +363,7 @@ class WayIn:
     def _array_checks(self) -> tuple[str, str]:
         return (
             self._names.constant("Array", ArrayImpl),
-            self._names.constant("is_array", _is_array_leaf),
+            self._names.constant("is_array", is_plain_array),
         )
 
 
@@ -385,11 +392,6 @@ class _Loop:
 
 
 _ONLY_ARRAYS = {ArrayImpl}
-
-
-def _is_array_leaf(value: Any) -> bool:
-    """Whether a value is an array, and not a node that some registry made of an array type."""
-    return is_array_leaf(value) and default_registry.flatten_one_level(value) is None
 
 
 def _can_become_a_node(kind: type) -> bool:
