@@ -300,8 +300,8 @@ def filter_jit(
         - `"none"`: no buffer; the default.
     - `block`: whether each call waits until its computation is done, as upstream's do. By default
         only programs that can raise at runtime (that hold a callback or a foreign call, such as
-        `eqx.error_if`) are waited for, and short ones that are given large NumPy arrays: those may be
-        filled anew once the call has returned. Other NumPy arrays are copied.
+        `eqx.error_if`) are waited for, and short ones that are given large NumPy arrays, which may
+        be filled anew once the call has returned. Other NumPy arrays are copied.
     - `maxsize`: how many static structures of the arguments are kept compiled; beyond, the least
         recently used one is forgotten. `None` for any number.
     - `max_traces`: how often the function may be traced, or compiled again by JAX, until its cache
