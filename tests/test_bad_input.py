@@ -9,6 +9,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from processes import run
 from sides import CALLS, both
@@ -405,6 +406,75 @@ def test_a_deleted_array_on_the_first_call(filter_jit):
         f(array)
     for _ in range(CALLS):
         assert f(X).tolist() == (X + 1).tolist()
+
+
+STRANGE_ARRAYS = {
+    "strings": (np.array(["a", "b"]), "tuple"),
+    "bytes": (np.array([b"a"]), "tuple"),
+    "objects": (np.array([None, object()]), "tuple"),
+    "dates": (np.array(["2020-01-01"], dtype="datetime64[D]"), "as numbers"),
+    "durations": (np.array([1], dtype="timedelta64[s]"), "as numbers"),
+    "a date": (np.datetime64("2020-01-01"), "as numbers"),
+    "a string": (np.str_("a"), "tuple"),
+    "records": (np.zeros(2, dtype=[("a", int), ("b", float)]), "fields"),
+    "long doubles": (np.zeros(2, dtype=np.longdouble), "astype"),
+    "masked": (np.ma.array([1.0, 2.0], mask=[True, False]), "filled"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE_ARRAYS)
+def test_an_array_that_jax_cannot_trace(kind):
+    array, remedy = STRANGE_ARRAYS[kind]
+    if array.dtype == np.float64 and kind == "long doubles":
+        pytest.skip("no such type here")
+    error = ValueError if kind == "masked" else TypeError
+    if isinstance(array, np.ndarray):  # Scalars are refused once they are traced.
+        run_both(((X, {"a": [array]}), X), "The array `tree[1]['a'][0]` ", error=error)
+    f = eqxjit.filter_jit(new())
+    for warm in (False, True):
+        if warm:
+            for _ in range(CALLS):
+                f({"a": np.ones(3)}, X)
+        for call in (f, f.lower) if isinstance(array, np.ndarray) else (f,):
+            with pytest.raises(error, match=r"`tree\['a'\]`") as caught:
+                call({"a": array}, X)
+            assert remedy in str(caught.value)
+            assert "static_arg" not in str(caught.value)
+    held = eqxjit.filter_jit(CallableHolder(array, X))
+    with pytest.raises(error, match=r"`fun\.child`"):
+        held(X)
+
+
+class CallableHolder(Holder):
+    def __call__(self, x):
+        return x * self.weight
+
+
+def test_a_deleted_array_of_the_function():
+    weight = X + 0
+    f = eqxjit.filter_jit(CallableHolder(None, weight))
+    weight.delete()
+    with pytest.raises((RuntimeError, ValueError), match=r"`fun\.weight` has been deleted"):
+        f(X)
+
+
+@both
+def test_what_a_callback_says_of_deletion_is_no_deleted_array(filter_jit):
+    """Buffers that this very call was given are deleted by then."""
+
+    def fails(x):
+        if x < 0:
+            raise ValueError("the row was deleted or donated")
+        return np.asarray(x)
+
+    @filter_jit(donate="all")
+    def f(x):
+        return jax.pure_callback(fails, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+    for _ in range(CALLS):
+        assert f(jnp.array(1.0)) == 1
+        with pytest.raises(Exception, match="the row was deleted or donated"):
+            f(jnp.array(-1.0))
 
 
 # --- What can't be wrapped --------------------------------------------------------------------

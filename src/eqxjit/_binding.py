@@ -11,6 +11,7 @@ from typing import Any
 
 from ._constants import Constants, can_be_written
 from ._source import define
+from ._tracebacks import trim
 
 POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
 POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -185,7 +186,13 @@ def _define_receiver(parameters: tuple[inspect.Parameter, ...]) -> Callable[...,
                 lines.append(f"            {kwargs}[{name!r}] = {name}")
         elif parameter.kind == VAR_KEYWORD:
             lines.append(f"        {kwargs}.update({name})")
-    lines.append(f"        return {receive}((*{args},), {kwargs})")
+    lines += [
+        "        try:",
+        f"            return {receive}((*{args},), {kwargs})",
+        f"        except {names.constant('BaseException', BaseException)}:",
+        f"            {names.constant('trim', trim)}()",
+        "            raise",
+    ]
     lines.append(f"    return {bind}")
     source = "\n".join(lines) + "\n"
     return define("make_receiver", "arguments", source, names.namespace)

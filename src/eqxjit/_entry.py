@@ -1,5 +1,6 @@
 """One compiled entry: `jax.jit` over flat array leaves, for one static structure of a call."""
 
+import contextlib
 import inspect
 import threading
 import weakref
@@ -14,7 +15,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from ._binding import Binding
 from ._callbacks import may_raise
 from ._changeable import are_unchanged, changeable
-from ._compat import PyTreeDef, wrapped_by_tracer
+from ._compat import PyTreeDef, is_staging, wrapped_by_tracer
 from ._description import Description
 from ._events import observers
 from ._jaxpr_size import size_of
@@ -81,9 +82,10 @@ class Call:
     - `leaves`: their arrays; empty once the call is over.
     - `traces`: the traces of the user's function that JAX has made in this call.
     - `description`: of the call, where it is needed once the call is over.
+    - `user_raised`: whether the user's function, or a node of theirs, raised while it was traced.
     """
 
-    __slots__ = ("arguments", "description", "entry", "leaves", "site", "traces")
+    __slots__ = ("arguments", "description", "entry", "leaves", "site", "traces", "user_raised")
 
     def __init__(self, site: "Site", entry: "Entry", arguments: StaticHalf, leaves: list[Any]):
         self.site = site
@@ -92,6 +94,7 @@ class Call:
         self.leaves = leaves
         self.traces: list[Trace] = []
         self.description: Description | None = None
+        self.user_raised = False
 
 
 class _Current(threading.local):
@@ -263,17 +266,24 @@ def _traced(name: str, entry_ref: "weakref.ref[Entry]") -> Callable[..., Any]:
     def traced(*leaves: Any) -> Output:
         call = current.call
         entry = entry_ref()
+        # With `jax_debug_nans` JAX also runs what has made a NaN, on the arrays themselves.
+        is_traced = has_tracers(leaves) or (not leaves and is_staging())
+        if not is_traced:
+            _check_not_donated(name, leaves)
         if call is None or entry is None or call.entry is not entry:
             raise Retrace
         fun_static, arguments = call.site.wrapped.fun, call.arguments
         # The user's function may call its own wrapper, which is a call of its own.
         current.call = None
         try:
-            with call.site.tracing(call):
+            with call.site.tracing(call) if is_traced else contextlib.nullcontext():
                 start, stop = entry.n_first, entry.n_first + fun_static.n_arrays
                 fun = fun_static.combine(leaves[start:stop])
                 args, kwargs = arguments.combine(leaves[:start] + leaves[stop:])
                 return entry.describe(fun(*args, **kwargs))
+        except BaseException:
+            call.user_raised = True
+            raise
         finally:
             current.call = call
 
@@ -282,6 +292,18 @@ def _traced(name: str, entry_ref: "weakref.ref[Entry]") -> Callable[..., Any]:
     # Asked for by JAX each time, and slow to find out.
     traced.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
     return traced
+
+
+def _check_not_donated(name: str, leaves: Sequence[Any]) -> None:
+    """Raise JAX's error for a NaN where JAX can't find it, because the arrays are gone."""
+    config: Any = jax.config
+    if config.jax_disable_jit or not (config.jax_debug_nans or config.jax_debug_infs):
+        return
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+        raise FloatingPointError(
+            f"invalid value (nan or inf) encountered in the output of `{name}`. Which operation "
+            "made it can't be found, because the arguments were donated: call it without `donate`."
+        )
 
 
 _SIGNATURE = inspect.Signature([inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)])

@@ -8,6 +8,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten_with_path
 
@@ -35,16 +36,19 @@ def named_arguments(
 
 def runtime_error(error: BaseException) -> BaseException | None:
     """The error that a user of `eqx.error_if` should see, if `error` stems from one."""
-    if not isinstance(error, (JaxRuntimeError, ValueError)):
+    # Not `isinstance`: JAX raises no subclasses, users do.
+    if type(error) not in (JaxRuntimeError, ValueError):
         return None
-    if f"{CALLBACK_ERROR_NAME}: " not in str(error):
+    text = str(error)
+    if f"{CALLBACK_ERROR_NAME}: " not in text:
         return None
     message, stack = last_runtime_error()
-    text = str(error)
-    if f"{CALLBACK_ERROR_NAME}: {message}" not in text:
+    if message is None or f"{CALLBACK_ERROR_NAME}: {message}" not in text:
         # Equinox keeps one error for all threads, and another one's came in between; or none.
         found = _MESSAGE.search(text)
-        message, stack = (found[1] if found else text), []
+        if found is None:
+            return None
+        message, stack = found[1], []
     return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=_inside_jit(stack)))
 
 
@@ -68,29 +72,89 @@ def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseEx
     - `error`: what the jitted call raised.
     - `arguments`: the call's arguments, by name.
     """
-    clearer = runtime_error(error)
-    if clearer is not None:
-        return clearer
-    if not isinstance(error, Exception):
+    note_tracers(error, arguments)
+    return (
+        runtime_error(error) or _invalid_array(error, arguments) or _deleted_array(error, arguments)
+    )
+
+
+def _invalid_array(
+    error: BaseException, arguments: list[tuple[str, Any]]
+) -> TypeError | ValueError | None:
+    """The error for an array that JAX can't trace, if `error` is what JAX raises for one."""
+    kind = type(error)
+    if kind is not TypeError and kind is not ValueError:
         return None
-    if isinstance(error, jax.errors.UnexpectedTracerError):
-        _note_tracers(error, arguments)
-        return None
-    deleted = [
-        path
-        for path, leaf in _leaves_with_paths(arguments)
-        if issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
-    ]
-    # Buffers that this very call was given are deleted too; they aren't what the error is about.
-    if deleted and "delete" in str(error):
-        return type(error)(
-            f"The array `{deleted[0]}` has been deleted: its buffer was donated to an earlier "
-            "call. Use that call's result in its place, or don't donate it."
-        )
+    for path, leaf in _leaves_with_paths(arguments):
+        if not issubclass(type(leaf), (np.ndarray, np.generic)):
+            continue
+        try:
+            jax.typeof(leaf)
+        except kind:
+            return kind(f"The array `{path}` {_why_invalid(leaf)}")
+        except Exception:
+            continue
     return None
 
 
-def _note_tracers(error: Exception, arguments: list[tuple[str, Any]]) -> None:
+def _why_invalid(array: np.ndarray | np.generic) -> str:
+    """Why JAX can't trace an array, and what to do about that."""
+    if isinstance(array, np.ma.MaskedArray):
+        return (
+            "is a NumPy masked array, which JAX can't trace. Pass `.filled(...)` of it, and its "
+            "mask as an array of its own."
+        )
+    what = f"has dtype {array.dtype}, which JAX can't trace:"
+    if array.dtype.kind in "mM":
+        return (
+            f"{what} pass times as numbers, as by `(t - t0) / np.timedelta64(1, 's')`; or, to "
+            "have it static, as a `datetime.datetime` or a tuple of those."
+        )
+    if array.dtype.kind in "SUO":
+        return (
+            f"{what} turn what it holds into numbers; or, to have it static, into tuples, as by "
+            "`tuple(a.tolist())`."
+        )
+    if array.dtype.names is not None:
+        return f"{what} pass its fields as arrays of their own, in a dict, say."
+    return f"{what} convert it to one of JAX's, as by `.astype(np.float32)`."
+
+
+# How XLA begins to say that it was given a deleted buffer.
+_INVALID_BUFFER = "INVALID_ARGUMENT: Invalid buffer passed to Execute()"
+
+
+def _deleted_array(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
+    """The error for an array that was donated before, if `error` is what JAX raises for one."""
+    kind = type(error)
+    if kind not in (RuntimeError, ValueError, JaxRuntimeError):
+        return None
+    text = str(error)
+    for path, leaf in _leaves_with_paths(arguments):
+        if not issubclass(type(leaf), jax.Array) or isinstance(leaf, Tracer):
+            continue
+        # Buffers that this very call was given are deleted too: is it this array that complains?
+        if leaf.is_deleted() and (text.startswith(_INVALID_BUFFER) or text == _complaint(leaf)):
+            return kind(
+                f"The array `{path}` has been deleted: its buffer was donated to an earlier "
+                "call. Use that call's result in its place, or don't donate it."
+            )
+    return None
+
+
+def _complaint(array: jax.Array) -> str:
+    """What a deleted array says to whoever reads it."""
+    try:
+        np.asarray(array)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None:
+    """Add to JAX's error for a leaked tracer which arguments hold tracers."""
+    if type(error) is not jax.errors.UnexpectedTracerError:
+        return
     tracers = [path for path, leaf in _leaves_with_paths(arguments) if isinstance(leaf, Tracer)]
     if tracers:
         error.add_note(

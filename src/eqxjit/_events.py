@@ -19,8 +19,8 @@ import jax
 
 from ._history import TooManyTracesError
 from ._partition import has_tracers
-from ._source import GENERATED_FOLDER
 from ._trace import Trace
+from ._tracebacks import OUR_FILES
 
 if TYPE_CHECKING:
     from ._entry import Call, Entry
@@ -43,7 +43,6 @@ _PHASES = {
 }
 _PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
 _JAX_FILES = (os.path.dirname(jax.__file__) + os.sep, contextlib.__file__)
-_OUR_FILES = (os.path.dirname(__file__) + os.sep, GENERATED_FOLDER + "/")
 
 
 class Observer(Protocol):
@@ -202,7 +201,7 @@ class _Origin:
 
     def _find(self, frame: FrameType) -> bool:
         """Whether a frame is of the innermost call through eqxjit on the stack."""
-        if not frame.f_code.co_filename.startswith(_OUR_FILES):
+        if not frame.f_code.co_filename.startswith(OUR_FILES):
             return False
         self.call = frame.f_locals.get(CALL_VARIABLE)
         if self.call is not None:

@@ -19,6 +19,7 @@ from ._options import DEFAULT_MAXSIZE, check_options, nearest
 from ._partition import DYNAMIC, StaticHalf, partition
 from ._program import Program, names_of
 from ._save import Path
+from ._tracebacks import trimming
 from ._wrapped import WrappedFunction
 from ._wrapper import (
     BoundFilterPjitFunction,
@@ -99,7 +100,8 @@ class FrozenPjitFunction(FilterPjitFunction):
         history.unseal()
         args, kwargs = jax.tree.map(_example, (args, kwargs), is_leaf=_is_struct)
         before = sum([trace.seconds.total for trace in history.traces])
-        compiled = self.lower(*args, **kwargs).compile()
+        with trimming:
+            compiled = self.lower(*args, **kwargs).compile()
         seconds = sum([trace.seconds.total for trace in history.traces]) - before
         if other_shapes == "raise":
             history.seal(
@@ -143,7 +145,8 @@ class FrozenPjitFunction(FilterPjitFunction):
         """
         self._check_keywords("save", kwargs)
         args, kwargs = jax.tree.map(_example, (args, kwargs), is_leaf=_is_struct)
-        _save.save(self._site, path, args, kwargs)
+        with trimming:
+            _save.save(self._site, path, args, kwargs)
 
     def _check_keywords(self, method: str, keywords: Iterable[str], *options: str) -> None:
         binding = self._wrapped.binding

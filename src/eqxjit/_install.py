@@ -19,6 +19,7 @@ from ._compat import (
 )
 from ._options import Donate
 from ._program import names_of
+from ._tracebacks import trim, trimming
 from ._wrapper import FilterPjitFunction, filter_jit
 
 # A warning, or garbage collection, may run what installs as well.
@@ -195,16 +196,21 @@ def _twin(wrapper: Any) -> FilterPjitFunction | None:
 def _call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
     __tracebackhide__ = True
     twin = _twin(wrapper)
-    return (
-        _UPSTREAM["__call__"](wrapper, *args, **kwargs) if twin is None else twin(*args, **kwargs)
-    )
+    try:
+        if twin is not None:
+            return twin(*args, **kwargs)
+        return _UPSTREAM["__call__"](wrapper, *args, **kwargs)
+    except BaseException:
+        trim()
+        raise
 
 
 def _lower(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
     __tracebackhide__ = True
     twin = _twin(wrapper)
     lower = functools.partial(_UPSTREAM["lower"], wrapper) if twin is None else twin.lower
-    return lower(*args, **kwargs)
+    with trimming:
+        return lower(*args, **kwargs)
 
 
 def _get(wrapper: Any, instance: Any, owner: type | None = None) -> Any:

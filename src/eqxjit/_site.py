@@ -14,7 +14,7 @@ from ._call_site import call_site
 from ._compat import JITTED_FRAME_MARK, trace_configuration
 from ._description import Description, describe
 from ._entry import Call, Entry, Output, Retrace, current, holds_tracer, wait_for
-from ._errors import argument_error, call_error, named_arguments
+from ._errors import argument_error, call_error, named_arguments, note_tracers
 from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers, recompiled, tracing
 from ._explain import log
 from ._lower import Lowered
@@ -22,6 +22,7 @@ from ._partition import DYNAMIC, StaticHalf, has_tracers, partition
 from ._program import Program
 from ._specialize import SpecializedCall, is_worth_specializing, specialize
 from ._trace import Trace
+from ._tracebacks import trimming
 from ._wrapped import WrappedFunction, wrap_function
 
 # Spelled out below, because only a plain local variable shows on the stack.
@@ -68,8 +69,9 @@ class Site:
     def linking_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """What a wrapper's `__call__` slot holds before its first call, and when it is unlinked."""
         __tracebackhide__ = True
-        self.program.sites[id(self)] = self
-        return self._link()(*args, **kwargs)
+        with trimming:
+            self.program.sites[id(self)] = self
+            return self._link()(*args, **kwargs)
 
     def _link(self) -> Callable[..., Any]:
         """Fills the wrapper's `__call__` slot: specialised calls first, the generic path behind."""
@@ -212,6 +214,9 @@ class Site:
         call.description = self.describe(static, leaves)
         try:
             return call, self.run(stage(entry.jitted), call)
+        except Exception:
+            self.explain(args, kwargs, call)
+            raise
         finally:
             self.program.keep_if_traced(static.key, entry)
 
@@ -233,7 +238,7 @@ class Site:
             # It may still be reading NumPy's arrays, which a warm call would have copied.
             wait_for(output)
         except Exception:
-            self.explain(args, kwargs)
+            self.explain(args, kwargs, call)
             raise
         finally:
             self.program.keep_if_traced(static.key, entry)
@@ -397,12 +402,26 @@ class Site:
 
     # --- Errors -------------------------------------------------------------------------------
 
-    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called while an exception is handled: raises a clearer one, if there is one."""
+    def explain(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None = None
+    ) -> None:
+        """Raise a clearer error than the one that the caller handles, if there is one.
+
+        **Arguments:**
+
+        - `args`, `kwargs`: the call's arguments.
+        - `call`: the call in the miss path; None if JAX can't have run any code of the user's.
+        """
         __tracebackhide__ = True
         error = sys.exc_info()[1]
         assert error is not None
-        clearer = call_error(error, named_arguments(self.wrapped.binding, args, kwargs))
+        named = named_arguments(self.wrapped.binding, args, kwargs)
+        if self.fun_leaves:
+            named.append(("fun", self.wrapped.fun.combine(self.fun_leaves)))
+        if call is not None and call.user_raised:
+            note_tracers(error, named)
+            return
+        clearer = call_error(error, named)
         if clearer is not None:
             raise clearer from None
 

@@ -18,6 +18,7 @@ from ._partition import StaticHalf
 from ._source import define, indented, wrapped
 from ._static_key import treedef_key
 from ._structure import Node, structure_of
+from ._tracebacks import trim
 from ._way_in import WayIn, conditions
 from ._way_out import WayOut
 
@@ -248,7 +249,13 @@ def _generate(
         f"    return {way_out.result}",
         f"return {retrace}({forwarded})",
     ]
-    lines += indented(body, 2)
+    lines += [
+        "        try:",
+        *indented(body, 3),
+        f"        except {names.constant('BaseException', BaseException)}:",
+        f"            {names.constant('trim', trim)}()",
+        "            raise",
+    ]
     lines.append(f"    return {call}")
     source = "\n".join(lines) + "\n"
     namespace = names.namespace | {ENTRY_VARIABLE: entry}

@@ -18,6 +18,7 @@ from ._options import DEFAULT_MAXSIZE, Donate, Options, check_options
 from ._program import CacheInfo
 from ._site import Site
 from ._trace import Trace
+from ._tracebacks import trimming
 from ._wrapped import WrappedFunction, wrap_function
 
 _P = ParamSpec("_P")
@@ -74,7 +75,8 @@ class FilterPjitFunction:
 
         A `Lowered`, with `as_text()`, `lowered` (JAX's own) and `compile()`.
         """
-        return self._site.receive(self._site.lower, args, kwargs)
+        with trimming:
+            return self._site.receive(self._site.lower, args, kwargs)
 
     def cache_info(self) -> CacheInfo:
         """What is compiled: `CacheInfo(entries, traces, recompilations, maxsize, hits)`.
@@ -196,8 +198,9 @@ class BoundFilterPjitFunction(functools.partial[Any]):
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """As `lower` of the wrapped function, with the instance filled in, here and when called."""
-        lowered = cast(Any, self.func).lower(*self.args, *args, **self.keywords, **kwargs)
-        return lowered.bind(self.args, self.keywords)
+        with trimming:
+            lowered = cast(Any, self.func).lower(*self.args, *args, **self.keywords, **kwargs)
+            return lowered.bind(self.args, self.keywords)
 
     def __repr__(self) -> str:
         instance = ", ".join([short(argument, _LONGEST_REPR) for argument in self.args])
