@@ -14,6 +14,7 @@ from ._freeze import CompiledProgram, FrozenPjitFunction, freeze, load
 from ._history import RetraceWarning, TooManyTracesError
 from ._install import Installation, install, uninstall
 from ._lower import Compiled, Lowered
+from ._pack import Packed, pack
 from ._program import CacheInfo
 from ._report import CompileReport, ReportRow, compile_report
 from ._trace import Seconds, Trace
@@ -40,6 +41,7 @@ __all__ = [
     "FrozenPjitFunction",
     "Installation",
     "Lowered",
+    "Packed",
     "ReportRow",
     "RetraceWarning",
     "Seconds",
@@ -53,6 +55,7 @@ __all__ = [
     "freeze",
     "install",
     "load",
+    "pack",
     "uninstall",
 ]
 
