@@ -4,6 +4,7 @@ import collections
 import functools
 import gc
 import pickle
+import sys
 import weakref
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import Own, assert_same
+from helpers import SPECIALIZING, Own, assert_same
 from sides import CALLS
 
 import eqxjit
@@ -363,6 +364,102 @@ def test_other_shapes_are_refused_until_it_is_compiled_anew():
     frozen(X), frozen(X.astype(jnp.int32))
     with pytest.raises(eqxjit.TooManyTracesError, match="may be traced 2 times"):
         frozen(X.astype(jnp.bfloat16))
+
+
+class Frames:
+    """Counts the Python functions that are called, but for those of this file."""
+
+    def __enter__(self):
+        self.called: collections.Counter[str] = collections.Counter()
+        sys.setprofile(self._see)
+        return self.called
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+    def _see(self, frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename != __file__:
+            self.called[f"{code.co_filename}: {code.co_name}"] += 1
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="No call is specialised.")
+@pytest.mark.parametrize("donate", ["none", "all"])
+@pytest.mark.parametrize("example", ["struct", "JAX", "NumPy"])
+def test_the_first_call_of_a_warm_function_is_as_all_others(example, donate):
+    model, x = mlp(), X + 1
+    given = {"struct": jax.ShapeDtypeStruct(X.shape, X.dtype), "JAX": x, "NumPy": np.asarray(x)}
+    frozen = eqxjit.freeze(eqxjit.filter_jit(lambda x: (model(x), x * 2), donate=donate))
+    frozen.compile(given[example], warm=True, other_shapes="raise")
+    assert not x.is_deleted()
+    assert frozen.cache_info().traces == 1
+    arrays = {"JAX": [X + i for i in range(3)], "NumPy": [np.asarray(X) + i for i in range(3)]}
+    for kind in arrays if example == "struct" else [example]:
+        counts = []
+        for array in arrays[kind]:
+            with Frames() as called:
+                out = frozen(array)
+            counts.append(called)
+            assert_close(out[1], (np.asarray(X) + len(counts) - 1) * 2)
+        assert counts[0] == counts[1] == counts[2]
+        assert not [name for name in counts[0] if "_site.py" in name or "pjit.py" in name]
+
+
+def test_what_is_not_warm_runs_the_function_never():
+    runs = []
+
+    def fun(x):
+        jax.debug.callback(lambda: runs.append(1))
+        return x * 2
+
+    frozen = eqxjit.freeze(fun)
+    frozen.compile(X)
+    jax.effects_barrier()
+    assert runs == []
+    frozen.compile(X, warm=True)
+    jax.effects_barrier()
+    assert len(runs) == frozen.cache_info().hits > 2
+
+
+@pytest.mark.parametrize(
+    "struct",
+    [
+        jax.ShapeDtypeStruct((), jnp.float32, weak_type=True),
+        jax.ShapeDtypeStruct((4,), jnp.bfloat16),
+        jax.ShapeDtypeStruct((4,), np.float64),
+        jax.ShapeDtypeStruct(
+            (4,), jnp.int32, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        ),
+    ],
+    ids=str,
+)
+def test_warm_for_each_kind_of_array(struct):
+    frozen = eqxjit.freeze(lambda x: x * 2)
+    frozen.compile({"x": struct}["x"], warm=True, other_shapes="raise")
+    if getattr(struct, "weak_type", False):
+        array = jnp.asarray(2.0)
+    elif struct.sharding is not None:
+        array = jax.device_put(jnp.ones(4, jnp.int32), struct.sharding)
+    else:
+        array = jnp.ones(struct.shape, jax.dtypes.canonicalize_dtype(struct.dtype))
+    assert_same(frozen(array), array * 2)
+    assert frozen.cache_info()[:3] == (1, 1, 0)
+
+
+def test_warm_where_no_call_can_be_specialised():
+    class Odd(dict):
+        pass
+
+    jax.tree_util.register_pytree_node(
+        Odd,
+        lambda odd: (list(odd.values()), list(odd)),
+        lambda keys, values: Odd(zip(keys, values, strict=True)),
+    )
+    frozen = eqxjit.freeze(lambda odd: odd["x"] * 2)
+    frozen.compile(Odd(x=X), warm=True)
+    with jax.disable_jit():
+        eqxjit.freeze(lambda x: x * 2).compile(X, warm=True)
+    assert frozen.cache_info().traces == 1
 
 
 def test_an_unknown_option_is_named_with_the_nearest(tmp_path):

@@ -115,6 +115,111 @@ def test_what_is_loaded_can_be_compiled_ahead_nested_and_saved_again(tmp_path):
     np.testing.assert_allclose(eqxjit.load(again)(X), expected, rtol=1e-6)
 
 
+# --- Batches of any size ----------------------------------------------------------------------
+
+
+def struct(shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.mark.parametrize("bound", [0, 2**20])
+def test_one_file_serves_batches_of_any_size(tmp_path, bound):
+    model = mlp()
+    shape = jax.export.symbolic_shape("b, 4")
+    path = saved(tmp_path, jax.vmap(model), struct(shape), bound=bound)
+    loaded = eqxjit.load(path)
+    assert repr(loaded) == "load(MLP, saved for (float32[b,4]))"
+    for size in (1, 5, 2, 5):
+        batch = jnp.arange(4.0 * size).reshape(size, 4)
+        for _ in range(CALLS):
+            np.testing.assert_allclose(loaded(batch), jax.vmap(model)(batch), rtol=1e-5)
+    assert loaded.cache_info()[:3] == (1, 3, 0)
+    nested = jax.jit(lambda x: loaded(x) * 2)(jnp.ones((7, 4)))
+    assert nested.shape == (7, 3)
+
+
+def test_several_symbols_in_another_process(tmp_path):
+    def fun(x, y, *, tree):
+        return {"product": x @ y, "twice": [tree["z"][0] * 2, x.shape[1] * tree["n"]]}
+
+    b, n = jax.export.symbolic_shape("b, n")
+    path = tmp_path / "model.eqxjit"
+    examples = struct((b, n)), struct((n,))
+    tree = {"z": [struct((2 * b + 1,), jnp.int32)], "n": jnp.float32(3)}
+    eqxjit.freeze(fun).save(path, *examples, tree=tree)
+    program = """
+        import json, sys
+        import jax, jax.numpy as jnp, numpy as np, eqxjit
+
+        f = eqxjit.load(sys.argv[1])
+
+        def call(b, n, m, z):
+            tree = {"z": [jnp.arange(z)], "n": jnp.float32(3)}
+            return f(jnp.ones((b, n)), np.ones(m, np.float32), tree=tree)
+
+        results = [call(*sizes) for sizes in [(2, 3, 3, 5), (4, 1, 1, 9), (2, 3, 3, 5)]]
+        errors = []
+        for sizes in [(2, 3, 4, 5), (2, 3, 3, 4), (0, 3, 3, 1)]:
+            try:
+                call(*sizes)
+            except ValueError as error:
+                errors.append(str(error))
+        print(json.dumps([jax.tree.map(lambda x: np.asarray(x).tolist(), results), errors]))
+    """
+    results, errors = json.loads(run(program, str(path)))
+    for result, (b, n) in zip(results, [(2, 3), (4, 1), (2, 3)], strict=True):
+        assert result["product"] == [n] * b
+        assert result["twice"] == [[2 * i for i in range(2 * b + 1)], 3 * n]
+    assert errors == [
+        "`fun` was saved for float32[n], and is called with float32[4] as `y`: `n` is 3 in `x`, "
+        "and 4 here.",
+        "`fun` was saved for `x`: float32[b,n], `y`: float32[n], `tree['n']`: float32[], "
+        "`tree['z'][0]`: int32[2*b + 1], and is called with float32[2,3], float32[3], float32[], "
+        "int32[4], which doesn't fit.",
+        "`fun` was saved for float32[b,n], and is called with float32[0,3] as `x`: `b` stands for "
+        "sizes from 1 on.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("array", "problem"),
+    [
+        (np.ones((3, 5), np.float32), r"float32\[3,5\] as `x\['y'\]`: its dimension 1 must be 4"),
+        (np.ones(4, np.float32), r"float32\[4\] as `x\['y'\]`\."),
+        (np.ones((3, 4), np.int32), r"int32\[3,4\] as `x\['y'\]`\."),
+    ],
+)
+def test_what_does_not_fit_symbols_is_refused(tmp_path, array, problem):
+    shape = jax.export.symbolic_shape("b, 4")
+    loaded = eqxjit.load(saved(tmp_path, lambda x: x["y"] * 2, {"y": struct(shape)}))
+    for _ in range(CALLS):
+        loaded({"y": np.ones((3, 4), np.float32)})
+        with pytest.raises(ValueError, match=rf"for float32\[b,4\], and is called with {problem}"):
+            loaded({"y": array})
+
+
+def test_symbols_go_on_being_symbols_when_saved_again(tmp_path):
+    shape = jax.export.symbolic_shape("b, 4")
+    path = saved(tmp_path, jax.vmap(mlp()), struct(shape))
+    again = tmp_path / "again.eqxjit"
+    eqxjit.load(path).save(again, struct(shape))
+    assert eqxjit.load(again)(np.ones((6, 4), np.float32)).shape == (6, 3)
+
+
+def test_symbols_of_two_scopes_are_refused(tmp_path):
+    shapes = [jax.export.symbolic_shape("b, 4") for _ in range(2)]
+    frozen = eqxjit.freeze(lambda x, y: x + y)
+    with pytest.raises(ValueError, match=r"\(b, 4\) and \(b, 4\) are of different scopes"):
+        frozen.save(tmp_path / "model", *map(struct, shapes))
+    scope = jax.export.SymbolicScope()
+    shapes = [jax.export.symbolic_shape("b, 4", scope=scope) for _ in range(2)]
+    frozen.save(tmp_path / "model", *map(struct, shapes))
+    ones = jnp.ones((2, 4))
+    assert eqxjit.load(tmp_path / "model")(ones, ones).tolist() == (2 * ones).tolist()
+    with pytest.raises(ValueError, match="give a size for each dimension"):
+        frozen.compile(*map(struct, shapes))
+
+
 class Output(eqx.Module):
     y: jax.Array
 

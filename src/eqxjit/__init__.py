@@ -10,10 +10,10 @@ from ._call_site import CallSite
 from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
 from ._differences import Difference
 from ._explain import explain_retraces
-from ._freeze import CompiledProgram, FrozenPjitFunction, freeze, load
+from ._freeze import FrozenPjitFunction, freeze, load
 from ._history import RetraceWarning, TooManyTracesError
 from ._install import Installation, install, uninstall
-from ._lower import Compiled, Lowered
+from ._lower import Compiled, CompiledProgram, Lowered
 from ._pack import Packed, pack
 from ._program import CacheInfo
 from ._report import CompileReport, ReportRow, compile_report

@@ -201,6 +201,10 @@ _Children = Sequence[tuple[str, Any, bool]]
 
 
 def _array_part(array: Any) -> ArrayPart:
+    if isinstance(array, jax.ShapeDtypeStruct):
+        placement = "" if array.sharding is None else _sharding_text(array.sharding)
+        weak_type = getattr(array, "weak_type", False)
+        return ArrayPart(array.shape, _dtype_text(array.dtype), weak_type, placement)
     aval = jax.typeof(array)
     placement = "" if isinstance(array, (Tracer, np.ndarray, np.generic)) else _placement(array)
     weak_type = getattr(aval, "weak_type", False)
@@ -213,7 +217,10 @@ _dtype_text = functools.lru_cache(str)
 def _placement(array: Any) -> str:
     if not getattr(array, "committed", False):
         return ""
-    sharding = array.sharding
+    return _sharding_text(array.sharding)
+
+
+def _sharding_text(sharding: Any) -> str:
     if isinstance(sharding, jax.sharding.NamedSharding):
         axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
         return f"a mesh of {axes} by {sharding.spec}"

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ from . import _save
 from ._binding import Binding
 from ._changeable import snapshot
 from ._errors import argument_error, short
+from ._lower import CompiledProgram
 from ._options import DEFAULT_MAXSIZE, check_options, nearest
 from ._partition import DYNAMIC, StaticHalf, partition
 from ._program import Program, names_of
@@ -33,17 +34,10 @@ OtherShapes = Literal["compile", "raise"]
 # A weight matrix of 512 by 512. Larger ones make compiling slower and calls no faster.
 _MAX_CONSTANT_BYTES = 2**20
 
-
-class CompiledProgram(NamedTuple):
-    """What compiling a frozen function ahead of time took.
-
-    - `seconds`: tracing, lowering and compiling.
-    - `executable_bytes`: the size of the executable as JAX would store it, constants included;
-        `None` where the backend can't tell.
-    """
-
-    seconds: float
-    executable_bytes: int | None
+# Large structures are specialised after more than a few calls. Once that is done, a first call puts
+# the specialised one in its place, and the next ones fill JAX's own caches.
+_MAX_WARM_CALLS = 100
+_CALLS_ONCE_SPECIALIZED = 3
 
 
 class FrozenPjitFunction(FilterPjitFunction):
@@ -58,22 +52,28 @@ class FrozenPjitFunction(FilterPjitFunction):
         return sum([leaf.nbytes for leaf in leaves if eqx.is_array(leaf)])
 
     def compile(
-        self, /, *args: Any, other_shapes: OtherShapes = "compile", **kwargs: Any
+        self,
+        /,
+        *args: Any,
+        other_shapes: OtherShapes = "compile",
+        warm: bool = False,
+        **kwargs: Any,
     ) -> CompiledProgram:
         """Compiles for arguments like these, so that the first call with such need not.
-
-        The second call writes the specialised call, which takes milliseconds: a server that wants
-        its first request to be as fast as all others calls it some times before.
 
         **Arguments:**
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
         - `other_shapes`: what a call does later that needs another program: `"compile"` it, or
             `"raise"` a `TooManyTracesError`, which says how its arguments differ.
+        - `warm`: whether to run the function, too, until its specialised call is made and JAX's own
+            caches are filled: the first call is then as fast as all others. It runs some ten times,
+            with the arguments given here, and with zeros for a `jax.ShapeDtypeStruct`, once as
+            NumPy's and once as JAX's. (Callbacks run as well, and `eqx.error_if` may raise.)
 
         **Returns:**
 
-        How long it took, and how large the executable is.
+        How long compiling took, and how large the executable is.
 
         !!! example
 
@@ -85,7 +85,7 @@ class FrozenPjitFunction(FilterPjitFunction):
             >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
             >>> frozen = eqxjit.freeze(model)
             >>> shape = jax.ShapeDtypeStruct((4,), jnp.float32)
-            >>> program = frozen.compile(shape, other_shapes="raise")
+            >>> program = frozen.compile(shape, other_shapes="raise", warm=True)
             >>> program.seconds > 0
             True
             >>> frozen(jnp.ones(4)).shape
@@ -95,20 +95,41 @@ class FrozenPjitFunction(FilterPjitFunction):
         """
         if other_shapes not in get_args(OtherShapes):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
-        self._check_keywords("compile", kwargs, "other_shapes")
+        self._check_keywords("compile", kwargs, "other_shapes", "warm")
         history = self._wrapped.program.history
         history.unseal()
-        args, kwargs = jax.tree.map(_example, (args, kwargs), is_leaf=_is_struct)
-        before = sum([trace.seconds.total for trace in history.traces])
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        for leaf in leaves:
+            if isinstance(leaf, jax.ShapeDtypeStruct) and _save.is_symbolic(leaf.shape):
+                raise ValueError(
+                    f"{leaf} stands for arrays of many shapes, and a program is compiled for one: "
+                    "give a size for each dimension. (`save` takes symbolic ones.)"
+                )
+        args, kwargs = treedef.unflatten(leaves)
         with trimming:
-            compiled = self.lower(*args, **kwargs).compile()
-        seconds = sum([trace.seconds.total for trace in history.traces]) - before
+            program = super().compile(*args, **kwargs)
+            if warm:
+                self._warm(leaves, treedef)
         if other_shapes == "raise":
             history.seal(
                 f"`{history.name}` was compiled ahead of time, and nothing else is to be compiled "
                 '(`other_shapes="raise"`)'
             )
-        return CompiledProgram(seconds, _executable_bytes(compiled.compiled))
+        return program
+
+    def _warm(self, leaves: list[Any], treedef: Any) -> None:
+        """Calls until the call is specialised, and a few times more."""
+        donates = self._wrapped.options.donate != "none"
+        n_left = _MAX_WARM_CALLS
+        while n_left:
+            for as_numpy in (True, False):
+                example = [_concrete(leaf, as_numpy, donates) for leaf in leaves]
+                args, kwargs = treedef.unflatten(example)
+                jax.block_until_ready(self(*args, **kwargs))
+            args, kwargs = treedef.unflatten(leaves)
+            if self._site.receive(self._site.is_settled, args, kwargs):
+                n_left = min(n_left, _CALLS_ONCE_SPECIALIZED)
+            n_left -= 1
 
     def save(self, path: Path, /, *args: Any, **kwargs: Any) -> None:
         """Saves the program for arguments like these, to be loaded by `eqxjit.load`.
@@ -118,12 +139,15 @@ class FrozenPjitFunction(FilterPjitFunction):
         **Arguments:**
 
         - `path`: the file to write. One that is there is replaced, at once.
-        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
+        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array. Its
+            shape may be symbolic: what is loaded is then called with arrays of any such shape, and
+            compiled once for each. Several share their symbols if those are made together, or
+            with one `jax.export.SymbolicScope`.
 
         **Raises:**
 
         - `ValueError`, if the arguments or what is returned hold anything but arrays, numbers,
-            strings and None, in tuples, lists and dicts.
+            strings and None, in tuples, lists and dicts; and for symbols of several scopes.
         - `ImportError`, without flatbuffers (`pip install "eqxjit[export]"`).
 
         !!! example
@@ -142,9 +166,22 @@ class FrozenPjitFunction(FilterPjitFunction):
             True
 
             ```
+
+            For batches of any size:
+
+            ```python
+            >>> shape = jax.export.symbolic_shape("b, 4")
+            >>> batches = jax.ShapeDtypeStruct(shape, jnp.float32)
+            >>> eqxjit.freeze(jax.vmap(model)).save(path, batches)
+            >>> loaded = eqxjit.load(path)
+            >>> loaded
+            load(MLP, saved for (float32[b,4]))
+            >>> loaded(jnp.ones((3, 4))).shape, loaded(jnp.ones((50, 4))).shape
+            ((3, 2), (50, 2))
+
+            ```
         """
         self._check_keywords("save", kwargs)
-        args, kwargs = jax.tree.map(_example, (args, kwargs), is_leaf=_is_struct)
         with trimming:
             _save.save(self._site, path, args, kwargs)
 
@@ -168,25 +205,21 @@ class FrozenPjitFunction(FilterPjitFunction):
 register_wrapper(FrozenPjitFunction)
 
 
-def _is_struct(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
+def _concrete(leaf: Any, as_numpy: bool, is_donated: bool) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return _zeros(leaf, as_numpy)
+    return jnp.copy(leaf) if is_donated and isinstance(leaf, jax.Array) else leaf
 
 
-def _example(leaf: Any) -> Any:
-    """An array of the shape and dtype that stand for it; takes no memory."""
-    if not _is_struct(leaf):
-        return leaf
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-        raise TypeError(f"Pass an array instead of {leaf}: its dtype is JAX's own.")
-    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-
-
-def _executable_bytes(compiled: jax.stages.Compiled) -> int | None:
-    try:
-        return len(compiled.runtime_executable().serialize())  # type: ignore[union-attr]
-    except Exception:
-        # Not every backend can.
-        return None
+def _zeros(struct: jax.ShapeDtypeStruct, as_numpy: bool) -> Any:
+    """An array that a structure stands for; NumPy's, where such is of the same type to JAX."""
+    zeros = np.zeros(struct.shape, jax.dtypes.canonicalize_dtype(struct.dtype))
+    if getattr(struct, "weak_type", False):
+        scalar = jnp.asarray(zeros.dtype.type(0).item())
+        return jnp.broadcast_to(scalar, struct.shape)
+    if struct.sharding is not None:
+        return jax.device_put(zeros, struct.sharding)
+    return zeros if as_numpy else jax.device_put(zeros)
 
 
 def freeze(

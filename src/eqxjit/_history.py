@@ -119,6 +119,11 @@ class History:
             return list(self._remembered)[self._n_cleared :]
 
     @property
+    def seconds(self) -> float:
+        """How long its traces took."""
+        return sum([trace.seconds.total for trace in self.traces])
+
+    @property
     def n_hits(self) -> int:
         """How many calls were served without a trace."""
         return sys.maxsize - operator.length_hint(self.hits)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -18,6 +18,18 @@ _CALLS_BEFORE_SPECIALIZING = 2
 
 # How much of the arguments is shown.
 _LONGEST = 100
+
+
+class CompiledProgram(NamedTuple):
+    """What compiling a function ahead of time took.
+
+    - `seconds`: tracing, lowering and compiling; 0 where that was done before.
+    - `executable_bytes`: the size of the executable as JAX would store it, constants included;
+        `None` where the backend can't tell.
+    """
+
+    seconds: float
+    executable_bytes: int | None
 
 
 class Lowered:
@@ -91,6 +103,14 @@ class Compiled:
 
     def __repr__(self) -> str:
         return f"<Compiled {_shown(self._call)}>"
+
+    @property
+    def executable_bytes(self) -> int | None:
+        """The size of the executable as JAX would store it; `None` where the backend can't tell."""
+        try:
+            return len(self.compiled.runtime_executable().serialize())  # type: ignore[union-attr]
+        except Exception:
+            return None
 
     def cost_analysis(self) -> Any:
         """Estimate what one call costs, as XLA does from the optimised program; nothing is run.

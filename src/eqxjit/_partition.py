@@ -6,6 +6,8 @@ from collections.abc import Collection, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
@@ -111,6 +113,34 @@ def partition(pytree: Any) -> tuple[list[Any], StaticHalf]:
 
 def _key(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
     return (treedef_key(treedef), tuple([_leaf_key(leaf) for leaf in leaves]))
+
+
+def with_structs_as_arrays(leaves: list[Any], static: StaticHalf) -> tuple[list[Any], StaticHalf]:
+    """Takes each `jax.ShapeDtypeStruct` among the static leaves for an array, which it stands for.
+
+    **Raises:**
+
+    - `TypeError`, for one that has no array to stand for.
+    """
+    if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in static.leaves):
+        return leaves, static
+    arrays = iter(leaves)
+    leaves = [
+        next(arrays) if leaf is DYNAMIC else _canonical(leaf)
+        for leaf in static.leaves
+        if leaf is DYNAMIC or isinstance(leaf, jax.ShapeDtypeStruct)
+    ]
+    kept = tuple(
+        [DYNAMIC if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in static.leaves]
+    )
+    return leaves, StaticHalf(static.treedef, kept, _key(static.treedef, kept))
+
+
+def _canonical(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The same with the dtype that an array of it has: without x64, float64 becomes float32."""
+    if jnp.issubdtype(struct.dtype, jax.dtypes.extended):
+        raise TypeError(f"Pass an array instead of {struct}: its dtype is JAX's own.")
+    return struct.update(dtype=jax.dtypes.canonicalize_dtype(struct.dtype))
 
 
 def split_leaves(leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import Exported, deserialize, export
 
+from ._binding import Binding
 from ._description import Slot
 from ._entry import Entry
 from ._errors import named_arguments
@@ -57,6 +58,7 @@ class SavedFunction:
 def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Writes the program for arguments like these, and the function's arrays."""
     binding = site.wrapped.binding
+    _check_scopes(args, kwargs)
     call, exported = site.receive(functools.partial(site.stage, export), args, kwargs)
     entry: Entry = call.entry
     if len(entry.descriptions) != 1:
@@ -93,6 +95,7 @@ def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         ],
         "n_first": n_first,
         "avals": [str(aval) for aval in avals],
+        "paths": _paths(binding, inputs),
         "inputs": _written(inputs, "(args, kwargs)"),
         "output": _written(output, "output"),
         "arrays": arrays,
@@ -111,6 +114,36 @@ def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         with contextlib.suppress(OSError):
             os.remove(temporary)
         raise
+
+
+def is_symbolic(shape: tuple[Any, ...]) -> bool:
+    """Whether some dimension has no size yet."""
+    return not all(isinstance(size, int) for size in shape)
+
+
+def _check_scopes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises for symbolic dimensions that JAX can't relate, before it does so at length."""
+    scopes = {
+        id(size.scope): str(leaf.shape)
+        for leaf in jax.tree.leaves((args, kwargs))
+        if isinstance(leaf, jax.ShapeDtypeStruct)
+        for size in leaf.shape
+        if hasattr(size, "scope")
+    }
+    if len(scopes) > 1:
+        raise ValueError(
+            f"The symbols in {' and '.join(scopes.values())} are of different scopes, so that "
+            "equal names don't mean equal sizes: make them all with one "
+            "`scope = jax.export.SymbolicScope()` and `jax.export.symbolic_shape(..., "
+            "scope=scope)`."
+        )
+
+
+def _paths(binding: Binding, inputs: Any) -> list[str]:
+    """Which part of the arguments each array is."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(dict(named_arguments(binding, *inputs)))
+    slots = {leaf.index: path for path, leaf in leaves if type(leaf) is Slot}
+    return [f"{path[0].key}{jax.tree_util.keystr(path[1:])}" for _, path in sorted(slots.items())]
 
 
 def _serialized(exported: Exported) -> bytes:
@@ -214,7 +247,8 @@ def _sha256(content: bytes) -> str:
 def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., Any]:
     """The saved function, of the arrays that weren't compiled in and of its own arguments."""
     name, n_first = manifest["name"], manifest["n_first"]
-    n_inputs = len(manifest["avals"])
+    n_inputs, n_passed = len(manifest["avals"]), len(manifest["arrays"])
+    in_avals = [*exported.in_avals[:n_first], *exported.in_avals[n_first + n_passed :]]
     _, expected = partition(_built(manifest["inputs"], [np.zeros(())] * n_inputs))
 
     def restored(arrays: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -225,10 +259,26 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
                 f"`{name}` was saved for {_shown(expected.combine(manifest['avals']))}, and is "
                 f"called with {_shown(static.combine(avals))}."
             )
-        for saved, aval in zip(manifest["avals"], avals, strict=True):
-            if saved != aval:
-                raise ValueError(f"`{name}` was saved for {saved}, and is called with {aval}.")
-        output = exported.call(*leaves[:n_first], *arrays, *leaves[n_first:])
+        sizes: dict[str, tuple[Any, str]] = {}
+        for i, leaf in enumerate(leaves):
+            saved, path = in_avals[i], manifest["paths"][i]
+            problem = _mismatch(saved, jax.typeof(leaf), path, sizes)
+            if problem is not None:
+                raise ValueError(
+                    f"`{name}` was saved for {manifest['avals'][i]}, and is called with {avals[i]} "
+                    f"as `{path}`{problem}."
+                )
+        try:
+            output = exported.call(*leaves[:n_first], *arrays, *leaves[n_first:])
+        except ValueError as error:
+            if not any(is_symbolic(aval.shape) for aval in in_avals):
+                raise
+            # Not a plain symbol in some dimension, but a formula.
+            saved = ", ".join(map("`{}`: {}".format, manifest["paths"], manifest["avals"]))
+            given = ", ".join(avals)
+            raise ValueError(
+                f"`{name}` was saved for {saved}, and is called with {given}, which doesn't fit."
+            ) from error
         return _built(manifest["output"], output)
 
     first = inspect.Parameter("arrays", inspect.Parameter.POSITIONAL_ONLY)
@@ -238,6 +288,25 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
     restored.__name__ = restored.__qualname__ = name
     setattr(restored, SAVED_FOR, _shown(expected.combine(manifest["avals"])))
     return restored
+
+
+def _mismatch(saved: Any, given: Any, path: str, sizes: dict[str, tuple[Any, str]]) -> str | None:
+    """How an array differs from what was saved, in words, or None; `sizes` holds each symbol's."""
+    if not is_symbolic(saved.shape):
+        return None if str(saved) == str(given) else ""
+    if saved.dtype != given.dtype or len(saved.shape) != len(given.shape):
+        return ""
+    for axis, (size, other) in enumerate(zip(saved.shape, given.shape, strict=True)):
+        if isinstance(size, int):
+            if size != other:
+                return f": its dimension {axis} must be {size}, and is {other}"
+        elif str(size).isidentifier():
+            if other == 0:
+                return f": `{size}` stands for sizes from 1 on"
+            known, where = sizes.setdefault(str(size), (other, path))
+            if known != other:
+                return f": `{size}` is {known} in `{where}`, and {other} here"
+    return None
 
 
 def _parameter(known: tuple[str, str, bool]) -> inspect.Parameter:

@@ -18,9 +18,20 @@ from ._errors import argument_error, call_error, named_arguments, note_tracers
 from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers, recompiled, tracing
 from ._explain import log
 from ._lower import Lowered
-from ._partition import DYNAMIC, StaticHalf, has_tracers, partition
+from ._partition import (
+    DYNAMIC,
+    StaticHalf,
+    has_tracers,
+    partition,
+    with_structs_as_arrays,
+)
 from ._program import Program
-from ._specialize import SpecializedCall, is_worth_specializing, specialize
+from ._specialize import (
+    SpecializedCall,
+    is_worth_specializing,
+    may_be_specialized,
+    specialize,
+)
 from ._trace import Trace
 from ._tracebacks import trimming
 from ._wrapped import WrappedFunction, wrap_function
@@ -200,6 +211,12 @@ class Site:
         self.renew_if_changed()
         return Lowered(*self.stage(lambda jitted: jitted.lower, args, kwargs))
 
+    def is_settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether calls with such arguments are as fast as they ever get."""
+        _, static = with_structs_as_arrays(*self.partition(args, kwargs))
+        entry = self.program.find(static.key)
+        return entry is None or not may_be_specialized(entry)
+
     def stage(
         self,
         stage: Callable[[Any], Callable[..., Any]],
@@ -208,7 +225,7 @@ class Site:
     ) -> tuple[Call, Any]:
         """What `stage(jitted)` makes of the arrays of a call, which isn't run; and the call."""
         __tracebackhide__ = True
-        leaves, static = self.partition(args, kwargs)
+        leaves, static = with_structs_as_arrays(*self.partition(args, kwargs))
         entry = self.find_or_add(static, args, kwargs)
         call = Call(self, entry, static, leaves)
         call.description = self.describe(static, leaves)

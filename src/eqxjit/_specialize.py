@@ -99,12 +99,15 @@ def _checks_of_function(site: "Site") -> list[Callable[[], bool]]:
     return [site.wrapped.is_intact] if site.wrapped.changeable else []
 
 
+def may_be_specialized(entry: Entry) -> bool:
+    """Whether an entry has no specialised call, and may yet get one."""
+    return SPECIALIZING and entry.specialized is None and not entry.unspecializable
+
+
 def is_worth_specializing(entry: Entry, static: StaticHalf) -> bool:
     """Whether a warm call through the generic path should be the last of its structure."""
     return (
-        SPECIALIZING
-        and entry.specialized is None
-        and not entry.unspecializable
+        may_be_specialized(entry)
         # Under an eager `vmap` or `grad` nothing tells what runs: the generic path waits for it.
         and (not entry.unclassified or is_staging())
         and entry.hits >= entry.hits_needed * max(1, len(static.leaves) / _NODES_PER_HIT)

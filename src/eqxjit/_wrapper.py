@@ -13,7 +13,7 @@ import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
 from ._errors import short
-from ._lower import Lowered
+from ._lower import CompiledProgram, Lowered
 from ._options import DEFAULT_MAXSIZE, Donate, Options, check_options
 from ._program import CacheInfo
 from ._site import Site
@@ -69,7 +69,7 @@ class FilterPjitFunction:
 
         **Arguments:**
 
-        - `*args`, `**kwargs`: as for a call.
+        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
 
         **Returns:**
 
@@ -77,6 +77,46 @@ class FilterPjitFunction:
         """
         with trimming:
             return self._site.receive(self._site.lower, args, kwargs)
+
+    def compile(self, /, *args: Any, **kwargs: Any) -> CompiledProgram:
+        """Compiles for arguments like these, so that the first call with such need not.
+
+        That call then traces and compiles nothing, by whichever wrapper of the function and in
+        whichever thread it is made. The function isn't run. Several can be compiled side by side,
+        in threads.
+
+        **Arguments:**
+
+        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array, alone
+            or within a Module (`eqx.filter_eval_shape`). What decides which program a call needs
+            must be as in that call: shape, dtype, `weak_type`, and `sharding` where the array will
+            be put on a device explicitly.
+
+        **Returns:**
+
+        How long it took, and how large the executable is.
+
+        !!! example
+
+            ```python
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> f = filter_jit(lambda x, n: x * n)
+            >>> program = f.compile(jax.ShapeDtypeStruct((4,), jnp.float32), 3)
+            >>> program.seconds > 0
+            True
+            >>> _ = f(jnp.ones(4), 3)
+            >>> f.cache_info().traces
+            1
+
+            ```
+        """
+        history = self._wrapped.program.history
+        before = history.seconds
+        with trimming:
+            compiled = self.lower(*args, **kwargs).compile()
+        return CompiledProgram(history.seconds - before, compiled.executable_bytes)
 
     def cache_info(self) -> CacheInfo:
         """What is compiled: `CacheInfo(entries, traces, recompilations, maxsize, hits)`.
@@ -201,6 +241,11 @@ class BoundFilterPjitFunction(functools.partial[Any]):
         with trimming:
             lowered = cast(Any, self.func).lower(*self.args, *args, **self.keywords, **kwargs)
             return lowered.bind(self.args, self.keywords)
+
+    def compile(self, /, *args: Any, **kwargs: Any) -> CompiledProgram:
+        """As `compile` of the wrapped function, with the instance filled in."""
+        with trimming:
+            return cast(Any, self.func).compile(*self.args, *args, **self.keywords, **kwargs)
 
     def __repr__(self) -> str:
         instance = ", ".join([short(argument, _LONGEST_REPR) for argument in self.args])

@@ -9,10 +9,6 @@ import eqxjit
 
 _IMAGE = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 
-# Compiled isn't warm: the first call writes the specialised call, which takes two milliseconds, and
-# the next ones fill JAX's own caches.
-_WARM_CALLS = 5
-
 
 class Classifier(eqx.Module):
     """From an image, 8x8 pixels from 0 to 16 as the data set has them, to ten probabilities.
@@ -45,10 +41,8 @@ def load(path: str) -> eqxjit.FrozenPjitFunction:
     model = eqxjit.load(path)
     # Should an image of another shape or dtype ever get as far as this, it is an error, and not a
     # compilation while everybody waits.
-    model.compile(_IMAGE, other_shapes="raise")
-    blank = np.zeros(_IMAGE.shape, _IMAGE.dtype)
-    for _ in range(_WARM_CALLS):
-        output = model(blank)
-        if np.shape(output) != (10,) or not np.isclose(np.sum(output), 1, atol=1e-3):
-            raise ValueError(f"{path} holds {model!r}, which doesn't return ten probabilities.")
+    model.compile(_IMAGE, other_shapes="raise", warm=True)
+    output = model(np.zeros(_IMAGE.shape, _IMAGE.dtype))
+    if np.shape(output) != (10,) or not np.isclose(np.sum(output), 1, atol=1e-3):
+        raise ValueError(f"{path} holds {model!r}, which doesn't return ten probabilities.")
     return model
