@@ -4,6 +4,7 @@ from eqxjit import filter_jit  # instead of: from equinox import filter_jit
 """
 
 import os as _os
+import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from ._call_site import CallSite
@@ -63,6 +64,8 @@ __all__ = [
 for _name in __all__:
     _value = globals()[_name]
     if isinstance(_value, type):
+        # Where doctest looks for the examples of its methods, which are of that file still.
+        vars(_sys.modules[_value.__module__]).setdefault("__test__", {})[_name] = _value
         _value.__module__ = __name__
 
 _exclude_from_tracebacks(_os.path.dirname(__file__))

@@ -374,7 +374,3 @@ def load(path: Path) -> FrozenPjitFunction:
     """
     saved = _save.load(path)
     return freeze(saved.fun, saved.arrays, max_constant_bytes=0)
-
-
-# Its methods have examples, and say that they are of `eqxjit`.
-__test__ = {"FrozenPjitFunction": FrozenPjitFunction}

@@ -220,7 +220,3 @@ def _shown(call: Call) -> str:
     if len(arguments) > _LONGEST:
         arguments = f"{arguments[: _LONGEST - 3]}..."
     return f"{call.site.wrapped.binding.label}({arguments})"
-
-
-# Its methods have examples, and say that they are of `eqxjit`.
-__test__ = {"Compiled": Compiled}

@@ -395,6 +395,3 @@ def filter_jit(
 
 
 fast_filter_jit = filter_jit
-
-# Its methods have examples, and say that they are of `eqxjit`.
-__test__ = {"FilterPjitFunction": FilterPjitFunction}
