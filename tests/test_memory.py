@@ -409,7 +409,6 @@ def test_an_entry_holds_none_of_the_arrays_it_was_made_from():
 # --- Static values --------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::eqxjit.RetraceWarning")
 def test_entries_are_bounded():
     f = eqxjit.filter_jit(lambda x, n: x * n, maxsize=4)
     assert (X * 2).tolist() == [2, 4, 6]  # Compiled, as the products below.
@@ -432,7 +431,6 @@ def test_bounds_of_one_and_of_none():
     assert eqxjit.filter_jit(lambda: None).cache_info().maxsize == 1024
 
 
-@pytest.mark.filterwarnings("ignore::eqxjit.RetraceWarning")
 @pytest.mark.parametrize("warm", [1, 2, CALLS])
 def test_the_least_recently_used_entry_goes(warm):
     traced = []
@@ -482,7 +480,6 @@ def test_an_entry_goes_with_the_object_that_it_was_made_for(kind):
     assert f.cache_info().entries == 0
 
 
-@pytest.mark.filterwarnings("ignore::eqxjit.RetraceWarning")
 @pytest.mark.parametrize("kind", ["a lambda", "an object in a static field"])
 def test_specialised_calls_keep_the_latest_objects_at_most(kind):
     """They compare with the object itself; there are eight of them at most."""
@@ -509,7 +506,6 @@ def test_the_entry_of_a_living_object_stays():
     assert f.cache_info()[:2] == (5, 5)
 
 
-@pytest.mark.filterwarnings("ignore::eqxjit.RetraceWarning")
 def test_a_new_object_at_a_dead_ones_address_is_another():
     """`id` is reused at once: a stale entry would be found."""
     f = eqxjit.filter_jit(lambda static, x: x * static.value)
@@ -571,7 +567,6 @@ def test_reinitialised_models_take_no_memory():
     assert growth < 10
 
 
-@pytest.mark.filterwarnings("ignore::eqxjit.RetraceWarning")
 def test_many_static_values_take_no_more_memory_than_the_bound():
     f = eqxjit.filter_jit(lambda x, n: x * n, maxsize=8)
     count = iter(range(10**9))

@@ -4,8 +4,11 @@ import collections
 import dataclasses
 import functools
 import logging
+import os
 import pathlib
+import re
 import threading
+import warnings
 from typing import Any
 
 import equinox as eqx
@@ -15,11 +18,14 @@ import numpy as np
 import optax
 import pytest
 from helpers import Counted, Own
-from processes import run
+from processes import run, start
 from sides import CALLS, both
 
 import eqxjit
-from eqxjit import _compat
+from eqxjit import _compat, _storms
+
+#: What messages call this file.
+HERE = os.path.relpath(__file__)
 
 X = jnp.arange(3.0)
 Y = jnp.arange(4.0)
@@ -245,13 +251,26 @@ def test_a_callable_made_anew_is_named_with_the_remedy(make):
 @pytest.mark.parametrize(
     ("old", "new", "remedy"),
     [
-        ({"n": 1}, {"n": 2}, "pass `jnp.asarray(n)`"),
-        ({"n": 1.0}, {"n": 2.0}, "pass `jnp.asarray(n)`"),
-        ({"d": {"n": 1}}, {"d": {"n": 2}}, "pass `jnp.asarray(d['n'])`"),
+        ({"n": 1}, {"n": 2}, "pass `jnp.asarray(n, dtype=jnp.int32)`"),
+        ({"n": 1.0}, {"n": 2.0}, "pass `jnp.asarray(n, dtype=jnp.float32)`"),
+        ({"n": 1}, {"n": 2.0}, "pass `jnp.asarray(n, dtype=jnp.float32)`"),
+        ({"n": 1j}, {"n": 2.0}, "pass `jnp.asarray(n, dtype=jnp.complex64)`"),
+        ({"n": 1}, {"n": 2**31}, ""),
+        ({"n": 1.0}, {"n": 1e39}, ""),
+        ({"n": 1.0}, {"n": float("inf")}, "dtype=jnp.float32"),
+        ({"n": 1}, {"n": True}, ""),
+        ({"d": {"n": 1}}, {"d": {"n": 2}}, "pass `jnp.asarray(d['n'], dtype=jnp.int32)`"),
         ({"n": "a"}, {"n": "b"}, ""),
         ({"m": model()}, {"m": model(size=5)}, "in a field that isn't static"),
         ({"m": Model([], {"a": 1})}, {"m": Model([], {"a": 2})}, "in a field that isn't static"),
-        ({"x": X}, {"x": 2.0}, "pass `jnp.asarray(x)`"),
+        ({"x": X}, {"x": 2.0}, "pass `jnp.asarray(x, dtype=jnp.float32)`"),
+        ({"x": X}, {"x": 2}, "pass `jnp.asarray(x, dtype=jnp.float32)`"),
+        ({"x": X.astype(int)}, {"x": 2.5}, "pass `jnp.asarray(x, dtype=jnp.float32)`"),
+        ({"x": X.astype(jnp.bfloat16)}, {"x": 2.5}, "pass `jnp.asarray(x, dtype=jnp.bfloat16)`"),
+        ({"x": jnp.asarray(1.0)}, {"x": 2.5}, "pass `jnp.asarray(x)`"),
+        ({"x": X}, {"x": True}, "pass `jnp.asarray(x, dtype=jnp.float32)`"),
+        ({"x": jax.random.key(0)}, {"x": 1}, ""),
+        ({"x": jax.random.key(0)}, {"x": True}, ""),
         ({"x": X}, {"x": "text"}, ""),
         ({"x": jnp.asarray(1.0)}, {"x": jnp.float32(1)}, "give it a dtype"),
         ({"x": X}, {"x": Y}, "pad it"),
@@ -427,7 +446,7 @@ def test_calls_without_arguments():
     f = eqxjit.filter_jit(lambda x=None: x)
     f()
     assert f.traces()[0].arguments == {}
-    assert repr(f.traces()[0]).startswith("<trace 1 of <lambda>() at test_retraces.py:")
+    assert repr(f.traces()[0]).startswith(f"<trace 1 of <lambda>() at {HERE}:")
     f(X)
     assert [d[:2] for d in f.traces()[1].differences] == [("argument newly given or left out", "x")]
     jax.clear_caches()
@@ -760,7 +779,7 @@ def test_a_function_made_anew_around_other_arrays():
     for each in (f, g):
         [trace] = each.traces()
         assert trace.differences[0].category == "function defined again"
-        assert "(test_retraces.py:" in trace.differences[0].new
+        assert f"({HERE}:" in trace.differences[0].new
 
 
 def _times(array):
@@ -863,7 +882,7 @@ def test_the_text_of_a_trace():
     line = f.traces()[1].call_site.line
     text = repr(f.traces()[1])
     assert text.startswith(
-        f"<trace 2 of power(x: float32[3], n=3) at test_retraces.py:{line}: "
+        f"<trace 2 of power(x: float32[3], n=3) at {HERE}:{line}: "
         "static value changed: `n` was 2, is 3; "
     )
     assert "s (tracing " in text
@@ -893,7 +912,6 @@ def test_records_refer_to_nothing_of_the_users():
     assert len(f.traces()) == 4
 
 
-@pytest.mark.filterwarnings("ignore::eqxjit.RetraceWarning")
 def test_what_is_remembered_has_a_bound():
     f = eqxjit.filter_jit(lambda x, n: n, maxsize=4)
     for n in range(260):
@@ -1000,7 +1018,7 @@ def test_the_log_is_silent_unless_asked_for(caplog):
     assert message.startswith(
         f"`{f.traces()[0].function}` was traced again (trace 3) for the call "
     )
-    assert f"at test_retraces.py:{f.traces()[2].call_site.line}, in " in message
+    assert f"at {HERE}:{f.traces()[2].call_site.line}, in " in message
     assert "(tracing " in message
     assert (
         "Compared with trace 2:\n  - static value changed: `n` was 2, is 3\n    If it varies"
@@ -1114,7 +1132,7 @@ def test_arrays_that_changed_alike_share_a_line(caplog):
     assert message.count("\n") == 2
 
 
-# --- Limits and storms ------------------------------------------------------------------------
+# --- Limits -----------------------------------------------------------------------------------
 
 
 def test_one_trace_too_many_raises_what_explains_it():
@@ -1130,7 +1148,7 @@ def test_one_trace_too_many_raises_what_explains_it():
                 f(*bad)
             message = str(caught.value)
             assert "may be traced 3 times (`max_traces=3`)" in message
-            assert "test_retraces.py:" in message
+            assert f"the call at {HERE}:" in message
             assert "would be trace 4" in message
             assert "Compared with trace 3:\n  - " in message
     assert "dtype: `x` was float32, is int32" in message
@@ -1213,46 +1231,280 @@ def test_the_limit_is_per_function_and_options():
         one(X, 2)
 
 
-def _storm(values):
-    f = eqxjit.filter_jit(lambda x, n: x)
-    for n in values:
-        f(X, n)
+# --- Storms -----------------------------------------------------------------------------------
 
 
-def test_a_storm_warns_once_with_the_path():
-    with pytest.warns(eqxjit.RetraceWarning) as caught:
-        _storm(range(40))
-    [warning] = caught
-    assert warning.filename == __file__
-    message = str(warning.message)
-    assert "traced 10 times in a row because the static value `n` changed" in message
-    assert "pass `jnp.asarray(n)`" in message
-
-
-@pytest.mark.filterwarnings("error")
-def test_no_storm():
-    _storm(range(10))
-    _storm([0] * 40)
-    f = eqxjit.filter_jit(lambda x, n, mode: x)
-    for i in range(24):
-        # Two values at once, or one here and then one there: not one value's doing.
-        f(X, i, i)
-    for i in range(24, 48):
-        f(jnp.ones(i), 0, 0)
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_storm_can_be_silenced_and_raised():
-    import warnings
-
+@pytest.fixture
+def messages():
+    """What was logged so far; a Python warning would be an error."""
+    logged: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: logged.append(record.getMessage())
+    logging.getLogger("eqxjit").addHandler(handler)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", eqxjit.RetraceWarning)
-        _storm(range(20))
+        warnings.simplefilter("error")
+        yield logged
+    logging.getLogger("eqxjit").removeHandler(handler)
+
+
+def _static(n):
     f = eqxjit.filter_jit(lambda x, n: x)
+    for i in range(n):
+        f(X, i)
+
+
+def _two_statics(n):
+    f = eqxjit.filter_jit(lambda x, n, mode: x)
+    for i in range(n):
+        f(X, i, str(i))
+
+
+def _shapes(n):
+    f = eqxjit.filter_jit(lambda x: x)
+    for i in range(n):
+        f(jnp.ones(i))
+
+
+def _dtypes_and_shapes(n):
+    f = eqxjit.filter_jit(lambda x: x)
+    for i in range(n):
+        f(jnp.ones(i // 2, [jnp.int32, jnp.float32][i % 2]))
+
+
+def _structures(n):
+    f = eqxjit.filter_jit(lambda tree: jax.tree.leaves(tree))
+    for i in range(n):
+        f([X] * i)
+
+
+def _functions(n):
+    for _ in range(n):
+        eqxjit.filter_jit(lambda x: x)(X)
+
+
+def _functions_around_a_value(n):
+    for i in range(n):
+        eqxjit.filter_jit(lambda x, i=[i]: x * i[0])(X)
+
+
+def _closures(n):
+    for i in range(n):
+        eqxjit.filter_jit(lambda x: x * i)(X)  # noqa: B023
+
+
+def _partials(n):
+    def mul(i, x):
+        return i * x
+
+    for i in range(n):
+        eqxjit.filter_jit(functools.partial(mul, i))(X)
+
+
+def _methods(n):
+    class Model:
+        def step(self, x):
+            return x
+
+    for _ in range(n):
+        eqxjit.filter_jit(Model().step)(X)
+
+
+def _modules(n):
+    class Scale(eqx.Module):
+        by: int = eqx.field(static=True)
+
+        def __call__(self, x):
+            return self.by * x
+
+    for i in range(n):
+        eqxjit.filter_jit(Scale(i))(X)
+
+
+def _activations(n):
+    f = eqxjit.filter_jit(lambda x, activation: activation(x))
+    for _ in range(n):
+        f(X, lambda x: x)
+
+
+def _cleared(n):
+    f = eqxjit.filter_jit(lambda x: x)
+    for _ in range(n):
+        f(X)
+        jax.clear_caches()
+
+
+def _evicted(n):
+    f = eqxjit.filter_jit(lambda x, n: x, maxsize=1)
+    f(X, "a"), f(X, "b")
+    for i in range(n - 2):
+        f(X, "ab"[i % 2])
+
+
+def _configured(n):
+    f = eqxjit.filter_jit(lambda x: x)
+    for i in range(n):
+        with jax.numpy_rank_promotion(["allow", "raise"][i % 2]):
+            jax.clear_caches()
+            f(X)
+
+
+AGAIN = "function defined again: another"
+STORMS = {
+    _static: ["static value changed: `n` was 9, is 10"],
+    _two_statics: [
+        "static value changed: `n` was 9, is 10",
+        "static value changed: `mode` was '9', is '10'",
+    ],
+    _shapes: ["shape: `x` was float32[9], is float32[10]"],
+    _dtypes_and_shapes: ["shape: `x` was", "dtype: `x` was float32, is int32"],
+    _structures: ["structure changed: `tree` was list of 9, is list of 10"],
+    _functions: [f"{AGAIN} function made of the same code ({HERE}:"],
+    _functions_around_a_value: [AGAIN],
+    _closures: [f"{AGAIN} one made of the code at {HERE}:"],
+    _partials: [f"{AGAIN} one made of the code at {HERE}:"],
+    _methods: [f"{AGAIN}"],
+    _modules: [f"{AGAIN} one of `_modules.<locals>.Scale`"],
+    _activations: ["static value changed: `activation` is another `<lambda>` at "],
+    _cleared: ["cache evicted or cleared: JAX's own caches no longer hold it"],
+    _evicted: ["cache evicted or cleared: its entry was the least recently used of more than 1"],
+}
+
+
+@pytest.mark.parametrize("storm", STORMS, ids=lambda storm: storm.__name__)
+def test_a_storm_is_logged_once_with_its_causes(storm, messages):
+    storm(10)
+    assert messages == []
+    _storms._streaks.clear()
+    storm(30)
+    [message] = messages
+    start, *causes, end = message.splitlines()
+    assert re.match(rf"`.*` was traced 10 times in a row, last for the call at {HERE}:\d+:", start)
+    assert "fine if few more are to come" in end
+    for cause in STORMS[storm]:
+        assert any(cause in line and "the last time: " in line for line in causes), message
+    assert sum("the last time: " in line for line in causes) >= len(STORMS[storm])
+    # Also not for another function that is defined at the same place.
+    storm(30)
+    assert len(messages) == 1
+
+
+def test_causes_are_counted(messages):
+    f = eqxjit.filter_jit(lambda x, n: x)
+    for i in range(4):
+        f(X, i)
+    for i in range(7):
+        f(jnp.ones(i), 3)
+    [message] = messages
+    assert re.search(
+        r"- 7 times, the last time: shape: `x` was float32\[5\], is .*\[6\]\n", message
+    )
+    assert "- 3 times, the last time: static value changed: `n` was 2, is 3\n" in message
+    assert message.count("pad it") == message.count("pass `jnp.asarray(n, ") == 1
+
+
+def test_many_causes_are_cut_short(messages):
+    f = eqxjit.filter_jit(lambda **kwargs: X)
+    for i in range(11):
+        f(**{f"n{k}": i for k in range(50)})
+    [message] = messages
+    assert message.count("the last time:") == 4
+    assert "and 12 more" in message
+
+
+def test_what_is_no_storm(messages):
+    f = eqxjit.filter_jit(lambda x, n: x)
+    for _ in range(40):
+        f(X, 0)
+    # Ten variants, each then used.
     for n in range(10):
         f(X, n)
-    with pytest.raises(eqxjit.RetraceWarning):
-        f(X, 10)
-    for n in range(30):
-        assert f(X, n).tolist() == X.tolist()
-    assert f.cache_info()[:2] == (30, 30)
+    # What fails isn't traced.
+    g = eqxjit.filter_jit(lambda x, n: 1 / 0)
+    for n in range(20):
+        with pytest.raises(ZeroDivisionError):
+            g(X, n)
+    # On purpose, ahead of time.
+    for n in range(20):
+        f.lower(X, n).compile()
+    frozen = eqxjit.freeze(eqx.nn.Linear(3, 3, key=jax.random.key(0)))
+    for n in range(20):
+        frozen.lower(jnp.ones((n, 3))[0, :] if n else X)
+    # Parts of an outer program.
+    inner = eqxjit.filter_jit(lambda x, n: x * n)
+    eqxjit.filter_jit(lambda x: [inner(x, n) for n in range(20)])(X)
+    jax.jit(lambda x: [inner(x, n) for n in range(20, 40)])(X)
+    # One function under some options, or as parts of others.
+    for options in ({}, {"donate": "all"}, {"block": True}):
+        eqxjit.filter_jit(inner.__wrapped__, **options)(jnp.ones(3), 1)
+    # After so many, it is begun to count anew.
+    h = eqxjit.filter_jit(lambda x, n: x)
+    for n in range(50):
+        h(X, n)
+        if n % 10 == 9:
+            h.clear_cache()
+    assert messages == []
+
+
+def test_eager_transformations_are_counted(messages):
+    f = eqxjit.filter_jit(lambda x, n: (x * n).sum())
+    for n in range(20):
+        jax.grad(f)(X, n)
+    [message] = messages
+    assert "static value changed: `n` was" in message
+
+
+def test_functions_of_one_line_in_a_session_are_told_apart(messages):
+    for i in range(20):
+        code = compile(f"lambda x: x * {i}", "<stdin>", "eval")
+        eqxjit.filter_jit(eval(code))(X)
+    assert messages == []
+
+
+def test_places_are_bounded(monkeypatch):
+    monkeypatch.setattr(_storms, "_MAX_PLACES", 3)
+    monkeypatch.setattr(_storms, "_streaks", collections.OrderedDict())
+    for i in range(20):
+        code = compile(f"lambda x: x * {i}", "<stdin>", "eval")
+        eqxjit.filter_jit(eval(code))(X)
+    assert len(_storms._streaks) == 3
+
+
+def test_a_handler_of_the_log_may_call_what_is_logged(messages):
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            def work():
+                for n in range(30):
+                    f(X, n)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive()
+
+    handler = Handler()
+    logging.getLogger("eqxjit").addHandler(handler)
+    try:
+        for n in range(12):
+            f(X, n)
+    finally:
+        logging.getLogger("eqxjit").removeHandler(handler)
+    assert len(messages) == 1
+
+
+def test_warnings_that_are_errors_do_no_harm():
+    program = """
+        import jax, jax.numpy as jnp, eqxjit, equinox as eqx
+        inline = eqx.filter_jit(lambda x: x, inline=True)
+        eqxjit.install()
+        f = eqx.filter_jit(lambda x, n, it: x * n)
+        for n in range(30):
+            assert f(jnp.ones(3), n, (i for i in ())).tolist() == [n] * 3
+            assert inline(jnp.ones(3)).tolist() == [1] * 3
+        print("fine")
+    """
+    result = start(program, PYTHONWARNINGS="error")
+    assert result.stdout == "fine\n", result.stderr
+    assert "10 times in a row" in result.stderr
+    assert "leaves to Equinox's own `filter_jit`: `__main__.<lambda>`" in result.stderr

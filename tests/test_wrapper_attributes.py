@@ -586,7 +586,6 @@ def test_an_entry_in_use_is_not_the_least_recently_used():
     assert traces.count(0) == 1
 
 
-@pytest.mark.filterwarnings("ignore::eqxjit.RetraceWarning")
 def test_maxsize_none_bounds_nothing():
     f = eqxjit.filter_jit(lambda x, n: n, maxsize=None)
     for n in range(20):

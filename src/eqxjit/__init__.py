@@ -12,7 +12,7 @@ from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
 from ._differences import Difference
 from ._explain import explain_retraces
 from ._freeze import FrozenPjitFunction, freeze, load
-from ._history import RetraceWarning, TooManyTracesError
+from ._history import TooManyTracesError
 from ._install import Installation, install, uninstall
 from ._lower import Compiled, CompiledProgram, Lowered
 from ._pack import Packed, pack
@@ -44,7 +44,6 @@ __all__ = [
     "Lowered",
     "Packed",
     "ReportRow",
-    "RetraceWarning",
     "Seconds",
     "TooManyTracesError",
     "Trace",

@@ -3,19 +3,22 @@
 For a script that can't be edited: it runs as under `python script.py`, and `equinox.filter_jit` is
 eqxjit's in it and in the libraries that it uses. JAX and Equinox are imported before it: a variable
 that they read at import, such as `JAX_ENABLE_X64`, must be set outside of the script; one that the
-script sets is warned of.
+script sets is named in the log.
 """
 
 import argparse
 import importlib.machinery
+import logging
 import os
 import runpy
 import sys
 import types
-import warnings
 from typing import Any, NoReturn
 
+from ._call_site import CallSite
 from ._install import install
+
+_logger = logging.getLogger("eqxjit")
 
 _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap")
 
@@ -41,7 +44,7 @@ def main(argv: list[str]) -> None:
     if not chosen.module and not os.path.exists(program):
         parser.error(f"can't open file {program!r}: no such file")
     sys.argv = [program, *chosen.arguments]
-    sys.addaudithook(_warn_of_late_variables)
+    sys.addaudithook(_log_late_variables)
     install()
     try:
         if chosen.module:
@@ -55,18 +58,22 @@ def main(argv: list[str]) -> None:
         _raise_without_own_frames(error)
 
 
-def _warn_of_late_variables(event: str, arguments: tuple[Any, ...]) -> None:
+def _log_late_variables(event: str, arguments: tuple[Any, ...]) -> None:
     """An audit hook: names a variable that the script sets and JAX has already read."""
     # Everything that is audited comes by here.
     if event != "os.putenv":
         return
     name, value = map(os.fsdecode, arguments)
     if name.startswith(("JAX_", "EQX_")) and os.environ.get(name) != value:
-        warnings.warn(
-            f"`{name}` is set when JAX and Equinox have already read it. Set it outside of the "
-            f"script: `{name}={value} python -m eqxjit ...`.",
-            # The script's line, past `os.environ`.
-            stacklevel=3,
+        # The script's line, past `os.environ`.
+        frame = sys._getframe(2)
+        _logger.warning(
+            "%s: `%s` is set when JAX and Equinox have already read it. Set it outside of the "
+            "script: `%s=%s python -m eqxjit ...`.",
+            CallSite(frame.f_code.co_filename, frame.f_lineno),
+            name,
+            name,
+            value,
         )
 
 

@@ -5,7 +5,6 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -431,19 +430,19 @@ except ImportError:
         return ()
 
 
-def source_line(equation: Any, library_files: tuple[str, ...]) -> str:
-    """The user's line that made an equation, as `file.py:12`; empty where that isn't known.
+def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:
+    """The line that made an equation, with its file; None where that isn't known.
 
     **Arguments:**
 
     - `equation`: an equation of a jaxpr.
-    - `library_files`: how the paths of files begin that aren't the user's.
+    - `library_files`: how the paths of files begin that don't count.
     """
     try:
         for frame in _user_frames(equation.source_info.traceback):
             if not frame.file_name.startswith(library_files):
-                return f"{os.path.basename(frame.file_name)}:{frame.start_line}"
+                return frame.file_name, frame.start_line
     except Exception:
         # Another release's signature: no line stands out.
         pass
-    return ""
+    return None

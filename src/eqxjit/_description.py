@@ -7,7 +7,6 @@ import collections
 import dataclasses
 import functools
 import inspect
-import os
 import types
 import weakref
 from collections.abc import Hashable, Iterator, Sequence
@@ -20,6 +19,7 @@ from jax.core import Tracer
 from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_with_path
 
 from ._binding import Binding
+from ._call_site import CallSite
 from ._compat import fields_of, treedef_rows
 from ._errors import named_arguments, short
 from ._partition import SORTED_DICTS, StaticHalf, is_array_leaf
@@ -56,6 +56,17 @@ class ArrayPart(NamedTuple):
         return f"{self.shape_text}{weak}{f' on {self.placement}' if self.placement else ''}"
 
 
+class PlacedText(NamedTuple):
+    """A text that names a line of code, by a path that depends on the working directory."""
+
+    before: str
+    site: CallSite
+    after: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.before}{self.site}{self.after}"
+
+
 class StaticPart(NamedTuple):
     """A static value.
 
@@ -63,19 +74,23 @@ class StaticPart(NamedTuple):
     - `key`: equal to that of another value exactly if one may stand for the other.
     - `kind`: its type's name.
     - `is_field`: whether it is in a static field, rather than in the place of an array.
-    - `made_at`: where a callable's code is; empty for anything else.
+    - `module`: the module of its type.
+    - `made_at`: where a callable's code is; None for anything else.
     - `is_compared_by_identity`: whether it equals itself alone.
+    - `is_iterator`: whether to look at its elements takes them.
     """
 
-    text: str
+    text: str | PlacedText
     key: Hashable
     kind: str
     is_field: bool
-    made_at: str = ""
+    module: str = "builtins"
+    made_at: CallSite | None = None
     is_compared_by_identity: bool = False
+    is_iterator: bool = False
 
     def __str__(self) -> str:
-        return self.text
+        return str(self.text)
 
 
 class NodePart(NamedTuple):
@@ -84,11 +99,13 @@ class NodePart(NamedTuple):
     - `text`: what it is.
     - `key`: equal to that of another node exactly if one may stand for the other.
     - `detail`: what else the text could say, where that alone tells two nodes apart.
+    - `module`: the module of its class; empty for a container, which may be in anybody's hands.
     """
 
     text: str
     key: Hashable
-    detail: str = " (another class of that name)"
+    detail: str | PlacedText = " (another class of that name)"
+    module: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -241,7 +258,8 @@ def _dynamic_part(value: Any) -> tuple[Part, _Children]:
     keyed, treedef = tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
     name = type(value).__name__
     metadata = treedef_rows(treedef)[-1][2]
-    part = NodePart(name, lasting(treedef_key(treedef)), f" with metadata {short(metadata)}")
+    detail = f" with metadata {short(metadata)}"
+    part = NodePart(name, lasting(treedef_key(treedef)), detail, type(value).__module__)
     return part, [(_suffix(path), child, False) for path, child in keyed]
 
 
@@ -268,10 +286,10 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
             return NodePart(name, name), children
         factory = value.default_factory
         key = (name, lasting(static_key(factory)))
-        return NodePart(name, key, f" of {_text(factory)}"), children
+        return NodePart(name, key, _placed(" of ", _text(factory))), children
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         children = [(f".{field}", getattr(value, field), False) for field in value._fields]
-        return NodePart(name, lasting(kind)), children
+        return NodePart(name, lasting(kind), module=kind.__module__), children
     if kind is tuple or kind is list:
         children = [(f"[{i}]", child, False) for i, child in enumerate(value)]
         return NodePart(f"{name} of {len(value)}", (name, len(value))), children
@@ -290,7 +308,7 @@ def _fields_of_class(kind: type) -> list[tuple[str, str, bool]]:
 
 @functools.lru_cache(maxsize=256)
 def _module_part(kind: type) -> NodePart:
-    return NodePart(kind.__name__, lasting(kind))
+    return NodePart(kind.__name__, lasting(kind), module=kind.__module__)
 
 
 def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
@@ -308,13 +326,34 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
         fields = compared_fields(kind)
         if fields is not None:
             children: _Children = [(f".{name}", getattr(value, name), True) for name in fields]
-            return NodePart(kind.__name__, lasting(kind)), children
+            return NodePart(kind.__name__, lasting(kind), module=kind.__module__), children
     try:
         key = lasting(static_key(value))
     except Exception:
         key = id(value)
     by_identity = kind.__eq__ is object.__eq__
-    return StaticPart(_text(value), key, kind.__name__, is_field, made_at(value), by_identity), ()
+    return (
+        StaticPart(
+            _text(value),
+            key,
+            kind.__name__,
+            is_field,
+            kind.__module__,
+            made_at(value),
+            by_identity,
+            is_iterator(kind),
+        ),
+        (),
+    )
+
+
+def is_iterator(kind: type) -> bool:
+    """Return whether a class is one of iterators, without asking its values."""
+    try:
+        return issubclass(kind, Iterator)
+    except Exception:
+        # A metaclass of the user's.
+        return False
 
 
 def lasting(key: Hashable) -> Hashable:
@@ -342,15 +381,17 @@ def _content(value: Any) -> Hashable:
         return None
 
 
-def _text(value: Any) -> str:
+def _text(value: Any) -> str | PlacedText:
     """What to show of a static value: `repr`, and for callables what a user calls them."""
     if isinstance(value, types.FunctionType):
-        is_named = "<" not in value.__qualname__
-        return value.__qualname__ if is_named else f"`{value.__name__}` at {made_at(value)}"
+        if "<" not in value.__qualname__:
+            return value.__qualname__
+        return PlacedText(f"`{value.__name__}` at ", _code_of(value))
     if isinstance(value, functools.partial):
-        return f"partial of {_text(value.func)} with {short((*value.args, value.keywords))}"
+        given = f" with {short((*value.args, value.keywords))}"
+        return _placed("partial of ", _text(value.func), given)
     if isinstance(value, types.MethodType):
-        return f"method {value.__qualname__} of {_text(value.__self__)}"
+        return _placed(f"method {value.__qualname__} of ", _text(value.__self__))
     try:
         # What `jax.jit` and the like make has a name, too.
         if callable(value) and "<" not in value.__qualname__:
@@ -360,7 +401,7 @@ def _text(value: Any) -> str:
     try:
         wrapped = inspect.unwrap(value)
         if isinstance(wrapped, types.FunctionType):
-            return f"{type(value).__name__} of {_text(wrapped)}"
+            return _placed(f"{type(value).__name__} of ", _text(wrapped))
     except Exception:
         pass
     if type(value).__repr__ is object.__repr__:
@@ -368,11 +409,16 @@ def _text(value: Any) -> str:
     return short(value)
 
 
-def made_at(value: Any) -> str:
-    """Where the code of a callable is, and what it was wrapped in; empty for anything else."""
+def _placed(before: str, text: str | PlacedText, after: str = "") -> str | PlacedText:
+    if isinstance(text, str):
+        return f"{before}{text}{after}"
+    return PlacedText(before + text.before, text.site, text.after + after)
+
+
+def made_at(value: Any) -> CallSite | None:
+    """Return where the code of a callable is, whatever it was wrapped in; None without code."""
     if isinstance(value, types.FunctionType):
-        code = value.__code__
-        return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+        return _code_of(value)
     if isinstance(value, functools.partial):
         return made_at(value.func)
     if isinstance(value, types.MethodType):
@@ -381,9 +427,13 @@ def made_at(value: Any) -> str:
         try:
             wrapped = inspect.unwrap(value)
         except Exception:
-            return ""
-        return made_at(wrapped) if isinstance(wrapped, types.FunctionType) else ""
-    return ""
+            return None
+        return _code_of(wrapped) if isinstance(wrapped, types.FunctionType) else None
+    return None
+
+
+def _code_of(function: types.FunctionType) -> CallSite:
+    return CallSite(function.__code__.co_filename, function.__code__.co_firstlineno)
 
 
 def summary(description: Description) -> Iterator[str]:

@@ -1,8 +1,12 @@
 """Compares what two traces were made for, and says in the user's names how they differ."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
+from ._call_site import is_users, is_users_module
 from ._description import ArrayPart, Description, NodePart, Part, StaticPart
 
 SHAPE = "shape"
@@ -93,9 +97,11 @@ def distance(old: Description, new: Description) -> int:
     return sum(changed) + len(set(old.paths).difference(new.paths)) or 1
 
 
-def differences(old: Description, new: Description) -> list[Difference]:
-    """How a description differs from an older one, outside in; what is in a node that is another
-    altogether isn't listed.
+def differences(old: Description, new: Description, of_user: bool = True) -> list[Difference]:
+    """Return how a description differs from an older one, outside in.
+
+    What is in a node that is another altogether isn't listed. `of_user` says that the function is
+    the user's: there is no remedy for what only the author of a library could change.
     """
     old_parts = dict(zip(old.paths, old.parts, strict=True))
     found: list[Difference] = []
@@ -109,7 +115,9 @@ def differences(old: Description, new: Description) -> list[Difference]:
             found.append(_given(path, parent, "absent", str(part)))
         else:
             before = len(found)
-            found.extend(_compared(path, old_parts[path], part))
+            if old_parts[path] != part:
+                place = _Place(path, _module_around(new, parent), of_user)
+                found.extend(_compared(place, old_parts[path], part))
             if len(found) > before:
                 changed.add(index)
     remaining = set(new.paths)
@@ -160,15 +168,41 @@ def _given(path: str, parent: int, old: str, new: str) -> Difference:
     return Difference(ARGUMENT if parent < 0 else STRUCTURE, path, old, new)
 
 
-def _compared(path: str, old: Part, new: Part) -> Iterator[Difference]:
-    if old is new or old == new:
-        return
+class _Place(NamedTuple):
+    """Where a part is, and who can change what is there.
+
+    - `path`: where, in the user's names.
+    - `module`: that of the class that holds it; empty for an argument, also inside of containers.
+    - `of_user`: whether the function is the user's.
+    """
+
+    path: str
+    module: str
+    of_user: bool
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the user can put an array here, say, because the code around it is theirs."""
+        return is_users_module(self.module) if self.module else self.of_user
+
+
+def _module_around(description: Description, index: int) -> str:
+    while index >= 0:
+        part = description.parts[index]
+        if isinstance(part, NodePart) and part.module:
+            return part.module
+        index = description.parents[index]
+    return ""
+
+
+def _compared(place: _Place, old: Part, new: Part) -> Iterator[Difference]:
+    path = place.path
     if isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
-        yield from _compared_arrays(path, old, new)
+        yield from _compared_arrays(place, old, new)
     elif isinstance(old, StaticPart) and isinstance(new, StaticPart):
-        yield Difference(STATIC_VALUE, path, *_texts(old, new), _remedy_for_static(path, old, new))
+        yield Difference(STATIC_VALUE, path, *_texts(old, new), _remedy_for_static(place, old, new))
     elif isinstance(old, ArrayPart) and isinstance(new, StaticPart):
-        remedy = _pass_as_array(path) if new.kind in ("bool", "int", "float", "complex") else ""
+        remedy = _as_array(place, _dtype_like(old, new), new.is_field)
         yield Difference(NOW_STATIC, path, str(old), str(new), remedy)
     elif isinstance(old, StaticPart) and isinstance(new, ArrayPart):
         yield Difference(NOW_ARRAY, path, str(old), str(new))
@@ -182,15 +216,16 @@ def _compared(path: str, old: Part, new: Part) -> Iterator[Difference]:
 
 def _texts(old: StaticPart, new: StaticPart) -> tuple[str, str]:
     if old.text == new.text and old.kind != new.kind:
-        return f"{old.text} ({old.kind})", f"{new.text} ({new.kind})"
-    return old.text, new.text
+        return f"{old} ({old.kind})", f"{new} ({new.kind})"
+    return str(old), str(new)
 
 
-def _compared_arrays(path: str, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
+def _compared_arrays(place: _Place, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
+    path = place.path
     if old.shape != new.shape:
         remedy = ""
         if len(old.shape) == len(new.shape) > 0 and old.shape[1:] == new.shape[1:]:
-            remedy = "If its size varies, pad it to a few sizes"
+            remedy = "If its size varies, pad it to a few sizes" if place.is_users else ""
         yield Difference(SHAPE, path, old.shape_text, new.shape_text, remedy)
     if old.dtype != new.dtype:
         yield Difference(DTYPE, path, old.dtype, new.dtype)
@@ -198,6 +233,9 @@ def _compared_arrays(path: str, old: ArrayPart, new: ArrayPart) -> Iterator[Diff
         remedy = (
             "A weak type comes of a Python number: give it a dtype when it is made, as in "
             f"`jnp.asarray(..., dtype=jnp.{old.dtype})`"
+            # The user's own array, whoever's function it goes to.
+            if not place.module or place.is_users
+            else ""
         )
         weak = f"{old.dtype} of weak type"
         texts = (weak, new.dtype) if old.weak_type else (old.dtype, weak)
@@ -207,26 +245,98 @@ def _compared_arrays(path: str, old: ArrayPart, new: ArrayPart) -> Iterator[Diff
         yield Difference(PLACEMENT, path, old.placement or anywhere, new.placement or anywhere)
 
 
-def _pass_as_array(path: str) -> str:
-    return f"If it varies, pass `jnp.asarray({path})`"
+_NUMBERS: dict[str, type] = {"int": int, "float": float, "complex": complex}
 
 
-def _remedy_for_static(path: str, old: StaticPart, new: StaticPart) -> str:
-    if new.made_at and new.made_at == old.made_at:
-        return (
-            f"It is another object of the same code ({new.made_at}): if it should be the same, "
-            "make it once, at module level, outside `__init__`"
-        )
-    if new.made_at == old.made_at == "" and new.is_compared_by_identity and new.kind == old.kind:
+def _as_array(place: _Place, dtype: str | None, is_field: bool) -> str:
+    """Return the advice to make a number an array; empty where the user can't."""
+    if dtype is None or not place.is_users:
+        return ""
+    given = f", dtype=jnp.{dtype}" if dtype else ""
+    unless = ", unless a shape or control flow depends on it"
+    if not place.module:
+        return f"If it varies, pass `jnp.asarray({place.path}{given})`{unless}"
+    where = f", {_NOT_STATIC}" if is_field else ""
+    return f"If it varies, make `{place.path}` an array, `jnp.asarray(...{given})`{where}{unless}"
+
+
+def _dtype_of(*parts: StaticPart) -> str | None:
+    """Return the dtype that JAX gives these numbers; None if some is no number or doesn't fit.
+
+    Without one, the array would be of a weak type, unlike most others that may come here.
+    """
+    kinds = [_NUMBERS.get(part.kind) for part in parts]
+    for kind in (complex, float, int):
+        if kind in kinds and None not in kinds:
+            dtype = jnp.result_type(kind)
+            return dtype.name if all(_fits(part, dtype) for part in parts) else None
+    return None
+
+
+def _dtype_like(old: ArrayPart, new: StaticPart) -> str | None:
+    """Return the dtype with which a number is like the array that was there, if it can be.
+
+    It is empty where a number is so by itself.
+    """
+    try:
+        dtype = jnp.dtype(old.dtype)
+    except TypeError:
+        # A key of random numbers.
+        return None
+    if new.kind == "bool":
+        return dtype.name
+    kind = _NUMBERS.get(new.kind)
+    if kind is None or not jnp.issubdtype(dtype, _WIDEST[kind]) or not _fits(new, dtype):
+        return _dtype_of(new)
+    return "" if old.weak_type and dtype == jnp.result_type(kind) else dtype.name
+
+
+# What must hold of a dtype so that each number of a kind is one of its own.
+_WIDEST: dict[type, type] = {int: jnp.number, float: jnp.inexact, complex: jnp.complexfloating}
+
+
+def _fits(part: StaticPart, dtype: jnp.dtype) -> bool:
+    try:
+        number = _NUMBERS[part.kind](str(part))
+    except ValueError:
+        # A class of the user's, of that name.
+        return False
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return int(limits.min) <= number <= int(limits.max)
+    largest = float(jnp.finfo(dtype).max)
+    return all(
+        abs(value) <= largest or (isinstance(value, float) and not math.isfinite(value))
+        for value in (number.real, number.imag)
+    )
+
+
+def _remedy_for_static(place: _Place, old: StaticPart, new: StaticPart) -> str:
+    once = "make it once, at module level, outside `__init__`"
+    code = new.made_at
+    if new.kind == old.kind == "partial":
+        # The code is that of the function below it.
+        if place.is_users or (code is not None and is_users(code.filename)):
+            return f"A partial equals itself alone: if it should be the same, {once}"
+        return ""
+    if code and code == old.made_at:
+        it = f"It is another object of the same code ({code})"
+        return f"{it}: if it should be the same, {once}" if is_users(code.filename) else ""
+    if not code and not old.made_at and new.is_compared_by_identity:
+        if new.kind != old.kind or not is_users_module(new.module):
+            return ""
+        if _class_of(old) != _class_of(new):
+            return f"A {new.kind} equals itself alone: make it once, and its class"
         return (
             f"A {new.kind} equals itself alone: make it once, or give its class an `__eq__` and a "
             "`__hash__`, as a frozen dataclass has"
         )
-    if new.kind in ("int", "float", "complex") and old.kind == new.kind:
-        if new.is_field:
-            return f"If it varies, make `{path}` an array, {_NOT_STATIC}"
-        return _pass_as_array(path)
-    return ""
+    return _as_array(place, _dtype_of(old, new), new.is_field)
+
+
+def _class_of(part: StaticPart) -> object:
+    # The key of what is compared by identity begins with it.
+    return part.key[0] if isinstance(part.key, tuple) else None
 
 
 def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
@@ -244,7 +354,7 @@ def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
 
 
 def _is_of_size(difference: Difference) -> bool:
-    return difference.category == SHAPE or difference.remedy.endswith(_NOT_STATIC)
+    return difference.category == SHAPE or _NOT_STATIC in difference.remedy
 
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:

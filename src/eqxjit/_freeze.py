@@ -18,8 +18,9 @@ from ._errors import argument_error, short
 from ._lower import CompiledProgram
 from ._options import DEFAULT_MAXSIZE, check_options, nearest
 from ._partition import DYNAMIC, StaticHalf, partition
-from ._program import Program, names_of
+from ._program import Program, home_of, names_of
 from ._save import Path
+from ._storms import place_of
 from ._tracebacks import trimming
 from ._wrapped import WrappedFunction
 from ._wrapper import (
@@ -298,7 +299,9 @@ def freeze(
     with_constants = [next(constants) if leaf is DYNAMIC else leaf for leaf in static.leaves]
     frozen = StaticHalf(static.treedef, tuple(with_constants), _Snapshot())
     remaining = functools.partial(fun, *args, **kwargs)
-    program = Program(Binding(remaining, *names_of(fun)), options, None)
+    program = Program(
+        Binding(remaining, *names_of(fun)), options, None, place_of(fun, home_of(fun))
+    )
     return FrozenPjitFunction(WrappedFunction(fun, frozen, options, program), tuple(passed))
 
 

@@ -1,4 +1,4 @@
-"""The traces of one function: counts, limits and explains them, and warns of storms."""
+"""The traces of one function: counts, limits and explains them."""
 
 import collections
 import inspect
@@ -7,15 +7,14 @@ import operator
 import sys
 import threading
 import types
-import warnings
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
+from ._call_site import CallSite
 from ._description import UNKNOWN, lasting, made_at
 from ._differences import (
     CACHE,
     FUNCTION,
-    STATIC_VALUE,
     TRANSFORMATION,
     UNKNOWN_REASON,
     Difference,
@@ -25,6 +24,7 @@ from ._differences import (
     with_apt_remedies,
 )
 from ._partition import partition
+from ._storms import Place, streak_of
 from ._trace import Trace
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -34,19 +34,12 @@ _MAX_COMPARED = 64
 # How many parts of descriptions are remembered, a few dozen megabytes: large trees differ in many.
 _MAX_PARTS = 200_000
 
-# After so many traces in a row that one static value alone was the reason for, a warning.
-_STORM = 10
-
 # How many definitions of functions are remembered, so that a function made anew is recognised.
 _MAX_DEFINITIONS = 256
 
 
 class TooManyTracesError(RuntimeError):
     """A function was to be traced more often than its `max_traces` allows."""
-
-
-class RetraceWarning(UserWarning):
-    """A function is traced again and again, for the sake of one static value."""
 
 
 class Definition(NamedTuple):
@@ -57,7 +50,7 @@ class Definition(NamedTuple):
     - `number`: tells this function from the others.
     """
 
-    place: str
+    place: CallSite | None
     code: Hashable
     number: int
 
@@ -93,10 +86,14 @@ class History:
     - `name`: what to call the function.
     - `definition`: where it is defined; `None` where no Python function is below it.
     - `max_traces`: how many traces there may be; `None` for any number.
+    - `place`: where what is called is defined, a Python function or not.
     """
 
-    def __init__(self, name: str, definition: Definition | None, max_traces: int | None):
+    def __init__(
+        self, name: str, definition: Definition | None, max_traces: int | None, place: Place
+    ):
         self.name = name
+        self.place = place
         self.n_traces = 0
         self.n_recompilations = 0
         self.hits = hit_counter()
@@ -109,8 +106,7 @@ class History:
         self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
         #: How many of the remembered traces are from before the last `clear_cache`.
         self._n_cleared = 0
-        self._storm: tuple[str, int] = ("", 0)
-        self._has_warned = False
+        self._streak = streak_of(place)
 
     @property
     def traces(self) -> list[Trace]:
@@ -201,6 +197,7 @@ class History:
             self.n_traces = self.n_recompilations = 0
             self.hits = hit_counter()
             self._n_cleared = len(self._remembered)
+        self._streak.restart()
 
     def seal(self, why: str) -> None:
         """Allows no further trace; `why` begins the error for one."""
@@ -214,13 +211,13 @@ class History:
         """Fills in how a trace differs from the closest of those before."""
         earlier = self._closest(trace)
         if earlier is None:
-            trace.differences = _defined_again(self._definition)
+            trace.differences = _defined_again(self._definition, self.place.is_users)
             return
         trace.description = trace.description.sharing(earlier.description)
         if trace.configuration == earlier.configuration:
             trace.configuration = earlier.configuration
         found = [
-            *differences(earlier.description, trace.description),
+            *differences(earlier.description, trace.description, self.place.is_users),
             *configuration_differences(earlier.configuration, trace.configuration),
         ]
         if UNKNOWN in (earlier.description, trace.description):
@@ -241,25 +238,9 @@ class History:
         latest = [*self._remembered, *self._begun][: -_MAX_COMPARED - 1 : -1]
         return min(latest, key=how_far, default=None)
 
-    def warn_of_storm(self, trace: Trace) -> None:
-        """Warns once, after many traces in a row for the sake of one static value."""
-        with self._lock:
-            found = trace.differences
-            path = found[0].path if [d.category for d in found] == [STATIC_VALUE] else ""
-            last_path, n_in_a_row = self._storm
-            n_in_a_row = n_in_a_row + 1 if path and path == last_path else bool(path)
-            self._storm = path, n_in_a_row
-            if self._has_warned or n_in_a_row < _STORM:
-                return
-            self._has_warned = True
-        remedy = f" {found[0].remedy}." if found[0].remedy else ""
-        warnings.warn_explicit(
-            f"`{self.name}` was traced {n_in_a_row} times in a row because the static value "
-            f"`{path}` changed: last from {found[0].old} to {found[0].new}.{remedy}",
-            RetraceWarning,
-            trace.call_site.filename,
-            trace.call_site.line,
-        )
+    def add_to_streak(self, trace: Trace) -> None:
+        """Counts a trace among those in a row, which are logged once they are many."""
+        self._streak.add(trace)
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
@@ -299,7 +280,7 @@ def _remember_definition(definition: Definition | None) -> None:
             _last_traced.popitem(last=False)
 
 
-def _defined_again(definition: Definition | None) -> tuple[Difference, ...]:
+def _defined_again(definition: Definition | None, is_users: bool) -> tuple[Difference, ...]:
     if definition is None:
         return ()
     with _last_traced_lock:
@@ -307,4 +288,4 @@ def _defined_again(definition: Definition | None) -> tuple[Difference, ...]:
             return ()
     what = f"another function made of the same code ({definition.place}) was traced before"
     remedy = "Define and wrap it once, outside of loops and of the functions that call it"
-    return (Difference(FUNCTION, "", "", what, remedy),)
+    return (Difference(FUNCTION, "", "", what, remedy if is_users else ""),)

@@ -1,15 +1,16 @@
 """`install` and `uninstall`: eqxjit in the place of `equinox.filter_jit`, in a whole process."""
 
 import functools
+import logging
 import sys
 import threading
 import types
-import warnings
 from collections.abc import Iterator
 from typing import Any, cast
 
 import equinox as eqx
 
+from ._call_site import is_users_module
 from ._compat import (
     UpstreamWrapper,
     fields_of,
@@ -22,7 +23,9 @@ from ._program import names_of
 from ._tracebacks import trim, trimming
 from ._wrapper import FilterPjitFunction, filter_jit
 
-# A warning, or garbage collection, may run what installs as well.
+_logger = logging.getLogger("eqxjit")
+
+# A handler of the log, or garbage collection, may run what installs as well.
 _lock = threading.RLock()
 _installations: set["Installation"] = set()
 #: Where upstream's `filter_jit` stood: in which module's namespace, under which name.
@@ -76,10 +79,9 @@ def install() -> Installation:
     The installation: a context manager, with a method `uninstall`. eqxjit stays installed until
     each has ended, in whichever order, or until `eqxjit.uninstall()`.
 
-    **Warns:**
-
-    About functions that stay with upstream, by name: those wrapped before with options of `jax.jit`
-    (`inline=True`), which can't be read back. One that isn't found now is named when it is called.
+    The logger `eqxjit` names, in a warning, the functions that stay with upstream: those wrapped
+    before with options of `jax.jit` (`inline=True`), which can't be read back. One that isn't found
+    now is named when it is called.
 
     !!! example
 
@@ -98,7 +100,7 @@ def install() -> Installation:
         if not _installations:
             unredirected = _unredirected()
             if unredirected:
-                _warn_of(unredirected, stacklevel=2)
+                _log_unredirected(unredirected)
             _put_in_place()
         installation = Installation()
         _installations.add(installation)
@@ -189,7 +191,7 @@ def _twin(wrapper: Any) -> FilterPjitFunction | None:
     if link is None:
         link = _link(wrapper)
         if link.twin is None:
-            _warn_of([wrapper], stacklevel=3)
+            _log_unredirected([wrapper])
     return link.twin
 
 
@@ -246,19 +248,21 @@ def _unredirected() -> list[Any]:
     ]
 
 
-def _warn_of(wrappers: list[Any], stacklevel: int) -> None:
+def _log_unredirected(wrappers: list[Any]) -> None:
     """Names wrappers that stay with upstream; each once, as it then has a link."""
     for wrapper in wrappers:
         fields_of(wrapper)[_LINK] = _Link(None)
     names = sorted({f"`{wrapper.__module__}.{names_of(wrapper)[1]}`" for wrapper in wrappers})
+    remedy = " Wrap yours by `eqxjit.filter_jit`, with the same options."
+    has_users = any(is_users_module(wrapper.__module__) for wrapper in wrappers)
     reason = (
-        "They may have been given options of `jax.jit`, which can't be read back: wrap them by "
-        "`eqxjit.filter_jit`, with the same options."
+        "They may have been given options of `jax.jit`, which can't be read back."
+        f"{remedy if has_users else ''}"
         if upstream_is_known
         else "The wrappers of this release of Equinox are unknown to eqxjit: import the modules "
         "after `eqxjit.install()`."
     )
-    warnings.warn(
-        f"`eqxjit.install()` leaves to Equinox's own `filter_jit`: {', '.join(names)}. {reason}",
-        stacklevel=stacklevel + 1,
+    # Not a Python warning: under `-W error` that would fail what works with Equinox.
+    _logger.warning(
+        "`eqxjit.install()` leaves to Equinox's own `filter_jit`: %s. %s", ", ".join(names), reason
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from ._call_site import LIBRARY_FILES
+from ._call_site import LIBRARY_FILES, is_users, location
 from ._compat import source_line
 
 # A line stands out if it made so many equations, and so large a share of them.
@@ -28,7 +28,7 @@ def size_of(jaxpr: Any) -> tuple[int, str]:
     **Returns:**
 
     How many equations it has, those of nested jaxprs included; and the line that made most of them,
-    with their number, or an empty text where none stands out.
+    with their number, or an empty text where none of the user's stands out.
     """
     equations = [equation for part in _with_nested(jaxpr.jaxpr) for equation in part.eqns]
     n_equations = len(equations)
@@ -39,11 +39,14 @@ def size_of(jaxpr: Any) -> tuple[int, str]:
     if count < _LARGE_SHARE_OF_SAMPLE * len(sample):
         return n_equations, ""
     line, count = _busiest_line(equations)
-    stands_out = line and count >= max(_MANY_EQUATIONS, _LARGE_SHARE * n_equations)
-    return n_equations, f"{line} ({count:,})" if stands_out else ""
+    stands_out = count >= max(_MANY_EQUATIONS, _LARGE_SHARE * n_equations)
+    # Of a library's line there is nothing for the user to change.
+    if line is None or not stands_out or not is_users(line[0]):
+        return n_equations, ""
+    return n_equations, f"{location(*line)} ({count:,})"
 
 
-def _busiest_line(equations: list[Any]) -> tuple[str, int]:
+def _busiest_line(equations: list[Any]) -> tuple[tuple[str, int] | None, int]:
     """The line that made most of the equations, and how many."""
     lines = [source_line(equation, LIBRARY_FILES) for equation in equations]
     return collections.Counter(lines).most_common(1)[0]

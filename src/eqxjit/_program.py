@@ -17,6 +17,7 @@ from ._compat import clear_with_equinox
 from ._entry import Entry
 from ._history import Definition, History, definition_of
 from ._options import Options
+from ._storms import Place, place_of
 from ._turns import Turns
 
 if TYPE_CHECKING:
@@ -103,11 +104,13 @@ class Program(_Table):
     - `history`: what it was traced for.
     """
 
-    def __init__(self, binding: Binding, options: Options, definition: Definition | None):
+    def __init__(
+        self, binding: Binding, options: Options, definition: Definition | None, place: Place
+    ):
         super().__init__()
         self.binding = binding
         self.options = options
-        self.history = History(binding.label, definition, options.max_traces)
+        self.history = History(binding.label, definition, options.max_traces, place)
         self.retraces = Turns()
         self.entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
         #: Weak references to the static objects of the function itself (see `_Programs`).
@@ -146,9 +149,11 @@ class Program(_Table):
             return
         while len(self.entries) > maxsize:
             _, least_used = self.entries.popitem(last=False)
+            # Nobody else can.
+            advice = "; with that many static structures in use, raise `maxsize`"
             least_used.fate.append(
-                f"its entry was the least recently used of more than {maxsize}: with that many "
-                f"static structures in use, raise `maxsize`"
+                f"its entry was the least recently used of more than {maxsize}"
+                f"{advice if self.history.place.is_users else ''}"
             )
             self._unspecialize(least_used)
         self._rest()
@@ -327,7 +332,7 @@ def program_of(fun: Any, key: Hashable, options: Options) -> Program:
     """
     name, qualname = names_of(fun)
 
-    home = _home_of(fun)
+    home = home_of(fun)
     if home is None:
         programs = _homeless
     else:
@@ -340,12 +345,12 @@ def program_of(fun: Any, key: Hashable, options: Options) -> Program:
 
     def make() -> Program:
         definition = None if home is None else definition_of(home, programs.number)
-        return Program(Binding(fun, name, qualname), options, definition)
+        return Program(Binding(fun, name, qualname), options, definition, place_of(fun, home))
 
     return programs.get((key, options.key, name, qualname), make)
 
 
-def _home_of(fun: Any) -> types.FunctionType | None:
+def home_of(fun: Any) -> types.FunctionType | None:
     """The Python function below a callable, on which its programs are kept."""
     for _ in range(100):
         if type(fun) is types.FunctionType:

@@ -17,6 +17,7 @@ from ._entry import Call, Entry, Output, Retrace, current, holds_tracer, wait_fo
 from ._errors import argument_error, call_error, named_arguments, note_tracers
 from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers, recompiled, tracing
 from ._explain import log
+from ._iterators import log_iterators
 from ._lower import Lowered
 from ._partition import (
     DYNAMIC,
@@ -34,6 +35,7 @@ from ._specialize import (
 )
 from ._trace import Trace
 from ._tracebacks import trimming
+from ._tracing import currently_jitting
 from ._wrapped import WrappedFunction, wrap_function
 
 # Spelled out below, because only a plain local variable shows on the stack.
@@ -321,6 +323,7 @@ class Site:
             for trace in call.traces:
                 call.entry.measure(trace, flat)
                 self.tell(trace)
+                log_iterators(trace, self.program.history.place, call.arguments, self.wrapped.fun)
             call.leaves = []
 
     # --- Traces -------------------------------------------------------------------------------
@@ -331,6 +334,7 @@ class Site:
         history = self.program.history
         description = call.description or self.describe(call.arguments, call.leaves)
         trace = self._new_trace(call.entry, description, has_tracers(call.leaves))
+        trace.is_ahead_of_time = call.description is not None
         history.begin(trace)
         is_made = False
         try:
@@ -380,7 +384,9 @@ class Site:
         for observer in tuple(observers):
             observer.traced(trace)
         log(trace)
-        self.program.history.warn_of_storm(trace)
+        # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
+        if not trace.is_ahead_of_time and not currently_jitting():
+            self.program.history.add_to_streak(trace)
 
     # --- After a call -------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class Trace:
     - `function`: the function's qualified name, as from inside the function that defines it.
     - `number`: counts the traces of the function, from 1.
     - `call_site`: the user's line that made the call, with `filename` and `line`; as a text,
-        `train.py:31`.
+        `src/train.py:31`.
     - `differences`: how it differs from the closest earlier trace; empty for the first.
     - `compared_with`: the number of that earlier trace; `None` for the first.
     - `seconds`: how long it took.
@@ -66,6 +66,8 @@ class Trace:
     busiest_line: str = ""
     #: Whether it was called with tracers.
     is_transformed: bool = False
+    #: Whether it was made by `lower`, or to be compiled for later calls.
+    is_ahead_of_time: bool = False
     #: Why the entry that it made was given up, once it was; shared with the entry.
     fate: list[str] = dataclasses.field(default_factory=list)
 

@@ -1,0 +1,96 @@
+"""Logs, once, that a static value is an iterator: tracing consumes it, and later calls don't."""
+
+import collections
+import functools
+import logging
+import threading
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from ._compat import treedef_rows
+from ._description import StaticPart, is_iterator
+from ._partition import StaticHalf
+from ._static_key import compared_fields
+from ._storms import Place
+from ._trace import Trace
+
+_logger = logging.getLogger("eqxjit")
+
+# How many static values are looked at, containers' elements included.
+_MAX_VALUES = 100_000
+
+# How many iterators are remembered as logged, by their paths.
+_MAX_LOGGED = 1024
+
+_logged: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
+_logged_lock = threading.RLock()
+
+
+def log_iterators(trace: Trace, place: Place, arguments: StaticHalf, fun: StaticHalf) -> None:
+    """Log which static values of a trace are iterators, each once for a function.
+
+    **Arguments:**
+
+    - `trace`: a trace that is complete.
+    - `place`: where its function is defined.
+    - `arguments`, `fun`: what was static in the call.
+    """
+    in_arguments = _holds_iterator(arguments)
+    if not in_arguments and not _holds_iterator(fun):
+        return
+    parts = zip(trace.description.paths, trace.description.parts, strict=True)
+    iterators = [
+        (f"`{path}`", part.kind)
+        for path, part in parts
+        if isinstance(part, StaticPart) and part.is_iterator
+    ]
+    # One in the function, in a partial, or in what is too large to be described, has no path.
+    elsewhere = "an argument" if in_arguments else "the function itself"
+    for path, kind in iterators or [(elsewhere, "")]:
+        with _logged_lock:
+            if (place, path) in _logged:
+                continue
+            _logged[place, path] = None
+            if len(_logged) > _MAX_LOGGED:
+                _logged.popitem(last=False)
+        _logger.warning(
+            "`%s`, called at %s: %s. What is taken from it while the function is traced is "
+            "compiled in: later calls with it take nothing more, and use the same values again.%s",
+            trace.function,
+            trace.call_site,
+            f"{path} is an iterator ({kind}), and static" if kind else f"{path} holds an iterator",
+            " Pass what it yields instead, as arrays." if place.is_users else "",
+        )
+
+
+def _holds_iterator(static: StaticHalf) -> bool:
+    metadata = [data for _, _, data, custom in treedef_rows(static.treedef) if custom is not None]
+    pending = [*static.leaves, *metadata]
+    plain: set[type] = set()
+    for _ in range(_MAX_VALUES):
+        if not pending:
+            break
+        value = pending.pop()
+        kind = type(value)
+        if kind in plain:
+            continue
+        if is_iterator(kind):
+            return True
+        children = _children(kind, value)
+        if children is None:
+            plain.add(kind)
+        else:
+            pending.extend(children)
+    return False
+
+
+def _children(kind: type, value: Any) -> Iterable[Any] | None:
+    """Return what a static container holds; None for anything else."""
+    if kind in (tuple, list, set, frozenset):
+        return value
+    if kind is dict:
+        return value.values()
+    if kind is functools.partial:
+        return (*value.args, *value.keywords.values())
+    fields = compared_fields(kind)
+    return None if fields is None else [getattr(value, name, None) for name in fields]
