@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import gc
+import logging
 import os
 import pathlib
 import re
@@ -406,14 +407,14 @@ def test_copies_of_a_warm_wrapper(no_upstream):
     assert_same(copy.copy(f)(X), X + X)
 
 
-def test_deep_copies_of_a_warm_wrapper():
+def test_deep_copies_of_a_warm_wrapper(caplog):
     f = make()
     with eqxjit.install():
         warm(f, X)
         g = copy.deepcopy(f)
         # JAX doesn't copy what tells of options.
-        with pytest.warns(UserWarning, match="may have been given options"):
-            assert_same(g(X), X * 2)
+        assert_same(g(X), X * 2)
+        assert "may have been given options" in caplog.text
         assert_same(warm(g, X), X * 2)
 
 
@@ -443,46 +444,55 @@ def holder(request):
     del request.param.held
 
 
-def test_wrappers_with_options_stay_and_are_named(holder):
+@pytest.mark.filterwarnings("error")
+def test_wrappers_with_options_stay_and_are_named(holder, caplog):
     before = holder.held = UPSTREAM(with_options, inline=True)
-    with pytest.warns(UserWarning, match=r"`test_install.with_options`.*options of") as caught:
-        handle = eqxjit.install()
-    assert [w.filename for w in caught] == [__file__]
+    handle = eqxjit.install()
+    [message] = caplog.messages
+    assert re.search(r"`test_install.with_options`.*options of.*Wrap yours by", message)
+    assert [(r.name, r.levelname) for r in caplog.records] == [("eqxjit", "WARNING")]
     with handle:
         later = UPSTREAM(with_options, keep_unused=True)
-        with pytest.warns(UserWarning, match=r"`test_install.with_options`") as caught:
-            later(X)
-        assert [w.filename for w in caught] == [__file__]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for f in (before, later):
-                for _ in range(CALLS):
-                    assert_same(f(X), X * 2)
-                assert f.lower(X).compile()(X).tolist() == [0, 2, 4]
-                assert f._cached._cache_size() == 1
-                # Once.
-                eqxjit.install().uninstall()
+        later(X)
+        assert "`test_install.with_options`" in caplog.messages[1]
+        for f in (before, later):
+            for _ in range(CALLS):
+                assert_same(f(X), X * 2)
+            assert f.lower(X).compile()(X).tolist() == [0, 2, 4]
+            assert f._cached._cache_size() == 1
+            # Once.
+            eqxjit.install().uninstall()
+    assert len(caplog.messages) == 2
 
 
-def test_methods_with_options_stay_and_are_named():
+def test_no_advice_is_given_about_a_librarys_wrappers(monkeypatch, caplog):
+    """Its user can't wrap them by another `filter_jit`."""
+    held = UPSTREAM(optimistix.root_find.__wrapped__, inline=True)
+    monkeypatch.setattr(optimistix, "held", held, raising=False)
+    eqxjit.install()
+    [message] = caplog.messages
+    assert "root_find`. They may have been given options" in message
+    assert "Wrap" not in message
+
+
+@pytest.mark.filterwarnings("error")
+def test_methods_with_options_stay_and_are_named(caplog):
     class Model:
         @functools.partial(UPSTREAM, inline=True)
         def method(self, x):
             return x * 2
 
     with eqxjit.install():
-        with pytest.warns(UserWarning, match=r"Model\.method`") as caught:
-            assert type(Model().method) is eqx.Partial
-        assert [w.filename for w in caught] == [__file__]
+        assert type(Model().method) is eqx.Partial
+        assert "Model.method`" in caplog.text
         assert_same(Model().method(X), X * 2)
 
 
-def test_options_that_are_defaults_are_no_options(no_upstream):
+def test_options_that_are_defaults_are_no_options(no_upstream, caplog):
     f = make(inline=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with no_upstream():
-            assert_same(warm(f, X), X * 2)
+    with no_upstream():
+        assert_same(warm(f, X), X * 2)
+    assert caplog.messages == []
 
 
 def test_wrappers_from_before_caches_were_cleared(no_upstream):
@@ -505,7 +515,7 @@ def test_without_what_jax_keeps_of_options(monkeypatch):
 
 
 UNKNOWN = """
-    import warnings
+    import logging
     import equinox as eqx
     import equinox._jit
     import diffrax, jax.numpy as jnp
@@ -513,12 +523,12 @@ UNKNOWN = """
     import eqxjit
 
     upstream, wrapper = eqx.filter_jit, vars(eqx._jit._JitWrapper).copy()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        installed = eqxjit.install()
-    [warning] = caught
-    assert "`diffrax._integrate.diffeqsolve`" in str(warning.message), warning
-    assert "unknown to eqxjit" in str(warning.message)
+    records = []
+    logging.getLogger("eqxjit").addFilter(records.append)
+    installed = eqxjit.install()
+    [record] = records
+    assert "`diffrax._integrate.diffeqsolve`" in record.getMessage(), record
+    assert "unknown to eqxjit" in record.getMessage()
     assert eqx.filter_jit is eqxjit.filter_jit
     assert vars(eqx._jit._JitWrapper) == wrapper
     assert diffrax.linear_interpolation._cached._cache_size() == 0
@@ -609,12 +619,20 @@ def test_leaving_by_an_error_uninstalls():
     assert eqx.filter_jit is UPSTREAM.func
 
 
-def test_a_warning_that_is_an_error_leaves_nothing_installed():
+def test_a_handler_of_the_log_that_fails_leaves_nothing_installed(monkeypatch):
     Holder.held = UPSTREAM(with_options, inline=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="with_options"):
+
+    def emit(record):
+        raise ZeroDivisionError
+
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", emit)
+    logging.getLogger("eqxjit").addHandler(handler)
+    try:
+        with pytest.raises(ZeroDivisionError):
             eqxjit.install()
+    finally:
+        logging.getLogger("eqxjit").removeHandler(handler)
     assert eqx.filter_jit is UPSTREAM.func
     assert not _install._installations
     del Holder.held
@@ -648,11 +666,9 @@ def test_another_tool_around_the_wrapper(monkeypatch):
         assert vars(kind)["__call__"] is traced
         assert_same(f(X), X * 2)
         # What stays with upstream doesn't go round in a circle.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with eqxjit.install():
-                g = make(inline=True)
-                assert_same(g(X), X * 2)
+        with eqxjit.install():
+            g = make(inline=True)
+            assert_same(g(X), X * 2)
         assert vars(kind)["__call__"] is traced
     finally:
         type.__setattr__(kind, "__call__", original)
@@ -839,9 +855,10 @@ def test_a_variable_that_is_set_too_late_is_named(tmp_path, monkeypatch):
     status, stdout, stderr = python("-m", "eqxjit", "late.py", cwd=tmp_path)
     assert (status, stdout) == (0, "float32 2\n")
     assert re.search(
-        r"late.py:2: UserWarning: `JAX_ENABLE_X64` is set when.*Set it outside", stderr
+        r"late.py:2: `JAX_ENABLE_X64` is set when.*Set it outside", stderr
     )
     assert "XLA_FLAGS" not in stderr
+    assert python("-W", "error", "-m", "eqxjit", "late.py", cwd=tmp_path)[:2] == (status, stdout)
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
     assert python("-m", "eqxjit", "late.py", cwd=tmp_path) == (0, "float64 2\n", "")
 

@@ -15,7 +15,7 @@ import sys
 import types
 from typing import Any, NoReturn
 
-from ._call_site import CallSite
+from ._call_site import call_site
 from ._install import install
 
 _logger = logging.getLogger("eqxjit")
@@ -65,12 +65,11 @@ def _log_late_variables(event: str, arguments: tuple[Any, ...]) -> None:
         return
     name, value = map(os.fsdecode, arguments)
     if name.startswith(("JAX_", "EQX_")) and os.environ.get(name) != value:
-        # The script's line, past `os.environ`.
-        frame = sys._getframe(2)
         _logger.warning(
             "%s: `%s` is set when JAX and Equinox have already read it. Set it outside of the "
             "script: `%s=%s python -m eqxjit ...`.",
-            CallSite(frame.f_code.co_filename, frame.f_lineno),
+            # The script's line, past `os.environ`.
+            call_site(),
             name,
             name,
             value,
