@@ -854,9 +854,7 @@ def test_a_variable_that_is_set_too_late_is_named(tmp_path, monkeypatch):
     )
     status, stdout, stderr = python("-m", "eqxjit", "late.py", cwd=tmp_path)
     assert (status, stdout) == (0, "float32 2\n")
-    assert re.search(
-        r"late.py:2: `JAX_ENABLE_X64` is set when.*Set it outside", stderr
-    )
+    assert re.search(r"late.py:2: `JAX_ENABLE_X64` is set when.*Set it outside", stderr)
     assert "XLA_FLAGS" not in stderr
     assert python("-W", "error", "-m", "eqxjit", "late.py", cwd=tmp_path)[:2] == (status, stdout)
     monkeypatch.setenv("JAX_ENABLE_X64", "1")

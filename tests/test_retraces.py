@@ -1396,7 +1396,7 @@ def test_causes_are_counted(messages):
         f(jnp.ones(i), 3)
     [message] = messages
     assert re.search(
-        r"- 7 times, the last time: shape: `x` was float32\[5\], is .*\[6\]\n", message
+        r"- 7 times, the last time: shape: `x` was float32\[25\], is .*\[26\]\n", message
     )
     assert "- 3 times, the last time: static value changed: `n` was 2, is 3\n" in message
     assert message.count("pad it") == message.count("pass `jnp.asarray(n, ") == 1

@@ -20,7 +20,9 @@ def train_step(model, opt_state, batch, step):
     """One step of Adam, with a warm-up of the loss."""
 
     def loss(model):
-        return jnp.mean((jax.vmap(model)(batch["x"]) - batch["y"]) ** 2) * jnp.minimum(1.0, step / 10)
+        return jnp.mean((jax.vmap(model)(batch["x"]) - batch["y"]) ** 2) * jnp.minimum(
+            1.0, step / 10
+        )
 
     updates, opt_state = optimizer.update(eqx.filter_grad(loss)(model), opt_state)
     return eqx.apply_updates(model, updates), opt_state
