@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import threading
 import time
 
@@ -288,3 +289,48 @@ def test_without_rich_the_rows_are_printed():
         assert str(report)
     """
     assert "<lambda>: 1 traces, " in run(program)
+
+
+SECONDS = eqxjit.Seconds(1234.5678, 123.4567, 98765.4321)
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """A report of a function with a long name, large numbers and a reason."""
+
+    def a_function_whose_name_is_long_enough_to_be_wrapped_at_most_widths(x, n):
+        for _ in range(200):
+            x = x + n
+        return x
+
+    f = eqxjit.filter_jit(a_function_whose_name_is_long_enough_to_be_wrapped_at_most_widths)
+    with eqxjit.compile_report() as report:
+        f.lower(X, 1), f.lower(X, 2)
+    [function] = report._functions.values()
+    function.seconds = SECONDS
+    return report
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 70, 80, 100, 120, 200])
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_it_is_readable_at_any_width(wide, width, with_rich, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.delenv("TERM", raising=False)
+    if not with_rich:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    text = str(wide)
+    assert max(map(len, text.splitlines())) <= width
+    # No number is broken, cut or elided: each is a word of its own on one line.
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    words = set(re.split(r"[\s(),]+", text))
+    if with_rich:
+        parts = {f"{s:.3f}" for s in (SECONDS.tracing, SECONDS.lowering, SECONDS.compiling)}
+        assert parts <= words or f"{SECONDS.total:.3f}" in words
+        assert (parts <= words) == (width >= 70)
+        assert {"2", "traces"} <= words
+    else:
+        assert {"2", f"{SECONDS.total:.3g}", f"{SECONDS.compiling:.3g}"} <= words
+    # Wrapped, in a column of its own or over whole lines.
+    wrapped = "".join(re.sub(r"[\d.,%]+|─", "", text).split())
+    for said in (wide.rows[0].function, wide.rows[0].reason, "jax.lax.scan"):
+        assert "".join(re.sub(r"[\d.,%]+", "", said).split()) in wrapped

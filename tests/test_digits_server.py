@@ -415,6 +415,40 @@ def test_a_signal_ends_it_with_a_report(path, images, tmp_path):
     assert (printed["model"]["count"], printed["refused"]) == (7, {"400": 1})
 
 
+def test_a_signal_ends_it_cleanly_with_half_a_request_sent(path, tmp_path):
+    with serving(path, tmp_path / "log") as server, contextlib.ExitStack() as stack:
+        head = _HEAD % 100
+        halves = [head[: len(head) // 2], head, head + b'{"image": [', b"POST"]
+        clients = [stack.enter_context(server.connect()) for _ in halves]
+        for client, half in zip(clients, halves, strict=True):
+            client.sendall(half)
+        # Until all are being read.
+        with httpx.Client(base_url=server.url, **_OPTIONS) as client:
+            report(client)
+        start = time.monotonic()
+        printed = server.end(signal.SIGTERM)
+        assert time.monotonic() - start < 10
+        assert printed["refused"] == {}
+        for client, half in zip(clients, halves, strict=True):
+            answer = client.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 503" if len(half) >= len(head) else b"")
+        log = server.log.read_text()
+    assert "Finished server process" in log
+    assert "Traceback" not in log
+    assert "ERROR" not in log
+
+
+def test_the_command_that_the_page_shows(server):
+    page = (_ROOT / "docs" / "pages" / "low-latency.md").read_text()
+    [command] = re.findall(r"```sh\n(curl .*?)```", page, re.DOTALL)
+    assert "127.0.0.1:8000/" in command
+    command = command.replace(":8000/", f":{server.port}/").replace("curl ", "curl --noproxy '*' ")
+    printed = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(printed.stdout)["digit"] == 0
+
+
 def test_what_cannot_be_served_ends_it_with_the_reason(server, path, tmp_path):
     damaged = tmp_path / "damaged.eqxjit"
     content = bytearray(path.read_bytes())

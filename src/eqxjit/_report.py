@@ -4,6 +4,8 @@ import collections
 import dataclasses
 import io
 import os
+import shutil
+import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 # Where neither a terminal nor `COLUMNS` says how much room there is.
 _WIDTH = 100
+
+# The first column has at least this much room, or others are left out.
+_MIN_NAME_WIDTH = 20
 
 
 class ReportRow(NamedTuple):
@@ -154,40 +159,70 @@ class CompileReport:
         try:
             from rich.console import Console
         except ImportError:
+            width = shutil.get_terminal_size((_WIDTH, 0)).columns
             for row in self.rows:
-                print(
-                    f"{row.function}: {row.traces} traces, {row.seconds}. {row.reason}", file=file
-                )
-        else:
-            console = console or Console(file=file, width=_width())
-            console.print(self._table() if self.rows else "Nothing was compiled.")
+                line = f"{row.function}: {row.traces} traces, {row.seconds}. {row.reason}"
+                print(textwrap.fill(line, width, subsequent_indent="  "), file=file)
+            for note in self.notes():
+                print(textwrap.fill(note, width, subsequent_indent="  "), file=file)
+            return
+        console = console or Console(file=file, width=_width())
+        console.print(self._table(console.width) if self.rows else "Nothing was compiled.")
         for note in self.notes():
-            if console is None:
-                print(note, file=file)
-            else:
-                console.print(note, markup=False, highlight=False)
+            console.print(note, markup=False, highlight=False)
 
-    def _table(self) -> Any:
+    def _table(self, width: int) -> Any:
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
         title = f"In all {self.total_seconds:.3g} s of tracing, lowering and compiling"
         table = Table(box=box.SIMPLE, title=title, padding=(0, 1, 0, 0))
-        table.add_column("function, and why it was traced again", overflow="fold", min_width=20)
-        for heading in ("traces", "trace s", "lower s", "compile s", "share", "cached", "size"):
+        table.add_column("function, and why it was traced again", overflow="fold")
+        rows = self.rows
+        columns = _fitting([_columns(row) for row in rows], width)
+        for heading in columns:
             table.add_column(heading, justify="right", no_wrap=True)
-        for row in self.rows:
-            seconds = row.seconds
-            table.add_row(
-                Text(f"{row.function}\n  {row.reason}" if row.reason else row.function),
-                str(row.traces),
-                *(f"{s:.3f}" for s in (seconds.tracing, seconds.lowering, seconds.compiling)),
-                f"{row.share:.0%}",
-                str(row.persistent_cache_hits),
-                "" if row.equations is None else f"{row.equations:,}",
-            )
+        for row in rows:
+            texts = _columns(row)
+            function = Text(f"{row.function}\n  {row.reason}" if row.reason else row.function)
+            table.add_row(function, *[texts[heading] for heading in columns])
         return table
+
+
+def _columns(row: ReportRow) -> dict[str, str]:
+    """The text of each column but the first, by its heading."""
+    seconds = row.seconds
+    return {
+        "traces": str(row.traces),
+        "seconds": f"{seconds.total:.3f}",
+        "trace s": f"{seconds.tracing:.3f}",
+        "lower s": f"{seconds.lowering:.3f}",
+        "compile s": f"{seconds.compiling:.3f}",
+        "share": f"{row.share:.0%}",
+        "cached": str(row.persistent_cache_hits),
+        "size": "" if row.equations is None else f"{row.equations:,}",
+    }
+
+
+# From all that is known to the least that tells something; a total where its parts have no room.
+_LAYOUTS = (
+    ("traces", "trace s", "lower s", "compile s", "share", "cached", "size"),
+    ("traces", "trace s", "lower s", "compile s", "share"),
+    ("traces", "seconds", "share", "cached", "size"),
+    ("traces", "seconds", "share"),
+    ("traces", "seconds"),
+)
+
+
+def _fitting(rows: list[dict[str, str]], width: int) -> tuple[str, ...]:
+    """The columns that leave enough room for the first one, none of them cut."""
+    for layout in _LAYOUTS:
+        # With the margin, and a space behind each column.
+        taken = 3 + sum([1 + max(len(h), *(len(row[h]) for row in rows)) for h in layout])
+        if width - taken >= _MIN_NAME_WIDTH:
+            return layout
+    return _LAYOUTS[-1]
 
 
 class _LiveLine:

@@ -4,6 +4,7 @@ import argparse
 import gc
 import json
 import signal
+import socket
 import sys
 
 import jax
@@ -70,14 +71,23 @@ def serve(path: str, port: int) -> None:
         port=port,
         access_log=False,
         ws="none",
-        timeout_graceful_shutdown=1,  # second; a client may never finish its request
+        timeout_graceful_shutdown=5,  # seconds; a client may never read its answer
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     try:
         server.run()
     finally:
         if server.started:
             print(json.dumps(application.report(), indent=1))
+
+
+class _Server(uvicorn.Server):
+    """Tells the application that it ends: a client may never finish its request."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends the server."""
+        self.config.app.end()  # type: ignore[union-attr]
+        await super().shutdown(sockets)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The ASGI application: answers requests with a model, and keeps account of them."""
 
+import asyncio
 import collections
 import time
 from typing import Any
@@ -18,6 +19,10 @@ from .image import read_image
 from .latency import Latencies
 
 _PREDICT = "/predict"
+
+# In seconds.
+_PATIENCE = 0.5
+
 _ENDPOINTS = "There are POST /predict, GET /latency and GET /health."
 
 
@@ -28,6 +33,9 @@ class Application:
         self._model = model
         self._calls = Latencies()
         self._requests = Latencies()
+        #: How long a request's body is waited for once the server ends, and those under way.
+        self._patience: float | None = None
+        self._reading: set[asyncio.Timeout] = set()
         self._refused: collections.Counter[int] = collections.Counter()
         self._starlette = Starlette(
             routes=[
@@ -46,6 +54,12 @@ class Application:
         await self._starlette(scope, receive, send)
         if scope["type"] == "http" and scope["path"] == _PREDICT:
             self._requests.add(time.perf_counter() - start)
+
+    def end(self) -> None:
+        """Gives requests that aren't complete a moment more; called in the event loop."""
+        self._patience = _PATIENCE
+        for reading in self._reading:
+            reading.reschedule(asyncio.get_running_loop().time() + _PATIENCE)
 
     def report(self) -> dict[str, Any]:
         """What was served so far, and how fast.
@@ -67,7 +81,16 @@ class Application:
     # --- Endpoints ----------------------------------------------------------------------------
 
     async def _predict(self, request: Request) -> Response:
-        image = await read_image(request)
+        reading = asyncio.timeout(self._patience)
+        try:
+            async with reading:
+                self._reading.add(reading)
+                image = await read_image(request)
+        except TimeoutError:
+            # Not the request's fault, hence no refusal.
+            return JSONResponse({"error": "The server is shutting down."}, 503)
+        finally:
+            self._reading.discard(reading)
         start = time.perf_counter()
         # In the event loop: a call takes 10 to 40 µs, to hand it to a pool of threads and wait more
         # than 100, and nobody waits long for it. NumPy in and out: to make a JAX array first would
