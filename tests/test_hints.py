@@ -1,0 +1,347 @@
+"""Each hint, followed to the letter, leads to no further trace; there is none that can't be."""
+
+import dataclasses
+import functools
+import importlib.util
+import itertools
+import sys
+import textwrap
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+
+X = jnp.arange(3.0)
+
+
+class Model(eqx.Module):
+    scale: object = 2.0
+    config: object = eqx.field(static=True, default=None)
+    rate: object = None
+
+    def __call__(self, x):
+        return x
+
+
+def hint(f, *args, **kwargs):
+    """The remedy for the trace that this call makes."""
+    before = f.cache_info().traces
+    f(*args, **kwargs)
+    assert f.cache_info().traces == before + 1
+    *_, trace = f.traces()
+    return "; ".join(dict.fromkeys(d.remedy for d in trace.differences))
+
+
+def expression(remedy):
+    """The code in a hint."""
+    return next(code for code in remedy.split("`") if code.startswith("jnp.asarray("))
+
+
+def assert_no_further_trace(f, calls, n_to_begin=1):
+    """Calls with what the hint says: all but the first are served by what is compiled."""
+    for args in calls[:n_to_begin]:
+        f(*args)
+    before = f.cache_info().traces
+    for args in calls:
+        f(*args)
+    assert f.cache_info().traces == before, f.traces()[-1].explanation()
+
+
+NUMBERS = {
+    "ints": (1, 2, [3, 4, 5]),
+    "floats": (1.0, 2.0, [0.5, -0.0, float("inf"), float("nan")]),
+    "complex": (1j, 2j, [3j, 1.0]),
+    "an int, then floats": (1, 0.5, [0.25, 2]),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "more"), NUMBERS.values(), ids=NUMBERS)
+@pytest.mark.parametrize("where", ["argument", "in a dict", "field", "static field"])
+def test_make_a_number_an_array(where, first, second, more):
+    f = eqxjit.filter_jit(lambda x: X)
+    wrap = {
+        "argument": lambda n: n,
+        "in a dict": lambda n: {"n": [n]},
+        "field": lambda n: Model(scale=n),
+        "static field": lambda n: Model(config={"rate": n}),
+    }[where]
+    f(wrap(first))
+    remedy = hint(f, wrap(second))
+    code = expression(remedy)
+    if where in ("argument", "in a dict"):
+        # To the letter.
+        arrays = [eval(code, {"jnp": jnp, "x": wrap(n)}) for n in more]
+        again = wrap
+    else:
+        arrays = [
+            eval(
+                code.replace("...", repr(n)), {"jnp": jnp, "nan": float("nan"), "inf": float("inf")}
+            )
+            for n in more
+        ]
+        assert ("in a field that isn't static" in remedy) == (where == "static field")
+        again = (lambda n: Model(scale=n)) if where == "field" else (lambda n: Model(rate=n))
+    assert not any(array.weak_type for array in arrays)
+    assert_no_further_trace(f, [(again(array),) for array in arrays])
+    # Nor with what most arrays are: of a dtype.
+    assert_no_further_trace(f, [(again(jnp.zeros((), arrays[0].dtype)),)], n_to_begin=0)
+
+
+ARRAYS = {
+    "float32": (jnp.float32(1), 2.0, 0),
+    "float32, then an int": (jnp.float32(1), 2, 0),
+    "float32, then a bool": (jnp.float32(1), True, 0),
+    "bfloat16": (jnp.bfloat16(1), 2.5, 0),
+    "int32": (jnp.int32(1), 2, 0),
+    "uint8": (jnp.uint8(1), 2, 0),
+    "weak": (jnp.asarray(1.0), 2.0, 0),
+    "int32, then a float": (jnp.int32(1), 2.5, 1),
+    "uint8, then an int that it can't hold": (jnp.uint8(1), 300, 1),
+    "another shape": (X, 2.5, 1),
+}
+
+
+@pytest.mark.parametrize(("array", "number", "n_to_begin"), ARRAYS.values(), ids=ARRAYS)
+def test_pass_an_array_again(array, number, n_to_begin):
+    f = eqxjit.filter_jit(lambda x: x)
+    f(array)
+    code = expression(hint(f, number))
+    passed = [eval(code, {"jnp": jnp, "x": type(number)(i * number)}) for i in (1, 0, 1)]
+    assert passed[0] == number
+    assert_no_further_trace(f, [(each,) for each in passed], n_to_begin)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "complex64"])
+@pytest.mark.parametrize("weak_first", [True, False])
+def test_give_it_a_dtype(dtype, weak_first):
+    value = {"float32": 0.5, "int32": 2, "complex64": 1j}[dtype]
+    f = eqxjit.filter_jit(lambda x: x)
+    made = [jnp.asarray(value), jnp.zeros((), dtype)]
+    one, other = made if weak_first else made[::-1]
+    f(one)
+    code = expression(hint(f, other))
+    followed = eval(code.replace("...", repr(value)), {"jnp": jnp})
+    # The dtype of either: what was strong before is served by the same trace.
+    assert_no_further_trace(f, [(followed,), (made[1],)], n_to_begin=0)
+
+
+def test_pad_it_to_a_few_sizes():
+    f = eqxjit.filter_jit(lambda x: x)
+    f(jnp.ones(3))
+    assert "pad it to a few sizes" in hint(f, jnp.ones(4))
+    sizes = [(jnp.pad(jnp.ones(n), (0, -n % 16)),) for n in range(1, 40)]
+    assert_no_further_trace(f, sizes, n_to_begin=39)
+    assert len({size.shape for (size,) in sizes}) == 3
+
+
+def test_make_a_callable_once():
+    f = eqxjit.filter_jit(lambda model: X)
+
+    def follow(make):
+        f(Model(config=make()))
+        assert "make it once" in hint(f, Model(config=make()))
+        made = make()
+        assert_no_further_trace(f, [(Model(config=made),)] * 3)
+
+    class Owner:
+        def step(self):
+            """A method equals itself if its owner does."""
+
+    follow(lambda: lambda x: x)
+    follow(lambda: jax.jit(lambda x: x))
+    follow(lambda: functools.partial(jnp.clip, min=0))
+    follow(lambda: functools.partial(max, 0))
+    follow(lambda: Owner().step)
+    follow(Owner)
+
+
+def test_give_a_class_an_equality():
+    class Settings:
+        def __init__(self, rate):
+            self.rate = rate
+
+    f = eqxjit.filter_jit(lambda settings: X)
+    f(Settings(1))
+    assert "as a frozen dataclass has" in hint(f, Settings(1))
+    frozen = dataclasses.make_dataclass("Frozen", ["rate"], frozen=True)
+    assert_no_further_trace(f, [(frozen(1),), (frozen(1),)])
+
+
+def test_make_a_class_once():
+    """An `__eq__` of its own doesn't help if the class is another one each time."""
+
+    def make():
+        return type("Settings", (), {"__module__": __name__})()
+
+    f = eqxjit.filter_jit(lambda settings: X)
+    f(make())
+    remedy = hint(f, make())
+    assert "make it once, and its class" in remedy
+    assert "__eq__" not in remedy
+    settings = make()
+    assert_no_further_trace(f, [(settings,)] * 3)
+
+
+def test_define_and_wrap_it_once(caplog):
+    for _ in range(12):
+        f = eqxjit.filter_jit(lambda x: x * 2)
+        f(X)
+    assert "Define and wrap it once" in f.traces()[0].differences[0].remedy
+    assert_no_further_trace(f, [(X,)] * 3, n_to_begin=0)
+    for i in range(12):
+        f = eqxjit.filter_jit(lambda x: x * i)  # noqa: B023
+        f(X)
+    assert "pass what varies as arrays" in caplog.messages[-1]
+    g = eqxjit.filter_jit(lambda x, i: x * i)
+    assert_no_further_trace(g, [(X, jnp.asarray(i)) for i in range(5)])
+
+
+def test_raise_maxsize():
+    f = eqxjit.filter_jit(lambda x, n: x, maxsize=2)
+    for n in range(3):
+        f(X, str(n))
+    f(X, "0")
+    assert "raise `maxsize`" in f.traces()[-1].reason
+    g = eqxjit.filter_jit(lambda x, n: x, maxsize=4)
+    assert_no_further_trace(g, [(X, str(n)) for n in range(3)], n_to_begin=3)
+
+
+def test_pass_what_an_iterator_yields(caplog):
+    f = eqxjit.filter_jit(lambda x, it: x * next(it))
+    numbers = itertools.count()
+    f(X, numbers), f(X, numbers)
+    [message] = caplog.messages
+    assert "`it` is an iterator (count)" in message
+    assert "Pass what it yields instead, as arrays" in message
+    g = eqxjit.filter_jit(lambda x, i: x * i)
+    assert_no_further_trace(g, [(X, jnp.asarray(i)) for i in itertools.islice(numbers, 5)])
+
+
+# --- A library's ------------------------------------------------------------------------------
+
+
+LIBRARY = """
+    import dataclasses, functools
+    import equinox as eqx, jax.numpy as jnp, jax, eqxjit
+
+    @eqxjit.filter_jit
+    def solve(x, max_steps=10, opts=None, fun=None):
+        return x
+
+    class Solver(eqx.Module):
+        tol: float = 1.0
+        order: int = eqx.field(static=True, default=3)
+        fun: object = None
+        ys: object = None
+
+    class Identity:
+        pass
+
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        tol: float
+
+    def make_callable():
+        return lambda x: x
+
+    def make_partial():
+        return functools.partial(jnp.clip, min=0)
+
+    def make_method():
+        return Identity().__init__
+
+    def define_and_call():
+        eqxjit.filter_jit(lambda x: x)(jnp.ones(3))
+
+    evicting = eqxjit.filter_jit(lambda x, n: x, maxsize=1)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """A module that lies where packages are installed."""
+    path = tmp_path_factory.mktemp("lib") / "site-packages" / "a_library.py"
+    path.parent.mkdir()
+    path.write_text(textwrap.dedent(LIBRARY))
+    spec = importlib.util.spec_from_file_location("a_library", path)
+    module = sys.modules["a_library"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["a_library"]
+
+
+OF_LIBRARY = {
+    "an argument of its function": lambda lib, i: lib.solve(X, max_steps=i),
+    "inside an argument": lambda lib, i: lib.solve(X, opts={"n": [float(i)]}),
+    "a size for its function": lambda lib, i: lib.solve(jnp.ones(i + 3)),
+    "an array, then a number": lambda lib, i: lib.solve(X, opts=i or jnp.float32(1)),
+    "a field of its class": lambda lib, i: OWN(lib.Solver(tol=float(i))),
+    "a static field": lambda lib, i: OWN(lib.Solver(order=i)),
+    "its options": lambda lib, i: OWN(lib.Options(float(i))),
+    "a size in its class": lambda lib, i: OWN(lib.Solver(ys=jnp.ones(i + 3))),
+    "a weak type in its class": lambda lib, i: OWN(
+        lib.Solver(ys=jnp.asarray(1.0) if i else jnp.float32(1))
+    ),
+    "its lambda": lambda lib, i: OWN(lib.make_callable()),
+    "its lambda in its class": lambda lib, i: OWN(lib.Solver(fun=lib.make_callable())),
+    "its partial in its class": lambda lib, i: OWN(lib.Solver(fun=lib.make_partial())),
+    "its partial for its function": lambda lib, i: lib.solve(X, fun=lib.make_partial()),
+    "its object": lambda lib, i: OWN(lib.Identity()),
+    "a builtin's object": lambda lib, i: OWN(object()),
+    "JAX's callable": lambda lib, i: OWN(jax.jit(jnp.linalg.norm)),
+    "Equinox's layer": lambda lib, i: OWN(eqx.nn.Dropout(0.1 * (i + 1))),
+}
+
+
+@eqxjit.filter_jit
+def OWN(model):
+    """A function of the user's."""
+    return X
+
+
+@pytest.mark.parametrize("call", OF_LIBRARY.values(), ids=OF_LIBRARY)
+def test_no_advice_about_what_a_library_made(call, library):
+    for f in (OWN, library.solve):
+        f.clear_cache()
+    for i in range(2):
+        call(library, i)
+    [f] = [f for f in (OWN, library.solve) if f.traces()]
+    *_, trace = f.traces()
+    assert trace.differences
+    assert [d.remedy for d in trace.differences if d.remedy] == []
+
+
+OF_USER = {
+    "a lambda for its function": (lambda lib: lib.solve(X, fun=lambda x: x), "make it once"),
+    "a lambda in its class": (lambda lib: OWN(lib.Solver(fun=lambda x: x)), "make it once"),
+}
+
+
+@pytest.mark.parametrize(("call", "advice"), OF_USER.values(), ids=OF_USER)
+def test_advice_about_what_the_user_gave_to_a_library(call, advice, library):
+    for f in (OWN, library.solve):
+        f.clear_cache()
+    call(library), call(library)
+    [f] = [f for f in (OWN, library.solve) if f.traces()]
+    assert advice in f.traces()[-1].differences[0].remedy
+
+
+def test_a_weak_type_for_a_librarys_function(library):
+    library.solve(jnp.float32(1))
+    library.solve(jnp.asarray(1.0))
+    assert "give it a dtype" in library.solve.traces()[-1].differences[0].remedy
+
+
+def test_a_librarys_functions_that_are_traced_again_and_again(library, caplog):
+    for n in range(12):
+        library.evicting(X, "ab"[n % 2])
+        library.define_and_call()
+    messages = "\n".join(caplog.messages)
+    assert messages.count("10 times in a row") == 2
+    assert "function defined again" in messages
+    assert "least recently used of more than 1" in messages
+    for advice in ("raise", "wrap it", "pass"):
+        assert advice not in messages
