@@ -24,7 +24,7 @@ from ._differences import (
     with_apt_remedies,
 )
 from ._partition import partition
-from ._storms import Place, streak_of
+from ._storms import Place, Streak, streak_of
 from ._trace import Trace
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -106,7 +106,7 @@ class History:
         self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
         #: How many of the remembered traces are from before the last `clear_cache`.
         self._n_cleared = 0
-        self._streak = streak_of(place)
+        self._streak = Streak(place)
 
     @property
     def traces(self) -> list[Trace]:
@@ -240,7 +240,10 @@ class History:
 
     def add_to_streak(self, trace: Trace) -> None:
         """Counts a trace among those in a row, which are logged once they are many."""
-        self._streak.add(trace)
+        if trace.differences and trace.differences[0].category != FUNCTION:
+            self._streak.add(trace)
+        else:
+            streak_of(self.place).add_function(trace)
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:

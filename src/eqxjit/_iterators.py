@@ -48,9 +48,9 @@ def log_iterators(trace: Trace, place: Place, arguments: StaticHalf, fun: Static
     elsewhere = "an argument" if in_arguments else "the function itself"
     for path, kind in iterators or [(elsewhere, "")]:
         with _logged_lock:
-            if (place, path) in _logged:
+            if (place, path, kind) in _logged:
                 continue
-            _logged[place, path] = None
+            _logged[place, path, kind] = None
             if len(_logged) > _MAX_LOGGED:
                 _logged.popitem(last=False)
         _logger.warning(

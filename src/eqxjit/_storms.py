@@ -57,12 +57,13 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
 
 
 class Streak:
-    """The traces in a row of all functions that are defined at one place."""
+    """The traces in a row of one function, or the functions in a row defined at one place."""
 
     def __init__(self, place: Place):
         self._place = place
         self._lock = threading.RLock()
         self._n_traces = 0
+        self._has_function = False
         self._has_logged = False
         #: In how many of these traces something was a cause, and how it differed the last time.
         self._counts: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -81,13 +82,11 @@ class Streak:
             if self._has_logged:
                 return
             self._n_traces += 1
-            # The first trace of all is nobody's fault.
-            if self._n_traces > 1:
-                for cause in trace.differences[:_MAX_COUNTED] or (self._defined_again(),):
-                    key = (cause.category, cause.path)
-                    self._counts[key] += 1
-                    self._latest[key] = cause
-            if self._n_traces <= _MANY:
+            for cause in trace.differences[:_MAX_COUNTED] or (self._defined_again(),):
+                key = (cause.category, cause.path)
+                self._counts[key] += 1
+                self._latest[key] = cause
+            if self._n_traces < _MANY:
                 return
             self._has_logged = True
             message = self._message(trace)
@@ -95,6 +94,13 @@ class Streak:
         # Not a Python warning: under `-W error` that would fail what works with Equinox. And not
         # under the lock: a handler may be anybody's code.
         _logger.warning("%s", message)
+
+    def add_function(self, trace: Trace) -> None:
+        """Count the first trace of a function, unless it is the first of them all."""
+        with self._lock:
+            is_first, self._has_function = not self._has_function, True
+        if not is_first:
+            self.add(trace)
 
     def _defined_again(self) -> Difference:
         place = self._place
