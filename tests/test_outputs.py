@@ -14,7 +14,7 @@ import jax.tree_util as jtu
 import numpy as np
 import optax
 import pytest
-from helpers import Twins, assert_same, assert_specialized
+from helpers import SPECIALIZING, Twins, assert_same, assert_specialized, warm
 from sides import CALLS, both
 
 import eqxjit
@@ -446,3 +446,75 @@ def test_what_is_called_for_its_effect_alone(filter_jit):
         assert f(x * i) is None
         jax.effects_barrier()
     assert seen == [3.0 * i for i in range(CALLS)]
+
+
+ones = jnp.ones(3)
+Made = collections.namedtuple("Made", "x y", defaults=[3])
+
+
+class Counting(collections.namedtuple("Counting", "x y")):
+    """Made by its own `__new__`, which counts."""
+
+    __slots__ = ()
+    made: ClassVar[list[int]] = []
+
+    def __new__(cls, x, y):
+        cls.made.append(1)
+        return super().__new__(cls, x, y)
+
+
+class SlottedPair(Made):
+    __slots__ = ()
+
+
+class Initialised(Made):
+    def __init__(self, *_):
+        self.note = "initialised"
+
+
+class Meta(type):
+    def __call__(cls, *args):
+        return super().__call__(*args)
+
+
+Replaced = collections.namedtuple("Replaced", "x y")
+_new = Replaced.__new__
+Replaced.__new__ = lambda cls, *args: _new(cls, *args)
+Managed = Meta("Managed", (tuple,), {**vars(Made), "__slots__": ()})
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="No source is generated.")
+@pytest.mark.parametrize(
+    ("kind", "is_standard"),
+    [
+        (Point, True),
+        (Made, True),
+        (PointChild, False),
+        (SlottedPair, False),
+        (Counting, False),
+        (Initialised, False),
+        (Replaced, False),
+        (Managed, False),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_named_tuple_is_made_without_a_call_of_its_class(kind, is_standard):
+    """Where that does no more than make the tuple."""
+    f = eqxjit.filter_jit(lambda x: kind(x, x * 2))
+    for i in range(CALLS):
+        out = f(ones + i)
+        assert type(out) is kind
+        assert_same(out, kind(ones + i, (ones + i) * 2))
+        assert vars(out) == vars(kind(ones, ones)) if hasattr(out, "__dict__") else True
+    source = f.specialized_source()
+    assert (f"new_tuple({kind.__name__}, (" in source) == is_standard
+    assert (f" {kind.__name__}(" in source) != is_standard
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="No source is generated.")
+def test_a_named_tuples_own_new_runs_on_every_call():
+    f = eqxjit.filter_jit(lambda x: Counting(x, x))
+    warm(f, ones)
+    before = len(Counting.made)
+    f(ones)
+    assert len(Counting.made) == before + 1

@@ -270,8 +270,10 @@ def _is_standard_namedtuple(kind: type) -> bool:
     """Whether calling a named tuple's class does no more than make the tuple."""
     new = vars(kind).get("__new__")
     return (
-        kind.__bases__ == (tuple,)
+        type(kind) is type
+        and kind.__bases__ == (tuple,)
         and kind.__init__ is object.__init__
+        and isinstance(new, staticmethod)
         # The function that `collections.namedtuple` generates calls this, and nothing else.
-        and getattr(new, "__globals__", {}).get("_tuple_new") is tuple.__new__
+        and getattr(new.__func__, "__globals__", {}).get("_tuple_new") is tuple.__new__
     )
