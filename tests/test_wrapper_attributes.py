@@ -483,6 +483,7 @@ def test_hits_are_the_calls_that_trace_nothing():
     """Of all wrappers of a function, on all paths, in a specialised call as in any other."""
     f = eqxjit.filter_jit(Model(x))
     wrappers = [f, f, eqxjit.filter_jit(Model(x + 1))]
+    f.clear_cache()  # Of the other tests of such a Module.
     assert f.cache_info().hits == 0
     for i in range(10 * CALLS):
         wrappers[i % 3](jnp.ones((i % 2 + 1, 3), [int, float][i % 4 // 2]))
