@@ -37,7 +37,7 @@ def explain_retraces() -> Iterator[None]:
         `<lambda>` was traced again (trace 2) for the call at ...:2, in ... s (tracing ...).
           Compared with trace 1:
           - static value changed: `n` was 3, is 4
-            If it varies, pass `jnp.asarray(n)`.
+            If it varies, pass `jnp.asarray(n, dtype=jnp.int32)`, unless a shape or control flow ...
         >>> logging.getLogger("eqxjit").removeHandler(handler)
 
         ```
