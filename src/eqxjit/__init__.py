@@ -8,6 +8,7 @@ import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from ._call_site import CallSite
+from ._compat import exclude_from_locations as _exclude_from_locations
 from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
 from ._differences import Difference
 from ._explain import explain_retraces
@@ -68,6 +69,7 @@ for _name in __all__:
         _value.__module__ = __name__
 
 _exclude_from_tracebacks(_os.path.dirname(__file__))
+_exclude_from_locations(_os.path.dirname(__file__) + _os.sep)
 
 
 def __getattr__(name: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ._constants import Constants, can_be_written
+from ._location import location_of
 from ._source import define
 from ._tracebacks import trim
 
@@ -41,11 +42,12 @@ class Binding:
     """The parameters of a user's function.
 
     - `name`, `qualname`: what error messages call the function.
+    - `location`: where it is defined; None if it isn't written in Python.
     - `parameters`: the user's parameters, without annotations, all defaults `absent`; where the
         function has no signature that can be read, `*args, **kwargs`.
     """
 
-    __slots__ = ("_make_receiver", "name", "parameters", "qualname")
+    __slots__ = ("_make_receiver", "location", "name", "parameters", "qualname")
 
     def __init__(self, fun: Callable[..., Any], name: str, qualname: str):
         try:
@@ -57,6 +59,7 @@ class Binding:
             signature = _ANYTHING
         self.name = name
         self.qualname = qualname
+        self.location = location_of(fun)
         self.parameters = tuple(map(_bare, signature.parameters.values()))
         self._make_receiver: Any = None
 
@@ -120,6 +123,15 @@ class Binding:
             elif parameter.kind == VAR_POSITIONAL:
                 names.extend(f"{parameter.name}[{i}]" for i in range(n_args - len(names)))
         return names[:n_args]
+
+    def keyword_path(self, name: str) -> str:
+        """What JAX calls an argument that is passed by its name."""
+        for parameter in self.parameters:
+            if parameter.kind == VAR_KEYWORD:
+                return f"{parameter.name}[{name!r}]"
+            if parameter.name == name and parameter.kind != POSITIONAL_ONLY:
+                break
+        return name
 
 
 def _names(parameters: tuple[inspect.Parameter, ...]) -> Constants:

@@ -183,6 +183,24 @@ else:
         return False
 
 
+try:
+    # How JAX names a function and its arguments, where the function tells (`__fun_debug_info__`).
+    from jax._src.api_util import debug_info as _debug_info
+
+    _UNNAMED: Any = _debug_info("jit", lambda: None, (), {})
+
+    def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
+        """JAX's record of what to call a function and its arguments; None to leave it to JAX."""
+        return _UNNAMED._replace(func_src_info=source, arg_names=argument_names)
+
+    _ = debug_info("f at f.py:1", ("x",)).safe_arg_names(1)
+except Exception:
+    # Arguments are then called `leaves[0]`; the function's name and place are told otherwise.
+
+    def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
+        return None
+
+
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:
     """The values that a tracer of `vmap`, `jvp` or `grad` wraps; none where it is one of `jit`.
 
@@ -240,6 +258,15 @@ except ImportError:
 
     def exclude_from_tracebacks(path: str) -> None:
         """Without the registry a traceback shows a few frames of ours."""
+
+
+try:
+    # And these aren't where JAX says that an operation, or a call, was made.
+    from jax._src.source_info_util import register_exclusion as exclude_from_locations
+except ImportError:
+
+    def exclude_from_locations(path: str) -> None:
+        """Without the registry JAX's logs name a line of ours."""
 
 
 # --- Lowered programs -------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from ._binding import Binding
 from ._callbacks import may_raise
 from ._changeable import are_unchanged, changeable
-from ._compat import PyTreeDef, is_staging, wrapped_by_tracer
+from ._compat import PyTreeDef, debug_info, is_staging, wrapped_by_tracer
+from ._debug_info import argument_names
 from ._description import Description
 from ._events import observers
 from ._jaxpr_size import size_of
@@ -156,7 +157,7 @@ class Entry:
         self.unclassified = False
         # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
         self.jitted: Any = jax.jit(
-            _traced(self.name, weakref.ref(self)),
+            _Traced(binding, weakref.ref(self)),
             donate_argnums=donated,
             **dict(options.jit_arguments),
         )
@@ -257,19 +258,47 @@ def holds_tracer(output: Output) -> bool:
     return has_tracers(arrays_of(output))
 
 
-def _traced(name: str, entry_ref: "weakref.ref[Entry]") -> Callable[..., Any]:
+class _Traced:
     """The function that JAX traces: it rebuilds the call that is in the miss path, and makes it.
 
     It refers to nothing of the user's: JAX keeps what it jits longer than its user does.
     """
 
-    def traced(*leaves: Any) -> Output:
+    # Asked for by JAX each time, and slow to find out.
+    __signature__ = inspect.Signature(
+        [inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)]
+    )
+
+    def __init__(self, binding: Binding, entry_ref: "weakref.ref[Entry]"):
+        self.__name__ = self.__qualname__ = binding.name
+        self._source = "_".join(binding.name.split()) or "function"
+        self._entry_ref = entry_ref
+        self._debug_info: Any = None
+        if binding.location is not None:
+            self._source += f" at {binding.location}"
+            # By which JAX finds the place, where it doesn't ask for `__fun_debug_info__`.
+            self.__code__ = binding.location.code
+
+    def __repr__(self) -> str:
+        return self._source
+
+    @property
+    def __fun_debug_info__(self) -> Any:
+        """What JAX is to call the function and its arguments; None, for what it finds itself."""
         call = current.call
-        entry = entry_ref()
+        if self._debug_info is None and call is not None and call.entry is self._entry_ref():
+            wrapped = call.site.wrapped
+            names = argument_names(wrapped.binding, call.arguments, wrapped.fun, call.entry.n_first)
+            self._debug_info = debug_info(self._source, names)
+        return self._debug_info
+
+    def __call__(self, *leaves: Any) -> Output:
+        call = current.call
+        entry = self._entry_ref()
         # With `jax_debug_nans` JAX also runs what has made a NaN, on the arrays themselves.
         is_traced = has_tracers(leaves) or (not leaves and is_staging())
         if not is_traced:
-            _check_not_donated(name, leaves)
+            _check_not_donated(self.__name__, leaves)
         if call is None or entry is None or call.entry is not entry:
             raise Retrace
         fun_static, arguments = call.site.wrapped.fun, call.arguments
@@ -287,12 +316,6 @@ def _traced(name: str, entry_ref: "weakref.ref[Entry]") -> Callable[..., Any]:
         finally:
             current.call = call
 
-    traced.__name__ = name
-    traced.__qualname__ = name
-    # Asked for by JAX each time, and slow to find out.
-    traced.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
-    return traced
-
 
 def _check_not_donated(name: str, leaves: Sequence[Any]) -> None:
     """Raise JAX's error for a NaN where JAX can't find it, because the arrays are gone."""
@@ -304,6 +327,3 @@ def _check_not_donated(name: str, leaves: Sequence[Any]) -> None:
             f"invalid value (nan or inf) encountered in the output of `{name}`. Which operation "
             "made it can't be found, because the arguments were donated: call it without `donate`."
         )
-
-
-_SIGNATURE = inspect.Signature([inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)])

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from ._compat import exclude_from_tracebacks
+from ._compat import exclude_from_locations, exclude_from_tracebacks
 
 # Where generated files seem to be: JAX leaves out of its tracebacks what lies below a folder.
 GENERATED_FOLDER = "<eqxjit>"
@@ -16,6 +16,7 @@ _LINE_LENGTH = 88
 _serial = itertools.count()
 
 exclude_from_tracebacks(GENERATED_FOLDER)
+exclude_from_locations(GENERATED_FOLDER + "/")
 
 
 def define(name: str, title: str, source: str, namespace: dict[str, Any]) -> Any:
