@@ -2,9 +2,10 @@
 
 import contextlib
 import inspect
-import threading
+import sys
 import weakref
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,7 +19,7 @@ from ._changeable import are_unchanged, changeable
 from ._compat import PyTreeDef, debug_info, is_staging, wrapped_by_tracer
 from ._debug_info import argument_names
 from ._description import Description
-from ._events import observers
+from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers
 from ._jaxpr_size import size_of
 from ._numpy_inputs import NumpyInputs
 from ._options import Options
@@ -98,12 +99,17 @@ class Call:
         self.user_raised = False
 
 
-class _Current(threading.local):
-    call: Call | None = None
-
-
-#: The call that is in the miss path of this thread, if any.
-current = _Current()
+def _current_call() -> Call | None:
+    """The call that JAX traces for now; None if it is in a warm call."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        names = frame.f_code.co_varnames
+        if CALL_VARIABLE in names:
+            return frame.f_locals.get(CALL_VARIABLE)
+        if ENTRY_VARIABLE in names or ENTRY_VARIABLE in frame.f_globals:
+            return None
+        frame = frame.f_back
+    return None
 
 
 class Entry:
@@ -153,7 +159,7 @@ class Entry:
         self.numpy_inputs = NumpyInputs()
         #: Whether some program of this entry must be waited for, because it can raise.
         self.blocks = options.block
-        #: Whether a program of this entry hasn't been looked at yet.
+        #: Whether a program of this entry, traced or compiled anew, hasn't been looked at yet.
         self.unclassified = False
         # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
         self.jitted: Any = jax.jit(
@@ -217,18 +223,21 @@ class Entry:
             # No `trace` (`EQX_ON_ERROR=breakpoint`).
             return
 
-    def classify(self, leaves: list[Any]) -> None:
-        """Looks at the program for these leaves, which has just run. Served from JAX's caches."""
+    def classify(self, leaves: list[Any]) -> bool:
+        """Looks at the program for these leaves, which has just run; False if it can't be told.
+
+        Served from JAX's caches. `unclassified` is for the caller to unset, when all is done.
+        """
         if has_tracers(leaves):
             # The outer program is what runs. A later call with arrays is served by this trace.
-            return
+            return False
         try:
             blocks = may_raise(self.jitted.lower(*leaves))
         except Exception:
             # No `lower` (`EQX_ON_ERROR=breakpoint`), or nothing that it knows.
             blocks = True
         self.blocks = self.blocks or blocks
-        self.unclassified = False
+        return True
 
 
 def index_of(output: Output) -> int:
@@ -285,7 +294,7 @@ class _Traced:
     @property
     def __fun_debug_info__(self) -> Any:
         """What JAX is to call the function and its arguments; None, for what it finds itself."""
-        call = current.call
+        call = _current_call()
         if self._debug_info is None and call is not None and call.entry is self._entry_ref():
             wrapped = call.site.wrapped
             names = argument_names(wrapped.binding, call.arguments, wrapped.fun, call.entry.n_first)
@@ -293,7 +302,7 @@ class _Traced:
         return self._debug_info
 
     def __call__(self, *leaves: Any) -> Output:
-        call = current.call
+        call = _current_call()
         entry = self._entry_ref()
         # With `jax_debug_nans` JAX also runs what has made a NaN, on the arrays themselves.
         is_traced = has_tracers(leaves) or (not leaves and is_staging())
@@ -303,7 +312,7 @@ class _Traced:
             raise Retrace
         fun_static, arguments = call.site.wrapped.fun, call.arguments
         # The user's function may call its own wrapper, which is a call of its own.
-        current.call = None
+        __eqxjit_call__ = None  # noqa: F841
         try:
             with call.site.tracing(call) if is_traced else contextlib.nullcontext():
                 start, stop = entry.n_first, entry.n_first + fun_static.n_arrays
@@ -313,8 +322,6 @@ class _Traced:
         except BaseException:
             call.user_raised = True
             raise
-        finally:
-            current.call = call
 
 
 def _check_not_donated(name: str, leaves: Sequence[Any]) -> None:

@@ -10,8 +10,10 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import CO_GENERATOR
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,10 +28,8 @@ if TYPE_CHECKING:
     from ._entry import Call, Entry
     from ._site import Site
 
-#: The entries with a program that was compiled in a warm call and hasn't been looked at.
-recompiled: set["Entry"] = set()
-
-#: The local variable that holds the `Call` in the miss path.
+#: The local variable that holds the `Call` in the miss path. Who looks for a call finds it on the
+#: stack, so that there is nothing to be unset: an interrupt may come anywhere.
 CALL_VARIABLE = "__eqxjit_call__"
 
 #: The variable, local or global, that holds the entry of a warm call.
@@ -61,22 +61,54 @@ class Observer(Protocol):
         ...
 
 
-#: Whoever wants to know.
-observers: list[Observer] = []
+#: Whoever wants to know, as long as it lives.
+observers: weakref.WeakSet[Observer] = weakref.WeakSet()
+
+
+class _Phase:
+    """A phase under way.
+
+    - `frame`: the `id` of the frame whose `with` it is; None if that isn't found.
+    - `nested`: how many seconds of it weren't its own.
+    - `recompilation`: what JAX compiles in a warm call, and whether that is yet to be counted.
+    """
+
+    __slots__ = ("frame", "nested", "recompilation")
+
+    def __init__(self) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        is_entered = False
+        # A generator is on the stack only while it runs, not while its `with` lasts.
+        while frame is not None and (not is_entered or frame.f_code.co_flags & CO_GENERATOR):
+            is_entered = frame.f_code.co_name == "__enter__"
+            frame = frame.f_back
+        self.frame = None if frame is None else id(frame)
+        self.nested = 0.0
+        self.recompilation: tuple[weakref.ref[Site], Trace, bool] | None = None
 
 
 class _State(threading.local):
     def __init__(self) -> None:
-        #: For each phase under way, outside in: how many seconds of it weren't its own.
-        self.nested: list[float] = []
+        #: The phases under way, outside in.
+        self.phases: list[_Phase] = []
         self.hits_persistent_cache = False
         #: How long the last program that was lowered in a warm call took, and whose it is.
-        self.lowering: tuple[Entry | None, float] = (None, 0.0)
-        #: What JAX compiles in a warm call right now, and whether that is yet to be counted.
-        self.recompilation: tuple[Site, Trace, bool] | None = None
+        self.lowering: tuple[weakref.ref[Entry] | None, float] = (None, 0.0)
 
 
 _state = _State()
+
+
+def drop_interrupted() -> None:
+    """Drops the phases that an interrupt kept from their end: their frames left the stack."""
+    if not _state.phases:
+        return
+    frames: set[int | None] = {None}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        frames.add(id(frame))
+        frame = frame.f_back
+    _state.phases[:] = [phase for phase in _state.phases if phase.frame in frames]
 
 
 @contextmanager
@@ -92,16 +124,18 @@ def tracing(function: str, trace: Trace) -> Iterator[None]:
         _end_phase(function, TRACING, seconds)
 
 
-def _begin_phase(function: str, phase: str) -> None:
-    _state.nested.append(0.0)
+def _begin_phase(function: str, phase: str) -> _Phase:
+    drop_interrupted()
+    _state.phases.append(begun := _Phase())
     for observer in tuple(observers):
         observer.begun(function, phase)
+    return begun
 
 
 def _end_phase(function: str, phase: str, seconds: float, from_cache: bool = False) -> None:
-    nested = _state.nested.pop() if _state.nested else 0.0
-    if _state.nested:
-        _state.nested[-1] += seconds
+    nested = _state.phases.pop().nested if _state.phases else 0.0
+    if _state.phases:
+        _state.phases[-1].nested += seconds
     for observer in tuple(observers):
         observer.ended(function, phase, max(0.0, seconds - nested), from_cache)
 
@@ -118,30 +152,35 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     phase = _PHASES.get(event)
     if phase is None:
         return
+    drop_interrupted()
     # Some versions of JAX report nested traces, too: parts of the outer one to us.
-    is_part = phase == TRACING and _state.nested
+    is_part = phase == TRACING and _state.phases
     if is_part or (phase != COMPILING and not observers):
-        _state.nested.append(0.0)
+        _state.phases.append(_Phase())
         return
     origin = _Origin(fun_name)
-    if phase == COMPILING and origin.compiles_without_tracing:
-        try:
-            _state.recompilation = origin.begin_recompilation()
-        except TooManyTracesError:
-            raise
-        except Exception:
-            # What can't be told about mustn't fail.
-            _state.recompilation = None
-    _begin_phase(origin.label, phase)
+    recompilation = None
+    if phase == COMPILING:
+        _state.hits_persistent_cache = False
+        if origin.compiles_without_tracing:
+            try:
+                recompilation = origin.begin_recompilation()
+            except TooManyTracesError:
+                raise
+            except Exception:
+                # What can't be told about mustn't fail.
+                pass
+    _begin_phase(origin.label, phase).recompilation = recompilation
 
 
 def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:
     phase = _PHASES.get(event)
     if phase is None:
         return
-    if phase == TRACING and len(_state.nested) > 1:
-        nested = _state.nested.pop()
-        _state.nested[-1] += nested
+    drop_interrupted()
+    if phase == TRACING and len(_state.phases) > 1:
+        nested = _state.phases.pop().nested
+        _state.phases[-1].nested += nested
         return
     origin = _Origin(fun_name)
     from_cache = False
@@ -150,11 +189,12 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
     if origin.call is not None and origin.call.traces:
         _add(origin.call.traces[-1], phase, duration_secs, from_cache)
     elif origin.called is not None and phase == LOWERING:
-        _state.lowering = origin.called, duration_secs
+        _state.lowering = weakref.ref(origin.called), duration_secs
     elif origin.called is not None and phase == COMPILING:
         _end_recompilation(origin.called, duration_secs, from_cache)
     if origin.entry is not None and phase == COMPILING:
-        recompiled.add(origin.entry)
+        # Seen by the warm call itself, once the program has run.
+        origin.entry.unclassified = not origin.entry.blocks
     _end_phase(origin.label, phase, duration_secs, from_cache)
 
 
@@ -170,13 +210,16 @@ def _add(trace: Trace, phase: str, seconds: float, from_cache: bool) -> None:
 
 
 def _end_recompilation(entry: "Entry", seconds: float, from_cache: bool) -> None:
-    if _state.recompilation is None:
+    recompilation = _state.phases[-1].recompilation if _state.phases else None
+    if recompilation is None:
         return
-    (site, trace, is_new), _state.recompilation = _state.recompilation, None
+    site_ref, trace, is_new = recompilation
     (lowered, lowering_seconds), _state.lowering = _state.lowering, (None, 0.0)
-    _add(trace, LOWERING, lowering_seconds if lowered is entry else 0.0, False)
+    is_its_own = lowered is not None and lowered() is entry
+    _add(trace, LOWERING, lowering_seconds if is_its_own else 0.0, False)
     _add(trace, COMPILING, seconds, from_cache)
-    if is_new:
+    site = site_ref()
+    if is_new and site is not None:
         site.program.history.end(trace, is_made=True)
         site.tell(trace)
 
@@ -223,11 +266,13 @@ class _Origin:
         """Whether no trace of ours stands for what is compiled."""
         return self.entry is not None or (self.call is not None and not self.call.traces)
 
-    def begin_recompilation(self) -> "tuple[Site, Trace, bool]":
+    def begin_recompilation(self) -> "tuple[weakref.ref[Site], Trace, bool]":
         """The trace that JAX begins to compile; whether it is a new record."""
         if self.call is not None and self.call.description is not None:
             call, site = self.call, self.call.site
-            return site, *site.begin_recompilation(call.entry, self.call.description, False)
+            return weakref.ref(site), *site.begin_recompilation(
+                call.entry, self.call.description, False
+            )
         assert self._frame is not None
         assert self.entry is not None
         variables = self._frame.f_locals
@@ -241,7 +286,8 @@ class _Origin:
             site, args, kwargs = variables["self"], variables["args"], variables["kwargs"]
         leaves, static = site.partition(args, kwargs)
         description = site.describe(static, leaves)
-        return site, *site.begin_recompilation(self.entry, description, has_tracers(leaves))
+        trace, is_new = site.begin_recompilation(self.entry, description, has_tracers(leaves))
+        return weakref.ref(site), trace, is_new
 
 
 jax.monitoring.register_event_listener(_on_event)

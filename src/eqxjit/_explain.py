@@ -2,7 +2,7 @@
 
 import logging
 import os
-import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,9 +10,15 @@ from ._trace import Trace
 
 _logger = logging.getLogger("eqxjit")
 
-_lock = threading.Lock()
 _OFF = ("", "0", "false", "no", "off")
-_n_active = int(os.environ.get("EQXJIT_EXPLAIN_RETRACES", "").lower() not in _OFF)
+_IS_ON = os.environ.get("EQXJIT_EXPLAIN_RETRACES", "").lower() not in _OFF
+
+
+class _Request:
+    """Asks for the log, as long as it lives: that of a `with` dies with it, even if interrupted."""
+
+
+_requests: weakref.WeakSet[_Request] = weakref.WeakSet()
 
 
 @contextmanager
@@ -42,19 +48,17 @@ def explain_retraces() -> Iterator[None]:
 
         ```
     """
-    global _n_active
-    with _lock:
-        _n_active += 1
+    request = _Request()
     try:
+        _requests.add(request)
         yield
     finally:
-        with _lock:
-            _n_active -= 1
+        _requests.discard(request)
 
 
 def log(trace: Trace) -> None:
     """Logs a trace that is complete, if that is wanted."""
-    if not _n_active or not trace.differences:
+    if not (_IS_ON or _requests) or not trace.differences:
         return
     what = "compiled again by JAX" if trace.is_recompilation else "traced"
     if trace.number > 1 and not trace.is_recompilation:

@@ -5,8 +5,8 @@ import inspect
 import itertools
 import operator
 import sys
-import threading
 import types
+import weakref
 from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from ._differences import (
     distance,
     with_apt_remedies,
 )
+from ._lock import Lock
 from ._partition import partition
 from ._storms import Place, Streak, streak_of
 from ._trace import Trace
@@ -101,8 +102,9 @@ class History:
         self._max_traces = max_traces
         #: Why there may be no further trace at all, once that is so.
         self._why_sealed = ""
-        self._lock = threading.RLock()
-        self._begun: list[Trace] = []
+        self._lock = Lock()
+        #: Those under way. An interrupt may keep one from its end, but not alive.
+        self._begun: weakref.WeakSet[Trace] = weakref.WeakSet()
         self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
         #: How many of the remembered traces are from before the last `clear_cache`.
         self._n_cleared = 0
@@ -165,12 +167,12 @@ class History:
                     f"{why_not}, and the call at {trace.call_site} would be trace "
                     f"{trace.number}.\n{trace.explanation()}"
                 )
-            self._begun.append(trace)
+            self._begun.add(trace)
 
     def end(self, trace: Trace, is_made: bool) -> None:
         """Counts a trace that was begun, if it came to its end."""
         with self._lock:
-            self._begun = [other for other in self._begun if other is not trace]
+            self._begun.discard(trace)
             if not is_made:
                 return
             if trace.is_recompilation:
@@ -235,7 +237,8 @@ class History:
             return far + len(configuration_differences(earlier.configuration, trace.configuration))
 
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
-        latest = [*self._remembered, *self._begun][: -_MAX_COMPARED - 1 : -1]
+        begun = sorted(self._begun, key=lambda earlier: earlier.number)
+        latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
         return min(latest, key=how_far, default=None)
 
     def add_to_streak(self, trace: Trace) -> None:
@@ -270,7 +273,7 @@ def _times(count: int | None) -> str:
 
 # Which function of those defined at one place was traced last.
 _last_traced: collections.OrderedDict[Hashable, int] = collections.OrderedDict()
-_last_traced_lock = threading.Lock()
+_last_traced_lock = Lock()
 
 
 def _remember_definition(definition: Definition | None) -> None:

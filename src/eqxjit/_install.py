@@ -3,7 +3,6 @@
 import functools
 import logging
 import sys
-import threading
 import types
 from collections.abc import Iterator
 from typing import Any, cast
@@ -18,6 +17,7 @@ from ._compat import (
     upstream_filter_jit,
     upstream_is_known,
 )
+from ._lock import Lock
 from ._options import Donate
 from ._program import names_of
 from ._tracebacks import trim, trimming
@@ -26,7 +26,7 @@ from ._wrapper import FilterPjitFunction, filter_jit
 _logger = logging.getLogger("eqxjit")
 
 # A handler of the log, or garbage collection, may run what installs as well.
-_lock = threading.RLock()
+_lock = Lock()
 _installations: set["Installation"] = set()
 #: Where upstream's `filter_jit` stood: in which module's namespace, under which name.
 _replaced: list[tuple[dict[str, Any], str, Any]] = []

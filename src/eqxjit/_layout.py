@@ -8,7 +8,6 @@ import collections
 import copy
 import dataclasses
 import math
-import threading
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unf
 from ._buffers import Shape, is_computable, is_key, join, key_data_shape, split
 from ._compat import PyTreeDef, fields_of, treedef_rows
 from ._errors import short
+from ._lock import Lock
 from ._partition import is_array_leaf
 from ._static_key import identity_suffices, static_key, treedef_key
 
@@ -211,7 +211,7 @@ class _Content:
 
 # Weak on both sides: the table keeps neither layouts nor what they are told apart by.
 _layouts: weakref.WeakKeyDictionary[_Content, weakref.ref[Layout]] = weakref.WeakKeyDictionary()
-_interning = threading.RLock()
+_interning = Lock()
 
 
 def _interned(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Layout:

@@ -188,7 +188,7 @@ class Compiled:
         try:
             output = entry.execute(self.compiled, flat)
             if entry.unclassified:
-                entry.classify(flat)
+                entry.unclassified = not entry.classify(flat)
             if entry.blocks or entry.unclassified:
                 wait_for(output)
         except Exception:

@@ -3,7 +3,6 @@
 import collections
 import functools
 import itertools
-import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -16,6 +15,7 @@ from ._binding import Binding
 from ._compat import clear_with_equinox
 from ._entry import Entry
 from ._history import Definition, History, definition_of
+from ._lock import Lock
 from ._options import Options
 from ._storms import Place, place_of
 from ._turns import Turns
@@ -63,7 +63,7 @@ class _Table:
     """Forgets a key when an object that it refers to dies: nothing can ask for it again."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self._dead: collections.deque[Hashable] = collections.deque()
 
     def watch(self, key: Hashable) -> list[weakref.ref[Any]]:
@@ -82,15 +82,21 @@ class _Table:
         # Python collects garbage at any point: another thread may be changing the table (then the
         # next miss drops the key), or this one, whose changes allow for that.
         self._dead.append(key)
-        if self.lock.acquire(blocking=False):
-            try:
-                self._drop_dead()
-            finally:
-                self.lock.release()
+        try:
+            with self.lock.attempt as is_free:
+                if is_free:
+                    self._drop_dead()
+        except RuntimeError:
+            # Another thread has it.
+            pass
 
     def _drop_dead(self) -> None:
         while self._dead:
-            self._drop(self._dead.popleft())
+            key = self._dead[0]
+            self._drop(key)
+            # Only then: an interrupt may come before.
+            if key in self._dead:
+                self._dead.remove(key)
 
     def _drop(self, key: Hashable) -> None:
         raise NotImplementedError
@@ -148,14 +154,14 @@ class Program(_Table):
         if maxsize is None or len(self.entries) < maxsize:
             return
         while len(self.entries) > maxsize:
-            _, least_used = self.entries.popitem(last=False)
+            key, least_used = next(iter(self.entries.items()))
             # Nobody else can.
             advice = "; with that many static structures in use, raise `maxsize`"
             least_used.fate.append(
                 f"its entry was the least recently used of more than {maxsize}"
                 f"{advice if self.history.place.is_users else ''}"
             )
-            self._unspecialize(least_used)
+            self._drop(key)
         self._rest()
 
     def _rest(self) -> None:
@@ -173,9 +179,10 @@ class Program(_Table):
             self._unlink()
 
     def _drop(self, key: Hashable) -> None:
-        entry = self.entries.pop(key, None)
+        entry = self.entries.get(key)
         if entry is not None:
             self._unspecialize(entry)
+            self.entries.pop(key, None)
 
     def keep_if_traced(self, key: Hashable, entry: Entry) -> None:
         """Forgets an entry whose first trace failed, unless another thread's did not."""
@@ -197,9 +204,9 @@ class Program(_Table):
             for entry in self.entries.values():
                 entry.fate.append("`clear_cache()` was called")
             self.entries.clear()
+            self._unlink()
             self.specialized, self._resting = [], []
             self.history.clear()
-            self._unlink()
 
     def continue_history(self, history: History) -> None:
         """Goes on with that of a wrapper whose function is now this one, if it has none so far."""
@@ -222,7 +229,6 @@ class Program(_Table):
     def specialize(self, entry: Entry, call: "SpecializedCall") -> None:
         """Puts a specialised call at the head of those in use."""
         with self.lock:
-            entry.specialized, entry.resting = call, None
             others = [other for other in self.specialized if other.entry is not entry]
             self.specialized = [call, *others[: _MAX_SPECIALIZED - 1]]
             for crowded_out in others[_MAX_SPECIALIZED - 1 :]:
@@ -231,6 +237,8 @@ class Program(_Table):
                 crowded_out.entry.hits = 0
                 crowded_out.entry.hits_needed *= _PATIENCE
             self._unlink()
+            # In the end: if an interrupt comes before, the next call does it all again.
+            entry.specialized, entry.resting = call, None
 
     def unspecialize(self, entry: Entry) -> None:
         """Takes the specialised call of an entry out of use, because it no longer holds."""
@@ -238,11 +246,12 @@ class Program(_Table):
             self._unspecialize(entry)
 
     def _unspecialize(self, entry: Entry) -> None:
-        call, entry.specialized, entry.resting = entry.specialized, None, None
-        entry.hits = 0
-        if call in self.specialized:
-            self.specialized = [other for other in self.specialized if other is not call]
+        remaining = [other for other in self.specialized if other.entry is not entry]
+        if len(remaining) < len(self.specialized):
             self._unlink()
+            self.specialized = remaining
+        entry.hits = 0
+        entry.specialized = entry.resting = None
 
     def _unlink(self) -> None:
         # In one C call: garbage collection, or another thread, may add a wrapper meanwhile.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._differences import Difference
 from ._events import COMPILING, observers
+from ._lock import Lock
 from ._trace import Seconds, Trace
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class CompileReport:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._functions: collections.defaultdict[str, _Function] = collections.defaultdict(
             _Function
         )
@@ -225,6 +226,13 @@ def _fitting(rows: list[dict[str, str]], width: int) -> tuple[str, ...]:
     return _LAYOUTS[-1]
 
 
+class _Recorder:
+    """Fills in a report, as long as this lives."""
+
+    def __init__(self, report: CompileReport):
+        self.begun, self.ended, self.traced = report.begun, report.ended, report.traced
+
+
 class _LiveLine:
     """Shows what is being traced or compiled, and for how long already."""
 
@@ -285,14 +293,14 @@ def compile_report() -> Iterator[CompileReport]:
     """
     report = CompileReport()
     console, progress = _terminal()
-    watching = [report] if progress is None else [report, _LiveLine(progress)]
-    observers.extend(watching)
+    # They die with this `with`, even if it is interrupted; a report is read afterwards.
+    watching = [_Recorder(report)] if progress is None else [_Recorder(report), _LiveLine(progress)]
     try:
+        observers.update(watching)
         with progress or nullcontext():
             yield report
     finally:
-        for observer in watching:
-            observers.remove(observer)
+        observers.difference_update(watching)
         report._print_to(None, console)
 
 

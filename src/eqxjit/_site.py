@@ -13,9 +13,9 @@ from jax.tree_util import tree_map
 from ._call_site import call_site
 from ._compat import JITTED_FRAME_MARK, trace_configuration
 from ._description import Description, describe
-from ._entry import Call, Entry, Output, Retrace, current, holds_tracer, wait_for
+from ._entry import Call, Entry, Output, Retrace, holds_tracer, wait_for
 from ._errors import argument_error, call_error, named_arguments, note_tracers
-from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers, recompiled, tracing
+from ._events import CALL_VARIABLE, ENTRY_VARIABLE, drop_interrupted, observers, tracing
 from ._explain import log
 from ._iterators import log_iterators
 from ._lower import Lowered
@@ -149,8 +149,6 @@ class Site:
         __eqxjit_entry__ = entry  # noqa: F841
         try:
             output = entry.execute(entry.jitted, entry.flat(self.fun_leaves, leaves))
-            if recompiled:
-                self.check_recompiled(entry)
             if entry.blocks or entry.unclassified:
                 self.settle(entry, leaves)
                 wait_for(output)
@@ -252,6 +250,9 @@ class Site:
         call = Call(self, entry, static, leaves)
         try:
             output = self.run(entry.jitted, call)
+            if call.traces:
+                # Another thread may have looked at a program of its own meanwhile.
+                entry.unclassified = not entry.blocks
             if entry.blocks or entry.unclassified:
                 self.settle(entry, leaves)
             # It may still be reading NumPy's arrays, which a warm call would have copied.
@@ -307,9 +308,9 @@ class Site:
         __tracebackhide__ = True
         # Equinox looks for this name on the stack, to tell where the jitted part begins.
         __equinox_jit_id__ = b"eqxjit"  # noqa: F841
-        # And `_events` for this one.
+        # And the traced function, and `_events`, for this one.
         __eqxjit_call__ = call  # noqa: F841
-        outer, current.call = current.call, call
+        drop_interrupted()
         flat = call.entry.flat(self.fun_leaves, call.leaves)
         try:
             if not self.wrapped.options.hides_donation_warning:
@@ -318,7 +319,6 @@ class Site:
                 warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
                 return action(*flat)
         finally:
-            current.call = outer
             # A program that was traced well and then raised is compiled all the same.
             for trace in call.traces:
                 call.entry.measure(trace, flat)
@@ -392,29 +392,22 @@ class Site:
 
     def settle(self, entry: Entry, leaves: list[Any]) -> None:
         """Finds out whether the program that has just run can raise, and what it returns."""
-        if entry.unclassified:
-            entry.classify(entry.flat(self.fun_leaves, leaves))
+        unclassified = entry.unclassified
+        if unclassified:
+            unclassified = not entry.classify(entry.flat(self.fun_leaves, leaves))
         specialized = entry.specialized or entry.resting
         if specialized is not None and (
-            specialized.blocks != (entry.blocks or entry.unclassified)
+            specialized.blocks != (entry.blocks or unclassified)
             or specialized.checks_output != entry.returns_changeable
         ):
             self.program.unspecialize(entry)
+        # In the end: if an interrupt comes before, the next call does it all again.
+        entry.unclassified = unclassified
 
-    def check_recompiled(self, entry: Entry, output: Output | None = None) -> None:
-        """After some warm call compiled anew: if it was this one, its program is classed anew.
-
-        **Arguments:**
-
-        - `entry`: the entry that was called.
-        - `output`: what must be waited for, where the caller doesn't.
-        """
-        if entry in recompiled:
-            recompiled.discard(entry)
-            if not entry.blocks:
-                entry.unclassified = True
-                self.program.unspecialize(entry)
-                wait_for(output or [])
+    def check_recompiled(self, entry: Entry, output: Output) -> None:
+        """Waits for a program that a warm call compiled; the generic path will class it."""
+        self.program.unspecialize(entry)
+        wait_for(output)
 
     def wait(self, entry: Entry, output: Output) -> None:
         """Waits for a program that can raise, or that isn't known not to."""

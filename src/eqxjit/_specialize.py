@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten
 from ._binding import Binding, absent
 from ._compat import is_staging, treedef_rows
 from ._entry import Entry, Output, Retrace, index_of
-from ._events import ENTRY_VARIABLE, recompiled
+from ._events import ENTRY_VARIABLE
 from ._history import hit_counter
 from ._partition import StaticHalf
 from ._source import define, indented, wrapped
@@ -235,8 +235,11 @@ def _generate(
     if blocks:
         body += [f"    {wait}({arrays})"]
     else:
-        pending = names.constant("recompiled", recompiled)
-        body += [f"    if {pending}:", f"        {wait}({arrays})"]
+        # Compiled anew, for another device, say.
+        body += [
+            f"    if {names.constant('entry', entry)}.unclassified:",
+            f"        {wait}({arrays})",
+        ]
     body += [
         f"except {retrace_signal}:",
         "    pass  # JAX wants to trace: the miss path lets it.",
