@@ -296,6 +296,32 @@ def test_functions_called_inside_transformations_are_collected():
     assert _left_over(make, eqxjit.filter_jit, 1)[0] == 0
 
 
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("calls", [1, CALLS])
+def test_functions_that_block_are_collected_after_a_recompilation(check, calls):
+    """JAX compiles for an eager `vmap` what is traced already."""
+
+    def make(i):
+        def f(x):
+            return eqx.error_if(x, x < 0, "negative") * i if check else x * i
+
+        return f, eqxjit.filter_jit(f, block=not check)
+
+    alive = []
+    for i in range(SOME):
+        function, wrapper = make(i)
+        alive.append(weakref.ref(function))
+        for _ in range(calls):
+            wrapper(X)
+        for _ in range(2):
+            jax.vmap(wrapper)(X[None])
+        wrapper(X)
+        assert wrapper.cache_info().recompilations
+        del function, wrapper
+    gc.collect()
+    assert not any(ref() is not None for ref in alive)
+
+
 def test_modules_as_functions_are_kept_within_a_bound():
     """They have no function of their own to be kept with: the latest 128 forms are (README)."""
     before = executables()

@@ -68,7 +68,7 @@ observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 class _Phase:
     """A phase under way.
 
-    - `frame`: the `id` of the frame whose `with` it is; None if that isn't found.
+    - `frame`: the `id` of the frame whose `with` it is.
     - `nested`: how many seconds of it weren't its own.
     - `recompilation`: what JAX compiles in a warm call, and whether that is yet to be counted.
     """
@@ -82,7 +82,7 @@ class _Phase:
         while frame is not None and (not is_entered or frame.f_code.co_flags & CO_GENERATOR):
             is_entered = frame.f_code.co_name == "__enter__"
             frame = frame.f_back
-        self.frame = None if frame is None else id(frame)
+        self.frame = id(frame)
         self.nested = 0.0
         self.recompilation: tuple[weakref.ref[Site], Trace, bool] | None = None
 
@@ -103,7 +103,7 @@ def drop_interrupted() -> None:
     """Drops the phases that an interrupt kept from their end: their frames left the stack."""
     if not _state.phases:
         return
-    frames: set[int | None] = {None}
+    frames: set[int] = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         frames.add(id(frame))
@@ -124,9 +124,17 @@ def tracing(function: str, trace: Trace) -> Iterator[None]:
         _end_phase(function, TRACING, seconds)
 
 
-def _begin_phase(function: str, phase: str) -> _Phase:
+def _push_phase() -> _Phase:
     drop_interrupted()
-    _state.phases.append(begun := _Phase())
+    phase = _Phase()
+    # One `with` of a frame has come to its end when the next begins; and an `id` may be reused.
+    _state.phases[:] = [other for other in _state.phases if other.frame != phase.frame]
+    _state.phases.append(phase)
+    return phase
+
+
+def _begin_phase(function: str, phase: str) -> _Phase:
+    begun = _push_phase()
     for observer in tuple(observers):
         observer.begun(function, phase)
     return begun
@@ -156,7 +164,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     # Some versions of JAX report nested traces, too: parts of the outer one to us.
     is_part = phase == TRACING and _state.phases
     if is_part or (phase != COMPILING and not observers):
-        _state.phases.append(_Phase())
+        _push_phase()
         return
     origin = _Origin(fun_name)
     recompilation = None
