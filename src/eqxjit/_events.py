@@ -42,7 +42,8 @@ _PHASES = {
     "/jax/core/compile/backend_compile_duration": COMPILING,
 }
 _PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
-_JAX_FILES = (os.path.dirname(jax.__file__) + os.sep, contextlib.__file__)
+#: The files of frames that may be between an event and the call that it belongs to.
+_PASSED = (os.path.dirname(jax.__file__) + os.sep, contextlib.__file__, *OUR_FILES)
 
 
 class Observer(Protocol):
@@ -247,7 +248,12 @@ class _Origin:
         frame = sys._getframe(2)
         # Other code in between is that of a host callback, say, run by a CPU in this thread.
         while frame is not None and not self._find(frame):
-            frame = frame.f_back if frame.f_code.co_filename.startswith(_JAX_FILES) else None
+            code = frame.f_code
+            # That of a traced function belongs to the user's, too.
+            is_passed = (
+                code.co_filename.startswith(_PASSED) and CALL_VARIABLE not in code.co_varnames
+            )
+            frame = frame.f_back if is_passed else None
         self._frame = frame
 
     def _find(self, frame: FrameType) -> bool:

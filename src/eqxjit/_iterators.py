@@ -3,12 +3,12 @@
 import collections
 import functools
 import logging
-import threading
 from collections.abc import Hashable, Iterable
 from typing import Any
 
 from ._compat import treedef_rows
 from ._description import StaticPart, is_iterator
+from ._lock import Lock
 from ._partition import StaticHalf
 from ._static_key import compared_fields
 from ._storms import Place
@@ -23,7 +23,7 @@ _MAX_VALUES = 100_000
 _MAX_LOGGED = 1024
 
 _logged: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
-_logged_lock = threading.RLock()
+_logged_lock = Lock()
 
 
 def log_iterators(trace: Trace, place: Place, arguments: StaticHalf, fun: StaticHalf) -> None:

@@ -3,12 +3,12 @@
 import collections
 import inspect
 import logging
-import threading
 import types
 from typing import Any, NamedTuple
 
 from ._call_site import CallSite, is_users, is_users_module
 from ._differences import FUNCTION, Difference
+from ._lock import Lock
 from ._trace import Trace
 
 _logger = logging.getLogger("eqxjit")
@@ -61,7 +61,7 @@ class Streak:
 
     def __init__(self, place: Place):
         self._place = place
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._n_traces = 0
         self._has_function = False
         self._has_logged = False
@@ -133,7 +133,7 @@ def _times(count: int) -> str:
 
 
 _streaks: collections.OrderedDict[Place, Streak] = collections.OrderedDict()
-_streaks_lock = threading.RLock()
+_streaks_lock = Lock()
 
 
 def streak_of(place: Place) -> Streak:
