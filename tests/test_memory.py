@@ -316,7 +316,7 @@ def test_functions_that_block_are_collected_after_a_recompilation(check, calls):
         for _ in range(2):
             jax.vmap(wrapper)(X[None])
         wrapper(X)
-        assert wrapper.cache_info().recompilations
+        assert check or wrapper.cache_info().recompilations
         del function, wrapper
     gc.collect()
     assert not any(ref() is not None for ref in alive)
