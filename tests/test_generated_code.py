@@ -308,3 +308,33 @@ def test_an_arity_error_points_at_the_call(filter_jit):
     if filter_jit is eqxjit.filter_jit:
         # CPython's own binding of arguments: no frame of ours exists.
         assert frames[-1][1] == "caller"
+
+
+class _Unprintable:
+    def __init__(self, say):
+        self.say = say
+
+    def __repr__(self):
+        return self.say()
+
+
+def _raise(error):
+    raise error
+
+
+@specializing
+@pytest.mark.parametrize(
+    "say",
+    [
+        lambda: "NUL \0",
+        lambda: "two\nlines\r\x0c",
+        lambda: "half \ud800",
+        lambda: "x" * 1_000_000,
+        lambda: None,
+        lambda: _raise(ValueError("no")),
+        lambda: _raise(GeneratorExit("no")),
+    ],
+)
+def test_a_static_leaf_of_any_repr_is_specialised(say):
+    f = warm(eqxjit.filter_jit(lambda x, n: x), X, _Unprintable(say))
+    assert f.specialized_source() is not None

@@ -365,3 +365,31 @@ def test_without_flatbuffers_the_extra_is_named(tmp_path, monkeypatch):
                 raise AssertionError("no error")
     """
     run(program, str(saved(tmp_path, mlp(), X)), str(tmp_path / "other"))
+
+
+def test_a_loaded_function_under_transformations_says_what_to_do(tmp_path):
+    def doubled(x):
+        return x * 2
+
+    path, x = tmp_path / "f.eqxjit", jnp.ones(3)
+    eqxjit.freeze(doubled).save(path, x)
+    loaded = eqxjit.load(path)
+    for _ in range(3):
+        assert loaded(x).tolist() == [2, 2, 2]
+        with pytest.raises(NotImplementedError, match=r"`.*doubled` was loaded.*`jax.vmap`"):
+            jax.vmap(loaded)(jnp.ones((2, 3)))
+        for transformed in (
+            lambda: jax.grad(lambda x: loaded(x).sum())(x),
+            lambda: jax.jvp(loaded, (x,), (x,)),
+        ):
+            with pytest.raises(NotImplementedError, match=r"`.*doubled` was loaded.*`jax.grad`"):
+                transformed()
+
+
+def test_a_function_that_calls_back_is_refused(tmp_path):
+    def prints(x):
+        jax.debug.print("{}", x)
+        return x
+
+    with pytest.raises(ValueError, match=r"`.*prints` can't be saved.*`jax.debug.print`"):
+        eqxjit.freeze(prints).save(tmp_path / "f.eqxjit", jnp.ones(3))

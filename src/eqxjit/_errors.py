@@ -250,8 +250,13 @@ def _raises(action: Any) -> str:
 def short(value: Any, limit: int = 40) -> str:
     try:
         text = " ".join(repr(value).split())
-    except Exception:
-        return f"{type(value).__name__} object"
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        text = f"{type(value).__name__} object"
+    if not text.isprintable():
+        # Source, or a terminal, takes no NUL and no half of a character.
+        text = text.encode("unicode_escape").decode("ascii")
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
 from jax.export import Exported, deserialize, export
@@ -59,7 +60,16 @@ def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Writes the program for arguments like these, and the function's arrays."""
     binding = site.wrapped.binding
     _check_scopes(args, kwargs)
-    call, exported = site.receive(functools.partial(site.stage, export), args, kwargs)
+    try:
+        call, exported = site.receive(functools.partial(site.stage, export), args, kwargs)
+    except NotImplementedError as error:
+        if not _is_of_export(error):
+            raise
+        raise ValueError(
+            f"`{binding.label}` can't be saved ({error}): a file can't hold Python to call back, "
+            "as of `jax.debug.print`, `jax.pure_callback` or `eqx.error_if`. Save a function "
+            "without; the environment variable `EQX_ON_ERROR=off` takes out Equinox's checks."
+        ) from error
     entry: Entry = call.entry
     if len(entry.descriptions) != 1:
         raise ValueError(
@@ -144,6 +154,15 @@ def _paths(binding: Binding, inputs: Any) -> list[str]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(dict(named_arguments(binding, *inputs)))
     slots = {leaf.index: path for path, leaf in leaves if type(leaf) is Slot}
     return [f"{path[0].key}{jax.tree_util.keystr(path[1:])}" for _, path in sorted(slots.items())]
+
+
+def _is_of_export(error: BaseException) -> bool:
+    """Return whether `jax.export` itself raised an error, rather than the function it traced."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    module = traceback.tb_frame.f_globals.get("__name__") if traceback is not None else None
+    return module == export.__module__
 
 
 def _serialized(exported: Exported) -> bytes:
@@ -251,6 +270,8 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
     in_avals = [*exported.in_avals[:n_first], *exported.in_avals[n_first + n_passed :]]
     _, expected = partition(_built(manifest["inputs"], [np.zeros(())] * n_inputs))
 
+    call = _without_transformations(exported.call, name) if exported.in_avals else exported.call
+
     def restored(arrays: Any, /, *args: Any, **kwargs: Any) -> Any:
         leaves, static = partition((args, kwargs))
         avals = [str(jax.typeof(leaf)) for leaf in leaves]
@@ -269,7 +290,7 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
                     f"as `{path}`{problem}."
                 )
         try:
-            output = exported.call(*leaves[:n_first], *arrays, *leaves[n_first:])
+            output = call(*leaves[:n_first], *arrays, *leaves[n_first:])
         except ValueError as error:
             if not any(is_symbolic(aval.shape) for aval in in_avals):
                 raise
@@ -288,6 +309,36 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
     restored.__name__ = restored.__qualname__ = name
     setattr(restored, SAVED_FOR, _shown(expected.combine(manifest["avals"])))
     return restored
+
+
+def _without_transformations(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The same, with an error that says what to do where it is mapped or differentiated."""
+
+    @jax.custom_batching.custom_vmap
+    def mapped(*arrays: Any) -> Any:
+        return call(*arrays)
+
+    @mapped.def_vmap
+    def _(axis_size: int, *_: Any) -> Any:
+        raise NotImplementedError(
+            f"`{name}` was loaded from a file, which holds a program for fixed shapes: it can't be "
+            f"under `jax.vmap`. Call it in a loop, as by `jax.lax.map`, or save "
+            f"`jax.vmap` of the function for batches of {axis_size}."
+        )
+
+    @jax.custom_jvp
+    def differentiated(*arrays: Any) -> Any:
+        return mapped(*arrays)
+
+    @differentiated.defjvp
+    def _(*_: Any) -> Any:
+        raise NotImplementedError(
+            f"`{name}` was loaded from a file, which holds a program without its derivatives: it "
+            "can't be under `jax.grad` or `jax.jvp`. Differentiate the function that it was made "
+            "of, or save a function that returns the gradient, too."
+        )
+
+    return differentiated
 
 
 def _mismatch(saved: Any, given: Any, path: str, sizes: dict[str, tuple[Any, str]]) -> str | None:

@@ -21,6 +21,7 @@ from ._binding import (
 )
 from ._compat import ArrayImpl, fields_of
 from ._constants import Constants
+from ._errors import short
 from ._numpy_inputs import is_plain_array
 from ._source import indented, wrapped
 from ._static_key import identity_suffices, is_opaque, is_same_opaque, static_key
@@ -437,8 +438,7 @@ def _describe(node: Node | Leaf) -> str:
     if isinstance(node, Leaf):
         if node.is_dynamic:
             return "an array"
-        text = " ".join(repr(node.value).split())
-        return f"static, {text if len(text) <= 60 else text[:57] + '...'}"
+        return f"static, {short(node.value, 60)}"
     if node.kind is type(None):
         return "static, None"
     count = n_arrays(node)
