@@ -612,3 +612,16 @@ def test_a_wrapper_is_pickled_with_what_it_wraps():
         assert_same(again(x), expected)
     method: Any = pickle.loads(pickle.dumps(eqxjit.filter_jit(Model(x).step)))
     assert_same(warm(method, x), Model(x).step(x))
+
+
+@both
+def test_the_call_of_its_type(filter_jit):
+    f = filter_jit(lambda x, *, n: x * n)
+    g = filter_jit(lambda x: x + 1)
+    for _ in range(CALLS):
+        assert type(f).__call__(f, jnp.ones(2), n=3).tolist() == [3, 3]
+        assert type(g).__call__(g, jnp.ones(2)).tolist() == [2, 2]
+    with pytest.raises(TypeError):
+        type(f).__call__(f)
+    assert callable(type(f))
+    inspect.signature(type(f))

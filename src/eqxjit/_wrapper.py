@@ -18,7 +18,7 @@ from ._options import DEFAULT_MAXSIZE, Donate, Options, check_options
 from ._program import CacheInfo
 from ._site import Site
 from ._trace import Trace
-from ._tracebacks import trimming
+from ._tracebacks import trim, trimming
 from ._wrapped import WrappedFunction, wrap_function
 
 _P = ParamSpec("_P")
@@ -28,8 +28,25 @@ _T = TypeVar("_T")
 _LONGEST_REPR = 80
 
 
+def _call(wrapper: "FilterPjitFunction", /, *args: Any, **kwargs: Any) -> Any:
+    """Call a wrapper, for those who look `__call__` up on its type."""
+    try:
+        return wrapper.__call__(*args, **kwargs)
+    except BaseException:
+        trim()
+        raise
+
+
+class _WrapperType(type):
+    """Has `type(f).__call__(f, x)` work, where the class itself holds the slot."""
+
+    # CPython calls instances, and makes them, without asking this.
+    def __getattribute__(cls, name: str) -> Any:
+        return _call if name == "__call__" else type.__getattribute__(cls, name)
+
+
 # Tools such as chex know jitted functions by `PjitFunction` in the name of their type.
-class FilterPjitFunction:
+class FilterPjitFunction(metaclass=_WrapperType):
     """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
 
     # CPython calls what the slot holds, with no frame of ours in between.
