@@ -60,7 +60,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
     )
 
     def __init__(self, wrapped: WrappedFunction, leaves: tuple[Any, ...]):
-        self.__dict__ = dict(wrapped.attributes)
+        self.__dict__ = dict(wrapped.attributes)  # type: ignore
         self._leaves = leaves
         self._site = Site(wrapped, leaves, self)
         # Linked to specialised calls by its first call: many copies are never called.
