@@ -8,8 +8,9 @@ from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 from ._compat import PyTreeDef, treedef_rows, with_metadata
+from ._key_cache import Seen, has_key, static_key
 from ._partition import DYNAMIC, StaticHalf
-from ._static_key import compared_fields, identity_suffices, static_key
+from ._static_key import compared_fields, identity_suffices
 
 
 class Changeable(NamedTuple):
@@ -23,10 +24,7 @@ def changeable(treedef: PyTreeDef, leaves: Iterable[Any]) -> list[Changeable]:
     """The static objects of a structure, leaves included, whose typed keys can change."""
     # A leaf that can't be hashed didn't come in by its key: it is the function's own object.
     values = [leaf for leaf in leaves if leaf is not DYNAMIC and _is_hashable(leaf)]
-    for _, _, data, kind in treedef_rows(treedef):
-        # The keys of a dict belong to the treedef.
-        if kind is not None and kind is not dict:
-            values += data if type(data) is tuple else [data]
+    values += _metadata(treedef)
     # Layers often share one object, such as their configuration.
     found: list[Changeable] = []
     for value in {id(value): value for value in values}.values():
@@ -37,6 +35,26 @@ def changeable(treedef: PyTreeDef, leaves: Iterable[Any]) -> list[Changeable]:
     return found
 
 
+def _metadata(treedef: PyTreeDef) -> list[Any]:
+    found: list[Any] = []
+    for _, _, data, kind in treedef_rows(treedef):
+        # The keys of a dict belong to the treedef.
+        if kind is not None and kind is not dict:
+            found += data if type(data) is tuple else [data]
+    return found
+
+
+def are_repeated(*treedefs: PyTreeDef) -> bool:
+    """Whether an object in them that can be changed in place is in another place, too."""
+    found = [
+        id(value)
+        for treedef in treedefs
+        for value in _metadata(treedef)
+        if not identity_suffices(value)
+    ]
+    return len(found) > len({*found})
+
+
 def _is_hashable(value: Any) -> bool:
     try:
         hash(value)
@@ -45,10 +63,10 @@ def _is_hashable(value: Any) -> bool:
     return True
 
 
-def are_unchanged(objects: Iterable[Changeable]) -> bool:
-    """Whether none of them was changed since."""
+def are_unchanged(objects: Iterable[Changeable], seen: Seen | None = None) -> bool:
+    """Whether none of them was changed since; `seen` as of `has_key`."""
     try:
-        return all(static_key(value) == key for value, key in objects)
+        return all(has_key(value, key, seen) for value, key in objects)
     except Exception:
         return False
 

@@ -22,8 +22,9 @@ from ._binding import Binding
 from ._call_site import CallSite
 from ._compat import fields_of, treedef_rows
 from ._errors import named_arguments, short
+from ._key_cache import KnownKey, static_key, treedef_key
 from ._partition import SORTED_DICTS, StaticHalf, is_array_leaf
-from ._static_key import ByEquality, compared_fields, static_key, treedef_key
+from ._static_key import ByEquality, compared_fields
 
 # Larger trees aren't described, and larger static containers not looked into.
 _MAX_PARTS = 50_000
@@ -368,6 +369,8 @@ def lasting(key: Hashable) -> Hashable:
         return key if len(key) <= _LONG_TEXT else hash(key)
     if key is None or isinstance(key, (bool, int, float, weakref.ref, np.dtype)):
         return key
+    if isinstance(key, KnownKey):
+        return lasting(key.typed)
     if isinstance(key, ByEquality):
         return _content(key.value)
     return hash(key)

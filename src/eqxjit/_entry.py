@@ -21,10 +21,10 @@ from ._debug_info import argument_names
 from ._description import Description
 from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers
 from ._jaxpr_size import size_of
+from ._key_cache import Seen, treedef_key
 from ._numpy_inputs import NumpyInputs
 from ._options import Options
 from ._partition import DYNAMIC, StaticHalf, has_tracers, split_leaves
-from ._static_key import treedef_key
 from ._trace import Trace
 
 if TYPE_CHECKING:
@@ -178,13 +178,13 @@ class Entry:
             return jitted(*flat)
         return self.numpy_inputs.call(jitted, flat, wait_for)
 
-    def is_intact(self) -> bool:
+    def is_intact(self, seen: Seen | None = None) -> bool:
         """Whether the static objects that this entry returns are as they were when it was traced.
 
         They came in with the arguments of the call that was traced. If its caller has changed them
         in place, they are no longer those that later calls with equal arguments should get back.
         """
-        return all(are_unchanged(description.changeable) for description in self.descriptions)
+        return all(are_unchanged(d.changeable, seen) for d in self.descriptions)
 
     @property
     def returns_changeable(self) -> bool:

@@ -20,8 +20,8 @@ from ._compat import (
     last_runtime_error,
     runtime_error_text,
 )
+from ._key_cache import static_key
 from ._partition import SORTED_DICTS, CyclicPytree, is_array_leaf
-from ._static_key import static_key
 
 # What Equinox's callback raises: the user's message, and then a long explanation.
 _MESSAGE = re.compile(rf"{CALLBACK_ERROR_NAME}: (.*?)\n\n\n-{{20}}\n", re.DOTALL)

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from ._static_key import static_key
+from ._static_key import typed_key
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
@@ -53,7 +53,7 @@ class Options:
     @property
     def key(self) -> Hashable:
         values = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        return static_key(tuple(values))
+        return typed_key(tuple(values))
 
 
 def _nothing() -> None: ...

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from ._compat import ArrayImpl, PyTreeDef, fields_of
-from ._static_key import static_key, treedef_key
+from ._key_cache import static_key, treedef_key
 
 
 class _Dynamic:

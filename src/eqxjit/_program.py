@@ -16,6 +16,7 @@ from ._compat import clear_with_equinox
 from ._entry import Entry
 from ._history import Definition, History, definition_of
 from ._lock import Lock
+from ._key_cache import KnownKey
 from ._options import Options
 from ._storms import Place, place_of
 from ._turns import Turns
@@ -272,6 +273,8 @@ def _referents(key: Hashable) -> Iterator[Any]:
         kind = type(part)
         if kind is tuple or kind is frozenset:
             pending.extend(part)
+        elif kind is KnownKey:
+            pending.append(part.typed)
         elif kind not in _NO_REFERENTS and isinstance(part, weakref.ref):
             value = part()
             # Classes and modules stay.

@@ -10,13 +10,14 @@ import numpy as np
 from jax.tree_util import tree_flatten
 
 from ._binding import Binding, absent
+from ._changeable import are_repeated
 from ._compat import is_staging, treedef_rows
 from ._entry import Entry, Output, Retrace, index_of
 from ._events import ENTRY_VARIABLE
 from ._history import hit_counter
+from ._key_cache import treedef_key
 from ._partition import StaticHalf
 from ._source import define, indented, wrapped
-from ._static_key import treedef_key
 from ._structure import Node, structure_of
 from ._tracebacks import trim
 from ._way_in import WayIn, conditions
@@ -199,7 +200,10 @@ def _generate(
     index = index_of(output_at_hand)
     description = entry.descriptions[index]
     # Who waits for the computation can let JAX read NumPy's arrays where they are.
-    way_in = WayIn(binding, names, args_node, kwargs_node, None if blocks else own)
+    seen = None
+    if are_repeated(static.treedef, *[made.treedef for made in entry.descriptions]):
+        seen = names.variable("seen")
+    way_in = WayIn(binding, names, args_node, kwargs_node, None if blocks else own, seen)
     way_out = WayOut(names, structure_of(description.treedef, description.leaves), arrays)
 
     exception = names.constant("Exception", Exception)
@@ -225,8 +229,11 @@ def _generate(
         way_in.guards += [(f"{check}()",)]
     if entry.returns_changeable:
         is_intact = names.constant("is_intact", entry.is_intact)
-        way_in.guards += [("# What it returns beside arrays is as it was.",), (f"{is_intact}()",)]
-    body: list[str] = []
+        way_in.guards += [
+            ("# What it returns beside arrays is as it was.",),
+            (f"{is_intact}({seen or ''})",),
+        ]
+    body: list[str] = [f"{seen} = {{}}"] if seen else []
     if any(not guard[0].startswith("#") for guard in way_in.guards):
         body += ["try:", f"    {guards_hold} = (", *indented(conditions(way_in.guards), 2), "    )"]
         body += [f"except {exception}:", f"    {guards_hold} = False"]

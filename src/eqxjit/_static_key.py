@@ -25,7 +25,7 @@ from jax.tree_util import tree_flatten
 from ._compat import ArrayImpl, PyTreeDef, treedef_rows
 
 
-class _ByHashAndEquality:
+class ByHashAndEquality:
     """A value compared by its own `==`, with the hash that it had: a change of it shows in that."""
 
     __slots__ = ("hash", "value")
@@ -38,9 +38,13 @@ class _ByHashAndEquality:
         return self.hash
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is _ByHashAndEquality and is_same_opaque(
+        return type(other) is ByHashAndEquality and is_same_opaque(
             self.value, other.value, self.hash, other.hash
         )
+
+    def matches(self, value: Any) -> bool:
+        """Return whether a value has the same key."""
+        return is_same_opaque(value, self.value, hash(value), self.hash)
 
 
 class ByEquality:
@@ -55,9 +59,13 @@ class ByEquality:
         return hash(type(self.value))
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not ByEquality or type(self.value) is not type(other.value):
+        return type(other) is ByEquality and self.matches(other.value)
+
+    def matches(self, value: Any) -> bool:
+        """Return whether a value has the same key."""
+        if type(value) is not type(self.value):
             return False
-        return self.value is other.value or bool(self.value == other.value)
+        return value is self.value or bool(self.value == value)
 
 
 def _snapshot(value: Any) -> Any:
@@ -104,7 +112,7 @@ class _ByIdentity:
         return type(other) is _ByIdentity and self.value is other.value
 
 
-def static_key(value: Any) -> Hashable:
+def typed_key(value: Any) -> Hashable:
     """The typed static key of one value.
 
     **Arguments:**
@@ -127,11 +135,11 @@ def static_key(value: Any) -> Hashable:
     return make_key(value)
 
 
-def treedef_key(treedef: PyTreeDef) -> Hashable:
+def typed_treedef_key(treedef: PyTreeDef) -> Hashable:
     """The typed static key of a structure: its nodes, with the typed keys of their metadata."""
     return tuple(
         [
-            (kind, arity, custom, None if data is None else static_key(data))
+            (kind, arity, custom, None if data is None else typed_key(data))
             for kind, arity, data, custom in treedef_rows(treedef)
         ]
     )
@@ -151,18 +159,18 @@ def _complex_key(value: complex) -> Hashable:
 
 
 def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
-    return (type(value), tuple([static_key(element) for element in elements(value)]))
+    return (type(value), tuple([typed_key(element) for element in elements(value)]))
 
 
 def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
     # With their number: there can be several NaN in a set.
-    keys = [static_key(element) for element in elements(value)]
+    keys = [typed_key(element) for element in elements(value)]
     return (type(value), len(keys), frozenset(keys))
 
 
 def _dict_key(value: Any, items: Callable[[Any], Iterable[Any]] = dict.items) -> Hashable:
     # Unlike for `==`, the order of the items matters: a function may go through them.
-    keys = [(static_key(key), static_key(element)) for key, element in items(value)]
+    keys = [(typed_key(key), typed_key(element)) for key, element in items(value)]
     return (type(value), tuple(keys))
 
 
@@ -170,7 +178,7 @@ _ordered_dict_key = functools.partial(_dict_key, items=collections.OrderedDict.i
 
 
 def _default_dict_key(value: Any) -> Hashable:
-    return (static_key(value.default_factory), _dict_key(value))
+    return (typed_key(value.default_factory), _dict_key(value))
 
 
 def _deque_key(value: Any) -> Hashable:
@@ -182,7 +190,7 @@ def _range_key(value: range) -> Hashable:
 
 
 def _mapping_key(value: types.MappingProxyType[Any, Any]) -> Hashable:
-    return (types.MappingProxyType, static_key(value.copy()))
+    return (types.MappingProxyType, typed_key(value.copy()))
 
 
 def _namespace_key(value: types.SimpleNamespace) -> Hashable:
@@ -194,13 +202,13 @@ def _bytearray_key(value: bytearray) -> Hashable:
 
 
 def _slice_key(value: slice) -> Hashable:
-    return (slice, static_key(value.start), static_key(value.stop), static_key(value.step))
+    return (slice, typed_key(value.start), typed_key(value.stop), typed_key(value.step))
 
 
 def _method_key(value: types.MethodType) -> Hashable:
     # Methods compare their `__self__` by identity.
     owner = value.__self__
-    return (types.MethodType, static_key(value.__func__), _identity_key(owner))
+    return (types.MethodType, typed_key(value.__func__), _identity_key(owner))
 
 
 def _numpy_key(value: np.ndarray | np.generic) -> Hashable:
@@ -219,7 +227,7 @@ def _array_key(value: Any) -> Hashable:
 
 def _module_key(value: eqx.Module) -> Hashable:
     leaves, treedef = tree_flatten(value)
-    return (type(value), treedef_key(treedef), _sequence_key(leaves))
+    return (type(value), typed_treedef_key(treedef), _sequence_key(leaves))
 
 
 def _identity_key(value: Any) -> Hashable:
@@ -235,7 +243,7 @@ def _identity_key(value: Any) -> Hashable:
 
 def _opaque_key(value: Any) -> Hashable:
     try:
-        return (type(value), _ByHashAndEquality(value))
+        return (type(value), ByHashAndEquality(value))
     except TypeError:
         return (type(value), ByEquality(value))
 
@@ -265,7 +273,16 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     types.MethodType: _method_key,
     np.ndarray: _numpy_key,
     ArrayImpl: _array_key,
-    cast(type, PyTreeDef): treedef_key,
+    cast(type, PyTreeDef): typed_treedef_key,
+}
+
+#: Those that are made no slower than a snapshot of the value is compared.
+SIMPLE_KEYS: dict[type, Callable[[Any], Hashable]] = {
+    kind: _KEY_BY_TYPE[kind]
+    for kind in (
+        *(type(None), bool, int, str, bytes, float, complex),
+        *(range, slice, types.MethodType, cast(type, PyTreeDef)),
+    )
 }
 
 # A subclass that keeps its base's `==` is looked into as that does: its own `__iter__` has no say.
@@ -292,7 +309,7 @@ def _key_by_class(kind: type, value: Any) -> Hashable:
         return make_key(value)
     compared = compared_fields(kind)
     if compared is not None:
-        return (kind, tuple([static_key(getattr(value, name)) for name in compared]))
+        return (kind, tuple([typed_key(getattr(value, name)) for name in compared]))
     return _opaque_key(value)
 
 
@@ -342,6 +359,41 @@ def is_opaque(value: Any) -> bool:
     if make_key is None:
         return compared_fields(kind) is None
     return make_key is _opaque_key
+
+
+def compares_by_identity(kind: type) -> bool:
+    """Whether nothing but an object itself has its typed key."""
+    return kind not in _KEY_BY_TYPE and kind.__eq__ is object.__eq__
+
+
+def looked_into_as(kind: type) -> type | None:
+    """The builtin container as whose typed key that of a subclass is made; None for others."""
+    for base, make_key in _KEY_BY_EQUALITY:
+        if issubclass(kind, base):
+            return base if _make_key_of_class(kind) is make_key else None
+    return None
+
+
+def is_container(kind: type) -> bool:
+    """Whether objects of a class are looked into, to make their typed keys."""
+    if kind in _KEY_BY_TYPE:
+        return kind not in SIMPLE_KEYS
+    base = looked_into_as(kind)
+    return base not in (None, np.generic) or keyed_fields(kind) is not None
+
+
+def keyed_fields(kind: type) -> list[str] | None:
+    """The fields of which an object's typed key is made; None where it is made in another way."""
+    if kind in _KEY_BY_TYPE or _make_key_of_class(kind) is not None:
+        return None
+    return compared_fields(kind)
+
+
+def compared_by_equality(key: Any) -> ByEquality | ByHashAndEquality | None:
+    """The part of an opaque value's typed key that asks its own `==`."""
+    if type(key) is tuple and len(key) == 2 and isinstance(key[1], (ByEquality, ByHashAndEquality)):
+        return key[1]
+    return None
 
 
 def is_same_opaque(value: Any, expected: Any, value_hash: int, expected_hash: int) -> bool:

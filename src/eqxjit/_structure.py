@@ -9,8 +9,8 @@ from typing import Any
 import equinox as eqx
 
 from ._compat import MISSING, PyTreeDef
+from ._key_cache import metadata_key, static_key
 from ._partition import DYNAMIC
-from ._static_key import static_key
 
 # From this many equal items on, generated code loops over them.
 SHORTEST_RUN = 4
@@ -77,7 +77,7 @@ def input_signature(node: Node | Leaf) -> Hashable:
     if isinstance(node, Leaf):
         return DYNAMIC if node.is_dynamic else static_key(node.value)
     children = tuple([input_signature(child) for child in node.children])
-    return (node.kind, static_key(node.data), children)
+    return (node.kind, metadata_key(node.data), children)
 
 
 def output_signature(node: Node | Leaf) -> Hashable:
@@ -88,7 +88,7 @@ def output_signature(node: Node | Leaf) -> Hashable:
     if layout is not None:
         data: Hashable = tuple([_object_key(value) for _, value in layout.static])
     elif node.kind is dict:
-        data = static_key(node.data)
+        data = metadata_key(node.data)
     else:
         data = _object_key(node.data)
     return (node.kind, data, tuple([output_signature(child) for child in node.children]))

@@ -22,9 +22,10 @@ from ._binding import (
 from ._compat import ArrayImpl, fields_of
 from ._constants import Constants
 from ._errors import short
+from ._key_cache import has_key, learned_key
 from ._numpy_inputs import is_plain_array
 from ._source import indented, wrapped
-from ._static_key import identity_suffices, is_opaque, is_same_opaque, static_key
+from ._static_key import identity_suffices, is_opaque, is_same_opaque
 from ._structure import Leaf, Node, input_signature, module_layout, n_arrays, runs
 
 # A longer one is broken at its `or`.
@@ -53,6 +54,7 @@ class WayIn:
         "_names",
         "_own",
         "_readers",
+        "_seen",
         "arrays",
         "guards",
         "helpers",
@@ -66,15 +68,19 @@ class WayIn:
         args: Node,
         kwargs: Node,
         own: tuple[str, str] | None,
+        seen: str | None,
     ):
         """
         **Arguments:**
 
         - `own`: the names of the functions that copy a NumPy array, and a list of arrays; None to
             pass them as they are.
+        - `seen`: the name of the dict of the static objects looked at; None to look again at each.
         """
         self._names = names
         self._own = own
+        #: Passed on by readers, and to `has_key`.
+        self._seen = f", {seen}" if seen else ""
         self.guards: list[tuple[str, ...]] = []
         self.arrays: list[str] = []
         self.n_first = 0
@@ -210,14 +216,14 @@ class WayIn:
             # Inside another loop: the arrays go into the same list, in their order.
             if arrays:
                 self._loop.end_step(self.guards, arrays)
-            self._guard(f"{read}({items}, {self._loop.found})")
+            self._guard(f"{read}({items}, {self._loop.found}{self._seen})")
             return
         if self._found is not None and arrays[-1:] == [f"*{self._found}"]:
             # Run after run into one list, which then need not be joined with others.
-            self._guard(f"{read}({items}, {self._found})")
+            self._guard(f"{read}({items}, {self._found}{self._seen})")
             return
         self._found = self._names.variable(f"{self._argument}_arrays")
-        self._guard(f"{read}({items}, {self._found} := [])")
+        self._guard(f"{read}({items}, {self._found} := []{self._seen})")
         arrays.append(f"*{self._found}")
 
     def _define_reader(self, node: Node | Leaf) -> str:
@@ -232,7 +238,7 @@ class WayIn:
         body = self._loop.body
         self.guards, self._loop = outer
         self.helpers += [
-            f"def {read}({items}, {found}):",
+            f"def {read}({items}, {found}{self._seen}):",
             f"    # Each: {_describe(node)}",
             f"    for {each} in {items}:",
             *indented(body, 2),
@@ -253,14 +259,14 @@ class WayIn:
             mapped = f"{self._builtin(map)}({self._builtin(type)}, {name})"
             self._guard(f"{{*{mapped}}} == {expected}")
         elif keys:
-            key = self._names.constant(f"{wish}_keys_key", static_key(frozenset(keys)))
-            self._guard(f"{self._static_key()}({self._builtin(frozenset)}({name})) == {key}")
+            key = self._names.constant(f"{wish}_keys_key", learned_key(frozenset(keys)))
+            self._guard(f"{self._has_key()}({self._builtin(frozenset)}({name}), {key})")
         self._read_items(node, keys, name, wish, arrays)
 
     def _read_ordered_dict(self, node: Node, source: str, wish: str, arrays: list[str]) -> None:
         name = self._guard_type(node, source, wish)
-        key = self._names.constant(f"{wish}_keys_key", static_key(tuple(node.data)))
-        self._guard(f"{self._static_key()}({self._builtin(tuple)}({name})) == {key}")
+        key = self._names.constant(f"{wish}_keys_key", learned_key(tuple(node.data)))
+        self._guard(f"{self._has_key()}({self._builtin(tuple)}({name}), {key})")
         self._read_items(node, node.data, name, wish, arrays)
 
     def _read_items(self, node: Node, keys: Any, name: str, wish: str, arrays: list[str]) -> None:
@@ -289,9 +295,9 @@ class WayIn:
         name = self._guard_type(node, source, wish)
         parts = self._names.variable(f"{wish}_parts")
         children = self._names.variable(f"{wish}_children")
-        key = self._names.constant(f"{wish}_data_key", static_key(node.data))
+        key = self._names.constant(f"{wish}_data_key", learned_key(node.data))
         self._guard(f"({parts} := {self._flatten_one_level()}({name}))")
-        self._guard(f"{self._static_key()}({parts}[1]) == {key}")
+        self._guard(f"{self._has_key()}({parts}[1], {key}{self._seen})")
         self._guard(
             f"{self._builtin(len)}({children} := {self._builtin(tuple)}({parts}[0]))"
             f" == {len(node.children)}"
@@ -317,8 +323,8 @@ class WayIn:
             hashed = self._builtin(hash)
             return (f"{same}({source}, {constant}, {hashed}({source}), {hash(value)})",)
         if not identity_suffices(value):
-            key = self._names.constant(f"{wish}_key", static_key(value))
-            return (f"{self._static_key()}({source}) == {key}",)
+            key = self._names.constant(f"{wish}_key", learned_key(value))
+            return (f"{self._has_key()}({source}, {key}{self._seen})",)
         # Mostly it is the same object: outputs are rebuilt with the static values of their trace.
         name, first_use = self._named(source, wish)
         identical = f"({first_use}) is {constant}" if name != source else f"{name} is {constant}"
@@ -329,8 +335,8 @@ class WayIn:
             elements = f"{{*{self._builtin(map)}({self._builtin(type)}, {name})}}"
             of_elements = f"{elements} == {{{self._builtin(type(value[0]))}}}"
             return (identical, f"{of_kind}\nand {name} == {constant}\nand {of_elements}")
-        key = self._names.constant(f"{wish}_key", static_key(value))
-        return (identical, f"{self._static_key()}({name}) == {key}")
+        key = self._names.constant(f"{wish}_key", learned_key(value))
+        return (identical, f"{self._has_key()}({name}, {key})")
 
     def _guard_type(self, node: Node, source: str, wish: str) -> str:
         name, first_use = self._named(source, wish)
@@ -355,8 +361,8 @@ class WayIn:
         # A constant, since a parameter may have the name of a builtin.
         return self._names.constant(value.__name__, value)
 
-    def _static_key(self) -> str:
-        return self._names.constant("static_key", static_key)
+    def _has_key(self) -> str:
+        return self._names.constant("has_key", has_key)
 
     def _flatten_one_level(self) -> str:
         return self._names.constant("flatten_one_level", default_registry.flatten_one_level)

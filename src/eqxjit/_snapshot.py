@@ -1,0 +1,405 @@
+"""Snapshots of static containers: whether one is still as it was is asked in C, not in Python.
+
+A typed static key takes Python some 0.3 microseconds an element. A snapshot holds a container's
+elements, and compares them with those that it has now by identity; where that can't tell, it says
+no, and the typed key decides. It refers weakly to what compares by identity, as typed keys do.
+"""
+
+import collections
+import contextlib
+import functools
+import marshal
+import operator
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import numpy as np
+
+from ._compat import ArrayImpl
+from ._static_key import (
+    ByEquality,
+    ByHashAndEquality,
+    compared_by_equality,
+    compares_by_identity,
+    keyed_fields,
+    looked_into_as,
+    typed_key,
+)
+
+#: Containers of more elements than this, those of the containers in them included, are compared by
+#: identity first: by then looking at each takes as long as a whole call of `equinox.filter_jit`.
+LARGEST = 2_048
+
+# Comparing so many bytes takes as long as comparing an element.
+_BYTES_PER_ELEMENT = 128
+
+# Looking into one more container takes as long as comparing so many elements.
+_ELEMENTS_PER_PART = 20
+
+# Equal keys of these, where they are of the same type, are the same to any program.
+_EXACT = frozenset({int, str, bytes, bool, type(None)})
+
+_CONSTANTS = _EXACT | {float, complex, range}
+
+# What `marshal` writes of these tells them apart, types, signs of zeros and orders included.
+_MARSHALLED_CONSTANTS = frozenset({int, str, bool, type(None), float, complex})
+_MARSHALLED_CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
+# The last version without references, by which equal objects are written differently.
+_MARSHAL_VERSION = 2
+
+
+class Snapshot(Protocol):
+    """What one static value, or each that is equal to it, looks like.
+
+    - `size`: how many elements it holds on to.
+    """
+
+    size: int
+
+    def matches(self, value: Any) -> bool:
+        """Return whether the typed static key of a value is that of the value it was made of."""
+        ...
+
+
+class _Same:
+    """The value itself, which can't change, or isn't looked into."""
+
+    __slots__ = ("size", "value")
+
+    def __init__(self, value: Any, size: int):
+        self.value = value
+        self.size = size
+
+    def matches(self, value: Any) -> bool:
+        return value is self.value
+
+
+class _SameWeakly:
+    """Likewise, without keeping it alive."""
+
+    __slots__ = ("ref",)
+    size = 1
+    is_light = False
+
+    def __init__(self, value: Any):
+        self.ref = weakref.ref(value)
+
+    def matches(self, value: Any) -> bool:
+        return value is self.ref()
+
+
+class _Marshalled:
+    """Builtin containers in containers, of numbers and strings: all of it in one call of C."""
+
+    __slots__ = ("data", "kind", "size")
+
+    def __init__(self, value: Any, size: int):
+        self.kind = type(value)
+        self.data = marshal.dumps(value, _MARSHAL_VERSION)
+        self.size = size
+
+    def matches(self, value: Any) -> bool:
+        # `marshal` writes of subclasses nothing (it raises), or what their buffers hold.
+        if type(value) is not self.kind:
+            return False
+        try:
+            return marshal.dumps(value, _MARSHAL_VERSION) == self.data
+        except ValueError:
+            return False
+
+
+class _Bytes:
+    """An object with a buffer: what that holds is compared without a copy of it."""
+
+    __slots__ = ("attributes", "data", "kind", "size")
+    is_light = True
+
+    def __init__(self, value: Any):
+        self.kind = type(value)
+        self.attributes = _buffer_attributes(value)
+        # Not `bytes(value)`, which takes an array of one integer for a length.
+        self.data = memoryview(value).tobytes()
+        self.size = len(self.data) // _BYTES_PER_ELEMENT
+
+    def matches(self, value: Any) -> bool:
+        return (
+            type(value) is self.kind
+            and _buffer_attributes(value) == self.attributes
+            # With equal lengths: all of it.
+            and self.data.startswith(value)
+        )
+
+
+class _Equal:
+    """A value that its own `==` compares: with the one that its typed key holds."""
+
+    __slots__ = ("key",)
+    size = 1
+    is_light = False
+
+    def __init__(self, key: ByEquality | ByHashAndEquality):
+        self.key = key
+
+    def matches(self, value: Any) -> bool:
+        return self.key.matches(value)
+
+
+class _Keyed:
+    """A value for which nothing quicker than its typed key is known."""
+
+    __slots__ = ("key",)
+    size = 1
+    is_light = False
+
+    def __init__(self, key: Any):
+        self.key = key
+
+    def matches(self, value: Any) -> bool:
+        return bool(typed_key(value) == self.key)
+
+
+class _Elements:
+    """The elements of a container: constants by identity, or else by type and `==`.
+
+    - `constants`: those that are held on to, with `None` in the place of the others.
+    - `weak`: references to those that compare by identity.
+    - `parts`: the snapshots of those that have to be looked into, by position.
+    - `is_light`: whether all are constants, in containers or not.
+    """
+
+    __slots__ = (
+        "constants",
+        "constants_types",
+        "is_light",
+        "kind",
+        "n",
+        "parts",
+        "read",
+        "size",
+        "weak",
+        "weak_places",
+        "weak_types",
+    )
+
+    def __init__(
+        self,
+        kind: type,
+        read: Callable[[Any], list[Any]],
+        elements: list[Any],
+        parts: dict[int, Any],
+        weak: list[int],
+        is_light: bool,
+    ):
+        self.kind = kind
+        self.read = read
+        self.n = len(elements)
+        self.parts = [*parts.items()]
+        self.size = self.n + sum([part.size + _ELEMENTS_PER_PART for part in parts.values()])
+        self.is_light = is_light and all(part.is_light for part in parts.values())
+        self.weak = [weakref.ref(elements[index]) for index in weak]
+        self.weak_types = [type(elements[index]) for index in weak]
+        #: Mostly the values of a dict: next to each other.
+        self.weak_places = slice(weak[0], weak[-1] + 1) if weak else slice(0)
+        if len(weak) != len(elements[self.weak_places]):
+            self.weak_places = weak
+        self.constants = elements
+        for index in (*parts, *weak):
+            self.constants[index] = None
+        self.constants_types = None
+        if all(map(_is_told_by_equality, self.constants)):
+            self.constants_types = [*map(type, self.constants)]
+
+    def matches(self, value: Any) -> bool:
+        if type(value) is not self.kind:
+            return False
+        items = self.read(value)
+        if len(items) != self.n:
+            return False
+        for index, part in self.parts:
+            if not part.matches(items[index]):
+                return False
+            items[index] = None
+        if self.weak and not self._weak_match(items):
+            return False
+        return all(map(operator.is_, items, self.constants)) or (
+            [*map(type, items)] == self.constants_types and items == self.constants
+        )
+
+    def _weak_match(self, items: list[Any]) -> bool:
+        places = self.weak_places
+        if type(places) is slice:
+            objects = items[places]
+            items[places] = [None] * len(objects)
+        else:
+            objects = [items[place] for place in places]
+            for place in places:
+                items[place] = None
+        return (
+            all(map(operator.is_, objects, map(operator.call, self.weak)))
+            # One may have been made an object of another class, and a dead one isn't `None`.
+            and [*map(type, objects)] == self.weak_types
+        )
+
+
+def _is_told_by_equality(value: Any) -> bool:
+    kind = type(value)
+    # Not zeros, which have signs, and not NaN, which doesn't equal itself.
+    return kind in _EXACT or (kind is float and value != 0 and value == value)
+
+
+def _buffer_attributes(value: Any) -> Any:
+    if type(value) is bytearray:
+        return len(value)
+    return value.dtype, value.shape, value.flags.c_contiguous
+
+
+# --- Making one -------------------------------------------------------------------------------
+
+
+_Reader = Callable[[Any], list[Any]]
+
+
+def _items(iterate: Callable[[Any], Iterable[Any]]) -> _Reader:
+    return lambda value: [*iterate(value)]
+
+
+def _pairs(value: dict[Any, Any]) -> list[Any]:
+    return [*dict.keys(value), *dict.values(value)]
+
+
+def _default_dict(value: collections.defaultdict[Any, Any]) -> list[Any]:
+    return [*_pairs(value), value.default_factory]
+
+
+def _ordered_dict(value: collections.OrderedDict[Any, Any]) -> list[Any]:
+    keys, items = [*collections.OrderedDict.keys(value)], _pairs(value)
+    if all(map(operator.is_, keys, items)):
+        return items
+    # Moved to an end, which the dict below doesn't know.
+    return [*keys, *map(functools.partial(dict.__getitem__, value), keys)]
+
+
+def _deque(value: collections.deque[Any]) -> list[Any]:
+    return [*collections.deque.__iter__(value), value.maxlen]
+
+
+def _mapping(value: types.MappingProxyType[Any, Any]) -> list[Any]:
+    copied = value.copy()
+    return _pairs(copied) if type(copied) is dict else [copied]
+
+
+def _namespace(value: types.SimpleNamespace) -> list[Any]:
+    return _pairs(vars(value))
+
+
+#: How to read all that the `==` of a builtin container compares. Its subclasses' own methods have
+#: no say.
+_READERS: dict[type, _Reader] = {
+    tuple: _items(tuple.__iter__),
+    list: _items(list.__iter__),
+    set: _items(set.__iter__),
+    frozenset: _items(frozenset.__iter__),
+    collections.deque: _deque,
+    collections.OrderedDict: _ordered_dict,
+    collections.defaultdict: _default_dict,
+    dict: _pairs,
+    collections.Counter: _pairs,
+    types.MappingProxyType: _mapping,
+    types.SimpleNamespace: _namespace,
+}
+
+
+def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
+    """Return a snapshot of a value itself, and one for values that are equal to it, if small."""
+    made = _looked_into(value)
+    common, size = made, made.size
+    if _is_marshalled(value):
+        size = _size_of(value)
+        common = _Marshalled(value, size)
+    if is_constant(value):
+        return _Same(value, size), common if size <= LARGEST else None
+    if size > LARGEST:
+        with contextlib.suppress(TypeError):
+            return _SameWeakly(value), None
+        if made.is_light:
+            return _Same(value, size), None
+    return common if isinstance(made, _Elements) and made.parts else made, common
+
+
+def is_constant(value: Any) -> bool:
+    """Return whether a value can't change, and holds nothing that compares by identity."""
+    kind = type(value)
+    if kind is tuple or kind is frozenset:
+        return all(map(is_constant, value))
+    if kind in _CONSTANTS or issubclass(kind, np.dtype):
+        return True
+    return issubclass(kind, np.generic) and not issubclass(kind, np.void)
+
+
+def _size_of(marshalled: Any) -> int:
+    kind = type(marshalled)
+    if kind in _MARSHALLED_CONTAINERS:
+        return sum(map(_size_of, _READERS[kind](marshalled)), start=1)
+    return 1
+
+
+def _is_marshalled(value: Any) -> bool:
+    kind = type(value)
+    if kind in _MARSHALLED_CONSTANTS:
+        return True
+    if kind not in _MARSHALLED_CONTAINERS:
+        return False
+    return all(map(_is_marshalled, _READERS[kind](value)))
+
+
+def _looked_into(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Keyed":
+    kind = type(value)
+    read = _reader(kind)
+    if read is not None:
+        return _elements(value, read)
+    if kind is ArrayImpl:
+        # It can't be changed in place.
+        return _SameWeakly(value)
+    if kind is bytearray or kind is np.ndarray:
+        with contextlib.suppress(Exception):
+            made = _Bytes(value)
+            if made.matches(value):
+                return made
+    key = typed_key(value)
+    compared = compared_by_equality(key)
+    return _Keyed(key) if compared is None else _Equal(compared)
+
+
+def _elements(value: Any, read: _Reader) -> _Elements:
+    elements = read(value)
+    parts: dict[int, Any] = {}
+    weak: list[int] = []
+    is_light = True
+    for index, element in enumerate(elements):
+        if is_constant(element):
+            continue
+        if compares_by_identity(type(element)):
+            is_light = False
+            # What can't be referred to weakly is held on to by its typed key, too.
+            with contextlib.suppress(TypeError):
+                weakref.ref(element)
+                weak.append(index)
+        else:
+            parts[index] = _looked_into(element)
+    return _Elements(type(value), read, elements, parts, weak, is_light)
+
+
+def _reader(kind: type) -> _Reader | None:
+    """Return how to read all that decides on a container's typed key, if it is a container."""
+    read = _READERS.get(kind)
+    if read is not None:
+        return read
+    base = looked_into_as(kind)
+    if base is not None:
+        return _READERS.get(base)
+    fields = keyed_fields(kind)
+    if fields is None:
+        return None
+    return lambda value: [getattr(value, name) for name in fields]
