@@ -316,7 +316,7 @@ def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
     made = _looked_into(value)
     common, size = made, made.size
     if _is_marshalled(value):
-        size = _size_of(value)
+        size = _size_of(value) - 1
         common = _Marshalled(value, size)
     if is_constant(value):
         return _Same(value, size), common if size <= LARGEST else None
