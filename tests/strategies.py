@@ -391,7 +391,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 # Names that generated code might want for itself.
 _NAMES = ["x", "self", "args", "kwargs", "type", "len", "fun"]
-_NAMES += ["jitted", "output", "absent", "static_key", "arrays", "otherwise"]
+_NAMES += ["jitted", "output", "absent", "has_key", "arrays", "otherwise"]
 
 
 class _Source(str):

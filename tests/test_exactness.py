@@ -990,7 +990,7 @@ NAMES = """
     self cls fun func f call receive bind absent missing args kwargs args_2 kwargs_2 _ __
     jitted leaves out output token arrays array x x_2 otherwise retrace explain wait make
     make_call make_receiver guards_hold site entry type len dict list tuple map all frozenset
-    isinstance Exception Retrace Array is_array fields_of static_key static_key_2 only_arrays
+    isinstance Exception Retrace Array is_array fields_of has_key has_key_2 only_arrays
     flatten_one_level rebuild unflatten new_object new_tuple set_fields fun_array_0
     _absent x_fields x_key x_0 x_parts x_children int_1 out_0 object print exec locals globals
     tree_flatten jax eqxjit KeyError None_ match case __class__ __name__ __call__ __eqxjit__

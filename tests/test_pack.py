@@ -291,7 +291,7 @@ def test_a_layout_is_compared_by_identity():
     source = f.specialized_source()
     if source is not None:
         assert "['layout'] is " in source
-        assert "static_key" not in source
+        assert "has_key" not in source
 
 
 @pytest.mark.parametrize("filter_jit", FILTER_JITS)

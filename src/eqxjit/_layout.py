@@ -22,9 +22,10 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unf
 from ._buffers import Shape, is_computable, is_key, join, key_data_shape, split
 from ._compat import PyTreeDef, fields_of, treedef_rows
 from ._errors import short
+from ._key_cache import static_key, treedef_key
 from ._lock import Lock
 from ._partition import is_array_leaf
-from ._static_key import identity_suffices, static_key, treedef_key
+from ._static_key import identity_suffices
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.
 MAX_LEAVES_PER_BUFFER = 8

@@ -15,8 +15,8 @@ from ._binding import Binding
 from ._compat import clear_with_equinox
 from ._entry import Entry
 from ._history import Definition, History, definition_of
-from ._lock import Lock
 from ._key_cache import KnownKey
+from ._lock import Lock
 from ._options import Options
 from ._storms import Place, place_of
 from ._turns import Turns

@@ -199,10 +199,10 @@ def _generate(
     assert isinstance(kwargs_node, Node)
     index = index_of(output_at_hand)
     description = entry.descriptions[index]
-    # Who waits for the computation can let JAX read NumPy's arrays where they are.
     seen = None
     if are_repeated(static.treedef, *[made.treedef for made in entry.descriptions]):
         seen = names.variable("seen")
+    # Who waits for the computation can let JAX read NumPy's arrays where they are.
     way_in = WayIn(binding, names, args_node, kwargs_node, None if blocks else own, seen)
     way_out = WayOut(names, structure_of(description.treedef, description.leaves), arrays)
 
