@@ -1,4 +1,4 @@
-"""The pictures of `bench calls`, `bench latency` and `bench statics`."""
+"""The pictures of `bench calls`, `training`, `latency` and `statics`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +14,10 @@ STYLES = {
     "eqx": ("tab:red", "s"),
     "eqxjit": ("tab:green", "D"),
     "unchecked": ("tab:gray", "x"),
+    "packed": ("tab:orange", "*"),
+    "ravel": ("tab:brown", "^"),
+    "optax.flatten": ("tab:cyan", "v"),
+    "scan": ("tab:purple", "P"),
     "nnx.jit": ("tab:purple", "^"),
     "nnx.cached_partial": ("tab:pink", "<"),
     "nnx.jit_partial": ("tab:olive", "v"),
@@ -26,6 +30,13 @@ LABELS = {
     "unchecked": "by hand, without any check",
 }
 
+TRAINING_LABELS = {
+    "packed": "eqxjit.filter_jit, packed",
+    "ravel": "jax.jit, ravel_pytree by hand",
+    "optax.flatten": "jax.jit on trees, optax.flatten",
+    "scan": "jax.jit, lax.scan over 10 steps",
+}
+
 Times = Mapping[str, float]  # microseconds by competitor
 
 
@@ -34,9 +45,11 @@ def ratios(times: Mapping[str, Times], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(9, 1.5 + 0.3 * len(times)), layout="constrained")
     workloads = list(times)
     for name, (colour, marker) in STYLES.items():
+        if not any(name in row for row in times.values()):
+            continue
         rows = [row for row, workload in enumerate(workloads) if name in times[workload]]
         values = [times[workloads[row]][name] / times[workloads[row]]["floor"] for row in rows]
-        label = LABELS.get(name, f"flax {name}")
+        label = {**LABELS, **TRAINING_LABELS}.get(name, f"flax {name}")
         axes.scatter(values, rows, c=colour, marker=marker, label=label, s=40)
     axes.set_xscale("log")
     axes.set_xlabel("time of a call, as a multiple of the floor")

@@ -1,0 +1,298 @@
+"""`bench training`: a step of training, packed and not, against every way to write it.
+
+* floor: `jax.jit` over flat lists of arrays, flattened by hand outside the timed loop.
+* jit: `jax.jit` over the partitioned trees.
+* ravel: `jax.jit` over one vector of weights, by `jax.flatten_util.ravel_pytree`.
+* optax.flatten: as jit, with an optimiser that is handed one vector.
+* scan: floor, with ten steps a call by `jax.lax.scan`; its time is that of one step.
+* eqx, eqxjit: the two `filter_jit`; packed: eqxjit's with the model in a `Packed`.
+
+All donate what they carry. The first call's seconds are those of tracing, lowering and compiling,
+with JAX's caches emptied before.
+"""
+
+import argparse
+import functools
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+import eqxjit
+
+from . import pictures
+from .competitors import FilterJit, passed
+from .environment import facts
+from .measure import Case, Race
+from .training_models import TASKS, Task
+
+RESULTS = Path(__file__).parent / "results"
+SCANNED = 10
+STATEMENT = "carry, loss = f(batch, *carry)"
+OUTPUTS = ("carry", "loss")
+
+# Packed over floor, over eqxjit, and the first call over eqxjit's: the most that they may be.
+OVER_FLOOR = {"MLP + adam": 0.50, "deep MLP + adamw": 0.35, "several MB + adam": 1.02}
+OVER_PLAIN = 1.02
+FIRST_OVER_PLAIN = ((20, 1.0), (130, 1.5), (440, 2.5))  # by the number of arrays
+
+Builder = Callable[[Task], Case]
+
+
+def main(argv: list[str]) -> int:
+    """Check that all ways agree, time them, report, write and draw."""
+    parser = argparse.ArgumentParser(prog="python -m bench training", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--first-calls", type=int, default=3, help="of each, the fastest counts")
+    parser.add_argument("--only", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder for JSON and picture (default, for all tasks: bench/results)",
+    )
+    args = parser.parse_args(argv)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+
+    rows: dict[str, dict[str, Any]] = {}
+    with Progress(console=console) as progress:
+        bar = progress.add_task("", total=len(args.only) * (args.rounds + args.first_calls))
+        for name in args.only:
+            progress.update(bar, description=name)
+            task = TASKS[name]()
+            first = _first_calls(task, args.first_calls, lambda: progress.advance(bar))
+            cases = {way: build(task) for way, build in WAYS.items()}
+            _check(name, cases)
+            race = Race(cases)
+            for _ in range(args.rounds):
+                race.round()
+                progress.advance(bar)
+            us = {way: min(figures) * 1e6 for way, figures in race.figures.items()}
+            us["scan"] /= SCANNED
+            rows[name] = {"arrays": _n_arrays(task), "us": us, "first_call_s": first}
+            progress.console.print(_table(name, rows[name]))
+            del cases, race
+
+    for line in _verdicts(rows):
+        console.print(line)
+    if args.output or len(args.only) == len(TASKS):
+        folder = args.output or RESULTS
+        folder.mkdir(parents=True, exist_ok=True)
+        report = facts() | {"rounds": args.rounds, "tasks": rows}
+        written = folder / f"training-{jax.default_backend()}.json"
+        written.write_text(json.dumps(report, indent=1) + "\n")
+        picture = folder / f"training-{jax.default_backend()}.png"
+        pictures.ratios({name: row["us"] for name, row in rows.items()}, picture)
+        console.print(f"written: {written} and a picture beside it")
+    return 0
+
+
+# --- The ways -----------------------------------------------------------------------------------
+
+
+def step_of(task: Task, optimiser: optax.GradientTransformation | None = None) -> Callable:
+    """A step `(batch, model, state, opt_state) -> ((model, state, opt_state), loss)`, on trees."""
+    optimiser = optimiser or task.optimiser
+
+    def step(batch: Any, model: Any, state: Any, opt_state: Any) -> Any:
+        def loss_of(model: Any) -> Any:
+            return task.loss(model, state, *batch)
+
+        (loss, state), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(model)
+        weights = eqx.filter(model, eqx.is_inexact_array)
+        updates, opt_state = optimiser.update(grads, opt_state, weights)
+        return (eqx.apply_updates(model, updates), state, opt_state), loss
+
+    return step
+
+
+def packed_step_of(task: Task) -> Callable:
+    """The same, for a model and a state that are packed."""
+
+    def step(batch: Any, params: Any, state: Any, opt_state: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            loss, new = task.loss(params.unpack(), state.unpack(), *batch)
+            return loss, state.repack(new)
+
+        (loss, state), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(params)
+        weights = eqx.filter(params, eqx.is_inexact_array)
+        updates, opt_state = task.optimiser.update(grads, opt_state, weights)
+        return (eqx.apply_updates(params, updates), state, opt_state), loss
+
+    return step
+
+
+def _carry(task: Task, model: Any, optimiser: optax.GradientTransformation | None = None) -> Any:
+    init = (optimiser or task.optimiser).init
+    return (model, task.state, init(eqx.filter(model, eqx.is_inexact_array)))
+
+
+def _case(function: Any, batch: Any, carry: Any) -> Case:
+    names = {"f": function, "batch": batch}
+    return Case(STATEMENT, lambda: {**names, "carry": passed(carry, consumed=True)}, OUTPUTS)
+
+
+def floor(task: Task, steps: int = 1) -> Case:
+    """Flat lists in, flat lists out."""
+    dynamic, static = eqx.partition(_carry(task, task.model), eqx.is_array)
+    leaves, treedef = jtu.tree_flatten(dynamic)
+    step = step_of(task)
+
+    def on_lists(batch: Any, leaves: Any) -> Any:
+        carry = eqx.combine(jtu.tree_unflatten(treedef, leaves), static)
+        carry, loss = step(batch, *carry)
+        return jtu.tree_leaves(eqx.filter(carry, eqx.is_array)), loss
+
+    def scanned(batches: Any, leaves: Any) -> Any:
+        leaves, losses = jax.lax.scan(lambda c, b: on_lists(b, c), leaves, batches)
+        return leaves, losses[-1]
+
+    batch = task.batch
+    if steps > 1:
+        batch = jax.tree.map(lambda a: jnp.stack([a] * steps), batch)
+    function = jax.jit(scanned if steps > 1 else on_lists, donate_argnums=1)
+    names = {"f": function, "batch": batch}
+    return Case(
+        "carry, loss = f(batch, carry)",
+        lambda: {**names, "carry": passed(leaves, consumed=True)},
+        OUTPUTS,
+    )
+
+
+def on_trees(task: Task, flatten: bool = False) -> Case:
+    """`jax.jit` over trees of arrays, what is static closed over."""
+    optimiser = optax.flatten(task.optimiser) if flatten else task.optimiser
+    dynamic, static = eqx.partition(_carry(task, task.model, optimiser), eqx.is_array)
+    step = step_of(task, optimiser)
+
+    def on_arrays(batch: Any, *dynamic: Any) -> Any:
+        carry, loss = step(batch, *eqx.combine(dynamic, static))
+        return eqx.filter(carry, eqx.is_array), loss
+
+    return _case(jax.jit(on_arrays, donate_argnums=(1, 2, 3)), task.batch, dynamic)
+
+
+def raveled(task: Task) -> Case:
+    """`jax.jit` over one vector of weights, which the loss unravels and the optimiser sees."""
+    weights, rest = eqx.partition(task.model, eqx.is_inexact_array)
+    vector, unravel = ravel_pytree(weights)
+    carry = (vector, *_carry(task, vector)[1:])
+    dynamic, static = eqx.partition(carry, eqx.is_array)
+    loss = lambda v, state, *batch: task.loss(eqx.combine(unravel(v), rest), state, *batch)  # noqa: E731
+    step = step_of(Task(vector, task.optimiser, loss, task.batch))
+
+    def on_arrays(batch: Any, *dynamic: Any) -> Any:
+        carry, loss = step(batch, *eqx.combine(dynamic, static))
+        return eqx.filter(carry, eqx.is_array), loss
+
+    return _case(jax.jit(on_arrays, donate_argnums=(1, 2, 3)), task.batch, dynamic)
+
+
+def filtered(task: Task, filter_jit: FilterJit) -> Case:
+    """The step on trees under a `filter_jit`."""
+    function = filter_jit(step_of(task), donate="all-except-first")
+    return _case(function, task.batch, _carry(task, task.model))
+
+
+def packed(task: Task) -> Case:
+    """eqxjit's, with model and state packed."""
+    params, _, opt_state = _carry(task, eqxjit.pack(task.model))
+    function = eqxjit.filter_jit(packed_step_of(task), donate="all-except-first")
+    return _case(function, task.batch, (params, eqxjit.pack(task.state), opt_state))
+
+
+WAYS: dict[str, Builder] = {
+    "floor": floor,
+    "jit": on_trees,
+    "ravel": raveled,
+    "optax.flatten": functools.partial(on_trees, flatten=True),
+    "scan": functools.partial(floor, steps=SCANNED),
+    "eqx": functools.partial(filtered, filter_jit=eqx.filter_jit),
+    "eqxjit": functools.partial(filtered, filter_jit=eqxjit.filter_jit),
+    "packed": packed,
+}
+
+# --- Measuring ----------------------------------------------------------------------------------
+
+
+def _first_calls(task: Task, times: int, advance: Callable[[], None]) -> dict[str, float]:
+    """Each way's shortest first call, of several with all caches emptied."""
+    seconds: dict[str, float] = dict.fromkeys(WAYS, float("inf"))
+    for _ in range(times):
+        for way, build in WAYS.items():
+            case = build(task)
+            names = dict(case.names())
+            jax.block_until_ready([a for a in jax.tree.leaves(names) if eqx.is_array(a)])
+            jax.clear_caches()
+            eqx.clear_caches()
+            gc.collect()
+            code = compile(case.statement, "<case>", "exec")
+            start = time.perf_counter()
+            exec(code, names)
+            jax.block_until_ready(names["loss"])
+            seconds[way] = min(seconds[way], time.perf_counter() - start)
+        advance()
+    return seconds
+
+
+def _check(name: str, cases: dict[str, Case]) -> None:
+    """After ten steps, the loss is that of the floor."""
+    _, expected = cases["floor"].run(SCANNED)
+    for way, case in cases.items():
+        _, loss = case.run(1 if way == "scan" else SCANNED)
+        np.testing.assert_allclose(loss, expected, rtol=1e-3, err_msg=f"{name}: {way}")
+
+
+def _n_arrays(task: Task) -> int:
+    return len([a for a in jtu.tree_leaves(_carry(task, task.model)) if eqx.is_array(a)])
+
+
+def _table(name: str, row: dict[str, Any]) -> Table:
+    us, first = row["us"], row["first_call_s"]
+    table = Table(title=f"{name}: a step, {row['arrays']} arrays", row_styles=["", "dim"])
+    table.add_column("", no_wrap=True)
+    for heading in ("µs", "of floor", "of eqxjit", "first call, s", "of eqxjit"):
+        table.add_column(heading, justify="right")
+    for way in us:
+        table.add_row(
+            way,
+            f"{us[way]:.1f}",
+            f"{us[way] / us['floor']:.2f}",
+            f"{us[way] / us['eqxjit']:.2f}",
+            f"{first[way]:.2f}",
+            f"{first[way] / first['eqxjit']:.2f}",
+        )
+    return table
+
+
+def _verdicts(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """A line for each target: what it is, what came out."""
+    lines = []
+    for name, row in rows.items():
+        us, first = row["us"], row["first_call_s"]
+        limit = next(limit for arrays, limit in FIRST_OVER_PLAIN if row["arrays"] <= arrays)
+        ratios = {
+            "a step packed over eqxjit": (us["packed"] / us["eqxjit"], OVER_PLAIN),
+            "first call packed over eqxjit": (first["packed"] / first["eqxjit"], limit),
+        }
+        if name in OVER_FLOOR:
+            over_floor = us["packed"] / us["floor"]
+            ratios["a step packed over floor"] = over_floor, OVER_FLOOR[name]
+        for what, (ratio, limit) in ratios.items():
+            verdict = "[green]met[/]" if ratio <= limit else "[red]missed[/]"
+            lines.append(f"{verdict}: {name}, {what} is {ratio:.3f}, at most {limit:.2f}")
+    return lines

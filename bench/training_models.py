@@ -1,0 +1,161 @@
+"""The tasks of `bench training`: what is trained, by which optimiser, on which batch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import optax
+from jaxtyping import Array, PRNGKeyArray
+
+from .models import ConvNet, Transformer, mean_squared_error
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model in training.
+
+    - `loss`: `loss(model, state, *batch)` returns the loss and the new state.
+    - `state`: what is carried along with the model, but not differentiated.
+    """
+
+    model: Any
+    optimiser: optax.GradientTransformation
+    loss: Callable[..., tuple[Array, Any]]
+    batch: tuple[Array, ...]
+    state: Any = None
+
+
+def _regression(model: Any, state: Any, x: Array, y: Array) -> tuple[Array, Any]:
+    return mean_squared_error(model, x, y), state
+
+
+def _mlp_task(depth: int, width: int, optimiser: optax.GradientTransformation) -> Task:
+    model = eqx.nn.MLP(4, 4, width, depth, key=jr.key(0))
+    x = jr.normal(jr.key(1), (8, 4))
+    return Task(model, optimiser, _regression, (x, jnp.sin(x)))
+
+
+def mlp() -> Task:
+    """An MLP of 3 layers with adam: 19 arrays."""
+    return _mlp_task(2, 32, optax.adam(1e-3))
+
+
+def deep_mlp() -> Task:
+    """An MLP of 21 layers with adamw and clipping of the gradient's norm: 127 arrays."""
+    return _mlp_task(20, 32, optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)))
+
+
+def deeper_mlp() -> Task:
+    """An MLP of 61 layers with adam: 367 arrays."""
+    return _mlp_task(60, 32, optax.adam(1e-3))
+
+
+def several_megabytes() -> Task:
+    """An MLP of 12 layers of width 256 with adam: 2.9 MB of weights."""
+    return _mlp_task(12, 256, optax.adam(1e-3))
+
+
+class _Sequence(eqx.Module):
+    """A GRU over a sequence, and a linear layer on its last state."""
+
+    cell: eqx.nn.GRUCell
+    head: eqx.nn.Linear
+
+    def __init__(self, key: PRNGKeyArray) -> None:
+        keys = jr.split(key)
+        self.cell = eqx.nn.GRUCell(4, 32, key=keys[0])
+        self.head = eqx.nn.Linear(32, 4, key=keys[1])
+
+    def __call__(self, xs: Array) -> Array:
+        last, _ = jax.lax.scan(lambda h, x: (self.cell(x, h), None), jnp.zeros(32), xs)
+        return self.head(last)
+
+
+def gru() -> Task:
+    """A GRU of width 32 over 16 steps with rmsprop, a batch of 4."""
+    x = jr.normal(jr.key(1), (4, 16, 4))
+    batch = (x, jnp.sin(x[:, -1]))
+    return Task(_Sequence(jr.key(0)), optax.rmsprop(1e-3), _regression, batch)
+
+
+def conv_net() -> Task:
+    """Two convolutions with BatchNorm with adam, a batch of 4 images of 8 by 8."""
+    model, state = eqx.nn.make_with_state(ConvNet)(key=jr.key(0))
+
+    def loss(
+        model: ConvNet, state: eqx.nn.State, images: Array, labels: Array
+    ) -> tuple[Array, Any]:
+        batched = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        logits, state = batched(images, state)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return jnp.mean(losses), state
+
+    batch = (jr.normal(jr.key(1), (4, 1, 8, 8)), jnp.arange(4))
+    return Task(model, optax.adam(1e-3), loss, batch, state)
+
+
+def transformer() -> Task:
+    """A transformer of 12 small blocks with adamw, 8 tokens, a batch of 2: 434 arrays."""
+    x = jr.normal(jr.key(1), (2, 8, 16))
+    return Task(Transformer(key=jr.key(0)), optax.adamw(1e-3), _regression, (x, jnp.sin(x)))
+
+
+class _ActorCritic(eqx.Module):
+    actor: eqx.nn.MLP
+    critic: eqx.nn.MLP
+
+    def __init__(self, key: PRNGKeyArray) -> None:
+        keys = jr.split(key)
+        self.actor = eqx.nn.MLP(4, 2, 32, 2, jnp.tanh, key=keys[0])
+        self.critic = eqx.nn.MLP(4, "scalar", 32, 2, jnp.tanh, key=keys[1])
+
+
+def policy() -> Task:
+    """A PPO update of an actor and a critic with clipping and adam, 32 transitions: 38 arrays.
+
+    The state is the key for the minibatch's order, and a running mean of the rewards.
+    """
+
+    def loss(
+        model: _ActorCritic, state: Any, seen: Array, actions: Array, old: Array, returns: Array
+    ) -> tuple[Array, Any]:
+        key, mean = state
+        key, subkey = jr.split(key)
+        order = jr.permutation(subkey, len(seen))[:16]
+        seen, actions, old, returns = (a[order] for a in (seen, actions, old, returns))
+        mean = 0.99 * mean + 0.01 * jnp.mean(returns)
+        logs = jax.nn.log_softmax(jax.vmap(model.actor)(seen))
+        taken = jnp.take_along_axis(logs, actions[:, None], axis=1)[:, 0]
+        values = jax.vmap(model.critic)(seen)
+        advantages = jax.lax.stop_gradient(returns - mean - values)
+        ratio = jnp.exp(taken - old)
+        gains = jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages)
+        entropy = -jnp.sum(jnp.exp(logs) * logs, axis=1)
+        errors = (returns - mean - values) ** 2
+        return jnp.mean(0.5 * errors - gains - 0.01 * entropy), (key, mean)
+
+    keys = jr.split(jr.key(1), 3)
+    batch = (
+        jr.normal(keys[0], (32, 4)),
+        jr.randint(keys[1], (32,), 0, 2),
+        jnp.full(32, jnp.log(0.5)),
+        jr.normal(keys[2], (32,)),
+    )
+    optimiser = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-3))
+    return Task(_ActorCritic(jr.key(0)), optimiser, loss, batch, (jr.key(2), jnp.zeros(())))
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "MLP + adam": mlp,
+    "deep MLP + adamw": deep_mlp,
+    "deeper MLP + adam": deeper_mlp,
+    "GRU + rmsprop": gru,
+    "CNN, BatchNorm + adam": conv_net,
+    "transformer + adamw": transformer,
+    "several MB + adam": several_megabytes,
+    "PPO + adam": policy,
+}
