@@ -125,6 +125,8 @@ def packed_step_of(task: Task) -> Callable:
 
     def step(batch: Any, params: Any, state: Any, opt_state: Any) -> Any:
         def loss_of(params: Any) -> Any:
+            if state is None:
+                return task.loss(params.unpack(), None, *batch)
             loss, new = task.loss(params.unpack(), state.unpack(), *batch)
             return loss, state.repack(new)
 
@@ -212,7 +214,8 @@ def packed(task: Task) -> Case:
     """eqxjit's, with model and state packed."""
     params, _, opt_state = _carry(task, eqxjit.pack(task.model))
     function = eqxjit.filter_jit(packed_step_of(task), donate="all-except-first")
-    return _case(function, task.batch, (params, eqxjit.pack(task.state), opt_state))
+    state = None if task.state is None else eqxjit.pack(task.state)
+    return _case(function, task.batch, (params, state, opt_state))
 
 
 WAYS: dict[str, Builder] = {

@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import math
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -28,7 +28,7 @@ from ._partition import is_array_leaf
 from ._static_key import identity_suffices
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.
-MAX_LEAVES_PER_BUFFER = 8
+MAX_LEAVES_PER_BUFFER = 16
 
 _KEY_DATA = np.dtype(np.uint32)
 
@@ -271,7 +271,8 @@ def layout_of(leaves: Sequence[Any], treedef: PyTreeDef, max_leaf_bytes: int) ->
             by_dtype.setdefault(kind.buffer_dtype, []).append(index)
         else:
             groups.append([index])
-    groups += [group for indices in by_dtype.values() for group in _bounded(indices)]
+    shapes = {index: kind.buffer_shape for index, kind in types.items()}
+    groups += [group for indices in by_dtype.values() for group in _bounded(indices, shapes)]
     described = list(leaves)
     for array, group in enumerate(sorted(groups)):
         for row, index in enumerate(group):
@@ -279,10 +280,28 @@ def layout_of(leaves: Sequence[Any], treedef: PyTreeDef, max_leaf_bytes: int) ->
     return _interned(treedef, tuple(described))
 
 
-def _bounded(indices: list[int]) -> Iterator[list[int]]:
-    """Split what could share a buffer, bottom up: those of equal layers are then mostly equal."""
-    starts = range(0, len(indices), MAX_LEAVES_PER_BUFFER)
-    return (indices[start : start + MAX_LEAVES_PER_BUFFER] for start in starts)
+def _bounded(indices: list[int], shapes: Mapping[int, Shape]) -> Iterator[list[int]]:
+    """Split what could share a buffer so that buffers of equal layers are alike.
+
+    XLA compiles a computation once for all leaves that have the same shape and the same offset.
+    """
+    counts = collections.Counter([shapes[index] for index in indices])
+    # What occurs once would shift the offsets of all that follows.
+    indices = sorted(indices, key=lambda index: counts[shapes[index]] == 1)
+    of = [shapes[index] for index in indices]
+
+    def alike(length: int) -> tuple[float, int, int]:
+        pairs = list(zip(of, of[length:], strict=False))
+        repeats = sum([one == other for one, other in pairs]) / max(1, len(pairs))
+        return round(repeats, 1), -_ceil(len(of), length), -length
+
+    shortest = min(3 * MAX_LEAVES_PER_BUFFER // 4, len(of))
+    length = max(range(shortest, MAX_LEAVES_PER_BUFFER + 1), key=alike, default=1)
+    return (indices[start : start + length] for start in range(0, len(of), length))
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
 
 
 # Where an array is, if not on a device: on none yet, or where it can't share a buffer.

@@ -1,0 +1,230 @@
+"""Training with a `Packed`: which optimisers give the weights that they give for the model."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+import pytest
+
+import eqxjit
+from bench.training import floor, packed
+from bench.training_models import TASKS
+
+STEPS = 5
+
+
+def model():
+    return eqx.nn.MLP(3, 2, 8, 2, activation=jnp.tanh, key=jr.key(0))
+
+
+def loss(model, x):
+    return jnp.mean((jax.vmap(model)(x) - 1.0) ** 2)
+
+
+X = jr.normal(jr.key(1), (STEPS, 4, 3))
+
+
+def weights(tree):
+    return eqx.filter(tree, eqx.is_inexact_array)
+
+
+def trained(optimiser, tree):
+    """A model after some steps on its tree."""
+
+    @eqx.filter_jit
+    def step(tree, state, x):
+        gradient = eqx.filter_grad(loss)(tree, x)
+        updates, state = optimiser.update(gradient, state, weights(tree))
+        return eqx.apply_updates(tree, updates), state
+
+    state = optimiser.init(weights(tree))
+    for x in X:
+        tree, state = step(tree, state, x)
+    return tree
+
+
+def trained_packed(optimiser, tree):
+    """The same, where loss and optimiser see a `Packed`."""
+
+    @eqxjit.filter_jit(donate="all-except-first")
+    def step(x, params, state):
+        gradient = eqx.filter_grad(lambda params: loss(params.unpack(), x))(params)
+        updates, state = optimiser.update(gradient, state, weights(params))
+        return eqx.apply_updates(params, updates), state
+
+    params = eqxjit.pack(tree)
+    state = optimiser.init(weights(params))
+    for x in X:
+        params, state = step(x, params, state)
+    return params.unpack()
+
+
+def trained_repacked(optimiser, tree):
+    """The same, where the optimiser sees the tree: `unpack` first, `repack` after."""
+
+    @eqxjit.filter_jit(donate="all-except-first")
+    def step(x, params, state):
+        gradient = eqx.filter_grad(lambda params: loss(params.unpack(), x))(params)
+        tree = params.unpack()
+        updates, new_state = optimiser.update(
+            weights(gradient.unpack()), state.unpack(), weights(tree)
+        )
+        return params.repack(eqx.apply_updates(tree, updates)), state.repack(new_state)
+
+    params = eqxjit.pack(tree)
+    state = eqxjit.pack(optimiser.init(weights(tree)))
+    for x in X:
+        params, state = step(x, params, state)
+    return params.unpack()
+
+
+def largest_difference(one, other):
+    pairs = zip(
+        jax.tree.leaves(eqx.filter(one, eqx.is_array)),
+        jax.tree.leaves(eqx.filter(other, eqx.is_array)),
+        strict=True,
+    )
+    return max(float(jnp.max(jnp.abs(a - b))) for a, b in pairs)
+
+
+def moved(tree):
+    return largest_difference(tree, model())
+
+
+# Each element's update depends on that element's history, and on scalars.
+ELEMENTWISE = {
+    "sgd": lambda: optax.sgd(0.1),
+    "momentum": lambda: optax.sgd(0.1, momentum=0.9),
+    "nesterov": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adagrad": lambda: optax.adagrad(0.1),
+    "adadelta": lambda: optax.adadelta(1.0),
+    "adam": lambda: optax.adam(1e-2),
+    "nadam": lambda: optax.nadam(1e-2),
+    "radam": lambda: optax.radam(1e-2),
+    "adamax": lambda: optax.adamax(1e-2),
+    "amsgrad": lambda: optax.amsgrad(1e-2),
+    "adabelief": lambda: optax.adabelief(1e-2),
+    "yogi": lambda: optax.yogi(1e-2),
+    "adamw": lambda: optax.adamw(1e-2, weight_decay=0.1),
+    "rmsprop": lambda: optax.rmsprop(1e-2, momentum=0.9),
+    "lion": lambda: optax.lion(1e-2, weight_decay=0.1),
+    "rprop": lambda: optax.rprop(1e-2),
+    "elementwise clipping": lambda: optax.chain(optax.clip(0.01), optax.sgd(0.1)),
+    "schedule": lambda: optax.adam(optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 5)),
+    "injected hyperparameters": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=1e-2),
+    "EMA of updates": lambda: optax.chain(optax.sgd(0.1), optax.ema(0.9)),
+    "gradient accumulation": lambda: optax.MultiSteps(optax.adam(1e-2), 2),
+    "apply if finite": lambda: optax.apply_if_finite(optax.adam(1e-2), 2),
+    "lookahead-free chain": lambda: optax.chain(
+        optax.scale_by_adam(), optax.add_decayed_weights(0.1), optax.scale(-1e-2)
+    ),
+}
+
+# These compute one number from all elements: the order of summation is another.
+GLOBAL = {
+    "global-norm clipping": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
+    "centralised norm": lambda: optax.chain(optax.normalize_by_update_norm(), optax.sgd(0.1)),
+}
+
+
+def is_bias(path):
+    return jax.tree_util.keystr(path).endswith(".bias")
+
+
+def decayed(params):
+    return jax.tree_util.tree_map_with_path(lambda path, _: not is_bias(path), params)
+
+
+# These look at whole leaves, or at their names or numbers of dimensions.
+LEAFWISE = {
+    "LARS": lambda: optax.lars(0.1, weight_decay=0.1),
+    "LAMB": lambda: optax.lamb(1e-2, weight_decay=0.1),
+    "Fromage": lambda: optax.fromage(0.1),
+    "NovoGrad": lambda: optax.novograd(1e-2),
+    "Adafactor": lambda: optax.adafactor(0.1, min_dim_size_to_factor=2),
+    "Muon": lambda: optax.contrib.muon(0.1),
+    "SM3": lambda: optax.sm3(0.1),
+    "clipping by block": lambda: optax.chain(optax.clip_by_block_rms(1e-3), optax.sgd(0.1)),
+    "adaptive clipping": lambda: optax.chain(optax.adaptive_grad_clip(0.01), optax.sgd(0.1)),
+    "a mask by path": lambda: optax.adamw(1e-2, weight_decay=1.0, mask=decayed),
+    "a mask by dimensions": lambda: optax.adamw(
+        1e-2, weight_decay=1.0, mask=lambda params: jax.tree.map(lambda a: a.ndim > 1, params)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *GLOBAL])
+def test_optimisers_that_may_see_a_packed(name):
+    optimiser = {**ELEMENTWISE, **GLOBAL}[name]()
+    expected = trained(optimiser, model())
+    assert moved(expected) > 1e-4
+    assert largest_difference(trained_packed(optimiser, model()), expected) < 2e-6
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_updates_are_the_same_bit_for_bit(name):
+    """Given the same gradients, operation by operation."""
+    optimiser = ELEMENTWISE[name]()
+    tree = model()
+    params = eqxjit.pack(tree)
+    state, packed_state = optimiser.init(weights(tree)), optimiser.init(weights(params))
+    with jax.disable_jit():
+        for x in X[:3]:
+            gradient = eqx.filter_grad(loss)(tree, x)
+            whole = eqx.combine(gradient, eqx.filter(tree, eqx.is_inexact_array, inverse=True))
+            packed_gradient = weights(params.repack(whole))
+            updates, state = optimiser.update(gradient, state, weights(tree))
+            packed_updates, packed_state = optimiser.update(
+                packed_gradient, packed_state, weights(params)
+            )
+            tree = eqx.apply_updates(tree, updates)
+            params = eqx.apply_updates(params, packed_updates)
+    assert largest_difference(params.unpack(), tree) == 0
+
+
+@pytest.mark.parametrize("name", LEAFWISE)
+def test_optimisers_that_may_not(name):
+    """They give other weights; with `unpack` first and `repack` after, the same."""
+    optimiser = LEAFWISE[name]()
+    expected = trained(optimiser, model())
+    assert largest_difference(trained_repacked(optimiser, model()), expected) < 2e-6
+    if name != "a mask by path":
+        assert largest_difference(trained_packed(optimiser, model()), expected) > 1e-4
+
+
+def test_an_average_of_the_weights():
+    params = eqxjit.pack(model())
+    average = jax.tree.map(jnp.zeros_like, weights(params))
+    update = eqxjit.filter_jit(functools.partial(optax.incremental_update, step_size=0.5))
+    for _ in range(3):
+        average = update(weights(params), average)
+    assert isinstance(average, eqxjit.Packed)
+    expected = jax.tree.map(lambda a: 0.875 * a, weights(model()))
+    assert largest_difference(average.unpack(), expected) == 0
+
+
+def test_a_mask_that_is_a_tree_of_the_model():
+    params = weights(eqxjit.pack(model()))
+    mask = jax.tree.map(lambda a: a.ndim > 1, weights(model()))
+    for optimiser in (
+        optax.masked(optax.sgd(0.1), mask),
+        optax.adamw(1e-2, mask=mask),
+        optax.masked(optax.sgd(0.1), {"layers": True}),
+    ):
+        with pytest.raises(ValueError, match=r"different types(.|\n)*eqxjit.Packed"):
+            optimiser.init(params)
+    with pytest.raises(ValueError, match=r"MLP(.|\n)*eqxjit.Packed"):
+        eqx.partition(params, mask)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_tasks_of_the_benchmark(name):
+    """Five steps of a packed task have the loss of the plain ones, to rounding."""
+    task = TASKS[name]()
+    _, expected = floor(task).run(STEPS)
+    _, got = packed(task).run(STEPS)
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
