@@ -109,6 +109,7 @@ def jax_cases(fixed: FixedModel) -> Cases:
         "equinox.filter_jit, bound": fixed.case("f(x)", {"f": eqx.filter_jit(model)}, x),
         "eqxjit.filter_jit": fixed.case("f(m, x)", {"f": eqxjit.filter_jit(call), "m": model}, x),
         "eqxjit.filter_jit, bound": fixed.case("f(x)", {"f": eqxjit.filter_jit(model)}, x),
+        "eqxjit.filter_jit, packed": fixed.case("f(p, x)", _packed(model), x),
         FROZEN: fixed.case("f(x)", {"f": frozen}, x),
         f"{FROZEN}, ahead of time": fixed.case("f(x)", {"f": ahead}, x),
         f"{FROZEN}, saved, loaded": fixed.case("f(x)", {"f": _saved_and_loaded(frozen, x)}, x),
@@ -121,6 +122,11 @@ def _saved_and_loaded(frozen: eqxjit.FrozenPjitFunction, x: jax.Array) -> Callab
         path = os.path.join(folder, "model.eqxjit")
         frozen.save(path, x)
         return eqxjit.load(path)
+
+
+def _packed(model: Callable[[Any], Any]) -> dict[str, Any]:
+    packed_call = eqxjit.filter_jit(lambda p, x: p.unpack()(x))
+    return {"f": packed_call, "p": eqxjit.pack(model)}
 
 
 def _with_numpy(model: Callable[[Any], Any]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ ELEMENTWISE = {
     "EMA of updates": lambda: optax.chain(optax.sgd(0.1), optax.ema(0.9)),
     "gradient accumulation": lambda: optax.MultiSteps(optax.adam(1e-2), 2),
     "apply if finite": lambda: optax.apply_if_finite(optax.adam(1e-2), 2),
-    "lookahead-free chain": lambda: optax.chain(
+    "a chain": lambda: optax.chain(
         optax.scale_by_adam(), optax.add_decayed_weights(0.1), optax.scale(-1e-2)
     ),
 }
@@ -204,7 +204,7 @@ def test_an_average_of_the_weights():
         average = update(weights(params), average)
     assert isinstance(average, eqxjit.Packed)
     expected = jax.tree.map(lambda a: 0.875 * a, weights(model()))
-    assert largest_difference(average.unpack(), expected) == 0
+    assert largest_difference(average.unpack(), expected) < 1e-6
 
 
 def test_a_mask_that_is_a_tree_of_the_model():
