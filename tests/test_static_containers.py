@@ -333,10 +333,10 @@ def _pairs(n):
 
 
 CHANGED = {
-    "the last of a dict": (lambda: _pairs(1_000), lambda d: d.update({"key 999": 999})),
-    "1 to True in a list": (lambda: [1] * 2_000, lambda v: v.__setitem__(1_234, True)),
-    "0.0 to -0.0 in a list": (lambda: [0.0] * 2_000, lambda v: v.__setitem__(1_999, -0.0)),
-    "the order of a dict": (lambda: _pairs(1_000), lambda d: d.update(k=d.pop("key 0"))),
+    "the last of a dict": (lambda: _pairs(700), lambda d: d.update({"key 699": 699})),
+    "1 to True in a list": (lambda: [1] * 1_500, lambda v: v.__setitem__(1_234, True)),
+    "0.0 to -0.0 in a list": (lambda: [0.0] * 1_500, lambda v: v.__setitem__(1_499, -0.0)),
+    "the order of a dict": (lambda: _pairs(700), lambda d: d.update(k=d.pop("key 0"))),
     "in a list in a dict": (lambda: {"a": [[1, 2], 3]}, lambda d: d["a"][0].append(1)),
     "in a nested list with a dtype": (
         lambda: [np.dtype("f4"), [np.dtype("f4"), [1]]],

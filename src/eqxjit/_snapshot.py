@@ -30,7 +30,7 @@ from ._static_key import (
 
 #: Containers of more elements than this, those of the containers in them included, are compared by
 #: identity first: by then looking at each takes as long as a whole call of `equinox.filter_jit`.
-LARGEST = 2_048
+LARGEST = 1_536
 
 # Comparing so many bytes takes as long as comparing an element.
 _BYTES_PER_ELEMENT = 128
