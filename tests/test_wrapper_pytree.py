@@ -111,14 +111,14 @@ def test_copies_work_and_share_entries(name, how):
     fun = WRAPPED[name]()
     wrapper = eqxjit.filter_jit(fun)
     expected = wrapper(x)
-    info = wrapper.cache_info()
+    compiled = wrapper.cache_info()[:3]
     again = COPIES[how](wrapper)
     assert type(again) is type(wrapper)
     assert again is not wrapper
     for _ in range(CALLS):
         assert_same(again(x), expected)
     assert again == wrapper
-    assert again.cache_info() == wrapper.cache_info() == info
+    assert again.cache_info()[:3] == wrapper.cache_info()[:3] == compiled
 
 
 def test_a_deep_copy_has_arrays_of_its_own():
@@ -423,12 +423,12 @@ def test_wrapping_twice_shares_entries():
     for f in (first, second, eqxjit.filter_jit(fun), copy.copy(first)):
         for _ in range(CALLS):
             f(x)
-        assert f.cache_info() == (1, 1, 0, 1024)
+        assert f.cache_info()[:4] == (1, 1, 0, 1024)
     assert count == [1]
     second(x, 1)
     assert first.cache_info().entries == 2
     first.clear_cache()
-    assert second.cache_info() == (0, 0, 0, 1024)
+    assert second.cache_info()[:4] == (0, 0, 0, 1024)
     second(x)
     assert len(count) == 3
 
@@ -523,4 +523,6 @@ def test_wrappers_of_equal_modules_share_a_program_and_no_arrays():
     for i in range(CALLS):
         for s, f in enumerate(wrappers, start=1):
             assert_same(f(x + i), model(float(s))(x + i))
-    assert wrappers[0].cache_info() == wrappers[-1].cache_info() == (1, 1, 0, 1024)
+    infos = wrappers[0].cache_info(), wrappers[-1].cache_info()
+    assert infos[0] == infos[1]
+    assert infos[0][:4] == (1, 1, 0, 1024)
