@@ -307,17 +307,18 @@ def test_functions_that_block_are_collected_after_a_recompilation(check, calls):
 
         return f, eqxjit.filter_jit(f, block=not check)
 
-    alive = []
-    for i in range(SOME):
+    def called(i):
         function, wrapper = make(i)
-        alive.append(weakref.ref(function))
         for _ in range(calls):
             wrapper(X)
         for _ in range(2):
             jax.vmap(wrapper)(X[None])
         wrapper(X)
-        assert check or wrapper.cache_info().recompilations
-        del function, wrapper
+        assert wrapper.cache_info().recompilations
+        return weakref.ref(function)
+
+    called(-1)  # The jitted part of `error_if` is shared, and keeps what first called it.
+    alive = [called(i) for i in range(SOME)]
     gc.collect()
     assert not any(ref() is not None for ref in alive)
 
@@ -520,6 +521,54 @@ def test_specialised_calls_keep_the_latest_objects_at_most(kind):
     assert f.cache_info().entries <= 8
     f.clear_cache()
     assert executables() <= before
+
+
+RETURNED = {
+    "a lambda": lambda owner: lambda: owner,
+    "an object in a field": lambda owner: Model(X, owner),
+    "a lambda in the place of an array": lambda owner: Model(lambda: owner),
+    "a lambda in tuples in a field": lambda owner: Model(X, (1, (lambda: owner, "a"))),
+    "a method": lambda owner: owner.method,
+    "a method in a field": lambda owner: Model(X, owner.method),
+    "a partial": lambda owner: eqx.Partial(lambda x: owner, X),
+    "in a dict": lambda owner: {"a": lambda: owner, "b": Model(X, owner)},
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_an_entry_goes_although_it_returns_what_it_was_given(kind):
+    f = eqxjit.filter_jit(lambda static, x: (static, x * 2))
+    alive = []
+    for i in range(SOME):
+        owner = Owner(i)
+        alive.append(weakref.ref(owner))
+        static = RETURNED[kind](owner)
+        for x in (X, jnp.ones(4)):
+            back, _ = f(static, x)
+            for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(static), strict=True):
+                assert isinstance(one, jax.Array) or one is other or one == other
+            assert jax.tree.structure(back) == jax.tree.structure(static)
+    del owner, static, back, one, other
+    gc.collect()
+    assert sum([ref() is not None for ref in alive]) == 0
+    assert f.cache_info().entries == 0
+
+
+def test_a_module_as_function_that_returns_itself_is_not_kept():
+    alive = []
+    for i in range(SOME):
+        owner = Owner(i)
+        alive.append(weakref.ref(owner))
+        model = ReturnsItself(X, owner)
+        assert eqxjit.filter_jit(model)(X).static is owner
+    del owner, model
+    gc.collect()
+    assert sum([ref() is not None for ref in alive]) == 0
+
+
+class ReturnsItself(Model):
+    def __call__(self, x):
+        return self
 
 
 def test_the_entry_of_a_living_object_stays():

@@ -4,8 +4,8 @@ import contextlib
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Sequence
-from types import FrameType
+from collections.abc import Callable, Collection, Sequence
+from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,6 +20,7 @@ from ._compat import PyTreeDef, debug_info, is_staging, wrapped_by_tracer
 from ._debug_info import argument_names
 from ._description import Description
 from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers
+from ._given import StaticOutput, referents
 from ._jaxpr_size import size_of
 from ._key_cache import Seen, treedef_key
 from ._numpy_inputs import NumpyInputs
@@ -41,7 +42,7 @@ class Retrace(Exception):
 Output = list[Any] | dict[int, list[Any]]
 
 
-class OutputDescription:
+class OutputDescription(StaticOutput):
     """What a trace returned beside its arrays.
 
     - `treedef`: the structure of the output.
@@ -49,12 +50,13 @@ class OutputDescription:
     - `changeable`: the static objects in it that can be changed in place.
     """
 
-    __slots__ = ("changeable", "leaves", "treedef")
+    __slots__ = ("changeable",)
 
-    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...]):
-        self.treedef = treedef
-        self.leaves = leaves
-        self.changeable = changeable(treedef, leaves)
+    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], given: Collection[int]):
+        super().__init__(treedef, leaves, given)
+        # A method changes with its object, which compares by identity.
+        found = changeable(treedef, leaves)
+        self.changeable = [pair for pair in found if type(pair.value) is not MethodType]
 
     def rebuild(self, arrays: list[Any]) -> Any:
         """The output that has these arrays. (A marker behind the last one isn't looked at.)"""
@@ -64,9 +66,10 @@ class OutputDescription:
 
     def describes(self, treedef: PyTreeDef, leaves: tuple[Any, ...]) -> bool:
         """Whether another trace's output differs in its arrays alone."""
-        if len(leaves) != len(self.leaves):
+        own = self.leaves
+        if len(leaves) != len(own):
             return False
-        if not all(ours is theirs for ours, theirs in zip(self.leaves, leaves, strict=True)):
+        if not all(ours is theirs for ours, theirs in zip(own, leaves, strict=True)):
             return False
         try:
             return treedef_key(self.treedef) == treedef_key(treedef)
@@ -191,15 +194,18 @@ class Entry:
         """Whether there is anything for `is_intact` to look at."""
         return any(description.changeable for description in self.descriptions)
 
-    def describe(self, out: Any) -> Output:
-        """What the traced function returns to JAX for the output of the user's function."""
+    def describe(self, out: Any, given: Collection[int]) -> Output:
+        """What the traced function returns to JAX for the output of the user's function.
+
+        `given` are the `id`s of the objects that the entry was made for.
+        """
         leaves, treedef = tree_flatten(out)
         dynamic, static = split_leaves(leaves)
         for description in tuple(self.descriptions):
             if description.describes(treedef, static):
                 break
         else:
-            description = OutputDescription(treedef, static)
+            description = OutputDescription(treedef, static, given)
             self.descriptions.append(description)
         self.traces += 1
         self.unclassified = not self.blocks
@@ -318,7 +324,8 @@ class _Traced:
                 start, stop = entry.n_first, entry.n_first + fun_static.n_arrays
                 fun = fun_static.combine(leaves[start:stop])
                 args, kwargs = arguments.combine(leaves[:start] + leaves[stop:])
-                return entry.describe(fun(*args, **kwargs))
+                given = {id(value) for value in referents((fun_static.key, arguments.key))}
+                return entry.describe(fun(*args, **kwargs), given)
         except BaseException:
             call.user_raised = True
             raise

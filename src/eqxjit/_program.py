@@ -5,7 +5,7 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
@@ -14,8 +14,8 @@ import jax
 from ._binding import Binding
 from ._compat import clear_with_equinox
 from ._entry import Entry
+from ._given import referents
 from ._history import Definition, History, definition_of
-from ._key_cache import KnownKey
 from ._lock import Lock
 from ._options import Options
 from ._storms import Place, place_of
@@ -77,7 +77,7 @@ class _Table:
             if table is not None:
                 table._forget(key)
 
-        return [weakref.ref(value, died) for value in _referents(key)]
+        return [weakref.ref(value, died) for value in referents(key)]
 
     def _forget(self, key: Hashable) -> None:
         # Python collects garbage at any point: another thread may be changing the table (then the
@@ -260,26 +260,6 @@ class Program(_Table):
             site = site_ref()
             if site is not None:
                 site.unlink()
-
-
-_NO_REFERENTS = frozenset({int, str, bool, float, type, type(None), type(eqx.Module)})
-
-
-def _referents(key: Hashable) -> Iterator[Any]:
-    """The objects that a typed static key refers to weakly, as long as they live."""
-    pending: list[Any] = [key]
-    while pending:
-        part = pending.pop()
-        kind = type(part)
-        if kind is tuple or kind is frozenset:
-            pending.extend(part)
-        elif kind is KnownKey:
-            pending.append(part.typed)
-        elif kind not in _NO_REFERENTS and isinstance(part, weakref.ref):
-            value = part()
-            # Classes and modules stay.
-            if value is not None and not isinstance(value, (type, types.ModuleType)):
-                yield value
 
 
 _serial = itertools.count()
