@@ -98,7 +98,7 @@ def snapshot(static: StaticHalf) -> StaticHalf:
             return tuple([copies.get(id(part), part) for part in metadata])
         return copies.get(id(metadata), metadata)
 
-    return static._replace(treedef=with_metadata(static.treedef, with_copies))
+    return StaticHalf(with_metadata(static.treedef, with_copies), static.leaves)
 
 
 def _copied(value: Any, key: Hashable) -> Any:

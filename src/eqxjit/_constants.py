@@ -3,7 +3,7 @@
 import keyword
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -27,12 +27,16 @@ class Constants:
     - `namespace`: the constants by name: the globals of the generated function.
     """
 
-    __slots__ = ("_by_id", "_taken", "namespace")
+    __slots__ = ("_by_id", "_numbers", "_taken", "namespace", "tick")
 
     def __init__(self, taken: Iterable[str] = ()):
+        #: Called for each name: what writes source for too long can be stopped so.
+        self.tick: Callable[[], None] = lambda: None
         self.namespace: dict[str, Any] = {}
         self._taken = {as_read(name) for name in taken}
         self._by_id: dict[int, str] = {}
+        #: The last number that each name was given.
+        self._numbers: dict[str, int] = {}
 
     def helper(self, verb: str, kind: type) -> str:
         """A name for a function that does something to objects of a class."""
@@ -40,15 +44,15 @@ class Constants:
 
     def variable(self, wish: str) -> str:
         """A name like the wish, made an identifier, and numbered where it is taken."""
+        self.tick()
         base = re.sub(r"\W+", "_", as_read(wish)).strip("_")
         while len(base) > _LONGEST_NAME and "_" in base:
             base = base.split("_", 1)[1].lstrip("_")
         name = base = base[-_LONGEST_NAME:] or "value"
         if base[0].isdigit() or keyword.iskeyword(base):
             name = base = f"_{base}"
-        number = 1
         while name in self._taken:
-            number += 1
+            number = self._numbers[base] = self._numbers.get(base, 1) + 1
             name = f"{base}_{number}"
         self._taken.add(name)
         return name

@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -126,11 +126,16 @@ class Entry:
         "hits",
         "hits_needed",
         "jitted",
+        "key",
+        "known_by_address",
         "label",
+        "last_used",
+        "met_as",
         "n_first",
         "name",
         "numpy_inputs",
         "resting",
+        "seconds_of_first_call",
         "specialized",
         "traces",
         "unclassified",
@@ -151,9 +156,17 @@ class Entry:
         #: many of them make it worth its making.
         self.hits = 0
         self.hits_needed = 1
+        self.seconds_of_first_call = 0.0
         self.specialized: SpecializedCall | None = None
         #: A specialised call that is out of use until the next call (see `Program`).
         self.resting: SpecializedCall | None = None
+        #: Under what the program holds it: the typed static key, and that of a scan, with what must
+        #: live for that to be valid.
+        self.key: Hashable = None
+        self.met_as: Hashable = None
+        self.known_by_address: list[weakref.ref[Any]] = []
+        #: The greater, the later.
+        self.last_used = 0
         #: Weak references to static objects, which tell the program when those die.
         self.watches: list[weakref.ref[Any]] = []
         #: Whether the generic path must serve this structure for good.

@@ -287,6 +287,7 @@ def freeze(
     _check_signature(fun, args, kwargs)
     try:
         leaves, static = partition(_Partial(fun, *args, **kwargs))
+        _ = static.key  # Or it can't be made.
         static = snapshot(static)
     except Exception as error:
         clearer = argument_error(error, [("fun", fun), ("args", args), ("kwargs", kwargs)])

@@ -8,10 +8,10 @@ import sys
 import types
 import weakref
 from collections.abc import Hashable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from ._call_site import CallSite
-from ._description import UNKNOWN, lasting, made_at
+from ._description import UNKNOWN, made_at
 from ._differences import (
     CACHE,
     FUNCTION,
@@ -24,7 +24,7 @@ from ._differences import (
     with_apt_remedies,
 )
 from ._lock import Lock
-from ._partition import partition
+from ._outline import outline
 from ._storms import Place, Streak, streak_of
 from ._trace import Trace
 
@@ -43,37 +43,44 @@ class TooManyTracesError(RuntimeError):
     """A function was to be traced more often than its `max_traces` allows."""
 
 
-class Definition(NamedTuple):
-    """Where a Python function is defined.
+class Definition:
+    """Where a Python function is defined: read when a trace asks, and without its objects.
 
-    - `place`: the file and the line.
-    - `code`: equal for all functions made of this code with the same captured values.
     - `number`: tells this function from the others.
     """
 
-    place: CallSite | None
-    code: Hashable
-    number: int
+    __slots__ = ("_fun", "_read", "number")
 
+    def __init__(self, fun: types.FunctionType, number: int):
+        self.number = number
+        self._fun = weakref.ref(fun)
+        self._read: tuple[CallSite | None, Hashable] | None = None
 
-def definition_of(fun: types.FunctionType, number: int) -> Definition | None:
-    """Where a function is defined, or None if that can't be told; `number` tells it from others."""
-    try:
-        # Decorators have one code for all that they decorate.
-        fun = inspect.unwrap(fun)
-        code = fun.__code__
-        captured = [_captured(cell.cell_contents) for cell in fun.__closure__ or ()]
-    except Exception:
-        return None
-    where = (code.co_filename, code.co_firstlineno, code.co_qualname, hash(code.co_code))
-    return Definition(made_at(fun), (where, *captured), number)
+    @property
+    def place(self) -> CallSite | None:
+        """The file and the line."""
+        return self._place_and_code[0]
 
+    @property
+    def code(self) -> Hashable:
+        """Equal for functions made of one code with the same captured values, as far as these were
+        looked at; None where that can't be told.
+        """
+        return self._place_and_code[1]
 
-def _captured(value: Any) -> Hashable:
-    """What a function captured, as far as another function of its code would capture the same."""
-    # Not the arrays' contents, which may not be computed yet.
-    _, static = partition(value)
-    return lasting(static.key)
+    @property
+    def _place_and_code(self) -> tuple[CallSite | None, Hashable]:
+        if self._read is None:
+            try:
+                # Decorators have one code for all that they decorate.
+                fun: Any = inspect.unwrap(self._fun())  # type: ignore[arg-type]
+                code = fun.__code__
+                captured = [cell.cell_contents for cell in fun.__closure__ or ()]
+                where = (code.co_filename, code.co_firstlineno, code.co_qualname)
+                self._read = made_at(fun), (*where, hash(code.co_code), *outline(captured))
+            except Exception:
+                self._read = None, None
+        return self._read
 
 
 def hit_counter() -> Iterator[None]:
@@ -277,11 +284,12 @@ _last_traced_lock = Lock()
 
 
 def _remember_definition(definition: Definition | None) -> None:
-    if definition is None:
+    code = definition and definition.code
+    if definition is None or code is None:
         return
     with _last_traced_lock:
-        _last_traced[definition.code] = definition.number
-        _last_traced.move_to_end(definition.code)
+        _last_traced[code] = definition.number
+        _last_traced.move_to_end(code)
         if len(_last_traced) > _MAX_DEFINITIONS:
             _last_traced.popitem(last=False)
 

@@ -2,8 +2,10 @@
 
 import collections
 import dataclasses
+import functools
+import types
 from collections.abc import Collection, Hashable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -34,23 +36,37 @@ NUMPY_SCALARS = frozenset(np.sctypeDict.values())
 _ARRAY_TYPES = frozenset({ArrayImpl, np.ndarray}) | NUMPY_SCALARS
 
 # What most leaves are.
-_CHILDLESS = _ARRAY_TYPES | {int, str, bool, float, type(None)}
+_ONLY_ARRAYS = frozenset({ArrayImpl})
+_NO_ARRAYS = frozenset({int, str, bool, float, type(None)})
+_CHILDLESS = _ARRAY_TYPES | _NO_ARRAYS | {types.FunctionType}
 
-# More nesting than any model has, and far less than the interpreter's recursion limit.
-_SUSPICIOUS_DEPTH = 200
+# So many are only looked through a second time if there are as many, or they go in a circle.
+_SUSPICIOUS_NODES = 100_000
+
+# From so many children on, all are asked for their types at once.
+_FEW = 8
 
 
-class StaticHalf(NamedTuple):
+class StaticHalf:
     """What is left of a pytree without its arrays.
 
     - `treedef`: its structure.
     - `leaves`: its leaves, with `DYNAMIC` in the place of each array.
-    - `key`: the typed static key of both.
     """
 
-    treedef: PyTreeDef
-    leaves: tuple[Any, ...]
-    key: Hashable
+    __slots__ = ("__weakref__", "_key", "leaves", "treedef")
+
+    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], key: Hashable = None):
+        self.treedef = treedef
+        self.leaves = leaves
+        self._key = key
+
+    @property
+    def key(self) -> Hashable:
+        """The typed static key of both, as it was when it was first asked for."""
+        if self._key is None:
+            self._key = self.current_key
+        return self._key
 
     @property
     def current_key(self) -> Hashable:
@@ -97,18 +113,19 @@ def partition(pytree: Any) -> tuple[list[Any], StaticHalf]:
 
     **Returns:**
 
-    Its arrays, in the order of `jax.tree_util.tree_flatten`, and its `StaticHalf`.
+    Its arrays, in the order of `jax.tree_util.tree_flatten`, and its `StaticHalf`, whose key raises
+    a `TypeError` if a static leaf can't be hashed, or whatever the `__hash__` of a static value
+    raises.
 
     **Raises:**
 
     - `CyclicPytree`, if it contains itself.
-    - `TypeError`, if a static leaf can't be hashed.
-    - Whatever flattening a custom node, or the `__hash__` of a static value, raises.
+    - Whatever flattening a custom node raises.
     """
     check_tree(pytree)
     leaves, treedef = tree_flatten(pytree)
     dynamic, static = split_leaves(leaves)
-    return dynamic, StaticHalf(treedef, static, _key(treedef, static))
+    return dynamic, StaticHalf(treedef, static)
 
 
 def _key(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
@@ -145,10 +162,15 @@ def _canonical(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 def split_leaves(leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
     """The arrays among the leaves, and all leaves with `DYNAMIC` in the place of each array."""
-    dynamic = [leaf for leaf in leaves if is_array_leaf(leaf)]
-    if len(dynamic) == len(leaves):
-        return dynamic, (DYNAMIC,) * len(leaves)
-    return dynamic, tuple([DYNAMIC if is_array_leaf(leaf) else leaf for leaf in leaves])
+    if {*map(type, leaves)} <= _ONLY_ARRAYS:
+        return leaves, (DYNAMIC,) * len(leaves)
+    dynamic: list[Any] = []
+    static = list(leaves)
+    for index, leaf in enumerate(leaves):
+        if type(leaf) not in _NO_ARRAYS and is_array_leaf(leaf):
+            dynamic.append(leaf)
+            static[index] = DYNAMIC
+    return dynamic, tuple(static)
 
 
 def _leaf_key(leaf: Any) -> Hashable:
@@ -175,23 +197,36 @@ def check_tree(pytree: Any) -> None:
 
 
 def _is_suspicious(pytree: Any) -> bool:
-    """Whether a pytree is very deep or has dicts of mixed keys, static fields included."""
+    """Whether a pytree has very many nodes, or dicts of mixed keys."""
     # Depth first, or what contains itself twice would double with each level.
-    pending: list[tuple[Collection[Any], int]] = [((pytree,), 0)]
-    while pending:
-        nodes, depth = pending.pop()
-        if depth > _SUSPICIOUS_DEPTH:
-            return True
-        for node in nodes:
-            kind = type(node)
-            if kind in _CHILDLESS:
-                continue
-            if kind in SORTED_DICTS and len({*map(type, node)}) > 1:
+    pending: list[Any] = [pytree]
+    pop, push = pending.pop, pending.append
+    for _ in range(_SUSPICIOUS_NODES):
+        if not pending:
+            return False
+        node = pop()
+        kind = type(node)
+        children: Collection[Any]
+        if kind is tuple or kind is list:
+            children = node
+        elif kind in SORTED_DICTS:
+            if len({*map(type, node)}) > 1:
                 return True
-            is_module = issubclass(kind, eqx.Module)
-            # Not asked whether there are any: a static value's class may refuse to say.
-            pending.append((fields_of(node).values() if is_module else _items(node), depth + 1))
-    return False
+            children = node.values()
+        elif (names := _dynamic_fields(kind)) is not None:
+            fields = fields_of(node)
+            for name in names:
+                child = fields.get(name)
+                if type(child) not in _CHILDLESS:
+                    push(child)
+            continue
+        else:
+            children = _children(node)
+        if len(children) < _FEW or not {*map(type, children)} <= _CHILDLESS:
+            for child in children:
+                if type(child) not in _CHILDLESS:
+                    push(child)
+    return True
 
 
 def _check_closely(pytree: Any) -> None:
@@ -207,25 +242,27 @@ def _check_closely(pytree: Any) -> None:
             raise CyclicPytree(node)
         if type(node) in SORTED_DICTS:
             sorted(node)
-        is_module = issubclass(type(node), eqx.Module)
         ancestors.add(id(node))
         pending.append((node, False))
-        children = _dynamic_fields(node) if is_module else _items(node)
-        pending.extend((child, True) for child in children)
+        pending.extend((child, True) for child in _children(node))
 
 
-def _dynamic_fields(module: Any) -> list[Any]:
-    values = fields_of(module)
-    return [
-        values[field.name]
-        for field in dataclasses.fields(module)
-        if field.name in values and not field.metadata.get("static", False)
-    ]
-
-
-def _items(node: Any) -> Collection[Any]:
+def _children(node: Any) -> Collection[Any]:
+    names = _dynamic_fields(type(node))
+    if names is not None:
+        values = fields_of(node)
+        return [values[name] for name in names if name in values]
     if issubclass(type(node), (tuple, list)):
         return node
     if issubclass(type(node), dict):
         return node.values()
     return ()
+
+
+@functools.lru_cache(maxsize=1024)
+def _dynamic_fields(kind: type) -> list[str] | None:
+    """The fields of a class of Modules that may hold arrays; None for any other class."""
+    if not issubclass(kind, eqx.Module):
+        return None
+    fields = dataclasses.fields(kind)
+    return [field.name for field in fields if not field.metadata.get("static", False)]

@@ -15,10 +15,10 @@ from ._binding import Binding
 from ._compat import clear_with_equinox
 from ._entry import Entry
 from ._given import referents
-from ._history import Definition, History, definition_of
+from ._history import Definition, History
 from ._lock import Lock
 from ._options import Options
-from ._storms import Place, place_of
+from ._storms import Place
 from ._turns import Turns
 
 if TYPE_CHECKING:
@@ -119,7 +119,10 @@ class Program(_Table):
         self.options = options
         self.history = History(binding.label, definition, options.max_traces, place)
         self.retraces = Turns()
-        self.entries: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
+        self.entries: dict[Hashable, Entry] = {}
+        #: Those that were called warm, by the keys of their scans.
+        self._met: dict[Hashable, Entry] = {}
+        self._clock = itertools.count()
         #: Weak references to the static objects of the function itself (see `_Programs`).
         self.watches: list[weakref.ref[Any]] = []
         #: The specialised calls in use, the latest first.
@@ -133,10 +136,35 @@ class Program(_Table):
         """The entry for a typed static key, now the most recently used one."""
         entry = self.entries.get(key)
         if entry is not None:
-            with self.lock:
-                if key in self.entries:
-                    self.entries.move_to_end(key)
+            entry.last_used = next(self._clock)
         return entry
+
+    def find_again(self, key: Hashable) -> Entry | None:
+        """The entry for the key of a scan, if that was met before."""
+        entry = self._met.get(key)
+        if entry is None or None in [ref() for ref in entry.known_by_address]:
+            return None
+        entry.last_used = next(self._clock)
+        return entry
+
+    def meet(self, entry: Entry, key: Hashable, known_by_address: list[Any]) -> None:
+        """Has `find_again` find an entry.
+
+        **Arguments:**
+
+        - `key`: that of a scan of the call that it has just served.
+        - `known_by_address`: the objects that stand in it as addresses.
+        """
+        try:
+            refs = [weakref.ref(value) for value in known_by_address]
+        except TypeError:
+            # It might be another object's address by the next call.
+            return
+        with self.lock:
+            if self.entries.get(entry.key) is entry:
+                self._met.pop(entry.met_as, None)
+                entry.met_as, entry.known_by_address = key, refs
+                self._met[key] = entry
 
     def find_or_add(self, key: Hashable, make: Callable[[], Entry]) -> Entry:
         """The entry for a key; where there is none, a new one in the place of the least used."""
@@ -150,19 +178,21 @@ class Program(_Table):
             return entry
 
     def _add(self, key: Hashable, entry: Entry) -> None:
+        entry.key, entry.last_used = key, next(self._clock)
         self.entries[key] = entry
         maxsize = self.options.maxsize
         if maxsize is None or len(self.entries) < maxsize:
             return
         while len(self.entries) > maxsize:
-            key, least_used = next(iter(self.entries.items()))
+            # In one C call: garbage collection may drop entries meanwhile.
+            least_used = min(list(self.entries.values()), key=lambda entry: entry.last_used)
             # Nobody else can.
             advice = "; with that many static structures in use, raise `maxsize`"
             least_used.fate.append(
                 f"its entry was the least recently used of more than {maxsize}"
                 f"{advice if self.history.place.is_users else ''}"
             )
-            self._drop(key)
+            self._drop(least_used.key)
         self._rest()
 
     def _rest(self) -> None:
@@ -182,8 +212,10 @@ class Program(_Table):
     def _drop(self, key: Hashable) -> None:
         entry = self.entries.get(key)
         if entry is not None:
+            self._met.pop(entry.met_as, None)
             self._unspecialize(entry)
             self.entries.pop(key, None)
+            entry.key = entry.met_as = None
 
     def keep_if_traced(self, key: Hashable, entry: Entry) -> None:
         """Forgets an entry whose first trace failed, unless another thread's did not."""
@@ -191,7 +223,7 @@ class Program(_Table):
             if entry.traces and key not in self.entries:
                 self._add(key, entry)
             elif not entry.traces and self.entries.get(key) is entry:
-                del self.entries[key]
+                self._drop(key)
 
     def drop(self, key: Hashable, entry: Entry) -> None:
         """Forgets an entry that no longer holds."""
@@ -205,6 +237,7 @@ class Program(_Table):
             for entry in self.entries.values():
                 entry.fate.append("`clear_cache()` was called")
             self.entries.clear()
+            self._met.clear()
             self._unlink()
             self.specialized, self._resting = [], []
             self.history.clear()
@@ -313,18 +346,22 @@ def _clear_tables() -> None:
 clear_with_equinox(_clear_tables)
 
 
-def program_of(fun: Any, key: Hashable, options: Options) -> Program:
+def program_of(
+    home: types.FunctionType | None,
+    place: Place,
+    binding: Binding,
+    key: Hashable,
+    options: Options,
+) -> Program:
     """The program that serves a function, made where there is none.
 
     **Arguments:**
 
-    - `fun`: the user's function.
-    - `key`: the typed static key of `fun`.
+    - `home`, `place`: as of `home_of` and `place_of`.
+    - `binding`: the function's parameters.
+    - `key`: its typed static key.
     - `options`: how it is jitted.
     """
-    name, qualname = names_of(fun)
-
-    home = home_of(fun)
     if home is None:
         programs = _homeless
     else:
@@ -336,10 +373,10 @@ def program_of(fun: Any, key: Hashable, options: Options) -> Program:
                 programs = vars(home)[_ATTRIBUTE] = _Programs(home)
 
     def make() -> Program:
-        definition = None if home is None else definition_of(home, programs.number)
-        return Program(Binding(fun, name, qualname), options, definition, place_of(fun, home))
+        definition = None if home is None else Definition(home, programs.number)
+        return Program(binding, options, definition, place)
 
-    return programs.get((key, options.key, name, qualname), make)
+    return programs.get((key, options.key, binding.name, binding.qualname), make)
 
 
 def home_of(fun: Any) -> types.FunctionType | None:

@@ -1,6 +1,8 @@
 """The way of one wrapper's calls: its specialised calls, else the table, else the miss path."""
 
+import math
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -27,8 +29,10 @@ from ._partition import (
     with_structs_as_arrays,
 )
 from ._program import Program
+from ._scan import Scanned, scan
 from ._specialize import (
     SpecializedCall,
+    identical,
     is_worth_specializing,
     may_be_specialized,
     specialize,
@@ -133,18 +137,28 @@ class Site:
         __tracebackhide__ = True
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
-        leaves, static = self.partition(args, kwargs)
         try:
-            entry = self.program.find(static.key)
-        except Exception as error:
-            self.explain_arguments(error, args, kwargs)
-            raise
+            scanned = scan((args, kwargs))
+            entry = self.program.find_again(scanned.key) if scanned else None
+        except Exception:
+            # The long way names what raised.
+            scanned = entry = None
+        static: StaticHalf | None = None
+        if entry is not None and scanned is not None:
+            leaves = scanned.arrays
+        else:
+            leaves, static = self.partition(args, kwargs)
+            entry = self.find(static, args, kwargs)
+            if entry is not None and scanned is not None:
+                self.meet(entry, scanned, leaves, args, kwargs)
         if entry is not None and not entry.is_intact():
             entry.fate.append("a static object that it returns was changed in place")
-            self.program.drop(static.key, entry)
+            self.program.drop(entry.key, entry)
             entry = None
         if entry is None or not entry.traces:
             # One that another thread is tracing: waits for that trace, and traces if it fails.
+            if static is None:
+                leaves, static = self.partition(args, kwargs)
             return self.miss(leaves, static, args, kwargs)
         __eqxjit_entry__ = entry  # noqa: F841
         try:
@@ -158,12 +172,17 @@ class Site:
             self.explain(args, kwargs)
             raise
         if output is None:
+            if static is None:
+                leaves, static = self.partition(args, kwargs)
             return self.miss_in_turn(leaves, static, args, kwargs)
         entry.hits += 1
         next(self.program.history.hits)
-        if is_worth_specializing(entry, static):
+        if is_worth_specializing(entry, len(leaves)):
             self._own_entry = weakref.ref(entry)
-            specialize(self, entry, args, kwargs, static, leaves, output)
+            leaves, static = self.partition(args, kwargs)
+            # What ran may have changed static objects in place.
+            if static.key == entry.key:
+                specialize(self, entry, args, kwargs, static, leaves, output)
         return entry.rebuild(output)
 
     def call_if_intact(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -227,6 +246,8 @@ class Site:
         __tracebackhide__ = True
         leaves, static = with_structs_as_arrays(*self.partition(args, kwargs))
         entry = self.find_or_add(static, args, kwargs)
+        # Who compiles ahead of time wants what comes later to be fast.
+        entry.seconds_of_first_call = math.inf
         call = Call(self, entry, static, leaves)
         call.description = self.describe(static, leaves)
         try:
@@ -246,6 +267,7 @@ class Site:
     ) -> Any:
         """Traces and compiles what a call needs, then makes it."""
         __tracebackhide__ = True
+        start = time.perf_counter()
         entry = self.find_or_add(static, args, kwargs)
         call = Call(self, entry, static, leaves)
         try:
@@ -257,6 +279,9 @@ class Site:
                 self.settle(entry, leaves)
             # It may still be reading NumPy's arrays, which a warm call would have copied.
             wait_for(output)
+            entry.seconds_of_first_call = max(
+                entry.seconds_of_first_call, time.perf_counter() - start
+            )
         except Exception:
             self.explain(args, kwargs, call)
             raise
@@ -274,10 +299,37 @@ class Site:
     ) -> tuple[list[Any], StaticHalf]:
         """The arguments' arrays and static half, or an error that names the bad argument."""
         try:
-            return partition((args, kwargs))
+            leaves, static = partition((args, kwargs))
+            # Now, as the user's function may change static objects in place.
+            _ = static.key
+            return leaves, static
         except Exception as error:
             self.explain_arguments(error, args, kwargs)
             raise
+
+    def find(
+        self, static: StaticHalf, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Entry | None:
+        """The entry for a static half, if there is one."""
+        try:
+            return self.program.find(static.key)
+        except Exception as error:
+            self.explain_arguments(error, args, kwargs)
+            raise
+
+    def meet(
+        self,
+        entry: Entry,
+        scanned: Scanned,
+        leaves: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Has a scan find an entry, if it finds the arrays that JAX's registry finds."""
+        again = scan((args, kwargs))
+        # Another thread may have changed something meanwhile.
+        if again is not None and again.key == scanned.key and identical(scanned.arrays, leaves):
+            self.program.meet(entry, scanned.key, scanned.known_by_address)
 
     def find_or_add(
         self, static: StaticHalf, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -3,13 +3,14 @@
 import functools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax.tree_util import tree_flatten
 
 from ._binding import Binding, absent
+from ._budget import Budget
 from ._changeable import are_repeated
 from ._compat import is_staging, treedef_rows
 from ._entry import Entry, Output, Retrace, index_of
@@ -105,13 +106,13 @@ def may_be_specialized(entry: Entry) -> bool:
     return SPECIALIZING and entry.specialized is None and not entry.unspecializable
 
 
-def is_worth_specializing(entry: Entry, static: StaticHalf) -> bool:
+def is_worth_specializing(entry: Entry, n_arrays: int) -> bool:
     """Whether a warm call through the generic path should be the last of its structure."""
     return (
         may_be_specialized(entry)
         # Under an eager `vmap` or `grad` nothing tells what runs: the generic path waits for it.
         and (not entry.unclassified or is_staging())
-        and entry.hits >= entry.hits_needed * max(1, len(static.leaves) / _NODES_PER_HIT)
+        and entry.hits >= entry.hits_needed * max(1, n_arrays / _NODES_PER_HIT)
     )
 
 
@@ -158,16 +159,26 @@ def specialized_call(
     """
     if not SPECIALIZING or len(treedef_rows(static.treedef)) > _MAX_NODES:
         return None
+    budget = Budget(entry.seconds_of_first_call)
     blocks = entry.blocks or entry.unclassified
     try:
-        source, make = _generate(site.wrapped.binding, site, entry, static, output, blocks)
+        expected = _flattened(entry.rebuild(output))
+        # To try the generated call takes about as long once more.
+        generated = _generate(
+            site.wrapped.binding, site, entry, static, output, blocks, budget, budget.spent
+        )
         flat = entry.flat(site.fun_leaves, leaves)
-        if _does_the_same(make, site, args, kwargs, flat, output, entry.rebuild(output)):
-            return SpecializedCall(source, make, entry, blocks)
+        if _does_the_same(generated[1], site, args, kwargs, flat, output, expected):
+            return SpecializedCall(*generated, entry, blocks)
     except Exception:
         # Whatever a structure does to defeat code generation, the generic path serves it.
         pass
     return None
+
+
+def _flattened(tree: Any) -> tuple[list[Any], Hashable]:
+    leaves, treedef = tree_flatten(tree)
+    return leaves, treedef_key(treedef)
 
 
 def _generate(
@@ -177,9 +188,12 @@ def _generate(
     static: StaticHalf,
     output_at_hand: Output,
     blocks: bool,
+    budget: Budget,
+    seconds_after: float,
 ) -> tuple[str, Callable[..., Any]]:
     """The source of a specialised call, and the function that instantiates it."""
     names = binding.names()
+    names.tick = tick = budget.check_writing
     make, call = names.variable("make_call"), names.variable(re.sub(r"\W", "", binding.name) or "f")
     jitted, otherwise = names.variable("jitted"), names.variable("otherwise")
     retrace, explain = names.variable("retrace"), names.variable("explain")
@@ -192,7 +206,7 @@ def _generate(
     fun_arrays = [names.variable(f"fun_array_{i}") for i in range(len(site.fun_leaves))]
     missing = names.constant("absent", absent)
 
-    arguments = structure_of(static.treedef, static.leaves)
+    arguments = structure_of(static.treedef, static.leaves, tick)
     assert isinstance(arguments, Node)
     args_node, kwargs_node = arguments.children
     assert isinstance(args_node, Node)
@@ -204,7 +218,7 @@ def _generate(
         seen = names.variable("seen")
     # Who waits for the computation can let JAX read NumPy's arrays where they are.
     way_in = WayIn(binding, names, args_node, kwargs_node, None if blocks else own, seen)
-    way_out = WayOut(names, structure_of(description.treedef, description.leaves), arrays)
+    way_out = WayOut(names, structure_of(description.treedef, description.leaves, tick), arrays)
 
     exception = names.constant("Exception", Exception)
     retrace_signal = names.constant("Retrace", Retrace)
@@ -271,6 +285,7 @@ def _generate(
     ]
     lines.append(f"    return {call}")
     source = "\n".join(lines) + "\n"
+    budget.check_compiling(source, seconds_after)
     namespace = names.namespace | {ENTRY_VARIABLE: entry}
     return source, define(make, binding.name, source, namespace)
 
@@ -282,7 +297,7 @@ def _does_the_same(
     kwargs: dict[str, Any],
     flat: list[Any],
     output: Output,
-    expected: Any,
+    expected: tuple[list[Any], Hashable],
 ) -> bool:
     """Whether a generated call passes on the very arrays that JAX's registry finds, and rebuilds
     the very output that it would: tried on the values at hand, with the jitted function replaced.
@@ -306,14 +321,10 @@ def _does_the_same(
 
     own = same, list
     trial = make(jitted, fail, fail, fail, ignore, *own, hit_counter(), *checks, *site.fun_leaves)
-    rebuilt_leaves, rebuilt_treedef = tree_flatten(trial(*args, **kwargs))
-    expected_leaves, expected_treedef = tree_flatten(expected)
-    return (
-        _identical(passed, flat)
-        and _identical(rebuilt_leaves, expected_leaves)
-        and treedef_key(rebuilt_treedef) == treedef_key(expected_treedef)
-    )
+    leaves, structure = _flattened(trial(*args, **kwargs))
+    return identical(passed, flat) and identical(leaves, expected[0]) and structure == expected[1]
 
 
-def _identical(ours: list[Any], theirs: list[Any]) -> bool:
+def identical(ours: list[Any], theirs: list[Any]) -> bool:
+    """Whether two lists hold the very same objects."""
     return len(ours) == len(theirs) and all(a is b for a, b in zip(ours, theirs, strict=True))

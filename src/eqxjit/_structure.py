@@ -1,6 +1,7 @@
 """The static half of a call as a tree of nodes, for the code generators to walk."""
 
 import dataclasses
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Hashable, Iterator
@@ -23,6 +24,10 @@ class TooDeep(Exception):
     """A structure that generated code would not be generated for."""
 
 
+# Static values that are compared a whole run at once.
+_NUMBERS_AND_TEXTS = frozenset({int, float, bool, str, bytes})
+
+
 class Leaf:
     """A leaf: `value` is a static value, or `DYNAMIC` for an array."""
 
@@ -34,6 +39,10 @@ class Leaf:
     @property
     def is_dynamic(self) -> bool:
         return self.value is DYNAMIC
+
+    @property
+    def is_number_or_text(self) -> bool:
+        return type(self.value) in _NUMBERS_AND_TEXTS
 
 
 class Node:
@@ -53,22 +62,27 @@ class Node:
         self.treedef = treedef
 
 
-def structure_of(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Node | Leaf:
-    """The nodes of a treedef, with these leaves.
+def structure_of(
+    treedef: PyTreeDef, leaves: tuple[Any, ...], tick: Callable[[], None]
+) -> Node | Leaf:
+    """The nodes of a treedef, with these leaves; `tick` is called for each.
 
     **Raises:**
 
     - `TooDeep`, beyond `MAX_DEPTH`.
     """
-    return _structure_of(treedef, iter(leaves), 0)
+    return _structure_of(treedef, iter(leaves), tick, 0)
 
 
-def _structure_of(treedef: PyTreeDef, leaves: Iterator[Any], depth: int) -> Node | Leaf:
+def _structure_of(
+    treedef: PyTreeDef, leaves: Iterator[Any], tick: Callable[[], None], depth: int
+) -> Node | Leaf:
+    tick()
     if depth > MAX_DEPTH:
         raise TooDeep
     if treedef.node_data() is None:
         return Leaf(next(leaves))
-    children = [_structure_of(child, leaves, depth + 1) for child in treedef.children()]
+    children = [_structure_of(child, leaves, tick, depth + 1) for child in treedef.children()]
     return Node(treedef, children)
 
 
@@ -112,15 +126,22 @@ def runs(
 ) -> Iterator[tuple[int, list[Node | Leaf]]]:
     """Splits the items of a sequence where their signatures differ: each run with its start.
 
+    Static numbers and texts are one run, whatever their values.
+
     Short runs come item by item: only from `SHORTEST_RUN` items on a loop is worth its while.
     """
     if len(children) < SHORTEST_RUN:
         yield from ((index, [child]) for index, child in enumerate(children))
         return
     start = 0
-    for _, group in itertools.groupby(children, signature):
+
+    def kind(child: Node | Leaf) -> Hashable:
+        is_simple = isinstance(child, Leaf) and child.is_number_or_text
+        return _NUMBERS_AND_TEXTS if is_simple else signature(child)
+
+    for key, group in itertools.groupby(children, kind):
         run = list(group)
-        if len(run) >= SHORTEST_RUN and n_arrays(run[0]):
+        if len(run) >= SHORTEST_RUN and (key is _NUMBERS_AND_TEXTS or n_arrays(run[0])):
             yield start, run
         else:
             yield from ((start + index, [child]) for index, child in enumerate(run))
@@ -147,7 +168,7 @@ def module_layout(node: Node) -> ModuleLayout | None:
     None for all other nodes: those go through JAX's registry.
     """
     cls = node.kind
-    if not issubclass(cls, eqx.Module) or not _keeps_fields_plainly(cls):
+    if not keeps_fields_plainly(cls):
         return None
     fields = dataclasses.fields(cls)
     static_names = [field.name for field in fields if field.metadata.get("static", False)]
@@ -164,8 +185,11 @@ def module_layout(node: Node) -> ModuleLayout | None:
     return ModuleLayout(tuple(dynamic_names), tuple(zip(static_names, static_values, strict=True)))
 
 
-def _keeps_fields_plainly(cls: type) -> bool:
-    """Whether reading and writing an instance's `__dict__` is reading and writing its fields."""
+@functools.lru_cache(maxsize=1024)
+def keeps_fields_plainly(cls: type) -> bool:
+    """Whether a class is one of Modules, whose fields are read and written in their `__dict__`."""
+    if not issubclass(cls, eqx.Module):
+        return False
     if cls.__getattribute__ is not eqx.Module.__getattribute__:
         return False
     if inspect.getattr_static(cls, "__dict__") is not inspect.getattr_static(
@@ -176,4 +200,14 @@ def _keeps_fields_plainly(cls: type) -> bool:
     return not any(
         hasattr(inspect.getattr_static(cls, field.name, None), "__set__")
         for field in dataclasses.fields(cls)
+    )
+
+
+def is_plain_namedtuple(kind: type) -> bool:
+    """Whether the items of a named tuple are those that Python's `tuple` has."""
+    return (
+        issubclass(kind, tuple)
+        and hasattr(kind, "_fields")
+        and kind.__getitem__ is tuple.__getitem__
+        and kind.__len__ is tuple.__len__
     )

@@ -5,6 +5,7 @@ They read each field, item and static value anew on every call, and remember not
 """
 
 import collections
+import operator
 from collections.abc import Hashable
 from typing import Any
 
@@ -25,8 +26,16 @@ from ._errors import short
 from ._key_cache import has_key, learned_key
 from ._numpy_inputs import is_plain_array
 from ._source import indented, wrapped
-from ._static_key import identity_suffices, is_opaque, is_same_opaque
-from ._structure import Leaf, Node, input_signature, module_layout, n_arrays, runs
+from ._static_key import identity_suffices, is_opaque, is_same_opaque, static_key
+from ._structure import (
+    Leaf,
+    Node,
+    input_signature,
+    is_plain_namedtuple,
+    module_layout,
+    n_arrays,
+    runs,
+)
 
 # A longer one is broken at its `or`.
 _LONGEST_CONDITION = 72
@@ -153,7 +162,7 @@ class WayIn:
                     self._guard(f"{self._flatten_one_level()}({source}) is None")
         elif node.kind is type(None):
             self._guard(f"{source} is None")
-        elif node.kind is tuple or node.kind is list or _is_plain_namedtuple(node.kind):
+        elif node.kind is tuple or node.kind is list or is_plain_namedtuple(node.kind):
             self._read_sequence(node, source, wish, arrays)
         elif node.kind is dict:
             self._read_dict(node, node.data, source, wish, arrays)
@@ -187,8 +196,11 @@ class WayIn:
             items = name
             if len(run) < len(node.children):
                 items = f"{name}[{start}:{start + len(run)}]"
-            if isinstance(run[0], Leaf):
+            if isinstance(run[0], Leaf) and run[0].is_dynamic:
                 self._read_array_run(items, wish, arrays)
+            elif isinstance(run[0], Leaf):
+                values = [leaf.value for leaf in run if isinstance(leaf, Leaf)]
+                self._read_static_run(values, items, wish)
             else:
                 self._read_run(run, items, arrays)
 
@@ -205,6 +217,22 @@ class WayIn:
             f"{{*{mapped}({self._builtin(type)}, {name} := {items})}} == {only_arrays}", otherwise
         )
         arrays.append(f"*{name}")
+
+    def _read_static_run(self, values: list[Any], items: str, wish: str) -> None:
+        """Numbers and texts, compared with those of the trace in a few C calls."""
+        name = self._names.variable(f"{wish}_values")
+        expected = self._names.constant(name, tuple(values))
+        mapped, same = self._builtin(map), self._names.constant("is_", operator.is_)
+        identical = f"{self._builtin(all)}({mapped}({same}, {name} := {items}, {expected}))"
+        if all(type(value) is not float or (value and value == value) for value in values):
+            kinds = self._names.constant(f"{wish}_types", [*map(type, values)])
+            of_types = f"[*{mapped}({self._builtin(type)}, {name})] == {kinds}"
+            equal = f"{of_types}\nand {self._builtin(tuple)}({name}) == {expected}"
+        else:
+            # Zeros, and NaN.
+            key = self._names.constant(f"{wish}_key", static_key(tuple(values)))
+            equal = f"{self._static_key()}({self._builtin(tuple)}({name})) == {key}"
+        self._guard(identical, equal)
 
     def _read_run(self, run: list[Node | Leaf], items: str, arrays: list[str]) -> None:
         """Equal items are read in a loop, in a function that serves all runs of such items."""
@@ -407,15 +435,6 @@ def _can_become_a_node(kind: type) -> bool:
 
 
 _WITHOUT_REGISTRATIONS = {"builtins", "numpy", "jax", "jaxlib", "equinox"}
-
-
-def _is_plain_namedtuple(kind: type) -> bool:
-    return (
-        issubclass(kind, tuple)
-        and hasattr(kind, "_fields")
-        and kind.__getitem__ is tuple.__getitem__
-        and kind.__len__ is tuple.__len__
-    )
 
 
 def conditions(guards: list[tuple[str, ...]]) -> list[str]:

@@ -120,8 +120,11 @@ class WayOut:
 
     def _run(self, run: list[Node | Leaf]) -> str:
         """Equal items are made in a loop, in a function that serves all runs of such items."""
-        self._loops = True
         node = run[0]
+        if isinstance(node, Leaf) and not node.is_dynamic:
+            values = tuple([leaf.value for leaf in run if isinstance(leaf, Leaf)])
+            return f"*{self._names.constant('values', values)}"
+        self._loops = True
         start, stop = self._taken, self._taken + n_arrays(node) * len(run)
         self._taken = stop
         arrays = f"{self._source}[{start}:{stop}]"

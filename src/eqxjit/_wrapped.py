@@ -4,12 +4,14 @@ import functools
 from collections.abc import Hashable
 from typing import Any
 
-from ._changeable import are_unchanged, changeable, is_frozen
+from ._binding import Binding
+from ._changeable import Changeable, are_unchanged, changeable, is_frozen
 from ._compat import MISSING
 from ._errors import argument_error, not_callable
 from ._options import Options
 from ._partition import StaticHalf, partition
-from ._program import Program, program_of
+from ._program import Program, home_of, names_of, program_of
+from ._storms import place_of
 
 
 class WrappedFunction:
@@ -18,20 +20,20 @@ class WrappedFunction:
     - `fun`: the static half of the function.
     - `options`: how it is jitted.
     - `binding`: its parameters.
-    - `program`: what is compiled for it.
     - `keeps_arrays`: whether its arrays stay, whatever is donated.
     - `attributes`: what a wrapper takes over from it, as with `functools.update_wrapper`.
-    - `changeable`: the static objects in it that its user can change in place.
     """
 
     __slots__ = (
+        "_changeable",
+        "_home",
+        "_place",
+        "_program",
         "attributes",
         "binding",
-        "changeable",
         "fun",
         "keeps_arrays",
         "options",
-        "program",
     )
 
     def __init__(
@@ -40,17 +42,44 @@ class WrappedFunction:
         self.fun = static
         self.options = options
         self.keeps_arrays = program is not None
-        self.program = program or program_of(fun, static.key, options)
-        self.binding = self.program.binding
+        # Not made before a call asks: that looks into all that the function holds.
+        self._program = program
+        self._changeable: list[Changeable] | None = [] if program is not None else None
+        self._home = home_of(fun)
+        self._place = place_of(fun, self._home)
+        self.binding = Binding(fun, *names_of(fun)) if program is None else program.binding
         self.attributes = {
             attribute: getattr(fun, attribute)
             for attribute in functools.WRAPPER_ASSIGNMENTS
             # Equinox's unflatten fills in its own mark where a Module has no such attribute.
             if getattr(fun, attribute, MISSING) is not MISSING
         }
-        # What is frozen holds copies of its own.
-        found = [] if self.keeps_arrays else changeable(static.treedef, static.leaves)
-        self.changeable = [pair for pair in found if not is_frozen(pair.value)]
+
+    @property
+    def program(self) -> Program:
+        """What is compiled for it."""
+        if self._program is None:
+            self._look()
+            self._program = program_of(
+                self._home, self._place, self.binding, self.fun.key, self.options
+            )
+        return self._program
+
+    @property
+    def changeable(self) -> list[Changeable]:
+        """The static objects in it that its user can change in place, as they were when it was
+        first used. (What is frozen holds copies of its own.)
+        """
+        self._look()
+        assert self._changeable is not None
+        return self._changeable
+
+    def _look(self) -> None:
+        """Notes the static objects, and their key, at one time: when a call first asks."""
+        if self._changeable is None:
+            _ = self.fun.key
+            found = changeable(self.fun.treedef, self.fun.leaves)
+            self._changeable = [pair for pair in found if not is_frozen(pair.value)]
 
     def is_intact(self) -> bool:
         """Whether the static objects in the function are as they were when it was wrapped."""
@@ -80,6 +109,8 @@ def wrap_function(fun: Any, options: Options) -> tuple[WrappedFunction, tuple[An
         raise not_callable(fun)
     try:
         leaves, static = partition(fun)
+        if any(type(leaf).__hash__ is None for leaf in static.leaves):
+            _ = static.key  # Can't be made.
         return WrappedFunction(fun, static, options), tuple(leaves)
     except Exception as error:
         clearer = argument_error(error, [("fun", fun)])

@@ -1,0 +1,62 @@
+"""How long making a specialised call may take: a warm call that takes much longer is a stall."""
+
+import functools
+import time
+
+# In one go, however long the first call took.
+_LONGEST_SECONDS = 0.18
+
+# A first call takes about as long at least; shorter ones were traced into another function.
+_SHORTEST_SECONDS = 0.01
+
+# The share of it for writing the source; to compile that, and to try it, is the rest.
+_WRITING = 0.5
+
+_SAMPLE = "a = b if c is d and e[0].f == 1 else (g, h)\n" * 100
+
+
+class TooLong(Exception):
+    """Making a specialised call would take too long."""
+
+
+class Budget:
+    """Counts the time of this thread since it was made, without what other threads take of a CPU.
+
+    - `seconds`: how many there are to spend.
+    """
+
+    __slots__ = ("_start", "seconds")
+
+    def __init__(self, first_call: float):
+        """
+        **Arguments:**
+
+        - `first_call`: how many seconds the first call took.
+        """
+        self.seconds = min(max(first_call, _SHORTEST_SECONDS), _LONGEST_SECONDS)
+        self._start = time.thread_time()
+
+    @property
+    def spent(self) -> float:
+        """How many seconds are gone."""
+        return time.thread_time() - self._start
+
+    def check_writing(self) -> None:
+        """Raises `TooLong` if writing the source takes too long."""
+        if self.spent > self.seconds * _WRITING:
+            raise TooLong
+
+    def check_compiling(self, source: str, seconds_after: float) -> None:
+        """Raises `TooLong` if compiling source, and what comes after that, would."""
+        expected = len(source) * _seconds_per_character() if len(source) > len(_SAMPLE) else 0.0
+        if self.spent + expected + seconds_after > self.seconds:
+            raise TooLong
+
+
+@functools.lru_cache(maxsize=1)
+def _seconds_per_character() -> float:
+    """How long this machine takes to compile source."""
+    start = time.thread_time()
+    compile(_SAMPLE, "<sample>", "exec")
+    # An upper bound: generated code has longer names.
+    return (time.thread_time() - start) / len(_SAMPLE)
