@@ -103,12 +103,36 @@ def nested(name: str) -> Figures:
     }
 
 
+def stalls(kind: str, name: str) -> Figures:
+    """The first call, and the slowest of the twenty after it: one of those specialises."""
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+
+    from .competitors import FILTER_JITS
+
+    class Layer(eqx.Module):
+        weight: jax.Array
+        index: int = eqx.field(static=True)
+
+    trees = {
+        "floats": lambda: [float(i) for i in range(20_000)],
+        "layers": lambda: [Layer(jnp.ones(()), i) for i in range(2_000)],
+    }
+    tree, x = trees[kind](), jnp.ones(3)
+    f = FILTER_JITS[name](lambda tree, x: x + 1)
+    run = lambda: f(tree, x).block_until_ready()  # noqa: E731
+    return {"first call": seconds(run), "slowest later call": max(seconds(run) for _ in range(20))}
+
+
 PROBES: dict[str, Callable[[str], Figures]] = {
     "import": imports,
     "MLP": partial(first_calls, "MLP"),
     "MLP + adam": partial(first_calls, "MLP + adam"),
     "transformer": partial(first_calls, "transformer"),
     "nested": nested,
+    "20,000 floats": partial(stalls, "floats"),
+    "2,000 layers that differ": partial(stalls, "layers"),
 }
 
 if __name__ == "__main__":

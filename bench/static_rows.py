@@ -181,6 +181,39 @@ def _deep_list(depth: int) -> Row:
     return build
 
 
+def _deep_dict(depth: int) -> Row:
+    nested: Any = jnp.ones(())
+    for _ in range(depth):
+        nested = {"inner": nested, "b": 1}
+    return lambda filter_jit: _passed(filter_jit, nested)
+
+
+def _passed(filter_jit: FilterJit, tree: Any) -> Case:
+    names = {"f": filter_jit(lambda tree, x: x + 1), "tree": tree, "x": jnp.ones(3)}
+    return Case("out = f(tree, x)", lambda: names)
+
+
+def passed(tree: Any) -> Row:
+    """An argument of which nothing is used."""
+    return lambda filter_jit: _passed(filter_jit, tree)
+
+
+def structures(trees: list[Any]) -> Row:
+    """Arguments of different structures, called in turn."""
+
+    def build(filter_jit: FilterJit) -> Case:
+        names = {"f": filter_jit(lambda tree, x: x + 1), "trees": trees, "x": jnp.ones(3)}
+        return Case("for tree in trees: out = f(tree, x)", lambda: names)
+
+    return build
+
+
+def _chains(count: int, length: int) -> list[Any]:
+    """Lists of Modules that differ in their last one."""
+    configs = range(length)
+    return [[Configured(jnp.ones(()), i) for i in (*configs, length + n)] for n in range(count)]
+
+
 #: What costs against its size: a line each in the picture.
 SERIES: Mapping[str, tuple[Callable[[int], Row], tuple[int, ...]]] = {
     "dict": (lambda size: given(_dict(size)), (10, 100, 1_000, 10_000)),
@@ -221,4 +254,13 @@ ROWS: Mapping[str, Row] = {
     "2 MLPs in turn": _mlps(2),
     "a tree 150 deep": _deep(150),
     "lists 150 deep": _deep_list(150),
+    "lists 800 deep": _deep_list(800),
+    "dicts 150 deep": _deep_dict(150),
+    "8 models in turn that differ at their ends": structures(_chains(8, 30)),
+    "24 models in turn that differ at their ends": structures(_chains(24, 30)),
+    "64 small Modules in turn": structures([Configured(jnp.ones(()), n) for n in range(64)]),
+    "200 small Modules in turn": structures([Configured(jnp.ones(()), n) for n in range(200)]),
+    "a list of 20,000 floats as an argument": passed(_list(20_000)),
+    "2,000 Modules that differ": passed([Configured(jnp.ones(()), n) for n in range(2_000)]),
+    "15,000 dicts, 45,000 nodes": passed([{"a": jnp.ones(()), "b": 1} for _ in range(15_000)]),
 }

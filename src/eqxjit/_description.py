@@ -129,10 +129,12 @@ class Description(NamedTuple):
 
     def sharing(self, other: "Description") -> "Description":
         """The same, made of the other's objects where they are equal: most calls are alike."""
-        if self.paths != other.paths or self.parents != other.parents:
+        if self.paths is not other.paths and (
+            self.paths != other.paths or self.parents != other.parents
+        ):
             return self
         pairs = zip(other.parts, self.parts, strict=True)
-        parts = tuple([old if old == new else new for old, new in pairs])
+        parts = tuple([old if old is new or old == new else new for old, new in pairs])
         return Description(other.paths, other.parents, parts)
 
 
@@ -149,37 +151,64 @@ class Slot:
         self.index = index
 
 
-def describe(
+class Template(NamedTuple):
+    """The description of all calls of one static half, without their arrays.
+
+    - `description`: with `_NO_PART` in the place of each array.
+    - `places`: for each array, where in the description it is; empty where none is to be filled in.
+    """
+
+    description: Description
+    places: tuple[int, ...]
+
+    def describe(self, arrays: Sequence[Any]) -> Description:
+        """Describes a call with these arrays: those of the arguments, then the function's."""
+        if not self.places:
+            return self.description
+        try:
+            parts = list(self.description.parts)
+            for place, array in zip(self.places, arrays, strict=True):
+                parts[place] = _array_part(array)
+            return self.description._replace(parts=tuple(parts))
+        except Exception:
+            return UNKNOWN
+
+
+_NO_PART = NodePart("array", None)
+
+
+def template_of(
     binding: Binding,
     fun: StaticHalf | None,
-    fun_leaves: Sequence[Any],
     arguments: StaticHalf,
-    leaves: Sequence[Any],
-) -> Description:
-    """Describes a call.
+) -> Template:
+    """Describes the static half of a call.
 
     **Arguments:**
 
     - `binding`: the function's parameters.
-    - `fun`, `fun_leaves`: the function's static half and its arrays; None if it is always the same.
-    - `arguments`, `leaves`: those of the arguments.
+    - `fun`: the function's static half; None if it is always the same.
+    - `arguments`: that of the arguments.
     """
     try:
-        arrays = [*leaves, *fun_leaves]
-        args, kwargs = arguments.combine(map(Slot, range(len(leaves))))
+        n_leaves = arguments.n_arrays
+        args, kwargs = arguments.combine(map(Slot, range(n_leaves)))
         named = named_arguments(binding, args, kwargs)
+        n_arrays = n_leaves
         if fun is not None:
-            named.append(("fun", fun.combine(map(Slot, range(len(leaves), len(arrays))))))
-        return _describe(named, arrays)
+            n_arrays += fun.n_arrays
+            named.append(("fun", fun.combine(map(Slot, range(n_leaves, n_arrays)))))
+        return _template_of(named, n_arrays)
     except Exception:
         # Say, a node of the user's that can't be made without its arrays.
-        return UNKNOWN
+        return Template(UNKNOWN, ())
 
 
-def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
+def _template_of(named: list[tuple[str, Any]], n_arrays: int) -> Template:
     paths: list[str] = []
     parents: list[int] = []
     parts: list[Part] = []
+    places = [0] * n_arrays
     pending = [(name, value, -1, False) for name, value in reversed(named)]
     while pending:
         path, value, parent, is_static = pending.pop()
@@ -187,7 +216,8 @@ def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
         children: _Children = ()
         # What most parts are comes first.
         if kind is Slot:
-            part = _array_part(arrays[value.index])
+            places[value.index] = len(parts)
+            part = _NO_PART
         elif kind in _SIMPLE and (kind is not str or len(value) < _LONG_TEXT):
             part = _simple_part(value, is_static)
         elif is_static:
@@ -204,8 +234,8 @@ def _describe(named: list[tuple[str, Any]], arrays: list[Any]) -> Description:
                 for suffix, child, child_is_static in reversed(children)
             ]
             if len(paths) + len(pending) > _MAX_PARTS:
-                return UNKNOWN
-    return Description(tuple(paths), tuple(parents), tuple(parts))
+                return Template(UNKNOWN, ())
+    return Template(Description(tuple(paths), tuple(parents), tuple(parts)), tuple(places))
 
 
 @functools.lru_cache(maxsize=1024, typed=True)

@@ -18,7 +18,7 @@ from ._callbacks import may_raise
 from ._changeable import are_unchanged, changeable
 from ._compat import PyTreeDef, debug_info, is_staging, wrapped_by_tracer
 from ._debug_info import argument_names
-from ._description import Description
+from ._description import Description, Template
 from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers
 from ._given import StaticOutput, referents
 from ._jaxpr_size import size_of
@@ -137,6 +137,7 @@ class Entry:
         "resting",
         "seconds_of_first_call",
         "specialized",
+        "template",
         "traces",
         "unclassified",
         "unspecializable",
@@ -157,6 +158,8 @@ class Entry:
         self.hits = 0
         self.hits_needed = 1
         self.seconds_of_first_call = 0.0
+        #: What describes its calls, and the function's static half that is described with it.
+        self.template: tuple[Template, weakref.ref[StaticHalf] | None] | None = None
         self.specialized: SpecializedCall | None = None
         #: A specialised call that is out of use until the next call (see `Program`).
         self.resting: SpecializedCall | None = None
@@ -183,6 +186,13 @@ class Entry:
             donate_argnums=donated,
             **dict(options.jit_arguments),
         )
+
+    def template_for(self, fun: StaticHalf | None) -> Template | None:
+        """What describes its calls together with this static half of the function, if kept."""
+        if self.template is None:
+            return None
+        template, fun_ref = self.template
+        return template if (None if fun_ref is None else fun_ref()) is fun else None
 
     def flat(self, fun_leaves: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """All arrays of a call, in the order of upstream, in which JAX reuses donated ones."""

@@ -299,7 +299,7 @@ class _Origin:
         else:
             site, args, kwargs = variables["self"], variables["args"], variables["kwargs"]
         leaves, static = site.partition(args, kwargs)
-        description = site.describe(static, leaves)
+        description = site.describe(static, leaves, self.entry)
         trace, is_new = site.begin_recompilation(self.entry, description, has_tracers(leaves))
         return weakref.ref(site), trace, is_new
 

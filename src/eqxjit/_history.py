@@ -8,10 +8,10 @@ import sys
 import types
 import weakref
 from collections.abc import Hashable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._call_site import CallSite
-from ._description import UNKNOWN, made_at
+from ._description import UNKNOWN, Template, made_at
 from ._differences import (
     CACHE,
     FUNCTION,
@@ -25,8 +25,12 @@ from ._differences import (
 )
 from ._lock import Lock
 from ._outline import outline
+from ._partition import StaticHalf
 from ._storms import Place, Streak, streak_of
 from ._trace import Trace
+
+if TYPE_CHECKING:
+    from ._entry import Entry
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
 _MAX_REMEMBERED = 256
@@ -34,6 +38,9 @@ _MAX_COMPARED = 64
 
 # How many parts of descriptions are remembered, a few dozen megabytes: large trees differ in many.
 _MAX_PARTS = 200_000
+
+# Of how many static structures a description is kept, for calls that differ in their arrays alone.
+_MAX_TEMPLATES = 8
 
 # How many definitions of functions are remembered, so that a function made anew is recognised.
 _MAX_DEFINITIONS = 256
@@ -112,6 +119,8 @@ class History:
         self._lock = Lock()
         #: Those under way. An interrupt may keep one from its end, but not alive.
         self._begun: weakref.WeakSet[Trace] = weakref.WeakSet()
+        #: The entries that were described last.
+        self._described: collections.deque[weakref.ref[Entry]] = collections.deque()
         self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
         #: How many of the remembered traces are from before the last `clear_cache`.
         self._n_cleared = 0
@@ -192,6 +201,16 @@ class History:
             self._remembered.append(trace)
             self._forget_descriptions()
             _remember_definition(self._definition)
+
+    def keep_template(self, entry: "Entry", fun: StaticHalf | None, template: Template) -> None:
+        """Keeps what describes an entry's calls, with the entry: of the latest few."""
+        with self._lock:
+            entry.template = template, None if fun is None else weakref.ref(fun)
+            self._described.append(weakref.ref(entry))
+            if len(self._described) > _MAX_TEMPLATES:
+                oldest = self._described.popleft()()
+                if oldest is not None and oldest is not entry:
+                    oldest.template = None
 
     def _forget_descriptions(self) -> None:
         n_parts = 0

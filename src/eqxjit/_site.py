@@ -14,7 +14,7 @@ from jax.tree_util import tree_map
 
 from ._call_site import call_site
 from ._compat import JITTED_FRAME_MARK, trace_configuration
-from ._description import Description, describe
+from ._description import Description, template_of
 from ._entry import Call, Entry, Output, Retrace, holds_tracer, wait_for
 from ._errors import argument_error, call_error, named_arguments, note_tracers
 from ._events import CALL_VARIABLE, ENTRY_VARIABLE, drop_interrupted, observers, tracing
@@ -249,7 +249,7 @@ class Site:
         # Who compiles ahead of time wants what comes later to be fast.
         entry.seconds_of_first_call = math.inf
         call = Call(self, entry, static, leaves)
-        call.description = self.describe(static, leaves)
+        call.description = self.describe(static, leaves, entry)
         try:
             return call, self.run(stage(entry.jitted), call)
         except Exception:
@@ -384,7 +384,7 @@ class Site:
     def tracing(self, call: Call) -> Iterator[None]:
         """While JAX traces the user's function: explains, limits and counts the trace."""
         history = self.program.history
-        description = call.description or self.describe(call.arguments, call.leaves)
+        description = call.description or self.describe(call.arguments, call.leaves, call.entry)
         trace = self._new_trace(call.entry, description, has_tracers(call.leaves))
         trace.is_ahead_of_time = call.description is not None
         history.begin(trace)
@@ -425,11 +425,24 @@ class Site:
             fate=entry.fate,
         )
 
-    def describe(self, static: StaticHalf, leaves: list[Any]) -> Description:
-        """What a call is made with, function included."""
+    def describe(
+        self, static: StaticHalf, leaves: list[Any], entry: Entry | None = None
+    ) -> Description:
+        """What a call is made with, function included.
+
+        **Arguments:**
+
+        - `static`, `leaves`: the arguments.
+        - `entry`: that of the call: what calls of one static half have in common is kept with it.
+        """
         wrapped = self.wrapped
         fun = wrapped.fun if self.fun_leaves or wrapped.changeable else None
-        return describe(wrapped.binding, fun, self.fun_leaves, static, leaves)
+        template = entry.template_for(fun) if entry is not None else None
+        if template is None:
+            template = template_of(wrapped.binding, fun, static)
+            if entry is not None:
+                self.program.history.keep_template(entry, fun, template)
+        return template.describe([*leaves, *self.fun_leaves] if fun is not None else leaves)
 
     def tell(self, trace: Trace) -> None:
         """Tells of a trace, now complete, whoever wants to know."""
