@@ -105,13 +105,12 @@ CAPTURED = {
     "pairs": lambda size: [(i, [i]) for i in range(size)],
     "dict": lambda size: {f"key {i}": i for i in range(size)},
     "set": lambda size: {*range(size)},
-    "nest": lambda size: nest(size, lambda inner: [inner]),
+    "nest": lambda size: nest(size, lambda inner: [inner], 1),
     "objects": lambda size: [Refusing() for _ in range(size)],
 }
 
 
-def nest(depth, around):
-    inner = X
+def nest(depth, around, inner=X):
     for _ in range(depth):
         inner = around(inner)
     return inner
