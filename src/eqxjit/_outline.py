@@ -9,8 +9,9 @@ import equinox as eqx
 
 from ._compat import fields_of
 from ._description import lasting
+from ._key_cache import static_key
 from ._partition import is_array_leaf
-from ._static_key import compared_fields, static_key
+from ._static_key import compared_fields
 
 # More of it isn't looked at.
 _MAX_PARTS = 200

@@ -18,8 +18,8 @@ import jax
 from jax.tree_util import all_leaves
 
 from ._compat import ArrayImpl, fields_of
+from ._key_cache import static_key
 from ._partition import is_array_leaf
-from ._static_key import static_key
 from ._structure import is_plain_namedtuple, keeps_fields_plainly
 
 # Stand in a key for an array, and for a sequence of nothing else.

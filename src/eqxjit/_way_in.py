@@ -26,7 +26,7 @@ from ._errors import short
 from ._key_cache import has_key, learned_key
 from ._numpy_inputs import is_plain_array
 from ._source import indented, wrapped
-from ._static_key import identity_suffices, is_opaque, is_same_opaque, static_key
+from ._static_key import identity_suffices, is_opaque, is_same_opaque
 from ._structure import (
     Leaf,
     Node,
@@ -230,8 +230,8 @@ class WayIn:
             equal = f"{of_types}\nand {self._builtin(tuple)}({name}) == {expected}"
         else:
             # Zeros, and NaN.
-            key = self._names.constant(f"{wish}_key", static_key(tuple(values)))
-            equal = f"{self._static_key()}({self._builtin(tuple)}({name})) == {key}"
+            key = self._names.constant(f"{wish}_key", learned_key(tuple(values)))
+            equal = f"{self._has_key()}({self._builtin(tuple)}({name}), {key})"
         self._guard(identical, equal)
 
     def _read_run(self, run: list[Node | Leaf], items: str, arrays: list[str]) -> None:
