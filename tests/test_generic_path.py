@@ -356,12 +356,12 @@ def test_no_specialised_call_takes_longer_than_its_budget(monkeypatch, returned)
 @pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
 def test_a_short_first_call_allows_for_little():
     for seconds, allowed in ((0.0, 0.01), (0.05, 0.05), (100.0, 0.18)):
-        assert _budget.Budget(seconds).seconds == allowed
+        assert _budget.Budget(seconds, 10_000).seconds == allowed
     with pytest.raises(_budget.TooLong):
-        _budget.Budget(0.02).check_compiling("a = 1\n" * 1_000_000, 0.0)
+        _budget.Budget(0.02, 10_000).check_compiling("a = 1\n" * 1_000_000, 0.0)
     with pytest.raises(_budget.TooLong):
-        _budget.Budget(0.02).check_compiling("a = 1\n", 0.03)
-    _budget.Budget(0.02).check_compiling("a = 1\n", 0.0)
+        _budget.Budget(0.02, 10_000).check_compiling("a = 1\n", 0.03)
+    _budget.Budget(0.02, 10_000).check_compiling("a = 1\n", 0.0)
 
 
 NUMBERS = {

@@ -1,6 +1,7 @@
 """How long making a specialised call may take: a warm call that takes much longer is a stall."""
 
 import functools
+import math
 import time
 
 # In one go, however long the first call took.
@@ -8,6 +9,9 @@ _LONGEST_SECONDS = 0.18
 
 # A first call takes about as long at least; shorter ones were traced into another function.
 _SHORTEST_SECONDS = 0.01
+
+# Below this size making one takes a few milliseconds, which a collection of garbage can double.
+_MANY_NODES = 200
 
 # The share of it for writing the source; to compile that, and to try it, is the rest.
 _WRITING = 0.5
@@ -27,13 +31,16 @@ class Budget:
 
     __slots__ = ("_start", "seconds")
 
-    def __init__(self, first_call: float):
+    def __init__(self, first_call: float, n_nodes: int):
         """
         **Arguments:**
 
         - `first_call`: how many seconds the first call took.
+        - `n_nodes`: the nodes of its arguments and its output. For few there is no bound.
         """
         self.seconds = min(max(first_call, _SHORTEST_SECONDS), _LONGEST_SECONDS)
+        if n_nodes < _MANY_NODES:
+            self.seconds = math.inf
         self._start = time.thread_time()
 
     @property
@@ -48,6 +55,8 @@ class Budget:
 
     def check_compiling(self, source: str, seconds_after: float) -> None:
         """Raises `TooLong` if compiling source, and what comes after that, would."""
+        if self.seconds == math.inf:
+            return
         expected = len(source) * _seconds_per_character() if len(source) > len(_SAMPLE) else 0.0
         if self.spent + expected + seconds_after > self.seconds:
             raise TooLong

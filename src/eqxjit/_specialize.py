@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten
 from ._binding import Binding, absent
 from ._budget import Budget
 from ._changeable import are_repeated
-from ._compat import is_staging, treedef_rows
+from ._compat import is_staging
 from ._entry import Entry, Output, Retrace, index_of
 from ._events import ENTRY_VARIABLE
 from ._history import hit_counter
@@ -157,9 +157,11 @@ def specialized_call(
     - `args`, `kwargs`, `static`, `leaves`: the call's arguments, and the two halves of them.
     - `output`: what JAX returned.
     """
-    if not SPECIALIZING or len(treedef_rows(static.treedef)) > _MAX_NODES:
+    n_nodes = static.treedef.num_nodes
+    if not SPECIALIZING or n_nodes > _MAX_NODES:
         return None
-    budget = Budget(entry.seconds_of_first_call)
+    n_nodes += entry.descriptions[index_of(output)].treedef.num_nodes
+    budget = Budget(entry.seconds_of_first_call, n_nodes)
     blocks = entry.blocks or entry.unclassified
     try:
         expected = _flattened(entry.rebuild(output))
