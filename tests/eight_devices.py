@@ -596,3 +596,76 @@ def test_training(split, donate):
     for leaf, twin in zip(arrays(result), arrays(alone), strict=True):
         np.testing.assert_allclose(leaf, twin, rtol=1e-3, atol=1e-5)
     assert result[2][-1] < result[2][0]
+
+
+# --- Packing ----------------------------------------------------------------------------------
+
+
+def test_what_is_sharded_or_elsewhere_is_left_alone():
+    sharded = jax.device_put(array(8, 2), over("data"))
+    replicated = jax.device_put(array(3), over())
+    elsewhere = jax.device_put(array(3), jax.devices()[1])
+    tree = [array(4), sharded, array(2), replicated, elsewhere, array(5)]
+    packed = eqxjit.pack(tree)
+    assert [a.shape for a in packed.arrays] == [(11,), (8, 2), (3,), (3,)]
+    assert packed.arrays[1:] == (sharded, replicated, elsewhere)
+    assert_same(packed.unpack(), tree)
+    assert placements(packed.unpack()) == placements(tree)
+
+
+def test_packed_where_most_are():
+    device = jax.devices()[1]
+    there = [jax.device_put(array(n), device) for n in (2, 3, 4)]
+    tree = [array(5), *there, np.ones(2, np.float32)]
+    packed = eqxjit.pack(tree)
+    assert [a.shape for a in packed.arrays] == [(5,), (11,)]
+    assert packed.arrays[0] is tree[0]
+    assert packed.arrays[1].devices() == {device}
+
+
+def test_a_packed_that_is_replicated():
+    """Data-parallel training: the batch is split, the weights are on all devices."""
+    model = eqx.nn.MLP(4, 2, 8, 2, key=jr.key(0))
+    x = jax.device_put(array(8, 4), over("data"))
+
+    def loss(model, x):
+        return jnp.mean(jax.vmap(model)(x) ** 2)
+
+    params = eqx.filter_shard(eqxjit.pack(model), over())
+    step = eqxjit.filter_jit(eqx.filter_grad(lambda p, x: loss(p.unpack(), x)))
+    expected = eqx.filter_jit(eqx.filter_grad(loss))(model, array(8, 4))
+    for _ in range(CALLS):
+        gradient = step(params, x)
+    assert all(a.sharding.is_fully_replicated for a in gradient.arrays)
+    for one, other in zip(arrays(gradient.unpack()), arrays(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_packing_inside_a_shard():
+    tree = [array(8, 2), array(8), array(8) + 1, array(3), array(4)]
+    specs = [*[PartitionSpec("data")] * 3, PartitionSpec(), PartitionSpec()]
+
+    def through(tree):
+        packed = eqxjit.pack(tree)
+        # The first three differ from shard to shard.
+        assert [a.shape for a in packed.arrays] == [(2, 2), (2,), (2,), (7,)]
+        return packed.unpack()
+
+    mapped = jax.shard_map(through, mesh=mesh(), in_specs=(specs,), out_specs=specs)
+    for got, leaf in zip(jax.jit(mapped)(tree), tree, strict=True):
+        np.testing.assert_array_equal(got, leaf)
+
+
+def test_what_is_sharded_by_its_type_is_left_alone():
+    with jax.set_mesh(mesh(AxisType.Explicit)):
+        sharded = jax.device_put(array(8, 2), PartitionSpec("data"))
+
+        @jax.jit
+        def through(sharded, small):
+            packed = eqxjit.pack([sharded, small, small + 1])
+            assert [a.shape for a in packed.arrays] == [(8, 2), (6,)]
+            return packed.unpack()
+
+        got = through(sharded, array(3))
+    assert got[0].sharding.is_equivalent_to(sharded.sharding, 2)
+    np.testing.assert_array_equal(got[1], array(3))

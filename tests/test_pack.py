@@ -213,6 +213,19 @@ def test_a_bound_on_the_leaves_of_a_buffer():
     assert_unpacked(packed, tree)
 
 
+def test_buffers_of_equal_layers_are_alike():
+    """So that XLA compiles what it does with one for all of them."""
+    layer = [(4, 4), (4,), (2, 4), (4,), (3,)]
+    shapes = [(7, 4), *(layer * 12), (4, 7)]
+    packed = eqxjit.pack([jnp.ones(shape) for shape in shapes])
+    in_buffers = [
+        [packed.layout.leaves[index].type.shape for index in members]
+        for members in packed.layout.members
+    ]
+    # What occurs once would shift all that follows.
+    assert in_buffers == [[(7, 4), (4, 7)], *3 * [4 * layer]]
+
+
 def test_packing_copies():
     leaf = jnp.ones(3)
     packed = eqxjit.pack([leaf, jnp.zeros(0)])

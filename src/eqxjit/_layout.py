@@ -20,15 +20,15 @@ from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
 from ._buffers import Shape, is_computable, is_key, join, key_data_shape, split
-from ._compat import PyTreeDef, fields_of, treedef_rows
+from ._compat import PyTreeDef, fields_of, is_sharded_aval, treedef_rows
 from ._errors import short
 from ._key_cache import static_key, treedef_key
 from ._lock import Lock
 from ._partition import is_array_leaf
-from ._static_key import identity_suffices
+from ._static_key import identity_suffices, register_interned
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.
-MAX_LEAVES_PER_BUFFER = 16
+MAX_LEAVES_PER_BUFFER = 24
 
 _KEY_DATA = np.dtype(np.uint32)
 
@@ -230,6 +230,10 @@ def _interned(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Layout:
     return layout
 
 
+# One that was dropped and is made again has not to be traced again.
+register_interned(Layout, lambda layout: layout._key.key)
+
+
 def _from_skeleton(skeleton: Any) -> Layout:
     leaves, treedef = tree_flatten(skeleton)
     return _interned(treedef, tuple(leaves))
@@ -290,10 +294,10 @@ def _bounded(indices: list[int], shapes: Mapping[int, Shape]) -> Iterator[list[i
     indices = sorted(indices, key=lambda index: counts[shapes[index]] == 1)
     of = [shapes[index] for index in indices]
 
-    def alike(length: int) -> tuple[float, int, int]:
+    def alike(length: int) -> tuple[int, int, int]:
         pairs = list(zip(of, of[length:], strict=False))
         repeats = sum([one == other for one, other in pairs]) / max(1, len(pairs))
-        return round(repeats, 1), -_ceil(len(of), length), -length
+        return round(2 * repeats), -_ceil(len(of), length), -length
 
     shortest = min(3 * MAX_LEAVES_PER_BUFFER // 4, len(of))
     length = max(range(shortest, MAX_LEAVES_PER_BUFFER + 1), key=alike, default=1)
@@ -311,11 +315,7 @@ _APART = "apart"
 
 def _place(leaf: Any) -> Hashable:
     if isinstance(leaf, Tracer):
-        aval = jax.typeof(leaf)
-        # Sharded by its type, or one shard inside `jax.shard_map`.
-        spec = getattr(getattr(aval, "sharding", None), "spec", ())
-        is_apart = getattr(aval, "vma", None) or any(axis is not None for axis in spec)
-        return _APART if is_apart else _ANYWHERE
+        return _APART if is_sharded_aval(jax.typeof(leaf)) else _ANYWHERE
     if not isinstance(leaf, jax.Array):
         return _ANYWHERE
     sharding = leaf.sharding

@@ -313,10 +313,19 @@ def _key_by_class(kind: type, value: Any) -> Hashable:
     return _opaque_key(value)
 
 
+# Classes whose equal objects are one object, which may be made anew once nothing refers to it.
+_KEY_OF_INTERNED: dict[type, Callable[[Any], Hashable]] = {}
+
+
+def register_interned(kind: type, make_key: Callable[[Any], Hashable]) -> None:
+    """Have objects of a class be keyed by content, while guards compare them by identity."""
+    _KEY_OF_INTERNED[kind] = make_key
+
+
 def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:
     """How a class's `==` asks for its keys to be made; None where only its fields can tell."""
     if kind.__eq__ is object.__eq__:
-        return _identity_key
+        return _KEY_OF_INTERNED.get(kind, _identity_key)
     for base, make_key in _KEY_BY_EQUALITY:
         if issubclass(kind, base):
             is_as_expected = base in _KEYED_BY_CONTENT or kind.__eq__ is base.__eq__
