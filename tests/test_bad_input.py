@@ -269,7 +269,7 @@ def test_a_static_value_that_contains_itself():
         with pytest.raises(ValueError, match=r"`model\.tree`.*contains itself.*`eq=False`"):
             f(bad, X)
         with pytest.raises(ValueError, match=r"`fun\.tree`.*contains itself"):
-            eqxjit.filter_jit(bad)
+            eqxjit.filter_jit(bad)(X)
         assert f(good, X).tolist() == eqxjit.filter_jit(good)(X).tolist() == X.tolist()
 
 

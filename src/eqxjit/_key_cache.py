@@ -134,8 +134,8 @@ def static_key(value: Any) -> Hashable:
         if known is None:
             known = _in_use[typed] = KnownKey(typed)
     except Exception:
-        # Its own `==` or `hash` raises: whoever looks it up will see.
-        return typed
+        # Its own `==` raises: whoever looks the key up will see.
+        return KnownKey(typed)
     if len(_met) >= _MOST_MET:
         _forget_unused()
     _met[id(value)] = weakref.ref(known)

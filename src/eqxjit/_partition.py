@@ -221,7 +221,10 @@ def _is_suspicious(pytree: Any) -> bool:
                     push(child)
             continue
         else:
-            children = _children(node)
+            # Not asked how many there are: a static value's class may refuse to say.
+            for child in _children(node):
+                push(child)
+            continue
         if len(children) < _FEW or not {*map(type, children)} <= _CHILDLESS:
             for child in children:
                 if type(child) not in _CHILDLESS:

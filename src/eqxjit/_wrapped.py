@@ -9,7 +9,7 @@ from ._changeable import Changeable, are_unchanged, changeable, is_frozen
 from ._compat import MISSING
 from ._errors import argument_error, not_callable
 from ._options import Options
-from ._partition import StaticHalf, partition
+from ._partition import DYNAMIC, StaticHalf, partition
 from ._program import Program, home_of, names_of, program_of
 from ._storms import place_of
 
@@ -60,9 +60,13 @@ class WrappedFunction:
         """What is compiled for it."""
         if self._program is None:
             self._look()
-            self._program = program_of(
-                self._home, self._place, self.binding, self.fun.key, self.options
-            )
+            try:
+                self._program = program_of(
+                    self._home, self._place, self.binding, self.fun.key, self.options
+                )
+            except Exception as error:
+                self._explain(error)
+                raise
         return self._program
 
     @property
@@ -77,9 +81,20 @@ class WrappedFunction:
     def _look(self) -> None:
         """Notes the static objects, and their key, at one time: when a call first asks."""
         if self._changeable is None:
-            _ = self.fun.key
+            try:
+                _ = self.fun.key
+            except Exception as error:
+                self._explain(error)
+                raise
             found = changeable(self.fun.treedef, self.fun.leaves)
             self._changeable = [pair for pair in found if not is_frozen(pair.value)]
+
+    def _explain(self, error: Exception) -> None:
+        """Raise an error that names the static value at fault, if one is found."""
+        fun = self.fun.combine([DYNAMIC] * self.fun.n_arrays)
+        clearer = argument_error(error, [("fun", fun)])
+        if clearer is not None:
+            raise clearer from error
 
     def is_intact(self) -> bool:
         """Whether the static objects in the function are as they were when it was wrapped."""
