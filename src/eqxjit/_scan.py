@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.tree_util import all_leaves
 
 from ._compat import ArrayImpl, fields_of
@@ -138,7 +139,8 @@ def _mark(value: Any, known_by_address: list[Any]) -> Hashable:
         marks = tuple([_mark(element, known_by_address) for element in value])
         return (tuple(map(type, value)), marks)
     if kind.__eq__ is not object.__eq__:
-        return static_key(value)
+        # A dtype's own `==` tells as much as its typed key.
+        return value if issubclass(kind, np.dtype) else static_key(value)
     known_by_address.append(value)
     return id(value)
 
