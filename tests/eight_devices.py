@@ -17,7 +17,7 @@ from helpers import Counted, Twins, assert_same, assert_specialized
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 from sides import CALLS, both
 from test_asynchronous import blocks, classed
-from test_donation import DONATE, ignore_warning
+from test_donation import DONATE, ignore_warning, warned
 
 import eqxjit
 
@@ -224,6 +224,28 @@ def test_what_is_deleted_and_what_is_reused(split, donate):
     if donate == "all":
         assert all(seen[0][0])
         assert None not in seen[0][1]
+
+
+@pytest.mark.parametrize("donate", DONATE)
+@pytest.mark.parametrize("warm", [1, CALLS])
+def test_the_warning_of_what_is_compiled_for_other_devices(donate, warm):
+    """Hidden or shown as upstream does, also in a warm call, and under `grad` and `vmap`."""
+    eighth = SingleDeviceSharding(jax.devices()[7])
+    calls = [
+        lambda f, x: f(x, 2),
+        lambda f, x: jax.grad(lambda x: f(x, 2))(x),
+        lambda f, x: jax.vmap(lambda x: f(x, 2))(x),
+    ]
+    seen = []
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        f = filter_jit(lambda x, n: (x * n).sum(), donate=donate)
+        shown = [warned(f, array(16, 8), 2) for _ in range(warm)]
+        for where in (eighth, over(), over("data"), over("data", "model")):
+            for call in calls * 2:
+                shown.append(warned(call, f, jax.device_put(array(16, 8), where)))
+        seen.append(shown)
+    assert seen[1] == seen[0]
+    assert any(seen[0]) == (donate == "warn")
 
 
 # --- Another sharding, another device ---------------------------------------------------------

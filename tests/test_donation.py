@@ -1,5 +1,7 @@
 """Donation: whose buffers are deleted, which output reuses which, and when JAX warns of it."""
 
+import pickle
+import threading
 import warnings
 from typing import Any
 
@@ -275,6 +277,96 @@ def test_the_warning_of_a_new_trace_in_a_warm_call(filter_jit, donate):
     assert warned(f, array(dtype=jnp.bfloat16)) == shown
     jax.clear_caches()
     assert warned(f, array()) == shown
+
+
+#: Calls that have JAX lower a warm function, without tracing it: a transformation, run eagerly.
+EAGER = {
+    "grad": lambda f: jax.grad(lambda a: f(a, 2))(array()),
+    "vmap": lambda f: jax.vmap(lambda a: f(a, 2))(array(shape=(2, 16))),
+    "jvp": lambda f: jax.jvp(lambda a: f(a, 2), (array(),), (array(),)),
+    "linearize": lambda f: jax.linearize(lambda a: f(a, 2), array())[1](array()),
+    "vjp": lambda f: jax.vjp(lambda a: f(a, 2), array())[1](jnp.ones(())),
+}
+
+
+@pytest.mark.parametrize("warm", [1, 2, CALLS])
+@pytest.mark.parametrize("donate", DONATE)
+@pytest.mark.parametrize("kind", EAGER)
+def test_the_warning_of_a_transformation_in_a_warm_call(kind, donate, warm):
+    """Shown where upstream shows it, and nowhere else; a pullback runs outside of the call."""
+    seen = []
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        f = filter_jit(lambda a, n: a.sum() * n, donate=donate)
+        before = [warned(f, array(), 2) for _ in range(warm)]
+        seen.append([before, *(warned(EAGER[kind], f) for _ in range(2))])
+    assert seen[1] == seen[0]
+
+
+@both
+@pytest.mark.parametrize("kind", ["grad", "vmap", "jvp"])
+def test_no_warning_becomes_an_error(filter_jit, kind):
+    """Under `-W error`, in a call that compiles once more; and no call fails for good."""
+    f = filter_jit(lambda a, n: a.sum() * n, donate="all")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = list(warnings.filters)
+        for _ in range(CALLS):
+            f(array(), 2)
+        for _ in range(2):
+            EAGER[kind](f)
+            f(array(), 2)
+        assert warnings.filters == before
+
+
+@ignore_warning
+def test_what_compiles_once_more_for_a_transformation_is_compiled_once():
+    counts = []
+    for donate in ("none", "all"):
+        f = eqxjit.filter_jit(lambda a, n: a.sum() * n, donate=donate)
+        for kind in EAGER:
+            for _ in range(CALLS):
+                f(array(), 2)
+                EAGER[kind](f)
+        counts.append(f.cache_info())
+    assert counts[0] == counts[1]
+    assert counts[0].recompilations
+
+
+@both
+def test_a_nested_function_is_hidden_with_the_outer_one(filter_jit):
+    """One that runs while another is traced: whoever is on the stack hides the warning."""
+    inner = filter_jit(lambda a: a.sum(), donate="warn")
+
+    def outer(a):
+        with jax.ensure_compile_time_eval():
+            inner(jnp.ones(16) + 1)
+        return a + 1
+
+    assert warned(filter_jit(outer, donate="all"), array()) == 0
+    jax.clear_caches()
+    assert warned(filter_jit(outer, donate="none"), array()) == 1
+
+
+def test_the_warning_of_another_thread_is_shown():
+    """While one compiles what hides it; upstream hides it in all threads."""
+    hiding, hidden = threading.Event(), threading.Event()
+
+    def slow(a):
+        hiding.set()
+        assert hidden.wait(60)
+        return a.sum()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        thread = threading.Thread(target=eqxjit.filter_jit(slow, donate="all"), args=(array(),))
+        thread.start()
+        assert hiding.wait(60)
+        eqxjit.filter_jit(lambda a: a.sum(), donate="warn")(array())
+        eqxjit.filter_jit(lambda a: a.sum() + 1, donate="all")(array())
+        pickle.loads(pickle.dumps(warnings.filters))
+        hidden.set()
+        thread.join()
+        assert len(caught) == 1
 
 
 @both

@@ -5,6 +5,7 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 """
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -311,6 +312,18 @@ def lowered_operations(lowered: jax.stages.Lowered) -> Iterator[tuple[str, str]]
         return iter(_operations(lowered))
     except Exception:
         return None
+
+
+# --- Warnings ---------------------------------------------------------------------------------
+
+
+def warning_filters() -> list[Any]:
+    """The filters of warnings, the first to match first; since Python 3.14 they may be a context's.
+
+    `warnings.filterwarnings` takes nothing but a regular expression.
+    """
+    find = getattr(warnings, "_get_filters", None)
+    return warnings.filters if find is None else find()  # type: ignore[return-value]
 
 
 # --- Caches -----------------------------------------------------------------------------------

@@ -19,13 +19,14 @@ from ._changeable import are_unchanged, changeable
 from ._compat import PyTreeDef, debug_info, is_staging, wrapped_by_tracer
 from ._debug_info import argument_names
 from ._description import Description, Template
-from ._events import CALL_VARIABLE, ENTRY_VARIABLE, observers
+from ._events import observers
 from ._given import StaticOutput, referents
 from ._jaxpr_size import size_of
 from ._key_cache import Seen, treedef_key
 from ._numpy_inputs import NumpyInputs
 from ._options import Options
 from ._partition import DYNAMIC, StaticHalf, has_tracers, split_leaves
+from ._stack import CALL_VARIABLE, ENTRY_VARIABLE
 from ._trace import Trace
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Entry:
         "blocks",
         "descriptions",
         "fate",
+        "hides_donation_warning",
         "hits",
         "hits_needed",
         "jitted",
@@ -178,6 +180,8 @@ class Entry:
         self.numpy_inputs = NumpyInputs()
         #: Whether some program of this entry must be waited for, because it can raise.
         self.blocks = options.block
+        #: Whether JAX's warning of donated buffers that weren't usable is hidden.
+        self.hides_donation_warning = options.hides_donation_warning
         #: Whether a program of this entry, traced or compiled anew, hasn't been looked at yet.
         self.unclassified = False
         # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import CO_GENERATOR
 from types import FrameType
@@ -19,21 +19,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
+from ._donation import hide_donation_warning
 from ._history import TooManyTracesError
 from ._partition import has_tracers
+from ._stack import CALL_VARIABLE, call_in
 from ._trace import Trace
 from ._tracebacks import OUR_FILES
 
 if TYPE_CHECKING:
     from ._entry import Call, Entry
     from ._site import Site
-
-#: The local variable that holds the `Call` in the miss path. Who looks for a call finds it on the
-#: stack, so that there is nothing to be unset: an interrupt may come anywhere.
-CALL_VARIABLE = "__eqxjit_call__"
-
-#: The variable, local or global, that holds the entry of a warm call.
-ENTRY_VARIABLE = "__eqxjit_entry__"
 
 TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
 _PHASES = {
@@ -72,9 +67,10 @@ class _Phase:
     - `frame`: the `id` of the frame whose `with` it is.
     - `nested`: how many seconds of it weren't its own.
     - `recompilation`: what JAX compiles in a warm call, and whether that is yet to be counted.
+    - `show_warning`: ends the hiding of JAX's warning of donated buffers.
     """
 
-    __slots__ = ("frame", "nested", "recompilation")
+    __slots__ = ("frame", "nested", "recompilation", "show_warning")
 
     def __init__(self) -> None:
         frame: FrameType | None = sys._getframe(1)
@@ -86,6 +82,7 @@ class _Phase:
         self.frame = id(frame)
         self.nested = 0.0
         self.recompilation: tuple[weakref.ref[Site], Trace, bool] | None = None
+        self.show_warning: Callable[[], None] | None = None
 
 
 class _State(threading.local):
@@ -142,7 +139,10 @@ def _begin_phase(function: str, phase: str) -> _Phase:
 
 
 def _end_phase(function: str, phase: str, seconds: float, from_cache: bool = False) -> None:
-    nested = _state.phases.pop().nested if _state.phases else 0.0
+    ended = _state.phases.pop() if _state.phases else None
+    nested = ended.nested if ended is not None else 0.0
+    if ended is not None and ended.show_warning is not None:
+        ended.show_warning()
     if _state.phases:
         _state.phases[-1].nested += seconds
     for observer in tuple(observers):
@@ -164,7 +164,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     drop_interrupted()
     # Some versions of JAX report nested traces, too: parts of the outer one to us.
     is_part = phase == TRACING and _state.phases
-    if is_part or (phase != COMPILING and not observers):
+    if is_part or (phase == TRACING and not observers):
         _push_phase()
         return
     origin = _Origin(fun_name)
@@ -179,7 +179,11 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
             except Exception:
                 # What can't be told about mustn't fail.
                 pass
-    _begin_phase(origin.label, phase).recompilation = recompilation
+    begun = _begin_phase(origin.label, phase)
+    begun.recompilation = recompilation
+    if phase == LOWERING and origin.entry is not None and origin.entry.hides_donation_warning:
+        # JAX lowers in a warm call, as it does for a transformation, and warns while it does.
+        begun.show_warning = hide_donation_warning()
 
 
 def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:
@@ -258,17 +262,11 @@ class _Origin:
 
     def _find(self, frame: FrameType) -> bool:
         """Whether a frame is of the innermost call through eqxjit on the stack."""
-        if not frame.f_code.co_filename.startswith(OUR_FILES):
+        self.call, self.entry = call_in(frame)
+        if self.called is None:
             return False
-        self.call = frame.f_locals.get(CALL_VARIABLE)
-        if self.call is not None:
-            self.label = self.call.entry.label
-            return True
-        self.entry = frame.f_locals.get(ENTRY_VARIABLE) or frame.f_globals.get(ENTRY_VARIABLE)
-        if self.entry is not None:
-            self.label = self.entry.label
-            return True
-        return False
+        self.label = self.called.label
+        return True
 
     @property
     def called(self) -> "Entry | None":

@@ -3,7 +3,6 @@
 import math
 import sys
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +14,10 @@ from jax.tree_util import tree_map
 from ._call_site import call_site
 from ._compat import JITTED_FRAME_MARK, trace_configuration
 from ._description import Description, template_of
+from ._donation import hide_donation_warning
 from ._entry import Call, Entry, Output, Retrace, holds_tracer, wait_for
 from ._errors import argument_error, call_error, named_arguments, note_tracers
-from ._events import CALL_VARIABLE, ENTRY_VARIABLE, drop_interrupted, observers, tracing
+from ._events import drop_interrupted, observers, tracing
 from ._explain import log
 from ._iterators import log_iterators
 from ._lower import Lowered
@@ -37,6 +37,7 @@ from ._specialize import (
     may_be_specialized,
     specialize,
 )
+from ._stack import CALL_VARIABLE, ENTRY_VARIABLE
 from ._trace import Trace
 from ._tracebacks import trimming
 from ._tracing import currently_jitting
@@ -360,17 +361,16 @@ class Site:
         __tracebackhide__ = True
         # Equinox looks for this name on the stack, to tell where the jitted part begins.
         __equinox_jit_id__ = b"eqxjit"  # noqa: F841
-        # And the traced function, and `_events`, for this one.
+        # And `_stack` for this one.
         __eqxjit_call__ = call  # noqa: F841
         drop_interrupted()
         flat = call.entry.flat(self.fun_leaves, call.leaves)
+        show_warning = hide_donation_warning() if call.entry.hides_donation_warning else None
         try:
-            if not self.wrapped.options.hides_donation_warning:
-                return action(*flat)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-                return action(*flat)
+            return action(*flat)
         finally:
+            if show_warning is not None:
+                show_warning()
             # A program that was traced well and then raised is compiled all the same.
             for trace in call.traces:
                 call.entry.measure(trace, flat)

@@ -14,11 +14,11 @@ from ._budget import Budget
 from ._changeable import are_repeated
 from ._compat import is_staging
 from ._entry import Entry, Output, Retrace, index_of
-from ._events import ENTRY_VARIABLE
 from ._history import hit_counter
 from ._key_cache import treedef_key
 from ._partition import StaticHalf
 from ._source import define, indented, wrapped
+from ._stack import ENTRY_VARIABLE
 from ._structure import Node, structure_of
 from ._tracebacks import trim
 from ._way_in import WayIn, conditions
