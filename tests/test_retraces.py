@@ -1603,3 +1603,43 @@ def test_iterators_that_were_named_are_bounded(monkeypatch, caplog):
     f(**{f"it{i}": itertools.count() for i in range(9)})
     assert len(caplog.messages) == 9
     assert len(_iterators._logged) == 2
+
+
+def test_what_a_first_call_asks_jax_for(monkeypatch):
+    """Its trace once, by which it is both measured and looked at; it isn't staged a second time."""
+    asked = []
+
+    class Jitted:
+        def __init__(self, fun, **options):
+            self._jitted = _JIT(fun, **options)
+
+        def __call__(self, *args):
+            return self._jitted(*args)
+
+        def trace(self, *args):
+            asked.append("trace")
+            return self._jitted.trace(*args)
+
+        def lower(self, *args):
+            asked.append("lower")
+            return self._jitted.lower(*args)
+
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    monkeypatch.setattr(jax, "jit", Jitted)
+    f(jnp.ones(3))
+    assert asked == ["trace"]
+    f(jnp.ones(4))
+    assert asked == ["trace"] * 2
+    assert [trace.equations for trace in f.traces()] == [1, 1]
+
+
+_JIT = jax.jit
+
+
+@pytest.mark.parametrize("values", [(0.0, -0.0), (1.0, 2.0), (float("nan"), 1.0)])
+def test_floats_are_told_apart_by_their_text(values):
+    f = eqxjit.filter_jit(lambda x, value: x + value)
+    for value in values:
+        f(jnp.ones(3), value)
+    [difference] = f.traces()[1].differences
+    assert (difference.old, difference.new) == tuple(map(repr, values))

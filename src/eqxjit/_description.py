@@ -20,7 +20,7 @@ from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_wi
 
 from ._binding import Binding
 from ._call_site import CallSite
-from ._compat import fields_of, treedef_rows
+from ._compat import ArrayImpl, fields_of, treedef_rows
 from ._errors import named_arguments, short
 from ._key_cache import KnownKey, static_key, treedef_key
 from ._partition import SORTED_DICTS, StaticHalf, is_array_leaf
@@ -220,6 +220,10 @@ def _template_of(named: list[tuple[str, Any]], n_arrays: int) -> Template:
             part = _NO_PART
         elif kind in _SIMPLE and (kind is not str or len(value) < _LONG_TEXT):
             part = _simple_part(value, is_static)
+        elif kind is float:
+            # Not from a cache, in which its zeros are equal.
+            text = repr(value)
+            part = StaticPart(text, text, "float", is_static)
         elif is_static:
             part, children = _static_part(value, is_field=True)
         else:
@@ -253,6 +257,10 @@ def _array_part(array: Any) -> ArrayPart:
         placement = "" if array.sharding is None else _sharding_text(array.sharding)
         weak_type = getattr(array, "weak_type", False)
         return ArrayPart(array.shape, _dtype_text(array.dtype), weak_type, placement)
+    if type(array) is ArrayImpl:
+        aval = array.aval
+        placement = _sharding_text(array.sharding) if array.committed else ""
+        return _part_of_type(aval.shape, aval.dtype, aval.weak_type, placement)
     aval = jax.typeof(array)
     placement = "" if isinstance(array, (Tracer, np.ndarray, np.generic)) else _placement(array)
     weak_type = getattr(aval, "weak_type", False)
@@ -260,6 +268,12 @@ def _array_part(array: Any) -> ArrayPart:
 
 
 _dtype_text = functools.lru_cache(str)
+
+
+@functools.lru_cache(maxsize=1024)
+def _part_of_type(shape: tuple[int, ...], dtype: Any, weak_type: bool, placement: str) -> ArrayPart:
+    """Arrays of one type share their part."""
+    return ArrayPart(shape, _dtype_text(dtype), weak_type, placement)
 
 
 def _placement(array: Any) -> str:

@@ -88,10 +88,20 @@ class Call:
     - `leaves`: their arrays; empty once the call is over.
     - `traces`: the traces of the user's function that JAX has made in this call.
     - `description`: of the call, where it is needed once the call is over.
+    - `traced`: the latest of them, as JAX has it, until it was looked at.
     - `user_raised`: whether the user's function, or a node of theirs, raised while it was traced.
     """
 
-    __slots__ = ("arguments", "description", "entry", "leaves", "site", "traces", "user_raised")
+    __slots__ = (
+        "arguments",
+        "description",
+        "entry",
+        "leaves",
+        "site",
+        "traced",
+        "traces",
+        "user_raised",
+    )
 
     def __init__(self, site: "Site", entry: "Entry", arguments: StaticHalf, leaves: list[Any]):
         self.site = site
@@ -99,6 +109,7 @@ class Call:
         self.arguments = arguments
         self.leaves = leaves
         self.traces: list[Trace] = []
+        self.traced: Any = None
         self.description: Description | None = None
         self.user_raised = False
 
@@ -245,27 +256,30 @@ class Entry:
         """The user's output, from what JAX returned."""
         return self.descriptions[index_of(output)].rebuild(arrays_of(output))
 
-    def measure(self, trace: Trace, leaves: list[Any]) -> None:
-        """Fills in the size of a trace, made just now for these leaves."""
+    def measure(self, trace: Trace, leaves: list[Any]) -> Any:
+        """Fill in the size of a trace, made just now for these leaves; return it as JAX has it."""
         if has_tracers(leaves) and not observers:
             # It became part of an outer program, which is measured; and asking takes its time.
-            return
+            return None
         try:
-            trace.equations, trace.busiest_line = size_of(self.jitted.trace(*leaves).jaxpr)
+            traced = self.jitted.trace(*leaves)
+            trace.equations, trace.busiest_line = size_of(traced.jaxpr)
         except Exception:
             # No `trace` (`EQX_ON_ERROR=breakpoint`).
-            return
+            return None
+        return traced
 
-    def classify(self, leaves: list[Any]) -> bool:
+    def classify(self, leaves: list[Any], traced: Any = None) -> bool:
         """Looks at the program for these leaves, which has just run; False if it can't be told.
 
-        Served from JAX's caches. `unclassified` is for the caller to unset, when all is done.
+        Served from JAX's caches, which takes its time: less where `traced` is from there already.
+        `unclassified` is for the caller to unset, when all is done.
         """
         if has_tracers(leaves):
             # The outer program is what runs. A later call with arrays is served by this trace.
             return False
         try:
-            blocks = may_raise(self.jitted.lower(*leaves))
+            blocks = may_raise(self.jitted.lower(*leaves) if traced is None else traced.lower())
         except Exception:
             # No `lower` (`EQX_ON_ERROR=breakpoint`), or nothing that it knows.
             blocks = True

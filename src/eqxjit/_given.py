@@ -28,7 +28,7 @@ def referents(key: Hashable) -> Iterator[Any]:
         part = pending.pop()
         kind = type(part)
         if kind is tuple or kind is frozenset:
-            pending.extend(part)
+            pending.extend([inner for inner in part if type(inner) not in _NO_REFERENTS])
         elif kind is KnownKey:
             pending.append(part.typed)
         elif kind not in _NO_REFERENTS and isinstance(part, weakref.ref):
