@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 import sysconfig
 
 import jax
@@ -99,7 +100,9 @@ def test_another_working_directory_makes_no_difference(here, monkeypatch):
     assert [d.path for d in f.traces()[-1].differences] == ["x"]
 
 
-def test_what_is_the_users():
+def test_what_is_the_users(monkeypatch):
+    # Or that of `python -m pytest`, which isn't.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/home/me/train.py", raising=False)
     stdlib = sysconfig.get_path("stdlib")
     for filename in (jax.__file__, pytest.__file__, f"{stdlib}/json/decoder.py", "<frozen zip>"):
         assert not is_users(filename)
