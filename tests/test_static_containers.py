@@ -333,6 +333,16 @@ def _pairs(n):
 
 
 CHANGED = {
+    "a dict of 1,000": (lambda: _pairs(1_000), lambda d: d.update({"key 999": 999})),
+    "a list of 2,000": (lambda: [1] * 2_000, lambda v: v.__setitem__(1_999, True)),
+    "a default factory": (
+        lambda: collections.defaultdict(list, _pairs(1_000)),
+        lambda d: setattr(d, "default_factory", set),
+    ),
+    "a function in a dict of them": (
+        lambda: {i: _function() for i in range(1_000)},
+        lambda d: d.update({999: _function()}),
+    ),
     "the last of a dict": (lambda: _pairs(700), lambda d: d.update({"key 699": 699})),
     "1 to True in a list": (lambda: [1] * 1_500, lambda v: v.__setitem__(1_234, True)),
     "0.0 to -0.0 in a list": (lambda: [0.0] * 1_500, lambda v: v.__setitem__(1_499, -0.0)),
@@ -502,6 +512,35 @@ def test_nor_for_equal_objects_in_turn(form, keys_made):
 def _is_simple(value):
     """What compares by identity; and an empty list is the names of the arguments by keyword."""
     return type(value).__eq__ is object.__eq__ or (type(value) is list and not value)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _pairs(10_000),
+        lambda: [[float(i), [i]] for i in range(2_000)],
+        lambda: collections.defaultdict(list, {i: [i] for i in range(1_000)}),
+        lambda: {i: jnp.sin if i % 2 else np.float32 for i in range(2_000)},
+    ],
+)
+def test_of_a_large_container_one_typed_key_is_made(make, keys_made):
+    f = eqxjit.filter_jit(lambda model, x: x + 1)
+    model = configured(X, make())
+    for _ in range(3):
+        f(model, X)
+    assert len([value for value in keys_made if value is model.config]) == 1
+
+
+def test_one_that_came_to_the_address_of_another_is_not_taken_for_it():
+    """A snapshot tells by addresses what lives, and notes what died."""
+    held = {i: _function() for i in range(100)}
+    snapshot, _ = _snapshot.snapshots_of(held)
+    assert snapshot.matches(held)
+    held[50] = _function()
+    # As if it had come where the dead one was.
+    snapshot.addresses = _snapshot._addresses([*held, *held.values()])
+    assert not snapshot.matches(held)
 
 
 def test_an_object_is_looked_at_once_in_a_call(monkeypatch):

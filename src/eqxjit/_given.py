@@ -5,8 +5,6 @@ alive itself, and so never go, if it held on to those that its function returns.
 function has them: a call with others is another entry's.
 """
 
-import operator
-import sys
 import types
 import weakref
 from collections.abc import Collection, Hashable, Iterator
@@ -17,12 +15,22 @@ import equinox as eqx
 from ._compat import PyTreeDef, with_metadata
 from ._key_cache import KnownKey
 from ._partition import DYNAMIC
+from ._static_key import stays
 
 _NO_REFERENTS = frozenset({int, str, bool, float, type, type(None), type(eqx.Module)})
 
 
 def referents(key: Hashable) -> Iterator[Any]:
     """The objects that a typed static key refers to weakly, as long as they live."""
+    for ref in _refs(key):
+        value = ref()
+        # Classes and modules stay.
+        if value is not None and not isinstance(value, (type, types.ModuleType)):
+            yield value
+
+
+def _refs(key: Hashable) -> list[weakref.ref[Any]]:
+    found: list[weakref.ref[Any]] = []
     pending: list[Any] = [key]
     while pending:
         part = pending.pop()
@@ -30,12 +38,13 @@ def referents(key: Hashable) -> Iterator[Any]:
         if kind is tuple or kind is frozenset:
             pending.extend([inner for inner in part if type(inner) not in _NO_REFERENTS])
         elif kind is KnownKey:
-            pending.append(part.typed)
+            # Looked for once: it may have been made of very many elements.
+            if part.refs is None:
+                part.refs = _refs(part.typed)
+            found += part.refs
         elif kind not in _NO_REFERENTS and isinstance(part, weakref.ref):
-            value = part()
-            # Classes and modules stay.
-            if value is not None and not isinstance(value, (type, types.ModuleType)):
-                yield value
+            found.append(part)
+    return found
 
 
 class _Given:
@@ -57,22 +66,13 @@ def _weakly(value: Any, given: Collection[int]) -> Any:
     elif kind is types.MethodType:
         if id(value.__self__) in given:
             return _Given(weakref.WeakMethod(value))
-    elif id(value) in given and not _stays(value):
+    elif id(value) in given and not stays(value):
         return _Given(weakref.ref(value))
     return value
 
 
 def _strongly(value: Any) -> Any:
     return value.get() if type(value) is _Given else value
-
-
-def _stays(value: Any) -> bool:
-    """Whether a value is what a library's module calls by its name, as `jax.nn.relu` is."""
-    try:
-        module, name = value.__module__, value.__qualname__
-        return module != "__main__" and operator.attrgetter(name)(sys.modules[module]) is value
-    except Exception:
-        return False
 
 
 class StaticOutput:

@@ -6,12 +6,13 @@ still matches. Invariant: nothing of the user's is kept alive that typed keys do
 containers of constants.
 """
 
+import contextlib
 import weakref
 from collections.abc import Hashable
 from typing import Any
 
 from ._compat import PyTreeDef, treedef_rows
-from ._snapshot import Snapshot, snapshots_of
+from ._snapshot import Snapshot, compared_by_identity, snapshots_of
 from ._static_key import (
     SIMPLE_KEYS,
     ByEquality,
@@ -30,13 +31,15 @@ class KnownKey:
     """A typed static key, with snapshots of objects that have it.
 
     - `typed`: the typed static key.
+    - `refs`: the weak references in it, once somebody has looked for them.
     """
 
-    __slots__ = ("__weakref__", "_by_id", "_common", "_hash", "typed")
+    __slots__ = ("__weakref__", "_by_id", "_common", "_hash", "refs", "typed")
 
-    def __init__(self, typed: Hashable):
+    def __init__(self, typed: Hashable, hashed: int):
         self.typed = typed
-        self._hash = hash(typed)
+        self._hash = hashed
+        self.refs: list[weakref.ref[Any]] | None = None
         #: Snapshots of objects, by `id`, the latest last; and one for all that are equal to those.
         self._by_id: dict[int, Snapshot] = {}
         self._common: Snapshot | None = None
@@ -61,6 +64,11 @@ class KnownKey:
         common = self._common
         return common is not None and common is not snapshot and common.matches(value)
 
+    def is_learned(self, value: Any) -> bool:
+        """Return whether there is a snapshot of this very object, as it is."""
+        snapshot = self._by_id.get(id(value))
+        return snapshot is not None and snapshot.matches(value)
+
     def learn(self, value: Any) -> None:
         """Take snapshots of a value, if this is its key."""
         try:
@@ -72,6 +80,16 @@ class KnownKey:
             # What can't be read is left to the typed key.
             return
         self._common = self._common or common
+        self._keep(value, snapshot)
+
+    def learn_if_large(self, value: Any) -> None:
+        """Learn a value that has this key, if it is compared by identity: no key is made again."""
+        with contextlib.suppress(Exception):
+            snapshot = compared_by_identity(value)
+            if snapshot is not None:
+                self._keep(value, snapshot)
+
+    def _keep(self, value: Any, snapshot: Snapshot) -> None:
         self._by_id.pop(id(value), None)
         self._by_id[id(value)] = snapshot
         self._forget()
@@ -87,8 +105,24 @@ class KnownKey:
             excess -= snapshot.size
 
 
+class _Hashed:
+    """A typed static key with its hash, which tuples make anew each time that they are asked."""
+
+    __slots__ = ("_hash", "typed")
+
+    def __init__(self, typed: Hashable):
+        self.typed = typed
+        self._hash = hash(typed)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Hashed and self._hash == other._hash and self.typed == other.typed
+
+
 #: The keys that are in use, by their typed static keys: equal objects have the very same key.
-_in_use: weakref.WeakValueDictionary[Hashable, KnownKey] = weakref.WeakValueDictionary()
+_in_use: weakref.WeakValueDictionary[_Hashed, KnownKey] = weakref.WeakValueDictionary()
 
 #: The keys of the objects met, by `id`: a guess, as others may be at their addresses by now.
 _met: dict[int, weakref.ref[KnownKey]] = {}
@@ -127,12 +161,16 @@ def static_key(value: Any) -> Hashable:
         return typed
     if known is not None and known.typed == typed:
         # Its second time: likely not its last.
-        known.learn(value)
+        known.learn_if_large(value)
+        if not known.is_learned(value):
+            known.learn(value)
         return known
     try:
-        known = _in_use.get(typed)
+        hashed = _Hashed(typed)
+        known = _in_use.get(hashed)
         if known is None:
-            known = _in_use[typed] = KnownKey(typed)
+            known = _in_use[hashed] = KnownKey(typed, hash(hashed))
+            known.learn_if_large(value)
     except Exception:
         # Its own `==` raises: whoever looks the key up will see.
         return KnownKey(typed)
@@ -185,7 +223,7 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
 def learned_key(value: Any) -> Hashable:
     """Return the typed static key of a value that will be compared with others from now on."""
     key = static_key(value)
-    if type(key) is KnownKey:
+    if type(key) is KnownKey and not key.is_learned(value):
         key.learn(value)
     return key
 

@@ -135,7 +135,7 @@ def _mark(value: Any, known_by_address: list[Any]) -> Hashable:
     kind = type(value)
     if kind in _BY_VALUE or (kind is float and value and value == value):
         return value
-    if kind is tuple:
+    if kind is tuple and len(value) < _FEW:
         marks = tuple([_mark(element, known_by_address) for element in value])
         return (tuple(map(type, value)), marks)
     if kind.__eq__ is not object.__eq__:

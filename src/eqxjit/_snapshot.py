@@ -7,13 +7,12 @@ no, and the typed key decides. It refers weakly to what compares by identity, as
 
 import collections
 import contextlib
-import functools
 import marshal
 import operator
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,18 +24,30 @@ from ._static_key import (
     compares_by_identity,
     keyed_fields,
     looked_into_as,
+    stays,
     typed_key,
 )
 
 #: Containers of more elements than this, those of the containers in them included, are compared by
 #: identity first: by then looking at each takes as long as a whole call of `equinox.filter_jit`.
-LARGEST = 1_536
+LARGEST = 3_072
 
 # Comparing so many bytes takes as long as comparing an element.
 _BYTES_PER_ELEMENT = 128
 
 # Looking into one more container takes as long as comparing so many elements.
 _ELEMENTS_PER_PART = 20
+
+# Marshalling a text takes as much longer than comparing an element.
+_ELEMENTS_PER_TEXT = 3
+
+# Its keys are read in two orders, of which one is kept in a linked list.
+_ELEMENTS_PER_ORDERED_KEY = 3
+
+# Their objects' classes can't be assigned to.
+_FIXED_CLASSES = frozenset({types.FunctionType, types.BuiltinFunctionType, type})
+
+_OBJECTS = np.dtype(object)
 
 # Equal keys of these, where they are of the same type, are the same to any program.
 _EXACT = frozenset({int, str, bytes, bool, type(None)})
@@ -81,7 +92,6 @@ class _SameWeakly:
 
     __slots__ = ("ref",)
     size = 1
-    is_light = False
 
     def __init__(self, value: Any):
         self.ref = weakref.ref(value)
@@ -114,7 +124,6 @@ class _Bytes:
     """An object with a buffer: what that holds is compared without a copy of it."""
 
     __slots__ = ("attributes", "data", "kind", "size")
-    is_light = True
 
     def __init__(self, value: Any):
         self.kind = type(value)
@@ -137,7 +146,6 @@ class _Equal:
 
     __slots__ = ("key",)
     size = 1
-    is_light = False
 
     def __init__(self, key: ByEquality | ByHashAndEquality):
         self.key = key
@@ -151,7 +159,6 @@ class _Keyed:
 
     __slots__ = ("key",)
     size = 1
-    is_light = False
 
     def __init__(self, key: Any):
         self.key = key
@@ -161,20 +168,21 @@ class _Keyed:
 
 
 class _Elements:
-    """The elements of a container: constants by identity, or else by type and `==`.
+    """The elements of a container: by identity, or else constants by type and `==`.
 
+    - `addresses`: those of all elements, in one string.
     - `constants`: those that are held on to, with `None` in the place of the others.
-    - `weak`: references to those that compare by identity.
+    - `weak`: references to those that compare by identity; `died` has those that are dead.
     - `parts`: the snapshots of those that have to be looked into, by position.
-    - `is_light`: whether all are constants, in containers or not.
     """
 
     __slots__ = (
+        "addresses",
         "constants",
         "constants_types",
-        "is_light",
+        "died",
+        "has_fixed_classes",
         "kind",
-        "n",
         "parts",
         "read",
         "size",
@@ -190,16 +198,16 @@ class _Elements:
         elements: list[Any],
         parts: dict[int, Any],
         weak: list[int],
-        is_light: bool,
     ):
         self.kind = kind
         self.read = read
-        self.n = len(elements)
+        self.addresses = _addresses(elements)
         self.parts = [*parts.items()]
-        self.size = self.n + sum([part.size + _ELEMENTS_PER_PART for part in parts.values()])
-        self.is_light = is_light and all(part.is_light for part in parts.values())
-        self.weak = [weakref.ref(elements[index]) for index in weak]
+        self.size = len(elements) + sum([part.size for part in parts.values()])
+        self.died: list[weakref.ref[Any]] = []
+        self.weak = [weakref.ref(elements[index], self.died.append) for index in weak]
         self.weak_types = [type(elements[index]) for index in weak]
+        self.has_fixed_classes = {*self.weak_types} <= _FIXED_CLASSES
         #: Mostly the values of a dict: next to each other.
         self.weak_places = slice(weak[0], weak[-1] + 1) if weak else slice(0)
         if len(weak) != len(elements[self.weak_places]):
@@ -215,17 +223,19 @@ class _Elements:
         if type(value) is not self.kind:
             return False
         items = self.read(value)
-        if len(items) != self.n:
+        if len(items) != len(self.constants):
             return False
         for index, part in self.parts:
             if not part.matches(items[index]):
                 return False
-            items[index] = None
-        if self.weak and not self._weak_match(items):
+        # The address of an object that died may be another's by now.
+        if not self.died and _addresses(items) == self.addresses:
+            return self.has_fixed_classes or self._weak_match(items)
+        if self.constants_types is None or (self.weak and not self._weak_match(items)):
             return False
-        return all(map(operator.is_, items, self.constants)) or (
-            [*map(type, items)] == self.constants_types and items == self.constants
-        )
+        for index, _ in self.parts:
+            items[index] = None
+        return [*map(type, items)] == self.constants_types and items == self.constants
 
     def _weak_match(self, items: list[Any]) -> bool:
         places = self.weak_places
@@ -236,11 +246,15 @@ class _Elements:
             objects = [items[place] for place in places]
             for place in places:
                 items[place] = None
-        return (
-            all(map(operator.is_, objects, map(operator.call, self.weak)))
-            # One may have been made an object of another class, and a dead one isn't `None`.
-            and [*map(type, objects)] == self.weak_types
+        # One may have been made an object of another class, and a dead one isn't `None`.
+        return [*map(type, objects)] == self.weak_types and all(
+            map(operator.is_, objects, map(operator.call, self.weak))
         )
+
+
+def _addresses(items: list[Any]) -> bytes:
+    """The `id`s of some objects: in half the time of comparing each by `is`."""
+    return np.fromiter(items, _OBJECTS, len(items)).tobytes()
 
 
 def _is_told_by_equality(value: Any) -> bool:
@@ -274,11 +288,8 @@ def _default_dict(value: collections.defaultdict[Any, Any]) -> list[Any]:
 
 
 def _ordered_dict(value: collections.OrderedDict[Any, Any]) -> list[Any]:
-    keys, items = [*collections.OrderedDict.keys(value)], _pairs(value)
-    if all(map(operator.is_, keys, items)):
-        return items
-    # Moved to an end, which the dict below doesn't know.
-    return [*keys, *map(functools.partial(dict.__getitem__, value), keys)]
+    # The dict below doesn't know of those that were moved to an end.
+    return [*collections.OrderedDict.keys(value), *_pairs(value)]
 
 
 def _deque(value: collections.deque[Any]) -> list[Any]:
@@ -313,45 +324,116 @@ _READERS: dict[type, _Reader] = {
 
 def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
     """Return a snapshot of a value itself, and one for values that are equal to it, if small."""
+    survey = _survey(value)
+    whole = _whole(value, survey)
+    if whole is not None and survey.size > LARGEST:
+        return whole, None
     made = _looked_into(value)
-    common, size = made, made.size
-    if _is_marshalled(value):
-        size = _size_of(value) - 1
-        common = _Marshalled(value, size)
-    if is_constant(value):
-        return _Same(value, size), common if size <= LARGEST else None
-    if size > LARGEST:
-        with contextlib.suppress(TypeError):
-            return _SameWeakly(value), None
-        if made.is_light:
-            return _Same(value, size), None
+    common = _Marshalled(value, survey.size) if survey.is_marshalled else made
+    if whole is not None and is_constant(value):
+        return whole, common
     return common if isinstance(made, _Elements) and made.parts else made, common
+
+
+def compared_by_identity(value: Any) -> Snapshot | None:
+    """Return the snapshot of a value that is too large to be looked into."""
+    survey = _survey(value)
+    return _whole(value, survey) if survey.size > LARGEST else None
+
+
+def _whole(value: Any, survey: "_Survey") -> Snapshot | None:
+    """A snapshot that doesn't look into a value; None if it would keep alive what it mustn't."""
+    if not is_constant(value):
+        with contextlib.suppress(TypeError):
+            return _SameWeakly(value)
+    return _Same(value, survey.size) if survey.is_light else None
 
 
 def is_constant(value: Any) -> bool:
     """Return whether a value can't change, and holds nothing that compares by identity."""
     kind = type(value)
     if kind is tuple or kind is frozenset:
-        return all(map(is_constant, value))
+        kinds = {*map(type, value)}
+        return kinds <= _CONSTANTS or all(map(is_constant, value))
+    return _is_constant_kind(kind)
+
+
+def _is_constant_kind(kind: type) -> bool:
     if kind in _CONSTANTS or issubclass(kind, np.dtype):
         return True
     return issubclass(kind, np.generic) and not issubclass(kind, np.void)
 
 
-def _size_of(marshalled: Any) -> int:
-    kind = type(marshalled)
-    if kind in _MARSHALLED_CONTAINERS:
-        return sum(map(_size_of, _READERS[kind](marshalled)), start=1)
-    return 1
+class _Survey(NamedTuple):
+    """What comparing a value takes.
+
+    - `n`: as many elements as take as long, but for those that hold them.
+    - `n_containers`: how many containers those are in.
+    - `is_light`: whether it holds nothing that could die before it.
+    - `is_marshalled`: whether `marshal` tells all of it.
+    """
+
+    n: int
+    n_containers: int
+    is_light: bool
+    is_marshalled: bool
+
+    @property
+    def size(self) -> int:
+        """The same as one number."""
+        per_container = 1 if self.is_marshalled else _ELEMENTS_PER_PART
+        return self.n + per_container * max(self.n_containers - 1, 0)
 
 
-def _is_marshalled(value: Any) -> bool:
+def _survey(value: Any) -> _Survey:
     kind = type(value)
-    if kind in _MARSHALLED_CONSTANTS:
-        return True
-    if kind not in _MARSHALLED_CONTAINERS:
+    read = _reader(kind)
+    if read is None:
+        return _survey_of_atom(value)
+    elements = read(value)
+    kinds = [*map(type, elements)]
+    constants = {kind for kind in {*kinds} if _is_constant_kind(kind)}
+    parts = [_survey(element) for element in elements if type(element) not in constants]
+    is_marshalled = (
+        kind in _MARSHALLED_CONTAINERS
+        and constants <= _MARSHALLED_CONSTANTS
+        and all(part.is_marshalled for part in parts)
+    )
+    n = len(elements) - len(parts) + sum([part.n for part in parts])
+    if is_marshalled and parts:
+        n += _ELEMENTS_PER_TEXT * kinds.count(str)
+    if issubclass(kind, collections.OrderedDict):
+        n += _ELEMENTS_PER_ORDERED_KEY * len(value)
+    return _Survey(
+        n,
+        1 + sum([part.n_containers for part in parts]),
+        all(part.is_light for part in parts),
+        is_marshalled,
+    )
+
+
+def _survey_of_atom(value: Any) -> _Survey:
+    kind = type(value)
+    if _is_constant_kind(kind):
+        return _Survey(1, 0, True, kind in _MARSHALLED_CONSTANTS)
+    if kind is bytearray:
+        return _Survey(len(value) // _BYTES_PER_ELEMENT, 0, True, False)
+    if kind is np.ndarray:
+        return _Survey(value.nbytes // _BYTES_PER_ELEMENT, 0, not value.dtype.hasobject, False)
+    is_light = compares_by_identity(kind) and not _is_weakly_held(value)
+    return _Survey(1, 0, is_light, False)
+
+
+def _is_weakly_held(value: Any) -> bool:
+    """Whether a snapshot mustn't keep alive a value that compares by identity."""
+    if stays(value):
         return False
-    return all(map(_is_marshalled, _READERS[kind](value)))
+    try:
+        weakref.ref(value)
+    except TypeError:
+        # The typed key holds on to it, too.
+        return False
+    return True
 
 
 def _looked_into(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Keyed":
@@ -376,19 +458,14 @@ def _elements(value: Any, read: _Reader) -> _Elements:
     elements = read(value)
     parts: dict[int, Any] = {}
     weak: list[int] = []
-    is_light = True
     for index, element in enumerate(elements):
         if is_constant(element):
             continue
-        if compares_by_identity(type(element)):
-            is_light = False
-            # What can't be referred to weakly is held on to by its typed key, too.
-            with contextlib.suppress(TypeError):
-                weakref.ref(element)
-                weak.append(index)
-        else:
+        if not compares_by_identity(type(element)):
             parts[index] = _looked_into(element)
-    return _Elements(type(value), read, elements, parts, weak, is_light)
+        elif _is_weakly_held(element):
+            weak.append(index)
+    return _Elements(type(value), read, elements, parts, weak)
 
 
 def _reader(kind: type) -> _Reader | None:

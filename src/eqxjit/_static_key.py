@@ -12,6 +12,8 @@ import collections
 import copy
 import dataclasses
 import functools
+import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable
@@ -373,6 +375,15 @@ def is_opaque(value: Any) -> bool:
 def compares_by_identity(kind: type) -> bool:
     """Whether nothing but an object itself has its typed key."""
     return kind not in _KEY_BY_TYPE and kind.__eq__ is object.__eq__
+
+
+def stays(value: Any) -> bool:
+    """Whether a value is what a library's module calls by its name, as `jax.nn.relu` is."""
+    try:
+        module, name = value.__module__, value.__qualname__
+        return module != "__main__" and operator.attrgetter(name)(sys.modules[module]) is value
+    except Exception:
+        return False
 
 
 def looked_into_as(kind: type) -> type | None:
