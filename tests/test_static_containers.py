@@ -6,6 +6,7 @@ import copy
 import copyreg
 import dataclasses
 import gc
+import itertools
 import math
 import tracemalloc
 import types
@@ -514,19 +515,23 @@ def _is_simple(value):
     return type(value).__eq__ is object.__eq__ or (type(value) is list and not value)
 
 
+# Each once: the key of an equal container would be known already.
+_sizes = itertools.count(10_000)
+
+
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: _pairs(10_000),
-        lambda: [[float(i), [i]] for i in range(2_000)],
-        lambda: collections.defaultdict(list, {i: [i] for i in range(1_000)}),
-        lambda: {i: jnp.sin if i % 2 else np.float32 for i in range(2_000)},
+        _pairs,
+        lambda n: [[float(i), [i]] for i in range(n)],
+        lambda n: collections.defaultdict(list, {i: [i] for i in range(n)}),
+        lambda n: {i: jnp.sin if i % 2 else np.float32 for i in range(n)},
     ],
 )
 def test_of_a_large_container_one_typed_key_is_made(make, keys_made):
     f = eqxjit.filter_jit(lambda model, x: x + 1)
-    model = configured(X, make())
+    model = configured(X, make(next(_sizes)))
     for _ in range(3):
         f(model, X)
     assert len([value for value in keys_made if value is model.config]) == 1
