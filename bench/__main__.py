@@ -9,6 +9,7 @@ COMMANDS = {
     "calls": "the cost of a warm call, against every competitor, over many workloads",
     "statics": "static containers, equal static values, structures in turn, against Equinox",
     "training": "a step of training, packed and not, against every way to write it",
+    "leaf_sizes": "a packed step for several sizes of what shares a buffer",
     "latency": "p50 to p99.9 of small fixed models, against ONNX Runtime, PyTorch and JAX itself",
     "advice": "what each advice of the latency guide is worth",
     "libraries": "small solves by diffrax, optimistix and lineax, before and after `install`",

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+Clock = Callable[[], float]
+
 _SAMPLING = """
 def sample(count):
     {targets}, = fresh()
@@ -30,10 +32,12 @@ class Case:
     names: Callable[[], Mapping[str, Any]]
     outputs: tuple[str, ...] = ("out",)
 
-    def timer(self) -> timeit.Timer:
+    def timer(self, clock: Clock = time.perf_counter) -> timeit.Timer:
         """A timer of the statement, with its names as the local variables of a loop."""
         targets = ", ".join(self.names())
-        return timeit.Timer(self.statement, f"{targets}, = fresh()", globals={"fresh": self._fresh})
+        return timeit.Timer(
+            self.statement, f"{targets}, = fresh()", clock, globals={"fresh": self._fresh}
+        )
 
     def run(self, times: int) -> list[Any]:
         """Execute the statement so many times and return what `outputs` are then."""
@@ -74,9 +78,11 @@ class Race:
     - `figures`: of each case, seconds per statement, one figure per round.
     """
 
-    def __init__(self, cases: Mapping[str, Case], seconds: float = 0.03):
+    def __init__(
+        self, cases: Mapping[str, Case], seconds: float = 0.03, clock: Clock = time.perf_counter
+    ):
         """Each case runs for about `seconds` a round."""
-        self._timers = {name: case.timer() for name, case in cases.items()}
+        self._timers = {name: case.timer(clock) for name, case in cases.items()}
         self._numbers = {n: _calls_within(timer, seconds) for n, timer in self._timers.items()}
         self._order = list(cases)
         self.figures: dict[str, list[float]] = {name: [] for name in cases}

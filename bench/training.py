@@ -210,11 +210,11 @@ def filtered(task: Task, filter_jit: FilterJit) -> Case:
     return _case(function, task.batch, _carry(task, task.model))
 
 
-def packed(task: Task) -> Case:
+def packed(task: Task, **options: Any) -> Case:
     """eqxjit's, with model and state packed."""
-    params, _, opt_state = _carry(task, eqxjit.pack(task.model))
+    params, _, opt_state = _carry(task, eqxjit.pack(task.model, **options))
     function = eqxjit.filter_jit(packed_step_of(task), donate="all-except-first")
-    state = None if task.state is None else eqxjit.pack(task.state)
+    state = None if task.state is None else eqxjit.pack(task.state, **options)
     return _case(function, task.batch, (params, state, opt_state))
 
 

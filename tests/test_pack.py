@@ -13,6 +13,7 @@ import jax.random as jr
 import nodes
 import numpy as np
 import pytest
+from conftest import SCENARIOS
 from helpers import assert_same, assert_specialized, same_leaf, warm
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,14 +83,14 @@ def model(name="m", sizes=(1, 2.0), activation=jax.nn.relu):
 # --- There and back ---------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@settings(max_examples=SCENARIOS // 7)
 @given(trees)
 def test_random_trees_come_back(make):
     tree = make()
     assert_unpacked(eqxjit.pack(tree), tree)
 
 
-@settings(max_examples=40)
+@settings(max_examples=SCENARIOS // 14)
 @given(
     st.lists(
         made(
@@ -242,25 +243,33 @@ def test_a_packed_in_a_packed():
 
 def test_state_of_batch_norm():
     norm, state = nodes.batch_norm()
-    packed = eqxjit.pack((norm, state))
     x = jr.normal(jr.key(0), (4, 2))
 
-    @eqxjit.filter_jit
-    def run(packed, x):
-        norm, state = packed.unpack()
+    def loss(norm, state, x):
         out, state = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
             x, state
         )
-        return out, packed.repack((norm, state))
+        return jnp.sum(out**3), state
 
-    out, packed = warm(run, packed, x)
-    expected, state = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
-        x, state
+    def leaves(tree):
+        return jax.tree.leaves(eqx.filter(tree, eqx.is_array))
+
+    def packed_loss(params, packed, x):
+        value, state = loss(params.unpack(), packed.unpack(), x)
+        return value, packed.repack(state)
+
+    plain = eqxjit.filter_jit(eqx.filter_value_and_grad(loss, has_aux=True))
+    (value, new), gradient = plain(norm, state, x)
+    step = eqxjit.filter_jit(eqx.filter_value_and_grad(packed_loss, has_aux=True))
+    got = warm(step, eqxjit.pack(norm), eqxjit.pack(state), x)
+    (packed_value, packed_new), packed_gradient = got
+    pairs = zip(
+        leaves((packed_value, packed_new.unpack(), packed_gradient.unpack())),
+        leaves((value, new, gradient)),
+        strict=True,
     )
-    np.testing.assert_allclose(out, expected, rtol=1e-5)
-    new = packed.unpack()[1]
-    for got, want in zip(jax.tree.leaves(new), jax.tree.leaves(state), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 # --- The layout -------------------------------------------------------------------------------
@@ -579,7 +588,7 @@ def test_static_values_are_compared_by_type():
         eqxjit.pack([jnp.ones(2), 1]).repack([jnp.ones(2), 1.0])
 
 
-@settings(max_examples=40)
+@settings(max_examples=SCENARIOS // 14)
 @given(trees, trees)
 def test_random_repacks(make, make_other):
     tree, other = make(), make_other()

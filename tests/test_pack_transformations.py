@@ -14,7 +14,8 @@ from eqxjit._layout import MAX_LEAVES_PER_BUFFER
 
 
 def model(key=0, depth=2):
-    return eqx.nn.MLP(3, 2, 4, depth, activation=jnp.tanh, key=jr.key(key))
+    """Every leaf is a matrix of 4 by 4 or a vector of 4: few shapes to compile for."""
+    return eqx.nn.MLP(4, 4, 4, depth, activation=jnp.tanh, key=jr.key(key))
 
 
 def loss(model, x):
@@ -39,12 +40,12 @@ def assert_close(packed, tree):
 
 @pytest.fixture
 def x():
-    return jr.normal(jr.key(1), (5, 3))
+    return jr.normal(jr.key(1), (5, 4))
 
 
-@pytest.fixture(params=["one buffer", "a large leaf", "nothing packed"])
+@pytest.fixture(params=["one buffer", "large leaves"])
 def packed(request):
-    sizes = {"one buffer": 10**6, "a large leaf": 32, "nothing packed": 0}
+    sizes = {"one buffer": 10**6, "large leaves": 32}
     return eqxjit.pack(model(), max_leaf_bytes=sizes[request.param])
 
 
@@ -169,7 +170,7 @@ def test_jacobians(x):
     f = lambda p: eqx.combine(p, static).unpack()(x[0])  # noqa: E731
     forward, reverse = jax.jacfwd(f)(dynamic), jax.jacrev(f)(dynamic)
     np.testing.assert_allclose(forward.arrays[0], reverse.arrays[0], rtol=1e-5, atol=1e-6)
-    assert reverse.unpack().layers[0].weight.shape == (2, 4, 3)
+    assert reverse.unpack().layers[0].weight.shape == (4, 4, 4)
 
 
 def test_checkpoint(packed, x):
@@ -195,7 +196,7 @@ def test_scan(packed, x):
         tree = eqx.apply_updates(tree, jax.tree.map(lambda g: -0.1 * g, gradient))
     assert_close(eqx.combine(last, static), tree)
     stacked = eqx.combine(all_, static).unpack()
-    assert stacked.layers[0].weight.shape == (5, 4, 3)
+    assert stacked.layers[0].weight.shape == (5, 4, 4)
     np.testing.assert_array_equal(
         stacked.layers[0].weight[-1], eqx.combine(last, static).unpack().layers[0].weight
     )
@@ -281,7 +282,7 @@ def equations(jaxpr):
 @pytest.mark.parametrize("depth", [2, 10])
 def test_the_transpose_is_one_concatenation_for_each_buffer(depth):
     packed = eqxjit.pack(model(depth=depth))
-    x = jnp.ones((5, 3))
+    x = jnp.ones((5, 4))
     dynamic, static = eqx.partition(packed, eqx.is_array)
     jaxpr = jax.make_jaxpr(jax.grad(lambda p: packed_loss(eqx.combine(p, static), x)))(dynamic)
     found = list(equations(jaxpr.jaxpr))

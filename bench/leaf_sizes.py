@@ -1,0 +1,45 @@
+"""`bench leaf_sizes`: a packed step for several `max_leaf_bytes`, against the step on the tree.
+
+Figures are of the process's CPU time, which other work on the machine hardly changes. Run it with
+`XLA_FLAGS=--xla_cpu_multi_thread_eigen=false`, so that no thread waits for another.
+"""
+
+import argparse
+import time
+from functools import partial
+
+import jax
+from rich.console import Console
+
+import eqxjit
+
+from .measure import Race
+from .training import filtered, packed
+from .training_models import TASKS
+
+
+def main(argv: list[str]) -> int:
+    """Time and report, task by task."""
+    parser = argparse.ArgumentParser(prog="python -m bench leaf_sizes", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--kib", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--only", nargs="+", choices=TASKS, default=list(TASKS))
+    args = parser.parse_args(argv)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    console = Console()
+    for name in args.only:
+        task = TASKS[name]()
+        builders = {"tree": partial(filtered, filter_jit=eqxjit.filter_jit)}
+        layouts = []
+        for kib in args.kib:
+            layout = eqxjit.pack(task.model, max_leaf_bytes=1024 * kib).layout
+            if layout not in layouts:
+                layouts.append(layout)
+                builders[f"{kib} KiB"] = partial(packed, max_leaf_bytes=1024 * kib)
+        race = Race({way: build(task) for way, build in builders.items()}, clock=time.process_time)
+        for _ in range(args.rounds):
+            race.round()
+        us = {way: min(figures) * 1e6 for way, figures in race.figures.items()}
+        figures = [f"{way} {us[way]:.1f} ({us[way] / us['tree']:.3f})" for way in us]
+        console.print(f"{name}: {', '.join(figures)} µs (of the tree's)", highlight=False)
+    return 0
