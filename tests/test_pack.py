@@ -207,6 +207,11 @@ def test_large_leaves_are_left_alone():
     assert eqxjit.pack(tree, max_leaf_bytes=0).layout is not packed.layout
 
 
+def test_the_default_size():
+    tree = [jnp.ones(1024), jnp.ones(1025), jnp.ones(1024)]
+    assert [a.shape for a in eqxjit.pack(tree).arrays] == [(2048,), (1025,)]
+
+
 def test_a_bound_on_the_leaves_of_a_buffer():
     tree = [jnp.full(2, i) for i in range(2 * MAX_LEAVES_PER_BUFFER + 1)]
     packed = eqxjit.pack(tree)
