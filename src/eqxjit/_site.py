@@ -364,7 +364,7 @@ class Site:
         # Equinox looks for this name on the stack, to tell where the jitted part begins.
         __equinox_jit_id__ = b"eqxjit"  # noqa: F841
         # And `_stack` for this one.
-        __eqxjit_call__ = call  # noqa: F841
+        __eqxjit_call__ = call
         drop_interrupted()
         flat = call.entry.flat(self.fun_leaves, call.leaves)
         show_warning = hide_donation_warning() if call.entry.hides_donation_warning else None
@@ -373,6 +373,8 @@ class Site:
         finally:
             if show_warning is not None:
                 show_warning()
+            # The user's function isn't run again, should JAX not have kept its trace.
+            __eqxjit_call__ = None  # noqa: F841
             # A program that was traced well and then raised is compiled all the same.
             for trace in call.traces:
                 call.traced = call.entry.measure(trace, flat)
