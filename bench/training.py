@@ -34,7 +34,6 @@ from rich.table import Table
 
 import eqxjit
 
-from . import pictures
 from .competitors import FilterJit, passed
 from .environment import facts
 from .measure import Case, Race
@@ -90,6 +89,9 @@ def main(argv: list[str]) -> int:
     for line in _verdicts(rows):
         console.print(line)
     if args.output or len(args.only) == len(TASKS):
+        # Needs matplotlib, which the tests of these tasks do without.
+        from . import pictures
+
         folder = args.output or RESULTS
         folder.mkdir(parents=True, exist_ok=True)
         report = facts() | {"rounds": args.rounds, "tasks": rows}
