@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import time
-import timeit
 from pathlib import Path
 from statistics import median
 
@@ -34,20 +33,10 @@ from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 from .competitors import Cases, jitted  # noqa: E402
 from .environment import facts  # noqa: E402
-from .measure import Case, Race  # noqa: E402
+from .measure import Race  # noqa: E402
 
 CONTROL = "floor again"
 Microseconds = dict[str, float]  # by competitor
-
-
-class DispatchCase(Case):
-    """A case that is timed by the CPU time of the thread that calls."""
-
-    def timer(self) -> timeit.Timer:
-        """As of any case, with another clock."""
-        timer = super().timer()
-        timer.timer = time.thread_time  # type: ignore[attr-defined]
-        return timer
 
 
 def forward(devices: int) -> Cases:
@@ -62,9 +51,7 @@ def forward(devices: int) -> Cases:
     x = jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch")))
     cases = jitted(lambda model, x: jax.vmap(model)(x), {"model": model, "x": x})
     cases[CONTROL] = cases["floor"]
-    return {
-        name: DispatchCase(case.statement, case.names, case.outputs) for name, case in cases.items()
-    }
+    return cases
 
 
 def main(argv: list[str]) -> int:
@@ -86,7 +73,8 @@ def main(argv: list[str]) -> int:
             progress.update(task, description=f"{count} devices: compiling, checking")
             cases = forward(count)
             _check(cases)
-            races[count] = Race(cases)
+            # The CPU time of the thread that calls.
+            races[count] = Race(cases, clock=time.thread_time)
             progress.advance(task)
         for _ in range(rounds):
             for count, race in races.items():

@@ -173,7 +173,7 @@ def static_key(value: Any) -> Hashable:
             known.learn_if_large(value)
     except Exception:
         # Its own `==` raises: whoever looks the key up will see.
-        return KnownKey(typed)
+        return KnownKey(typed, hash(typed))
     if len(_met) >= _MOST_MET:
         _forget_unused()
     _met[id(value)] = weakref.ref(known)
