@@ -213,7 +213,8 @@ def _is_suspicious(pytree: Any) -> bool:
             if len({*map(type, node)}) > 1:
                 return True
             children = node.values()
-        elif (names := _dynamic_fields(kind)) is not None:
+        elif is_module_class(kind):
+            names = _dynamic_fields(kind)
             fields = fields_of(node)
             for name in names:
                 child = fields.get(name)
@@ -251,10 +252,9 @@ def _check_closely(pytree: Any) -> None:
 
 
 def _children(node: Any) -> Collection[Any]:
-    names = _dynamic_fields(type(node))
-    if names is not None:
+    if is_module_class(type(node)):
         values = fields_of(node)
-        return [values[name] for name in names if name in values]
+        return [values[name] for name in _dynamic_fields(type(node)) if name in values]
     if issubclass(type(node), (tuple, list)):
         return node
     if issubclass(type(node), dict):
@@ -262,10 +262,17 @@ def _children(node: Any) -> Collection[Any]:
     return ()
 
 
+_MODULE_METACLASS = type(eqx.Module)
+
+
+def is_module_class(kind: type) -> bool:
+    """Return whether a class is one of Modules, which Equinox never frees."""
+    return issubclass(type(kind), _MODULE_METACLASS)
+
+
+# Of classes of Modules only: the cache would keep others alive.
 @functools.lru_cache(maxsize=1024)
-def _dynamic_fields(kind: type) -> list[str] | None:
-    """The fields of a class of Modules that may hold arrays; None for any other class."""
-    if not issubclass(kind, eqx.Module):
-        return None
+def _dynamic_fields(kind: type) -> list[str]:
+    """The fields of a class of Modules that may hold arrays."""
     fields = dataclasses.fields(kind)
     return [field.name for field in fields if not field.metadata.get("static", False)]

@@ -20,7 +20,7 @@ from jax.tree_util import all_leaves
 
 from ._compat import ArrayImpl, fields_of
 from ._key_cache import static_key
-from ._partition import is_array_leaf
+from ._partition import is_array_leaf, is_module_class
 from ._structure import is_plain_namedtuple, keeps_fields_plainly
 
 # Stand in a key for an array, and for a sequence of nothing else.
@@ -99,7 +99,7 @@ def scan(pytree: Any) -> Scanned | None:
             labels = sorted(node, reverse=True)
             key += (dict, tuple(labels))
             pending += map(node.__getitem__, labels)
-        elif (layout := _layout_of(cls)) is not None:
+        elif is_module_class(cls) and (layout := _layout_of(cls)) is not None:
             fields = fields_of(node)
             if len(fields) != layout.size:
                 return None
@@ -158,6 +158,7 @@ class _Layout(NamedTuple):
     dynamic: Callable[[dict[str, Any]], tuple[Any, ...]]
 
 
+# Of classes of Modules only: the cache would keep others alive.
 @functools.lru_cache(maxsize=1024)
 def _layout_of(cls: type) -> _Layout | None:
     if not keeps_fields_plainly(cls):

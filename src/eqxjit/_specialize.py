@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import types
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -328,5 +329,10 @@ def _does_the_same(
 
 
 def identical(ours: list[Any], theirs: list[Any]) -> bool:
-    """Whether two lists hold the very same objects."""
-    return len(ours) == len(theirs) and all(a is b for a, b in zip(ours, theirs, strict=True))
+    """Return whether two lists hold the very same objects, methods of the same ones included."""
+    return len(ours) == len(theirs) and all(map(_is_same, ours, theirs))
+
+
+def _is_same(ours: Any, theirs: Any) -> bool:
+    # A method is made anew each time that it is read; its `==` compares objects by identity.
+    return ours is theirs or (type(ours) is types.MethodType and ours == theirs)

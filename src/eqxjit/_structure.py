@@ -11,7 +11,7 @@ import equinox as eqx
 
 from ._compat import MISSING, PyTreeDef
 from ._key_cache import metadata_key, static_key
-from ._partition import DYNAMIC
+from ._partition import DYNAMIC, is_module_class
 
 # From this many equal items on, generated code loops over them.
 SHORTEST_RUN = 4
@@ -185,11 +185,14 @@ def module_layout(node: Node) -> ModuleLayout | None:
     return ModuleLayout(tuple(dynamic_names), tuple(zip(static_names, static_values, strict=True)))
 
 
-@functools.lru_cache(maxsize=1024)
 def keeps_fields_plainly(cls: type) -> bool:
-    """Whether a class is one of Modules, whose fields are read and written in their `__dict__`."""
-    if not issubclass(cls, eqx.Module):
-        return False
+    """Return whether a class is one of Modules, with its fields in their `__dict__`."""
+    return is_module_class(cls) and _module_keeps_fields_plainly(cls)
+
+
+# Of classes of Modules only: the cache would keep others alive.
+@functools.lru_cache(maxsize=1024)
+def _module_keeps_fields_plainly(cls: type) -> bool:
     if cls.__getattribute__ is not eqx.Module.__getattribute__:
         return False
     if inspect.getattr_static(cls, "__dict__") is not inspect.getattr_static(
