@@ -91,6 +91,7 @@ def test_what_was_compiled_stays_behind():
     def local(x):
         return x * 2
 
+    local(X)
     cold = len(cloudpickle.dumps(local))
     for _ in range(CALLS):
         local(X)
