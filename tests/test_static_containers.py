@@ -516,7 +516,7 @@ def _is_simple(value):
 
 
 # Each once: the key of an equal container would be known already.
-_sizes = itertools.count(10_000)
+_sizes = itertools.count(20_011)
 
 
 @pytest.mark.usefixtures("path")
