@@ -1,5 +1,6 @@
 """Settings of the whole suite: how many examples the property tests draw, and how."""
 
+import math
 import os
 
 import pytest
@@ -9,6 +10,11 @@ from hypothesis import HealthCheck, Phase, settings
 # Before any test module imports eqxjit.
 if HIDDEN:
     import_without(HIDDEN)
+
+from eqxjit import _budget
+
+# Else a busy machine, or a collection of garbage, decides what is specialised.
+MANY_NODES, _budget._MANY_NODES = _budget._MANY_NODES, math.inf
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "fast")
 
@@ -36,6 +42,12 @@ settings.load_profile(PROFILE)
 # Doctest would import these: one has classes that don't like to be looked into, the other needs
 # eight devices.
 collect_ignore = ["hostile.py", "eight_devices.py"]
+
+
+@pytest.fixture
+def budget(monkeypatch):
+    """The bound on the time for a specialised call, which other tests do without."""
+    monkeypatch.setattr(_budget, "_MANY_NODES", MANY_NODES)
 
 
 def pytest_collection_modifyitems(items):

@@ -339,7 +339,7 @@ class Clock:
 
 @pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
 @pytest.mark.parametrize("returned", [False, True])
-def test_no_specialised_call_takes_longer_than_its_budget(monkeypatch, returned):
+def test_no_specialised_call_takes_longer_than_its_budget(monkeypatch, budget, returned):
     """A slow machine: a fifth of a millisecond for each step."""
     clock = Clock(0.0002)
     monkeypatch.setattr(_budget.time, "thread_time", clock)
@@ -354,7 +354,7 @@ def test_no_specialised_call_takes_longer_than_its_budget(monkeypatch, returned)
 
 
 @pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
-def test_a_short_first_call_allows_for_little():
+def test_a_short_first_call_allows_for_little(budget):
     for seconds, allowed in ((0.0, 0.01), (0.05, 0.05), (100.0, 0.18)):
         assert _budget.Budget(seconds, 10_000).seconds == allowed
     with pytest.raises(_budget.TooLong):
