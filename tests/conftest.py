@@ -2,16 +2,28 @@
 
 import math
 import os
+from pathlib import Path
 
 import pytest
 from hiding import HIDDEN, import_without
 from hypothesis import HealthCheck, Phase, settings
 
+# Half of the suite's time went into XLA, much of it for programs that other tests have, too. Also
+# for the processes that tests start, and before JAX is imported.
+PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "programs"
+for name, value in {
+    "DIR": str(PROGRAMS),
+    "MIN_COMPILE_TIME_SECS": "0",
+    "MIN_ENTRY_SIZE_BYTES": "-1",
+}.items():
+    prefix = "JAX_COMPILATION_CACHE_" if name == "DIR" else "JAX_PERSISTENT_CACHE_"
+    os.environ.setdefault(prefix + name, value)
+
 # Before any test module imports eqxjit.
 if HIDDEN:
     import_without(HIDDEN)
 
-from eqxjit import _budget
+from eqxjit import _budget  # noqa: E402
 
 # Else a busy machine, or a collection of garbage, decides what is specialised.
 MANY_NODES, _budget._MANY_NODES = _budget._MANY_NODES, math.inf
