@@ -27,7 +27,7 @@ PRIVATE = sorted(
 def tests(session: nox.Session, specialize: str) -> None:
     """Run the test suite, with and without specialised calls."""
     session.install("-e", ".[test]")
-    session.run("pytest", *session.posargs, env={"EQXJIT_SPECIALIZE": specialize})
+    session.run("pytest", "-m", "", *session.posargs, env={"EQXJIT_SPECIALIZE": specialize})
 
 
 @nox.session(python=PYTHONS)
@@ -37,7 +37,7 @@ def versions(session: nox.Session, versions: str) -> None:
     session.install("-e", ".[test]", *OLDER.get(versions, []))
     outcome = f"{session.create_tmp()}/outcome.xml"
     try:
-        session.run("pytest", f"--junitxml={outcome}", *session.posargs)
+        session.run("pytest", "-m", "", f"--junitxml={outcome}", *session.posargs)
     finally:
         session.run("python", ".ci/versions.py", outcome)
 
@@ -47,7 +47,7 @@ def versions(session: nox.Session, versions: str) -> None:
 def private(session: nox.Session, hidden: str) -> None:
     """Run the test suite as if a private module of JAX or Equinox were gone."""
     session.install("-e", ".[test]")
-    session.run("pytest", *session.posargs, env={"EQXJIT_TEST_WITHOUT": hidden})
+    session.run("pytest", "-m", "", *session.posargs, env={"EQXJIT_TEST_WITHOUT": hidden})
 
 
 @nox.session(python="3.11")

@@ -58,6 +58,7 @@ PRIVATE = sorted(filter(is_private, imported_names(inspect.getsource(_compat))))
 
 
 @pytest.mark.parametrize("hidden", ["nothing", *PRIVATE])
+@pytest.mark.slow
 def test_without_a_private_name(hidden):
     assert run(PROGRAM, hidden).endswith("fine\n")
 

@@ -191,6 +191,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 def test_the_persistent_compilation_cache_hits_in_a_second_process(tmp_path):
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path),

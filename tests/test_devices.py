@@ -2,11 +2,13 @@
 
 import pathlib
 
+import pytest
 from processes import start
 
 _FILE = pathlib.Path(__file__).parent / "eight_devices.py"
 
 
+@pytest.mark.slow
 def test_on_eight_devices():
     # The number of devices is decided once per process.
     result = start(

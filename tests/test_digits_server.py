@@ -28,6 +28,8 @@ from bench import digits
 from bench.examples.digits_server import classifier, image, latency
 from bench.examples.digits_server.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).parent.parent
 _EPOCHS = 10
 # A proxy in the environment is not for the loopback.

@@ -10,6 +10,8 @@ import sys
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).parent.parent
 
 # Startup of both processes included, on a busy machine; a process that waits for one that has

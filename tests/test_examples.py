@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).parent.parent
 _SHOWN = dict(
     re.findall(

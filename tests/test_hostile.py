@@ -80,6 +80,7 @@ def test_a_hostile_static_value(kind, place):
 @settings(max_examples=SCENARIOS // 10)
 @given(st.data())
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+@pytest.mark.slow
 def test_hostile_values_of_all_kinds_at_one_call_site(data):
     put, find = PLACES[data.draw(st.sampled_from(list(PLACES)))]
     f = eqxjit.filter_jit(reader(find))

@@ -143,6 +143,7 @@ CALLS_OF_LIBRARIES = {
 
 
 @pytest.mark.parametrize("call", CALLS_OF_LIBRARIES.values(), ids=CALLS_OF_LIBRARIES)
+@pytest.mark.slow
 def test_libraries_return_the_same(call, no_upstream):
     expected = arrays(call())
     with no_upstream():
@@ -164,6 +165,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("call", FAILING.values(), ids=FAILING)
+@pytest.mark.slow
 def test_libraries_raise_the_same(call, no_upstream):
     def raised():
         with pytest.raises(RuntimeError) as info:
@@ -202,6 +204,7 @@ IMPORTED_LATER = """
 """
 
 
+@pytest.mark.slow
 def test_libraries_that_are_imported_later():
     names = ["adaptive steps", "gradient", "vmap", "least_squares", "linear_solve"]
     expected = arrays([CALLS_OF_LIBRARIES[name]() for name in names])
@@ -691,6 +694,7 @@ def test_what_is_wrapped_meanwhile_goes_on():
     assert_same(g(jnp.arange(3.0)), X + 1)
 
 
+@pytest.mark.slow
 def test_threads_that_call_while_others_install():
     functions = [make(lambda x, n=i: x * n) for i in range(4)]
     stop, errors = threading.Event(), []
@@ -809,6 +813,7 @@ def python(*arguments, cwd):
     [["-x", "--help", "-m"], ["exit", "7"], ["fail"], ["interrupt"], ["spawn"], ["late"]],
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_a_script_runs_as_under_python(script, arguments):
     name, folder = f"{script.parent.name}/a_script.py", script.parent.parent
     status, stdout, stderr = python(name, *arguments, cwd=folder)

@@ -298,6 +298,7 @@ def test_functions_called_inside_transformations_are_collected():
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("calls", [1, CALLS])
+@pytest.mark.slow
 def test_functions_that_block_are_collected_after_a_recompilation(check, calls):
     """JAX compiles for an eager `vmap` what is traced already."""
 
@@ -323,6 +324,7 @@ def test_functions_that_block_are_collected_after_a_recompilation(check, calls):
     assert not any(ref() is not None for ref in alive)
 
 
+@pytest.mark.slow
 def test_modules_as_functions_are_kept_within_a_bound():
     """They have no function of their own to be kept with: the latest 128 forms are (README)."""
     before = executables()
@@ -436,6 +438,7 @@ def test_an_entry_holds_none_of_the_arrays_it_was_made_from():
 # --- Static values --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_entries_are_bounded():
     f = eqxjit.filter_jit(lambda x, n: x * n, maxsize=4)
     assert (X * 2).tolist() == [2, 4, 6]  # Compiled, as the products below.
@@ -608,6 +611,7 @@ def _growth(work, times):
     return (process.memory_info().rss - before) / 2**20
 
 
+@pytest.mark.slow
 def test_warm_calls_take_no_memory():
     """A hundred bytes kept by each call would be 6 MiB here."""
     model, big = Model(X), Model(jnp.ones(1000), "static")
@@ -623,6 +627,7 @@ def test_warm_calls_take_no_memory():
     assert _growth(work, 1) < 4
 
 
+@pytest.mark.slow
 def test_reinitialised_models_take_no_memory():
     f = eqxjit.filter_jit(lambda model, x: jax.vmap(model)(x))
     alive = []

@@ -262,6 +262,7 @@ def test_a_mask_that_is_a_tree_of_the_model():
         eqx.partition(params, mask)
 
 
+@pytest.mark.slow
 def test_the_steps_of_the_benchmark():
     """Some steps of a packed task have the loss of the plain ones, to rounding.
 

@@ -114,6 +114,7 @@ def test_it_is_marked_as_typed():
     ],
     ids=lambda checker: checker[0],
 )
+@pytest.mark.slow
 def test_type_checkers_see_the_own_signature(checker, tmp_path):
     # Errors that are wanted are marked in the file, and a mark without an error is one.
     result = subprocess.run(

@@ -159,6 +159,7 @@ LOAD = """
 
 # Not a class by value: Equinox registers a Module before cloudpickle fills in its fields.
 @pytest.mark.parametrize("thing", ["function", "user"])
+@pytest.mark.slow
 def test_cloudpickle_by_value(thing, tmp_path):
     """What a script or a notebook defines goes to a worker that has never seen its source."""
     path = str(tmp_path / "thing")
@@ -198,6 +199,7 @@ def test_a_fork_after_warm_up():
     assert run(program) == "1\n"
 
 
+@pytest.mark.slow
 def test_a_spawned_pool(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

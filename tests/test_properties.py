@@ -40,6 +40,7 @@ def _bound_memory():
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=SCENARIOS // len(FORMS))
 @given(data=st.data())
+@pytest.mark.slow
 def test_sequences_of_calls(form, data):
     _bound_memory()
     scenario = data.draw(scenarios(form, list(PIECES)))
@@ -50,6 +51,7 @@ def test_sequences_of_calls(form, data):
 
 @settings(max_examples=SCENARIOS // 2)
 @given(held_models(HOLDING_FORMS, TELLING_PIECES))
+@pytest.mark.slow
 def test_static_objects_of_a_wrapped_function_are_changed(held):
     _bound_memory()
     compare_held(held)

@@ -914,6 +914,7 @@ def test_records_refer_to_nothing_of_the_users():
     assert len(f.traces()) == 4
 
 
+@pytest.mark.slow
 def test_what_is_remembered_has_a_bound():
     f = eqxjit.filter_jit(lambda x, n: n, maxsize=4)
     for n in range(260):

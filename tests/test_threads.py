@@ -322,6 +322,7 @@ def test_caches_cleared_in_between(clear):
     race(work)
 
 
+@pytest.mark.slow
 def test_wrappers_first_called_while_structures_come_and_go():
     """Each new wrapper enters a table that a change of the function's structures goes through."""
 
@@ -363,6 +364,7 @@ def test_more_structures_than_the_cache_holds():
 
 
 @both
+@pytest.mark.slow
 def test_functions_collected_while_others_are_called(filter_jit):
     kept = filter_jit(lambda x: x + 1)
 
