@@ -1,11 +1,11 @@
 """`bench calls`: the cost of a warm call, against every competitor, over many workloads."""
 
 import argparse
-import json
 import math
 import sys
 import warnings
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from statistics import geometric_mean, median
 from typing import Any
 
@@ -13,16 +13,14 @@ import equinox as eqx
 import jax
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from . import pictures
 from .competitors import Cases
-from .environment import facts
-from .measure import Race
+from .environment import write
+from .measure import options, race_all
 from .workloads import WORKLOADS, Workload
 
-RESULTS = Path(__file__).parent / "results"
 TARGETS = {"floor": 1.20, "jit": 0.75, "eqx": 1 / 3.8}  # eqxjit's geometric mean ratios to them
 LEAF_TARGET = 0.15  # microseconds above the floor, per leaf
 NOISE = 1.05  # compute-bound workloads
@@ -32,40 +30,25 @@ Microseconds = dict[str, float]  # by competitor
 
 def main(argv: list[str]) -> int:
     """Check that all competitors agree, time them, report, write and draw."""
-    parser = argparse.ArgumentParser(prog="python -m bench calls", description=__doc__)
-    parser.add_argument("--rounds", type=int, help="at least 9 for figures to quote (default: 45)")
+    parser = options("calls", __doc__, rounds=45)
     parser.add_argument("--quick", action="store_true", help="3 short rounds, no 10,000 leaves")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="workloads whose names have this")
-    parser.add_argument(
-        "--output", type=Path, help="folder for JSON and pictures (default: bench/results)"
-    )
     args = parser.parse_args(argv)
     # Otherwise a blocked call of a tiny model is dominated by a thread switch.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
     console = Console(width=None if sys.stdout.isatty() else 150)
 
-    rounds = args.rounds or (3 if args.quick else 45)
-    seconds = 0.005 if args.quick else 0.03
+    rounds = 3 if args.quick else args.rounds
     chosen = {name: w for name, w in WORKLOADS.items() if _chosen(name, w, args)}
-    races: dict[str, Race] = {}
-    with Progress(console=console) as progress:
-        task = progress.add_task("", total=len(chosen) * (1 + rounds))
-        for name, workload in chosen.items():
-            progress.update(task, description=f"{name}: compiling, checking")
-            cases = workload.build()
-            _check(name, cases)
-            races[name] = Race(cases, seconds)
-            progress.advance(task)
-        # All workloads in each round: a slow minute of the machine then costs none its minimum.
-        for _ in range(rounds):
-            for name, race in races.items():
-                progress.update(task, description=name)
-                race.round()
-                progress.advance(task)
+    builders = {name: partial(_cases, name, workload) for name, workload in chosen.items()}
+    races = race_all(builders, rounds, console, seconds=0.005 if args.quick else 0.03)
 
-    figures = {name: race.figures for name, race in races.items()}
-    times = {name: _microseconds(chosen[name], rows, min) for name, rows in figures.items()}
+    def microseconds(name: str, of: Callable[[list[float]], float]) -> Microseconds:
+        row = races[name].microseconds(of)
+        return {competitor: us / chosen[name].calls for competitor, us in row.items()}
+
+    times = {name: microseconds(name, min) for name in races}
     console.print(_table(times))
     if _by_leaves(times, chosen):
         console.print(_leaf_table(times, chosen))
@@ -74,25 +57,22 @@ def main(argv: list[str]) -> int:
 
     complete = not (args.quick or args.only)
     if args.output or complete:
-        folder = args.output or RESULTS
-        folder.mkdir(parents=True, exist_ok=True)
-        platform = jax.default_backend()
-        report = facts() | {
+        report = {
             "rounds": rounds,
             "geometric_means": _means(times, chosen),
             "workloads": {
                 name: {
                     "group": chosen[name].group,
                     "best_us": times[name],
-                    "median_us": _microseconds(chosen[name], rows, median),
+                    "median_us": microseconds(name, median),
                 }
-                for name, rows in figures.items()
+                for name in races
             },
         }
-        written = folder / f"calls-{platform}.json"
-        written.write_text(json.dumps(report, indent=1) + "\n")
-        pictures.ratios(times, folder / f"ratios-{platform}.png")
-        pictures.leaves(_by_leaves(times, chosen), folder / f"leaves-{platform}.png")
+        written = write("calls", report, args.output)
+        platform = jax.default_backend()
+        pictures.ratios(times, written.with_name(f"ratios-{platform}.png"))
+        pictures.leaves(_by_leaves(times, chosen), written.with_name(f"leaves-{platform}.png"))
         console.print(f"written: {written} and two pictures beside it")
     return 0
 
@@ -103,8 +83,9 @@ def _chosen(name: str, workload: Workload, args: argparse.Namespace) -> bool:
     return not (args.quick and (workload.leaves or 0) >= 10_000)
 
 
-def _check(workload: str, cases: Cases) -> None:
-    """Three calls of each competitor must give what the floor gives."""
+def _cases(workload: str, built: Workload) -> Cases:
+    """Build the competitors; three calls of each must give what the floor gives."""
+    cases = built.build()
     expected = _arrays(cases["floor"].run(3))
     for name, case in cases.items():
         got = _arrays(case.run(3))
@@ -115,14 +96,11 @@ def _check(workload: str, cases: Cases) -> None:
             np.testing.assert_allclose(
                 ours, theirs, rtol=1e-4, atol=1e-5, err_msg=f"{workload}: {name}"
             )
+    return cases
 
 
 def _arrays(outputs: Any) -> list[Any]:
     return jax.tree.leaves(eqx.filter(outputs, eqx.is_array))
-
-
-def _microseconds(workload: Workload, rows: dict[str, list[float]], of: Any) -> Microseconds:
-    return {name: of(row) / workload.calls * 1e6 for name, row in rows.items()}
 
 
 def _means(times: dict[str, Microseconds], chosen: dict[str, Workload]) -> dict[str, float]:

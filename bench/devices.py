@@ -5,19 +5,15 @@ clock on the wall a call mostly waits for other threads: one and the same functi
 itself by half. "floor again" is such a repetition: what it differs by from "floor" is noise.
 """
 
-import argparse
-import json
 import os
 import time
-from pathlib import Path
+from functools import partial
 from statistics import median
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 COUNTS = (1, 2, 4, 8)
-RESULTS = Path(__file__).parent / "results"
 
 # Decided once per process, before JAX is imported.
 os.environ["XLA_FLAGS"] = (
@@ -32,8 +28,8 @@ import numpy as np  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 from .competitors import Cases, jitted  # noqa: E402
-from .environment import facts  # noqa: E402
-from .measure import Race  # noqa: E402
+from .environment import write  # noqa: E402
+from .measure import options, race_all  # noqa: E402
 
 CONTROL = "floor again"
 Microseconds = dict[str, float]  # by competitor
@@ -56,9 +52,7 @@ def forward(devices: int) -> Cases:
 
 def main(argv: list[str]) -> int:
     """Check that all agree, time them in turn, report and write."""
-    parser = argparse.ArgumentParser(prog="python -m bench devices", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=45, help="at least 9 for figures to quote")
-    parser.add_argument("--output", type=Path, help="folder for JSON (default: bench/results)")
+    parser = options("devices", __doc__, rounds=45)
     parser.add_argument("--quick", action="store_true", help="3 rounds, written only to --output")
     args = parser.parse_args(argv)
     # As in `bench calls`; on one device the calling thread then computes as well.
@@ -66,41 +60,21 @@ def main(argv: list[str]) -> int:
     console = Console()
 
     rounds = 3 if args.quick else args.rounds
-    races = {}
-    with Progress(console=console) as progress:
-        task = progress.add_task("", total=len(COUNTS) * (1 + rounds))
-        for count in COUNTS:
-            progress.update(task, description=f"{count} devices: compiling, checking")
-            cases = forward(count)
-            _check(cases)
-            # The CPU time of the thread that calls.
-            races[count] = Race(cases, clock=time.thread_time)
-            progress.advance(task)
-        for _ in range(rounds):
-            for count, race in races.items():
-                progress.update(task, description=f"{count} devices")
-                race.round()
-                progress.advance(task)
-
+    builders = {f"{count} devices": partial(_checked, forward(count)) for count in COUNTS}
+    races = race_all(builders, rounds, console, clock=time.thread_time)
     best, middle = (
-        {
-            count: {name: of(seconds) * 1e6 for name, seconds in race.figures.items()}
-            for count, race in races.items()
-        }
+        {count: race.microseconds(of) for count, race in zip(COUNTS, races.values(), strict=True)}
         for of in (min, median)
     )
     console.print(_table(best))
     if args.output or not args.quick:
-        folder = args.output or RESULTS
-        folder.mkdir(parents=True, exist_ok=True)
-        written = folder / f"devices-{jax.default_backend()}.json"
-        report = facts() | {"rounds": rounds, "best_us": best, "median_us": middle}
-        written.write_text(json.dumps(report, indent=1) + "\n")
+        report = {"rounds": rounds, "best_us": best, "median_us": middle}
+        written = write("devices", report, args.output)
         console.print(f"written: {written}")
     return 0
 
 
-def _check(cases: Cases) -> None:
+def _checked(cases: Cases) -> Cases:
     """All give the same, in the same place."""
     expected = jax.tree.leaves(cases["floor"].run(3))
     for name, case in cases.items():
@@ -108,6 +82,7 @@ def _check(cases: Cases) -> None:
             np.testing.assert_array_equal(ours, theirs, err_msg=name)
             if ours.sharding != theirs.sharding:
                 raise SystemExit(f"{name} puts its output to {ours.sharding}")
+    return cases
 
 
 def _table(best: dict[int, Microseconds]) -> Table:

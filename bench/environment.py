@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import psutil
 
+RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
     "eqxjit",
     "jax",
@@ -47,6 +49,19 @@ def facts() -> dict[str, Any]:
             },
         },
     }
+
+
+def results(name: str, folder: Path | None) -> Path:
+    """The path of a command's JSON, in `RESULTS` if in no other folder."""
+    return (folder or RESULTS) / f"{name}-{jax.default_backend()}.json"
+
+
+def write(name: str, report: dict[str, Any], folder: Path | None) -> Path:
+    """Write a report, with the facts, and return its path."""
+    path = results(name, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(facts() | report, indent=1) + "\n")
+    return path
 
 
 def _version(package: str) -> str:

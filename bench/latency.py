@@ -4,16 +4,13 @@ All on one thread with synchronous dispatch, each call timed by itself; garbage 
 a careful server, that is, without the objects that were there at the start (`gc.freeze`).
 """
 
-import argparse
 import contextlib
 import gc
 import importlib
 import importlib.util
-import json
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 os.environ["XLA_FLAGS"] = (
@@ -28,10 +25,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from . import pictures
-from .environment import facts
+from .environment import write
 from .inference import CLOSURE, FLATTENED, FROZEN, MODELS, Cases, FixedModel, jax_cases
+from .measure import options
 
-RESULTS = Path(__file__).parent / "results"
 ONNX_RUNTIME = "ONNX Runtime"
 CALLS = 500  # of each competitor, each round
 PERCENTILES = (50, 99, 99.9)
@@ -60,14 +57,8 @@ PEERS = {
 
 def main(argv: list[str]) -> int:
     """Check that all competitors agree, time them, report, write and draw."""
-    parser = argparse.ArgumentParser(prog="python -m bench latency", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=100, help=f"of {CALLS} calls each")
+    parser = options("latency", f"{__doc__}\n{CALLS} calls a round.", rounds=100)
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="folder for JSON and picture (default, for all models: bench/results)",
-    )
     args = parser.parse_args(argv)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     console = Console(width=None if sys.stdout.isatty() else 150)
@@ -92,18 +83,14 @@ def main(argv: list[str]) -> int:
         console.print(line)
 
     if args.output or len(args.only) == len(MODELS):
-        folder = args.output or RESULTS
-        folder.mkdir(parents=True, exist_ok=True)
-        report = facts() | {
+        report = {
             "calls": args.rounds * CALLS,
             "percentiles": PERCENTILES,
             "models": {name: {"us": rows} for name, rows in times.items()},
             "skipped": skipped,
         }
-        written = folder / f"latency-{jax.default_backend()}.json"
-        written.write_text(json.dumps(report, indent=1) + "\n")
-        picture = folder / f"latency-{jax.default_backend()}.png"
-        pictures.latencies(times, picture)
+        written = write("latency", report, args.output)
+        pictures.latencies(times, written.with_suffix(".png"))
         console.print(f"written: {written} and a picture beside it")
     return 0
 

@@ -4,7 +4,7 @@ Figures are of the process's CPU time, which other work on the machine hardly ch
 `XLA_FLAGS=--xla_cpu_multi_thread_eigen=false`, so that no thread waits for another.
 """
 
-import argparse
+import sys
 import time
 from functools import partial
 
@@ -13,20 +13,19 @@ from rich.console import Console
 
 import eqxjit
 
-from .measure import Race
+from .measure import Race, options
 from .training import filtered, packed
 from .training_models import TASKS
 
 
 def main(argv: list[str]) -> int:
     """Time and report, task by task."""
-    parser = argparse.ArgumentParser(prog="python -m bench leaf_sizes", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = options("leaf_sizes", __doc__, rounds=15)
     parser.add_argument("--kib", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--only", nargs="+", choices=TASKS, default=list(TASKS))
     args = parser.parse_args(argv)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 150)
     for name in args.only:
         task = TASKS[name]()
         builders = {"tree": partial(filtered, filter_jit=eqxjit.filter_jit)}
@@ -39,7 +38,7 @@ def main(argv: list[str]) -> int:
         race = Race({way: build(task) for way, build in builders.items()}, clock=time.process_time)
         for _ in range(args.rounds):
             race.round()
-        us = {way: min(figures) * 1e6 for way, figures in race.figures.items()}
+        us = race.microseconds()
         figures = [f"{way} {us[way]:.1f} ({us[way] / us['tree']:.3f})" for way in us]
         console.print(f"{name}: {', '.join(figures)} µs (of the tree's)", highlight=False)
     return 0

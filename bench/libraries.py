@@ -5,11 +5,9 @@ the same to the last bit. All can raise at runtime (`throw=True`), so that both 
 on the CPU the computation is in the figures of both.
 """
 
-import argparse
-import json
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -21,15 +19,13 @@ import lineax
 import numpy as np
 import optimistix
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 import eqxjit
 
-from .environment import facts
-from .measure import Case, Race
+from .environment import write
+from .measure import Case, options, race_all
 
-RESULTS = Path(__file__).parent / "results"
 SIDES = ("equinox", "eqxjit")
 
 Names = dict[str, Any]
@@ -98,31 +94,23 @@ SOLVES: dict[str, Callable[[], Solve]] = {
 
 def main(argv: list[str]) -> int:
     """Compare results, time each solve under both, report, write."""
-    parser = argparse.ArgumentParser(prog="python -m bench libraries", description=__doc__)
-    parser.add_argument("--rounds", type=int, help="at least 9 for figures to quote (default: 25)")
+    parser = options("libraries", __doc__, rounds=25)
     parser.add_argument("--quick", action="store_true", help="3 short rounds, nothing written")
-    parser.add_argument("--output", type=Path, help="folder for JSON (default: bench/results)")
     args = parser.parse_args(argv)
     # Read when the first array is made.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     console = Console(width=None if sys.stdout.isatty() else 120)
 
-    rounds = args.rounds or (3 if args.quick else 25)
-    races: dict[str, Race] = {}
-    for name in track(SOLVES, "compiling, checking", console=console):
-        cases = _cases(*SOLVES[name]())
-        _check(name, cases)
-        races[name] = Race(cases, 0.005 if args.quick else 0.05)
-    for _ in track(range(rounds), "timing", console=console):
-        for race in races.values():
-            race.round()
+    rounds = 3 if args.quick else args.rounds
+    builders = {name: partial(_cases, name, make) for name, make in SOLVES.items()}
+    races = race_all(builders, rounds, console, seconds=0.005 if args.quick else 0.05)
     eqxjit.uninstall()
 
     table = Table(title="µs a call, best round")
     table.add_column("")
     for column in (*SIDES, "times as fast"):
         table.add_column(column, justify="right")
-    best = {name: _microseconds(race, min) for name, race in races.items()}
+    best = {name: race.microseconds() for name, race in races.items()}
     for name, row in best.items():
         table.add_row(name, *(f"{row[side]:.1f}" for side in SIDES), f"{_gain(row):.2f}")
     console.print(table)
@@ -131,19 +119,16 @@ def main(argv: list[str]) -> int:
         console.print(f"{verdict}: {name}, {_gain(row):.2f} times as fast, results the same")
 
     if args.output or not args.quick:
-        folder = args.output or RESULTS
-        folder.mkdir(parents=True, exist_ok=True)
-        middle = {name: _microseconds(race, median) for name, race in races.items()}
+        middle = {name: race.microseconds(median) for name, race in races.items()}
         solves = {name: {"best_us": best[name], "median_us": middle[name]} for name in best}
-        report = facts() | {"rounds": rounds, "solves": solves}
-        written = folder / f"libraries-{jax.default_backend()}.json"
-        written.write_text(json.dumps(report, indent=1) + "\n")
+        written = write("libraries", {"rounds": rounds, "solves": solves}, args.output)
         console.print(f"written: {written}")
     return 0
 
 
-def _cases(call: str, names: Names) -> dict[str, Case]:
+def _cases(name: str, make: Callable[[], Solve]) -> dict[str, Case]:
     """The same statement for both sides; making its names is what switches, outside the timing."""
+    call, names = make()
 
     def fresh(side: str) -> Callable[[], Names]:
         def switch() -> Names:
@@ -154,24 +139,18 @@ def _cases(call: str, names: Names) -> dict[str, Case]:
 
         return switch
 
-    return {side: Case(f"out = {call}", fresh(side)) for side in SIDES}
-
-
-def _check(name: str, cases: Mapping[str, Case]) -> None:
-    """Both must return the same arrays, to the last bit, from cold to warm."""
+    cases = {side: Case(f"out = {call}", fresh(side)) for side in SIDES}
+    # Both must return the same arrays, to the last bit, from cold to warm.
     expected = _arrays(cases["equinox"].run(2))
     for times in (1, 2, 3):
         if _arrays(cases["eqxjit"].run(times)) != expected:
             raise SystemExit(f"{name}: the results differ")
+    return cases
 
 
 def _arrays(outputs: Any) -> list[Any]:
     arrays = jax.tree.leaves(eqx.filter(outputs, eqx.is_array))
     return [(str(array.dtype), array.shape, np.asarray(array).tobytes()) for array in arrays]
-
-
-def _microseconds(race: Race, of: Callable[[list[float]], float]) -> dict[str, float]:
-    return {side: of(figures) * 1e6 for side, figures in race.figures.items()}
 
 
 def _gain(row: dict[str, float]) -> float:

@@ -1,10 +1,15 @@
 """Interleaved timing of several ways to do the same work: the one clock of these benchmarks."""
 
+import argparse
 import time
 import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
 
 Clock = Callable[[], float]
 
@@ -94,6 +99,48 @@ class Race:
             self.figures[name].append(self._timers[name].timeit(number) / number)
         # So that nobody always follows the same neighbour.
         self._order.append(self._order.pop(0))
+
+    def microseconds(self, of: Callable[[list[float]], float] = min) -> dict[str, float]:
+        """The best round of each case, or what else `of` makes of its rounds."""
+        return {name: of(figures) * 1e6 for name, figures in self.figures.items()}
+
+
+def race_all(
+    builders: Mapping[str, Callable[[], Mapping[str, Case]]],
+    rounds: int,
+    console: Console,
+    seconds: float = 0.03,
+    clock: Clock = time.perf_counter,
+) -> dict[str, Race]:
+    """A race for each group of cases. All groups take part in each round.
+
+    A slow minute of the machine then costs none its minimum.
+    """
+    races: dict[str, Race] = {}
+    with Progress(console=console) as progress:
+        task = progress.add_task("", total=len(builders) * (1 + rounds))
+        for name, build in builders.items():
+            progress.update(task, description=f"{name}: compiling, checking")
+            races[name] = Race(build(), seconds, clock)
+            progress.advance(task)
+        for _ in range(rounds):
+            for name, race in races.items():
+                progress.update(task, description=name)
+                race.round()
+                progress.advance(task)
+    return races
+
+
+def options(command: str, description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The options that the timing commands have in common."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench {command}", description=description)
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help=f"9 or more, for figures to quote ({rounds})"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="folder for what is written (bench/results, if all is timed)"
+    )
+    return parser
 
 
 def _calls_within(timer: timeit.Timer, seconds: float) -> int:

@@ -1,16 +1,21 @@
 """`bench overlap`: how much host work hides behind asynchronous computation.
 
-A loop in which the device computes while the host prepares what comes next, both taking about as
-long: jax.jit returns at once, so that a step takes as long as the longer of the two;
+First, steps of training (packed, donated) whose loss is read at once, or after two more steps,
+beside the host's work, which takes about as long as a step.
+
+Then, a loop in which the device computes while the host prepares what comes next, both taking about
+as long: jax.jit returns at once, so that a step takes as long as the longer of the two;
 `equinox.filter_jit` waits, so that it takes as long as both. Asynchronous dispatch stays on.
 """
 
 import argparse
+import collections
 import os
 import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -32,7 +37,14 @@ import jax.random as jr  # noqa: E402
 
 import eqxjit  # noqa: E402
 
+from .competitors import passed  # noqa: E402
 from .measure import Case, Race  # noqa: E402
+from .training import packed  # noqa: E402
+from .training_models import TASKS  # noqa: E402
+
+TRAINED = ("MLP + adam", "several MB + adam")
+READ_AFTER = (0, 2)  # more steps
+STEPS = 20  # steps of a loop
 
 
 class Chain(eqx.Module):
@@ -55,6 +67,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=5, help="of a loop, in each round")
     args = parser.parse_args(argv)
     console = Console()
+    losses = Table(title="µs a step of training, and the host's work")
+    for column in ("", "step alone", "loss read at once", "two steps later", "of at once"):
+        losses.add_column(column, justify="right")
+    for task in TRAINED:
+        losses.add_row(*_losses(task, args.rounds))
+    console.print(losses)
 
     model, x = Chain(jr.normal(jr.key(0), (SIZE, SIZE)) / SIZE**0.5, PRODUCTS), jnp.eye(SIZE)
     dynamic, static = eqx.partition(model, eqx.is_array)
@@ -96,6 +114,40 @@ def main(argv: list[str]) -> int:
     verdict = "[green]met[/]" if ours <= TARGET else "[red]missed[/]"
     console.print(f"{verdict}: {ours:.3f} of jax.jit, at most {TARGET}")
     return 0
+
+
+def _losses(task: str, rounds: int) -> tuple[str, ...]:
+    """Time a training step without the host's work, and with: its row of the table."""
+    names = packed(TASKS[task]()).names()
+    f, batch, state = names["f"], names["batch"], names["carry"]
+
+    def train(carry: Any, after: int, host_work: Callable[[], object]) -> Any:
+        losses: collections.deque[jax.Array] = collections.deque()
+        for _ in range(STEPS):
+            carry, loss = f(batch, *carry)
+            losses.append(loss)
+            if len(losses) > after:
+                float(losses.popleft())
+            host_work()
+        return jax.block_until_ready(carry)
+
+    def fresh() -> dict[str, Any]:
+        return {"train": train, "carry": passed(state, consumed=True), "host_work": host_work}
+
+    host_work: Callable[[], object] = int
+    step = min(_seconds(partial(train, fresh()["carry"], 0, int)) for _ in range(5)) / STEPS
+    host_work = _host_work_of(step)
+    race = Race(
+        {
+            str(after): Case(f"carry = train(carry, {after}, host_work)", fresh, ("carry",))
+            for after in READ_AFTER
+        }
+    )
+    for _ in range(rounds):
+        race.round()
+    at_once, later = (us / STEPS for us in race.microseconds().values())
+    figures = (step * 1e6, at_once, later)
+    return task, *(f"{us:.0f}" for us in figures), f"{later / at_once:.2f}"
 
 
 def _seconds(action: Callable[[], object]) -> float:

@@ -1,10 +1,11 @@
 """The pictures of `bench calls`, `training`, `latency` and `statics`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 mpl.use("Agg")
 
@@ -68,17 +69,8 @@ def leaves(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
         1, max(1, len(groups)), figsize=(9, 4), sharey=True, squeeze=False, layout="constrained"
     )
     for axes, (group, rows) in zip(panels[0], groups.items(), strict=False):
-        for name, label in LABELS.items():
-            colour, marker = STYLES[name]
-            axes.plot(
-                list(rows),
-                [row[name] for row in rows.values()],
-                color=colour,
-                marker=marker,
-                label=label,
-            )
-        axes.set(xscale="log", yscale="log", title=group, xlabel="leaves")
-        axes.grid(which="both", alpha=0.25)
+        _curves(axes, group, rows, LABELS)
+        axes.set_xlabel("leaves")
     panels[0][0].set_ylabel("µs per call")
     if groups:
         panels[0][0].legend(fontsize="small")
@@ -93,22 +85,21 @@ def sizes(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
         -(-len(groups) // columns), columns, figsize=(14, 6), sharey=True, layout="constrained"
     )
     for axes, (group, rows) in zip(panels.flat, groups.items(), strict=True):
-        for name in ("eqx", "eqxjit"):
-            colour, marker = STYLES[name]
-            axes.plot(
-                list(rows),
-                [row[name] for row in rows.values()],
-                color=colour,
-                marker=marker,
-                label=LABELS[name],
-            )
-        axes.set(xscale="log", yscale="log", title=group)
-        axes.grid(which="both", alpha=0.25)
+        _curves(axes, group, rows, ("eqx", "eqxjit"))
     figure.supxlabel("elements")
     figure.supylabel("µs of CPU time")
     panels.flat[0].legend(fontsize="small")
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _curves(axes: Axes, title: str, rows: Mapping[int, Times], names: Iterable[str]) -> None:
+    for name in names:
+        colour, marker = STYLES[name]
+        times = [row[name] for row in rows.values()]
+        axes.plot(list(rows), times, color=colour, marker=marker, label=LABELS[name])
+    axes.set(xscale="log", yscale="log", title=title)
+    axes.grid(which="both", alpha=0.25)
 
 
 def latencies(times: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:

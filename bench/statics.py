@@ -4,26 +4,23 @@ Measured is the CPU time of the calling thread: none of these calls computes any
 """
 
 import argparse
-import json
 import sys
 import time
 import warnings
-from pathlib import Path
+from functools import partial
 from statistics import median
 
 import jax
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from . import pictures
 from .competitors import FILTER_JITS
-from .environment import facts
-from .measure import Case, Race
+from .environment import write
+from .measure import Case, options, race_all
 from .static_rows import ROWS, SERIES, Row
 
-RESULTS = Path(__file__).parent / "results"
 TARGET = 1.0  # of upstream, each row
 
 Microseconds = dict[str, float]  # by competitor
@@ -41,40 +38,22 @@ def rows() -> dict[str, Row]:
 
 def main(argv: list[str]) -> int:
     """Check that both agree, time them in turn, report, write and draw."""
-    parser = argparse.ArgumentParser(prog="python -m bench statics", description=__doc__)
-    parser.add_argument("--rounds", type=int, help="at least 9 for figures to quote (default: 15)")
+    parser = options("statics", __doc__, rounds=15)
     parser.add_argument("--quick", action="store_true", help="2 short rounds, no size over 1,000")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose names have this")
-    parser.add_argument(
-        "--output", type=Path, help="folder for JSON and the picture (default: bench/results)"
-    )
     args = parser.parse_args(argv)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     warnings.filterwarnings("ignore", message="A JAX array is being set as static")
     console = Console(width=None if sys.stdout.isatty() else 120)
 
-    rounds = args.rounds or (2 if args.quick else 15)
+    rounds = 2 if args.quick else args.rounds
     seconds = 0.002 if args.quick else 0.02
-    chosen = {name: row for name, row in rows().items() if _is_chosen(name, args)}
-    races: dict[str, Race] = {}
-    with Progress(console=console) as progress:
-        task = progress.add_task("", total=len(chosen) * (1 + rounds))
-        for name, row in chosen.items():
-            progress.update(task, description=f"{name}: compiling, checking")
-            races[name] = Race(_cases(name, row), seconds, time.thread_time)
-            progress.advance(task)
-        for _ in range(rounds):
-            for name, race in races.items():
-                progress.update(task, description=name)
-                race.round()
-                progress.advance(task)
-
+    chosen = {
+        name: partial(_cases, name, row) for name, row in rows().items() if _is_chosen(name, args)
+    }
+    races = race_all(chosen, rounds, console, seconds, time.thread_time)
     best, middle = (
-        {
-            name: {side: of(values) * 1e6 for side, values in race.figures.items()}
-            for name, race in races.items()
-        }
-        for of in (min, median)
+        {name: race.microseconds(of) for name, race in races.items()} for of in (min, median)
     )
     console.print(_table(best))
     missed = [name for name, row in best.items() if _ratio(row) > TARGET]
@@ -82,13 +61,9 @@ def main(argv: list[str]) -> int:
 
     complete = not (args.quick or args.only)
     if args.output or complete:
-        folder = args.output or RESULTS
-        folder.mkdir(parents=True, exist_ok=True)
-        platform = jax.default_backend()
-        report = facts() | {"rounds": rounds, "best_us": best, "median_us": middle}
-        written = folder / f"statics-{platform}.json"
-        written.write_text(json.dumps(report, indent=1) + "\n")
-        pictures.sizes(_by_size(best), folder / f"statics-{platform}.png")
+        report = {"rounds": rounds, "best_us": best, "median_us": middle}
+        written = write("statics", report, args.output)
+        pictures.sizes(_by_size(best), written.with_suffix(".png"))
         console.print(f"written: {written} and a picture beside it")
     return 0
 

@@ -6,19 +6,18 @@
 * optax.flatten: as jit, with an optimiser that is handed one vector.
 * scan: floor, with ten steps a call by `jax.lax.scan`; its time is that of one step.
 * eqx, eqxjit: the two `filter_jit`; packed: eqxjit's with the model in a `Packed`.
+* kept: eqxjit's and packed, without donation.
 
-All donate what they carry. The first call's seconds are those of tracing, lowering and compiling,
-with JAX's caches emptied before.
+All others donate what they carry. The first call's seconds are those of tracing, lowering and
+compiling, with JAX's caches emptied before.
 """
 
-import argparse
 import functools
 import gc
 import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -35,14 +34,14 @@ from rich.table import Table
 import eqxjit
 
 from .competitors import FilterJit, passed
-from .environment import facts
-from .measure import Case, Race
+from .environment import results, write
+from .measure import Case, Race, options
 from .training_models import TASKS, Task
 
-RESULTS = Path(__file__).parent / "results"
 SCANNED = 10
 STATEMENT = "carry, loss = f(batch, *carry)"
 OUTPUTS = ("carry", "loss")
+DONATE = "all-except-first"
 
 # Packed over floor, over eqxjit, and the first call over eqxjit's: the most that they may be.
 OVER_FLOOR = {"MLP + adam": 0.50, "deep MLP + adamw": 0.35, "several MB + adam": 1.02}
@@ -54,53 +53,56 @@ Builder = Callable[[Task], Case]
 
 def main(argv: list[str]) -> int:
     """Check that all ways agree, time them, report, write and draw."""
-    parser = argparse.ArgumentParser(prog="python -m bench training", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = options("training", __doc__, rounds=15)
     parser.add_argument("--first-calls", type=int, default=3, help="of each, the fastest counts")
     parser.add_argument("--only", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument(
-        "--output",
-        type=Path,
-        help="folder for JSON and picture (default, for all tasks: bench/results)",
+        "--resume", action="store_true", help="time those tasks that the written file lacks"
     )
     args = parser.parse_args(argv)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     console = Console(width=None if sys.stdout.isatty() else 150)
 
+    written = results("training", args.output)
+    writes = bool(args.output) or len(args.only) == len(TASKS)
     rows: dict[str, dict[str, Any]] = {}
-    with Progress(console=console) as progress:
-        bar = progress.add_task("", total=len(args.only) * (args.rounds + args.first_calls))
-        for name in args.only:
-            progress.update(bar, description=name)
-            task = TASKS[name]()
-            first = _first_calls(task, args.first_calls, lambda: progress.advance(bar))
-            cases = {way: build(task) for way, build in WAYS.items()}
-            _check(name, cases)
-            race = Race(cases)
-            for _ in range(args.rounds):
-                race.round()
-                progress.advance(bar)
-            us = {way: min(figures) * 1e6 for way, figures in race.figures.items()}
-            us["scan"] /= SCANNED
-            rows[name] = {"arrays": _n_arrays(task), "us": us, "first_call_s": first}
-            progress.console.print(_table(name, rows[name]))
-            del cases, race
-
+    if args.resume and written.exists():
+        rows = json.loads(written.read_text())["tasks"]
+    for name in [name for name in args.only if name not in rows]:
+        rows[name] = row = _row(name, TASKS[name](), args.rounds, args.first_calls, console)
+        console.print(_table(name, row))
+        if writes:
+            # Task by task: what is interrupted can be resumed.
+            write("training", {"rounds": args.rounds, "tasks": rows}, args.output)
     for line in _verdicts(rows):
         console.print(line)
-    if args.output or len(args.only) == len(TASKS):
+    if writes:
         # Needs matplotlib, which the tests of these tasks do without.
         from . import pictures
 
-        folder = args.output or RESULTS
-        folder.mkdir(parents=True, exist_ok=True)
-        report = facts() | {"rounds": args.rounds, "tasks": rows}
-        written = folder / f"training-{jax.default_backend()}.json"
-        written.write_text(json.dumps(report, indent=1) + "\n")
-        picture = folder / f"training-{jax.default_backend()}.png"
-        pictures.ratios({name: row["us"] for name, row in rows.items()}, picture)
+        times = {name: rows[name]["us"] for name in TASKS if name in rows}
+        pictures.ratios(times, written.with_suffix(".png"))
         console.print(f"written: {written} and a picture beside it")
     return 0
+
+
+def _row(
+    name: str, task: Task, rounds: int, n_first_calls: int, console: Console
+) -> dict[str, Any]:
+    """Time a task: microseconds of a step and seconds of the first call, by way."""
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task(name, total=n_first_calls + 1 + rounds)
+        first = _first_calls(task, n_first_calls, lambda: progress.advance(bar))
+        cases = {way: build(task) for way, build in (WAYS | KEPT).items()}
+        _check(name, cases)
+        progress.advance(bar)
+        race = Race(cases)
+        for _ in range(rounds):
+            race.round()
+            progress.advance(bar)
+    us = race.microseconds()
+    us["scan"] /= SCANNED
+    return {"arrays": _n_arrays(task), "us": us, "first_call_s": first}
 
 
 # --- The ways -----------------------------------------------------------------------------------
@@ -145,9 +147,9 @@ def _carry(task: Task, model: Any, optimiser: optax.GradientTransformation | Non
     return (model, task.state, init(eqx.filter(model, eqx.is_inexact_array)))
 
 
-def _case(function: Any, batch: Any, carry: Any) -> Case:
+def _case(function: Any, batch: Any, carry: Any, donated: bool = True) -> Case:
     names = {"f": function, "batch": batch}
-    return Case(STATEMENT, lambda: {**names, "carry": passed(carry, consumed=True)}, OUTPUTS)
+    return Case(STATEMENT, lambda: {**names, "carry": passed(carry, donated)}, OUTPUTS)
 
 
 def floor(task: Task, steps: int = 1) -> Case:
@@ -206,18 +208,18 @@ def raveled(task: Task) -> Case:
     return _case(jax.jit(on_arrays, donate_argnums=(1, 2, 3)), task.batch, dynamic)
 
 
-def filtered(task: Task, filter_jit: FilterJit) -> Case:
+def filtered(task: Task, filter_jit: FilterJit, donate: str = DONATE) -> Case:
     """The step on trees under a `filter_jit`."""
-    function = filter_jit(step_of(task), donate="all-except-first")
-    return _case(function, task.batch, _carry(task, task.model))
+    function = filter_jit(step_of(task), donate=donate)
+    return _case(function, task.batch, _carry(task, task.model), donate == DONATE)
 
 
-def packed(task: Task, **options: Any) -> Case:
+def packed(task: Task, donate: Any = DONATE, **options: Any) -> Case:
     """eqxjit's, with model and state packed."""
     params, _, opt_state = _carry(task, eqxjit.pack(task.model, **options))
-    function = eqxjit.filter_jit(packed_step_of(task), donate="all-except-first")
+    function = eqxjit.filter_jit(packed_step_of(task), donate=donate)
     state = None if task.state is None else eqxjit.pack(task.state, **options)
-    return _case(function, task.batch, (params, state, opt_state))
+    return _case(function, task.batch, (params, state, opt_state), donate == DONATE)
 
 
 WAYS: dict[str, Builder] = {
@@ -229,6 +231,10 @@ WAYS: dict[str, Builder] = {
     "eqx": functools.partial(filtered, filter_jit=eqx.filter_jit),
     "eqxjit": functools.partial(filtered, filter_jit=eqxjit.filter_jit),
     "packed": packed,
+}
+KEPT: dict[str, Builder] = {
+    "eqxjit, kept": functools.partial(filtered, filter_jit=eqxjit.filter_jit, donate="none"),
+    "packed, kept": functools.partial(packed, donate="none"),
 }
 
 # --- Measuring ----------------------------------------------------------------------------------
@@ -278,8 +284,11 @@ def _table(name: str, row: dict[str, Any]) -> Table:
             f"{us[way]:.1f}",
             f"{us[way] / us['floor']:.2f}",
             f"{us[way] / us['eqxjit']:.2f}",
-            f"{first[way]:.2f}",
-            f"{first[way] / first['eqxjit']:.2f}",
+            *(
+                [f"{first[way]:.2f}", f"{first[way] / first['eqxjit']:.2f}"]
+                if way in first
+                else ["", ""]
+            ),
         )
     return table
 

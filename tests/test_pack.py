@@ -63,8 +63,18 @@ def assert_unpacked(packed, tree):
 
 
 def mlp(depth=2, width=8, key=0):
+    """Not drawn by JAX, which would compile that for each shape."""
     functions = {"activation": nodes.plus_one, "final_activation": nodes.plus_one}
-    return eqx.nn.MLP(3, 2, width, depth, **functions, key=jr.key(key))
+    build = lambda: eqx.nn.MLP(3, 2, width, depth, **functions, key=jr.key(0))  # noqa: E731
+    draw = np.random.default_rng(key).normal
+    return jax.tree.map(
+        lambda leaf: (
+            jnp.asarray(draw(size=leaf.shape), leaf.dtype)
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+            else leaf
+        ),
+        eqx.filter_eval_shape(build),
+    )
 
 
 class Model(eqx.Module):
@@ -83,7 +93,7 @@ def model(name="m", sizes=(1, 2.0), activation=jax.nn.relu):
 # --- There and back ---------------------------------------------------------------------------
 
 
-@settings(max_examples=SCENARIOS // 7)
+@settings(max_examples=SCENARIOS // 14)
 @given(trees)
 def test_random_trees_come_back(make):
     tree = make()
@@ -217,6 +227,12 @@ def test_a_bound_on_the_leaves_of_a_buffer():
     packed = eqxjit.pack(tree)
     assert 1 < len(packed.arrays) <= 3
     assert_unpacked(packed, tree)
+
+
+@pytest.mark.parametrize("n_layers", [9, 11, 12])
+def test_what_fits_one_buffer_is_in_one(n_layers):
+    packed = eqxjit.pack([jnp.ones(shape) for shape in n_layers * [(4, 4), (4,)]])
+    assert [a.shape for a in packed.arrays] == [(20 * n_layers,)]
 
 
 def test_buffers_of_equal_layers_are_alike():
@@ -633,6 +649,40 @@ def test_forgetting_to_unpack():
         iter(as_dict).__next__()
     assert not hasattr(packed, "__array__")
     assert not hasattr(packed, "shape")
+
+
+def test_a_packed_in_the_place_of_an_array():
+    packed, linear = eqxjit.pack(mlp()), eqx.nn.Linear(3, 3, key=jr.key(0))
+    with pytest.raises(TypeError, match=r"write `\.unpack\(\)` where the model"):
+        jnp.sum(packed)
+    for compute in (linear, lambda p: 2 * p, lambda p: jnp.ones(3) + p, lambda p: p @ jnp.ones(3)):
+        with pytest.raises(TypeError, match=r"can't be computed with.*`packed\.unpack\(\)`"):
+            compute(packed)
+    assert packed != 1
+
+
+def test_a_structure_that_changes_in_a_loop():
+    """JAX's error shows what was there, and what is."""
+    packed = eqxjit.pack([jnp.ones(2), jnp.ones(3)])
+    with pytest.raises(
+        TypeError, match=r"(?s)float32\[2\], float32\[3\].*float32\[1\], float32\[3\]"
+    ):
+        jax.lax.fori_loop(
+            0, 2, lambda _, p: eqxjit.pack([p.unpack()[0][:1], p.unpack()[1]]), packed
+        )
+
+
+def test_inference_mode_is_of_the_unpacked():
+    """It looks for attributes, and would find none."""
+    packed = eqxjit.pack([mlp(), eqx.nn.Dropout(0.5)])
+    with pytest.raises(TypeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
+        eqx.nn.inference_mode((packed, None))
+    unpacked = eqx.nn.inference_mode(packed.unpack())
+    assert eqxjit.pack(unpacked).unpack()[1].inference
+    without = eqxjit.pack(mlp())
+    assert eqx.nn.inference_mode(without).layout is without.layout
+    with pytest.raises(AttributeError, match=r"packed\.unpack\(\)\.inference"):
+        without.inference  # noqa: B018
 
 
 def test_unpacking_what_is_no_longer_a_packed_tree():

@@ -17,7 +17,13 @@ import jax
 import jax.random as jr
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from jax.tree_util import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_unflatten,
+)
 
 from ._buffers import Shape, is_computable, is_key, join, key_data_shape, split
 from ._compat import PyTreeDef, fields_of, is_sharded_aval, treedef_rows
@@ -29,6 +35,8 @@ from ._static_key import identity_suffices, register_interned
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.
 MAX_LEAVES_PER_BUFFER = 24
+
+_SHOWN = 12
 
 _KEY_DATA = np.dtype(np.uint32)
 
@@ -121,7 +129,15 @@ class Layout:
         return (_from_skeleton, (self._skeleton,))
 
     def __repr__(self) -> str:
-        return f"<layout of {sum(map(len, self.members))} arrays>"
+        # JAX's errors show it for two structures that differ.
+        types = [str(slot.type) for _, slot in self.slots()]
+        shown = types[:_SHOWN] + ["..."] * (len(types) > _SHOWN)
+        return f"<layout of {len(types)} arrays: {', '.join(shown)}>"
+
+    def has_attribute(self, name: str) -> bool:
+        """Return whether a node or a static leaf of the pytree has an attribute of this name."""
+        nodes = tree_leaves(self._skeleton, is_leaf=lambda node: hasattr(node, name))
+        return any(hasattr(node, name) for node in nodes)
 
     def gather(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arrays of a `Packed`, from the leaves of a tree."""
@@ -289,6 +305,8 @@ def _bounded(indices: list[int], shapes: Mapping[int, Shape]) -> Iterator[list[i
 
     XLA compiles a computation once for all leaves that have the same shape and the same offset.
     """
+    if len(indices) <= MAX_LEAVES_PER_BUFFER:
+        return iter([indices])
     counts = collections.Counter([shapes[index] for index in indices])
     # What occurs once would shift the offsets of all that follows.
     indices = sorted(indices, key=lambda index: counts[shapes[index]] == 1)
@@ -296,11 +314,11 @@ def _bounded(indices: list[int], shapes: Mapping[int, Shape]) -> Iterator[list[i
 
     def alike(length: int) -> tuple[int, int, int]:
         pairs = list(zip(of, of[length:], strict=False))
-        repeats = sum([one == other for one, other in pairs]) / max(1, len(pairs))
+        repeats = sum([one == other for one, other in pairs]) / len(pairs)
         return round(2 * repeats), -_ceil(len(of), length), -length
 
-    shortest = min(3 * MAX_LEAVES_PER_BUFFER // 4, len(of))
-    length = max(range(shortest, MAX_LEAVES_PER_BUFFER + 1), key=alike, default=1)
+    lengths = range(3 * MAX_LEAVES_PER_BUFFER // 4, MAX_LEAVES_PER_BUFFER + 1)
+    length = max(lengths, key=alike)
     return (indices[start : start + length] for start in range(0, len(of), length))
 
 

@@ -17,8 +17,21 @@ MAX_LEAF_BYTES = 2**12
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
+_ModuleClass: Any = type(eqx.Module)
 
-class Packed(eqx.Module, Generic[Tree]):
+
+class _PackedClass(_ModuleClass):
+    """The class of `Packed`, with a hint wherever an error of JAX's names that."""
+
+    def __format__(self, spec: str) -> str:
+        # JAX formats the class of what it can't take: "different types at key path ...", of a mask.
+        return (
+            f"{self!r} (packed by `eqxjit.pack`: write `.unpack()` where the model's own tree is "
+            "meant, as beside a mask or labels of its leaves)"
+        )
+
+
+class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
     """A pytree whose small arrays are in flat buffers; made by `eqxjit.pack`.
 
     It is a pytree itself, of a few arrays: differentiate with respect to it, hand it to an
@@ -102,6 +115,12 @@ class Packed(eqx.Module, Generic[Tree]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"'Packed' object has no attribute {name!r}")
+        if name == "inference" and self.layout.has_attribute(name):
+            # For `hasattr`, an `AttributeError` would mean that there is nothing to switch.
+            raise TypeError(
+                "`equinox.nn.inference_mode` doesn't see what is in a `Packed`. Write "
+                "`eqx.nn.inference_mode(packed.unpack())`."
+            )
         raise AttributeError(
             f"A `Packed` has no attribute {name!r}; the tree in it may. Write "
             f"`packed.unpack().{name}`."
@@ -118,6 +137,15 @@ class Packed(eqx.Module, Generic[Tree]):
             "A `Packed` can't be called; the tree in it may. Write `packed.unpack()(...)`, inside "
             "the jitted function."
         )
+
+    def _refuse(self, other: Any) -> Any:
+        raise TypeError(
+            "A `Packed` isn't an array, and can't be computed with; the tree in it may. Write "
+            "`packed.unpack()`, or `jax.tree.map` for all arrays."
+        )
+
+    __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = _refuse
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = _refuse
 
     def __repr__(self) -> str:
         shared = [members for members in self.layout.members if len(members) > 1]
