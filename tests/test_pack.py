@@ -664,12 +664,10 @@ def test_a_packed_in_the_place_of_an_array():
 def test_a_structure_that_changes_in_a_loop():
     """JAX's error shows what was there, and what is."""
     packed = eqxjit.pack([jnp.ones(2), jnp.ones(3)])
-    with pytest.raises(
-        TypeError, match=r"(?s)float32\[2\], float32\[3\].*float32\[1\], float32\[3\]"
-    ):
-        jax.lax.fori_loop(
-            0, 2, lambda _, p: eqxjit.pack([p.unpack()[0][:1], p.unpack()[1]]), packed
-        )
+    shorter = eqxjit.pack([jnp.ones(1), jnp.ones(3)])
+    told = r"float32\[2\], float32\[3\](.|\n)*float32\[1\], float32\[3\]"
+    with pytest.raises(TypeError, match=told):
+        jax.lax.fori_loop(0, 2, lambda _, __: shorter, packed)
 
 
 def test_inference_mode_is_of_the_unpacked():
