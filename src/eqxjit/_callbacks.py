@@ -4,7 +4,7 @@ Only host callbacks and foreign calls can. The lowered module shows them all, al
 primitive hides from the jaxpr (lineax's solve, Equinox's `noinline`).
 """
 
-import jax
+from typing import Any
 
 from ._compat import lowered_operations
 
@@ -47,18 +47,18 @@ _HARMLESS_PREFIXES = (
 _HOST_TRANSFERS = frozenset({"stablehlo.send", "stablehlo.recv", "stablehlo.outfeed"})
 
 
-def may_raise(lowered: jax.stages.Lowered) -> bool:
+def may_raise(module: Any) -> bool:
     """Whether a program holds a host callback or a foreign call.
 
     **Arguments:**
 
-    - `lowered`: a program, lowered for the devices that it will run on.
+    - `module`: a program, lowered for the devices that it will run on, as StableHLO.
 
     **Returns:**
 
     `False` only if it can't raise once it runs; `True` also where that can't be told.
     """
-    operations = lowered_operations(lowered)
+    operations = lowered_operations(module)
     if operations is None:
         return True
     for name, target in operations:

@@ -7,12 +7,14 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr
 from jax.tree_util import default_registry, tree_structure
 
 if TYPE_CHECKING:
@@ -288,7 +290,7 @@ except ImportError:
 # --- Lowered programs -------------------------------------------------------------------------
 
 
-def _operations(lowered: jax.stages.Lowered) -> list[tuple[str, str]]:
+def _operations(module: Any) -> list[tuple[str, str]]:
     """The name of each operation in a lowered program and, for a custom call, its target."""
     from jaxlib.mlir import ir
 
@@ -302,16 +304,37 @@ def _operations(lowered: jax.stages.Lowered) -> list[tuple[str, str]]:
             found.append((name, ""))
         return ir.WalkResult.ADVANCE
 
-    lowered.compiler_ir("stablehlo").operation.walk(visit)  # type: ignore[union-attr]
+    module.operation.walk(visit)
     return found
 
 
-def lowered_operations(lowered: jax.stages.Lowered) -> Iterator[tuple[str, str]] | None:
+def lowered_operations(module: Any) -> Iterator[tuple[str, str]] | None:
     """As `_operations`, or None where JAX no longer lowers to a module that can be walked."""
     try:
-        return iter(_operations(lowered))
+        return iter(_operations(module))
     except Exception:
         return None
+
+
+def jaxpr_lowered_in(frame: FrameType) -> Any:
+    """The closed jaxpr that a function of JAX lowers, from its frame; None if it isn't there.
+
+    To be asked for it, JAX goes through all arguments again: as long as a first call's own work.
+    """
+    return _local_of_class(frame, ClosedJaxpr)
+
+
+def module_compiled_in(frame: FrameType) -> Any:
+    """The lowered program that a function of JAX compiles, as `jaxpr_lowered_in`."""
+    try:
+        from jaxlib.mlir.ir import Module
+    except ImportError:
+        return None
+    return _local_of_class(frame, Module)
+
+
+def _local_of_class(frame: FrameType, cls: type) -> Any:
+    return next((value for value in frame.f_locals.values() if type(value) is cls), None)
 
 
 # --- Warnings ---------------------------------------------------------------------------------

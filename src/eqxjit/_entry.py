@@ -88,7 +88,8 @@ class Call:
     - `leaves`: their arrays; empty once the call is over.
     - `traces`: the traces of the user's function that JAX has made in this call.
     - `description`: of the call, where it is needed once the call is over.
-    - `traced`: the latest of them, as JAX has it, until it was looked at.
+    - `jaxpr`: the first that JAX lowers then; None once the call is over.
+    - `may_raise`: whether a program that JAX compiles then can raise; None where that isn't known.
     - `user_raised`: whether the user's function, or a node of theirs, raised while it was traced.
     """
 
@@ -96,9 +97,10 @@ class Call:
         "arguments",
         "description",
         "entry",
+        "jaxpr",
         "leaves",
+        "may_raise",
         "site",
-        "traced",
         "traces",
         "user_raised",
     )
@@ -109,7 +111,8 @@ class Call:
         self.arguments = arguments
         self.leaves = leaves
         self.traces: list[Trace] = []
-        self.traced: Any = None
+        self.jaxpr: Any = None
+        self.may_raise: bool | None = None
         self.description: Description | None = None
         self.user_raised = False
 
@@ -256,30 +259,32 @@ class Entry:
         """The user's output, from what JAX returned."""
         return self.descriptions[index_of(output)].rebuild(arrays_of(output))
 
-    def measure(self, trace: Trace, leaves: list[Any]) -> Any:
-        """Fill in the size of a trace, made just now for these leaves; return it as JAX has it."""
-        if has_tracers(leaves) and not observers:
-            # It became part of an outer program, which is measured; and asking takes its time.
-            return None
+    def measure(self, trace: Trace, leaves: list[Any], jaxpr: Any) -> None:
+        """Fill in the size of a trace, made just now for these leaves and lowered from `jaxpr`."""
         try:
-            traced = self.jitted.trace(*leaves)
-            trace.equations, trace.busiest_line = size_of(traced.jaxpr)
+            if has_tracers(leaves):
+                # It became part of an outer program, which is measured; and asking takes its time.
+                jaxpr = self.jitted.trace(*leaves).jaxpr if observers else None
+            elif jaxpr is None:
+                jaxpr = self.jitted.trace(*leaves).jaxpr
+            if jaxpr is not None:
+                trace.equations, trace.busiest_line = size_of(jaxpr)
         except Exception:
             # No `trace` (`EQX_ON_ERROR=breakpoint`).
-            return None
-        return traced
+            pass
 
-    def classify(self, leaves: list[Any], traced: Any = None) -> bool:
+    def classify(self, leaves: list[Any], blocks: bool | None = None) -> bool:
         """Looks at the program for these leaves, which has just run; False if it can't be told.
 
-        Served from JAX's caches, which takes its time: less where `traced` is from there already.
+        Served from JAX's caches, which takes its time, unless `blocks` says if it can raise.
         `unclassified` is for the caller to unset, when all is done.
         """
         if has_tracers(leaves):
             # The outer program is what runs. A later call with arrays is served by this trace.
             return False
         try:
-            blocks = may_raise(self.jitted.lower(*leaves) if traced is None else traced.lower())
+            if blocks is None:
+                blocks = may_raise(self.jitted.lower(*leaves).compiler_ir("stablehlo"))
         except Exception:
             # No `lower` (`EQX_ON_ERROR=breakpoint`), or nothing that it knows.
             blocks = True

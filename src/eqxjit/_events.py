@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
+from ._callbacks import may_raise
+from ._compat import jaxpr_lowered_in, module_compiled_in
 from ._donation import hide_donation_warning
 from ._history import TooManyTracesError
 from ._partition import has_tracers
@@ -73,16 +75,21 @@ class _Phase:
     __slots__ = ("frame", "nested", "recompilation", "show_warning")
 
     def __init__(self) -> None:
-        frame: FrameType | None = sys._getframe(1)
-        is_entered = False
-        # A generator is on the stack only while it runs, not while its `with` lasts.
-        while frame is not None and (not is_entered or frame.f_code.co_flags & CO_GENERATOR):
-            is_entered = frame.f_code.co_name == "__enter__"
-            frame = frame.f_back
-        self.frame = id(frame)
+        self.frame = id(_frame_of_with())
         self.nested = 0.0
         self.recompilation: tuple[weakref.ref[Site], Trace, bool] | None = None
         self.show_warning: Callable[[], None] | None = None
+
+
+def _frame_of_with() -> FrameType | None:
+    """The frame whose `with` a phase is."""
+    frame: FrameType | None = sys._getframe(1)
+    is_entered = False
+    # A generator is on the stack only while it runs, not while its `with` lasts.
+    while frame is not None and (not is_entered or frame.f_code.co_flags & CO_GENERATOR):
+        is_entered = frame.f_code.co_name == "__enter__"
+        frame = frame.f_back
+    return frame
 
 
 class _State(threading.local):
@@ -181,9 +188,23 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
                 pass
     begun = _begin_phase(origin.label, phase)
     begun.recompilation = recompilation
+    if origin.call is not None and origin.call.traces:
+        _look_at_program(origin.call, phase)
     if phase == LOWERING and origin.entry is not None and origin.entry.hides_donation_warning:
         # JAX lowers in a warm call, as it does for a transformation, and warns while it does.
         begun.show_warning = hide_donation_warning()
+
+
+def _look_at_program(call: "Call", phase: str) -> None:
+    """Note what JAX lowers and compiles for a call, as it begins to: to ask later takes longer."""
+    frame = _frame_of_with()
+    if frame is None:
+        return
+    if phase == LOWERING and call.jaxpr is None:
+        call.jaxpr = jaxpr_lowered_in(frame)
+    elif phase == COMPILING and not call.may_raise:
+        module = module_compiled_in(frame)
+        call.may_raise = None if module is None else may_raise(module)
 
 
 def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:

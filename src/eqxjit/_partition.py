@@ -101,7 +101,9 @@ def is_array_leaf(leaf: Any) -> bool:
 
 def has_tracers(leaves: Collection[Any]) -> bool:
     """Whether some transformation passes its tracers in the place of arrays."""
-    return any(isinstance(leaf, Tracer) for leaf in leaves)
+    return not {*map(type, leaves)} <= _ARRAY_TYPES and any(
+        isinstance(leaf, Tracer) for leaf in leaves
+    )
 
 
 def partition(pytree: Any) -> tuple[list[Any], StaticHalf]:

@@ -257,8 +257,6 @@ class Site:
             self.explain(args, kwargs, call)
             raise
         finally:
-            # It refers to the arrays; who stages a call keeps it.
-            call.traced = None
             self.program.keep_if_traced(static.key, entry)
 
     def miss(
@@ -279,7 +277,7 @@ class Site:
                 # Another thread may have looked at a program of its own meanwhile.
                 entry.unclassified = not entry.blocks
             if entry.blocks or entry.unclassified:
-                self.settle(entry, leaves, call.traced)
+                self.settle(entry, leaves, call.may_raise)
             # It may still be reading NumPy's arrays, which a warm call would have copied.
             wait_for(output)
             entry.seconds_of_first_call = max(
@@ -377,10 +375,11 @@ class Site:
             __eqxjit_call__ = None  # noqa: F841
             # A program that was traced well and then raised is compiled all the same.
             for trace in call.traces:
-                call.traced = call.entry.measure(trace, flat)
+                call.entry.measure(trace, flat, call.jaxpr)
                 self.tell(trace)
                 log_iterators(trace, self.program.history.place, call.arguments, self.wrapped.fun)
-            call.leaves = []
+            # Who stages a call keeps it.
+            call.leaves, call.jaxpr = [], None
 
     # --- Traces -------------------------------------------------------------------------------
 
@@ -461,11 +460,11 @@ class Site:
 
     # --- After a call -------------------------------------------------------------------------
 
-    def settle(self, entry: Entry, leaves: list[Any], traced: Any = None) -> None:
+    def settle(self, entry: Entry, leaves: list[Any], may_raise: bool | None = None) -> None:
         """Finds out whether the program that has just run can raise, and what it returns."""
         unclassified = entry.unclassified
         if unclassified:
-            unclassified = not entry.classify(entry.flat(self.fun_leaves, leaves), traced)
+            unclassified = not entry.classify(entry.flat(self.fun_leaves, leaves), may_raise)
         specialized = entry.specialized or entry.resting
         if specialized is not None and (
             specialized.blocks != (entry.blocks or unclassified)
