@@ -46,19 +46,22 @@ def argument_names(
 
 def _of_arrays(trees: list[tuple[str, PyTreeDef]], leaves: Sequence[Any]) -> list[str]:
     """The paths of those leaves of some trees that are arrays."""
-    paths = _leaf_paths(trees)
-    return [path for path, leaf in zip(paths, leaves, strict=True) if leaf is DYNAMIC]
-
-
-def _leaf_paths(trees: list[tuple[str, PyTreeDef]]) -> list[str]:
+    arrays = [index for index, leaf in enumerate(leaves) if leaf is DYNAMIC]
     paths: list[str] = []
     suffixes: dict[type, list[str]] = {}
     pending = trees[::-1]
+    n_seen = 0
     while pending:
         path, treedef = pending.pop()
+        n_leaves = treedef.num_leaves
+        # The next array is the first that has no path yet.
+        if len(paths) == len(arrays) or arrays[len(paths)] >= n_seen + n_leaves:
+            n_seen += n_leaves
+            continue
         node_data = treedef.node_data()
         if node_data is None:
             paths.append(path)
+            n_seen += 1
             continue
         kind, data = node_data
         children = treedef.children()
@@ -106,4 +109,6 @@ _INDEX = re.compile(r"<flat index ([^>]+)>")
 
 def _stable(text: str) -> str:
     """A part of a path, the same in every process, and written as JAX does."""
-    return _INDEX.sub(r"\1", _ADDRESS.sub("...", text))
+    if "0x" in text:
+        text = _ADDRESS.sub("...", text)
+    return _INDEX.sub(r"\1", text) if "<" in text else text

@@ -24,7 +24,7 @@ from ._compat import ArrayImpl, fields_of, treedef_rows
 from ._errors import named_arguments, short
 from ._key_cache import KnownKey, static_key, treedef_key
 from ._partition import SORTED_DICTS, StaticHalf, is_array_leaf
-from ._static_key import ByEquality, compared_fields
+from ._static_key import ByEquality, compared_fields, constants_key
 
 # Larger trees aren't described, and larger static containers not looked into.
 _MAX_PARTS = 50_000
@@ -231,7 +231,14 @@ def _template_of(named: list[tuple[str, Any]], n_arrays: int) -> Template:
         paths.append(path)
         parents.append(parent)
         parts.append(part)
-        if children:
+        if children and {type(child) for _, child, _ in children} == {Slot}:
+            start = len(paths)
+            paths += [path + suffix for suffix, _, _ in children]
+            parents += [start - 1] * len(children)
+            parts += [_NO_PART] * len(children)
+            for place, (_, slot, _) in enumerate(children, start):
+                places[slot.index] = place
+        elif children:
             index = len(paths) - 1
             pending += [
                 (path + suffix, child, index, child_is_static or is_static)
@@ -291,6 +298,9 @@ def _sharding_text(sharding: Any) -> str:
 
 
 def _dynamic_part(value: Any) -> tuple[Part, _Children]:
+    large = _large_part(value)
+    if large is not None:
+        return large, ()
     known = _known_node(value)
     if known is not None:
         return known
@@ -306,6 +316,16 @@ def _dynamic_part(value: Any) -> tuple[Part, _Children]:
     detail = f" with metadata {short(metadata)}"
     part = NodePart(name, lasting(treedef_key(treedef)), detail, type(value).__module__)
     return part, [(_suffix(path), child, False) for path, child in keyed]
+
+
+def _large_part(value: Any) -> StaticPart | None:
+    """A large sequence of nothing but constants: it isn't looked into."""
+    name = type(value).__name__
+    if type(value) in (tuple, list) and len(value) > _MAX_ITEMS:
+        key = constants_key(tuple(value))
+        if key is not None:
+            return StaticPart(f"{name} of {len(value)}", hash(key), name, is_field=False)
+    return None
 
 
 def _suffix(path: Any) -> str:
@@ -361,7 +381,7 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
     if (kind is str or kind is bytes) and len(value) > _MAX_ITEMS:
         text = f"{value[:_LONG_TEXT]!r}... ({len(value)} long)"
         return StaticPart(text, hash(value), kind.__name__, is_field), ()
-    if (kind is tuple or kind is list) and len(value) > _MAX_ITEMS:
+    if kind in (tuple, list, dict) and len(value) > _MAX_ITEMS:
         text = f"{kind.__name__} of {len(value)}"
         return StaticPart(text, hash(static_key(value)), kind.__name__, is_field), ()
     if value is not None:

@@ -1,7 +1,7 @@
 """Compares what two traces were made for, and says in the user's names how they differ."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -106,6 +106,8 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
     old_parts = dict(zip(old.paths, old.parts, strict=True))
     found: list[Difference] = []
     changed: set[int] = set()
+    # Most arrays of a tree change alike.
+    of_arrays: dict[Hashable, list[Difference]] = {}
     rows = zip(new.paths, new.parents, new.parts, strict=True)
     for index, (path, parent, part) in enumerate(rows):
         if parent in changed:
@@ -114,11 +116,22 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
             changed.add(index)
             found.append(_given(path, parent, "absent", str(part)))
         else:
-            before = len(found)
-            if old_parts[path] != part:
-                place = _Place(path, _module_around(new, parent), of_user)
-                found.extend(_compared(place, old_parts[path], part))
-            if len(found) > before:
+            old_part = old_parts[path]
+            if old_part is part or old_part == part:
+                continue
+            place = _Place(path, _module_around(new, parent), of_user)
+            if isinstance(old_part, ArrayPart) and isinstance(part, ArrayPart):
+                # Nothing in it but the path names the place.
+                alike = (id(old_part), id(part), place.module)
+                if alike not in of_arrays:
+                    of_arrays[alike] = [*_compared(place, old_part, part)]
+                compared = [
+                    Difference(d.category, path, d.old, d.new, d.remedy) for d in of_arrays[alike]
+                ]
+            else:
+                compared = [*_compared(place, old_part, part)]
+            found += compared
+            if compared:
                 changed.add(index)
     remaining = set(new.paths)
     gone: set[int] = set()

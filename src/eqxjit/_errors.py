@@ -248,6 +248,9 @@ def _raises(action: Any) -> str:
 
 
 def short(value: Any, limit: int = 40) -> str:
+    if type(value) is str and len(value) <= limit - 2 and value.isidentifier():
+        # Most keys of dicts.
+        return f"'{value}'"
     try:
         text = " ".join(repr(value).split())
     except KeyboardInterrupt:

@@ -15,9 +15,9 @@ import equinox as eqx
 from ._compat import PyTreeDef, with_metadata
 from ._key_cache import KnownKey
 from ._partition import DYNAMIC
-from ._static_key import stays
+from ._static_key import CONSTANTS, Constants, stays
 
-_NO_REFERENTS = frozenset({int, str, bool, float, type, type(None), type(eqx.Module)})
+_NO_REFERENTS = frozenset({*CONSTANTS, Constants, type, type(DYNAMIC), type(eqx.Module)})
 
 
 def referents(key: Hashable) -> Iterator[Any]:
@@ -36,7 +36,8 @@ def _refs(key: Hashable) -> list[weakref.ref[Any]]:
         part = pending.pop()
         kind = type(part)
         if kind is tuple or kind is frozenset:
-            pending.extend([inner for inner in part if type(inner) not in _NO_REFERENTS])
+            if not _NO_REFERENTS.issuperset(map(type, part)):
+                pending += part
         elif kind is KnownKey:
             # Looked for once: it may have been made of very many elements.
             if part.refs is None:

@@ -2,8 +2,9 @@
 
 import collections
 import functools
+import itertools
 import logging
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from ._compat import treedef_rows
@@ -65,32 +66,31 @@ def log_iterators(trace: Trace, place: Place, arguments: StaticHalf, fun: Static
 
 def _holds_iterator(static: StaticHalf) -> bool:
     metadata = [data for _, _, data, custom in treedef_rows(static.treedef) if custom is not None]
+    # One depth after the other: of most values the classes are all that is looked at.
     pending = [*static.leaves, *metadata]
-    plain: set[type] = set()
-    for _ in range(_MAX_VALUES):
-        if not pending:
-            break
-        value = pending.pop()
-        kind = type(value)
-        if kind in plain:
-            continue
-        if is_iterator(kind):
+    n_left = _MAX_VALUES
+    while pending and n_left > 0:
+        n_left -= len(pending)
+        kinds = {*map(type, pending)}
+        if any(map(is_iterator, kinds)):
             return True
-        children = _children(kind, value)
-        if children is None:
-            plain.add(kind)
-        else:
-            pending.extend(children)
+        readers = {kind: read for kind in kinds if (read := _reader(kind)) is not None}
+        if not readers:
+            break
+        held = [readers[type(value)](value) for value in pending if type(value) in readers]
+        pending = [*itertools.islice(itertools.chain.from_iterable(held), max(n_left, 0))]
     return False
 
 
-def _children(kind: type, value: Any) -> Iterable[Any] | None:
-    """Return what a static container holds; None for anything else."""
+def _reader(kind: type) -> Callable[[Any], Iterable[Any]] | None:
+    """Return how to read what a static container holds; None for anything else."""
     if kind in (tuple, list, set, frozenset):
-        return value
+        return iter
     if kind is dict:
-        return value.values()
+        return dict.values
     if kind is functools.partial:
-        return (*value.args, *value.keywords.values())
+        return lambda value: (*value.args, *value.keywords.values())
     fields = compared_fields(kind)
-    return None if fields is None else [getattr(value, name, None) for name in fields]
+    if fields is None:
+        return None
+    return lambda value: [getattr(value, name, None) for name in fields]

@@ -16,6 +16,7 @@ from ._snapshot import Snapshot, compared_by_identity, snapshots_of
 from ._static_key import (
     SIMPLE_KEYS,
     ByEquality,
+    Constants,
     compared_by_equality,
     compares_by_identity,
     is_container,
@@ -237,9 +238,6 @@ def metadata_key(metadata: Any) -> Hashable:
 
 def treedef_key(treedef: PyTreeDef) -> Hashable:
     """The typed static key of a structure: its nodes, with the typed keys of their metadata."""
-    return tuple(
-        [
-            (kind, arity, custom, None if data is None else metadata_key(data))
-            for kind, arity, data, custom in treedef_rows(treedef)
-        ]
-    )
+    kinds, arities, metadata, classes = zip(*treedef_rows(treedef), strict=True)
+    keys = tuple([None if data is None else metadata_key(data) for data in metadata])
+    return (Constants((kinds, arities, classes)), keys)

@@ -16,6 +16,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from ._compat import ArrayImpl, PyTreeDef, fields_of
 from ._key_cache import static_key, treedef_key
+from ._static_key import CONSTANTS, constants_key
 
 
 class _Dynamic:
@@ -26,6 +27,8 @@ class _Dynamic:
 
 
 DYNAMIC = _Dynamic()
+
+_KEYED_TOGETHER = CONSTANTS | {_Dynamic}
 
 # JAX sorts their keys.
 SORTED_DICTS = (dict, collections.defaultdict)
@@ -131,7 +134,9 @@ def partition(pytree: Any) -> tuple[list[Any], StaticHalf]:
 
 
 def _key(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
-    return (treedef_key(treedef), tuple([_leaf_key(leaf) for leaf in leaves]))
+    leaves = tuple(leaves)
+    key = constants_key(leaves, _KEYED_TOGETHER) or tuple([_leaf_key(leaf) for leaf in leaves])
+    return (treedef_key(treedef), key)
 
 
 def with_structs_as_arrays(leaves: list[Any], static: StaticHalf) -> tuple[list[Any], StaticHalf]:

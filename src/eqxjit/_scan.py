@@ -21,6 +21,7 @@ from jax.tree_util import all_leaves
 from ._compat import ArrayImpl, fields_of
 from ._key_cache import static_key
 from ._partition import is_array_leaf, is_module_class
+from ._static_key import CONSTANTS, constants_key
 from ._structure import is_plain_namedtuple, keeps_fields_plainly
 
 # Stand in a key for an array, and for a sequence of nothing else.
@@ -85,8 +86,8 @@ def scan(pytree: Any) -> Scanned | None:
             elif (kinds := {*map(type, node)}) == _ONLY_ARRAYS:
                 arrays += node
                 note(_ARRAYS)
-            elif len(kinds) == 1 and _compares_by_value(kinds.pop(), node):
-                key += (type(node[0]), tuple(node))
+            elif kinds <= CONSTANTS:
+                note(constants_key(tuple(node)))
             else:
                 pending += node[::-1]
         elif cls in _BY_VALUE:
@@ -120,14 +121,6 @@ def scan(pytree: Any) -> Scanned | None:
         else:
             key += (cls, _mark(node, known_by_address))
     return None
-
-
-def _compares_by_value(kind: type, values: Any) -> bool:
-    """Whether numbers of one type are the same exactly if they are equal."""
-    if kind is float:
-        # Zeros differ by their sign, and NaN doesn't equal itself.
-        return 0.0 not in values and not any(map(operator.ne, values, values))
-    return kind in _BY_VALUE
 
 
 def _mark(value: Any, known_by_address: list[Any]) -> Hashable:

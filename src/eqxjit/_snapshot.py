@@ -18,6 +18,7 @@ import numpy as np
 
 from ._compat import ArrayImpl
 from ._static_key import (
+    CONSTANTS,
     ByEquality,
     ByHashAndEquality,
     compared_by_equality,
@@ -337,6 +338,12 @@ def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
 
 def compared_by_identity(value: Any) -> Snapshot | None:
     """Return the snapshot of a value that is too large to be looked into."""
+    if (
+        type(value) in (tuple, list)
+        and len(value) <= LARGEST
+        and CONSTANTS.issuperset(map(type, value))
+    ):
+        return None
     survey = _survey(value)
     return _whole(value, survey) if survey.size > LARGEST else None
 
@@ -393,7 +400,11 @@ def _survey(value: Any) -> _Survey:
     elements = read(value)
     kinds = [*map(type, elements)]
     constants = {kind for kind in {*kinds} if _is_constant_kind(kind)}
-    parts = [_survey(element) for element in elements if type(element) not in constants]
+    parts = (
+        [_survey(element) for element in elements if type(element) not in constants]
+        if len(constants) < len({*kinds})
+        else []
+    )
     is_marshalled = (
         kind in _MARSHALLED_CONTAINERS
         and constants <= _MARSHALLED_CONSTANTS

@@ -151,7 +151,7 @@ def _atom_key(value: Any) -> Hashable:
     return (type(value), value)
 
 
-def _float_key(value: float) -> Hashable:
+def _float_key(value: float) -> tuple[type, float | str]:
     # Zeros are told apart by their sign, and NaN, which doesn't equal itself, by its name.
     return (float, value if value and value == value else repr(value))
 
@@ -160,8 +160,35 @@ def _complex_key(value: complex) -> Hashable:
     return (complex, _float_key(value.real), _float_key(value.imag))
 
 
+class Constants(tuple[Any, ...]):
+    """A part of a typed static key that refers to nothing weakly."""
+
+    __slots__ = ()
+
+
+#: Equal ones of one type are the same to any program, but for zeros and NaN.
+CONSTANTS = frozenset({type(None), bool, int, str, bytes, float})
+
+
+def constants_key(values: tuple[Any, ...], constants: frozenset[type] = CONSTANTS) -> Hashable:
+    """Return one key for values that are all constants, by their types; None for others."""
+    types = tuple(map(type, values))
+    kinds = {*types}
+    if not kinds <= constants:
+        return None
+    if float in kinds and (0.0 in values or any(map(operator.ne, values, values))):
+        keys = [_float_key(value)[1] if type(value) is float else value for value in values]
+        return Constants((types, tuple(keys)))
+    return Constants((types, values))
+
+
+def _elements_key(elements: Iterable[Any]) -> Hashable:
+    values = tuple(elements)
+    return constants_key(values) or tuple([typed_key(value) for value in values])
+
+
 def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
-    return (type(value), tuple([typed_key(element) for element in elements(value)]))
+    return (type(value), _elements_key(elements(value)))
 
 
 def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
@@ -170,13 +197,12 @@ def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Has
     return (type(value), len(keys), frozenset(keys))
 
 
-def _dict_key(value: Any, items: Callable[[Any], Iterable[Any]] = dict.items) -> Hashable:
+def _dict_key(value: Any, cls: Any = dict) -> Hashable:
     # Unlike for `==`, the order of the items matters: a function may go through them.
-    keys = [(typed_key(key), typed_key(element)) for key, element in items(value)]
-    return (type(value), tuple(keys))
+    return (type(value), _elements_key(cls.keys(value)), _elements_key(cls.values(value)))
 
 
-_ordered_dict_key = functools.partial(_dict_key, items=collections.OrderedDict.items)
+_ordered_dict_key = functools.partial(_dict_key, cls=collections.OrderedDict)
 
 
 def _default_dict_key(value: Any) -> Hashable:
