@@ -325,6 +325,9 @@ _READERS: dict[type, _Reader] = {
 
 def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
     """Return a snapshot of a value itself, and one for values that are equal to it, if small."""
+    if type(value) is tuple and _is_small_and_of(_MARSHALLED_CONSTANTS, value):
+        # As below: what most are.
+        return _Same(value, len(value)), _Marshalled(value, len(value))
     survey = _survey(value)
     whole = _whole(value, survey)
     if whole is not None and survey.size > LARGEST:
@@ -338,14 +341,14 @@ def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
 
 def compared_by_identity(value: Any) -> Snapshot | None:
     """Return the snapshot of a value that is too large to be looked into."""
-    if (
-        type(value) in (tuple, list)
-        and len(value) <= LARGEST
-        and CONSTANTS.issuperset(map(type, value))
-    ):
+    if type(value) in (tuple, list) and _is_small_and_of(CONSTANTS, value):
         return None
     survey = _survey(value)
     return _whole(value, survey) if survey.size > LARGEST else None
+
+
+def _is_small_and_of(kinds: frozenset[type], values: Any) -> bool:
+    return len(values) <= LARGEST and kinds.issuperset(map(type, values))
 
 
 def _whole(value: Any, survey: "_Survey") -> Snapshot | None:
