@@ -354,6 +354,28 @@ def test_no_specialised_call_takes_longer_than_its_budget(monkeypatch, budget, r
 
 
 @pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
+@pytest.mark.parametrize("n_slow", [1, 3])
+def test_a_specialised_call_that_took_too_long_is_tried_again(monkeypatch, budget, n_slow):
+    """Garbage may have been collected meanwhile: three attempts, each after ten times as many."""
+    tree, attempted_at = [Layer(X, i) for i in range(300)], []
+    make = _specialize.specialized_call
+
+    def counted(*args):
+        attempted_at.append(f.cache_info().hits)
+        slow = len(attempted_at) <= n_slow
+        monkeypatch.setattr(_budget.time, "thread_time", Clock(1.0 if slow else 0.0))
+        return make(*args)
+
+    monkeypatch.setattr(_budget, "_seconds_per_character", lambda: 0.0)
+    monkeypatch.setattr(_specialize, "specialized_call", counted)
+    f = eqxjit.filter_jit(lambda tree, x: x + 1)
+    for _ in range(150):
+        assert f(tree, X).tolist() == (X + 1).tolist()
+    assert attempted_at == [1, 11, 111][: n_slow + 1]
+    assert (f.specialized_source() is None) == (n_slow == 3)
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
 def test_a_short_first_call_allows_for_little(budget):
     for seconds, allowed in ((0.0, 0.01), (0.05, 0.05), (100.0, 0.18)):
         assert _budget.Budget(seconds, 10_000).seconds == allowed

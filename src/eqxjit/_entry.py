@@ -135,6 +135,7 @@ class Entry:
 
     __slots__ = (
         "__weakref__",
+        "attempts_left",
         "blocks",
         "descriptions",
         "fate",
@@ -176,6 +177,8 @@ class Entry:
         self.seconds_of_first_call = 0.0
         #: What describes its calls, and the function's static half that is described with it.
         self.template: tuple[Template, weakref.ref[StaticHalf] | None] | None = None
+        #: How often making the specialised call may still take too long.
+        self.attempts_left = 3
         self.specialized: SpecializedCall | None = None
         #: A specialised call that is out of use until the next call (see `Program`).
         self.resting: SpecializedCall | None = None

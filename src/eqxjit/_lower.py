@@ -1,11 +1,13 @@
 """Ahead-of-time compilation: `f.lower(...)` and `f.lower(...).compile()`."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
+from ._budget import TooLong
 from ._description import Description, summary
 from ._differences import OF_ARRAYS, differences
 from ._entry import Call, wait_for
@@ -196,7 +198,9 @@ class Compiled:
             raise
         self._n_calls += 1
         if self._n_calls == _CALLS_BEFORE_SPECIALIZING:
-            call = specialized_call(site, entry, args, kwargs, static, leaves, output)
+            call = None
+            with contextlib.suppress(TooLong):
+                call = specialized_call(site, entry, args, kwargs, static, leaves, output)
             if call is not None:
                 generic = site.wrapped.binding.receiver(self._call_generic)
                 self._fill_slot(call.instantiate(site, generic, self.compiled))

@@ -11,7 +11,7 @@ import numpy as np
 from jax.tree_util import tree_flatten
 
 from ._binding import Binding, absent
-from ._budget import Budget
+from ._budget import Budget, TooLong
 from ._changeable import are_repeated
 from ._compat import is_staging
 from ._entry import Entry, Output, Retrace, index_of
@@ -36,6 +36,10 @@ _MAX_NODES = 40_000
 
 # Larger structures must be called more often before a specialised call is worth its making.
 _NODES_PER_HIT = 2_000
+
+
+# How many times more warm calls there must be before making one is attempted again.
+_HITS_PER_ATTEMPT = 10
 
 
 class SpecializedCall:
@@ -133,7 +137,14 @@ def specialize(
     if entry.resting is not None:
         site.program.specialize(entry, entry.resting)
         return
-    call = specialized_call(site, entry, args, kwargs, static, leaves, output)
+    try:
+        call = specialized_call(site, entry, args, kwargs, static, leaves, output)
+    except TooLong:
+        # Once, that can be a collection of garbage, or a busy machine.
+        entry.hits, entry.hits_needed = 0, _HITS_PER_ATTEMPT * entry.hits_needed
+        entry.attempts_left -= 1
+        entry.unspecializable = not entry.attempts_left
+        return
     if call is None:
         entry.unspecializable = True
     else:
@@ -157,6 +168,10 @@ def specialized_call(
     - `entry`: the entry that served the call.
     - `args`, `kwargs`, `static`, `leaves`: the call's arguments, and the two halves of them.
     - `output`: what JAX returned.
+
+    **Raises:**
+
+    - `TooLong`, if making it takes longer than a call may.
     """
     n_nodes = static.treedef.num_nodes
     if not SPECIALIZING or n_nodes > _MAX_NODES:
@@ -173,6 +188,8 @@ def specialized_call(
         flat = entry.flat(site.fun_leaves, leaves)
         if _does_the_same(generated[1], site, args, kwargs, flat, output, expected):
             return SpecializedCall(*generated, entry, blocks)
+    except TooLong:
+        raise
     except Exception:
         # Whatever a structure does to defeat code generation, the generic path serves it.
         pass
