@@ -18,6 +18,7 @@ import pytest
 from sides import CALLS, both
 
 import eqxjit
+from eqxjit import _site
 
 THREADS = 8
 
@@ -294,6 +295,41 @@ def test_first_calls_of_one_structure_or_shape_trace_no_more_often_than_jax_jit(
     ours = [traces_in_a_race(eqxjit.filter_jit) for _ in range(rounds)]
     theirs = [traces_in_a_race(jax.jit) for _ in range(rounds)]
     assert max(ours) <= max(theirs)
+
+
+def test_a_thread_compiles_what_another_one_traces(monkeypatch):
+    """In the miss path, as there was no trace yet: for an array that is put on a device."""
+    in_trace, in_miss_path = threading.Event(), threading.Event()
+
+    def fun(x):
+        in_trace.set()
+        assert in_miss_path.wait(60)
+        return x + 1
+
+    f = eqxjit.filter_jit(fun)
+    run = _site.Site.run
+
+    def second_run(*args):
+        in_miss_path.set()
+        return run(*args)
+
+    def second_call():
+        assert in_trace.wait(60)
+        monkeypatch.setattr(_site.Site, "run", second_run)
+        f(jax.device_put(X, jax.devices()[0]))
+
+    second = threading.Thread(target=second_call)
+    second.start()
+    assert f(X).tolist() == (X + 1).tolist()
+    second.join(60)
+    trace, recompilation = f.traces()
+    assert f.cache_info()[:3] == (1, 1, 1)
+    assert (trace.is_recompilation, recompilation.is_recompilation) == (False, True)
+    assert [difference.category for difference in recompilation.differences] == [
+        "sharding or device"
+    ]
+    assert recompilation.seconds.lowering > 0
+    assert recompilation.seconds.compiling > 0
 
 
 def test_racing_structures_become_one_entry_each():

@@ -188,7 +188,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
                 pass
     begun = _begin_phase(origin.label, phase)
     begun.recompilation = recompilation
-    if origin.call is not None and origin.call.traces:
+    if origin.call is not None:
         _look_at_program(origin.call, phase)
     if phase == LOWERING and origin.entry is not None and origin.entry.hides_donation_warning:
         # JAX lowers in a warm call, as it does for a transformation, and warns while it does.
@@ -226,9 +226,9 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
         _state.lowering = weakref.ref(origin.called), duration_secs
     elif origin.called is not None and phase == COMPILING:
         _end_recompilation(origin.called, duration_secs, from_cache)
-    if origin.entry is not None and phase == COMPILING:
-        # Seen by the warm call itself, once the program has run.
-        origin.entry.unclassified = not origin.entry.blocks
+    if phase == COMPILING and origin.called is not None and not origin.is_ahead_of_time:
+        # Seen by the call itself, once the program has run.
+        origin.called.unclassified = not origin.called.blocks
     _end_phase(origin.label, phase, duration_secs, from_cache)
 
 
@@ -295,16 +295,22 @@ class _Origin:
         return self.entry if self.call is None else self.call.entry
 
     @property
+    def is_ahead_of_time(self) -> bool:
+        """Whether it isn't compiled in a call."""
+        return self.call is not None and self.call.description is not None
+
+    @property
     def compiles_without_tracing(self) -> bool:
         """Whether no trace of ours stands for what is compiled."""
         return self.entry is not None or (self.call is not None and not self.call.traces)
 
     def begin_recompilation(self) -> "tuple[weakref.ref[Site], Trace, bool]":
         """The trace that JAX begins to compile; whether it is a new record."""
-        if self.call is not None and self.call.description is not None:
+        if self.call is not None:
             call, site = self.call, self.call.site
+            description = call.description or site.describe(call.arguments, call.leaves, call.entry)
             return weakref.ref(site), *site.begin_recompilation(
-                call.entry, self.call.description, False
+                call.entry, description, has_tracers(call.leaves)
             )
         assert self._frame is not None
         assert self.entry is not None
