@@ -103,8 +103,10 @@ def nested(name: str) -> Figures:
     }
 
 
-def stalls(kind: str, name: str) -> Figures:
-    """The first call, and the slowest of the twenty after it: one of those specialises."""
+def wide(kind: str, name: str) -> Figures:
+    """A tree of many leaves: the first call, the slowest of the twenty after it, of which one
+    specialises, and the first with another shape.
+    """
     import equinox as eqx
     import jax
     import jax.numpy as jnp
@@ -115,14 +117,26 @@ def stalls(kind: str, name: str) -> Figures:
         weight: jax.Array
         index: int = eqx.field(static=True)
 
+    class Affine(eqx.Module):
+        weight: jax.Array
+        bias: jax.Array
+
+    array, x, longer = jnp.ones(()), jnp.ones(3), jnp.ones(4)
     trees = {
+        "arrays": lambda: [array] * 1_000,
+        "modules": lambda: [Affine(array, array) for _ in range(300)],
         "floats": lambda: [float(i) for i in range(20_000)],
-        "layers": lambda: [Layer(jnp.ones(()), i) for i in range(2_000)],
+        "layers": lambda: [Layer(array, i) for i in range(2_000)],
     }
-    tree, x = trees[kind](), jnp.ones(3)
+    tree = trees[kind]()
+    jax.block_until_ready((array, x, longer, x + 1, longer + 1))
     f = FILTER_JITS[name](lambda tree, x: x + 1)
-    run = lambda: f(tree, x).block_until_ready()  # noqa: E731
-    return {"first call": seconds(run), "slowest later call": max(seconds(run) for _ in range(20))}
+    run = lambda x=x: f(tree, x).block_until_ready()  # noqa: E731
+    return {
+        "first call of a wide tree": seconds(run),
+        "slowest later call": max(seconds(run) for _ in range(20)),
+        "new shape": seconds(lambda: run(longer)),
+    }
 
 
 PROBES: dict[str, Callable[[str], Figures]] = {
@@ -131,8 +145,10 @@ PROBES: dict[str, Callable[[str], Figures]] = {
     "MLP + adam": partial(first_calls, "MLP + adam"),
     "transformer": partial(first_calls, "transformer"),
     "nested": nested,
-    "20,000 floats": partial(stalls, "floats"),
-    "2,000 layers that differ": partial(stalls, "layers"),
+    "1,000 arrays": partial(wide, "arrays"),
+    "300 Modules": partial(wide, "modules"),
+    "20,000 floats": partial(wide, "floats"),
+    "2,000 layers that differ": partial(wide, "layers"),
 }
 
 if __name__ == "__main__":
