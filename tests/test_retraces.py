@@ -24,7 +24,7 @@ from processes import run, start
 from sides import CALLS, both
 
 import eqxjit
-from eqxjit import _compat, _iterators, _storms
+from eqxjit import _compat, _events, _iterators, _storms
 
 #: What messages call this file.
 HERE = os.path.relpath(__file__)
@@ -459,10 +459,27 @@ def test_calls_without_arguments():
 def test_a_huge_tree_is_not_described():
     f = eqxjit.filter_jit(lambda x, many: x)
     for n in (1, 2):
-        f(X, [n] * 60_000)
+        f(X, [[n]] * 60_000)
     assert f.traces()[1].differences[0].category == "not known"
     assert f.traces()[1].arguments == {}
     assert "(...) at " in repr(f.traces()[1])
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "text"),
+    [
+        (lambda n: [n] * 2_000, "many", "list of 2000"),
+        (lambda n: (*range(1_999), n), "many", "tuple of 2000"),
+        (lambda n: Model([], config={i: n for i in range(2_000)}), "many.config", "dict of 2000"),
+    ],
+)
+def test_a_large_container_of_constants_is_one_part(make, path, text):
+    f = eqxjit.filter_jit(lambda x, many: x)
+    for n in (1, 2, 1):
+        f(X, make(n))
+    first, second = f.traces()
+    assert str(first.arguments[path]) == text
+    assert second.reason == f"static value changed: `{path}` is another {text}"
 
 
 # --- What JAX does by itself ------------------------------------------------------------------
@@ -1606,31 +1623,32 @@ def test_iterators_that_were_named_are_bounded(monkeypatch, caplog):
     assert len(_iterators._logged) == 2
 
 
-def test_what_a_first_call_asks_jax_for(monkeypatch):
-    """Its trace once, by which it is both measured and looked at; it isn't staged a second time."""
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_what_a_first_call_asks_jax_for(monkeypatch, is_seen):
+    """Nothing: what JAX lowers and compiles is seen as it does, by which a trace is both measured
+    and looked at. On a release that keeps it elsewhere it is asked for.
+    """
     asked = []
 
-    class Jitted:
-        def __init__(self, fun, **options):
-            self._jitted = _JIT(fun, **options)
-
-        def __call__(self, *args):
-            return self._jitted(*args)
-
+    # A call of it has no frame.
+    class Jitted(functools.partial):
         def trace(self, *args):
             asked.append("trace")
-            return self._jitted.trace(*args)
+            return self.func.trace(*args)
 
         def lower(self, *args):
             asked.append("lower")
-            return self._jitted.lower(*args)
+            return self.func.lower(*args)
 
+    if not is_seen:
+        for name in ("jaxpr_lowered_in", "module_compiled_in"):
+            monkeypatch.setattr(_events, name, lambda frame: None)
     f = eqxjit.filter_jit(lambda x: x + 1)
-    monkeypatch.setattr(jax, "jit", Jitted)
-    f(jnp.ones(3))
-    assert asked == ["trace"]
-    f(jnp.ones(4))
-    assert asked == ["trace"] * 2
+    monkeypatch.setattr(jax, "jit", lambda fun, **options: Jitted(_JIT(fun, **options)))
+    for n in (3, 4):
+        f(jnp.ones(n))
+        assert asked == ([] if is_seen else ["trace", "lower"])
+        asked.clear()
     assert [trace.equations for trace in f.traces()] == [1, 1]
 
 
