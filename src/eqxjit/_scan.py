@@ -24,8 +24,8 @@ from ._partition import is_array_leaf, is_module_class
 from ._static_key import CONSTANTS, constants_key
 from ._structure import is_plain_namedtuple, keeps_fields_plainly
 
-# Stand in a key for an array, and for a sequence of nothing else.
-_ARRAY, _ARRAYS = "array", "arrays"
+# Stand in a key for an array, for a sequence of nothing else, and for dicts of one item in another.
+_ARRAY, _ARRAYS, _CHAIN = "array", "arrays", "chain"
 
 _ONLY_ARRAYS = {ArrayImpl}
 _ONLY_STRINGS = {str}
@@ -80,6 +80,16 @@ def scan(pytree: Any) -> Scanned | None:
             note(_ARRAY)
         elif cls is tuple or cls is list:
             size = len(node)
+            if size == 1:
+                # Mostly in another one.
+                depth, node = 1, node[0]
+                while type(node) is cls and len(node) == 1 and depth < _MAX_NODES:
+                    depth, node = depth + 1, node[0]
+                if depth == _MAX_NODES:
+                    return None
+                key += (cls, -depth)
+                pending.append(node)
+                continue
             key += (cls, size)
             if size < _FEW:
                 pending += node[::-1]
@@ -94,6 +104,16 @@ def scan(pytree: Any) -> Scanned | None:
             key += (cls, node)
         elif cls in _LEAVES:
             key += (cls, _mark(node, known_by_address))
+        elif cls is dict and len(node) == 1:
+            labels = []
+            while type(node) is dict and len(node) == 1 and len(labels) < _MAX_NODES:
+                [label] = node
+                labels.append(label)
+                node = node[label]
+            if len(labels) == _MAX_NODES or {*map(type, labels)} != _ONLY_STRINGS:
+                return None
+            key += (_CHAIN, tuple(labels))
+            pending.append(node)
         elif cls is dict:
             if node and {*map(type, node)} != _ONLY_STRINGS:
                 return None

@@ -174,7 +174,9 @@ class _Elements:
     - `addresses`: those of all elements, in one string.
     - `constants`: those that are held on to, with `None` in the place of the others.
     - `weak`: references to those that compare by identity; `died` has those that are dead.
-    - `parts`: the snapshots of those that have to be looked into, by position.
+    - `parts`: the snapshots of those that have to be looked into, by position; `hashed` are the
+        positions of those whose own `hash` tells while they are the same, with their `hashes`, and
+        `others` the rest.
     """
 
     __slots__ = (
@@ -183,7 +185,10 @@ class _Elements:
         "constants_types",
         "died",
         "has_fixed_classes",
+        "hashed",
+        "hashes",
         "kind",
+        "others",
         "parts",
         "read",
         "size",
@@ -204,6 +209,9 @@ class _Elements:
         self.read = read
         self.addresses = _addresses(elements)
         self.parts = [*parts.items()]
+        self.others = [pair for pair in self.parts if not _is_hashed(pair[1])]
+        self.hashed = [index for index, part in self.parts if _is_hashed(part)]
+        self.hashes = [parts[index].key.hash for index in self.hashed]
         self.size = len(elements) + sum([part.size for part in parts.values()])
         self.died: list[weakref.ref[Any]] = []
         self.weak = [weakref.ref(elements[index], self.died.append) for index in weak]
@@ -226,11 +234,14 @@ class _Elements:
         items = self.read(value)
         if len(items) != len(self.constants):
             return False
-        for index, part in self.parts:
+        # The address of an object that died may be another's by now.
+        are_same = not self.died and _addresses(items) == self.addresses
+        if are_same and [hash(items[index]) for index in self.hashed] != self.hashes:
+            return False
+        for index, part in self.others if are_same else self.parts:
             if not part.matches(items[index]):
                 return False
-        # The address of an object that died may be another's by now.
-        if not self.died and _addresses(items) == self.addresses:
+        if are_same:
             return self.has_fixed_classes or self._weak_match(items)
         if self.constants_types is None or (self.weak and not self._weak_match(items)):
             return False
@@ -251,6 +262,10 @@ class _Elements:
         return [*map(type, objects)] == self.weak_types and all(
             map(operator.is_, objects, map(operator.call, self.weak))
         )
+
+
+def _is_hashed(part: Any) -> bool:
+    return type(part) is _Equal and type(part.key) is ByHashAndEquality
 
 
 def _addresses(items: list[Any]) -> bytes:
