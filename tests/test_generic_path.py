@@ -222,6 +222,24 @@ def test_scans_find_the_arrays_that_jax_finds():
                 assert list(map(id, ours)) == list(map(id, theirs))
 
 
+def test_chains_of_containers_of_one_are_told_apart():
+    shared: dict[str, Any] = {"a": 0}
+    trees = [
+        *([X], [[X]], [[[X]]], [(X,)], ([X],), (X,), [[[]]], [], [[1]], [[True]], [[[X], X]]),
+        *({"a": X}, {"b": X}, {"a": {"b": X}}, {"b": {"a": X}}, {"a": {"a": X}}, {"a": [X]}),
+        *({"a": {}}, {}, {"a": {"b": X, "c": X}}, {"a": {"a": {"b": X, "c": X}}}, shared),
+    ]
+    found = [scan(tree) for tree in trees]
+    assert None not in found
+    assert len({scanned.key for scanned in found}) == len(trees)
+    for tree, scanned in zip(trees, found, strict=True):
+        assert list(map(id, scanned.arrays)) == [id(x) for x in jax.tree.leaves(tree) if x is X]
+    shared["a"] = shared
+    circle: list[Any] = []
+    circle.append(circle)
+    assert (scan(shared), scan(circle), scan({"a": {1: X}})) == (None, None, None)
+
+
 @pytest.fixture
 def unspecialized(monkeypatch):
     monkeypatch.setattr(_specialize, "SPECIALIZING", False)

@@ -470,7 +470,7 @@ def test_a_huge_tree_is_not_described():
     [
         (lambda n: [n] * 2_000, "many", "list of 2000"),
         (lambda n: (*range(1_999), n), "many", "tuple of 2000"),
-        (lambda n: Model([], config={i: n for i in range(2_000)}), "many.config", "dict of 2000"),
+        (lambda n: Model([], config=dict.fromkeys(range(2000), n)), "many.config", "dict of 2000"),
     ],
 )
 def test_a_large_container_of_constants_is_one_part(make, path, text):

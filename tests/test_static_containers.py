@@ -480,6 +480,24 @@ def test_no_typed_key_is_made_on_a_warm_call(form, fun, keys_made):
 
 
 @pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("form", [list, lambda values: dict(enumerate(values))])
+def test_an_object_with_a_hash_of_its_own_is_asked_for_it_alone(form, monkeypatch):
+    values = [Hashed(i) for i in range(5)]
+    model, f = configured(X, form(values)), eqxjit.filter_jit(lambda model, x: x + 1)
+    for _ in range(CALLS):
+        f(model, X)
+    asked = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Hashed, "__hash__", lambda self: asked.append("hash") or hash(self.value))
+        patch.setattr(_snapshot._Equal, "matches", lambda self, value: asked.append("=="))
+        f(model, X)
+    assert asked == ["hash"] * 5
+    values[2].value = 7
+    f(model, X)
+    assert f.cache_info().traces == 2
+
+
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("form", FORMS)
 def test_none_in_the_wrapped_function(form, keys_made):
     f = eqxjit.filter_jit(eqx.Partial(scaled, configured(X, FORMS[form]())))

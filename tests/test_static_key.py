@@ -14,6 +14,7 @@ import types
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from helpers import Twins, assert_same
 from sides import CALLS, both
 
 import eqxjit
+from eqxjit._given import referents
+from eqxjit._partition import partition
 
 
 class Level(enum.IntEnum):
@@ -511,3 +514,9 @@ def test_a_dataclass_with_its_own_equality_from_a_string(filter_jit):
         own = namespace["Own"](1)
         object.__setattr__(own, "extra", extra)
         assert f(jnp.ones(()), own) == extra
+
+
+def test_the_key_of_plain_modules_refers_to_nothing():
+    """Equinox's own mark of a missing field is no object of the user's."""
+    _, static = partition([eqx.nn.Linear(2, 2, key=jax.random.key(0)) for _ in range(3)])
+    assert [*referents(static.key)] == []

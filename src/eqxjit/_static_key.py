@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from jax.tree_util import tree_flatten
 
-from ._compat import ArrayImpl, PyTreeDef, treedef_rows
+from ._compat import MISSING, ArrayImpl, PyTreeDef, treedef_rows
 
 
 class ByHashAndEquality:
@@ -348,6 +348,11 @@ _KEY_OF_INTERNED: dict[type, Callable[[Any], Hashable]] = {}
 def register_interned(kind: type, make_key: Callable[[Any], Hashable]) -> None:
     """Have objects of a class be keyed by content, while guards compare them by identity."""
     _KEY_OF_INTERNED[kind] = make_key
+
+
+if type(MISSING) is not object:
+    # In the metadata of most Modules: there is nothing to refer to weakly.
+    register_interned(type(MISSING), _atom_key)
 
 
 def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:
