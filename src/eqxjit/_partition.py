@@ -16,6 +16,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from ._compat import ArrayImpl, PyTreeDef, fields_of
 from ._key_cache import static_key, treedef_key
+from ._modules import is_module_class
 from ._static_key import CONSTANTS, constants_key
 
 
@@ -267,14 +268,6 @@ def _children(node: Any) -> Collection[Any]:
     if issubclass(type(node), dict):
         return node.values()
     return ()
-
-
-_MODULE_METACLASS = type(eqx.Module)
-
-
-def is_module_class(kind: type) -> bool:
-    """Return whether a class is one of Modules, which Equinox never frees."""
-    return issubclass(type(kind), _MODULE_METACLASS)
 
 
 # Of classes of Modules only: the cache would keep others alive.

@@ -20,9 +20,10 @@ from jax.tree_util import all_leaves
 
 from ._compat import ArrayImpl, fields_of
 from ._key_cache import static_key
-from ._partition import is_array_leaf, is_module_class
+from ._modules import is_module_class, keeps_fields_plainly
+from ._partition import is_array_leaf
 from ._static_key import CONSTANTS, constants_key
-from ._structure import is_plain_namedtuple, keeps_fields_plainly
+from ._structure import is_plain_namedtuple
 
 # Stand in a key for an array, for a sequence of nothing else, and for dicts of one item in another.
 _ARRAY, _ARRAYS, _CHAIN = "array", "arrays", "chain"

@@ -14,9 +14,11 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+import equinox as eqx
 import numpy as np
 
-from ._compat import ArrayImpl
+from ._compat import ArrayImpl, fields_of
+from ._modules import keeps_fields_plainly
 from ._static_key import (
     CONSTANTS,
     ByEquality,
@@ -321,6 +323,11 @@ def _namespace(value: types.SimpleNamespace) -> list[Any]:
     return _pairs(vars(value))
 
 
+def _fields(value: eqx.Module) -> list[Any]:
+    fields = fields_of(value)
+    return [*fields, *fields.values()]
+
+
 #: How to read all that the `==` of a builtin container compares. Its subclasses' own methods have
 #: no say.
 _READERS: dict[type, _Reader] = {
@@ -503,6 +510,8 @@ def _reader(kind: type) -> _Reader | None:
     if read is not None:
         return read
     base = looked_into_as(kind)
+    if base is eqx.Module:
+        return _fields if keeps_fields_plainly(kind) else None
     if base is not None:
         return _READERS.get(base)
     fields = keyed_fields(kind)

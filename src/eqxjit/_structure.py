@@ -1,17 +1,14 @@
 """The static half of a call as a tree of nodes, for the code generators to walk."""
 
 import dataclasses
-import functools
-import inspect
 import itertools
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-import equinox as eqx
-
 from ._compat import MISSING, PyTreeDef
 from ._key_cache import metadata_key, static_key
-from ._partition import DYNAMIC, is_module_class
+from ._modules import keeps_fields_plainly
+from ._partition import DYNAMIC
 
 # From this many equal items on, generated code loops over them.
 SHORTEST_RUN = 4
@@ -183,27 +180,6 @@ def module_layout(node: Node) -> ModuleLayout | None:
     if any(isinstance(child, Node) and child.kind is type(MISSING) for child in node.children):
         return None
     return ModuleLayout(tuple(dynamic_names), tuple(zip(static_names, static_values, strict=True)))
-
-
-def keeps_fields_plainly(cls: type) -> bool:
-    """Return whether a class is one of Modules, with its fields in their `__dict__`."""
-    return is_module_class(cls) and _module_keeps_fields_plainly(cls)
-
-
-# Of classes of Modules only: the cache would keep others alive.
-@functools.lru_cache(maxsize=1024)
-def _module_keeps_fields_plainly(cls: type) -> bool:
-    if cls.__getattribute__ is not eqx.Module.__getattribute__:
-        return False
-    if inspect.getattr_static(cls, "__dict__") is not inspect.getattr_static(
-        eqx.Module, "__dict__"
-    ):
-        return False
-    # A property of the same name would be what `setattr` writes to.
-    return not any(
-        hasattr(inspect.getattr_static(cls, field.name, None), "__set__")
-        for field in dataclasses.fields(cls)
-    )
 
 
 def is_plain_namedtuple(kind: type) -> bool:

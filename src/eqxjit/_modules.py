@@ -1,0 +1,35 @@
+"""Classes of Modules: which there are, and whether their objects can be read past Equinox."""
+
+import dataclasses
+import functools
+import inspect
+
+import equinox as eqx
+
+_MODULE_METACLASS = type(eqx.Module)
+
+
+def is_module_class(kind: type) -> bool:
+    """Return whether a class is one of Modules, which Equinox never frees."""
+    return issubclass(type(kind), _MODULE_METACLASS)
+
+
+def keeps_fields_plainly(cls: type) -> bool:
+    """Return whether a class is one of Modules, with its fields in their `__dict__`."""
+    return is_module_class(cls) and _module_keeps_fields_plainly(cls)
+
+
+# Of classes of Modules only: the cache would keep others alive.
+@functools.lru_cache(maxsize=1024)
+def _module_keeps_fields_plainly(cls: type) -> bool:
+    if cls.__getattribute__ is not eqx.Module.__getattribute__:
+        return False
+    if inspect.getattr_static(cls, "__dict__") is not inspect.getattr_static(
+        eqx.Module, "__dict__"
+    ):
+        return False
+    # A property of the same name would be what `setattr` writes to.
+    return not any(
+        hasattr(inspect.getattr_static(cls, field.name, None), "__set__")
+        for field in dataclasses.fields(cls)
+    )
