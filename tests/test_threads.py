@@ -299,7 +299,7 @@ def test_first_calls_of_one_structure_or_shape_trace_no_more_often_than_jax_jit(
 
 def test_a_thread_compiles_what_another_one_traces(monkeypatch):
     """In the miss path, as there was no trace yet: for an array that is put on a device."""
-    in_trace, in_miss_path = threading.Event(), threading.Event()
+    in_trace, in_miss_path, is_traced = threading.Event(), threading.Event(), threading.Event()
 
     def fun(x):
         in_trace.set()
@@ -311,6 +311,7 @@ def test_a_thread_compiles_what_another_one_traces(monkeypatch):
 
     def second_run(*args):
         in_miss_path.set()
+        assert is_traced.wait(60)
         return run(*args)
 
     def second_call():
@@ -321,6 +322,7 @@ def test_a_thread_compiles_what_another_one_traces(monkeypatch):
     second = threading.Thread(target=second_call)
     second.start()
     assert f(X).tolist() == (X + 1).tolist()
+    is_traced.set()
     second.join(60)
     trace, recompilation = f.traces()
     assert f.cache_info()[:3] == (1, 1, 1)
