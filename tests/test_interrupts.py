@@ -204,3 +204,25 @@ def test_the_same_function_at_any_point(kind, another_thread):
         assert {*map(str, values(outs))} <= {str(X.tolist())}, hook.place
         outs.clear()
         assert_works(f, hook, alive, another_thread)
+
+
+@pytest.mark.parametrize("n", [1, 4, 7])
+def test_an_interrupt_while_a_program_is_looked_at(n):
+    """It isn't taken for a failure to look, after which all calls would block."""
+    f = eqxjit.filter_jit(lambda x: x * 2)
+    n_events = itertools.count(1)
+
+    def interrupt(frame, event, arg):
+        if frame.f_code.co_qualname.startswith("_operations") and next(n_events) == n:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            f(X)
+    finally:
+        sys.setprofile(None)
+    assert f(X).tolist() == [0.0, 2.0, 4.0]
+    [entry] = f._wrapped.program.entries.values()
+    assert not entry.blocks

@@ -23,8 +23,12 @@ class Changeable(NamedTuple):
 def changeable(treedef: PyTreeDef, leaves: Iterable[Any]) -> list[Changeable]:
     """The static objects of a structure, leaves included, whose typed keys can change."""
     # A leaf that can't be hashed didn't come in by its key: it is the function's own object.
-    values = [leaf for leaf in leaves if leaf is not DYNAMIC and _is_hashable(leaf)]
-    values += _metadata(treedef)
+    values = [leaf for leaf in leaves if leaf is not DYNAMIC and is_hashable(leaf)]
+    return changeable_among(values + _metadata(treedef))
+
+
+def changeable_among(values: Iterable[Any]) -> list[Changeable]:
+    """Those of some static objects whose typed keys can change."""
     # Layers often share one object, such as their configuration.
     found: list[Changeable] = []
     for value in {id(value): value for value in values}.values():
@@ -44,18 +48,14 @@ def _metadata(treedef: PyTreeDef) -> list[Any]:
     return found
 
 
-def are_repeated(*treedefs: PyTreeDef) -> bool:
-    """Whether an object in them that can be changed in place is in another place, too."""
-    found = [
-        id(value)
-        for treedef in treedefs
-        for value in _metadata(treedef)
-        if not identity_suffices(value)
-    ]
+def are_repeated(treedef: PyTreeDef, others: Iterable[Any]) -> bool:
+    """Whether an object there that can be changed in place is there twice, or among others."""
+    found = [id(value) for value in (*_metadata(treedef), *others) if not identity_suffices(value)]
     return len(found) > len({*found})
 
 
-def _is_hashable(value: Any) -> bool:
+def is_hashable(value: Any) -> bool:
+    """Whether a value can be hashed."""
     try:
         hash(value)
     except Exception:

@@ -106,6 +106,9 @@ treedef_rows: Callable[[PyTreeDef], list[TreedefRow]] = (
     _rows_by_pickling if _pickled_rows_are_as_expected() else _rows_by_walking
 )
 
+#: What the row of a leaf has as its kind.
+LEAF_KIND = treedef_rows(tree_structure(0))[0][0]
+
 
 def _root_by_flattening(treedef: PyTreeDef) -> PyTreeDef:
     """The treedef of the root alone, from such a node, by public functions."""
@@ -113,10 +116,11 @@ def _root_by_flattening(treedef: PyTreeDef) -> PyTreeDef:
     return tree_structure(node, is_leaf=lambda subtree: subtree is not node)
 
 
-_CAN_ASSEMBLE = hasattr(PyTreeDef, "from_node_data_and_children")
+#: Whether treedefs can be put together from node data.
+CAN_ASSEMBLE = hasattr(PyTreeDef, "from_node_data_and_children")
 
 
-def _assembled(node_data: Any, children: list[PyTreeDef]) -> PyTreeDef:
+def assembled(node_data: Any, children: list[PyTreeDef]) -> PyTreeDef:
     """The treedef of a node, without making an object of the user's class."""
     return PyTreeDef.from_node_data_and_children(  # type: ignore[attr-defined]
         default_registry, node_data, children
@@ -125,18 +129,24 @@ def _assembled(node_data: Any, children: list[PyTreeDef]) -> PyTreeDef:
 
 def _root_by_node_data(treedef: PyTreeDef) -> PyTreeDef:
     children = [tree_structure(0)] * len(treedef.children())
-    return _assembled(treedef.node_data(), children)
+    return assembled(treedef.node_data(), children)
 
 
 #: The treedef of a tree's root, with leaves in the place of all its children.
 root_treedef: Callable[[PyTreeDef], PyTreeDef] = (
-    _root_by_node_data if _CAN_ASSEMBLE else _root_by_flattening
+    _root_by_node_data if CAN_ASSEMBLE else _root_by_flattening
 )
+
+
+def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
+    """The object that JAX's registry makes of a node's metadata and children."""
+    leaf = tree_structure(0)
+    return assembled((kind, metadata), [leaf] * len(children)).unflatten(children)
 
 
 def with_metadata(treedef: PyTreeDef, change: Callable[[Any], Any]) -> PyTreeDef:
     """The treedef with other metadata: what `change` makes of each node's. Else, as it is."""
-    if not _CAN_ASSEMBLE:
+    if not CAN_ASSEMBLE:
         return treedef
     made: list[PyTreeDef] = []
     pending: list[tuple[PyTreeDef, bool]] = [(treedef, False)]
@@ -151,7 +161,7 @@ def with_metadata(treedef: PyTreeDef, change: Callable[[Any], Any]) -> PyTreeDef
         else:
             kind, metadata = node_data
             start = len(made) - len(children)
-            made[start:] = [_assembled((kind, change(metadata)), made[start:])]
+            made[start:] = [assembled((kind, change(metadata)), made[start:])]
     [whole] = made
     return whole
 
@@ -292,19 +302,19 @@ except ImportError:
 
 def _operations(module: Any) -> list[tuple[str, str]]:
     """The name of each operation in a lowered program and, for a custom call, its target."""
-    from jaxlib.mlir import ir
-
     found: list[tuple[str, str]] = []
-
-    def visit(operation: Any) -> Any:
+    # Not `walk`, which turns an interrupt in what it calls into an error of its own.
+    pending: list[Any] = [module]
+    while pending:
+        operation = pending.pop().operation
         name = operation.name
         if name == "stablehlo.custom_call":
             found.append((name, operation.attributes["call_target_name"].value))
         else:
             found.append((name, ""))
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
+        for region in operation.regions:
+            for block in region.blocks:
+                pending.extend(block.operations)
     return found
 
 

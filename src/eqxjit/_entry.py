@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import FrameType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,12 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from ._binding import Binding
 from ._callbacks import may_raise
-from ._changeable import are_unchanged, changeable
+from ._changeable import are_unchanged, changeable_among
 from ._compat import PyTreeDef, debug_info, is_staging, wrapped_by_tracer
 from ._debug_info import argument_names
 from ._description import Description, Template
 from ._events import observers
-from ._given import StaticOutput, referents
+from ._given import Given, StaticOutput, have_same_given
 from ._jaxpr_size import size_of
 from ._key_cache import Seen, treedef_key
 from ._numpy_inputs import NumpyInputs
@@ -46,34 +46,35 @@ Output = list[Any] | dict[int, list[Any]]
 class OutputDescription(StaticOutput):
     """What a trace returned beside its arrays.
 
-    - `treedef`: the structure of the output.
-    - `leaves`: its leaves, with `DYNAMIC` in the place of each array.
-    - `changeable`: the static objects in it that can be changed in place.
+    - `changeable`: the static objects in it that can be changed in place, and didn't come in.
     """
 
     __slots__ = ("changeable",)
 
-    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], given: Collection[int]):
+    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], given: Given):
         super().__init__(treedef, leaves, given)
         # A method changes with its object, which compares by identity.
-        found = changeable(treedef, leaves)
+        found = changeable_among(self.own)
         self.changeable = [pair for pair in found if type(pair.value) is not MethodType]
 
-    def rebuild(self, arrays: list[Any]) -> Any:
-        """The output that has these arrays. (A marker behind the last one isn't looked at.)"""
+    def rebuild(self, arrays: list[Any], given: Given | None) -> Any:
+        """The output of a call. (A marker behind the last array isn't looked at.)"""
         remaining = iter(arrays)
-        leaves = [next(remaining) if leaf is DYNAMIC else leaf for leaf in self.leaves]
-        return tree_unflatten(self.treedef, leaves)
+        static, treedef = self.resolve(given)
+        leaves = [next(remaining) if leaf is DYNAMIC else leaf for leaf in static]
+        return tree_unflatten(treedef, leaves)
 
-    def describes(self, treedef: PyTreeDef, leaves: tuple[Any, ...]) -> bool:
+    def describes(self, treedef: PyTreeDef, leaves: tuple[Any, ...], given: Given) -> bool:
         """Whether another trace's output differs in its arrays alone."""
-        own = self.leaves
-        if len(leaves) != len(own):
-            return False
-        if not all(ours is theirs for ours, theirs in zip(own, leaves, strict=True)):
-            return False
         try:
-            return treedef_key(self.treedef) == treedef_key(treedef)
+            own, own_treedef = self.resolve(given)
+            if len(leaves) != len(own):
+                return False
+            if not all(ours is theirs for ours, theirs in zip(own, leaves, strict=True)):
+                return False
+            if not have_same_given(own_treedef, treedef, given):
+                return False
+            return treedef_key(own_treedef) == treedef_key(treedef)
         except Exception:
             # Metadata that can't be compared belongs to the one trace that made it.
             return False
@@ -228,8 +229,8 @@ class Entry:
     def is_intact(self, seen: Seen | None = None) -> bool:
         """Whether the static objects that this entry returns are as they were when it was traced.
 
-        They came in with the arguments of the call that was traced. If its caller has changed them
-        in place, they are no longer those that later calls with equal arguments should get back.
+        Those that came in are each call's own. If a caller has changed others in place, they are no
+        longer those that later calls should get back.
         """
         return all(are_unchanged(d.changeable, seen) for d in self.descriptions)
 
@@ -238,15 +239,12 @@ class Entry:
         """Whether there is anything for `is_intact` to look at."""
         return any(description.changeable for description in self.descriptions)
 
-    def describe(self, out: Any, given: Collection[int]) -> Output:
-        """What the traced function returns to JAX for the output of the user's function.
-
-        `given` are the `id`s of the objects that the entry was made for.
-        """
+    def describe(self, out: Any, given: Given) -> Output:
+        """What the traced function returns to JAX for the output of the user's function."""
         leaves, treedef = tree_flatten(out)
         dynamic, static = split_leaves(leaves)
         for description in tuple(self.descriptions):
-            if description.describes(treedef, static):
+            if description.describes(treedef, static, given):
                 break
         else:
             description = OutputDescription(treedef, static, given)
@@ -258,9 +256,13 @@ class Entry:
         index = self.descriptions.index(description)
         return {index: arrays} if index else arrays
 
-    def rebuild(self, output: Output) -> Any:
-        """The user's output, from what JAX returned."""
-        return self.descriptions[index_of(output)].rebuild(arrays_of(output))
+    def returns_given(self, output: Output) -> bool:
+        """Whether `rebuild` needs what came in with the call."""
+        return self.descriptions[index_of(output)].is_given
+
+    def rebuild(self, output: Output, given: Given | None) -> Any:
+        """The user's output, from what JAX returned for a call."""
+        return self.descriptions[index_of(output)].rebuild(arrays_of(output), given)
 
     def measure(self, trace: Trace, leaves: list[Any], jaxpr: Any) -> None:
         """Fill in the size of a trace, made just now for these leaves and lowered from `jaxpr`."""
@@ -373,8 +375,7 @@ class _Traced:
                 start, stop = entry.n_first, entry.n_first + fun_static.n_arrays
                 fun = fun_static.combine(leaves[start:stop])
                 args, kwargs = arguments.combine(leaves[:start] + leaves[stop:])
-                given = {id(value) for value in referents((fun_static.key, arguments.key))}
-                return entry.describe(fun(*args, **kwargs), given)
+                return entry.describe(fun(*args, **kwargs), call.site.given(arguments))
         except BaseException:
             call.user_raised = True
             raise

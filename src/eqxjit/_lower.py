@@ -204,7 +204,7 @@ class Compiled:
             if call is not None:
                 generic = site.wrapped.binding.receiver(self._call_generic)
                 self._fill_slot(call.instantiate(site, generic, self.compiled))
-        return entry.rebuild(output)
+        return entry.rebuild(output, site.given(static))
 
     def _lowered_for_others(self, called_with: Description) -> ValueError:
         """The error for a call whose static half isn't the one that this was compiled for."""

@@ -76,7 +76,8 @@ def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             "What the function returns beside arrays depends on their shapes. Freeze it anew, and "
             "save it before it is called."
         )
-    output = entry.descriptions[0].rebuild([Slot(i) for i in range(len(exported.out_avals))])
+    slots = [Slot(i) for i in range(len(exported.out_avals))]
+    output = entry.descriptions[0].rebuild(slots, site.given(call.arguments))
     inputs = call.arguments.combine(map(Slot, range(call.arguments.n_arrays)))
     for name, argument in named_arguments(binding, *inputs):
         _written(argument, name)  # Or an error that names the argument.

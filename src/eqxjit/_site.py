@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax.tree_util import tree_map
+from jax.tree_util import tree_flatten, tree_map
 
 from ._call_site import call_site
 from ._compat import JITTED_FRAME_MARK, trace_configuration
@@ -19,6 +19,7 @@ from ._entry import Call, Entry, Output, Retrace, holds_tracer, wait_for
 from ._errors import argument_error, call_error, named_arguments, note_tracers
 from ._events import drop_interrupted, observers, tracing
 from ._explain import log
+from ._given import NOTHING, Given
 from ._iterators import log_iterators
 from ._lower import Lowered
 from ._partition import (
@@ -26,6 +27,7 @@ from ._partition import (
     StaticHalf,
     has_tracers,
     partition,
+    split_leaves,
     with_structs_as_arrays,
 )
 from ._program import Program
@@ -184,7 +186,11 @@ class Site:
             # What ran may have changed static objects in place.
             if static.key == entry.key:
                 specialize(self, entry, args, kwargs, static, leaves, output)
-        return entry.rebuild(output)
+        if static is not None:
+            given = self.given(static)
+        else:
+            given = self.flattened(args, kwargs) if entry.returns_given(output) else None
+        return entry.rebuild(output, given)
 
     def call_if_intact(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`call`, for a function that holds static objects which can be changed in place."""
@@ -291,7 +297,7 @@ class Site:
         if not call.traces:
             # Another thread was first.
             next(self.program.history.hits)
-        return entry.rebuild(output)
+        return entry.rebuild(output, self.given(static))
 
     # --- Parts --------------------------------------------------------------------------------
 
@@ -331,6 +337,17 @@ class Site:
         # Another thread may have changed something meanwhile.
         if again is not None and again.key == scanned.key and identical(scanned.arrays, leaves):
             self.program.meet(entry, scanned.key, scanned.known_by_address)
+
+    def given(self, static: StaticHalf) -> Given:
+        """The static objects that come in with a call that has these arguments."""
+        # What is frozen is nobody's but its entries': these look for changes in it themselves.
+        return Given(static, NOTHING if self.wrapped.keeps_arrays else self.wrapped.fun)
+
+    def flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        """As `given`, for arguments whose static half is known to have an entry."""
+        leaves, treedef = tree_flatten((args, kwargs))
+        _, static = split_leaves(leaves)
+        return self.given(StaticHalf(treedef, static, None))
 
     def find_or_add(
         self, static: StaticHalf, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -4,7 +4,7 @@ import functools
 import os
 import re
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +13,10 @@ from jax.tree_util import tree_flatten
 from ._binding import Binding, absent
 from ._budget import Budget, TooLong
 from ._changeable import are_repeated
-from ._compat import is_staging
+from ._compat import PyTreeDef, is_staging
 from ._entry import Entry, Output, Retrace, index_of
+from ._given import Given, Position, have_same_given
+from ._given_source import GivenSource, output_structure
 from ._history import hit_counter
 from ._key_cache import treedef_key
 from ._partition import StaticHalf
@@ -51,13 +53,22 @@ class SpecializedCall:
     - `entry`: the entry that it calls.
     """
 
-    __slots__ = ("_make", "blocks", "checks_output", "entry", "source")
+    __slots__ = ("_fun_statics", "_make", "blocks", "checks_output", "entry", "source")
 
-    def __init__(self, source: str, make: Callable[..., Any], entry: Entry, blocks: bool):
+    def __init__(
+        self,
+        source: str,
+        make: Callable[..., Any],
+        entry: Entry,
+        blocks: bool,
+        fun_statics: list[Position],
+    ):
+        """`fun_statics` are where those static objects of the function are that it returns."""
         self.source = source
         self.blocks = blocks
         self.checks_output = entry.returns_changeable
         self._make = make
+        self._fun_statics = fun_statics
         self.entry = entry
 
     def instantiate(
@@ -85,11 +96,13 @@ class SpecializedCall:
             otherwise,
             binding.receiver(site.retrace),
             binding.receiver(site.explain),
+            binding.receiver(site.flattened),
             functools.partial(site.wait if self.blocks else site.check_recompiled, self.entry),
             self.entry.numpy_inputs.own,
             self.entry.numpy_inputs.own_arrays,
             hits,
             *_checks_of_function(site),
+            *_fun_statics(site, self._fun_statics),
             *site.fun_leaves,
         )
         call.__name__, call.__qualname__ = binding.name, binding.qualname
@@ -104,6 +117,11 @@ def _minding_numpy(entry: Entry, jitted: Callable[..., Output]) -> Callable[...,
 def _checks_of_function(site: "Site") -> list[Callable[[], bool]]:
     """What to ask, before a call, about the static objects that the wrapped function holds."""
     return [site.wrapped.is_intact] if site.wrapped.changeable else []
+
+
+def _fun_statics(site: "Site", positions: list[Position]) -> list[Any]:
+    given = Given(site.wrapped.fun, site.wrapped.fun)
+    return [given.get(position) for position in positions]
 
 
 def may_be_specialized(entry: Entry) -> bool:
@@ -176,29 +194,26 @@ def specialized_call(
     n_nodes = static.treedef.num_nodes
     if not SPECIALIZING or n_nodes > _MAX_NODES:
         return None
-    n_nodes += entry.descriptions[index_of(output)].treedef.num_nodes
+    n_nodes += entry.descriptions[index_of(output)].n_nodes
     budget = Budget(entry.seconds_of_first_call, n_nodes)
     blocks = entry.blocks or entry.unclassified
     try:
-        expected = _flattened(entry.rebuild(output))
+        given = site.given(static)
+        expected = tree_flatten(entry.rebuild(output, given))
         # To try the generated call takes about as long once more.
-        generated = _generate(
+        source, make, positions = _generate(
             site.wrapped.binding, site, entry, static, output, blocks, budget, budget.spent
         )
+        fun_statics = [given.get(position) for position in positions]
         flat = entry.flat(site.fun_leaves, leaves)
-        if _does_the_same(generated[1], site, args, kwargs, flat, output, expected):
-            return SpecializedCall(*generated, entry, blocks)
+        if _does_the_same(make, fun_statics, site, given, args, kwargs, flat, output, expected):
+            return SpecializedCall(source, make, entry, blocks, positions)
     except TooLong:
         raise
     except Exception:
         # Whatever a structure does to defeat code generation, the generic path serves it.
         pass
     return None
-
-
-def _flattened(tree: Any) -> tuple[list[Any], Hashable]:
-    leaves, treedef = tree_flatten(tree)
-    return leaves, treedef_key(treedef)
 
 
 def _generate(
@@ -210,13 +225,14 @@ def _generate(
     blocks: bool,
     budget: Budget,
     seconds_after: float,
-) -> tuple[str, Callable[..., Any]]:
-    """The source of a specialised call, and the function that instantiates it."""
+) -> tuple[str, Callable[..., Any], list[Position]]:
+    """The source of a specialised call, the function that instantiates it, and `fun_statics`."""
     names = binding.names()
     names.tick = tick = budget.check_writing
     make, call = names.variable("make_call"), names.variable(re.sub(r"\W", "", binding.name) or "f")
     jitted, otherwise = names.variable("jitted"), names.variable("otherwise")
     retrace, explain = names.variable("retrace"), names.variable("explain")
+    flattened = names.variable("flattened")
     wait = names.variable("wait" if blocks else "check_recompiled")
     own = names.variable("own_array"), names.variable("own_arrays")
     hits = names.variable("hits")
@@ -234,17 +250,22 @@ def _generate(
     index = index_of(output_at_hand)
     description = entry.descriptions[index]
     seen = None
-    if are_repeated(static.treedef, *[made.treedef for made in entry.descriptions]):
+    if are_repeated(static.treedef, [value for made in entry.descriptions for value in made.own]):
         seen = names.variable("seen")
     # Who waits for the computation can let JAX read NumPy's arrays where they are.
     way_in = WayIn(binding, names, args_node, kwargs_node, None if blocks else own, seen)
-    way_out = WayOut(names, structure_of(description.treedef, description.leaves, tick), arrays)
+    given_source = GivenSource(names, arguments, way_in)
+    structure = output_structure(description, site.given(static), tick)
+    way_out = WayOut(names, structure, arrays, given_source.expression)
+    fun_statics = given_source.fun_statics
 
     exception = names.constant("Exception", Exception)
     retrace_signal = names.constant("Retrace", Retrace)
     kind = names.constant(type(output_at_hand).__name__, type(output_at_hand))
     other_index = f" or {index} not in {arrays}" if index else ""
     rebuild = names.constant("rebuild", entry.rebuild)
+    returns_given = names.constant("returns_given", entry.returns_given)
+    given = names.variable("given")
     forwarded = binding.forwarded()
     n_first = way_in.n_first
     passed = [*way_in.arrays[:n_first], *fun_arrays, *way_in.arrays[n_first:]]
@@ -252,7 +273,10 @@ def _generate(
     lines = [
         *wrapped(
             f"def {make}(",
-            [jitted, otherwise, retrace, explain, wait, *own, hits, *fun_checks, *fun_arrays],
+            [
+                *(jitted, otherwise, retrace, explain, flattened, wait, *own, hits),
+                *(*fun_checks, *fun_statics, *fun_arrays),
+            ],
             "):",
         ),
         *indented([*way_in.helpers, *way_out.helpers]),
@@ -290,7 +314,9 @@ def _generate(
         "else:",
         f"    {names.constant('next', next)}({hits})",
         f"    if {names.constant('type', type)}({arrays}) is not {kind}{other_index}:",
-        f"        return {rebuild}({arrays})  # Of another trace.",
+        "        # Of another trace.",
+        f"        {given} = {flattened}({forwarded}) if {returns_given}({arrays}) else None",
+        f"        return {rebuild}({arrays}, {given})",
         *([f"    {arrays} = {arrays}[{index}]"] if index else []),
         *indented(way_out.lines),
         f"    return {way_out.result}",
@@ -307,25 +333,28 @@ def _generate(
     source = "\n".join(lines) + "\n"
     budget.check_compiling(source, seconds_after)
     namespace = names.namespace | {ENTRY_VARIABLE: entry}
-    return source, define(make, binding.name, source, namespace)
+    made = define(make, binding.name, source, namespace)
+    return source, made, list(fun_statics.values())
 
 
 def _does_the_same(
     make: Callable[..., Any],
+    fun_statics: list[Any],
     site: "Site",
+    given: Given,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     flat: list[Any],
     output: Output,
-    expected: tuple[list[Any], Hashable],
+    expected: tuple[list[Any], PyTreeDef],
 ) -> bool:
     """Whether a generated call passes on the very arrays that JAX's registry finds, and rebuilds
     the very output that it would: tried on the values at hand, with the jitted function replaced.
     """
     passed: list[Any] = []
 
-    def jitted(*given: Any) -> Output:
-        passed.extend(given)
+    def jitted(*arrays: Any) -> Output:
+        passed.extend(arrays)
         return output.copy()
 
     def fail(*_args: Any, **_kwargs: Any) -> Any:
@@ -340,9 +369,18 @@ def _does_the_same(
         pass
 
     own = same, list
-    trial = make(jitted, fail, fail, fail, ignore, *own, hit_counter(), *checks, *site.fun_leaves)
-    leaves, structure = _flattened(trial(*args, **kwargs))
-    return identical(passed, flat) and identical(leaves, expected[0]) and structure == expected[1]
+    trial = make(
+        *(jitted, fail, fail, fail, fail, ignore, *own, hit_counter()),
+        *(*checks, *fun_statics, *site.fun_leaves),
+    )
+    leaves, treedef = tree_flatten(trial(*args, **kwargs))
+    expected_leaves, expected_treedef = expected
+    return (
+        identical(passed, flat)
+        and identical(leaves, expected_leaves)
+        and treedef_key(treedef) == treedef_key(expected_treedef)
+        and have_same_given(treedef, expected_treedef, given)
+    )
 
 
 def identical(ours: list[Any], theirs: list[Any]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from ._compat import MISSING, PyTreeDef
+from ._given import Position
 from ._key_cache import metadata_key, static_key
 from ._modules import keeps_fields_plainly
 from ._partition import DYNAMIC
@@ -49,14 +50,16 @@ class Node:
     - `data`: the metadata of the node, as JAX's registry has it.
     - `children`: the nodes and leaves below.
     - `treedef`: the treedef of the node with all that is below it.
+    - `given`: the parts of an output's metadata that come in with each call, and where.
     """
 
-    __slots__ = ("children", "data", "kind", "treedef")
+    __slots__ = ("children", "data", "given", "kind", "treedef")
 
     def __init__(self, treedef: PyTreeDef, children: list["Node | Leaf"]):
         self.kind, self.data = treedef.node_data()
         self.children = children
         self.treedef = treedef
+        self.given: dict[int, Position] = {}
 
 
 def structure_of(
@@ -94,10 +97,16 @@ def input_signature(node: Node | Leaf) -> Hashable:
 def output_signature(node: Node | Leaf) -> Hashable:
     """Equal for structures that hold the very same static objects, or equal strings."""
     if isinstance(node, Leaf):
+        if type(node.value) is Position:
+            # What is written for it can't be moved into a loop.
+            return id(node)
         return DYNAMIC if node.is_dynamic else _object_key(node.value)
     layout = module_layout(node)
-    if layout is not None:
-        data: Hashable = tuple([_object_key(value) for _, value in layout.static])
+    if node.given:
+        # Each item has its own, from its place in the input.
+        data: Hashable = id(node)
+    elif layout is not None:
+        data = tuple([_object_key(value) for _, value in layout.static])
     elif node.kind is dict:
         data = metadata_key(node.data)
     else:

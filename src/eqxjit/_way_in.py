@@ -54,6 +54,8 @@ class WayIn:
     - `arrays`: the flat arrays, as arguments of the jitted function; the first `n_first` of these
         are the first positional argument's.
     - `helpers`: functions that the guards call.
+    - `sources`: by the `id` of a node that isn't read in a loop, the expression that gives it.
+    - `below`: likewise, the variable with the fields of a Module, or the parts of another node.
     """
 
     __slots__ = (
@@ -65,9 +67,11 @@ class WayIn:
         "_readers",
         "_seen",
         "arrays",
+        "below",
         "guards",
         "helpers",
         "n_first",
+        "sources",
     )
 
     def __init__(
@@ -94,6 +98,8 @@ class WayIn:
         self.arrays: list[str] = []
         self.n_first = 0
         self.helpers: list[str] = []
+        self.sources: dict[int, str] = {}
+        self.below: dict[int, str] = {}
         #: The helpers that read runs of equal items, by the signature of an item.
         self._readers: dict[Hashable, str] = {}
         #: The loop that is being written, if one is.
@@ -153,6 +159,8 @@ class WayIn:
 
     def _read(self, node: Node | Leaf, source: str, wish: str, arrays: list[str]) -> None:
         """Guards the object that the expression `source` gives, and collects its arrays."""
+        if self._loop is None:
+            self.sources[id(node)] = source
         if isinstance(node, Leaf):
             if node.is_dynamic:
                 arrays.append(self._read_array(source, wish))
@@ -312,6 +320,8 @@ class WayIn:
         fields = self._names.variable(f"{wish}_fields")
         n_fields = len(layout.dynamic) + len(layout.static)
         read = self._names.constant("fields_of", fields_of)
+        if self._loop is None:
+            self.below[id(node)] = fields
         self._guard(f"{self._builtin(len)}({fields} := {read}({name})) == {n_fields}")
         for field, value in layout.static:
             self._guard(*self._static_guard(f"{fields}[{field!r}]", value, f"{wish}_{field}"))
@@ -323,6 +333,8 @@ class WayIn:
         name = self._guard_type(node, source, wish)
         parts = self._names.variable(f"{wish}_parts")
         children = self._names.variable(f"{wish}_children")
+        if self._loop is None:
+            self.below[id(node)] = parts
         key = self._names.constant(f"{wish}_data_key", learned_key(node.data))
         self._guard(f"({parts} := {self._flatten_one_level()}({name}))")
         self._guard(f"{self._has_key()}({parts}[1], {key}{self._seen})")

@@ -5,13 +5,14 @@ Modules are built without running their construction, as their registered unflat
 
 import functools
 import types
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import equinox as eqx
 
-from ._compat import fields_of, root_treedef
+from ._compat import fields_of, root_treedef, unflatten_node
 from ._constants import Constants, can_be_written
+from ._given import WHOLE, Position
 from ._source import indented, wrapped
 from ._structure import (
     Leaf,
@@ -36,6 +37,7 @@ class WayOut:
 
     __slots__ = (
         "_body",
+        "_expression",
         "_loops",
         "_makers",
         "_names",
@@ -51,14 +53,17 @@ class WayOut:
         names: Constants,
         output: Node | Leaf,
         arrays: str,
+        expression: Callable[[Position], str],
         wish: str = "out",
         outer: "WayOut | None" = None,
     ):
         """Generates what makes `output` from its arrays, a variable named `arrays`.
 
-        `outer` is the way out that this is a part of: helpers are shared.
+        `expression` gives the source of a static object that came in. `outer` is the way out that
+        this is a part of: helpers are shared.
         """
         self._names = names
+        self._expression = expression
         self._source = arrays
         #: How many of the arrays are taken, and by which variables: (start, names).
         self._taken = 0
@@ -141,7 +146,7 @@ class WayOut:
         kind = node.kind.__name__.lower()
         make, arrays = names.helper("make", node.kind), names.variable(f"{kind}s_arrays")
         items, item_arrays = names.variable(f"new_{kind}s"), names.variable(f"{kind}_arrays")
-        item = WayOut(names, node, item_arrays, f"new_{kind}", self)
+        item = WayOut(names, node, item_arrays, self._expression, f"new_{kind}", self)
         if item._loops:
             # It takes slices.
             targets, lines = [item_arrays], item.lines
@@ -164,6 +169,8 @@ class WayOut:
         return make
 
     def _leaf(self, leaf: Leaf, wish: str) -> str:
+        if type(leaf.value) is Position:
+            return self._expression(leaf.value)
         if not leaf.is_dynamic:
             if leaf.value is None or leaf.value is True or leaf.value is False:
                 return repr(leaf.value)
@@ -186,6 +193,8 @@ class WayOut:
     def _brackets(self, node: Node, children: list[str], wish: str) -> tuple[str, list[str], str]:
         """How to write a node that isn't a Module: what is before, between and after brackets."""
         names = self._names
+        if node.given:
+            return self._with_given_metadata(node, children)
         if node.kind is tuple:
             return "(", children, ")"
         if node.kind is list:
@@ -208,7 +217,8 @@ class WayOut:
         name = names.variable(wish)
         kind = names.constant(node.kind.__name__, node.kind)
         static = [
-            (field, self._leaf(Leaf(value), f"{wish}_{field}")) for field, value in layout.static
+            (field, self._leaf(Leaf(node.given.get(part, value)), f"{wish}_{field}"))
+            for part, (field, value) in enumerate(layout.static, 1)
         ]
         # Dynamic fields come first, as upstream.
         values = [*zip(layout.dynamic, children, strict=True), *static]
@@ -223,6 +233,22 @@ class WayOut:
         self._body.append(f"{fields} = {names.constant('fields_of', fields_of)}({name})")
         self._body += [f"{fields}[{field!r}] = {value}" for field, value in values]
         return name
+
+    def _with_given_metadata(self, node: Node, children: list[str]) -> tuple[str, list[str], str]:
+        names = self._names
+        unflatten = names.constant("unflatten", unflatten_node)
+        kind = names.constant(node.kind.__name__, node.kind)
+        if WHOLE in node.given:
+            data = self._expression(node.given[WHOLE])
+        else:
+            parts = [
+                self._expression(node.given[i]) if i in node.given else names.constant("part", part)
+                for i, part in enumerate(node.data)
+            ]
+            data = f"[{', '.join(parts)}]"
+            if type(node.data) is tuple:
+                data = f"{names.constant('tuple', tuple)}({data})"
+        return f"{unflatten}({kind}, {data}, [", children, "])"
 
     def _key(self, key: Any, wish: str) -> str:
         return repr(key) if type(key) in (str, int) else self._names.constant(f"{wish}_key", key)
