@@ -1,6 +1,7 @@
 """The source of a specialised call: readable, shown in tracebacks, and out of the user's way."""
 
 import ast
+import dataclasses
 import gc
 import inspect
 import linecache
@@ -17,6 +18,7 @@ from processes import run
 from sides import CALLS, both
 
 import eqxjit
+from eqxjit import _key_cache
 
 specializing = pytest.mark.skipif(
     os.environ.get("EQXJIT_SPECIALIZE") == "0", reason="no code is generated then"
@@ -338,3 +340,24 @@ def _raise(error):
 def test_a_static_leaf_of_any_repr_is_specialised(say):
     f = warm(eqxjit.filter_jit(lambda x, n: x), X, _Unprintable(say))
     assert f.specialized_source() is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: int = 1
+
+
+@pytest.mark.parametrize("static", [float("nan"), -0.0, Frozen()])
+def test_guards_make_no_key_of_an_array(static, monkeypatch):
+    """That would copy it, and compare the copy."""
+    f = eqxjit.filter_jit(lambda x, y: x)
+    for _ in range(CALLS):
+        f(X, static)
+    keyed = []
+    typed_key = _key_cache.typed_key
+    monkeypatch.setattr(
+        _key_cache, "typed_key", lambda value: (keyed.append(type(value)), typed_key(value))[1]
+    )
+    for _ in range(CALLS):
+        f(X, X)
+    assert type(X) not in keyed

@@ -214,7 +214,9 @@ class Entry:
         if self.template is None:
             return None
         template, fun_ref = self.template
-        return template if (None if fun_ref is None else fun_ref()) is fun else None
+        if fun is None or fun_ref is None:
+            return template if fun is fun_ref else None
+        return template if fun_ref() is fun else None
 
     def flat(self, fun_leaves: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """All arrays of a call, in the order of upstream, in which JAX reuses donated ones."""

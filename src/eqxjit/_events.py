@@ -270,6 +270,7 @@ class _Origin:
         self.call: Call | None = None
         self.entry: Entry | None = None
         self.label = fun_name[len("jit(") : -1] if fun_name.startswith("jit(") else fun_name
+        self._name = self.label
         frame = sys._getframe(2)
         # Other code in between is that of a host callback, say, run by a CPU in this thread.
         while frame is not None and not self._find(frame):
@@ -302,10 +303,13 @@ class _Origin:
     @property
     def compiles_without_tracing(self) -> bool:
         """Whether no trace of ours stands for what is compiled."""
-        return self.entry is not None or (self.call is not None and not self.call.traces)
+        if self.called is None or self._name not in ("", self.called.name):
+            # Also what comparing static values compiles, say, or an object's own unflatten.
+            return False
+        return self.entry is not None or not self.call.traces  # type: ignore[union-attr]
 
-    def begin_recompilation(self) -> "tuple[weakref.ref[Site], Trace, bool]":
-        """The trace that JAX begins to compile; whether it is a new record."""
+    def begin_recompilation(self) -> "tuple[weakref.ref[Site], Trace, bool] | None":
+        """The trace that JAX begins to compile, and whether it is a new record; None for none."""
         if self.call is not None:
             call, site = self.call, self.call.site
             description = call.description or site.describe(call.arguments, call.leaves, call.entry)
@@ -324,6 +328,9 @@ class _Origin:
         else:
             site, args, kwargs = variables["self"], variables["args"], variables["kwargs"]
         leaves, static = site.partition(args, kwargs)
+        if static.key != self.entry.key:
+            # The guards have not held yet.
+            return None
         description = site.describe(static, leaves, self.entry)
         trace, is_new = site.begin_recompilation(self.entry, description, has_tracers(leaves))
         return weakref.ref(site), trace, is_new

@@ -458,13 +458,11 @@ class Site:
         wrapped = self.wrapped
         fun = wrapped.fun if self.fun_leaves or wrapped.changeable else None
         template = entry.template_for(fun) if entry is not None else None
-        arrays = leaves if fun is None else [*leaves, *self.fun_leaves]
-        # The function may have got another number of arrays since.
-        if template is None or len(template.places) != len(arrays):
+        if template is None:
             template = template_of(wrapped.binding, fun, static)
             if entry is not None:
                 self.program.history.keep_template(entry, fun, template)
-        return template.describe(arrays)
+        return template.describe(leaves if fun is None else [*leaves, *self.fun_leaves])
 
     def tell(self, trace: Trace) -> None:
         """Tells of a trace, now complete, whoever wants to know."""

@@ -364,7 +364,11 @@ class WayIn:
             return (f"{same}({source}, {constant}, {hashed}({source}), {hash(value)})",)
         if not identity_suffices(value):
             key = self._names.constant(f"{wish}_key", learned_key(value))
-            return (f"{self._has_key()}({source}, {key}{self._seen})",)
+            name, first_use = self._named(source, wish)
+            of_kind = f"{self._builtin(type)}({first_use}) is {self._builtin(kind)}"
+            # To make the key of an array, say, would take long.
+            self._guard(of_kind)
+            return (f"{self._has_key()}({name}, {key}{self._seen})",)
         # Mostly it is the same object: outputs are rebuilt with the static values of their trace.
         name, first_use = self._named(source, wish)
         identical = f"({first_use}) is {constant}" if name != source else f"{name} is {constant}"
@@ -376,7 +380,7 @@ class WayIn:
             of_elements = f"{elements} == {{{self._builtin(type(value[0]))}}}"
             return (identical, f"{of_kind}\nand {name} == {constant}\nand {of_elements}")
         key = self._names.constant(f"{wish}_key", learned_key(value))
-        return (identical, f"{self._has_key()}({name}, {key})")
+        return (identical, f"{of_kind}\nand {self._has_key()}({name}, {key})")
 
     def _guard_type(self, node: Node, source: str, wish: str) -> str:
         name, first_use = self._named(source, wish)
