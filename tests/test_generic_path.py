@@ -137,7 +137,7 @@ def test_a_function_around_much_is_recognised_without_looking_at_all_of_it():
     looked_at = []
     for _ in range(2):
         f = eqxjit.filter_jit(closure([(i, i) for i in range(100_000)]))
-        looked_at.append(calls_of(lambda f=f: f._wrapped.program.history._definition.code))
+        looked_at.append(calls_of(lambda f=f: f._wrapped.program.traces.hook._definition.code))
         f(X)
     assert f.traces()[0].differences[0].category == "function defined again"
     assert max(looked_at) < 20_000
@@ -483,5 +483,4 @@ def test_descriptions_are_kept_for_a_few_structures_only():
     f = eqxjit.filter_jit(lambda x, n: x)
     for n in range(_history._MAX_TEMPLATES + 5):
         f(X, n)
-    entries = f._wrapped.program.entries.values()
-    assert sum(entry.template is not None for entry in entries) == _history._MAX_TEMPLATES
+    assert len(f._wrapped.program.traces.hook._templates) == _history._MAX_TEMPLATES

@@ -143,7 +143,8 @@ def assert_works(f, hook, alive, another_thread):
     # As the next call does that traces.
     _events.drop_interrupted()
     assert not _events._state.phases, hook.place
-    assert not len(f._wrapped.program.history._begun), hook.place
+    traces = f._wrapped.program.traces
+    assert not len(traces._begun) + len(traces.hook._begun), hook.place
 
 
 class Unexpected(Exception):

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from ._call_site import CallSite
 from ._compat import exclude_from_locations as _exclude_from_locations
 from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
+from ._counter import TooManyTracesError
 from ._differences import Difference
 from ._explain import explain_retraces
 from ._freeze import FrozenPjitFunction, freeze, load
-from ._history import TooManyTracesError
+from ._history import History as _History
+from ._hooks import install as _install_hook
 from ._install import Installation, install, uninstall
 from ._lower import Compiled, CompiledProgram, Lowered
 from ._pack import Packed, pack
@@ -67,6 +69,8 @@ for _name in __all__:
         # Where doctest looks for the examples of its methods, which are of that file still.
         vars(_sys.modules[_value.__module__]).setdefault("__test__", {})[_name] = _value
         _value.__module__ = __name__
+
+_install_hook(_History)
 
 _exclude_from_tracebacks(_os.path.dirname(__file__))
 _exclude_from_locations(_os.path.dirname(__file__) + _os.sep)

@@ -14,8 +14,8 @@ from jax.tree_util import default_registry, keystr
 
 from ._binding import Binding
 from ._compat import PyTreeDef, root_treedef
-from ._errors import short
 from ._partition import DYNAMIC, StaticHalf
+from ._text import short
 
 
 def argument_names(

@@ -13,18 +13,18 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import numpy as np
-from jax.core import Tracer
 from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_with_path
 
+from ._array_part import ArrayPart, array_part
 from ._binding import Binding
 from ._call_site import CallSite
-from ._compat import ArrayImpl, fields_of, treedef_rows
-from ._errors import named_arguments, short
+from ._compat import fields_of, treedef_rows
+from ._errors import named_arguments
 from ._key_cache import KnownKey, static_key, treedef_key
 from ._partition import SORTED_DICTS, StaticHalf, is_array_leaf
 from ._static_key import ByEquality, compared_fields, constants_key
+from ._text import short
 
 # Larger trees aren't described, and larger static containers not looked into.
 _MAX_PARTS = 50_000
@@ -34,27 +34,6 @@ _LONG_TEXT = 40
 
 # Types whose values are short, and told apart by their text and `==` (as zeros of a float aren't).
 _SIMPLE = (bool, int, str)
-
-
-class ArrayPart(NamedTuple):
-    """An array, as JAX sees it when it traces.
-
-    - `shape`, `dtype`, `weak_type`: its abstract value.
-    - `placement`: the devices or the sharding that it was put on; empty where JAX may choose.
-    """
-
-    shape: tuple[Any, ...]
-    dtype: str
-    weak_type: bool
-    placement: str
-
-    @property
-    def shape_text(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
-
-    def __str__(self) -> str:
-        weak = " of weak type" if self.weak_type else ""
-        return f"{self.shape_text}{weak}{f' on {self.placement}' if self.placement else ''}"
 
 
 class PlacedText(NamedTuple):
@@ -168,7 +147,7 @@ class Template(NamedTuple):
         try:
             parts = list(self.description.parts)
             for place, array in zip(self.places, arrays, strict=True):
-                parts[place] = _array_part(array)
+                parts[place] = array_part(array)
             return self.description._replace(parts=tuple(parts))
         except Exception:
             return UNKNOWN
@@ -259,44 +238,6 @@ def _simple_part(value: Any, is_field: bool) -> StaticPart:
 _Children = Sequence[tuple[str, Any, bool]]
 
 
-def _array_part(array: Any) -> ArrayPart:
-    if isinstance(array, jax.ShapeDtypeStruct):
-        placement = "" if array.sharding is None else _sharding_text(array.sharding)
-        weak_type = getattr(array, "weak_type", False)
-        return ArrayPart(array.shape, _dtype_text(array.dtype), weak_type, placement)
-    if type(array) is ArrayImpl:
-        aval = array.aval
-        placement = _sharding_text(array.sharding) if array.committed else ""
-        return _part_of_type(aval.shape, aval.dtype, aval.weak_type, placement)
-    aval = jax.typeof(array)
-    placement = "" if isinstance(array, (Tracer, np.ndarray, np.generic)) else _placement(array)
-    weak_type = getattr(aval, "weak_type", False)
-    return ArrayPart(aval.shape, _dtype_text(aval.dtype), weak_type, placement)
-
-
-_dtype_text = functools.lru_cache(str)
-
-
-@functools.lru_cache(maxsize=1024)
-def _part_of_type(shape: tuple[int, ...], dtype: Any, weak_type: bool, placement: str) -> ArrayPart:
-    """Arrays of one type share their part."""
-    return ArrayPart(shape, _dtype_text(dtype), weak_type, placement)
-
-
-def _placement(array: Any) -> str:
-    if not getattr(array, "committed", False):
-        return ""
-    return _sharding_text(array.sharding)
-
-
-def _sharding_text(sharding: Any) -> str:
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
-        return f"a mesh of {axes} by {sharding.spec}"
-    devices = [f"{device.platform}:{device.id}" for device in sharding.device_set]
-    return ", ".join(sorted(devices))
-
-
 def _dynamic_part(value: Any) -> tuple[Part, _Children]:
     large = _large_part(value)
     if large is not None:
@@ -306,7 +247,7 @@ def _dynamic_part(value: Any) -> tuple[Part, _Children]:
         return known
     if is_array_leaf(value):
         # One that is compiled in.
-        return _array_part(value), ()
+        return array_part(value), ()
     if all_leaves([value]):
         return _static_part(value, is_field=False)
     # A class that was registered as a node.

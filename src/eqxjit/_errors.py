@@ -22,6 +22,7 @@ from ._compat import (
 )
 from ._key_cache import static_key
 from ._partition import SORTED_DICTS, CyclicPytree, is_array_leaf
+from ._text import short
 
 # What Equinox's callback raises: the user's message, and then a long explanation.
 _MESSAGE = re.compile(rf"{CALLBACK_ERROR_NAME}: (.*?)\n\n\n-{{20}}\n", re.DOTALL)
@@ -245,22 +246,6 @@ def _raises(action: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def short(value: Any, limit: int = 40) -> str:
-    if type(value) is str and len(value) <= limit - 2 and value.isidentifier():
-        # Most keys of dicts.
-        return f"'{value}'"
-    try:
-        text = " ".join(repr(value).split())
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        text = f"{type(value).__name__} object"
-    if not text.isprintable():
-        # Source, or a terminal, takes no NUL and no half of a character.
-        text = text.encode("unicode_escape").decode("ascii")
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _is_leaf(node: Any) -> bool:

@@ -15,22 +15,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import CO_GENERATOR
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
 from ._callbacks import may_raise
 from ._compat import jaxpr_lowered_in, module_compiled_in
+from ._counter import Attempt, TooManyTracesError, TraceCounter
 from ._donation import hide_donation_warning
-from ._history import TooManyTracesError
-from ._partition import has_tracers
-from ._stack import CALL_VARIABLE, call_in
-from ._trace import Trace
+from ._entry import Entry
+from ._hooks import TraceHook
+from ._request import CALL_VARIABLE, Call, TraceKey
+from ._stack import call_in
 from ._tracebacks import OUR_FILES
-
-if TYPE_CHECKING:
-    from ._entry import Call, Entry
-    from ._site import Site
 
 TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
 _PHASES = {
@@ -54,7 +51,7 @@ class Observer(Protocol):
         """A phase has taken so many seconds, without what was compiled within it."""
         ...
 
-    def traced(self, trace: Trace) -> None:
+    def traced(self, trace: Any) -> None:
         """A trace of ours is complete."""
         ...
 
@@ -63,12 +60,27 @@ class Observer(Protocol):
 observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 
 
+class _Recompilation(NamedTuple):
+    """What JAX compiles without tracing.
+
+    - `counter_ref`: counts the function's traces; weakly.
+    - `record`: that of the trace.
+    - `attempt`: what is to be counted; None for a trace's first compilation.
+    - `trace_key`: what it is compiled for.
+    """
+
+    counter_ref: weakref.ref[TraceCounter]
+    record: Any
+    attempt: Attempt | None
+    trace_key: TraceKey
+
+
 class _Phase:
     """A phase under way.
 
     - `frame`: the `id` of the frame whose `with` it is.
     - `nested`: how many seconds of it weren't its own.
-    - `recompilation`: what JAX compiles in a warm call, and whether that is yet to be counted.
+    - `recompilation`: what JAX compiles in a warm call.
     - `show_warning`: ends the hiding of JAX's warning of donated buffers.
     """
 
@@ -77,7 +89,7 @@ class _Phase:
     def __init__(self) -> None:
         self.frame = id(_frame_of_with())
         self.nested = 0.0
-        self.recompilation: tuple[weakref.ref[Site], Trace, bool] | None = None
+        self.recompilation: _Recompilation | None = None
         self.show_warning: Callable[[], None] | None = None
 
 
@@ -117,7 +129,7 @@ def drop_interrupted() -> None:
 
 
 @contextmanager
-def tracing(function: str, trace: Trace) -> Iterator[None]:
+def tracing(function: str, hook: TraceHook, record: Any) -> Iterator[None]:
     """While a function of ours is traced, which may be within another's trace."""
     _begin_phase(function, TRACING)
     start = time.perf_counter()
@@ -125,7 +137,7 @@ def tracing(function: str, trace: Trace) -> Iterator[None]:
         yield
     finally:
         seconds = time.perf_counter() - start
-        trace.seconds.tracing = seconds
+        hook.spend(record, TRACING, seconds, False)
         _end_phase(function, TRACING, seconds)
 
 
@@ -195,7 +207,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
         begun.show_warning = hide_donation_warning()
 
 
-def _look_at_program(call: "Call", phase: str) -> None:
+def _look_at_program(call: Call, phase: str) -> None:
     """Note what JAX lowers and compiles for a call, as it begins to: to ask later takes longer."""
     frame = _frame_of_with()
     if frame is None:
@@ -220,8 +232,12 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
     from_cache = False
     if phase == COMPILING:
         from_cache, _state.hits_persistent_cache = _state.hits_persistent_cache, False
-    if origin.call is not None and origin.call.traces:
-        _add(origin.call.traces[-1], phase, duration_secs, from_cache)
+    call = origin.call
+    if call is not None and call.traces:
+        call.counter.hook.spend(call.traces[-1], phase, duration_secs, from_cache)
+        if phase == COMPILING:
+            call.is_compiled = True
+            call.entry.drop_uncompiled(call.trace_key)
     elif origin.called is not None and phase == LOWERING:
         _state.lowering = weakref.ref(origin.called), duration_secs
     elif origin.called is not None and phase == COMPILING:
@@ -232,30 +248,23 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
     _end_phase(origin.label, phase, duration_secs, from_cache)
 
 
-def _add(trace: Trace, phase: str, seconds: float, from_cache: bool) -> None:
-    if phase == TRACING:
-        # What JAX does around the function's own trace included.
-        trace.seconds.tracing = seconds
-    elif phase == LOWERING:
-        trace.seconds.lowering += seconds
-    else:
-        trace.seconds.compiling += seconds
-        trace.from_persistent_cache = from_cache
-
-
-def _end_recompilation(entry: "Entry", seconds: float, from_cache: bool) -> None:
+def _end_recompilation(entry: Entry, seconds: float, from_cache: bool) -> None:
     recompilation = _state.phases[-1].recompilation if _state.phases else None
     if recompilation is None:
         return
-    site_ref, trace, is_new = recompilation
+    counter_ref, record, attempt, trace_key = recompilation
     (lowered, lowering_seconds), _state.lowering = _state.lowering, (None, 0.0)
+    counter = counter_ref()
+    if counter is None:
+        return
     is_its_own = lowered is not None and lowered() is entry
-    _add(trace, LOWERING, lowering_seconds if is_its_own else 0.0, False)
-    _add(trace, COMPILING, seconds, from_cache)
-    site = site_ref()
-    if is_new and site is not None:
-        site.program.history.end(trace, is_made=True)
-        site.tell(trace)
+    counter.hook.spend(record, LOWERING, lowering_seconds if is_its_own else 0.0, False)
+    counter.hook.spend(record, COMPILING, seconds, from_cache)
+    if attempt is None:
+        entry.drop_uncompiled(trace_key)
+    else:
+        counter.end(attempt, is_made=True)
+        counter.hook.complete(record, None)
 
 
 class _Origin:
@@ -291,14 +300,14 @@ class _Origin:
         return True
 
     @property
-    def called(self) -> "Entry | None":
+    def called(self) -> Entry | None:
         """The entry whose program it is; None if it isn't one's."""
         return self.entry if self.call is None else self.call.entry
 
     @property
     def is_ahead_of_time(self) -> bool:
         """Whether it isn't compiled in a call."""
-        return self.call is not None and self.call.description is not None
+        return self.call is not None and self.call.is_staged
 
     @property
     def compiles_without_tracing(self) -> bool:
@@ -308,32 +317,33 @@ class _Origin:
             return False
         return self.entry is not None or not self.call.traces  # type: ignore[union-attr]
 
-    def begin_recompilation(self) -> "tuple[weakref.ref[Site], Trace, bool] | None":
-        """The trace that JAX begins to compile, and whether it is a new record; None for none."""
-        if self.call is not None:
-            call, site = self.call, self.call.site
-            description = call.description or site.describe(call.arguments, call.leaves, call.entry)
-            return weakref.ref(site), *site.begin_recompilation(
-                call.entry, description, has_tracers(call.leaves)
-            )
+    def begin_recompilation(self) -> _Recompilation | None:
+        """Count what JAX begins to compile, unless it is a trace's first compilation."""
+        call = self.call if self.call is not None else self._warm_call()
+        if self.call is None and call.arguments.key != call.entry.key:
+            # The guards have not held yet.
+            return None
+        trace_key, counter = call.key_of_trace(), call.counter
+        counter_ref = weakref.ref(counter)
+        for record in call.entry.uncompiled(trace_key):
+            return _Recompilation(counter_ref, record, None, trace_key)
+        attempt = counter.begin(call, is_recompilation=True)
+        return _Recompilation(counter_ref, attempt.record, attempt, trace_key)
+
+    def _warm_call(self) -> Call:
+        """Return the warm call that this is for, from the variables of its frame."""
         assert self._frame is not None
         assert self.entry is not None
         variables = self._frame.f_locals
         for value in variables.values():
             # A generated call holds its entry's part of its site.
             if type(value) is functools.partial and any(arg is self.entry for arg in value.args):
-                site: Site = value.func.__self__  # type: ignore[attr-defined]
+                site: Any = value.func.__self__  # type: ignore[attr-defined]
                 args, kwargs = site.wrapped.binding.arguments_among(variables)
                 break
         else:
             site, args, kwargs = variables["self"], variables["args"], variables["kwargs"]
-        leaves, static = site.partition(args, kwargs)
-        if static.key != self.entry.key:
-            # The guards have not held yet.
-            return None
-        description = site.describe(static, leaves, self.entry)
-        trace, is_new = site.begin_recompilation(self.entry, description, has_tracers(leaves))
-        return weakref.ref(site), trace, is_new
+        return site.request(self.entry, args, kwargs)
 
 
 jax.monitoring.register_event_listener(_on_event)

@@ -14,13 +14,14 @@ from jax.core import Tracer
 from . import _save
 from ._binding import Binding
 from ._changeable import snapshot
-from ._errors import argument_error, short
+from ._errors import argument_error
 from ._lower import CompiledProgram
 from ._options import DEFAULT_MAXSIZE, check_options, nearest
 from ._partition import DYNAMIC, StaticHalf, partition
+from ._place import place_of
 from ._program import Program, home_of, names_of
 from ._save import Path
-from ._storms import place_of
+from ._text import short
 from ._tracebacks import trimming
 from ._wrapped import WrappedFunction
 from ._wrapper import (
@@ -97,8 +98,8 @@ class FrozenPjitFunction(FilterPjitFunction):
         if other_shapes not in get_args(OtherShapes):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
         self._check_keywords("compile", kwargs, "other_shapes", "warm")
-        history = self._wrapped.program.history
-        history.unseal()
+        traces = self._wrapped.program.traces
+        traces.unseal()
         leaves, treedef = jax.tree.flatten((args, kwargs))
         for leaf in leaves:
             if isinstance(leaf, jax.ShapeDtypeStruct) and _save.is_symbolic(leaf.shape):
@@ -112,8 +113,8 @@ class FrozenPjitFunction(FilterPjitFunction):
             if warm:
                 self._warm(leaves, treedef)
         if other_shapes == "raise":
-            history.seal(
-                f"`{history.name}` was compiled ahead of time, and nothing else is to be compiled "
+            traces.seal(
+                f"`{traces.name}` was compiled ahead of time, and nothing else is to be compiled "
                 '(`other_shapes="raise"`)'
             )
         return program
@@ -300,9 +301,7 @@ def freeze(
     with_constants = [next(constants) if leaf is DYNAMIC else leaf for leaf in static.leaves]
     frozen = StaticHalf(static.treedef, tuple(with_constants), _Snapshot())
     remaining = functools.partial(fun, *args, **kwargs)
-    program = Program(
-        Binding(remaining, *names_of(fun)), options, None, place_of(fun, home_of(fun))
-    )
+    program = Program(Binding(remaining, *names_of(fun)), options, place_of(fun, home_of(fun)))
     return FrozenPjitFunction(WrappedFunction(fun, frozen, options, program), tuple(passed))
 
 

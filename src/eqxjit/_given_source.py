@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from ._compat import fields_of
 from ._constants import Constants
-from ._entry import OutputDescription
 from ._given import WHOLE, Given, Position, parts_of
+from ._out_spec import OutputDescription
 from ._static_key import compares_by_identity
 from ._structure import Leaf, Node, is_plain_namedtuple, module_layout, structure_of
 from ._way_in import WayIn

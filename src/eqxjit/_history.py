@@ -1,17 +1,15 @@
-"""The traces of one function: counts, limits and explains them."""
+"""The history of one function's traces: it explains each by those before."""
 
 import collections
 import inspect
-import itertools
-import operator
-import sys
 import types
 import weakref
-from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
+from typing import Any
 
-from ._call_site import CallSite
-from ._description import UNKNOWN, Template, made_at
+from ._call_site import CallSite, call_site
+from ._compat import trace_configuration
+from ._description import UNKNOWN, Description, Template, made_at, template_of
 from ._differences import (
     CACHE,
     FUNCTION,
@@ -23,14 +21,19 @@ from ._differences import (
     distance,
     with_apt_remedies,
 )
+from ._entry import Entry
+from ._events import LOWERING, TRACING, observers
+from ._explain import log
+from ._hooks import Request
+from ._iterators import log_iterators
+from ._jaxpr_size import measure
 from ._lock import Lock
 from ._outline import outline
-from ._partition import StaticHalf
-from ._storms import Place, Streak, streak_of
+from ._partition import StaticHalf, has_tracers
+from ._place import Place
+from ._storms import Streak, streak_of
 from ._trace import Trace
-
-if TYPE_CHECKING:
-    from ._entry import Entry
+from ._tracing import currently_jitting
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
 _MAX_REMEMBERED = 256
@@ -44,10 +47,6 @@ _MAX_TEMPLATES = 8
 
 # How many definitions of functions are remembered, so that a function made anew is recognised.
 _MAX_DEFINITIONS = 256
-
-
-class TooManyTracesError(RuntimeError):
-    """A function was to be traced more often than its `max_traces` allows."""
 
 
 class Definition:
@@ -90,35 +89,26 @@ class Definition:
         return self._read
 
 
-def hit_counter() -> Iterator[None]:
-    """Counts a hit for each `next`: in C, hence without a lock, and faster than an addition."""
-    return itertools.repeat(None, sys.maxsize)
-
-
 class History:
-    """The traces of one function under one set of options.
+    """The traces of one function under one set of options: the hook that explains them.
 
     - `name`: what to call the function.
-    - `definition`: where it is defined; `None` where no Python function is below it.
-    - `max_traces`: how many traces there may be; `None` for any number.
     - `place`: where what is called is defined, a Python function or not.
     """
 
-    def __init__(
-        self, name: str, definition: Definition | None, max_traces: int | None, place: Place
-    ):
+    def __init__(self, name: str, place: Place, home: types.FunctionType | None, number: int):
+        """`home` is the Python function below it, if any; `number` tells it from others."""
         self.name = name
         self.place = place
-        self.n_traces = 0
-        self.n_recompilations = 0
-        self.hits = hit_counter()
-        self._definition = definition
-        self._max_traces = max_traces
-        #: Why there may be no further trace at all, once that is so.
-        self._why_sealed = ""
+        self._definition = None if home is None else Definition(home, number)
         self._lock = Lock()
         #: Those under way. An interrupt may keep one from its end, but not alive.
         self._begun: weakref.WeakSet[Trace] = weakref.WeakSet()
+        #: What describes the calls of an entry, of the latest few; and the function's static half
+        #: that is described with it.
+        self._templates: weakref.WeakKeyDictionary[
+            Entry, tuple[Template, weakref.ref[StaticHalf] | None]
+        ] = weakref.WeakKeyDictionary()
         #: The entries that were described last.
         self._described: collections.deque[weakref.ref[Entry]] = collections.deque()
         self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
@@ -132,85 +122,93 @@ class History:
         with self._lock:
             return list(self._remembered)[self._n_cleared :]
 
-    @property
-    def seconds(self) -> float:
-        """How long its traces took."""
-        return sum([trace.seconds.total for trace in self.traces])
+    def describe(self, request: Request) -> Description:
+        """Describe what a call is made with, function included."""
+        if request.description is not None:
+            return request.description
+        entry = request.entry
+        fun = request.fun if request.fun_varies else None
+        arrays = [*request.leaves, *request.fun_leaves] if fun is not None else request.leaves
+        template = self._template_for(entry, fun)
+        if template is None:
+            template = template_of(request.binding, fun, request.arguments)
+            self._keep_template(entry, fun, template)
+        return template.describe(arrays)
 
-    @property
-    def n_hits(self) -> int:
-        """How many calls were served without a trace."""
-        return sys.maxsize - operator.length_hint(self.hits)
+    def _template_for(self, entry: Entry, fun: StaticHalf | None) -> Template | None:
+        template, fun_ref = self._templates.get(entry, (None, None))
+        if fun is None or fun_ref is None:
+            return template if fun is fun_ref else None
+        return template if fun_ref() is fun else None
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was traced so far, or begun to be."""
+    def _keep_template(self, entry: Entry, fun: StaticHalf | None, template: Template) -> None:
         with self._lock:
-            return not self._remembered and not self._begun
-
-    def uncompiled(self, like: Trace) -> Trace | None:
-        """A trace like this one that hasn't been compiled for itself yet: it was lowered ahead of
-        time, say, or was part of an outer program.
-        """
-        with self._lock:
-            for trace in self._remembered:
-                if (
-                    not trace.seconds.compiling
-                    and trace.fate is like.fate
-                    and trace.configuration == like.configuration
-                    and not distance(trace.description, like.description)
-                ):
-                    return trace
-        return None
-
-    def begin(self, trace: Trace) -> None:
-        """Explains a trace that is about to be made.
-
-        **Raises:**
-
-        - `TooManyTracesError`, if it is one too many. Then nothing is counted.
-        """
-        with self._lock:
-            n_before = self.n_traces + self.n_recompilations + len(self._begun)
-            trace.number = n_before + 1
-            self._explain(trace)
-            limit = self._max_traces
-            why_not = self._why_sealed
-            if not why_not and limit is not None and n_before >= limit:
-                why_not = f"`{self.name}` may be traced {_times(limit)} (`max_traces={limit}`)"
-            if why_not:
-                raise TooManyTracesError(
-                    f"{why_not}, and the call at {trace.call_site} would be trace "
-                    f"{trace.number}.\n{trace.explanation()}"
-                )
-            self._begun.add(trace)
-
-    def end(self, trace: Trace, is_made: bool) -> None:
-        """Counts a trace that was begun, if it came to its end."""
-        with self._lock:
-            self._begun.discard(trace)
-            if not is_made:
-                return
-            if trace.is_recompilation:
-                self.n_recompilations += 1
-            else:
-                self.n_traces += 1
-            trace.number = self.n_traces + self.n_recompilations
-            if len(self._remembered) == _MAX_REMEMBERED:
-                self._n_cleared = max(0, self._n_cleared - 1)
-            self._remembered.append(trace)
-            self._forget_descriptions()
-            _remember_definition(self._definition)
-
-    def keep_template(self, entry: "Entry", fun: StaticHalf | None, template: Template) -> None:
-        """Keeps what describes an entry's calls, with the entry: of the latest few."""
-        with self._lock:
-            entry.template = template, None if fun is None else weakref.ref(fun)
+            self._templates[entry] = template, None if fun is None else weakref.ref(fun)
             self._described.append(weakref.ref(entry))
             if len(self._described) > _MAX_TEMPLATES:
                 oldest = self._described.popleft()()
                 if oldest is not None and oldest is not entry:
-                    oldest.template = None
+                    self._templates.pop(oldest, None)
+
+    def begin(self, request: Request, number: int, is_recompilation: bool) -> Trace:
+        """Explain a trace that is about to be made, or a recompilation."""
+        trace = Trace(
+            self.name,
+            self.describe(request),
+            trace_configuration(),
+            call_site(),
+            number,
+            is_recompilation=is_recompilation,
+            is_transformed=has_tracers(request.leaves),
+            is_ahead_of_time=request.is_staged and not is_recompilation,
+            fate=request.entry.fate,
+        )
+        with self._lock:
+            self._explain(trace)
+            self._begun.add(trace)
+        return trace
+
+    def explain(self, record: Trace) -> str:
+        """Return how a trace differs from the closest one before."""
+        return record.explanation()
+
+    def end(self, record: Trace | None, number: int | None) -> None:
+        """Remember a trace that was begun, if it came to its end."""
+        with self._lock:
+            if record is not None:
+                self._begun.discard(record)
+            if record is None or number is None:
+                return
+            record.number = number
+            if len(self._remembered) == _MAX_REMEMBERED:
+                self._n_cleared = max(0, self._n_cleared - 1)
+            self._remembered.append(record)
+            self._forget_descriptions()
+            _remember_definition(self._definition)
+
+    def spend(self, record: Trace, phase: str, seconds: float, from_cache: bool) -> None:
+        """Add what JAX has spent on a phase."""
+        if phase == TRACING:
+            # What JAX does around the function's own trace included.
+            record.seconds.tracing = seconds
+        elif phase == LOWERING:
+            record.seconds.lowering += seconds
+        else:
+            record.seconds.compiling += seconds
+            record.from_persistent_cache = from_cache
+
+    def complete(self, record: Trace, request: Request | None) -> None:
+        """Measure a trace, and notify observers and the log."""
+        if request is not None:
+            measure(record, request)
+        for observer in tuple(observers):
+            observer.traced(record)
+        log(record)
+        # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
+        if not record.is_ahead_of_time and not currently_jitting():
+            self._add_to_streak(record)
+        if request is not None:
+            log_iterators(record, self.place, request.arguments, request.fun)
 
     def _forget_descriptions(self) -> None:
         n_parts = 0
@@ -219,21 +217,11 @@ class History:
             if n_parts > _MAX_PARTS and trace is not self._remembered[-1]:
                 trace.description = UNKNOWN
 
-    def clear(self) -> None:
-        """Starts counting anew. The traces so far are still compared with."""
+    def restart(self) -> None:
+        """Begin anew. The traces so far are still compared with."""
         with self._lock:
-            self.n_traces = self.n_recompilations = 0
-            self.hits = hit_counter()
             self._n_cleared = len(self._remembered)
         self._streak.restart()
-
-    def seal(self, why: str) -> None:
-        """Allows no further trace; `why` begins the error for one."""
-        self._why_sealed = why
-
-    def unseal(self) -> None:
-        """Allows as many traces as before `seal`."""
-        self._why_sealed = ""
 
     def _explain(self, trace: Trace) -> None:
         """Fills in how a trace differs from the closest of those before."""
@@ -267,7 +255,7 @@ class History:
         latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
         return min(latest, key=how_far, default=None)
 
-    def add_to_streak(self, trace: Trace) -> None:
+    def _add_to_streak(self, trace: Trace) -> None:
         """Counts a trace among those in a row, which are logged once they are many."""
         if trace.differences and trace.differences[0].category != FUNCTION:
             self._streak.add(trace)
@@ -291,10 +279,6 @@ def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
         if trace.is_recompilation:
             why += ", or it was compiled with other options (`f.lower(...).compile(...)`)"
     return Difference(CACHE, "", "", why)
-
-
-def _times(count: int | None) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 # Which function of those defined at one place was traced last.

@@ -11,8 +11,8 @@ from ._compat import treedef_rows
 from ._description import StaticPart, is_iterator
 from ._lock import Lock
 from ._partition import StaticHalf
+from ._place import Place
 from ._static_key import compared_fields
-from ._storms import Place
 from ._trace import Trace
 
 _logger = logging.getLogger("eqxjit")

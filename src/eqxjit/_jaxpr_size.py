@@ -8,6 +8,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from ._call_site import LIBRARY_FILES, is_users, location
 from ._compat import source_line
+from ._events import observers
+from ._hooks import Request
+from ._partition import has_tracers
+from ._trace import Trace
 
 # A line stands out if it made so many equations, and so large a share of them.
 _MANY_EQUATIONS = 200
@@ -65,3 +69,19 @@ def _with_nested(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
                         pending.append(nested.jaxpr)
                     elif isinstance(nested, Jaxpr):
                         pending.append(nested)
+
+
+def measure(trace: Trace, request: Request) -> None:
+    """Fill in the size of a trace that was made in a call."""
+    jitted, leaves, jaxpr = request.entry.jitted, request.flat, request.jaxpr
+    try:
+        if has_tracers(leaves):
+            # It became part of an outer program, which is measured; and asking takes its time.
+            jaxpr = jitted.trace(*leaves).jaxpr if observers else None
+        elif jaxpr is None:
+            jaxpr = jitted.trace(*leaves).jaxpr
+        if jaxpr is not None:
+            trace.equations, trace.busiest_line = size_of(jaxpr)
+    except Exception:
+        # No `trace` (`EQX_ON_ERROR=breakpoint`).
+        pass

@@ -27,11 +27,11 @@ from jax.tree_util import (
 
 from ._buffers import Shape, is_computable, is_key, join, key_data_shape, split
 from ._compat import PyTreeDef, fields_of, is_sharded_aval, treedef_rows
-from ._errors import short
 from ._key_cache import static_key, treedef_key
 from ._lock import Lock
 from ._partition import is_array_leaf
 from ._static_key import identity_suffices, register_interned
+from ._text import short
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.
 MAX_LEAVES_PER_BUFFER = 24

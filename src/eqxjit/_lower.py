@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import jax
 
 from ._budget import TooLong
-from ._description import Description, summary
+from ._description import summary, template_of
 from ._differences import OF_ARRAYS, differences
-from ._entry import Call, wait_for
+from ._entry import wait_for
+from ._request import Call
+from ._site import Site
 from ._specialize import specialized_call
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -40,8 +42,9 @@ class Lowered:
     - `lowered`: JAX's own `jax.stages.Lowered`.
     """
 
-    def __init__(self, call: Call, lowered: jax.stages.Lowered):
+    def __init__(self, site: Site, call: Call, lowered: jax.stages.Lowered):
         self.lowered = lowered
+        self._site = site
         self._call = call
         self._bound: Arguments = (), {}
 
@@ -76,7 +79,7 @@ class Lowered:
         # What is compiled here belongs to the trace that was made for it.
         __eqxjit_call__ = self._call  # noqa: F841
         compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
-        return Compiled(self._call, compiled, self._bound)
+        return Compiled(self._site, self._call, compiled, self._bound)
 
 
 class Compiled:
@@ -93,15 +96,16 @@ class Compiled:
     """
 
     # As of a wrapper: CPython calls what the slot holds, with no frame of ours in between.
-    __slots__ = ("__call__", "__weakref__", "_bound", "_call", "_n_calls", "compiled")
+    __slots__ = ("__call__", "__weakref__", "_bound", "_call", "_n_calls", "_site", "compiled")
 
-    def __init__(self, call: Call, compiled: jax.stages.Compiled, bound: Arguments):
+    def __init__(self, site: Site, call: Call, compiled: jax.stages.Compiled, bound: Arguments):
         self.compiled = compiled
+        self._site = site
         self._call = call
         self._bound = bound
         #: How many calls have come through the generic path.
         self._n_calls = 0
-        self._fill_slot(call.site.wrapped.binding.receiver(self._call_generic))
+        self._fill_slot(call.binding.receiver(self._call_generic))
 
     def __repr__(self) -> str:
         return f"<Compiled {_shown(self._call)}>"
@@ -176,10 +180,10 @@ class Compiled:
 
     def _call_generic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
-        site, entry = self._call.site, self._call.entry
+        site, entry = self._site, self._call.entry
         leaves, static = site.partition(args, kwargs)
         if static.key != self._call.arguments.key:
-            raise self._lowered_for_others(site.describe(static, leaves))
+            raise self._lowered_for_others(site.request_for(entry, static, leaves))
         for is_intact, verb in ((site.wrapped.is_intact, "holds"), (entry.is_intact, "returns")):
             if not is_intact():
                 raise ValueError(
@@ -204,23 +208,28 @@ class Compiled:
             if call is not None:
                 generic = site.wrapped.binding.receiver(self._call_generic)
                 self._fill_slot(call.instantiate(site, generic, self.compiled))
-        return entry.rebuild(output, site.given(static))
+        return entry.rebuild(output, site.wrapped.given(static))
 
-    def _lowered_for_others(self, called_with: Description) -> ValueError:
-        """The error for a call whose static half isn't the one that this was compiled for."""
-        assert self._call.description is not None
-        found = differences(self._call.description, called_with)
-        static = tuple(d for d in found if d.category not in OF_ARRAYS)
+    def _lowered_for_others(self, other: Call) -> ValueError:
+        """Return the error for a call that isn't of the static half that this is compiled for."""
+        described = self._call.description
+        static: list[str] = []
+        if described is not None:
+            # Not by way of the entry, with which its own template is kept.
+            fun = other.fun if other.fun_varies else None
+            arrays = [*other.leaves, *other.fun_leaves] if fun is not None else other.leaves
+            called_with = template_of(other.binding, fun, other.arguments).describe(arrays)
+            found = differences(described, called_with)
+            static = [str(d) for d in found if d.category not in OF_ARRAYS]
         return ValueError(
             f"`{self._call.entry.name}` was lowered for other static arguments: "
-            f"{'; '.join(map(str, static)) or 'the structure differs'}. Lower it again for these."
+            f"{'; '.join(static) or 'the structure differs'}. Lower it again for these."
         )
 
 
 def _shown(call: Call) -> str:
     """The function and its arguments, on one line."""
-    assert call.description is not None
-    arguments = ", ".join(summary(call.description))
+    arguments = "..." if call.description is None else ", ".join(summary(call.description))
     if len(arguments) > _LONGEST:
         arguments = f"{arguments[: _LONGEST - 3]}..."
-    return f"{call.site.wrapped.binding.label}({arguments})"
+    return f"{call.binding.label}({arguments})"

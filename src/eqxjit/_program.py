@@ -6,24 +6,21 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
 
 from ._binding import Binding
 from ._compat import clear_with_equinox
-from ._entry import Entry
+from ._counter import TraceCounter
+from ._entry import Entry, SpecializedCall
 from ._given import referents
-from ._history import Definition, History
+from ._hooks import make_hook
 from ._lock import Lock
 from ._options import Options
-from ._storms import Place
+from ._place import Place
 from ._turns import Turns
-
-if TYPE_CHECKING:
-    from ._site import Site
-    from ._specialize import SpecializedCall
 
 # Under this name a function keeps its programs in its own `__dict__`: a plain cycle, which Python
 # frees, where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
@@ -58,6 +55,14 @@ class CacheInfo(NamedTuple):
     recompilations: int
     maxsize: int | None
     hits: int = 0
+
+
+class Linked(Protocol):
+    """A wrapper's way into the cache, by way of its specialised calls."""
+
+    def unlink(self) -> None:
+        """Reset `__call__`, so that the next call links anew."""
+        ...
 
 
 class _Table:
@@ -108,16 +113,25 @@ class Program(_Table):
 
     - `binding`: the function's parameters.
     - `options`: how it is jitted.
-    - `history`: what it was traced for.
+    - `place`: where the function is defined.
+    - `traces`: the count of its traces, and who is told of them.
     """
 
     def __init__(
-        self, binding: Binding, options: Options, definition: Definition | None, place: Place
+        self,
+        binding: Binding,
+        options: Options,
+        place: Place,
+        home: types.FunctionType | None = None,
+        number: int = 0,
     ):
+        """`home` is the Python function below it, if any; `number` tells it from others."""
         super().__init__()
         self.binding = binding
         self.options = options
-        self.history = History(binding.label, definition, options.max_traces, place)
+        self.place = place
+        hook = make_hook(binding.label, place, home, number)
+        self.traces = TraceCounter(binding.label, options.max_traces, hook)
         self.retraces = Turns()
         self.entries: dict[Hashable, Entry] = {}
         #: Those that were called warm, by the keys of their scans.
@@ -130,7 +144,7 @@ class Program(_Table):
         #: Those that were in use until the table was last full, and haven't been called since.
         self._resting: list[SpecializedCall] = []
         #: The wrappers' ways into this program, by `id`: unlinked when `specialized` changes.
-        self.sites: weakref.WeakValueDictionary[int, Site] = weakref.WeakValueDictionary()
+        self.linked: weakref.WeakValueDictionary[int, Linked] = weakref.WeakValueDictionary()
 
     def find(self, key: Hashable) -> Entry | None:
         """The entry for a typed static key, now the most recently used one."""
@@ -190,7 +204,7 @@ class Program(_Table):
             advice = "; with that many static structures in use, raise `maxsize`"
             least_used.fate.append(
                 f"its entry was the least recently used of more than {maxsize}"
-                f"{advice if self.history.place.is_users else ''}"
+                f"{advice if self.place.is_users else ''}"
             )
             self._drop(least_used.key)
         self._rest()
@@ -240,27 +254,27 @@ class Program(_Table):
             self._met.clear()
             self._unlink()
             self.specialized, self._resting = [], []
-            self.history.clear()
+            self.traces.clear()
 
-    def continue_history(self, history: History) -> None:
-        """Goes on with that of a wrapper whose function is now this one, if it has none so far."""
+    def continue_traces(self, traces: TraceCounter) -> None:
+        """Go on with those of a wrapper whose function is now this one, if it has none so far."""
         with self.lock:
-            if self.history.is_empty:
-                self.history = history
+            if self.traces.is_unused:
+                self.traces = traces
 
     def info(self) -> CacheInfo:
         with self.lock:
             self._drop_dead()
-        history = self.history
+        traces = self.traces
         return CacheInfo(
             len(self.entries),
-            history.n_traces,
-            history.n_recompilations,
+            traces.n_traces,
+            traces.n_recompilations,
             self.options.maxsize,
-            history.n_hits,
+            traces.n_hits,
         )
 
-    def specialize(self, entry: Entry, call: "SpecializedCall") -> None:
+    def specialize(self, entry: Entry, call: SpecializedCall) -> None:
         """Puts a specialised call at the head of those in use."""
         with self.lock:
             others = [other for other in self.specialized if other.entry is not entry]
@@ -289,10 +303,10 @@ class Program(_Table):
 
     def _unlink(self) -> None:
         # In one C call: garbage collection, or another thread, may add a wrapper meanwhile.
-        for site_ref in self.sites.valuerefs():
-            site = site_ref()
-            if site is not None:
-                site.unlink()
+        for linked_ref in self.linked.valuerefs():
+            linked = linked_ref()
+            if linked is not None:
+                linked.unlink()
 
 
 _serial = itertools.count()
@@ -373,8 +387,7 @@ def program_of(
                 programs = vars(home)[_ATTRIBUTE] = _Programs(home)
 
     def make() -> Program:
-        definition = None if home is None else Definition(home, programs.number)
-        return Program(binding, options, definition, place)
+        return Program(binding, options, place, home, programs.number)
 
     return programs.get((key, options.key, binding.name, binding.qualname), make)
 

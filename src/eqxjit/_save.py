@@ -77,7 +77,7 @@ def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             "save it before it is called."
         )
     slots = [Slot(i) for i in range(len(exported.out_avals))]
-    output = entry.descriptions[0].rebuild(slots, site.given(call.arguments))
+    output = entry.descriptions[0].rebuild(slots, site.wrapped.given(call.arguments))
     inputs = call.arguments.combine(map(Slot, range(call.arguments.n_arrays)))
     for name, argument in named_arguments(binding, *inputs):
         _written(argument, name)  # Or an error that names the argument.

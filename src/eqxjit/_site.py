@@ -4,45 +4,36 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.tree_util import tree_flatten, tree_map
 
-from ._call_site import call_site
-from ._compat import JITTED_FRAME_MARK, trace_configuration
-from ._description import Description, template_of
+from ._compat import JITTED_FRAME_MARK
 from ._donation import hide_donation_warning
-from ._entry import Call, Entry, Output, Retrace, holds_tracer, wait_for
+from ._entry import ENTRY_VARIABLE, Entry, Output, SpecializedCall, holds_tracer, wait_for
 from ._errors import argument_error, call_error, named_arguments, note_tracers
-from ._events import drop_interrupted, observers, tracing
-from ._explain import log
-from ._given import NOTHING, Given
-from ._iterators import log_iterators
-from ._lower import Lowered
+from ._events import drop_interrupted
+from ._given import Given
 from ._partition import (
     DYNAMIC,
     StaticHalf,
-    has_tracers,
     partition,
     split_leaves,
     with_structs_as_arrays,
 )
 from ._program import Program
+from ._request import CALL_VARIABLE, Call
 from ._scan import Scanned, scan
 from ._specialize import (
-    SpecializedCall,
     identical,
     is_worth_specializing,
     may_be_specialized,
     specialize,
 )
-from ._stack import CALL_VARIABLE, ENTRY_VARIABLE
-from ._trace import Trace
 from ._tracebacks import trimming
-from ._tracing import currently_jitting
+from ._traced import Retrace, new_entry
 from ._wrapped import WrappedFunction, wrap_function
 
 # Spelled out below, because only a plain local variable shows on the stack.
@@ -90,7 +81,7 @@ class Site:
         """What a wrapper's `__call__` slot holds before its first call, and when it is unlinked."""
         __tracebackhide__ = True
         with trimming:
-            self.program.sites[id(self)] = self
+            self.program.linked[id(self)] = self
             return self._link()(*args, **kwargs)
 
     def _link(self) -> Callable[..., Any]:
@@ -116,10 +107,10 @@ class Site:
     def renew_if_changed(self) -> None:
         """Wraps the function anew, if a static object in it was changed since it was wrapped."""
         if not self.wrapped.is_intact():
-            history = self.program.history
+            traces = self.program.traces
             fun = self.wrapped.fun.combine(self.fun_leaves)
             self.wrapped, _ = wrap_function(fun, self.wrapped.options)
-            self.program.continue_history(history)
+            self.program.continue_traces(traces)
             self.unlink()
 
     def specialized_calls(self) -> list[SpecializedCall]:
@@ -179,7 +170,7 @@ class Site:
                 leaves, static = self.partition(args, kwargs)
             return self.miss_in_turn(leaves, static, args, kwargs)
         entry.hits += 1
-        next(self.program.history.hits)
+        next(self.program.traces.hits)
         if is_worth_specializing(entry, len(leaves)):
             self._own_entry = weakref.ref(entry)
             leaves, static = self.partition(args, kwargs)
@@ -187,7 +178,7 @@ class Site:
             if static.key == entry.key:
                 specialize(self, entry, args, kwargs, static, leaves, output)
         if static is not None:
-            given = self.given(static)
+            given = self.wrapped.given(static)
         else:
             given = self.flattened(args, kwargs) if entry.returns_given(output) else None
         return entry.rebuild(output, given)
@@ -231,11 +222,11 @@ class Site:
             self.explain(args, kwargs)
             raise
 
-    def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
-        """Traces and lowers what a call would run."""
+    def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Any]:
+        """Trace and lower what a call would run; return the call, and JAX's own `Lowered`."""
         __tracebackhide__ = True
         self.renew_if_changed()
-        return Lowered(*self.stage(lambda jitted: jitted.lower, args, kwargs))
+        return self.stage(lambda jitted: jitted.lower, args, kwargs)
 
     def is_settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether calls with such arguments are as fast as they ever get."""
@@ -255,8 +246,7 @@ class Site:
         entry = self.find_or_add(static, args, kwargs)
         # Who compiles ahead of time wants what comes later to be fast.
         entry.seconds_of_first_call = math.inf
-        call = Call(self, entry, static, leaves)
-        call.description = self.describe(static, leaves, entry)
+        call = self.request_for(entry, static, leaves, is_staged=True)
         try:
             return call, self.run(stage(entry.jitted), call)
         except Exception:
@@ -276,7 +266,7 @@ class Site:
         __tracebackhide__ = True
         start = time.perf_counter()
         entry = self.find_or_add(static, args, kwargs)
-        call = Call(self, entry, static, leaves)
+        call = self.request_for(entry, static, leaves)
         try:
             output = self.run(entry.jitted, call)
             if call.traces:
@@ -296,10 +286,21 @@ class Site:
             self.program.keep_if_traced(static.key, entry)
         if not call.traces:
             # Another thread was first.
-            next(self.program.history.hits)
-        return entry.rebuild(output, self.given(static))
+            next(self.program.traces.hits)
+        return entry.rebuild(output, self.wrapped.given(static))
 
     # --- Parts --------------------------------------------------------------------------------
+
+    def request(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return a warm call as an object."""
+        leaves, static = self.partition(args, kwargs)
+        return self.request_for(entry, static, leaves)
+
+    def request_for(
+        self, entry: Entry, static: StaticHalf, leaves: list[Any], is_staged: bool = False
+    ) -> Call:
+        """Return a call, with its arguments split, as an object."""
+        return Call(self.wrapped, self.fun_leaves, entry, static, leaves, is_staged)
 
     def partition(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -338,16 +339,11 @@ class Site:
         if again is not None and again.key == scanned.key and identical(scanned.arrays, leaves):
             self.program.meet(entry, scanned.key, scanned.known_by_address)
 
-    def given(self, static: StaticHalf) -> Given:
-        """The static objects that come in with a call that has these arguments."""
-        # What is frozen is nobody's but its entries': these look for changes in it themselves.
-        return Given(static, NOTHING if self.wrapped.keeps_arrays else self.wrapped.fun)
-
     def flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
         """As `given`, for arguments whose static half is known to have an entry."""
         leaves, treedef = tree_flatten((args, kwargs))
         _, static = split_leaves(leaves)
-        return self.given(StaticHalf(treedef, static, None))
+        return self.wrapped.given(StaticHalf(treedef, static, None))
 
     def find_or_add(
         self, static: StaticHalf, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -357,7 +353,7 @@ class Site:
         def make() -> Entry:
             n_first = _n_arrays_first(static) if args else 0
             donated = self.donated(n_first, static)
-            return Entry(self.wrapped.binding, self.wrapped.options, n_first, donated)
+            return new_entry(self.wrapped.binding, self.wrapped.options, n_first, donated)
 
         try:
             return self.program.find_or_add(static.key, make)
@@ -381,7 +377,7 @@ class Site:
         # And `_stack` for this one.
         __eqxjit_call__ = call
         drop_interrupted()
-        flat = call.entry.flat(self.fun_leaves, call.leaves)
+        flat = call.flat
         show_warning = hide_donation_warning() if call.entry.hides_donation_warning else None
         try:
             return action(*flat)
@@ -390,88 +386,7 @@ class Site:
                 show_warning()
             # The user's function isn't run again, should JAX not have kept its trace.
             __eqxjit_call__ = None  # noqa: F841
-            # A program that was traced well and then raised is compiled all the same.
-            for trace in call.traces:
-                call.entry.measure(trace, flat, call.jaxpr)
-                self.tell(trace)
-                log_iterators(trace, self.program.history.place, call.arguments, self.wrapped.fun)
-            # Who stages a call keeps it.
-            call.leaves, call.jaxpr = [], None
-
-    # --- Traces -------------------------------------------------------------------------------
-
-    @contextmanager
-    def tracing(self, call: Call) -> Iterator[None]:
-        """While JAX traces the user's function: explains, limits and counts the trace."""
-        history = self.program.history
-        description = call.description or self.describe(call.arguments, call.leaves, call.entry)
-        trace = self._new_trace(call.entry, description, has_tracers(call.leaves))
-        trace.is_ahead_of_time = call.description is not None
-        history.begin(trace)
-        is_made = False
-        try:
-            with tracing(self.wrapped.binding.label, trace):
-                yield
-            is_made = True
-            call.traces.append(trace)
-        finally:
-            history.end(trace, is_made)
-
-    def begin_recompilation(
-        self, entry: Entry, description: Description, is_transformed: bool
-    ) -> tuple[Trace, bool]:
-        """Explains and limits what JAX compiles without tracing, as it begins to.
-
-        **Returns:**
-
-        The trace that is compiled, and whether that is for another time.
-        """
-        history = self.program.history
-        trace = self._new_trace(entry, description, is_transformed)
-        earlier = history.uncompiled(trace)
-        if earlier is not None:
-            return earlier, False
-        trace.is_recompilation = True
-        history.begin(trace)
-        return trace, True
-
-    def _new_trace(self, entry: Entry, description: Description, is_transformed: bool) -> Trace:
-        return Trace(
-            self.wrapped.binding.label,
-            description,
-            trace_configuration(),
-            call_site(),
-            is_transformed=is_transformed,
-            fate=entry.fate,
-        )
-
-    def describe(
-        self, static: StaticHalf, leaves: list[Any], entry: Entry | None = None
-    ) -> Description:
-        """What a call is made with, function included.
-
-        **Arguments:**
-
-        - `static`, `leaves`: the arguments.
-        - `entry`: that of the call: what calls of one static half have in common is kept with it.
-        """
-        wrapped = self.wrapped
-        fun = wrapped.fun if self.fun_leaves or wrapped.changeable else None
-        template = entry.template_for(fun) if entry is not None else None
-        if template is None:
-            template = template_of(wrapped.binding, fun, static)
-            if entry is not None:
-                self.program.history.keep_template(entry, fun, template)
-        return template.describe(leaves if fun is None else [*leaves, *self.fun_leaves])
-
-    def tell(self, trace: Trace) -> None:
-        """Tells of a trace, now complete, whoever wants to know."""
-        for observer in tuple(observers):
-            observer.traced(trace)
-        log(trace)
-        # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
-        if not trace.is_ahead_of_time and not currently_jitting():
-            self.program.history.add_to_streak(trace)
+            call.finish()
 
     # --- After a call -------------------------------------------------------------------------
 

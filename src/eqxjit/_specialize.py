@@ -5,7 +5,7 @@ import os
 import re
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from jax.tree_util import tree_flatten
@@ -14,21 +14,19 @@ from ._binding import Binding, absent
 from ._budget import Budget, TooLong
 from ._changeable import are_repeated
 from ._compat import PyTreeDef, is_staging
-from ._entry import Entry, Output, Retrace, index_of
+from ._counter import hit_counter
+from ._entry import ENTRY_VARIABLE, Entry, Output, index_of
 from ._given import Given, Position, have_same_given
 from ._given_source import GivenSource, output_structure
-from ._history import hit_counter
 from ._key_cache import treedef_key
 from ._partition import StaticHalf
 from ._source import define, indented, wrapped
-from ._stack import ENTRY_VARIABLE
 from ._structure import Node, structure_of
 from ._tracebacks import trim
+from ._traced import Retrace
 from ._way_in import WayIn, conditions
 from ._way_out import WayOut
-
-if TYPE_CHECKING:
-    from ._site import Site
+from ._wrapped import WrappedFunction
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the generic path.
 SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
@@ -42,6 +40,40 @@ _NODES_PER_HIT = 2_000
 
 # How many times more warm calls there must be before making one is attempted again.
 _HITS_PER_ATTEMPT = 10
+
+
+class SlowPath(Protocol):
+    """The calls of one wrapper that no specialised call serves."""
+
+    @property
+    def wrapped(self) -> WrappedFunction:
+        """The function, without its arrays."""
+        ...
+
+    @property
+    def fun_leaves(self) -> tuple[Any, ...]:
+        """Its arrays."""
+        ...
+
+    def retrace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve a warm call in which JAX wants to trace."""
+        ...
+
+    def flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        """Return the static objects that come in with a call."""
+        ...
+
+    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise a clearer error than the one that the caller handles, if there is one."""
+        ...
+
+    def check_recompiled(self, entry: Entry, output: Output) -> None:
+        """Wait for a program that a warm call compiled."""
+        ...
+
+    def wait(self, entry: Entry, output: Output) -> None:
+        """Wait for a program that can raise, or that isn't known not to."""
+        ...
 
 
 class SpecializedCall:
@@ -73,7 +105,7 @@ class SpecializedCall:
 
     def instantiate(
         self,
-        site: "Site",
+        site: SlowPath,
         otherwise: Callable[..., Any],
         jitted: Callable[..., Output] | None = None,
     ) -> Callable[..., Any]:
@@ -88,7 +120,7 @@ class SpecializedCall:
         binding = site.wrapped.binding
         run = jitted or self.entry.jitted
         # What is compiled ahead of time isn't in the cache.
-        hits = hit_counter() if jitted else site.program.history.hits
+        hits = hit_counter() if jitted else site.wrapped.program.traces.hits
         if any(issubclass(type(leaf), np.ndarray) for leaf in site.fun_leaves):
             run = _minding_numpy(self.entry, run)
         call = self._make(
@@ -114,12 +146,12 @@ def _minding_numpy(entry: Entry, jitted: Callable[..., Output]) -> Callable[...,
     return lambda *arrays: entry.execute(jitted, arrays)
 
 
-def _checks_of_function(site: "Site") -> list[Callable[[], bool]]:
+def _checks_of_function(site: SlowPath) -> list[Callable[[], bool]]:
     """What to ask, before a call, about the static objects that the wrapped function holds."""
     return [site.wrapped.is_intact] if site.wrapped.changeable else []
 
 
-def _fun_statics(site: "Site", positions: list[Position]) -> list[Any]:
+def _fun_statics(site: SlowPath, positions: list[Position]) -> list[Any]:
     given = Given(site.wrapped.fun, site.wrapped.fun)
     return [given.get(position) for position in positions]
 
@@ -140,7 +172,7 @@ def is_worth_specializing(entry: Entry, n_arrays: int) -> bool:
 
 
 def specialize(
-    site: "Site",
+    site: SlowPath,
     entry: Entry,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -153,7 +185,7 @@ def specialize(
     **Arguments:** as of `specialized_call`.
     """
     if entry.resting is not None:
-        site.program.specialize(entry, entry.resting)
+        site.wrapped.program.specialize(entry, entry.resting)
         return
     try:
         call = specialized_call(site, entry, args, kwargs, static, leaves, output)
@@ -166,11 +198,11 @@ def specialize(
     if call is None:
         entry.unspecializable = True
     else:
-        site.program.specialize(entry, call)
+        site.wrapped.program.specialize(entry, call)
 
 
 def specialized_call(
-    site: "Site",
+    site: SlowPath,
     entry: Entry,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -198,7 +230,7 @@ def specialized_call(
     budget = Budget(entry.seconds_of_first_call, n_nodes)
     blocks = entry.blocks or entry.unclassified
     try:
-        given = site.given(static)
+        given = site.wrapped.given(static)
         expected = tree_flatten(entry.rebuild(output, given))
         # To try the generated call takes about as long once more.
         source, make, positions = _generate(
@@ -218,7 +250,7 @@ def specialized_call(
 
 def _generate(
     binding: Binding,
-    site: "Site",
+    site: SlowPath,
     entry: Entry,
     static: StaticHalf,
     output_at_hand: Output,
@@ -255,7 +287,7 @@ def _generate(
     # Who waits for the computation can let JAX read NumPy's arrays where they are.
     way_in = WayIn(binding, names, args_node, kwargs_node, None if blocks else own, seen)
     given_source = GivenSource(names, arguments, way_in)
-    structure = output_structure(description, site.given(static), tick)
+    structure = output_structure(description, site.wrapped.given(static), tick)
     way_out = WayOut(names, structure, arrays, given_source.expression)
     fun_statics = given_source.fun_statics
 
@@ -340,7 +372,7 @@ def _generate(
 def _does_the_same(
     make: Callable[..., Any],
     fun_statics: list[Any],
-    site: "Site",
+    site: SlowPath,
     given: Given,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

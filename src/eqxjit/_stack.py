@@ -1,21 +1,13 @@
 """Finds calls through eqxjit on the stack: an interrupt leaves nothing to be unset there."""
 
 from types import FrameType
-from typing import TYPE_CHECKING
 
+from ._entry import ENTRY_VARIABLE, Entry
+from ._request import CALL_VARIABLE, Call
 from ._tracebacks import OUR_FILES
 
-if TYPE_CHECKING:
-    from ._entry import Call, Entry
 
-#: The local variable that holds the `Call` in the miss path.
-CALL_VARIABLE = "__eqxjit_call__"
-
-#: The variable, local or global, that holds the entry of a warm call.
-ENTRY_VARIABLE = "__eqxjit_entry__"
-
-
-def call_in(frame: FrameType) -> "tuple[Call | None, Entry | None]":
+def call_in(frame: FrameType) -> tuple[Call | None, Entry | None]:
     """Return the call that a frame makes in the miss path, or the entry of one that is warm."""
     if not frame.f_code.co_filename.startswith(OUR_FILES):
         return None, None

@@ -1,14 +1,11 @@
 """Logs, once for each function, that it is traced again and again, and for which causes."""
 
 import collections
-import inspect
 import logging
-import types
-from typing import Any, NamedTuple
 
-from ._call_site import CallSite, is_users, is_users_module
 from ._differences import FUNCTION, Difference
 from ._lock import Lock
+from ._place import Place
 from ._trace import Trace
 
 _logger = logging.getLogger("eqxjit")
@@ -22,38 +19,6 @@ _MAX_COUNTED = 16
 
 # How many places are remembered at which functions are defined, the most recently used ones.
 _MAX_PLACES = 1024
-
-
-class Place(NamedTuple):
-    """Where the function under a wrapper is defined.
-
-    - `module`, `qualname`: of the function, or of the class of whatever else is called. (A Python
-        function's file says more than its module.)
-    - `site`: the line of a Python function; None for anything else.
-    - `code_hash`: tells functions apart whose lines have one name, as in a session.
-    """
-
-    module: str
-    qualname: str
-    site: CallSite | None
-    code_hash: int = 0
-
-    @property
-    def is_users(self) -> bool:
-        """Whether the user wrote what is there."""
-        return is_users(self.site.filename) if self.site else is_users_module(self.module)
-
-
-def place_of(fun: Any, home: types.FunctionType | None) -> Place:
-    """Return where a function is defined; `home` is the Python function below it, if any."""
-    try:
-        # Decorators have one code for all that they decorate.
-        code = inspect.unwrap(home).__code__  # type: ignore[union-attr]
-    except Exception:
-        kind = type(fun)
-        return Place(kind.__module__, kind.__qualname__, None)
-    site = CallSite(code.co_filename, code.co_firstlineno)
-    return Place("", code.co_qualname, site, hash(code))
 
 
 class Streak:

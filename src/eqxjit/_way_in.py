@@ -22,7 +22,6 @@ from ._binding import (
 )
 from ._compat import ArrayImpl, fields_of
 from ._constants import Constants
-from ._errors import short
 from ._key_cache import has_key, learned_key
 from ._numpy_inputs import is_plain_array
 from ._source import indented, wrapped
@@ -36,6 +35,7 @@ from ._structure import (
     n_arrays,
     runs,
 )
+from ._text import short
 
 # A longer one is broken at its `or`.
 _LONGEST_CONDITION = 72

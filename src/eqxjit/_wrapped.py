@@ -8,10 +8,11 @@ from ._binding import Binding
 from ._changeable import Changeable, are_unchanged, changeable, is_frozen
 from ._compat import MISSING
 from ._errors import argument_error, not_callable
+from ._given import NOTHING, Given
 from ._options import Options
 from ._partition import DYNAMIC, StaticHalf, partition
+from ._place import place_of
 from ._program import Program, home_of, names_of, program_of
-from ._storms import place_of
 
 
 class WrappedFunction:
@@ -95,6 +96,11 @@ class WrappedFunction:
         clearer = argument_error(error, [("fun", fun)])
         if clearer is not None:
             raise clearer from error
+
+    def given(self, static: StaticHalf) -> Given:
+        """The static objects that come in with a call that has these arguments."""
+        # What is frozen is nobody's but its entries': these look for changes in it themselves.
+        return Given(static, NOTHING if self.keeps_arrays else self.fun)
 
     def is_intact(self) -> bool:
         """Whether the static objects in the function are as they were when it was wrapped."""

@@ -12,11 +12,11 @@ from typing import Any, ParamSpec, TypeVar, cast, overload
 import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
-from ._errors import short
 from ._lower import CompiledProgram, Lowered
 from ._options import DEFAULT_MAXSIZE, Donate, Options, check_options
 from ._program import CacheInfo
 from ._site import Site
+from ._text import short
 from ._trace import Trace
 from ._tracebacks import trim, trimming
 from ._wrapped import WrappedFunction, wrap_function
@@ -93,7 +93,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
         A `Lowered`, with `as_text()`, `lowered` (JAX's own) and `compile()`.
         """
         with trimming:
-            return self._site.receive(self._site.lower, args, kwargs)
+            return Lowered(self._site, *self._site.receive(self._site.lower, args, kwargs))
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompiledProgram:
         """Compiles for arguments like these, so that the first call with such need not.
@@ -129,11 +129,13 @@ class FilterPjitFunction(metaclass=_WrapperType):
 
             ```
         """
-        history = self._wrapped.program.history
-        before = history.seconds
+        before = self._seconds()
         with trimming:
             compiled = self.lower(*args, **kwargs).compile()
-        return CompiledProgram(history.seconds - before, compiled.executable_bytes)
+        return CompiledProgram(self._seconds() - before, compiled.executable_bytes)
+
+    def _seconds(self) -> float:
+        return sum([trace.seconds.total for trace in self.traces()])
 
     def cache_info(self) -> CacheInfo:
         """What is compiled: `CacheInfo(entries, traces, recompilations, maxsize, hits)`.
@@ -176,7 +178,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
 
             ```
         """
-        return self._wrapped.program.history.traces
+        return self._wrapped.program.traces.hook.traces
 
     def clear_cache(self) -> None:
         """Forgets all that was compiled for this function under these options."""
