@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 
 from eqxjit._compat import fields_of
-from eqxjit._way_out import _plain_class
+from eqxjit._plan.rebuild import _plain_class
 
 from .measure import Case
 from .models import Affine

@@ -23,7 +23,7 @@ for name, value in {
 if HIDDEN:
     import_without(HIDDEN)
 
-from eqxjit import _budget  # noqa: E402
+from eqxjit._plan import budget as _budget  # noqa: E402
 
 # Else a busy machine, or a collection of garbage, decides what is specialised.
 MANY_NODES, _budget._MANY_NODES = _budget._MANY_NODES, math.inf

@@ -18,7 +18,7 @@ from processes import run
 from sides import CALLS, both
 
 import eqxjit
-from eqxjit import _key_cache
+from eqxjit._trees import key_cache as _key_cache
 
 specializing = pytest.mark.skipif(
     os.environ.get("EQXJIT_SPECIALIZE") == "0", reason="no code is generated then"

@@ -15,10 +15,14 @@ import pytest
 from helpers import SPECIALIZING
 
 import eqxjit
-from eqxjit import _budget, _description, _history, _site, _specialize
-from eqxjit._outline import outline
-from eqxjit._partition import partition
-from eqxjit._scan import scan
+from eqxjit._diagnostics import description as _description
+from eqxjit._diagnostics import history as _history
+from eqxjit._diagnostics.outline import outline
+from eqxjit._plan import budget as _budget
+from eqxjit._runtime import dispatch as _site
+from eqxjit._runtime import specialize as _specialize
+from eqxjit._trees.partition import partition
+from eqxjit._trees.scan import scan
 
 X = jnp.arange(3.0)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from eqxjit import _specialize
+from eqxjit._runtime import specialize as _specialize
 
 X = jnp.arange(3.0)
 CALLS = 4

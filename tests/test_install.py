@@ -31,7 +31,8 @@ from processes import run
 from sides import CALLS
 
 import eqxjit
-from eqxjit import _compat, _install
+from eqxjit import _compat
+from eqxjit._deploy import install as _install
 
 # Not by itself: a module's attribute would be replaced.
 UPSTREAM = functools.partial(eqx.filter_jit)

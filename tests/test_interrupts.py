@@ -20,7 +20,7 @@ import pytest
 from conftest import PROFILE
 
 import eqxjit
-from eqxjit import _events
+from eqxjit._runtime import events as _events
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 

@@ -11,8 +11,8 @@ import pytest
 from processes import run
 
 import eqxjit
-from eqxjit import _call_site
-from eqxjit._call_site import CallSite, is_users, is_users_module, location
+from eqxjit._code import call_site as _call_site
+from eqxjit._code.call_site import CallSite, is_users, is_users_module, location
 
 X = jnp.arange(3.0)
 

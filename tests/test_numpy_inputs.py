@@ -13,7 +13,7 @@ from helpers import SPECIALIZING
 from sides import CALLS, both
 
 import eqxjit
-from eqxjit._numpy_inputs import NumpyInputs
+from eqxjit._trees.numpy_inputs import NumpyInputs
 
 _SIDE = 512
 

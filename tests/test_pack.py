@@ -21,7 +21,7 @@ from strategies import made, trees
 from strategies import numpy_array as numbers
 
 import eqxjit
-from eqxjit._layout import MAX_LEAVES_PER_BUFFER
+from eqxjit._deploy.layout import MAX_LEAVES_PER_BUFFER
 
 FILTER_JITS = [eqxjit.filter_jit, eqx.filter_jit]
 DTYPES = [

@@ -12,7 +12,7 @@ from helpers import assert_same, warm
 from jax.flatten_util import ravel_pytree
 
 import eqxjit
-from eqxjit._layout import MAX_LEAVES_PER_BUFFER
+from eqxjit._deploy.layout import MAX_LEAVES_PER_BUFFER
 
 
 @functools.cache

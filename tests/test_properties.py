@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import held_models, pairs, scenarios
 
-from eqxjit._partition import partition
+from eqxjit._trees.partition import partition
 
 _drawn = itertools.count(1)
 

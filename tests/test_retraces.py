@@ -25,7 +25,10 @@ from processes import run, start
 from sides import CALLS, both
 
 import eqxjit
-from eqxjit import _compat, _events, _iterators, _storms
+from eqxjit import _compat
+from eqxjit._diagnostics import iterators as _iterators
+from eqxjit._diagnostics import storms as _storms
+from eqxjit._runtime import events as _events
 
 #: What messages call this file.
 HERE = os.path.relpath(__file__)

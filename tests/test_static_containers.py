@@ -23,7 +23,9 @@ from hypothesis import strategies as st
 from sides import CALLS
 
 import eqxjit
-from eqxjit import _key_cache, _snapshot, _specialize
+from eqxjit._runtime import specialize as _specialize
+from eqxjit._trees import key_cache as _key_cache
+from eqxjit._trees import snapshot as _snapshot
 
 X = jnp.arange(3.0)
 

@@ -22,8 +22,8 @@ from helpers import Twins, assert_same
 from sides import CALLS, both
 
 import eqxjit
-from eqxjit._given import referents
-from eqxjit._partition import partition
+from eqxjit._trees.given import referents
+from eqxjit._trees.partition import partition
 
 
 class Level(enum.IntEnum):

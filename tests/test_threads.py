@@ -18,7 +18,7 @@ import pytest
 from sides import CALLS, both
 
 import eqxjit
-from eqxjit import _site
+from eqxjit._runtime import dispatch as _site
 
 THREADS = 8
 

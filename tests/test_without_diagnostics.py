@@ -10,7 +10,7 @@ from processes import run
 from sides import CALLS
 
 import eqxjit
-from eqxjit import _hooks
+from eqxjit._runtime import hooks as _hooks
 
 X = jnp.arange(3.0)
 
@@ -85,9 +85,6 @@ def test_freezing():
         frozen(jnp.ones((2, 3)))
 
 
-DIAGNOSTICS = ["description", "differences", "history", "trace", "storms", "iterators", "report"]
-
-
 def test_no_module_of_diagnostics_is_needed():
     """On another device JAX compiles without tracing, which is counted, and looked at."""
     program = """
@@ -97,10 +94,10 @@ def test_no_module_of_diagnostics_is_needed():
         package.__path__ = [sys.argv[1]]  # Without its `__init__`, which brings diagnostics in.
 
         import jax, jax.numpy as jnp
-        from eqxjit._counter import TooManyTracesError
-        from eqxjit._options import check_options
-        from eqxjit._site import Site
-        from eqxjit._wrapped import wrap_function
+        from eqxjit._runtime.counter import TooManyTracesError
+        from eqxjit._runtime.options import check_options
+        from eqxjit._runtime.dispatch import Site
+        from eqxjit._runtime.function import wrap_function
 
         class Wrapper:
             __slots__ = ("__call__", "__weakref__")
@@ -127,10 +124,9 @@ def test_no_module_of_diagnostics_is_needed():
             for _ in range(4):
                 assert f(jax.device_put(x, jax.devices()[0]), 2).tolist() == [0, 2, 4]
             assert not entry.unclassified
-        names = [name.split("._")[-1] for name in sys.modules if name.startswith("eqxjit.")]
-        assert not {*names} & {*sys.argv[2].split()}, names
+        assert not [name for name in sys.modules if name.startswith("eqxjit._diagnostics")]
         print("done")
     """
     flags = "--xla_force_host_platform_device_count=3"
     folder = str(pathlib.Path(eqxjit.__file__).parent)
-    assert run(program, folder, " ".join(DIAGNOSTICS), XLA_FLAGS=flags) == "done\n"
+    assert run(program, folder, XLA_FLAGS=flags) == "done\n"

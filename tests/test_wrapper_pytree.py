@@ -18,7 +18,7 @@ from helpers import assert_same
 from sides import CALLS, both
 
 import eqxjit
-from eqxjit._program import _clear_tables
+from eqxjit._runtime.cache import _clear_tables
 
 
 class Model(eqx.Module):

@@ -7,28 +7,28 @@ import os as _os
 import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from ._call_site import CallSite
-from ._compat import exclude_from_locations as _exclude_from_locations
-from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
-from ._counter import TooManyTracesError
-from ._differences import Difference
-from ._explain import explain_retraces
-from ._freeze import FrozenPjitFunction, freeze, load
-from ._history import History as _History
-from ._hooks import install as _install_hook
-from ._install import Installation, install, uninstall
-from ._lower import Compiled, CompiledProgram, Lowered
-from ._pack import Packed, pack
-from ._program import CacheInfo
-from ._report import CompileReport, ReportRow, compile_report
-from ._trace import Seconds, Trace
-from ._tracing import currently_jitting
-from ._wrapper import (
+from ._api.ahead import Compiled, CompiledProgram, Lowered
+from ._api.wrapper import (
     BoundFilterPjitFunction,
     FilterPjitFunction,
     fast_filter_jit,
     filter_jit,
 )
+from ._code.call_site import CallSite
+from ._compat import exclude_from_locations as _exclude_from_locations
+from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
+from ._deploy.freeze import FrozenPjitFunction, freeze, load
+from ._deploy.install import Installation, install, uninstall
+from ._deploy.pack import Packed, pack
+from ._diagnostics.differences import Difference
+from ._diagnostics.history import History as _History
+from ._diagnostics.log import explain_retraces
+from ._diagnostics.report import CompileReport, ReportRow, compile_report
+from ._diagnostics.trace import Seconds, Trace
+from ._runtime.cache import CacheInfo
+from ._runtime.counter import TooManyTracesError
+from ._runtime.hooks import install as _install_hook
+from ._runtime.staging import currently_jitting
 
 if _TYPE_CHECKING:
     __version__: str

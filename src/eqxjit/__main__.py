@@ -15,8 +15,8 @@ import sys
 import types
 from typing import Any, NoReturn
 
-from ._call_site import call_site
-from ._install import install
+from ._code.call_site import call_site
+from ._deploy.install import install
 
 _logger = logging.getLogger("eqxjit")
 

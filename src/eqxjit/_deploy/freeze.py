@@ -1,0 +1,379 @@
+"""`freeze`: a function with its arrays compiled in, for inference with weights that stay."""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Literal, get_args
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from .._api.ahead import CompiledProgram
+from .._api.wrapper import (
+    BoundFilterPjitFunction,
+    FilterPjitFunction,
+    register_partial,
+    register_wrapper,
+)
+from .._code.place import place_of
+from .._code.text import short
+from .._code.tracebacks import trimming
+from .._plan.signature import Binding
+from .._runtime.cache import Program, home_of, names_of
+from .._runtime.errors import argument_error
+from .._runtime.function import WrappedFunction
+from .._runtime.options import DEFAULT_MAXSIZE, check_options, nearest
+from .._trees.mutation import snapshot
+from .._trees.partition import DYNAMIC, StaticHalf, partition
+from . import save as _save
+from .save import Path
+
+OtherShapes = Literal["compile", "raise"]
+
+# A weight matrix of 512 by 512. Larger ones make compiling slower and calls no faster.
+_MAX_CONSTANT_BYTES = 2**20
+
+# Large structures are specialised after more than a few calls. Once that is done, a first call puts
+# the specialised one in its place, and the next ones fill JAX's own caches.
+_MAX_WARM_CALLS = 100
+_CALLS_ONCE_SPECIALIZED = 3
+
+
+class FrozenPjitFunction(FilterPjitFunction):
+    """A function whose arrays are compiled in; made by `freeze`."""
+
+    __slots__ = ()
+
+    @property
+    def constant_bytes(self) -> int:
+        """How many bytes of arrays are compiled in; those of larger arrays are passed along."""
+        leaves = self._wrapped.fun.leaves
+        return sum([leaf.nbytes for leaf in leaves if eqx.is_array(leaf)])
+
+    def compile(
+        self,
+        /,
+        *args: Any,
+        other_shapes: OtherShapes = "compile",
+        warm: bool = False,
+        **kwargs: Any,
+    ) -> CompiledProgram:
+        """Compiles for arguments like these, so that the first call with such need not.
+
+        **Arguments:**
+
+        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
+        - `other_shapes`: what a call does later that needs another program: `"compile"` it, or
+            `"raise"` a `TooManyTracesError`, which says how its arguments differ.
+        - `warm`: whether to run the function, too, until its specialised call is made and JAX's own
+            caches are filled: the first call is then as fast as all others. It runs some ten times,
+            with the arguments given here, and with zeros for a `jax.ShapeDtypeStruct`, once as
+            NumPy's and once as JAX's. (Callbacks run as well, and `eqx.error_if` may raise.)
+
+        **Returns:**
+
+        How long compiling took, and how large the executable is.
+
+        !!! example
+
+            ```python
+            >>> import equinox as eqx
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> import eqxjit
+            >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
+            >>> frozen = eqxjit.freeze(model)
+            >>> shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+            >>> program = frozen.compile(shape, other_shapes="raise", warm=True)
+            >>> program.seconds > 0
+            True
+            >>> frozen(jnp.ones(4)).shape
+            (2,)
+
+            ```
+        """
+        if other_shapes not in get_args(OtherShapes):
+            raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
+        self._check_keywords("compile", kwargs, "other_shapes", "warm")
+        traces = self._wrapped.program.traces
+        traces.unseal()
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        for leaf in leaves:
+            if isinstance(leaf, jax.ShapeDtypeStruct) and _save.is_symbolic(leaf.shape):
+                raise ValueError(
+                    f"{leaf} stands for arrays of many shapes, and a program is compiled for one: "
+                    "give a size for each dimension. (`save` takes symbolic ones.)"
+                )
+        args, kwargs = treedef.unflatten(leaves)
+        with trimming:
+            program = super().compile(*args, **kwargs)
+            if warm:
+                self._warm(leaves, treedef)
+        if other_shapes == "raise":
+            traces.seal(
+                f"`{traces.name}` was compiled ahead of time, and nothing else is to be compiled "
+                '(`other_shapes="raise"`)'
+            )
+        return program
+
+    def _warm(self, leaves: list[Any], treedef: Any) -> None:
+        """Calls until the call is specialised, and a few times more."""
+        donates = self._wrapped.options.donate != "none"
+        n_left = _MAX_WARM_CALLS
+        while n_left:
+            for as_numpy in (True, False):
+                example = [_concrete(leaf, as_numpy, donates) for leaf in leaves]
+                args, kwargs = treedef.unflatten(example)
+                jax.block_until_ready(self(*args, **kwargs))
+            args, kwargs = treedef.unflatten(leaves)
+            if self._site.receive(self._site.is_settled, args, kwargs):
+                n_left = min(n_left, _CALLS_ONCE_SPECIALIZED)
+            n_left -= 1
+
+    def save(self, path: Path, /, *args: Any, **kwargs: Any) -> None:
+        """Saves the program for arguments like these, to be loaded by `eqxjit.load`.
+
+        No pickle: the program is written by `jax.export`, the rest as JSON and plain bytes.
+
+        **Arguments:**
+
+        - `path`: the file to write. One that is there is replaced, at once.
+        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array. Its
+            shape may be symbolic: what is loaded is then called with arrays of any such shape, and
+            compiled once for each. Several share their symbols if those are made together, or
+            with one `jax.export.SymbolicScope`.
+
+        **Raises:**
+
+        - `ValueError`, if the arguments or what is returned hold anything but arrays, numbers,
+            strings and None, in tuples, lists and dicts; and for symbols of several scopes.
+        - `ImportError`, without flatbuffers (`pip install "eqxjit[export]"`).
+
+        !!! example
+
+            ```python
+            >>> import os, tempfile
+            >>> import equinox as eqx
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> import eqxjit
+            >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
+            >>> path = os.path.join(tempfile.mkdtemp(), "model.eqxjit")
+            >>> eqxjit.freeze(model).save(path, jnp.ones(4))
+            >>> loaded = eqxjit.load(path)
+            >>> bool(jnp.allclose(loaded(jnp.ones(4)), model(jnp.ones(4))))
+            True
+
+            ```
+
+            For batches of any size:
+
+            ```python
+            >>> shape = jax.export.symbolic_shape("b, 4")
+            >>> batches = jax.ShapeDtypeStruct(shape, jnp.float32)
+            >>> eqxjit.freeze(jax.vmap(model)).save(path, batches)
+            >>> loaded = eqxjit.load(path)
+            >>> loaded
+            load(MLP, saved for (float32[b,4]))
+            >>> loaded(jnp.ones((3, 4))).shape, loaded(jnp.ones((50, 4))).shape
+            ((3, 2), (50, 2))
+
+            ```
+        """
+        self._check_keywords("save", kwargs)
+        with trimming:
+            _save.save(self._site, path, args, kwargs)
+
+    def _check_keywords(self, method: str, keywords: Iterable[str], *options: str) -> None:
+        binding = self._wrapped.binding
+        _check_keywords(f"`{method}` of {self!r}", binding.parameters, keywords, *options)
+
+    def __repr__(self) -> str:
+        label = self._wrapped.binding.label
+        saved_for = getattr(getattr(self.__wrapped__, "func", None), _save.SAVED_FOR, None)
+        if saved_for is not None:
+            return f"load({label}, saved for {saved_for})"
+        return f"freeze({label}, {self.constant_bytes:,} bytes compiled in)"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} can't be pickled: use its `save`, or pickle what it was made of."
+        )
+
+
+register_wrapper(FrozenPjitFunction)
+
+
+def _concrete(leaf: Any, as_numpy: bool, is_donated: bool) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return _zeros(leaf, as_numpy)
+    return jnp.copy(leaf) if is_donated and isinstance(leaf, jax.Array) else leaf
+
+
+def _zeros(struct: jax.ShapeDtypeStruct, as_numpy: bool) -> Any:
+    """An array that a structure stands for; NumPy's, where such is of the same type to JAX."""
+    zeros = np.zeros(struct.shape, jax.dtypes.canonicalize_dtype(struct.dtype))
+    if getattr(struct, "weak_type", False):
+        scalar = jnp.asarray(zeros.dtype.type(0).item())
+        return jnp.broadcast_to(scalar, struct.shape)
+    if struct.sharding is not None:
+        return jax.device_put(zeros, struct.sharding)
+    return zeros if as_numpy else jax.device_put(zeros)
+
+
+def freeze(
+    fun: Callable[..., Any],
+    *args: Any,
+    max_constant_bytes: int = _MAX_CONSTANT_BYTES,
+    **kwargs: Any,
+) -> FrozenPjitFunction:
+    """Compiles a function with arrays that stay: those of `fun` and of the arguments given here.
+
+    For inference, where weights don't change: they become constants of the program, so that a call
+    neither passes them along nor looks at them. The term is TorchScript's.
+
+    A snapshot: later changes of the model or the arguments are not seen, neither those of fields by
+    `object.__setattr__` nor those of static lists, dicts and the like in place; freeze again for
+    those. (Objects that compare by identity can't be copied: a program that is compiled later sees
+    what has become of them.)
+
+    **Arguments:**
+
+    - `fun`: what to call: a function, a Module, a bound method; or a `filter_jit` of one, whose
+        options (`donate=...`) then hold.
+    - `*args`, `**kwargs`: its first arguments, and others by name, as for `functools.partial`.
+    - `max_constant_bytes`: arrays larger than this aren't compiled in but passed along with each
+        call, as those of `filter_jit(model)` are: compiling slows down with the size of constants.
+
+    **Returns:**
+
+    A callable of the remaining arguments: arrays among those are traced, all else is static, as
+    under `filter_jit`. With `compile` besides what a wrapped function has. It can be nested in
+    other functions, mapped and differentiated with respect to the remaining arguments.
+
+    **Raises:**
+
+    - `TypeError`, if `fun` can't be called, or not with these arguments.
+    - `ValueError`, if a static value in them can't be hashed or compared, or an array has been
+        deleted.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import eqxjit
+        >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
+        >>> frozen = eqxjit.freeze(model)
+        >>> frozen
+        freeze(MLP, 232 bytes compiled in)
+        >>> bool(jnp.allclose(frozen(jnp.ones(4)), model(jnp.ones(4))))
+        True
+
+        ```
+    """
+    if isinstance(max_constant_bytes, bool) or not isinstance(max_constant_bytes, int):
+        raise TypeError(f"`max_constant_bytes` must be an int; got {max_constant_bytes!r}.")
+    options = check_options("none", False, DEFAULT_MAXSIZE, None, {})
+    if isinstance(fun, BoundFilterPjitFunction):
+        fun, args, kwargs = fun.func, (*fun.args, *args), {**fun.keywords, **kwargs}
+    if isinstance(fun, FilterPjitFunction):
+        options, fun = fun._wrapped.options, fun.__wrapped__
+    if not callable(fun):
+        raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
+    _check_signature(fun, args, kwargs)
+    try:
+        leaves, static = partition(_Partial(fun, *args, **kwargs))
+        _ = static.key  # Or it can't be made.
+        static = snapshot(static)
+    except Exception as error:
+        clearer = argument_error(error, [("fun", fun), ("args", args), ("kwargs", kwargs)])
+        if clearer is not None:
+            raise clearer from error
+        raise
+    arrays = [_snapshot(leaf) for leaf in leaves]
+    passed = [array for array in arrays if array.nbytes > max_constant_bytes]
+    constants = (array if array.nbytes <= max_constant_bytes else DYNAMIC for array in arrays)
+    with_constants = [next(constants) if leaf is DYNAMIC else leaf for leaf in static.leaves]
+    frozen = StaticHalf(static.treedef, tuple(with_constants), _Snapshot())
+    remaining = functools.partial(fun, *args, **kwargs)
+    program = Program(Binding(remaining, *names_of(fun)), options, place_of(fun, home_of(fun)))
+    return FrozenPjitFunction(WrappedFunction(fun, frozen, options, program), tuple(passed))
+
+
+class _Partial(functools.partial[Any]):
+    """What is frozen, as a pytree; `equinox.Partial` warns of a `jax.vmap(model)` in it."""
+
+
+register_partial(_Partial)
+
+
+class _Snapshot:
+    """In the place of a static key: what was frozen equals nothing but itself."""
+
+
+def _snapshot(array: Any) -> jax.Array:
+    if isinstance(array, Tracer):
+        raise ValueError(
+            "`freeze` compiles in arrays, and was given a tracer: call it outside of `jit`, `grad` "
+            "and `vmap`."
+        )
+    # A copy, since the original may be donated, or changed in place if it is NumPy's.
+    return jnp.copy(array)
+
+
+def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(fun)
+    except ValueError:
+        # A builtin.
+        return
+    of = f"`freeze`: {names_of(fun)[1]}{signature}"
+    _check_keywords(of, signature.parameters.values(), kwargs, "max_constant_bytes")
+    try:
+        signature.bind_partial(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{of}: {error}.") from None
+
+
+def _check_keywords(
+    of: str, parameters: Collection[inspect.Parameter], keywords: Iterable[str], *options: str
+) -> None:
+    """Raises for a keyword that no parameter takes, and names the nearest one or option."""
+    if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    names = [parameter.name for parameter in parameters]
+    for keyword in keywords:
+        if keyword not in names:
+            hint = nearest(keyword, [*options, *names])
+            raise TypeError(
+                f"{of}: got an unexpected keyword argument {keyword!r}"
+                f"{f': {hint}' if hint else '.'}"
+            )
+
+
+def load(path: Path) -> FrozenPjitFunction:
+    """Loads what `frozen.save` has written: a function of the same arguments, called as fast.
+
+    **Arguments:**
+
+    - `path`: the file.
+
+    **Returns:**
+
+    A frozen function for arguments of the shapes, dtypes and static values that it was saved for;
+    others raise a `ValueError` (after `compile(..., other_shapes="raise")` a `TooManyTracesError`).
+
+    **Raises:**
+
+    - `ValueError`, if the file wasn't written by `save`, is damaged, or was written for another
+        platform, or by a later release.
+    - `OSError`, if it can't be read.
+    - `ImportError`, without flatbuffers (`pip install "eqxjit[export]"`).
+    """
+    saved = _save.load(path)
+    return freeze(saved.fun, saved.arrays, max_constant_bytes=0)

@@ -1,0 +1,268 @@
+"""`install` and `uninstall`: eqxjit in the place of `equinox.filter_jit`, in a whole process."""
+
+import functools
+import logging
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any, cast
+
+import equinox as eqx
+
+from .._api.wrapper import FilterPjitFunction, filter_jit
+from .._code.call_site import is_users_module
+from .._code.tracebacks import trim, trimming
+from .._compat import (
+    UpstreamWrapper,
+    fields_of,
+    upstream_donation,
+    upstream_filter_jit,
+    upstream_is_known,
+)
+from .._lock import Lock
+from .._runtime.cache import names_of
+from .._runtime.options import Donate
+
+_logger = logging.getLogger("eqxjit")
+
+# A handler of the log, or garbage collection, may run what installs as well.
+_lock = Lock()
+_installations: set["Installation"] = set()
+#: Where upstream's `filter_jit` stood: in which module's namespace, under which name.
+_replaced: list[tuple[dict[str, Any], str, Any]] = []
+#: Methods of upstream's wrapper that others stand in for.
+_methods: dict[str, Any] = {}
+
+
+class Installation:
+    """As long as one of these lasts, `equinox.filter_jit` is eqxjit's; made by `install`."""
+
+    __slots__ = ()
+
+    def uninstall(self) -> None:
+        """Ends this installation, and leaves others in place; does nothing if it has ended."""
+        with _lock:
+            if self in _installations:
+                _installations.remove(self)
+                if not _installations:
+                    _put_back()
+
+    def __repr__(self) -> str:
+        if self not in _installations:
+            return "<Installation: ended>"
+        n_modules = len({id(namespace) for namespace, _, _ in _replaced})
+        return f"<Installation: active, equinox.filter_jit replaced in {n_modules} modules>"
+
+    def __enter__(self) -> "Installation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.uninstall()
+
+
+def install() -> Installation:
+    """Has all of a process use eqxjit's `filter_jit`, libraries included, without editing them.
+
+    From then on `equinox.filter_jit` is eqxjit's, wherever a module looks it up or has imported it.
+    What was wrapped by upstream's before, such as `diffrax.diffeqsolve`, calls (and `lower`s) an
+    eqxjit wrapper of the same function instead, whoever holds it. What a module imports or wraps
+    meanwhile stays eqxjit's for good.
+
+    Libraries then see how eqxjit differs: a call doesn't wait for a computation that can't raise,
+    and static values are compared with their types, so that `f(x, 1)` and `f(x, True)` are two
+    programs. Processes that are spawned, rather than forked, have to install for themselves.
+
+    Can be called any number of times, from any thread.
+
+    **Returns:**
+
+    The installation: a context manager, with a method `uninstall`. eqxjit stays installed until
+    each has ended, in whichever order, or until `eqxjit.uninstall()`.
+
+    The logger `eqxjit` names, in a warning, the functions that stay with upstream: those wrapped
+    before with options of `jax.jit` (`inline=True`), which can't be read back. One that isn't found
+    now is named when it is called.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx
+        >>> import eqxjit
+        >>> with eqxjit.install():
+        ...     eqx.filter_jit is eqxjit.filter_jit
+        True
+        >>> eqx.filter_jit is eqxjit.filter_jit
+        False
+
+        ```
+    """
+    with _lock:
+        if not _installations:
+            unredirected = _unredirected()
+            if unredirected:
+                _log_unredirected(unredirected)
+            _put_in_place()
+        installation = Installation()
+        _installations.add(installation)
+        return installation
+
+
+def uninstall() -> None:
+    """Ends all installations: `equinox.filter_jit` is upstream's again.
+
+    Does nothing if there are none. What another tool has put in its place since is left there. A
+    function that was wrapped meanwhile goes on being eqxjit's; what was compiled for one that was
+    wrapped before is kept for another installation.
+    """
+    with _lock:
+        for installation in tuple(_installations):
+            installation.uninstall()
+
+
+# --- Names in modules -------------------------------------------------------------------------
+
+
+def _module_namespaces() -> Iterator[dict[str, Any]]:
+    for module in tuple(sys.modules.values()):
+        if issubclass(type(module), types.ModuleType):
+            # Not `vars`, by which a module that waits for its first use would be loaded.
+            yield object.__getattribute__(module, "__dict__")
+
+
+def _put_in_place() -> None:
+    # Another one than upstream's, if another tool has put its own in the public place.
+    public = eqx.filter_jit
+    for namespace in _module_namespaces():
+        for name, value in tuple(namespace.items()):
+            if value is public or value is upstream_filter_jit:
+                namespace[name] = filter_jit
+                _replaced.append((namespace, name, value))
+    if upstream_is_known:
+        for name, method in _REDIRECTING.items():
+            _methods[name] = vars(UpstreamWrapper)[name]
+            # Past Equinox's metaclass.
+            type.__setattr__(UpstreamWrapper, name, method)
+
+
+def _put_back() -> None:
+    while _replaced:
+        namespace, name, value = _replaced.pop()
+        if namespace.get(name) is filter_jit:
+            namespace[name] = value
+    while _methods:
+        name, method = _methods.popitem()
+        if vars(UpstreamWrapper)[name] is _REDIRECTING[name]:
+            type.__setattr__(UpstreamWrapper, name, method)
+
+
+# --- Wrappers of upstream's -------------------------------------------------------------------
+
+# Under this name an upstream wrapper keeps its link in its own `__dict__`: a function may hold its
+# wrapper, which makes a plain cycle there, and would live on in a table from wrapper to twin.
+_LINK = "__eqxjit_link__"
+
+
+class _Link:
+    """From an upstream wrapper to its twin, eqxjit's wrapper of the same function.
+
+    - `twin`: None, if the function stays with upstream.
+    """
+
+    __slots__ = ("twin",)
+
+    def __init__(self, twin: FilterPjitFunction | None):
+        self.twin = twin
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        # `None`: what a wrapper is deep-copied or pickled to has no link yet.
+        return type(None), ()
+
+
+def _link(wrapper: Any) -> _Link:
+    donate = upstream_donation(wrapper)
+    twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=cast(Donate, donate))
+    # Another thread may have been first: their twins share what is compiled.
+    link = fields_of(wrapper)[_LINK] = _Link(cast("FilterPjitFunction | None", twin))
+    return link
+
+
+def _twin(wrapper: Any) -> FilterPjitFunction | None:
+    link = fields_of(wrapper).get(_LINK)
+    if link is None:
+        link = _link(wrapper)
+        if link.twin is None:
+            _log_unredirected([wrapper])
+    return link.twin
+
+
+def _call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
+    twin = _twin(wrapper)
+    try:
+        if twin is not None:
+            return twin(*args, **kwargs)
+        return _UPSTREAM["__call__"](wrapper, *args, **kwargs)
+    except BaseException:
+        trim()
+        raise
+
+
+def _lower(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
+    twin = _twin(wrapper)
+    lower = functools.partial(_UPSTREAM["lower"], wrapper) if twin is None else twin.lower
+    with trimming:
+        return lower(*args, **kwargs)
+
+
+def _get(wrapper: Any, instance: Any, owner: type | None = None) -> Any:
+    if instance is None:
+        return wrapper
+    twin = _twin(wrapper)
+    if twin is None:
+        return _UPSTREAM["__get__"](wrapper, instance, owner)
+    return twin.__get__(instance, owner)
+
+
+_REDIRECTING = {"__call__": _call, "lower": _lower, "__get__": _get}
+
+# As they were when eqxjit was imported: what another tool has put there since may call ours.
+_UPSTREAM: dict[str, Any] = {name: getattr(UpstreamWrapper, name, None) for name in _REDIRECTING}
+
+
+def _unredirected() -> list[Any]:
+    """What modules and their classes hold and stays with upstream, those named before aside."""
+    # Not `gc.get_objects()`: to refer to a tuple that another thread is making breaks that thread.
+    held: list[Any] = []
+    for namespace in _module_namespaces():
+        for value in tuple(namespace.values()):
+            held.append(value)
+            # `isinstance` would ask a proxy for its `__class__`.
+            if issubclass(type(value), type):
+                held.extend(tuple(vars(value).values()))
+    found = {id(obj): obj for obj in held if type(obj) is UpstreamWrapper}.values()
+    return [
+        wrapper
+        for wrapper in found
+        if _LINK not in fields_of(wrapper) and upstream_donation(wrapper) is None
+    ]
+
+
+def _log_unredirected(wrappers: list[Any]) -> None:
+    """Names wrappers that stay with upstream; each once, as it then has a link."""
+    for wrapper in wrappers:
+        fields_of(wrapper)[_LINK] = _Link(None)
+    names = sorted({f"`{wrapper.__module__}.{names_of(wrapper)[1]}`" for wrapper in wrappers})
+    remedy = " Wrap yours by `eqxjit.filter_jit`, with the same options."
+    has_users = any(is_users_module(wrapper.__module__) for wrapper in wrappers)
+    reason = (
+        "They may have been given options of `jax.jit`, which can't be read back."
+        f"{remedy if has_users else ''}"
+        if upstream_is_known
+        else "The wrappers of this release of Equinox are unknown to eqxjit: import the modules "
+        "after `eqxjit.install()`."
+    )
+    # Not a Python warning: under `-W error` that would fail what works with Equinox.
+    _logger.warning(
+        "`eqxjit.install()` leaves to Equinox's own `filter_jit`: %s. %s", ", ".join(names), reason
+    )

@@ -1,0 +1,395 @@
+"""Which array of a pytree is where in a `Packed`, and all that is static about it: one object.
+
+Layouts are interned: pytrees that may serve the same compiled program have the very same one, so
+that comparing two `Packed` compares two addresses, however large the trees are.
+"""
+
+import collections
+import copy
+import dataclasses
+import math
+import weakref
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.random as jr
+import numpy as np
+from jax.core import Tracer
+from jax.tree_util import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_unflatten,
+)
+
+from .._code.text import short
+from .._compat import PyTreeDef, fields_of, is_sharded_aval, treedef_rows
+from .._lock import Lock
+from .._trees.key_cache import static_key, treedef_key
+from .._trees.partition import is_array_leaf
+from .._trees.static_key import identity_suffices, register_interned
+from .buffers import Shape, is_computable, is_key, join, key_data_shape, split
+
+# With more, differentiating and compiling takes longer, and a call is hardly faster.
+MAX_LEAVES_PER_BUFFER = 24
+
+_SHOWN = 12
+
+_KEY_DATA = np.dtype(np.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafType:
+    """The abstract value of an array, weak type aside.
+
+    - `impl`: how the random numbers of typed keys are made; None for all other arrays.
+    """
+
+    shape: Shape
+    dtype: Any
+    impl: Any = None
+
+    @classmethod
+    def of(cls, leaf: Any) -> "LeafType":
+        """Return the type that an array has inside a jitted function."""
+        dtype = leaf.dtype
+        if is_key(leaf):
+            return cls(leaf.shape, dtype, jr.key_impl(leaf))
+        if is_computable(dtype):
+            # A NumPy array of 64 bits becomes one of 32, unless JAX is told otherwise.
+            dtype = jax.dtypes.canonicalize_dtype(dtype)
+        return cls(leaf.shape, dtype)
+
+    @property
+    def buffer_dtype(self) -> Any:
+        return self.dtype if self.impl is None else _KEY_DATA
+
+    @property
+    def buffer_shape(self) -> Shape:
+        return self.shape if self.impl is None else self.shape + key_data_shape(self.impl)
+
+    @property
+    def n_bytes(self) -> int:
+        return math.prod(self.buffer_shape) * self.buffer_dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """Where an array of the tree is kept.
+
+    - `type`: what it is.
+    - `array`: which of the arrays of a `Packed` holds it.
+    - `row`: its place in that buffer; None where the array is the leaf itself.
+    """
+
+    type: LeafType
+    array: int
+    row: int | None
+
+
+class Layout:
+    """A pytree without its arrays, and where in a `Packed` these are. Equal to itself alone.
+
+    - `treedef`, `leaves`: the pytree, with a `Slot` in the place of each array.
+    - `members`: for each array of a `Packed`, the indices of the leaves in it.
+    """
+
+    __slots__ = ("__weakref__", "_key", "leaves", "members", "treedef")
+
+    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...]):
+        self.treedef = treedef
+        self.leaves = leaves
+        by_array: dict[int, list[int]] = collections.defaultdict(list)
+        for index, slot in self.slots():
+            by_array[slot.array].append(index)
+        self.members = tuple([tuple(by_array[array]) for array in range(len(by_array))])
+
+    def slots(self) -> Iterator[tuple[int, Slot]]:
+        """Yield the index of each array among the leaves, and its slot."""
+        return ((i, leaf) for i, leaf in enumerate(self.leaves) if type(leaf) is Slot)
+
+    def __copy__(self) -> "Layout":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Layout":
+        # Nothing in it can change, and what is compared by identity would have to be traced anew.
+        return self
+
+    @property
+    def _skeleton(self) -> Any:
+        return tree_unflatten(self.treedef, self.leaves)
+
+    def __reduce__(self) -> Any:
+        return (_from_skeleton, (self._skeleton,))
+
+    def __repr__(self) -> str:
+        # JAX's errors show it for two structures that differ.
+        types = [str(slot.type) for _, slot in self.slots()]
+        shown = types[:_SHOWN] + ["..."] * (len(types) > _SHOWN)
+        return f"<layout of {len(types)} arrays: {', '.join(shown)}>"
+
+    def has_attribute(self, name: str) -> bool:
+        """Return whether a node or a static leaf of the pytree has an attribute of this name."""
+        nodes = tree_leaves(self._skeleton, is_leaf=lambda node: hasattr(node, name))
+        return any(hasattr(node, name) for node in nodes)
+
+    def gather(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arrays of a `Packed`, from the leaves of a tree."""
+        arrays = []
+        for indices in self.members:
+            slot = self.leaves[indices[0]]
+            found = [leaves[index] for index in indices]
+            arrays.append(found[0] if slot.row is None else join(found, slot.type.buffer_dtype))
+        return tuple(arrays)
+
+    def tree(self, arrays: Sequence[Any]) -> Any:
+        """Return the tree of which the arrays of a `Packed` are; None in the place of one stays."""
+        leaves = list(self.leaves)
+        for indices, array in zip(self.members, arrays, strict=True):
+            found = self._leaves_in(array, [self.leaves[index] for index in indices])
+            for index, leaf in zip(indices, found, strict=True):
+                leaves[index] = leaf
+        return tree_unflatten(self.treedef, leaves)
+
+    def _leaves_in(self, array: Any, slots: list[Slot]) -> Sequence[Any]:
+        if slots[0].row is None or array is None:
+            return [array] * len(slots)
+        if not is_array_leaf(array):
+            raise TypeError(
+                f"`unpack` takes apart arrays; this `Packed` holds {short(array)} in the place of "
+                "one. What a function made of the arrays (`jax.tree.map`) is one value for all "
+                "leaves of a buffer."
+            )
+        shapes = tuple([slot.type.buffer_shape for slot in slots])
+        size = sum(map(math.prod, shapes))
+        if array.shape[-1:] != (size,):
+            raise ValueError(
+                f"`unpack` takes apart arrays whose last axis has the length that was packed, "
+                f"{size}; this `Packed` holds one of shape {array.shape} in the place of one."
+            )
+        return [
+            jr.wrap_key_data(part, impl=slot.type.impl)
+            if slot.type.impl is not None and array.dtype == _KEY_DATA
+            else part
+            for slot, part in zip(slots, split(array, shapes), strict=True)
+        ]
+
+    def check(self, leaves: Sequence[Any], treedef: PyTreeDef) -> None:
+        """Raise where a tree has another layout, and say where."""
+        expected = [leaf.type if type(leaf) is Slot else leaf for leaf in self.leaves]
+        found = [LeafType.of(leaf) if is_array_leaf(leaf) else leaf for leaf in leaves]
+        if _content_key(treedef, found) == _content_key(self.treedef, expected):
+            return
+        path, old, new = _first_difference(
+            tree_unflatten(self.treedef, expected), tree_unflatten(treedef, found)
+        )
+        raise ValueError(
+            "`repack` takes a tree of the same structure, shapes and dtypes as the one that was "
+            f"packed. There, `{path}` was {old}; here, it is {new}. Pack the tree anew with "
+            "`eqxjit.pack` if that is meant."
+        )
+
+
+@dataclasses.dataclass(init=False, repr=False, unsafe_hash=True)
+class _ChangeableLayout(Layout):
+    """A layout with static values that can change in place, and that is therefore looked into."""
+
+    treedef: PyTreeDef
+    leaves: tuple[Any, ...]
+
+    def __deepcopy__(self, memo: Any) -> Layout:
+        return _from_skeleton(copy.deepcopy(self._skeleton, memo))
+
+
+# --- Interning --------------------------------------------------------------------------------
+
+
+class _Content:
+    """What tells a layout from others: the key in the table, alive as long as its layout."""
+
+    __slots__ = ("__weakref__", "hash", "key")
+
+    def __init__(self, key: Hashable):
+        self.key = key
+        self.hash = hash(key)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Content) and self.key == other.key
+
+
+# Weak on both sides: the table keeps neither layouts nor what they are told apart by.
+_layouts: weakref.WeakKeyDictionary[_Content, weakref.ref[Layout]] = weakref.WeakKeyDictionary()
+_interning = Lock()
+
+
+def _interned(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Layout:
+    if not _is_settled(treedef, leaves):
+        return _ChangeableLayout(treedef, leaves)
+    content = _Content(_content_key(treedef, leaves))
+    with _interning:
+        reference = _layouts.get(content)
+        layout = None if reference is None else reference()
+        if layout is None:
+            layout = Layout(treedef, leaves)
+            layout._key = content
+            _layouts.pop(content, None)
+            _layouts[content] = weakref.ref(layout)
+    return layout
+
+
+# One that was dropped and is made again has not to be traced again.
+register_interned(Layout, lambda layout: layout._key.key)
+
+
+def _from_skeleton(skeleton: Any) -> Layout:
+    leaves, treedef = tree_flatten(skeleton)
+    return _interned(treedef, tuple(leaves))
+
+
+def _content_key(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
+    return (treedef_key(treedef), tuple([static_key(leaf) for leaf in leaves]))
+
+
+def _is_settled(treedef: PyTreeDef, leaves: Iterable[Any]) -> bool:
+    """Return whether nothing static can change in place, but for what is compared by identity."""
+    for _, _, data, custom in treedef_rows(treedef):
+        # The keys of a dict come as a new list.
+        data = tuple(data) if type(data) is list and custom in (None, dict) else data
+        if not identity_suffices(data):
+            return False
+    return all(type(leaf) is Slot or identity_suffices(leaf) for leaf in leaves)
+
+
+# --- Choosing ---------------------------------------------------------------------------------
+
+
+def layout_of(leaves: Sequence[Any], treedef: PyTreeDef, max_leaf_bytes: int) -> Layout:
+    """Return the layout in which leaves up to a size share buffers."""
+    arrays = {index: leaf for index, leaf in enumerate(leaves) if is_array_leaf(leaf)}
+    types = {index: LeafType.of(leaf) for index, leaf in arrays.items()}
+    places = {index: _place(leaf) for index, leaf in arrays.items()}
+    # Most of them; what isn't anywhere yet follows.
+    counts = collections.Counter([p for p in places.values() if p not in (_ANYWHERE, _APART)])
+    most = [place for place, _ in counts.most_common(1)]
+    by_dtype: dict[Any, list[int]] = {}
+    groups: list[list[int]] = []
+    for index, kind in types.items():
+        if (
+            places[index] in (_ANYWHERE, *most)
+            and (kind.impl is not None or is_computable(kind.dtype))
+            and kind.n_bytes <= max_leaf_bytes
+        ):
+            by_dtype.setdefault(kind.buffer_dtype, []).append(index)
+        else:
+            groups.append([index])
+    shapes = {index: kind.buffer_shape for index, kind in types.items()}
+    groups += [group for indices in by_dtype.values() for group in _bounded(indices, shapes)]
+    described = list(leaves)
+    for array, group in enumerate(sorted(groups)):
+        for row, index in enumerate(group):
+            described[index] = Slot(types[index], array, row if len(group) > 1 else None)
+    return _interned(treedef, tuple(described))
+
+
+def _bounded(indices: list[int], shapes: Mapping[int, Shape]) -> Iterator[list[int]]:
+    """Split what could share a buffer so that buffers of equal layers are alike.
+
+    XLA compiles a computation once for all leaves that have the same shape and the same offset.
+    """
+    if len(indices) <= MAX_LEAVES_PER_BUFFER:
+        return iter([indices])
+    counts = collections.Counter([shapes[index] for index in indices])
+    # What occurs once would shift the offsets of all that follows.
+    indices = sorted(indices, key=lambda index: counts[shapes[index]] == 1)
+    of = [shapes[index] for index in indices]
+
+    def alike(length: int) -> tuple[int, int, int]:
+        pairs = list(zip(of, of[length:], strict=False))
+        repeats = sum([one == other for one, other in pairs]) / len(pairs)
+        return round(2 * repeats), -_ceil(len(of), length), -length
+
+    lengths = range(3 * MAX_LEAVES_PER_BUFFER // 4, MAX_LEAVES_PER_BUFFER + 1)
+    length = max(lengths, key=alike)
+    return (indices[start : start + length] for start in range(0, len(of), length))
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+# Where an array is, if not on a device: on none yet, or where it can't share a buffer.
+_ANYWHERE = "anywhere"
+_APART = "apart"
+
+
+def _place(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tracer):
+        return _APART if is_sharded_aval(jax.typeof(leaf)) else _ANYWHERE
+    if not isinstance(leaf, jax.Array):
+        return _ANYWHERE
+    sharding = leaf.sharding
+    if not isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        return _APART
+    return (*sharding.device_set, sharding.memory_kind)
+
+
+# --- Comparing --------------------------------------------------------------------------------
+
+_ABSENT = "absent"
+
+
+def _first_difference(old: Any, new: Any) -> tuple[str, str, str]:
+    """Return the path of what differs in two trees, leaves first, and what it is in each."""
+    pending = [("tree", old, new)]
+    of_metadata = []
+    while pending:
+        path, old, new = pending.pop()
+        old_children, old_treedef = _one_level(old)
+        new_children, new_treedef = _one_level(new)
+        is_leaf = old_treedef.node_data() is None or new_treedef.node_data() is None
+        if type(old) is not type(new) or (is_leaf and static_key(old) != static_key(new)):
+            return path, _text(old), _text(new)
+        if is_leaf:
+            continue
+        for key in {**old_children, **new_children}:
+            if key not in new_children:
+                return path + key, _text(old_children[key]), _ABSENT
+            if key not in old_children:
+                return path + key, _ABSENT, _text(new_children[key])
+        if treedef_key(old_treedef) != treedef_key(new_treedef):
+            of_metadata.append(_metadata_difference(path, old, new))
+        pending += [
+            (path + key, child, new_children[key]) for key, child in reversed(old_children.items())
+        ]
+    return of_metadata[0]
+
+
+def _one_level(node: Any) -> tuple[dict[str, Any], PyTreeDef]:
+    keyed, treedef = tree_flatten_with_path(node, is_leaf=lambda child: child is not node)
+    return {keystr(path): child for path, child in keyed}, treedef
+
+
+def _metadata_difference(path: str, old: Any, new: Any) -> tuple[str, str, str]:
+    if isinstance(old, eqx.Module):
+        for field in dataclasses.fields(old):
+            values = [fields_of(module).get(field.name) for module in (old, new)]
+            is_static = field.metadata.get("static", False)
+            if is_static and static_key(values[0]) != static_key(values[1]):
+                return f"{path}.{field.name}", short(values[0]), short(values[1])
+    return path, f"a {type(old).__name__}", "one with other metadata"
+
+
+def _text(node: Any) -> str:
+    if node is None or isinstance(node, LeafType):
+        return str(node)
+    _, treedef = _one_level(node)
+    return short(node) if treedef.node_data() is None else f"a {type(node).__name__}"

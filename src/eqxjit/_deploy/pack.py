@@ -1,0 +1,237 @@
+"""`pack`: a pytree's small arrays in flat buffers, so that a call hands over a few arrays only."""
+
+from typing import Any, Generic, TypeVar
+
+import equinox as eqx
+import wadler_lindig as wl
+from jax.tree_util import tree_flatten
+
+from .._trees.partition import CyclicPytree, check_tree
+from .layout import Layout, layout_of
+
+Tree = TypeVar("Tree")
+
+# Copying a larger one costs more than passing it along: `python -m bench leaf_sizes`. With its
+# matrix of 12 KiB in the buffer, a GRU's step took 1.04 of that on the tree; kept as it is, 0.87.
+MAX_LEAF_BYTES = 2**12
+
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+_ModuleClass: Any = type(eqx.Module)
+
+
+class _PackedClass(_ModuleClass):
+    """The class of `Packed`, with a hint wherever an error of JAX's names that."""
+
+    def __format__(self, spec: str) -> str:
+        # JAX formats the class of what it can't take: "different types at key path ...", of a mask.
+        return (
+            f"{self!r} (packed by `eqxjit.pack`: write `.unpack()` where the model's own tree is "
+            "meant, as beside a mask or labels of its leaves)"
+        )
+
+
+class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
+    """A pytree whose small arrays are in flat buffers; made by `eqxjit.pack`.
+
+    It is a pytree itself, of a few arrays: differentiate with respect to it, hand it to an
+    elementwise optimiser, pass it to jitted functions and return it from them.
+
+    - `arrays`: the buffers, and the arrays that are kept as they are.
+    - `layout`: everything static about the pytree. Equal pytrees share one.
+    """
+
+    arrays: tuple[Any, ...]
+    layout: Layout = eqx.field(static=True)
+
+    def unpack(self) -> Tree:
+        """Return the tree that was packed, with the arrays that are here now.
+
+        **Returns:**
+
+        A tree of the same structure, with the same static values, shapes and dtypes; weak types
+        have become strong, and NumPy arrays JAX's. Where an array here is `None`, as after
+        `equinox.filter`, so are the leaves that were in it. Leading axes, as `jax.vmap` and
+        `jax.lax.scan` add them, are added to each leaf.
+
+        **Raises:**
+
+        - `TypeError` or `ValueError`, if an array here is none any more, or has another length.
+
+        !!! example
+
+            ```python
+            >>> import equinox as eqx
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> import eqxjit
+            >>> params = eqxjit.pack(eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0)))
+            >>> params
+            Packed(4 arrays in 1 buffer, 132 B)
+            >>> loss = lambda params, x: jnp.mean(params.unpack()(x) ** 2)
+            >>> gradient = eqx.filter_jit(eqx.filter_grad(loss))(params, jnp.ones(2))
+            >>> gradient.unpack().layers[0].weight.shape
+            (8, 2)
+
+            ```
+        """
+        return self.layout.tree(self.arrays)
+
+    def repack(self, tree: Tree) -> "Packed[Tree]":
+        """Pack another tree of the same layout: say, after an update that isn't elementwise.
+
+        **Arguments:**
+
+        - `tree`: a tree such as `unpack` returns, of any values.
+
+        **Returns:**
+
+        A `Packed` of the same layout; `self` stays as it is.
+
+        **Raises:**
+
+        - `ValueError`, if the structure, a static value, a shape or a dtype is another. It says
+            where, and what is there in both.
+
+        !!! example
+
+            ```python
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> import eqxjit
+            >>> packed = eqxjit.pack({"mean": jnp.zeros(3), "count": jnp.zeros(())})
+            >>> packed.repack({"mean": jnp.ones(3), "count": jnp.ones(())}).unpack()["mean"].sum()
+            Array(3., dtype=float32)
+            >>> packed.repack({"mean": jnp.ones(4), "count": jnp.ones(())})
+            Traceback (most recent call last):
+            ValueError: ...`tree['mean']` was float32[3]; here, it is float32[4]...
+
+            ```
+        """
+        leaves, treedef = _flattened(tree)
+        self.layout.check(leaves, treedef)
+        return Packed(self.layout.gather(leaves), self.layout)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"'Packed' object has no attribute {name!r}")
+        if name == "inference" and self.layout.has_attribute(name):
+            # For `hasattr`, an `AttributeError` would mean that there is nothing to switch.
+            raise TypeError(
+                "`equinox.nn.inference_mode` doesn't see what is in a `Packed`. Write "
+                "`eqx.nn.inference_mode(packed.unpack())`."
+            )
+        raise AttributeError(
+            f"A `Packed` has no attribute {name!r}; the tree in it may. Write "
+            f"`packed.unpack().{name}`."
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        raise TypeError(
+            "A `Packed` can't be indexed or iterated over; the tree in it may. Write "
+            f"`packed.unpack()[{key!r}]`."
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            "A `Packed` can't be called; the tree in it may. Write `packed.unpack()(...)`, inside "
+            "the jitted function."
+        )
+
+    def _refuse(self, other: Any) -> Any:
+        raise TypeError(
+            "A `Packed` isn't an array, and can't be computed with; the tree in it may. Write "
+            "`packed.unpack()`, or `jax.tree.map` for all arrays."
+        )
+
+    __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = _refuse
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = _refuse
+
+    def __repr__(self) -> str:
+        shared = [members for members in self.layout.members if len(members) > 1]
+        n_shared, n_alone = sum(map(len, shared)), len(self.layout.members) - len(shared)
+        parts = [f"{_count(n_shared, 'array')} in {_count(len(shared), 'buffer')}"]
+        if n_alone:
+            parts.append(f"{n_alone} as {'it is' if n_alone == 1 else 'they are'}")
+        parts.append(_size(sum([slot.type.n_bytes for _, slot in self.layout.slots()])))
+        return f"Packed({', '.join(parts)})"
+
+    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
+        return wl.TextDoc(repr(self))
+
+
+def pack(tree: Tree, *, max_leaf_bytes: int = MAX_LEAF_BYTES) -> Packed[Tree]:
+    """Pack the small arrays of a pytree into flat buffers.
+
+    Each array that a jitted function takes or returns costs some microseconds, which is most of a
+    training step of a small model. Packed, a model is a few arrays.
+
+    **Arguments:**
+
+    - `tree`: any pytree, such as a model. It stays as it is.
+    - `max_leaf_bytes`: arrays of more bytes are kept as they are (the same objects), since copying
+        them would cost more than it saves. So are those that are sharded, on several devices, or
+        on another device than most.
+
+    **Returns:**
+
+    A `Packed`.
+
+    **Raises:**
+
+    - `ValueError`, if `max_leaf_bytes` is negative, or if the tree contains itself.
+    - `TypeError`, if `max_leaf_bytes` isn't an integer.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> import eqxjit
+        >>> model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
+        >>> optimiser = optax.adam(1e-2)
+        >>> params = eqxjit.pack(model)
+        >>> opt_state = optimiser.init(eqx.filter(params, eqx.is_inexact_array))
+        >>> @eqxjit.filter_jit(donate="all")
+        ... def train_step(params, opt_state, x, y):
+        ...     loss_of = lambda p: jnp.mean((jax.vmap(p.unpack())(x) - y) ** 2)
+        ...     loss, grads = eqx.filter_value_and_grad(loss_of)(params)
+        ...     updates, opt_state = optimiser.update(grads, opt_state, params)
+        ...     return eqx.apply_updates(params, updates), opt_state, loss
+        >>> x, y = jnp.ones((4, 2)), jnp.ones((4, 1))
+        >>> for _ in range(100):
+        ...     params, opt_state, loss = train_step(params, opt_state, x + 0, y + 0)
+        >>> bool(loss < 0.01)
+        True
+        >>> model = params.unpack()
+
+        ```
+    """
+    if isinstance(max_leaf_bytes, bool) or not isinstance(max_leaf_bytes, int):
+        raise TypeError(f"`max_leaf_bytes` must be an integer; got {max_leaf_bytes!r}.")
+    if max_leaf_bytes < 0:
+        raise ValueError(f"`max_leaf_bytes` must not be negative; got {max_leaf_bytes}.")
+    leaves, treedef = _flattened(tree)
+    layout = layout_of(leaves, treedef, max_leaf_bytes)
+    return Packed(layout.gather(leaves), layout)
+
+
+def _flattened(tree: Any) -> tuple[list[Any], Any]:
+    try:
+        check_tree(tree)
+    except CyclicPytree:
+        raise ValueError("A pytree that contains itself can't be packed.") from None
+    return tree_flatten(tree)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _size(n_bytes: float) -> str:
+    power = 0
+    while n_bytes >= 1000 and power < len(_UNITS) - 1:
+        n_bytes, power = n_bytes / 1000, power + 1
+    return f"{n_bytes:.1f} {_UNITS[power]}" if power else f"{n_bytes} B"

@@ -1,0 +1,471 @@
+"""Describes what a call was traced for: each part of its arguments, by its path.
+
+A description outlives the call: it holds texts, and refers to the user's objects weakly at most.
+"""
+
+import collections
+import dataclasses
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import numpy as np
+from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_with_path
+
+from .._code.call_site import CallSite
+from .._code.text import short
+from .._compat import fields_of, treedef_rows
+from .._plan.signature import Binding
+from .._runtime.errors import named_arguments
+from .._trees.array_part import ArrayPart, array_part
+from .._trees.key_cache import KnownKey, static_key, treedef_key
+from .._trees.partition import SORTED_DICTS, StaticHalf, is_array_leaf
+from .._trees.static_key import ByEquality, compared_fields, constants_key
+
+# Larger trees aren't described, and larger static containers not looked into.
+_MAX_PARTS = 50_000
+_MAX_ITEMS = 1_000
+
+_LONG_TEXT = 40
+
+# Types whose values are short, and told apart by their text and `==` (as zeros of a float aren't).
+_SIMPLE = (bool, int, str)
+
+
+class PlacedText(NamedTuple):
+    """A text that names a line of code, by a path that depends on the working directory."""
+
+    before: str
+    site: CallSite
+    after: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.before}{self.site}{self.after}"
+
+
+class StaticPart(NamedTuple):
+    """A static value.
+
+    - `text`: what to show of it.
+    - `key`: equal to that of another value exactly if one may stand for the other.
+    - `kind`: its type's name.
+    - `is_field`: whether it is in a static field, rather than in the place of an array.
+    - `module`: the module of its type.
+    - `made_at`: where a callable's code is; None for anything else.
+    - `is_compared_by_identity`: whether it equals itself alone.
+    - `is_iterator`: whether to look at its elements takes them.
+    """
+
+    text: str | PlacedText
+    key: Hashable
+    kind: str
+    is_field: bool
+    module: str = "builtins"
+    made_at: CallSite | None = None
+    is_compared_by_identity: bool = False
+    is_iterator: bool = False
+
+    def __str__(self) -> str:
+        return str(self.text)
+
+
+class NodePart(NamedTuple):
+    """A node, without its children.
+
+    - `text`: what it is.
+    - `key`: equal to that of another node exactly if one may stand for the other.
+    - `detail`: what else the text could say, where that alone tells two nodes apart.
+    - `module`: the module of its class; empty for a container, which may be in anybody's hands.
+    """
+
+    text: str
+    key: Hashable
+    detail: str | PlacedText = " (another class of that name)"
+    module: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Part = ArrayPart | StaticPart | NodePart
+
+
+class Description(NamedTuple):
+    """The parts of a call, outside in.
+
+    - `paths`: where each is, such as `model.layers[0].weight`.
+    - `parents`: the index of the part that holds it; -1 for an argument.
+    - `parts`: what it is.
+    """
+
+    paths: tuple[str, ...]
+    parents: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+    def sharing(self, other: "Description") -> "Description":
+        """The same, made of the other's objects where they are equal: most calls are alike."""
+        if self.paths is not other.paths and (
+            self.paths != other.paths or self.parents != other.parents
+        ):
+            return self
+        pairs = zip(other.parts, self.parts, strict=True)
+        parts = tuple([old if old is new or old == new else new for old, new in pairs])
+        return Description(other.paths, other.parents, parts)
+
+
+#: Of a call that defies description. (That of a call without arguments is empty.)
+UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
+
+
+class Slot:
+    """Stands where an array was, in a tree that is looked at or written down."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int):
+        self.index = index
+
+
+class Template(NamedTuple):
+    """The description of all calls of one static half, without their arrays.
+
+    - `description`: with `_NO_PART` in the place of each array.
+    - `places`: for each array, where in the description it is; empty where none is to be filled in.
+    """
+
+    description: Description
+    places: tuple[int, ...]
+
+    def describe(self, arrays: Sequence[Any]) -> Description:
+        """Describes a call with these arrays: those of the arguments, then the function's."""
+        if not self.places:
+            return self.description
+        try:
+            parts = list(self.description.parts)
+            for place, array in zip(self.places, arrays, strict=True):
+                parts[place] = array_part(array)
+            return self.description._replace(parts=tuple(parts))
+        except Exception:
+            return UNKNOWN
+
+
+_NO_PART = NodePart("array", None)
+
+
+def template_of(
+    binding: Binding,
+    fun: StaticHalf | None,
+    arguments: StaticHalf,
+) -> Template:
+    """Describes the static half of a call.
+
+    **Arguments:**
+
+    - `binding`: the function's parameters.
+    - `fun`: the function's static half; None if it is always the same.
+    - `arguments`: that of the arguments.
+    """
+    try:
+        n_leaves = arguments.n_arrays
+        args, kwargs = arguments.combine(map(Slot, range(n_leaves)))
+        named = named_arguments(binding, args, kwargs)
+        n_arrays = n_leaves
+        if fun is not None:
+            n_arrays += fun.n_arrays
+            named.append(("fun", fun.combine(map(Slot, range(n_leaves, n_arrays)))))
+        return _template_of(named, n_arrays)
+    except Exception:
+        # Say, a node of the user's that can't be made without its arrays.
+        return Template(UNKNOWN, ())
+
+
+def _template_of(named: list[tuple[str, Any]], n_arrays: int) -> Template:
+    paths: list[str] = []
+    parents: list[int] = []
+    parts: list[Part] = []
+    places = [0] * n_arrays
+    pending = [(name, value, -1, False) for name, value in reversed(named)]
+    while pending:
+        path, value, parent, is_static = pending.pop()
+        kind = type(value)
+        children: _Children = ()
+        # What most parts are comes first.
+        if kind is Slot:
+            places[value.index] = len(parts)
+            part = _NO_PART
+        elif kind in _SIMPLE and (kind is not str or len(value) < _LONG_TEXT):
+            part = _simple_part(value, is_static)
+        elif kind is float:
+            # Not from a cache, in which its zeros are equal.
+            text = repr(value)
+            part = StaticPart(text, text, "float", is_static)
+        elif is_static:
+            part, children = _static_part(value, is_field=True)
+        else:
+            part, children = _dynamic_part(value)
+        paths.append(path)
+        parents.append(parent)
+        parts.append(part)
+        if children and {type(child) for _, child, _ in children} == {Slot}:
+            start = len(paths)
+            paths += [path + suffix for suffix, _, _ in children]
+            parents += [start - 1] * len(children)
+            parts += [_NO_PART] * len(children)
+            for place, (_, slot, _) in enumerate(children, start):
+                places[slot.index] = place
+        elif children:
+            index = len(paths) - 1
+            pending += [
+                (path + suffix, child, index, child_is_static or is_static)
+                for suffix, child, child_is_static in reversed(children)
+            ]
+            if len(paths) + len(pending) > _MAX_PARTS:
+                return Template(UNKNOWN, ())
+    return Template(Description(tuple(paths), tuple(parents), tuple(parts)), tuple(places))
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _simple_part(value: Any, is_field: bool) -> StaticPart:
+    text = repr(value)
+    return StaticPart(text, text, type(value).__name__, is_field)
+
+
+# What to append to a node's path for a child, the child, and whether it is in a static field.
+_Children = Sequence[tuple[str, Any, bool]]
+
+
+def _dynamic_part(value: Any) -> tuple[Part, _Children]:
+    large = _large_part(value)
+    if large is not None:
+        return large, ()
+    known = _known_node(value)
+    if known is not None:
+        return known
+    if is_array_leaf(value):
+        # One that is compiled in.
+        return array_part(value), ()
+    if all_leaves([value]):
+        return _static_part(value, is_field=False)
+    # A class that was registered as a node.
+    keyed, treedef = tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
+    name = type(value).__name__
+    metadata = treedef_rows(treedef)[-1][2]
+    detail = f" with metadata {short(metadata)}"
+    part = NodePart(name, lasting(treedef_key(treedef)), detail, type(value).__module__)
+    return part, [(_suffix(path), child, False) for path, child in keyed]
+
+
+def _large_part(value: Any) -> StaticPart | None:
+    """A large sequence of nothing but constants: it isn't looked into."""
+    name = type(value).__name__
+    if type(value) in (tuple, list) and len(value) > _MAX_ITEMS:
+        key = constants_key(tuple(value))
+        if key is not None:
+            return StaticPart(f"{name} of {len(value)}", hash(key), name, is_field=False)
+    return None
+
+
+def _suffix(path: Any) -> str:
+    """How a path goes on to a child of a registered node."""
+    if isinstance(path[-1], FlattenedIndexKey):
+        return f"[{path[-1].key}]"
+    return keystr(path)
+
+
+def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
+    kind = type(value)
+    if value is None:
+        return NodePart("None", None), ()
+    name = kind.__name__
+    if issubclass(kind, eqx.Module):
+        values = fields_of(value)
+        fields = _fields_of_class(kind)
+        children = [(path, values[f], static) for path, f, static in fields if f in values]
+        return _module_part(kind), children
+    if kind in SORTED_DICTS or kind is collections.OrderedDict:
+        children = [(f"[{short(key)}]", child, False) for key, child in value.items()]
+        if kind is not collections.defaultdict:
+            return NodePart(name, name), children
+        factory = value.default_factory
+        key = (name, lasting(static_key(factory)))
+        return NodePart(name, key, _placed(" of ", _text(factory))), children
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        children = [(f".{field}", getattr(value, field), False) for field in value._fields]
+        return NodePart(name, lasting(kind), module=kind.__module__), children
+    if kind is tuple or kind is list:
+        children = [(f"[{i}]", child, False) for i, child in enumerate(value)]
+        return NodePart(f"{name} of {len(value)}", (name, len(value))), children
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _fields_of_class(kind: type) -> list[tuple[str, str, bool]]:
+    """The fields of a Module class: how a path goes on, the name, and whether it is static."""
+    fields = [
+        (f".{field.name}", field.name, bool(field.metadata.get("static", False)))
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+    ]
+    return sorted(fields, key=lambda field: field[2])
+
+
+@functools.lru_cache(maxsize=256)
+def _module_part(kind: type) -> NodePart:
+    return NodePart(kind.__name__, lasting(kind), module=kind.__module__)
+
+
+def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
+    kind = type(value)
+    if (kind is str or kind is bytes) and len(value) > _MAX_ITEMS:
+        text = f"{value[:_LONG_TEXT]!r}... ({len(value)} long)"
+        return StaticPart(text, hash(value), kind.__name__, is_field), ()
+    if kind in (tuple, list, dict) and len(value) > _MAX_ITEMS:
+        text = f"{kind.__name__} of {len(value)}"
+        return StaticPart(text, hash(static_key(value)), kind.__name__, is_field), ()
+    if value is not None:
+        known = _known_node(value)
+        if known is not None:
+            return known
+        fields = compared_fields(kind)
+        if fields is not None:
+            children: _Children = [(f".{name}", getattr(value, name), True) for name in fields]
+            return NodePart(kind.__name__, lasting(kind), module=kind.__module__), children
+    try:
+        key = lasting(static_key(value))
+    except Exception:
+        key = id(value)
+    by_identity = kind.__eq__ is object.__eq__
+    return (
+        StaticPart(
+            _text(value),
+            key,
+            kind.__name__,
+            is_field,
+            kind.__module__,
+            made_at(value),
+            by_identity,
+            is_iterator(kind),
+        ),
+        (),
+    )
+
+
+def is_iterator(kind: type) -> bool:
+    """Return whether a class is one of iterators, without asking its values."""
+    try:
+        return issubclass(kind, Iterator)
+    except Exception:
+        # A metaclass of the user's.
+        return False
+
+
+def lasting(key: Hashable) -> Hashable:
+    """What stands for a typed static key for good, without keeping the user's objects alive."""
+    if isinstance(key, tuple):
+        return tuple([lasting(part) for part in key])
+    if isinstance(key, frozenset):
+        return frozenset([lasting(part) for part in key])
+    if isinstance(key, type):
+        return weakref.ref(key)
+    if isinstance(key, (str, bytes)):
+        return key if len(key) <= _LONG_TEXT else hash(key)
+    if key is None or isinstance(key, (bool, int, float, weakref.ref, np.dtype)):
+        return key
+    if isinstance(key, KnownKey):
+        return lasting(key.typed)
+    if isinstance(key, ByEquality):
+        return _content(key.value)
+    return hash(key)
+
+
+def _content(value: Any) -> Hashable:
+    """What tells an unhashable object from others of its class, as far as that can be told."""
+    try:
+        return lasting(static_key(vars(value)))
+    except Exception:
+        return None
+
+
+def _text(value: Any) -> str | PlacedText:
+    """What to show of a static value: `repr`, and for callables what a user calls them."""
+    if isinstance(value, types.FunctionType):
+        if "<" not in value.__qualname__:
+            return value.__qualname__
+        return PlacedText(f"`{value.__name__}` at ", _code_of(value))
+    if isinstance(value, functools.partial):
+        given = f" with {short((*value.args, value.keywords))}"
+        return _placed("partial of ", _text(value.func), given)
+    if isinstance(value, types.MethodType):
+        return _placed(f"method {value.__qualname__} of ", _text(value.__self__))
+    try:
+        # What `jax.jit` and the like make has a name, too.
+        if callable(value) and "<" not in value.__qualname__:
+            return value.__qualname__
+    except Exception:
+        pass
+    try:
+        wrapped = inspect.unwrap(value)
+        if isinstance(wrapped, types.FunctionType):
+            return _placed(f"{type(value).__name__} of ", _text(wrapped))
+    except Exception:
+        pass
+    if type(value).__repr__ is object.__repr__:
+        return f"{type(value).__name__} object"
+    return short(value)
+
+
+def _placed(before: str, text: str | PlacedText, after: str = "") -> str | PlacedText:
+    if isinstance(text, str):
+        return f"{before}{text}{after}"
+    return PlacedText(before + text.before, text.site, text.after + after)
+
+
+def made_at(value: Any) -> CallSite | None:
+    """Return where the code of a callable is, whatever it was wrapped in; None without code."""
+    if isinstance(value, types.FunctionType):
+        return _code_of(value)
+    if isinstance(value, functools.partial):
+        return made_at(value.func)
+    if isinstance(value, types.MethodType):
+        return made_at(value.__func__)
+    if callable(value):
+        try:
+            wrapped = inspect.unwrap(value)
+        except Exception:
+            return None
+        return _code_of(wrapped) if isinstance(wrapped, types.FunctionType) else None
+    return None
+
+
+def _code_of(function: types.FunctionType) -> CallSite:
+    return CallSite(function.__code__.co_filename, function.__code__.co_firstlineno)
+
+
+def summary(description: Description) -> Iterator[str]:
+    """Each argument in a few words: `x: float32[3]`, `model: MLP of 4 arrays`, `n=3`."""
+    if description == UNKNOWN:
+        yield "..."
+        return
+    n_arrays: collections.Counter[int] = collections.Counter()
+    roots: list[int] = []
+    root_of: list[int] = []
+    for index, (parent, part) in enumerate(
+        zip(description.parents, description.parts, strict=True)
+    ):
+        root = index if parent < 0 else root_of[parent]
+        root_of.append(root)
+        if parent < 0:
+            roots.append(index)
+        n_arrays[root] += isinstance(part, ArrayPart)
+    for root in roots:
+        path, part = description.paths[root], description.parts[root]
+        if isinstance(part, StaticPart):
+            yield f"{path}={part}"
+        elif isinstance(part, ArrayPart):
+            yield f"{path}: {part}"
+        else:
+            count = n_arrays[root]
+            yield f"{path}: {part} with {count} array{'s' if count != 1 else ''}"

@@ -1,0 +1,308 @@
+"""The history of one function's traces: it explains each by those before."""
+
+import collections
+import inspect
+import types
+import weakref
+from collections.abc import Hashable
+from typing import Any
+
+from .._code.call_site import CallSite, call_site
+from .._code.place import Place
+from .._compat import trace_configuration
+from .._lock import Lock
+from .._runtime.entry import Entry
+from .._runtime.events import LOWERING, TRACING, observers
+from .._runtime.hooks import Request
+from .._runtime.staging import currently_jitting
+from .._trees.partition import StaticHalf, has_tracers
+from .description import UNKNOWN, Description, Template, made_at, template_of
+from .differences import (
+    CACHE,
+    FUNCTION,
+    TRANSFORMATION,
+    UNKNOWN_REASON,
+    Difference,
+    configuration_differences,
+    differences,
+    distance,
+    with_apt_remedies,
+)
+from .iterators import log_iterators
+from .jaxpr_size import measure
+from .log import log
+from .outline import outline
+from .storms import Streak, streak_of
+from .trace import Trace
+
+# How many traces of a function are remembered, and with how many of them a new one is compared.
+_MAX_REMEMBERED = 256
+_MAX_COMPARED = 64
+
+# How many parts of descriptions are remembered, a few dozen megabytes: large trees differ in many.
+_MAX_PARTS = 200_000
+
+# Of how many static structures a description is kept, for calls that differ in their arrays alone.
+_MAX_TEMPLATES = 8
+
+# How many definitions of functions are remembered, so that a function made anew is recognised.
+_MAX_DEFINITIONS = 256
+
+
+class Definition:
+    """Where a Python function is defined: read when a trace asks, and without its objects.
+
+    - `number`: tells this function from the others.
+    """
+
+    __slots__ = ("_fun", "_read", "number")
+
+    def __init__(self, fun: types.FunctionType, number: int):
+        self.number = number
+        self._fun = weakref.ref(fun)
+        self._read: tuple[CallSite | None, Hashable] | None = None
+
+    @property
+    def place(self) -> CallSite | None:
+        """The file and the line."""
+        return self._place_and_code[0]
+
+    @property
+    def code(self) -> Hashable:
+        """Equal for functions made of one code with the same captured values, as far as these were
+        looked at; None where that can't be told.
+        """
+        return self._place_and_code[1]
+
+    @property
+    def _place_and_code(self) -> tuple[CallSite | None, Hashable]:
+        if self._read is None:
+            try:
+                # Decorators have one code for all that they decorate.
+                fun: Any = inspect.unwrap(self._fun())  # type: ignore[arg-type]
+                code = fun.__code__
+                captured = [cell.cell_contents for cell in fun.__closure__ or ()]
+                where = (code.co_filename, code.co_firstlineno, code.co_qualname)
+                self._read = made_at(fun), (*where, hash(code.co_code), *outline(captured))
+            except Exception:
+                self._read = None, None
+        return self._read
+
+
+class History:
+    """The traces of one function under one set of options: the hook that explains them.
+
+    - `name`: what to call the function.
+    - `place`: where what is called is defined, a Python function or not.
+    """
+
+    def __init__(self, name: str, place: Place, home: types.FunctionType | None, number: int):
+        """`home` is the Python function below it, if any; `number` tells it from others."""
+        self.name = name
+        self.place = place
+        self._definition = None if home is None else Definition(home, number)
+        self._lock = Lock()
+        #: Those under way. An interrupt may keep one from its end, but not alive.
+        self._begun: weakref.WeakSet[Trace] = weakref.WeakSet()
+        #: What describes the calls of an entry, of the latest few; and the function's static half
+        #: that is described with it.
+        self._templates: weakref.WeakKeyDictionary[
+            Entry, tuple[Template, weakref.ref[StaticHalf] | None]
+        ] = weakref.WeakKeyDictionary()
+        #: The entries that were described last.
+        self._described: collections.deque[weakref.ref[Entry]] = collections.deque()
+        self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
+        #: How many of the remembered traces are from before the last `clear_cache`.
+        self._n_cleared = 0
+        self._streak = Streak(place)
+
+    @property
+    def traces(self) -> list[Trace]:
+        """Those since the cache was last cleared, the oldest first; the latest 256 of them."""
+        with self._lock:
+            return list(self._remembered)[self._n_cleared :]
+
+    def describe(self, request: Request) -> Description:
+        """Describe what a call is made with, function included."""
+        if request.description is not None:
+            return request.description
+        entry = request.entry
+        fun = request.fun if request.fun_varies else None
+        arrays = [*request.leaves, *request.fun_leaves] if fun is not None else request.leaves
+        template = self._template_for(entry, fun)
+        if template is None:
+            template = template_of(request.binding, fun, request.arguments)
+            self._keep_template(entry, fun, template)
+        return template.describe(arrays)
+
+    def _template_for(self, entry: Entry, fun: StaticHalf | None) -> Template | None:
+        template, fun_ref = self._templates.get(entry, (None, None))
+        if fun is None or fun_ref is None:
+            return template if fun is fun_ref else None
+        return template if fun_ref() is fun else None
+
+    def _keep_template(self, entry: Entry, fun: StaticHalf | None, template: Template) -> None:
+        with self._lock:
+            self._templates[entry] = template, None if fun is None else weakref.ref(fun)
+            self._described.append(weakref.ref(entry))
+            if len(self._described) > _MAX_TEMPLATES:
+                oldest = self._described.popleft()()
+                if oldest is not None and oldest is not entry:
+                    self._templates.pop(oldest, None)
+
+    def begin(self, request: Request, number: int, is_recompilation: bool) -> Trace:
+        """Explain a trace that is about to be made, or a recompilation."""
+        trace = Trace(
+            self.name,
+            self.describe(request),
+            trace_configuration(),
+            call_site(),
+            number,
+            is_recompilation=is_recompilation,
+            is_transformed=has_tracers(request.leaves),
+            is_ahead_of_time=request.is_staged and not is_recompilation,
+            fate=request.entry.fate,
+        )
+        with self._lock:
+            self._explain(trace)
+            self._begun.add(trace)
+        return trace
+
+    def explain(self, record: Trace) -> str:
+        """Return how a trace differs from the closest one before."""
+        return record.explanation()
+
+    def end(self, record: Trace | None, number: int | None) -> None:
+        """Remember a trace that was begun, if it came to its end."""
+        with self._lock:
+            if record is not None:
+                self._begun.discard(record)
+            if record is None or number is None:
+                return
+            record.number = number
+            if len(self._remembered) == _MAX_REMEMBERED:
+                self._n_cleared = max(0, self._n_cleared - 1)
+            self._remembered.append(record)
+            self._forget_descriptions()
+            _remember_definition(self._definition)
+
+    def spend(self, record: Trace, phase: str, seconds: float, from_cache: bool) -> None:
+        """Add what JAX has spent on a phase."""
+        if phase == TRACING:
+            # What JAX does around the function's own trace included.
+            record.seconds.tracing = seconds
+        elif phase == LOWERING:
+            record.seconds.lowering += seconds
+        else:
+            record.seconds.compiling += seconds
+            record.from_persistent_cache = from_cache
+
+    def complete(self, record: Trace, request: Request | None) -> None:
+        """Measure a trace, and notify observers and the log."""
+        if request is not None:
+            measure(record, request)
+        for observer in tuple(observers):
+            observer.traced(record)
+        log(record)
+        # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
+        if not record.is_ahead_of_time and not currently_jitting():
+            self._add_to_streak(record)
+        if request is not None:
+            log_iterators(record, self.place, request.arguments, request.fun)
+
+    def _forget_descriptions(self) -> None:
+        n_parts = 0
+        for trace in reversed(self._remembered):
+            n_parts += len(trace.description.parts)
+            if n_parts > _MAX_PARTS and trace is not self._remembered[-1]:
+                trace.description = UNKNOWN
+
+    def restart(self) -> None:
+        """Begin anew. The traces so far are still compared with."""
+        with self._lock:
+            self._n_cleared = len(self._remembered)
+        self._streak.restart()
+
+    def _explain(self, trace: Trace) -> None:
+        """Fills in how a trace differs from the closest of those before."""
+        earlier = self._closest(trace)
+        if earlier is None:
+            trace.differences = _defined_again(self._definition, self.place.is_users)
+            return
+        trace.description = trace.description.sharing(earlier.description)
+        if trace.configuration == earlier.configuration:
+            trace.configuration = earlier.configuration
+        found = [
+            *differences(earlier.description, trace.description, self.place.is_users),
+            *configuration_differences(earlier.configuration, trace.configuration),
+        ]
+        if UNKNOWN in (earlier.description, trace.description):
+            why = "the arguments are too large to be compared, or can't be"
+            found = [Difference(UNKNOWN_REASON, "", "", why)]
+        elif not found:
+            found = [_why_it_does_not_serve(earlier, trace)]
+        trace.differences = with_apt_remedies(found)
+        is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
+        trace.compared_with = None if is_earlier_cleared else earlier.number
+
+    def _closest(self, trace: Trace) -> Trace | None:
+        def how_far(earlier: Trace) -> int:
+            far = distance(earlier.description, trace.description)
+            return far + len(configuration_differences(earlier.configuration, trace.configuration))
+
+        # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
+        begun = sorted(self._begun, key=lambda earlier: earlier.number)
+        latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
+        return min(latest, key=how_far, default=None)
+
+    def _add_to_streak(self, trace: Trace) -> None:
+        """Counts a trace among those in a row, which are logged once they are many."""
+        if trace.differences and trace.differences[0].category != FUNCTION:
+            self._streak.add(trace)
+        else:
+            streak_of(self.place).add_function(trace)
+
+
+def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
+    """Why a trace doesn't serve a call that looks just like its own."""
+    if trace.is_recompilation and trace.is_transformed:
+        return Difference(TRANSFORMATION, "", "", "`jax.grad`, `jax.vmap` or the like was applied")
+    if earlier.fate:
+        why = earlier.fate[-1]
+    elif earlier.fate is not trace.fate:
+        why = (
+            "a static object of that trace's was changed in place, or differs in what neither its "
+            "text nor its hash shows"
+        )
+    else:
+        why = "JAX's own caches no longer hold it (`jax.clear_caches()`)"
+        if trace.is_recompilation:
+            why += ", or it was compiled with other options (`f.lower(...).compile(...)`)"
+    return Difference(CACHE, "", "", why)
+
+
+# Which function of those defined at one place was traced last.
+_last_traced: collections.OrderedDict[Hashable, int] = collections.OrderedDict()
+_last_traced_lock = Lock()
+
+
+def _remember_definition(definition: Definition | None) -> None:
+    code = definition and definition.code
+    if definition is None or code is None:
+        return
+    with _last_traced_lock:
+        _last_traced[code] = definition.number
+        _last_traced.move_to_end(code)
+        if len(_last_traced) > _MAX_DEFINITIONS:
+            _last_traced.popitem(last=False)
+
+
+def _defined_again(definition: Definition | None, is_users: bool) -> tuple[Difference, ...]:
+    if definition is None:
+        return ()
+    with _last_traced_lock:
+        if _last_traced.get(definition.code, definition.number) == definition.number:
+            return ()
+    what = f"another function made of the same code ({definition.place}) was traced before"
+    remedy = "Define and wrap it once, outside of loops and of the functions that call it"
+    return (Difference(FUNCTION, "", "", what, remedy if is_users else ""),)

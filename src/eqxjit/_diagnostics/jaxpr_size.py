@@ -1,0 +1,87 @@
+"""Measures a jaxpr: how many equations it has, and which line of the user's made most of them."""
+
+import collections
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from .._code.call_site import LIBRARY_FILES, is_users, location
+from .._compat import source_line
+from .._runtime.events import observers
+from .._runtime.hooks import Request
+from .._trees.partition import has_tracers
+from .trace import Trace
+
+# A line stands out if it made so many equations, and so large a share of them.
+_MANY_EQUATIONS = 200
+_LARGE_SHARE = 0.5
+
+# So many equations tell that no line stands out, without looking at all: a line takes microseconds.
+_SAMPLE = 50
+_LARGE_SHARE_OF_SAMPLE = 0.3
+
+
+def size_of(jaxpr: Any) -> tuple[int, str]:
+    """The size of a jaxpr.
+
+    **Arguments:**
+
+    - `jaxpr`: a closed jaxpr, as traced.
+
+    **Returns:**
+
+    How many equations it has, those of nested jaxprs included; and the line that made most of them,
+    with their number, or an empty text where none of the user's stands out.
+    """
+    equations = [equation for part in _with_nested(jaxpr.jaxpr) for equation in part.eqns]
+    n_equations = len(equations)
+    if n_equations < _MANY_EQUATIONS:
+        return n_equations, ""
+    sample = equations[:: n_equations // _SAMPLE]
+    _, count = _busiest_line(sample)
+    if count < _LARGE_SHARE_OF_SAMPLE * len(sample):
+        return n_equations, ""
+    line, count = _busiest_line(equations)
+    stands_out = count >= max(_MANY_EQUATIONS, _LARGE_SHARE * n_equations)
+    # Of a library's line there is nothing for the user to change.
+    if line is None or not stands_out or not is_users(line[0]):
+        return n_equations, ""
+    return n_equations, f"{location(*line)} ({count:,})"
+
+
+def _busiest_line(equations: list[Any]) -> tuple[tuple[str, int] | None, int]:
+    """The line that made most of the equations, and how many."""
+    lines = [source_line(equation, LIBRARY_FILES) for equation in equations]
+    return collections.Counter(lines).most_common(1)[0]
+
+
+def _with_nested(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """A jaxpr and those in its equations, each as often as it is used."""
+    pending: list[Any] = [jaxpr]
+    while pending:
+        part = pending.pop()
+        yield part
+        for equation in part.eqns:
+            for value in equation.params.values():
+                for nested in value if isinstance(value, (tuple, list)) else (value,):
+                    if isinstance(nested, ClosedJaxpr):
+                        pending.append(nested.jaxpr)
+                    elif isinstance(nested, Jaxpr):
+                        pending.append(nested)
+
+
+def measure(trace: Trace, request: Request) -> None:
+    """Fill in the size of a trace that was made in a call."""
+    jitted, leaves, jaxpr = request.entry.jitted, request.flat, request.jaxpr
+    try:
+        if has_tracers(leaves):
+            # It became part of an outer program, which is measured; and asking takes its time.
+            jaxpr = jitted.trace(*leaves).jaxpr if observers else None
+        elif jaxpr is None:
+            jaxpr = jitted.trace(*leaves).jaxpr
+        if jaxpr is not None:
+            trace.equations, trace.busiest_line = size_of(jaxpr)
+    except Exception:
+        # No `trace` (`EQX_ON_ERROR=breakpoint`).
+        pass

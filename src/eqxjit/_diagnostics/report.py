@@ -1,0 +1,318 @@
+"""`compile_report`: one table of everything that was compiled, sorted by cost."""
+
+import collections
+import dataclasses
+import io
+import os
+import shutil
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .._lock import Lock
+from .._runtime.events import COMPILING, observers
+from .differences import Difference
+from .trace import Seconds, Trace
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Where neither a terminal nor `COLUMNS` says how much room there is.
+_WIDTH = 100
+
+# The first column has at least this much room, or others are left out.
+_MIN_NAME_WIDTH = 20
+
+
+class ReportRow(NamedTuple):
+    """What one function cost.
+
+    - `function`: its name.
+    - `traces`: how often it was traced, or compiled once more without tracing.
+    - `seconds`: how long that took, without what has a row of its own: functions under `filter_jit`
+        that were traced meanwhile, and what was compiled meanwhile.
+    - `share`: the part of the report's total seconds, from 0 to 1.
+    - `persistent_cache_hits`: how many of its programs came from JAX's persistent cache.
+    - `equations`: the size of its largest jaxpr, nested ones included; `None` for a function that
+        isn't under eqxjit's `filter_jit`.
+    - `busiest_line`: the user's line that made most of those equations, if one stands out.
+    - `reason`: the most repeated reason for which it was traced again, and how often.
+    """
+
+    function: str
+    traces: int
+    seconds: Seconds
+    share: float
+    persistent_cache_hits: int
+    equations: int | None
+    busiest_line: str
+    reason: str
+
+
+def _width() -> int | None:
+    return None if "COLUMNS" in os.environ else _WIDTH
+
+
+class _Function:
+    """What is known of one function so far."""
+
+    def __init__(self) -> None:
+        self.seconds = Seconds()
+        self.n_compiled = 0
+        self.n_cache_hits = 0
+        self.traces: list[Trace] = []
+
+    def row(self, name: str, total: float) -> ReportRow:
+        largest = max(self.traces, key=lambda trace: trace.equations or 0, default=None)
+        return ReportRow(
+            function=name,
+            traces=len(self.traces) or self.n_compiled,
+            seconds=dataclasses.replace(self.seconds),
+            share=self.seconds.total / total if total else 0.0,
+            persistent_cache_hits=self.n_cache_hits,
+            equations=None if largest is None else largest.equations,
+            busiest_line="" if largest is None else largest.busiest_line,
+            reason=_most_repeated(
+                [difference for trace in self.traces for difference in trace.differences]
+            ),
+        )
+
+
+def _most_repeated(differences: list[Difference]) -> str:
+    counts = collections.Counter((d.category, d.path) for d in differences)
+    for (category, path), count in counts.most_common(1):
+        where = f": {path}" if path else ""
+        return f"{category}{where} ({count} times)" if count > 1 else f"{category}{where}"
+    return ""
+
+
+class CompileReport:
+    """What was compiled within a `compile_report`; up to date at any time.
+
+    `str(report)` is the table; `report.rows` its rows, the dearest first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._functions: collections.defaultdict[str, _Function] = collections.defaultdict(
+            _Function
+        )
+
+    # --- As an observer -----------------------------------------------------------------------
+
+    def begun(self, function: str, phase: str) -> None:
+        """Nothing is known yet."""
+
+    def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
+        """Adds a phase to its function."""
+        with self._lock:
+            entry = self._functions[function]
+            setattr(entry.seconds, phase, getattr(entry.seconds, phase) + seconds)
+            entry.n_compiled += phase == COMPILING
+            entry.n_cache_hits += from_cache
+
+    def traced(self, trace: Trace) -> None:
+        """Adds a trace to its function."""
+        with self._lock:
+            self._functions[trace.function].traces.append(trace)
+
+    # --- The table ----------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> list[ReportRow]:
+        """A row for each function, the dearest first."""
+        with self._lock:
+            total = sum([function.seconds.total for function in self._functions.values()])
+            rows = [function.row(name, total) for name, function in self._functions.items()]
+        return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
+
+    @property
+    def total_seconds(self) -> float:
+        """How long everything took, in seconds."""
+        return sum([row.seconds.total for row in self.rows])
+
+    def notes(self) -> list[str]:
+        """What stands out, in words."""
+        return [
+            f"{row.function}: one line makes most of its {row.equations:,} equations: "
+            f"{row.busiest_line}. A loop in Python is unrolled: use `jax.lax.scan` or "
+            "`jax.lax.fori_loop`, or `jax.vmap` where the steps don't depend on each other."
+            for row in self.rows
+            if row.busiest_line
+        ]
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        self._print_to(text)
+        return text.getvalue()
+
+    def __repr__(self) -> str:
+        rows = self.rows
+        if not rows:
+            return "<CompileReport: nothing was compiled>"
+        what = f"{len(rows)} function{'s' if len(rows) > 1 else ''}"
+        dearest = f"{rows[0].function} {rows[0].share:.0%}"
+        return f"<CompileReport: {what} in {self.total_seconds:.3g} s, {dearest}>"
+
+    def _print_to(self, file: Any, console: "Console | None" = None) -> None:
+        try:
+            from rich.console import Console
+        except ImportError:
+            width = shutil.get_terminal_size((_WIDTH, 0)).columns
+            for row in self.rows:
+                line = f"{row.function}: {row.traces} traces, {row.seconds}. {row.reason}"
+                print(textwrap.fill(line, width, subsequent_indent="  "), file=file)
+            for note in self.notes():
+                print(textwrap.fill(note, width, subsequent_indent="  "), file=file)
+            return
+        console = console or Console(file=file, width=_width())
+        console.print(self._table(console.width) if self.rows else "Nothing was compiled.")
+        for note in self.notes():
+            console.print(note, markup=False, highlight=False)
+
+    def _table(self, width: int) -> Any:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        title = f"In all {self.total_seconds:.3g} s of tracing, lowering and compiling"
+        table = Table(box=box.SIMPLE, title=title, padding=(0, 1, 0, 0))
+        table.add_column("function, and why it was traced again", overflow="fold")
+        rows = self.rows
+        columns = _fitting([_columns(row) for row in rows], width)
+        for heading in columns:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for row in rows:
+            texts = _columns(row)
+            function = Text(f"{row.function}\n  {row.reason}" if row.reason else row.function)
+            table.add_row(function, *[texts[heading] for heading in columns])
+        return table
+
+
+def _columns(row: ReportRow) -> dict[str, str]:
+    """The text of each column but the first, by its heading."""
+    seconds = row.seconds
+    return {
+        "traces": str(row.traces),
+        "seconds": f"{seconds.total:.3f}",
+        "trace s": f"{seconds.tracing:.3f}",
+        "lower s": f"{seconds.lowering:.3f}",
+        "compile s": f"{seconds.compiling:.3f}",
+        "share": f"{row.share:.0%}",
+        "cached": str(row.persistent_cache_hits),
+        "size": "" if row.equations is None else f"{row.equations:,}",
+    }
+
+
+# From all that is known to the least that tells something; a total where its parts have no room.
+_LAYOUTS = (
+    ("traces", "trace s", "lower s", "compile s", "share", "cached", "size"),
+    ("traces", "trace s", "lower s", "compile s", "share"),
+    ("traces", "seconds", "share", "cached", "size"),
+    ("traces", "seconds", "share"),
+    ("traces", "seconds"),
+)
+
+
+def _fitting(rows: list[dict[str, str]], width: int) -> tuple[str, ...]:
+    """The columns that leave enough room for the first one, none of them cut."""
+    for layout in _LAYOUTS:
+        # With the margin, and a space behind each column.
+        taken = 3 + sum([1 + max(len(h), *(len(row[h]) for row in rows)) for h in layout])
+        if width - taken >= _MIN_NAME_WIDTH:
+            return layout
+    return _LAYOUTS[-1]
+
+
+class _Recorder:
+    """Fills in a report, as long as this lives."""
+
+    def __init__(self, report: CompileReport):
+        self.begun, self.ended, self.traced = report.begun, report.ended, report.traced
+
+
+class _LiveLine:
+    """Shows what is being traced or compiled, and for how long already."""
+
+    def __init__(self, progress: Any):
+        self._progress = progress
+        self._local = threading.local()
+
+    def begun(self, function: str, phase: str) -> None:
+        """Shows a line, if it is an outermost phase."""
+        depth = vars(self._local).get("depth", 0)
+        if not depth:
+            self._local.task = self._progress.add_task(f"{phase} {function}", total=None)
+        self._local.depth = depth + 1
+
+    def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
+        """Removes the line again."""
+        depth = vars(self._local).get("depth", 0)
+        if depth == 1:
+            self._progress.remove_task(self._local.task)
+        self._local.depth = max(0, depth - 1)
+
+    def traced(self, trace: Trace) -> None:
+        """The line is gone by then."""
+
+
+@contextmanager
+def compile_report() -> Iterator[CompileReport]:
+    """Prints one table of everything that is compiled inside it, the dearest function first.
+
+    Functions nested in others are included, and what isn't under `filter_jit`: `jax.jit` and JAX's
+    own operations, where they aren't traced as a part of another function. The seconds of a
+    function are its own: those of another one under `filter_jit` that is traced within its trace
+    are in that one's row. Threads add up. On a terminal, a line shows what is under way meanwhile.
+
+    The table, and that line, are drawn by `rich` (`pip install "eqxjit[report]"`); without it the
+    rows are printed as they are.
+
+    **Returns:**
+
+    A context manager that yields a `CompileReport`, with `rows`; it can be read at any time.
+
+    !!! example
+
+        ```python
+        >>> import jax.numpy as jnp
+        >>> import eqxjit
+        >>> @eqxjit.filter_jit
+        ... def power(x, n):
+        ...     return x**n
+        >>> with eqxjit.compile_report() as report:
+        ...     _ = power(jnp.ones(2), 3), power(jnp.ones(2), 4), power(jnp.ones(2), 5)
+        In all ... s of tracing, lowering and compiling ...
+        >>> [row] = [row for row in report.rows if row.function == "power"]
+        >>> row.traces, row.reason
+        (3, 'static value changed: n (2 times)')
+
+        ```
+    """
+    report = CompileReport()
+    console, progress = _terminal()
+    # They die with this `with`, even if it is interrupted; a report is read afterwards.
+    watching = [_Recorder(report)] if progress is None else [_Recorder(report), _LiveLine(progress)]
+    try:
+        observers.update(watching)
+        with progress or nullcontext():
+            yield report
+    finally:
+        observers.difference_update(watching)
+        report._print_to(None, console)
+
+
+def _terminal() -> "tuple[Console | None, Any]":
+    """Where to print, and a display of what is under way; None where there is no terminal."""
+    try:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    except ImportError:
+        return None, None
+    console = Console()
+    if not console.is_terminal:
+        return Console(width=_width()), None
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return console, Progress(*columns, console=console, transient=True)

@@ -1,0 +1,102 @@
+"""The record of one trace: what was traced, for which call, why, and how long it took."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from .._code.call_site import CallSite
+from .description import UNKNOWN, Description, summary
+from .differences import Difference, listed
+
+
+@dataclasses.dataclass
+class Seconds:
+    """How long a trace took, nested functions included.
+
+    - `tracing`: running the Python function, in seconds.
+    - `lowering`: translating the jaxpr to StableHLO, in seconds; 0 where it became part of an outer
+        program.
+    - `compiling`: compiling that, or loading it from JAX's persistent cache, in seconds.
+    """
+
+    tracing: float = 0.0
+    lowering: float = 0.0
+    compiling: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.tracing + self.lowering + self.compiling
+
+    def __str__(self) -> str:
+        parts = (
+            f"{name} {getattr(self, name):.3g}" for name in ("tracing", "lowering", "compiling")
+        )
+        return f"{self.total:.3g} s ({', '.join(parts)})"
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Trace:
+    """One trace of a function, or a compilation that JAX began by itself.
+
+    - `function`: the function's qualified name, as from inside the function that defines it.
+    - `number`: counts the traces of the function, from 1.
+    - `call_site`: the user's line that made the call, with `filename` and `line`; as a text,
+        `src/train.py:31`.
+    - `differences`: how it differs from the closest earlier trace; empty for the first.
+    - `compared_with`: the number of that earlier trace; `None` for the first.
+    - `seconds`: how long it took.
+    - `from_persistent_cache`: whether JAX's persistent cache held the compiled program.
+    - `is_recompilation`: whether JAX compiled an earlier trace once more, without tracing.
+    - `equations`: the size of the jaxpr, nested ones included; `None` where it wasn't looked at,
+        because it became part of an outer program.
+    - `busiest_line`: the user's line that made most of the equations, and how many, as
+        `"model.py:12 (4,000)"`; empty where no line stands out.
+    """
+
+    function: str
+    description: Description
+    configuration: dict[str, str]
+    call_site: CallSite
+    number: int = 0
+    differences: tuple[Difference, ...] = ()
+    compared_with: int | None = None
+    seconds: Seconds = dataclasses.field(default_factory=Seconds)
+    from_persistent_cache: bool = False
+    is_recompilation: bool = False
+    equations: int | None = None
+    busiest_line: str = ""
+    #: Whether it was called with tracers.
+    is_transformed: bool = False
+    #: Whether it was made by `lower`, or to be compiled for later calls.
+    is_ahead_of_time: bool = False
+    #: Why the entry that it made was given up, once it was; shared with the entry.
+    fate: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def reason(self) -> str:
+        """Why it was made: `"first trace"`, or how it differs from the closest one before."""
+        return "; ".join(listed(self.differences)) or "first trace"
+
+    @property
+    def arguments(self) -> Mapping[str, str]:
+        """What it was made for: each part of the arguments by its path, arrays as `float32[3]`.
+
+        Empty for trees that are too large to be described, and for old traces of large trees.
+        """
+        if self.description == UNKNOWN:
+            return {}
+        return dict(zip(self.description.paths, map(str, self.description.parts), strict=True))
+
+    def __repr__(self) -> str:
+        what = "recompilation" if self.is_recompilation else "trace"
+        arguments = ", ".join(summary(self.description))
+        return (
+            f"<{what} {self.number} of {self.function}({arguments}) at {self.call_site}: "
+            f"{self.reason}; {self.seconds}>"
+        )
+
+    def explanation(self) -> str:
+        """A line for each difference, with what to do about it where that is known."""
+        lines = [f"  - {line}" for line in listed(self.differences, with_remedies=True)]
+        if self.compared_with is not None:
+            lines.insert(0, f"  Compared with trace {self.compared_with}:")
+        return "\n".join(lines)

@@ -1,0 +1,486 @@
+"""Generates the way into a specialised call: guards on the arguments, and their arrays.
+
+The guards hold exactly if the arguments have the typed static key that the call was generated for.
+They read each field, item and static value anew on every call, and remember nothing by identity.
+"""
+
+import collections
+import operator
+from collections.abc import Hashable
+from typing import Any
+
+from jax.tree_util import default_registry
+
+from .._code.source import indented, wrapped
+from .._code.text import short
+from .._compat import ArrayImpl, fields_of
+from .._trees.key_cache import has_key, learned_key
+from .._trees.numpy_inputs import is_plain_array
+from .._trees.static_key import identity_suffices, is_opaque, is_same_opaque
+from .._trees.structure import (
+    Leaf,
+    Node,
+    input_signature,
+    is_plain_namedtuple,
+    module_layout,
+    n_arrays,
+    runs,
+)
+from .names import Constants
+from .signature import (
+    KEYWORD_ONLY,
+    POSITIONAL_ONLY,
+    POSITIONAL_OR_KEYWORD,
+    VAR_KEYWORD,
+    VAR_POSITIONAL,
+    Binding,
+    absent,
+)
+
+# A longer one is broken at its `or`.
+_LONGEST_CONDITION = 72
+
+# So many are faster added to a list one by one than together.
+_FEW_ARRAYS = 4
+
+# Small integers are single objects in CPython, as `True` and `None` are.
+_SINGLETON_INTEGERS = range(-5, 257)
+
+
+class WayIn:
+    """The source of the guards, and of the arrays, of a call's arguments.
+
+    - `guards`: the conditions, each as its alternatives (joined by `or`), and comments.
+    - `arrays`: the flat arrays, as arguments of the jitted function; the first `n_first` of these
+        are the first positional argument's.
+    - `helpers`: functions that the guards call.
+    - `sources`: by the `id` of a node that isn't read in a loop, the expression that gives it.
+    - `below`: likewise, the variable with the fields of a Module, or the parts of another node.
+    """
+
+    __slots__ = (
+        "_argument",
+        "_found",
+        "_loop",
+        "_names",
+        "_own",
+        "_readers",
+        "_seen",
+        "arrays",
+        "below",
+        "guards",
+        "helpers",
+        "n_first",
+        "sources",
+    )
+
+    def __init__(
+        self,
+        binding: Binding,
+        names: Constants,
+        args: Node,
+        kwargs: Node,
+        own: tuple[str, str] | None,
+        seen: str | None,
+    ):
+        """
+        **Arguments:**
+
+        - `own`: the names of the functions that copy a NumPy array, and a list of arrays; None to
+            pass them as they are.
+        - `seen`: the name of the dict of the static objects looked at; None to look again at each.
+        """
+        self._names = names
+        self._own = own
+        #: Passed on by readers, and to `has_key`.
+        self._seen = f", {seen}" if seen else ""
+        self.guards: list[tuple[str, ...]] = []
+        self.arrays: list[str] = []
+        self.n_first = 0
+        self.helpers: list[str] = []
+        self.sources: dict[int, str] = {}
+        self.below: dict[int, str] = {}
+        #: The helpers that read runs of equal items, by the signature of an item.
+        self._readers: dict[Hashable, str] = {}
+        #: The loop that is being written, if one is.
+        self._loop: _Loop | None = None
+        #: The argument that is being read, and the list that holds the arrays of its last run.
+        self._argument = ""
+        self._found: str | None = None
+        self._read_arguments(
+            binding, args.children, dict(zip(kwargs.data, kwargs.children, strict=True))
+        )
+
+    def _read_arguments(
+        self, binding: Binding, args: list[Node | Leaf], kwargs: dict[str, Node | Leaf]
+    ) -> None:
+        # Arrays come in the order of `(args, kwargs)`, that is, keyword arguments sorted by name.
+        by_keyword: dict[str, list[str]] = {}
+        kwargs = dict(kwargs)
+        for index, parameter in enumerate(binding.parameters):
+            name, kind = parameter.name, parameter.kind
+            if kind in (POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD) and index < len(args):
+                self._read_positional(index, name, args[index], name)
+            elif kind in (POSITIONAL_OR_KEYWORD, KEYWORD_ONLY) and name in kwargs:
+                arrays = by_keyword[name] = []
+                self._read_argument(name, kwargs.pop(name), name, arrays)
+            elif kind == VAR_POSITIONAL:
+                extra = args[index:]
+                self._comment(f"*{name}: {len(extra)} given")
+                self._guard(f"{self._builtin(len)}({name}) == {len(extra)}")
+                for position, node in enumerate(extra):
+                    self._read_positional(
+                        index + position, f"{name}[{position}]", node, f"{name}_{position}"
+                    )
+            elif kind == VAR_KEYWORD:
+                self._comment(f"**{name}: {len(kwargs)} given")
+                self._guard(f"{self._builtin(len)}({name}) == {len(kwargs)}")
+                for key, node in kwargs.items():
+                    arrays = by_keyword[key] = []
+                    self._read_argument(f"{name}[{key!r}]", node, f"{name}_{key}", arrays)
+            else:
+                self._comment(f"{name}: left out")
+                self._guard(f"{name} is {self._names.constant('absent', absent)}")
+        for key in sorted(by_keyword):
+            self.arrays += by_keyword[key]
+
+    def _read_positional(self, index: int, source: str, node: Node | Leaf, wish: str) -> None:
+        self._read_argument(source, node, wish, self.arrays)
+        if index == 0:
+            self.n_first = len(self.arrays)
+
+    def _read_argument(self, source: str, node: Node | Leaf, wish: str, arrays: list[str]) -> None:
+        at = len(self.guards)
+        self._argument, self._found = wish, None
+        self._read(node, source, wish, arrays)
+        self.guards.insert(at, (f"# {source}: {_describe(node)}",))
+
+    # --- One node -----------------------------------------------------------------------------
+
+    def _read(self, node: Node | Leaf, source: str, wish: str, arrays: list[str]) -> None:
+        """Guards the object that the expression `source` gives, and collects its arrays."""
+        if self._loop is None:
+            self.sources[id(node)] = source
+        if isinstance(node, Leaf):
+            if node.is_dynamic:
+                arrays.append(self._read_array(source, wish))
+            else:
+                self._guard(*self._static_guard(source, node.value, wish))
+                if _can_become_a_node(type(node.value)):
+                    self._guard(f"{self._flatten_one_level()}({source}) is None")
+        elif node.kind is type(None):
+            self._guard(f"{source} is None")
+        elif node.kind is tuple or node.kind is list or is_plain_namedtuple(node.kind):
+            self._read_sequence(node, source, wish, arrays)
+        elif node.kind is dict:
+            self._read_dict(node, node.data, source, wish, arrays)
+        elif node.kind is collections.OrderedDict:
+            self._read_ordered_dict(node, source, wish, arrays)
+        else:
+            layout = module_layout(node)
+            if layout is not None:
+                self._read_module(node, layout, source, wish, arrays)
+            else:
+                self._read_registered(node, source, wish, arrays)
+
+    def _read_array(self, source: str, wish: str) -> str:
+        name, first_use = self._named(source, wish)
+        array, is_array = self._array_checks()
+        otherwise = f"{is_array}({name})"
+        if self._own is not None:
+            # Only what is an array: a parameter goes on to the next call if the guards don't hold.
+            otherwise += f"\nand ({name} := {self._own[0]}({name})) is not None"
+        self._guard(f"{self._builtin(type)}({first_use}) is {array}", otherwise)
+        return name
+
+    def _read_sequence(self, node: Node, source: str, wish: str, arrays: list[str]) -> None:
+        name = self._guard_type(node, source, wish)
+        self._guard(f"{self._builtin(len)}({name}) == {len(node.children)}")
+        labels = getattr(node.kind, "_fields", range(len(node.children)))
+        for start, run in runs(node.children, input_signature):
+            if len(run) == 1:
+                self._read(run[0], f"{name}[{start}]", f"{wish}_{labels[start]}", arrays)
+                continue
+            items = name
+            if len(run) < len(node.children):
+                items = f"{name}[{start}:{start + len(run)}]"
+            if isinstance(run[0], Leaf) and run[0].is_dynamic:
+                self._read_array_run(items, wish, arrays)
+            elif isinstance(run[0], Leaf):
+                values = [leaf.value for leaf in run if isinstance(leaf, Leaf)]
+                self._read_static_run(values, items, wish)
+            else:
+                self._read_run(run, items, arrays)
+
+    def _read_array_run(self, items: str, wish: str, arrays: list[str]) -> None:
+        name = self._names.variable(f"{wish}_arrays")
+        only_arrays = self._names.constant("only_arrays", _ONLY_ARRAYS)
+        mapped = self._builtin(map)
+        if self._own is not None:
+            otherwise = f"({name} := {self._own[1]}({name})) is not None"
+        else:
+            _, is_array = self._array_checks()
+            otherwise = f"{self._builtin(all)}({mapped}({is_array}, {name}))"
+        self._guard(
+            f"{{*{mapped}({self._builtin(type)}, {name} := {items})}} == {only_arrays}", otherwise
+        )
+        arrays.append(f"*{name}")
+
+    def _read_static_run(self, values: list[Any], items: str, wish: str) -> None:
+        """Numbers and texts, compared with those of the trace in a few C calls."""
+        name = self._names.variable(f"{wish}_values")
+        expected = self._names.constant(name, tuple(values))
+        mapped, same = self._builtin(map), self._names.constant("is_", operator.is_)
+        identical = f"{self._builtin(all)}({mapped}({same}, {name} := {items}, {expected}))"
+        if all(type(value) is not float or (value and value == value) for value in values):
+            kinds = self._names.constant(f"{wish}_types", [*map(type, values)])
+            of_types = f"[*{mapped}({self._builtin(type)}, {name})] == {kinds}"
+            equal = f"{of_types}\nand {self._builtin(tuple)}({name}) == {expected}"
+        else:
+            # Zeros, and NaN.
+            key = self._names.constant(f"{wish}_key", learned_key(tuple(values)))
+            equal = f"{self._has_key()}({self._builtin(tuple)}({name}), {key})"
+        self._guard(identical, equal)
+
+    def _read_run(self, run: list[Node | Leaf], items: str, arrays: list[str]) -> None:
+        """Equal items are read in a loop, in a function that serves all runs of such items."""
+        signature = input_signature(run[0])
+        read = self._readers.get(signature)
+        if read is None:
+            read = self._readers[signature] = self._define_reader(run[0])
+        if self._loop is not None:
+            # Inside another loop: the arrays go into the same list, in their order.
+            if arrays:
+                self._loop.end_step(self.guards, arrays)
+            self._guard(f"{read}({items}, {self._loop.found}{self._seen})")
+            return
+        if self._found is not None and arrays[-1:] == [f"*{self._found}"]:
+            # Run after run into one list, which then need not be joined with others.
+            self._guard(f"{read}({items}, {self._found}{self._seen})")
+            return
+        self._found = self._names.variable(f"{self._argument}_arrays")
+        self._guard(f"{read}({items}, {self._found} := []{self._seen})")
+        arrays.append(f"*{self._found}")
+
+    def _define_reader(self, node: Node | Leaf) -> str:
+        assert isinstance(node, Node)
+        names, kind = self._names, node.kind.__name__.lower()
+        read, items = names.helper("read", node.kind), names.variable(f"{kind}s")
+        each, found = names.variable(f"each_{kind}"), names.variable(f"found_in_{kind}s")
+        outer, self.guards, self._loop = (self.guards, self._loop), [], _Loop(found)
+        arrays: list[str] = []
+        self._read(node, each, each, arrays)
+        self._loop.end_step(self.guards, arrays)
+        body = self._loop.body
+        self.guards, self._loop = outer
+        self.helpers += [
+            f"def {read}({items}, {found}{self._seen}):",
+            f"    # Each: {_describe(node)}",
+            f"    for {each} in {items}:",
+            *indented(body, 2),
+            "    return True",
+            "",
+        ]
+        return read
+
+    def _read_dict(
+        self, node: Node, keys: list[Any], source: str, wish: str, arrays: list[str]
+    ) -> None:
+        name = self._guard_type(node, source, wish)
+        self._guard(f"{self._builtin(len)}({name}) == {len(keys)}")
+        key_types = {type(key) for key in keys}
+        if len(key_types) == 1 and key_types <= {str, bytes, int}:
+            # Of one type, keys that are equal are the same: each is looked up below.
+            expected = self._names.constant(f"{wish}_key_types", key_types)
+            mapped = f"{self._builtin(map)}({self._builtin(type)}, {name})"
+            self._guard(f"{{*{mapped}}} == {expected}")
+        elif keys:
+            key = self._names.constant(f"{wish}_keys_key", learned_key(frozenset(keys)))
+            self._guard(f"{self._has_key()}({self._builtin(frozenset)}({name}), {key})")
+        self._read_items(node, keys, name, wish, arrays)
+
+    def _read_ordered_dict(self, node: Node, source: str, wish: str, arrays: list[str]) -> None:
+        name = self._guard_type(node, source, wish)
+        key = self._names.constant(f"{wish}_keys_key", learned_key(tuple(node.data)))
+        self._guard(f"{self._has_key()}({self._builtin(tuple)}({name}), {key})")
+        self._read_items(node, node.data, name, wish, arrays)
+
+    def _read_items(self, node: Node, keys: Any, name: str, wish: str, arrays: list[str]) -> None:
+        for key, child in zip(keys, node.children, strict=True):
+            if type(key) in (str, int):
+                source = f"{name}[{key!r}]"
+            else:
+                source = f"{name}[{self._names.constant(f'{wish}_key', key)}]"
+            self._read(child, source, f"{wish}_{key}", arrays)
+
+    def _read_module(
+        self, node: Node, layout: Any, source: str, wish: str, arrays: list[str]
+    ) -> None:
+        name = self._guard_type(node, source, wish)
+        fields = self._names.variable(f"{wish}_fields")
+        n_fields = len(layout.dynamic) + len(layout.static)
+        read = self._names.constant("fields_of", fields_of)
+        if self._loop is None:
+            self.below[id(node)] = fields
+        self._guard(f"{self._builtin(len)}({fields} := {read}({name})) == {n_fields}")
+        for field, value in layout.static:
+            self._guard(*self._static_guard(f"{fields}[{field!r}]", value, f"{wish}_{field}"))
+        for field, child in zip(layout.dynamic, node.children, strict=True):
+            self._read(child, f"{fields}[{field!r}]", f"{wish}_{field}", arrays)
+
+    def _read_registered(self, node: Node, source: str, wish: str, arrays: list[str]) -> None:
+        """Any other node goes through JAX's registry, one level deep."""
+        name = self._guard_type(node, source, wish)
+        parts = self._names.variable(f"{wish}_parts")
+        children = self._names.variable(f"{wish}_children")
+        if self._loop is None:
+            self.below[id(node)] = parts
+        key = self._names.constant(f"{wish}_data_key", learned_key(node.data))
+        self._guard(f"({parts} := {self._flatten_one_level()}({name}))")
+        self._guard(f"{self._has_key()}({parts}[1], {key}{self._seen})")
+        self._guard(
+            f"{self._builtin(len)}({children} := {self._builtin(tuple)}({parts}[0]))"
+            f" == {len(node.children)}"
+        )
+        for index, child in enumerate(node.children):
+            self._read(child, f"{children}[{index}]", f"{wish}_{index}", arrays)
+
+    # --- Parts of conditions ------------------------------------------------------------------
+
+    def _static_guard(self, source: str, value: Any, wish: str) -> tuple[str, ...]:
+        """A condition that holds exactly for values of the typed static key of `value`."""
+        if value is None or value is True or value is False:
+            return (f"{source} is {value}",)
+        kind = type(value)
+        if kind is int and value in _SINGLETON_INTEGERS:
+            return (f"{source} is {self._names.constant(f'int_{value}', value)}",)
+        constant = self._names.constant(wish, value)
+        if kind.__eq__ is object.__eq__:
+            return (f"{source} is {constant}",)
+        if is_opaque(value) and kind.__hash__ is not None:
+            # Its hash tells that it was changed in place, as it does in the table.
+            same = self._names.constant("is_same_opaque", is_same_opaque)
+            hashed = self._builtin(hash)
+            return (f"{same}({source}, {constant}, {hashed}({source}), {hash(value)})",)
+        if not identity_suffices(value):
+            key = self._names.constant(f"{wish}_key", learned_key(value))
+            name, first_use = self._named(source, wish)
+            of_kind = f"{self._builtin(type)}({first_use}) is {self._builtin(kind)}"
+            # To make the key of an array, say, would take long.
+            self._guard(of_kind)
+            return (f"{self._has_key()}({name}, {key}{self._seen})",)
+        # Mostly it is the same object: outputs are rebuilt with the static values of their trace.
+        name, first_use = self._named(source, wish)
+        identical = f"({first_use}) is {constant}" if name != source else f"{name} is {constant}"
+        of_kind = f"{self._builtin(type)}({name}) is {self._builtin(kind)}"
+        if kind in (int, str, bytes) or (kind is float and value and value == value):
+            return (identical, f"{of_kind}\nand {name} == {constant}")
+        if kind is tuple and {*map(type, value)} in ({int}, {str}):
+            elements = f"{{*{self._builtin(map)}({self._builtin(type)}, {name})}}"
+            of_elements = f"{elements} == {{{self._builtin(type(value[0]))}}}"
+            return (identical, f"{of_kind}\nand {name} == {constant}\nand {of_elements}")
+        key = self._names.constant(f"{wish}_key", learned_key(value))
+        return (identical, f"{of_kind}\nand {self._has_key()}({name}, {key})")
+
+    def _guard_type(self, node: Node, source: str, wish: str) -> str:
+        name, first_use = self._named(source, wish)
+        kind = self._names.constant(node.kind.__name__, node.kind)
+        self._guard(f"{self._builtin(type)}({first_use}) is {kind}")
+        return name
+
+    def _named(self, source: str, wish: str) -> tuple[str, str]:
+        """A variable that holds what an expression gives, and the expression at its first use."""
+        if source.isidentifier():
+            return source, source
+        name = self._names.variable(wish)
+        return name, f"{name} := {source}"
+
+    def _guard(self, *alternatives: str) -> None:
+        self.guards.append(alternatives)
+
+    def _comment(self, text: str) -> None:
+        self.guards.append((f"# {text}",))
+
+    def _builtin(self, value: Any) -> str:
+        # A constant, since a parameter may have the name of a builtin.
+        return self._names.constant(value.__name__, value)
+
+    def _has_key(self) -> str:
+        return self._names.constant("has_key", has_key)
+
+    def _flatten_one_level(self) -> str:
+        return self._names.constant("flatten_one_level", default_registry.flatten_one_level)
+
+    def _array_checks(self) -> tuple[str, str]:
+        return (
+            self._names.constant("Array", ArrayImpl),
+            self._names.constant("is_array", is_plain_array),
+        )
+
+
+class _Loop:
+    """The body of a loop over equal items: guards on an item, its arrays, further guards, ...
+
+    - `found`: the variable that holds the list to which the arrays are added.
+    - `body`: the lines.
+    """
+
+    __slots__ = ("body", "found")
+
+    def __init__(self, found: str):
+        self.found = found
+        self.body: list[str] = []
+
+    def end_step(self, guards: list[tuple[str, ...]], arrays: list[str]) -> None:
+        """Writes the guards so far, and what adds the arrays so far; both lists are emptied."""
+        self.body += ["if not (", *indented(conditions(guards)), "):", "    return False"]
+        if len(arrays) <= _FEW_ARRAYS and not any(array.startswith("*") for array in arrays):
+            self.body += [f"{self.found}.append({array})" for array in arrays]
+        else:
+            self.body += wrapped(f"{self.found} += (", arrays, ")")
+        guards.clear()
+        arrays.clear()
+
+
+_ONLY_ARRAYS = {ArrayImpl}
+
+
+def _can_become_a_node(kind: type) -> bool:
+    """Whether a class may yet be registered as a pytree: one that isn't Python's or a library's."""
+    return str(kind.__module__).partition(".")[0] not in _WITHOUT_REGISTRATIONS
+
+
+_WITHOUT_REGISTRATIONS = {"builtins", "numpy", "jax", "jaxlib", "equinox"}
+
+
+def conditions(guards: list[tuple[str, ...]]) -> list[str]:
+    """Guards and comments as the lines of one condition."""
+    lines: list[str] = []
+    joined = ""
+    for alternatives in guards:
+        if alternatives[0].startswith("#"):
+            lines.append(alternatives[0])
+            continue
+        if len(alternatives) == 1:
+            lines.append(joined + alternatives[0])
+        else:
+            first, *others = alternatives
+            on_one_line = f"{joined}({' or '.join(alternatives)})".replace("\n", " ")
+            if len(on_one_line) <= _LONGEST_CONDITION:
+                lines.append(on_one_line)
+            else:
+                broken = [first, *[f"or {other}" for other in others]]
+                lines += [f"{joined}(", *indented("\n".join(broken).split("\n")), ")"]
+        joined = "and "
+    return lines
+
+
+def _describe(node: Node | Leaf) -> str:
+    if isinstance(node, Leaf):
+        if node.is_dynamic:
+            return "an array"
+        return f"static, {short(node.value, 60)}"
+    if node.kind is type(None):
+        return "static, None"
+    count = n_arrays(node)
+    return f"{node.kind.__name__} with {count} array{'' if count == 1 else 's'}"

@@ -1,0 +1,421 @@
+"""The compiled entries of one function: a bounded table, and where functions keep their tables."""
+
+import collections
+import functools
+import itertools
+import types
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Protocol
+
+import equinox as eqx
+import jax
+
+from .._code.place import Place
+from .._compat import clear_with_equinox
+from .._lock import Lock
+from .._plan.signature import Binding
+from .._trees.given import referents
+from .counter import TraceCounter
+from .entry import Entry, SpecializedCall
+from .hooks import make_hook
+from .keyed_lock import Turns
+from .options import Options
+
+# Under this name a function keeps its programs in its own `__dict__`: a plain cycle, which Python
+# frees, where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
+_ATTRIBUTE = "__eqxjit_programs__"
+
+# How many differently wrapped forms of one function (`filter_grad(f)`, `partial(f, ...)`, other
+# options), and how many functions that have no `__dict__` of their own, share entries.
+_MAX_PROGRAMS = 128
+
+# How many specialised calls are tried in turn at one call site.
+_MAX_SPECIALIZED = 8
+
+# How many times more warm calls it takes to be specialised again, after being crowded out: where
+# many structures take turns, making specialised calls must not cost more than they save.
+_PATIENCE = 1_000
+
+
+class CacheInfo(NamedTuple):
+    """What a function's cache holds, in the manner of `functools.lru_cache`.
+
+    - `entries`: static structures that are compiled.
+    - `traces`: how often the function was traced, entries no longer held included.
+    - `recompilations`: how often JAX compiled a trace once more, without tracing.
+    - `maxsize`: how many entries are held at most; `None` for any number.
+    - `hits`: calls that ran what was traced before, warm ones included. A call that raised is no
+        hit, nor is one of `f.lower(...).compile()`; one that JAX compiled again, for another
+        device say, is a hit and a recompilation.
+    """
+
+    entries: int
+    traces: int
+    recompilations: int
+    maxsize: int | None
+    hits: int = 0
+
+
+class Linked(Protocol):
+    """A wrapper's way into the cache, by way of its specialised calls."""
+
+    def unlink(self) -> None:
+        """Reset `__call__`, so that the next call links anew."""
+        ...
+
+
+class _Table:
+    """Forgets a key when an object that it refers to dies: nothing can ask for it again."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self._dead: collections.deque[Hashable] = collections.deque()
+
+    def watch(self, key: Hashable) -> list[weakref.ref[Any]]:
+        """Weak references that see to it, as long as they are kept."""
+        # Not a bound method, by which what the table holds would keep the table alive.
+        table_ref = weakref.ref(self)
+
+        def died(_: weakref.ref[Any]) -> None:
+            table = table_ref()
+            if table is not None:
+                table._forget(key)
+
+        return [weakref.ref(value, died) for value in referents(key)]
+
+    def _forget(self, key: Hashable) -> None:
+        # Python collects garbage at any point: another thread may be changing the table (then the
+        # next miss drops the key), or this one, whose changes allow for that.
+        self._dead.append(key)
+        try:
+            with self.lock.attempt as is_free:
+                if is_free:
+                    self._drop_dead()
+        except RuntimeError:
+            # Another thread has it.
+            pass
+
+    def _drop_dead(self) -> None:
+        while self._dead:
+            key = self._dead[0]
+            self._drop(key)
+            # Only then: an interrupt may come before.
+            if key in self._dead:
+                self._dead.remove(key)
+
+    def _drop(self, key: Hashable) -> None:
+        raise NotImplementedError
+
+
+class Program(_Table):
+    """The entries of one function under one set of options, shared by all that wrap it so.
+
+    - `binding`: the function's parameters.
+    - `options`: how it is jitted.
+    - `place`: where the function is defined.
+    - `traces`: the count of its traces, and who is told of them.
+    """
+
+    def __init__(
+        self,
+        binding: Binding,
+        options: Options,
+        place: Place,
+        home: types.FunctionType | None = None,
+        number: int = 0,
+    ):
+        """`home` is the Python function below it, if any; `number` tells it from others."""
+        super().__init__()
+        self.binding = binding
+        self.options = options
+        self.place = place
+        hook = make_hook(binding.label, place, home, number)
+        self.traces = TraceCounter(binding.label, options.max_traces, hook)
+        self.retraces = Turns()
+        self.entries: dict[Hashable, Entry] = {}
+        #: Those that were called warm, by the keys of their scans.
+        self._met: dict[Hashable, Entry] = {}
+        self._clock = itertools.count()
+        #: Weak references to the static objects of the function itself (see `_Programs`).
+        self.watches: list[weakref.ref[Any]] = []
+        #: The specialised calls in use, the latest first.
+        self.specialized: list[SpecializedCall] = []
+        #: Those that were in use until the table was last full, and haven't been called since.
+        self._resting: list[SpecializedCall] = []
+        #: The wrappers' ways into this program, by `id`: unlinked when `specialized` changes.
+        self.linked: weakref.WeakValueDictionary[int, Linked] = weakref.WeakValueDictionary()
+
+    def find(self, key: Hashable) -> Entry | None:
+        """The entry for a typed static key, now the most recently used one."""
+        entry = self.entries.get(key)
+        if entry is not None:
+            entry.last_used = next(self._clock)
+        return entry
+
+    def find_again(self, key: Hashable) -> Entry | None:
+        """The entry for the key of a scan, if that was met before."""
+        entry = self._met.get(key)
+        if entry is None or None in [ref() for ref in entry.known_by_address]:
+            return None
+        entry.last_used = next(self._clock)
+        return entry
+
+    def meet(self, entry: Entry, key: Hashable, known_by_address: list[Any]) -> None:
+        """Has `find_again` find an entry.
+
+        **Arguments:**
+
+        - `key`: that of a scan of the call that it has just served.
+        - `known_by_address`: the objects that stand in it as addresses.
+        """
+        try:
+            refs = [weakref.ref(value) for value in known_by_address]
+        except TypeError:
+            # It might be another object's address by the next call.
+            return
+        with self.lock:
+            if self.entries.get(entry.key) is entry:
+                self._met.pop(entry.met_as, None)
+                entry.met_as, entry.known_by_address = key, refs
+                self._met[key] = entry
+
+    def find_or_add(self, key: Hashable, make: Callable[[], Entry]) -> Entry:
+        """The entry for a key; where there is none, a new one in the place of the least used."""
+        with self.lock:
+            self._drop_dead()
+            entry = self.entries.get(key)
+            if entry is None:
+                entry = make()
+                entry.watches = self.watch(key)
+                self._add(key, entry)
+            return entry
+
+    def _add(self, key: Hashable, entry: Entry) -> None:
+        entry.key, entry.last_used = key, next(self._clock)
+        self.entries[key] = entry
+        maxsize = self.options.maxsize
+        if maxsize is None or len(self.entries) < maxsize:
+            return
+        while len(self.entries) > maxsize:
+            # In one C call: garbage collection may drop entries meanwhile.
+            least_used = min(list(self.entries.values()), key=lambda entry: entry.last_used)
+            # Nobody else can.
+            advice = "; with that many static structures in use, raise `maxsize`"
+            least_used.fate.append(
+                f"its entry was the least recently used of more than {maxsize}"
+                f"{advice if self.place.is_users else ''}"
+            )
+            self._drop(least_used.key)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Takes the specialised calls out of use, each until the next time that it is wanted.
+
+        They leave no trace in the table; the generic path, which puts them back, does. So what was
+        used since the last structure came in is not the least recently used one.
+        """
+        for call in self._resting:
+            call.entry.resting = None
+        self._resting, self.specialized = self.specialized, []
+        for call in self._resting:
+            call.entry.specialized, call.entry.resting = None, call
+        if self._resting:
+            self._unlink()
+
+    def _drop(self, key: Hashable) -> None:
+        entry = self.entries.get(key)
+        if entry is not None:
+            self._met.pop(entry.met_as, None)
+            self._unspecialize(entry)
+            self.entries.pop(key, None)
+            entry.key = entry.met_as = None
+
+    def keep_if_traced(self, key: Hashable, entry: Entry) -> None:
+        """Forgets an entry whose first trace failed, unless another thread's did not."""
+        with self.lock:
+            if entry.traces and key not in self.entries:
+                self._add(key, entry)
+            elif not entry.traces and self.entries.get(key) is entry:
+                self._drop(key)
+
+    def drop(self, key: Hashable, entry: Entry) -> None:
+        """Forgets an entry that no longer holds."""
+        with self.lock:
+            if self.entries.get(key) is entry:
+                self._drop(key)
+
+    def clear(self) -> None:
+        """Forgets all entries, and with them what was compiled."""
+        with self.lock:
+            for entry in self.entries.values():
+                entry.fate.append("`clear_cache()` was called")
+            self.entries.clear()
+            self._met.clear()
+            self._unlink()
+            self.specialized, self._resting = [], []
+            self.traces.clear()
+
+    def continue_traces(self, traces: TraceCounter) -> None:
+        """Go on with those of a wrapper whose function is now this one, if it has none so far."""
+        with self.lock:
+            if self.traces.is_unused:
+                self.traces = traces
+
+    def info(self) -> CacheInfo:
+        with self.lock:
+            self._drop_dead()
+        traces = self.traces
+        return CacheInfo(
+            len(self.entries),
+            traces.n_traces,
+            traces.n_recompilations,
+            self.options.maxsize,
+            traces.n_hits,
+        )
+
+    def specialize(self, entry: Entry, call: SpecializedCall) -> None:
+        """Puts a specialised call at the head of those in use."""
+        with self.lock:
+            others = [other for other in self.specialized if other.entry is not entry]
+            self.specialized = [call, *others[: _MAX_SPECIALIZED - 1]]
+            for crowded_out in others[_MAX_SPECIALIZED - 1 :]:
+                # Its constants go with it, and what only they kept alive.
+                crowded_out.entry.specialized = None
+                crowded_out.entry.hits = 0
+                crowded_out.entry.hits_needed *= _PATIENCE
+            self._unlink()
+            # In the end: if an interrupt comes before, the next call does it all again.
+            entry.specialized, entry.resting = call, None
+
+    def unspecialize(self, entry: Entry) -> None:
+        """Takes the specialised call of an entry out of use, because it no longer holds."""
+        with self.lock:
+            self._unspecialize(entry)
+
+    def _unspecialize(self, entry: Entry) -> None:
+        remaining = [other for other in self.specialized if other.entry is not entry]
+        if len(remaining) < len(self.specialized):
+            self._unlink()
+            self.specialized = remaining
+        entry.hits = 0
+        entry.specialized = entry.resting = None
+
+    def _unlink(self) -> None:
+        # In one C call: garbage collection, or another thread, may add a wrapper meanwhile.
+        for linked_ref in self.linked.valuerefs():
+            linked = linked_ref()
+            if linked is not None:
+                linked.unlink()
+
+
+_serial = itertools.count()
+
+
+class _Programs(_Table):
+    """The programs of one function, the most recently used last."""
+
+    def __init__(self, owner: object | None):
+        super().__init__()
+        self.owner = None if owner is None else weakref.ref(owner)
+        self.by_key: collections.OrderedDict[Hashable, Program] = collections.OrderedDict()
+        self.number = next(_serial)
+        _tables.add(self)
+
+    def get(self, key: Hashable, make: Callable[[], Program]) -> Program:
+        with self.lock:
+            self._drop_dead()
+            program = self.by_key.get(key)
+            if program is None:
+                program = self.by_key[key] = make()
+                program.watches = self.watch(key)
+            self.by_key.move_to_end(key)
+            if len(self.by_key) > _MAX_PROGRAMS:
+                self.by_key.popitem(last=False)
+            return program
+
+    def _drop(self, key: Hashable) -> None:
+        self.by_key.pop(key, None)
+
+    def __reduce__(self) -> tuple[type, tuple[None]]:
+        # Reached when a function is pickled by value: what was compiled stays behind.
+        return _Programs, (None,)
+
+    def __deepcopy__(self, memo: Any) -> "_Programs":
+        return _Programs(None)
+
+
+_tables: weakref.WeakSet[_Programs] = weakref.WeakSet()
+
+_homeless = _Programs(None)
+
+
+def _clear_tables() -> None:
+    # As upstream: a living wrapper keeps what was compiled for it, a new one has it compiled anew.
+    for table in tuple(_tables):
+        with table.lock:
+            table.by_key.clear()
+
+
+clear_with_equinox(_clear_tables)
+
+
+def program_of(
+    home: types.FunctionType | None,
+    place: Place,
+    binding: Binding,
+    key: Hashable,
+    options: Options,
+) -> Program:
+    """The program that serves a function, made where there is none.
+
+    **Arguments:**
+
+    - `home`, `place`: as of `home_of` and `place_of`.
+    - `binding`: the function's parameters.
+    - `key`: its typed static key.
+    - `options`: how it is jitted.
+    """
+    if home is None:
+        programs = _homeless
+    else:
+        programs = vars(home).get(_ATTRIBUTE)
+        # `functools.wraps` copies a function's `__dict__` to another one.
+        if programs is None or programs.owner is None or programs.owner() is not home:
+            programs = vars(home).setdefault(_ATTRIBUTE, _Programs(home))
+            if programs.owner is None or programs.owner() is not home:
+                programs = vars(home)[_ATTRIBUTE] = _Programs(home)
+
+    def make() -> Program:
+        return Program(binding, options, place, home, programs.number)
+
+    return programs.get((key, options.key, binding.name, binding.qualname), make)
+
+
+def home_of(fun: Any) -> types.FunctionType | None:
+    """The Python function below a callable, on which its programs are kept."""
+    for _ in range(100):
+        if type(fun) is types.FunctionType:
+            return fun
+        if isinstance(fun, (functools.partial, jax.tree_util.Partial, eqx.Partial)):
+            fun = fun.func
+        elif isinstance(fun, types.MethodType):
+            fun = fun.__func__
+        elif hasattr(fun, "__wrapped__"):
+            fun = fun.__wrapped__
+        else:
+            return None
+    return None
+
+
+def names_of(fun: Any) -> tuple[str, str]:
+    """What to call a callable in programs and in error messages: the function's name below it."""
+    for _ in range(100):
+        if hasattr(fun, "__wrapped__"):
+            fun = fun.__wrapped__
+        elif isinstance(fun, functools.partial):
+            fun = fun.func
+        else:
+            break
+    named = fun if hasattr(fun, "__name__") and hasattr(fun, "__qualname__") else type(fun)
+    return named.__name__, named.__qualname__

@@ -1,0 +1,131 @@
+"""Counts the traces of one function, and limits them."""
+
+import itertools
+import operator
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from .._code.call_site import call_site
+from .._lock import Lock
+from .hooks import Request, TraceHook
+
+
+class TooManyTracesError(RuntimeError):
+    """A function was to be traced more often than its `max_traces` allows."""
+
+
+def hit_counter() -> Iterator[None]:
+    """Count a hit for each `next`: in C, hence without a lock, and faster than an addition."""
+    return itertools.repeat(None, sys.maxsize)
+
+
+class Attempt:
+    """A trace, or a recompilation, under way.
+
+    - `number`: counts both, from 1.
+    - `record`: what the hook holds of it.
+    """
+
+    __slots__ = ("__weakref__", "is_recompilation", "number", "record")
+
+    def __init__(self, number: int, is_recompilation: bool):
+        self.number = number
+        self.is_recompilation = is_recompilation
+        self.record: Any = None
+
+
+class TraceCounter:
+    """The count of the traces of one function under one set of options.
+
+    - `name`: what to call the function.
+    - `hook`: what is told of each trace.
+    - `n_traces`, `n_recompilations`, `n_hits`: since the cache was last cleared.
+    - `hits`: its `next` counts a hit.
+    """
+
+    def __init__(self, name: str, max_traces: int | None, hook: TraceHook):
+        self.name = name
+        self.hook = hook
+        self.n_traces = 0
+        self.n_recompilations = 0
+        self.hits = hit_counter()
+        self._max_traces = max_traces
+        #: Why there may be no further trace at all, once that is so.
+        self._why_sealed = ""
+        self._has_traced = False
+        self._lock = Lock()
+        #: Those under way. An interrupt may keep one from its end, but not alive.
+        self._begun: weakref.WeakSet[Attempt] = weakref.WeakSet()
+
+    @property
+    def n_hits(self) -> int:
+        """The number of calls that were served without a trace."""
+        return sys.maxsize - operator.length_hint(self.hits)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether no trace was ever made, or is under way."""
+        with self._lock:
+            return not self._has_traced and not self._begun
+
+    def begin(self, request: Request, is_recompilation: bool = False) -> Attempt:
+        """Begin a trace, or a recompilation, to be followed by `end`.
+
+        **Raises:**
+
+        - `TooManyTracesError`, if it is one too many. Then nothing is counted.
+        """
+        with self._lock:
+            number = self.n_traces + self.n_recompilations + len(self._begun) + 1
+            attempt = Attempt(number, is_recompilation)
+            limit = self._max_traces
+            why_not = self._why_sealed
+            if not why_not and limit is not None and number > limit:
+                why_not = f"`{self.name}` may be traced {_times(limit)} (`max_traces={limit}`)"
+            if not why_not:
+                self._begun.add(attempt)
+        try:
+            attempt.record = self.hook.begin(request, number, is_recompilation)
+            if why_not:
+                raise TooManyTracesError(
+                    f"{why_not}, and the call at {call_site()} would be trace {number}.\n"
+                    f"{self.hook.explain(attempt.record)}"
+                )
+        except BaseException:
+            self.end(attempt, is_made=False)
+            raise
+        return attempt
+
+    def end(self, attempt: Attempt, is_made: bool) -> None:
+        """Count a trace that was begun, if it came to its end."""
+        with self._lock:
+            self._begun.discard(attempt)
+            if is_made:
+                self._has_traced = True
+                if attempt.is_recompilation:
+                    self.n_recompilations += 1
+                else:
+                    self.n_traces += 1
+            number = self.n_traces + self.n_recompilations if is_made else None
+            self.hook.end(attempt.record, number)
+
+    def clear(self) -> None:
+        """Count from zero again."""
+        with self._lock:
+            self.n_traces = self.n_recompilations = 0
+            self.hits = hit_counter()
+            self.hook.restart()
+
+    def seal(self, why: str) -> None:
+        """Allow no further trace; `why` begins the error for one."""
+        self._why_sealed = why
+
+    def unseal(self) -> None:
+        """Allow as many traces as before `seal`."""
+        self._why_sealed = ""
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

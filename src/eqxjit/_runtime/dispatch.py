@@ -1,0 +1,451 @@
+"""The way of one wrapper's calls: its specialised calls, else the table, else the miss path."""
+
+import math
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten, tree_map
+
+from .._code.tracebacks import trimming
+from .._compat import JITTED_FRAME_MARK
+from .._trees.given import Given
+from .._trees.partition import (
+    DYNAMIC,
+    StaticHalf,
+    partition,
+    split_leaves,
+    with_structs_as_arrays,
+)
+from .._trees.scan import Scanned, scan
+from .cache import Program
+from .donation import hide_donation_warning
+from .entry import ENTRY_VARIABLE, Entry, Output, SpecializedCall, holds_tracer, wait_for
+from .errors import argument_error, call_error, named_arguments, note_tracers
+from .events import drop_interrupted
+from .function import WrappedFunction, wrap_function
+from .request import CALL_VARIABLE, Call
+from .specialize import (
+    identical,
+    is_worth_specializing,
+    may_be_specialized,
+    specialize,
+)
+from .traced import Retrace, new_entry
+
+# Spelled out below, because only a plain local variable shows on the stack.
+assert JITTED_FRAME_MARK == "__equinox_jit_id__"
+assert ENTRY_VARIABLE == "__eqxjit_entry__"
+assert CALL_VARIABLE == "__eqxjit_call__"
+
+
+def _same(leaf: Any) -> Any:
+    return leaf
+
+
+def _n_arrays_first(static: StaticHalf) -> int:
+    """How many arrays the first positional argument of a call has."""
+    args, _ = static.treedef.children()
+    leaves = static.leaves[: args.children()[0].num_leaves]
+    return sum([leaf is DYNAMIC for leaf in leaves])
+
+
+class Site:
+    """Leads the calls of one wrapper to compiled entries.
+
+    - `wrapped`: the function, without its arrays.
+    - `fun_leaves`: its arrays.
+    - `wrapper`: whose `__call__` slot this site fills; weakly, so that no cycle keeps arrays alive.
+    """
+
+    __slots__ = ("__weakref__", "_own_entry", "fun_leaves", "wrapped", "wrapper")
+
+    def __init__(self, wrapped: WrappedFunction, fun_leaves: tuple[Any, ...], wrapper: Any):
+        self.wrapped = wrapped
+        self.fun_leaves = fun_leaves
+        self.wrapper = weakref.ref(wrapper)
+        #: The entry that this wrapper, of all those of the function, specialised last; weakly.
+        self._own_entry: Callable[[], Entry | None] = lambda: None
+
+    @property
+    def program(self) -> Program:
+        """What is compiled for the function."""
+        return self.wrapped.program
+
+    # --- From the wrapper ---------------------------------------------------------------------
+
+    def linking_call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """What a wrapper's `__call__` slot holds before its first call, and when it is unlinked."""
+        __tracebackhide__ = True
+        with trimming:
+            self.program.linked[id(self)] = self
+            return self._link()(*args, **kwargs)
+
+    def _link(self) -> Callable[..., Any]:
+        """Fills the wrapper's `__call__` slot: specialised calls first, the generic path behind."""
+        with self.program.lock:
+            in_use = self.program.specialized
+            generic = self.call_if_intact if self.wrapped.changeable else self.call
+            call = self.wrapped.binding.receiver(generic)
+            for specialized in reversed(self.specialized_calls()):
+                call = specialized.instantiate(self, call)
+            wrapper = self.wrapper()
+            # What died while this ran may have changed them, in this very thread.
+            if wrapper is not None and self.program.specialized is in_use:
+                wrapper.__call__ = call
+            return call
+
+    def unlink(self) -> None:
+        """Has the next call link anew: most wrappers of a function are never called again."""
+        wrapper = self.wrapper()
+        if wrapper is not None:
+            wrapper.__call__ = self.linking_call
+
+    def renew_if_changed(self) -> None:
+        """Wraps the function anew, if a static object in it was changed since it was wrapped."""
+        if not self.wrapped.is_intact():
+            traces = self.program.traces
+            fun = self.wrapped.fun.combine(self.fun_leaves)
+            self.wrapped, _ = wrap_function(fun, self.wrapped.options)
+            self.program.continue_traces(traces)
+            self.unlink()
+
+    def specialized_calls(self) -> list[SpecializedCall]:
+        """Those of the function, in the order in which they are tried: the wrapper's own first."""
+        own = self._own_entry()
+        return sorted(self.program.specialized, key=lambda call: call.entry is not own)
+
+    def receive(
+        self, action: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """`action(args, kwargs)`, with the arguments bound to the function's parameters."""
+        return self.wrapped.binding.receiver(action)(*args, **kwargs)
+
+    # --- With bound arguments -----------------------------------------------------------------
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The generic path: split the arguments, look up their static half, call what is found."""
+        __tracebackhide__ = True
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            return self.call_unjitted(args, kwargs)
+        try:
+            scanned = scan((args, kwargs))
+            entry = self.program.find_again(scanned.key) if scanned else None
+        except Exception:
+            # The long way names what raised.
+            scanned = entry = None
+        static: StaticHalf | None = None
+        if entry is not None and scanned is not None:
+            leaves = scanned.arrays
+        else:
+            leaves, static = self.partition(args, kwargs)
+            entry = self.find(static, args, kwargs)
+            if entry is not None and scanned is not None:
+                self.meet(entry, scanned, leaves, args, kwargs)
+        if entry is not None and not entry.is_intact():
+            entry.fate.append("a static object that it returns was changed in place")
+            self.program.drop(entry.key, entry)
+            entry = None
+        if entry is None or not entry.traces:
+            # One that another thread is tracing: waits for that trace, and traces if it fails.
+            if static is None:
+                leaves, static = self.partition(args, kwargs)
+            return self.miss(leaves, static, args, kwargs)
+        __eqxjit_entry__ = entry  # noqa: F841
+        try:
+            output = entry.execute(entry.jitted, entry.flat(self.fun_leaves, leaves))
+            if entry.blocks or entry.unclassified:
+                self.settle(entry, leaves)
+                wait_for(output)
+        except Retrace:
+            output = None
+        except Exception:
+            self.explain(args, kwargs)
+            raise
+        if output is None:
+            if static is None:
+                leaves, static = self.partition(args, kwargs)
+            return self.miss_in_turn(leaves, static, args, kwargs)
+        entry.hits += 1
+        next(self.program.traces.hits)
+        if is_worth_specializing(entry, len(leaves)):
+            self._own_entry = weakref.ref(entry)
+            leaves, static = self.partition(args, kwargs)
+            # What ran may have changed static objects in place.
+            if static.key == entry.key:
+                specialize(self, entry, args, kwargs, static, leaves, output)
+        if static is not None:
+            given = self.wrapped.given(static)
+        else:
+            given = self.flattened(args, kwargs) if entry.returns_given(output) else None
+        return entry.rebuild(output, given)
+
+    def call_if_intact(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`call`, for a function that holds static objects which can be changed in place."""
+        __tracebackhide__ = True
+        self.renew_if_changed()
+        return self.call(args, kwargs)
+
+    def retrace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serves a warm call in which JAX wants to trace: a new shape, cleared caches, ..."""
+        __tracebackhide__ = True
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            return self.call_unjitted(args, kwargs)
+        return self.miss_in_turn(*self.partition(args, kwargs), args, kwargs)
+
+    def miss_in_turn(
+        self,
+        leaves: list[Any],
+        static: StaticHalf,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """`miss`, for a warm call: one thread at a time for each shape."""
+        __tracebackhide__ = True
+        # To JAX the signal to retrace is a trace that failed, which threads that wait for it then
+        # each make for themselves. In turn they find what the first of them has compiled.
+        shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
+        with self.program.retraces.take((static.key, shapes)):
+            return self.miss(leaves, static, args, kwargs)
+
+    def call_unjitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Under `jax.disable_jit`: the function itself, on a copy of its arguments."""
+        __tracebackhide__ = True
+        fun = self.wrapped.fun.combine(self.fun_leaves)
+        args, kwargs = tree_map(_same, (args, kwargs))
+        try:
+            return tree_map(_same, fun(*args, **kwargs))
+        except Exception:
+            self.explain(args, kwargs)
+            raise
+
+    def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Any]:
+        """Trace and lower what a call would run; return the call, and JAX's own `Lowered`."""
+        __tracebackhide__ = True
+        self.renew_if_changed()
+        return self.stage(lambda jitted: jitted.lower, args, kwargs)
+
+    def is_settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether calls with such arguments are as fast as they ever get."""
+        _, static = with_structs_as_arrays(*self.partition(args, kwargs))
+        entry = self.program.find(static.key)
+        return entry is None or not may_be_specialized(entry)
+
+    def stage(
+        self,
+        stage: Callable[[Any], Callable[..., Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Call, Any]:
+        """What `stage(jitted)` makes of the arrays of a call, which isn't run; and the call."""
+        __tracebackhide__ = True
+        leaves, static = with_structs_as_arrays(*self.partition(args, kwargs))
+        entry = self.find_or_add(static, args, kwargs)
+        # Who compiles ahead of time wants what comes later to be fast.
+        entry.seconds_of_first_call = math.inf
+        call = self.request_for(entry, static, leaves, is_staged=True)
+        try:
+            return call, self.run(stage(entry.jitted), call)
+        except Exception:
+            self.explain(args, kwargs, call)
+            raise
+        finally:
+            self.program.keep_if_traced(static.key, entry)
+
+    def miss(
+        self,
+        leaves: list[Any],
+        static: StaticHalf,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Traces and compiles what a call needs, then makes it."""
+        __tracebackhide__ = True
+        start = time.perf_counter()
+        entry = self.find_or_add(static, args, kwargs)
+        call = self.request_for(entry, static, leaves)
+        try:
+            output = self.run(entry.jitted, call)
+            if call.traces:
+                # Another thread may have looked at a program of its own meanwhile.
+                entry.unclassified = not entry.blocks
+            if entry.blocks or entry.unclassified:
+                self.settle(entry, leaves, call.may_raise)
+            # It may still be reading NumPy's arrays, which a warm call would have copied.
+            wait_for(output)
+            entry.seconds_of_first_call = max(
+                entry.seconds_of_first_call, time.perf_counter() - start
+            )
+        except Exception:
+            self.explain(args, kwargs, call)
+            raise
+        finally:
+            self.program.keep_if_traced(static.key, entry)
+        if not call.traces:
+            # Another thread was first.
+            next(self.program.traces.hits)
+        return entry.rebuild(output, self.wrapped.given(static))
+
+    # --- Parts --------------------------------------------------------------------------------
+
+    def request(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return a warm call as an object."""
+        leaves, static = self.partition(args, kwargs)
+        return self.request_for(entry, static, leaves)
+
+    def request_for(
+        self, entry: Entry, static: StaticHalf, leaves: list[Any], is_staged: bool = False
+    ) -> Call:
+        """Return a call, with its arguments split, as an object."""
+        return Call(self.wrapped, self.fun_leaves, entry, static, leaves, is_staged)
+
+    def partition(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], StaticHalf]:
+        """The arguments' arrays and static half, or an error that names the bad argument."""
+        try:
+            leaves, static = partition((args, kwargs))
+            # Now, as the user's function may change static objects in place.
+            _ = static.key
+            return leaves, static
+        except Exception as error:
+            self.explain_arguments(error, args, kwargs)
+            raise
+
+    def find(
+        self, static: StaticHalf, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Entry | None:
+        """The entry for a static half, if there is one."""
+        try:
+            return self.program.find(static.key)
+        except Exception as error:
+            self.explain_arguments(error, args, kwargs)
+            raise
+
+    def meet(
+        self,
+        entry: Entry,
+        scanned: Scanned,
+        leaves: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Has a scan find an entry, if it finds the arrays that JAX's registry finds."""
+        again = scan((args, kwargs))
+        # Another thread may have changed something meanwhile.
+        if again is not None and again.key == scanned.key and identical(scanned.arrays, leaves):
+            self.program.meet(entry, scanned.key, scanned.known_by_address)
+
+    def flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        """As `given`, for arguments whose static half is known to have an entry."""
+        leaves, treedef = tree_flatten((args, kwargs))
+        _, static = split_leaves(leaves)
+        return self.wrapped.given(StaticHalf(treedef, static, None))
+
+    def find_or_add(
+        self, static: StaticHalf, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Entry:
+        """The entry for a static half, new where there is none."""
+
+        def make() -> Entry:
+            n_first = _n_arrays_first(static) if args else 0
+            donated = self.donated(n_first, static)
+            return new_entry(self.wrapped.binding, self.wrapped.options, n_first, donated)
+
+        try:
+            return self.program.find_or_add(static.key, make)
+        except Exception as error:
+            self.explain_arguments(error, args, kwargs)
+            raise
+
+    def donated(self, n_first: int, static: StaticHalf) -> tuple[int, ...]:
+        """The positions of the donated arrays among all of a call (see `Entry.flat`)."""
+        n_all = len(self.fun_leaves) + static.n_arrays
+        first = range(n_first) if self.wrapped.options.donates_first else ()
+        n_kept = len(self.fun_leaves) if self.wrapped.keeps_arrays else 0
+        rest = range(n_first + n_kept, n_all) if self.wrapped.options.donates_rest else ()
+        return (*first, *rest)
+
+    def run(self, action: Callable[..., Any], call: Call) -> Any:
+        """Calls a jitted function, or its `lower`, while JAX may trace it."""
+        __tracebackhide__ = True
+        # Equinox looks for this name on the stack, to tell where the jitted part begins.
+        __equinox_jit_id__ = b"eqxjit"  # noqa: F841
+        # And `stack` for this one.
+        __eqxjit_call__ = call
+        drop_interrupted()
+        flat = call.flat
+        show_warning = hide_donation_warning() if call.entry.hides_donation_warning else None
+        try:
+            return action(*flat)
+        finally:
+            if show_warning is not None:
+                show_warning()
+            # The user's function isn't run again, should JAX not have kept its trace.
+            __eqxjit_call__ = None  # noqa: F841
+            call.finish()
+
+    # --- After a call -------------------------------------------------------------------------
+
+    def settle(self, entry: Entry, leaves: list[Any], may_raise: bool | None = None) -> None:
+        """Finds out whether the program that has just run can raise, and what it returns."""
+        unclassified = entry.unclassified
+        if unclassified:
+            unclassified = not entry.classify(entry.flat(self.fun_leaves, leaves), may_raise)
+        specialized = entry.specialized or entry.resting
+        if specialized is not None and (
+            specialized.blocks != (entry.blocks or unclassified)
+            or specialized.checks_output != entry.returns_changeable
+        ):
+            self.program.unspecialize(entry)
+        # In the end: if an interrupt comes before, the next call does it all again.
+        entry.unclassified = unclassified
+
+    def check_recompiled(self, entry: Entry, output: Output) -> None:
+        """Waits for a program that a warm call compiled; the generic path will class it."""
+        self.program.unspecialize(entry)
+        wait_for(output)
+
+    def wait(self, entry: Entry, output: Output) -> None:
+        """Waits for a program that can raise, or that isn't known not to."""
+        if entry.unclassified and not holds_tracer(output):
+            # The generic path finds out, the next time.
+            self.program.unspecialize(entry)
+        wait_for(output)
+
+    # --- Errors -------------------------------------------------------------------------------
+
+    def explain(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None = None
+    ) -> None:
+        """Raise a clearer error than the one that the caller handles, if there is one.
+
+        **Arguments:**
+
+        - `args`, `kwargs`: the call's arguments.
+        - `call`: the call in the miss path; None if JAX can't have run any code of the user's.
+        """
+        __tracebackhide__ = True
+        error = sys.exc_info()[1]
+        assert error is not None
+        named = named_arguments(self.wrapped.binding, args, kwargs)
+        if self.fun_leaves:
+            named.append(("fun", self.wrapped.fun.combine(self.fun_leaves)))
+        if call is not None and call.user_raised:
+            note_tracers(error, named)
+            return
+        clearer = call_error(error, named)
+        if clearer is not None:
+            raise clearer from None
+
+    def explain_arguments(
+        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Raises a clearer error than `error`, if there is one."""
+        __tracebackhide__ = True
+        clearer = argument_error(error, named_arguments(self.wrapped.binding, args, kwargs))
+        if clearer is not None:
+            raise clearer from error

@@ -1,0 +1,52 @@
+"""Hides JAX's warning of donated buffers that it can't reuse, in the calls that are to hide it.
+
+Nothing of it depends on being undone: a filter of ours matches only in a thread in which such a
+call is on the stack, so that neither other threads nor an interrupt can turn it against anybody.
+"""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from .._compat import warning_filters
+from .stack import call_in
+
+_TEXT = "Some donated buffers were not usable"
+
+
+class _Pattern:
+    """Stands for the regular expression of a filter."""
+
+    def match(self, text: str) -> bool:
+        """Return whether this is the warning, within a call that is to hide it."""
+        if not text.startswith(_TEXT):
+            return False
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            call, entry = call_in(frame)
+            entry = entry if call is None else call.entry
+            if entry is not None and entry.hides_donation_warning:
+                return True
+            frame = frame.f_back
+        return False
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        # Those who hand a process their filters pickle them.
+        return _Pattern, ()
+
+
+def hide_donation_warning() -> Callable[[], None]:
+    """Put a filter before all others; return what removes it."""
+    filters = warning_filters()
+    # One of its own for each call: another thread's may be removed first.
+    item = ("ignore", _Pattern(), Warning, None, 0)
+    filters.insert(0, item)
+
+    def remove() -> None:
+        # What was restored since, and what will be.
+        for those in (filters, warning_filters()):
+            if item in those:
+                those.remove(item)
+
+    return remove

@@ -1,0 +1,235 @@
+"""One compiled entry: `jax.jit` over flat array leaves, for one static structure of a call."""
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.tree_util import tree_flatten
+
+from .._compat import wrapped_by_tracer
+from .._plan.signature import Binding
+from .._trees.given import Given
+from .._trees.key_cache import Seen
+from .._trees.mutation import are_unchanged
+from .._trees.numpy_inputs import NumpyInputs
+from .._trees.out_spec import OutputDescription
+from .._trees.partition import has_tracers, split_leaves
+from .effects import may_raise
+from .options import Options
+
+#: The variable, local or global, that holds the entry of a warm call.
+ENTRY_VARIABLE = "__eqxjit_entry__"
+
+# How many traces that aren't compiled are remembered, the latest ones.
+_MAX_UNCOMPILED = 256
+
+_NOTHING = object()
+
+
+class SpecializedCall(Protocol):
+    """The generated function of an entry.
+
+    - `source`: its source.
+    - `entry`: the entry that it calls.
+    - `blocks`: whether it waits for the computation.
+    - `checks_output`: whether it asks if the static objects that it returns have been changed.
+    """
+
+    source: str
+    entry: "Entry"
+    blocks: bool
+    checks_output: bool
+
+    def instantiate(self, site: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function for one wrapper."""
+        ...
+
+
+#: What a traced function returns to JAX: its arrays. Those of a trace whose output differs from the
+#: first one's in anything but arrays come under the index of its description (see `Entry`).
+Output = list[Any] | dict[int, list[Any]]
+
+
+class Entry:
+    """One static structure of a function: its jitted form and what its traces returned."""
+
+    __slots__ = (
+        "__weakref__",
+        "_uncompiled",
+        "attempts_left",
+        "blocks",
+        "descriptions",
+        "fate",
+        "hides_donation_warning",
+        "hits",
+        "hits_needed",
+        "jitted",
+        "key",
+        "known_by_address",
+        "label",
+        "last_used",
+        "met_as",
+        "n_first",
+        "name",
+        "numpy_inputs",
+        "resting",
+        "seconds_of_first_call",
+        "specialized",
+        "traces",
+        "unclassified",
+        "unspecializable",
+        "watches",
+    )
+
+    def __init__(self, binding: Binding, options: Options, n_first: int, jitted: Any):
+        self.name = binding.name
+        self.label = binding.label
+        #: Why the program gave it up, once it did; its traces share the list.
+        self.fate: list[str] = []
+        #: How many arrays the first argument has: those come first, then the function's own.
+        self.n_first = n_first
+        #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
+        self.descriptions: list[OutputDescription] = []
+        #: Warm calls through the generic path since the specialised call was last lacking, and how
+        #: many of them make it worth its making.
+        self.hits = 0
+        self.hits_needed = 1
+        self.seconds_of_first_call = 0.0
+        #: How often making the specialised call may still take too long.
+        self.attempts_left = 3
+        self.specialized: SpecializedCall | None = None
+        #: A specialised call that is out of use until the next call (see `Program`).
+        self.resting: SpecializedCall | None = None
+        #: Under what the program holds it: the typed static key, and that of a scan, with what must
+        #: live for that to be valid.
+        self.key: Hashable = None
+        self.met_as: Hashable = None
+        self.known_by_address: list[weakref.ref[Any]] = []
+        #: The greater, the later.
+        self.last_used = 0
+        #: Weak references to static objects, which tell the program when those die.
+        self.watches: list[weakref.ref[Any]] = []
+        #: Whether the generic path must serve this structure for good.
+        self.unspecializable = False
+        self.traces = 0
+        self.numpy_inputs = NumpyInputs()
+        #: Whether some program of this entry must be waited for, because it can raise.
+        self.blocks = options.block
+        #: Whether JAX's warning of donated buffers that weren't usable is hidden.
+        self.hides_donation_warning = options.hides_donation_warning
+        #: Whether a program of this entry, traced or compiled anew, hasn't been looked at yet.
+        self.unclassified = False
+        #: The records of its traces that JAX hasn't compiled yet, by what they are for.
+        self._uncompiled: dict[Hashable, Any] = {}
+        self.jitted = jitted
+
+    def keep_uncompiled(self, trace_key: Hashable, record: Any) -> None:
+        """Keep the record of a trace that was lowered only, or became part of an outer program."""
+        self._uncompiled[trace_key] = record
+        if len(self._uncompiled) > _MAX_UNCOMPILED:
+            self._uncompiled.pop(next(iter(self._uncompiled)), None)
+
+    def uncompiled(self, trace_key: Hashable) -> tuple[Any, ...]:
+        """Return, in a tuple, the record of a trace that JAX hasn't compiled yet; or nothing."""
+        found = self._uncompiled.get(trace_key, _NOTHING)
+        return () if found is _NOTHING else (found,)
+
+    def drop_uncompiled(self, trace_key: Hashable) -> None:
+        """Drop the record of a trace that JAX has compiled."""
+        self._uncompiled.pop(trace_key, None)
+
+    def flat(self, fun_leaves: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        """All arrays of a call, in the order of upstream, in which JAX reuses donated ones."""
+        return [*leaves[: self.n_first], *fun_leaves, *leaves[self.n_first :]]
+
+    def execute(self, jitted: Callable[..., Output], flat: Sequence[Any]) -> Output:
+        """Call the jitted function, or what it was compiled to, with all arrays of a call."""
+        if self.blocks:
+            return jitted(*flat)
+        return self.numpy_inputs.call(jitted, flat, wait_for)
+
+    def is_intact(self, seen: Seen | None = None) -> bool:
+        """Whether the static objects that this entry returns are as they were when it was traced.
+
+        Those that came in are each call's own. If a caller has changed others in place, they are no
+        longer those that later calls should get back.
+        """
+        return all(are_unchanged(d.changeable, seen) for d in self.descriptions)
+
+    @property
+    def returns_changeable(self) -> bool:
+        """Whether there is anything for `is_intact` to look at."""
+        return any(description.changeable for description in self.descriptions)
+
+    def describe(self, out: Any, given: Given) -> Output:
+        """What the traced function returns to JAX for the output of the user's function."""
+        leaves, treedef = tree_flatten(out)
+        dynamic, static = split_leaves(leaves)
+        for description in tuple(self.descriptions):
+            if description.describes(treedef, static, given):
+                break
+        else:
+            description = OutputDescription(treedef, static, given)
+            self.descriptions.append(description)
+        self.traces += 1
+        self.unclassified = not self.blocks
+        # A program without an output could not be waited for.
+        arrays = dynamic or [jnp.zeros((), bool)]
+        index = self.descriptions.index(description)
+        return {index: arrays} if index else arrays
+
+    def returns_given(self, output: Output) -> bool:
+        """Whether `rebuild` needs what came in with the call."""
+        return self.descriptions[index_of(output)].is_given
+
+    def rebuild(self, output: Output, given: Given | None) -> Any:
+        """The user's output, from what JAX returned for a call."""
+        return self.descriptions[index_of(output)].rebuild(arrays_of(output), given)
+
+    def classify(self, leaves: list[Any], blocks: bool | None = None) -> bool:
+        """Looks at the program for these leaves, which has just run; False if it can't be told.
+
+        Served from JAX's caches, which takes its time, unless `blocks` says if it can raise.
+        `unclassified` is for the caller to unset, when all is done.
+        """
+        if has_tracers(leaves):
+            # The outer program is what runs. A later call with arrays is served by this trace.
+            return False
+        try:
+            if blocks is None:
+                blocks = may_raise(self.jitted.lower(*leaves).compiler_ir("stablehlo"))
+        except Exception:
+            # No `lower` (`EQX_ON_ERROR=breakpoint`), or nothing that it knows.
+            blocks = True
+        self.blocks = self.blocks or blocks
+        return True
+
+
+def index_of(output: Output) -> int:
+    """Which of an entry's descriptions is that of an output."""
+    return next(iter(output)) if isinstance(output, dict) else 0
+
+
+def arrays_of(output: Output) -> list[Any]:
+    """The arrays of an output."""
+    return next(iter(output.values())) if isinstance(output, dict) else output
+
+
+def wait_for(output: Output) -> None:
+    """Waits until a program has run, so that its error is raised here."""
+    pending: list[Any] = list(arrays_of(output))
+    while pending:
+        array = pending.pop()
+        if isinstance(array, Tracer):
+            # Under an eager `vmap` or `grad` the program has run all the same.
+            pending.extend(wrapped_by_tracer(array))
+        elif isinstance(array, jax.Array):
+            array.block_until_ready()
+
+
+def holds_tracer(output: Output) -> bool:
+    """Whether a call was part of some transformation, rather than run for itself."""
+    return has_tracers(arrays_of(output))

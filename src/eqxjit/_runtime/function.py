@@ -1,0 +1,140 @@
+"""What all copies of one wrapper share: the function's static half, its parameters, its program."""
+
+import functools
+from collections.abc import Hashable
+from typing import Any
+
+from .._code.place import place_of
+from .._compat import MISSING
+from .._plan.signature import Binding
+from .._trees.given import NOTHING, Given
+from .._trees.mutation import Changeable, are_unchanged, changeable, is_frozen
+from .._trees.partition import DYNAMIC, StaticHalf, partition
+from .cache import Program, home_of, names_of, program_of
+from .errors import argument_error, not_callable
+from .options import Options
+
+
+class WrappedFunction:
+    """A function under `filter_jit`, without its arrays.
+
+    - `fun`: the static half of the function.
+    - `options`: how it is jitted.
+    - `binding`: its parameters.
+    - `keeps_arrays`: whether its arrays stay, whatever is donated.
+    - `attributes`: what a wrapper takes over from it, as with `functools.update_wrapper`.
+    """
+
+    __slots__ = (
+        "_changeable",
+        "_home",
+        "_place",
+        "_program",
+        "attributes",
+        "binding",
+        "fun",
+        "keeps_arrays",
+        "options",
+    )
+
+    def __init__(
+        self, fun: Any, static: StaticHalf, options: Options, program: Program | None = None
+    ):
+        self.fun = static
+        self.options = options
+        self.keeps_arrays = program is not None
+        # Not made before a call asks: that looks into all that the function holds.
+        self._program = program
+        self._changeable: list[Changeable] | None = [] if program is not None else None
+        self._home = home_of(fun)
+        self._place = place_of(fun, self._home)
+        self.binding = Binding(fun, *names_of(fun)) if program is None else program.binding
+        self.attributes = {
+            attribute: getattr(fun, attribute)
+            for attribute in functools.WRAPPER_ASSIGNMENTS
+            # Equinox's unflatten fills in its own mark where a Module has no such attribute.
+            if getattr(fun, attribute, MISSING) is not MISSING
+        }
+
+    @property
+    def program(self) -> Program:
+        """What is compiled for it."""
+        if self._program is None:
+            self._look()
+            try:
+                self._program = program_of(
+                    self._home, self._place, self.binding, self.fun.key, self.options
+                )
+            except Exception as error:
+                self._explain(error)
+                raise
+        return self._program
+
+    @property
+    def changeable(self) -> list[Changeable]:
+        """The static objects in it that its user can change in place, as they were when it was
+        first used. (What is frozen holds copies of its own.)
+        """
+        self._look()
+        assert self._changeable is not None
+        return self._changeable
+
+    def _look(self) -> None:
+        """Notes the static objects, and their key, at one time: when a call first asks."""
+        if self._changeable is None:
+            try:
+                _ = self.fun.key
+            except Exception as error:
+                self._explain(error)
+                raise
+            found = changeable(self.fun.treedef, self.fun.leaves)
+            self._changeable = [pair for pair in found if not is_frozen(pair.value)]
+
+    def _explain(self, error: Exception) -> None:
+        """Raise an error that names the static value at fault, if one is found."""
+        fun = self.fun.combine([DYNAMIC] * self.fun.n_arrays)
+        clearer = argument_error(error, [("fun", fun)])
+        if clearer is not None:
+            raise clearer from error
+
+    def given(self, static: StaticHalf) -> Given:
+        """The static objects that come in with a call that has these arguments."""
+        # What is frozen is nobody's but its entries': these look for changes in it themselves.
+        return Given(static, NOTHING if self.keeps_arrays else self.fun)
+
+    def is_intact(self) -> bool:
+        """Whether the static objects in the function are as they were when it was wrapped."""
+        return are_unchanged(self.changeable)
+
+    @property
+    def _key(self) -> Hashable:
+        return (self.options.key, self.fun.key if self.is_intact() else self.fun.current_key)
+
+    # Copies of a wrapper that JAX unflattens compare by this, as metadata of a pytree node.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WrappedFunction) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def wrap_function(fun: Any, options: Options) -> tuple[WrappedFunction, tuple[Any, ...]]:
+    """A function as `filter_jit` sees it: its static half, and its arrays.
+
+    **Raises:**
+
+    - `TypeError`, if it can't be called.
+    - `ValueError`, if it holds a static value that can't be hashed or compared.
+    """
+    if not callable(fun):
+        raise not_callable(fun)
+    try:
+        leaves, static = partition(fun)
+        if any(type(leaf).__hash__ is None for leaf in static.leaves):
+            _ = static.key  # Can't be made.
+        return WrappedFunction(fun, static, options), tuple(leaves)
+    except Exception as error:
+        clearer = argument_error(error, [("fun", fun)])
+        if clearer is not None:
+            raise clearer from error
+        raise

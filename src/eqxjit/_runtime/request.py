@@ -1,0 +1,124 @@
+"""One call on its way through the miss path, as a single object."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from .._compat import trace_configuration
+from .._plan.signature import Binding
+from .._trees.array_part import ArrayPart, array_part
+from .._trees.partition import StaticHalf
+from .counter import TraceCounter
+from .entry import Entry
+from .function import WrappedFunction
+
+#: The local variable that holds the `Call` in the miss path.
+CALL_VARIABLE = "__eqxjit_call__"
+
+#: What JAX compiles a trace for, beside its cache entry: the configuration, and the arrays.
+TraceKey = tuple[tuple[tuple[str, str], ...], tuple[ArrayPart, ...]]
+
+
+class Call:
+    """One call on its way through the miss path.
+
+    - `wrapped`: the function, without its arrays.
+    - `fun_leaves`: its arrays.
+    - `entry`: the entry that serves the call.
+    - `arguments`: the static half of `(args, kwargs)`.
+    - `leaves`: their arrays; empty once the call is over.
+    - `is_staged`: whether it is lowered, rather than run.
+    - `traces`: the hook's records of the traces of the user's function that JAX has made in it.
+    - `is_compiled`: whether JAX has compiled the latest of them.
+    - `trace_key`: of a staged call, and of one whose trace JAX hasn't compiled, once it is over.
+    - `description`: the hook's, of a staged call.
+    - `jaxpr`: the first that JAX lowers then; None once the call is over.
+    - `may_raise`: whether a program that JAX compiles then can raise; None where that isn't known.
+    - `user_raised`: whether the user's function, or a node of theirs, raised while it was traced.
+    """
+
+    __slots__ = (
+        "arguments",
+        "description",
+        "entry",
+        "fun_leaves",
+        "is_compiled",
+        "is_staged",
+        "jaxpr",
+        "leaves",
+        "may_raise",
+        "trace_key",
+        "traces",
+        "user_raised",
+        "wrapped",
+    )
+
+    def __init__(
+        self,
+        wrapped: WrappedFunction,
+        fun_leaves: Sequence[Any],
+        entry: Entry,
+        arguments: StaticHalf,
+        leaves: list[Any],
+        is_staged: bool = False,
+    ):
+        self.wrapped = wrapped
+        self.fun_leaves = fun_leaves
+        self.entry = entry
+        self.arguments = arguments
+        self.leaves = leaves
+        self.is_staged = is_staged
+        self.traces: list[Any] = []
+        self.is_compiled = False
+        self.trace_key: TraceKey | None = None
+        self.jaxpr: Any = None
+        self.may_raise: bool | None = None
+        self.user_raised = False
+        self.description: Any = None
+        if is_staged:
+            self.description = self.counter.hook.describe(self)
+
+    @property
+    def binding(self) -> Binding:
+        """The function's parameters."""
+        return self.wrapped.binding
+
+    @property
+    def fun(self) -> StaticHalf:
+        """The static half of the function."""
+        return self.wrapped.fun
+
+    @property
+    def fun_varies(self) -> bool:
+        """Whether wrappers that share the entry may hold other arrays or static values."""
+        return bool(self.fun_leaves or self.wrapped.changeable)
+
+    @property
+    def counter(self) -> TraceCounter:
+        """The count of the function's traces."""
+        return self.wrapped.program.traces
+
+    @property
+    def flat(self) -> list[Any]:
+        """All arrays, in the order in which JAX is given them."""
+        return self.entry.flat(self.fun_leaves, self.leaves)
+
+    def key_of_trace(self) -> TraceKey:
+        """Return what JAX compiles a trace for, beside the entry."""
+        if self.trace_key is not None:
+            return self.trace_key
+        configuration = tuple(sorted(trace_configuration().items()))
+        return configuration, tuple(map(array_part, self.flat))
+
+    def finish(self) -> None:
+        """Publish what was traced, and drop the arrays: the call may be kept."""
+        # A program that was traced well and then raised is compiled all the same.
+        for record in self.traces:
+            self.counter.hook.complete(record, self)
+        if self.is_staged or (self.traces and not self.is_compiled):
+            # An array that can't be described is compiled in no warm call.
+            with contextlib.suppress(Exception):
+                self.trace_key = self.key_of_trace()
+                for record in self.traces:
+                    self.entry.keep_uncompiled(self.trace_key, record)
+        self.leaves, self.jaxpr = [], None

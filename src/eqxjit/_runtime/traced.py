@@ -1,0 +1,140 @@
+"""The function that JAX traces, for one cache entry."""
+
+import contextlib
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import jax
+
+from .._compat import debug_info, is_staging
+from .._plan.signature import Binding
+from .._trees.partition import has_tracers
+from .debug_info import argument_names
+from .entry import ENTRY_VARIABLE, Entry, Output
+from .events import tracing
+from .options import Options
+from .request import CALL_VARIABLE, Call
+
+
+class Retrace(Exception):
+    """JAX wants to trace in the middle of a warm call: the call must go through the miss path."""
+
+
+def new_entry(binding: Binding, options: Options, n_first: int, donated: tuple[int, ...]) -> Entry:
+    """Return a new entry, not yet traced.
+
+    **Arguments:**
+
+    - `binding`: the function's parameters.
+    - `options`: how it is jitted.
+    - `n_first`: the number of arrays in the first argument.
+    - `donated`: the positions of the donated arrays among all of a call.
+    """
+    traced = TracedFunction(binding)
+    # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
+    jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
+    entry = Entry(binding, options, n_first, jitted)
+    traced.entry_ref = weakref.ref(entry)
+    return entry
+
+
+def _current_call() -> Call | None:
+    """Return the call that JAX traces for now; None if it is in a warm call."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        names = frame.f_code.co_varnames
+        if CALL_VARIABLE in names:
+            return frame.f_locals.get(CALL_VARIABLE)
+        if ENTRY_VARIABLE in names or ENTRY_VARIABLE in frame.f_globals:
+            return None
+        frame = frame.f_back
+    return None
+
+
+class TracedFunction:
+    """The function that JAX traces: it rebuilds the call that is in the miss path, and makes it.
+
+    It refers to nothing of the user's: JAX keeps what it jits longer than its user does.
+
+    - `entry_ref`: its entry, weakly.
+    """
+
+    # Asked for by JAX each time, and slow to find out.
+    __signature__ = inspect.Signature(
+        [inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)]
+    )
+
+    def __init__(self, binding: Binding):
+        self.__name__ = self.__qualname__ = binding.name
+        self._source = "_".join(binding.name.split()) or "function"
+        self.entry_ref: Callable[[], Entry | None] = lambda: None
+        self._debug_info: Any = None
+        if binding.location is not None:
+            self._source += f" at {binding.location}"
+            # By which JAX finds the place, where it doesn't ask for `__fun_debug_info__`.
+            self.__code__ = binding.location.code
+
+    def __repr__(self) -> str:
+        return self._source
+
+    @property
+    def __fun_debug_info__(self) -> Any:
+        """What JAX is to call the function and its arguments; None, for what it finds itself."""
+        call = _current_call()
+        if self._debug_info is None and call is not None and call.entry is self.entry_ref():
+            names = argument_names(call.binding, call.arguments, call.fun, call.entry.n_first)
+            self._debug_info = debug_info(self._source, names)
+        return self._debug_info
+
+    def __call__(self, *leaves: Any) -> Output:
+        call = _current_call()
+        entry = self.entry_ref()
+        # With `jax_debug_nans` JAX also runs what has made a NaN, on the arrays themselves.
+        is_traced = has_tracers(leaves) or (not leaves and is_staging())
+        if not is_traced:
+            _check_not_donated(self.__name__, leaves)
+        if call is None or entry is None or call.entry is not entry:
+            raise Retrace
+        fun_static, arguments = call.fun, call.arguments
+        # The user's function may call its own wrapper, which is a call of its own.
+        __eqxjit_call__ = None  # noqa: F841
+        try:
+            with _counted(call) if is_traced else contextlib.nullcontext():
+                start, stop = entry.n_first, entry.n_first + fun_static.n_arrays
+                fun = fun_static.combine(leaves[start:stop])
+                args, kwargs = arguments.combine(leaves[:start] + leaves[stop:])
+                return entry.describe(fun(*args, **kwargs), call.wrapped.given(arguments))
+        except BaseException:
+            call.user_raised = True
+            raise
+
+
+def _check_not_donated(name: str, leaves: Sequence[Any]) -> None:
+    """Raise JAX's error for a NaN where JAX can't find it, because the arrays are gone."""
+    config: Any = jax.config
+    if config.jax_disable_jit or not (config.jax_debug_nans or config.jax_debug_infs):
+        return
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+        raise FloatingPointError(
+            f"invalid value (nan or inf) encountered in the output of `{name}`. Which operation "
+            "made it can't be found, because the arguments were donated: call it without `donate`."
+        )
+
+
+@contextmanager
+def _counted(call: Call) -> Iterator[None]:
+    """Limit, count and time a trace of the user's function."""
+    attempt = call.counter.begin(call)
+    is_made = False
+    try:
+        with tracing(call.entry.label, call.counter.hook, attempt.record):
+            yield
+        is_made = True
+        call.traces.append(attempt.record)
+    finally:
+        call.counter.end(attempt, is_made)

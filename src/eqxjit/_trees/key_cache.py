@@ -1,0 +1,243 @@
+"""Typed static keys, made once for each static object: from then on a snapshot of it is compared.
+
+Most static objects come again and again, call after call, and some can be changed in place. So the
+key of an object that was met before is the key that it had, if the snapshot that was taken with it
+still matches. Invariant: nothing of the user's is kept alive that typed keys don't keep alive, but
+containers of constants.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Hashable
+from typing import Any
+
+from .._compat import PyTreeDef, treedef_rows
+from .snapshot import Snapshot, compared_by_identity, snapshots_of
+from .static_key import (
+    SIMPLE_KEYS,
+    ByEquality,
+    Constants,
+    compared_by_equality,
+    compares_by_identity,
+    is_container,
+    typed_key,
+)
+
+# Of the objects with one key so many elements are held in all, and so many objects at least.
+_MOST_ELEMENTS = 100_000
+_LEAST_OBJECTS = 8
+
+
+class KnownKey:
+    """A typed static key, with snapshots of objects that have it.
+
+    - `typed`: the typed static key.
+    - `refs`: the weak references in it, once somebody has looked for them.
+    """
+
+    __slots__ = ("__weakref__", "_by_id", "_common", "_hash", "refs", "typed")
+
+    def __init__(self, typed: Hashable, hashed: int):
+        self.typed = typed
+        self._hash = hashed
+        self.refs: list[weakref.ref[Any]] | None = None
+        #: Snapshots of objects, by `id`, the latest last; and one for all that are equal to those.
+        self._by_id: dict[int, Snapshot] = {}
+        self._common: Snapshot | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            type(other) is KnownKey
+            and self._hash == other._hash
+            and bool(self.typed == other.typed)
+        )
+
+    def matches(self, value: Any) -> bool:
+        """Return whether a snapshot shows that a value has this key; if none does, it may still."""
+        snapshot = self._by_id.get(id(value))
+        if snapshot is not None and snapshot.matches(value):
+            return True
+        common = self._common
+        return common is not None and common is not snapshot and common.matches(value)
+
+    def is_learned(self, value: Any) -> bool:
+        """Return whether there is a snapshot of this very object, as it is."""
+        snapshot = self._by_id.get(id(value))
+        return snapshot is not None and snapshot.matches(value)
+
+    def learn(self, value: Any) -> None:
+        """Take snapshots of a value, if this is its key."""
+        try:
+            snapshot, common = snapshots_of(value)
+            # In this order: another thread may be changing it.
+            if self.typed != typed_key(value) or not snapshot.matches(value):
+                return
+        except Exception:
+            # What can't be read is left to the typed key.
+            return
+        self._common = self._common or common
+        self._keep(value, snapshot)
+
+    def learn_if_large(self, value: Any) -> None:
+        """Learn a value that has this key, if it is compared by identity: no key is made again."""
+        with contextlib.suppress(Exception):
+            snapshot = compared_by_identity(value)
+            if snapshot is not None:
+                self._keep(value, snapshot)
+
+    def _keep(self, value: Any, snapshot: Snapshot) -> None:
+        self._by_id.pop(id(value), None)
+        self._by_id[id(value)] = snapshot
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop the oldest snapshots beyond the bounds."""
+        snapshots = [*self._by_id.items()]
+        excess = sum([snapshot.size for _, snapshot in snapshots]) - _MOST_ELEMENTS
+        for key, snapshot in snapshots[:-_LEAST_OBJECTS]:
+            if excess <= 0:
+                return
+            self._by_id.pop(key, None)
+            excess -= snapshot.size
+
+
+class _Hashed:
+    """A typed static key with its hash, which tuples make anew each time that they are asked."""
+
+    __slots__ = ("_hash", "typed")
+
+    def __init__(self, typed: Hashable):
+        self.typed = typed
+        self._hash = hash(typed)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Hashed and self._hash == other._hash and self.typed == other.typed
+
+
+#: The keys that are in use, by their typed static keys: equal objects have the very same key.
+_in_use: weakref.WeakValueDictionary[_Hashed, KnownKey] = weakref.WeakValueDictionary()
+
+#: The keys of the objects met, by `id`: a guess, as others may be at their addresses by now.
+_met: dict[int, weakref.ref[KnownKey]] = {}
+
+# So many objects are remembered before those are dropped whose keys are no longer in use.
+_MOST_MET = 16_384
+
+
+def static_key(value: Any) -> Hashable:
+    """The typed static key of one value, made in Python only when the value is new or has changed.
+
+    **Arguments:**
+
+    - `value`: any object.
+
+    **Returns:**
+
+    A hashable object: of a container a `KnownKey`, which equals no key by `typed_key`.
+
+    **Raises:**
+
+    Whatever the `__hash__` or the `__eq__` of a user's class raises.
+    """
+    kind = type(value)
+    make_key = SIMPLE_KEYS.get(kind)
+    if make_key is not None:
+        return make_key(value)
+    if compares_by_identity(kind):
+        return typed_key(value)
+    ref = _met.get(id(value))
+    known = None if ref is None else ref()
+    if known is not None and _matches(known, value):
+        return known
+    typed = typed_key(value)
+    if type(compared_by_equality(typed)) is not ByEquality and not is_container(kind):
+        return typed
+    if known is not None and known.typed == typed:
+        # Its second time: likely not its last.
+        known.learn_if_large(value)
+        if not known.is_learned(value):
+            known.learn(value)
+        return known
+    try:
+        hashed = _Hashed(typed)
+        known = _in_use.get(hashed)
+        if known is None:
+            known = _in_use[hashed] = KnownKey(typed, hash(hashed))
+            known.learn_if_large(value)
+    except Exception:
+        # Its own `==` raises: whoever looks the key up will see.
+        return KnownKey(typed, hash(typed))
+    if len(_met) >= _MOST_MET:
+        _forget_unused()
+    _met[id(value)] = weakref.ref(known)
+    return known
+
+
+def _matches(known: KnownKey, value: Any) -> bool:
+    try:
+        return known.matches(value)
+    except Exception:
+        # Then the typed key tells, or raises likewise.
+        return False
+
+
+def _forget_unused() -> None:
+    for address, ref in [*_met.items()]:
+        if ref() is None:
+            _met.pop(address, None)
+    if len(_met) >= _MOST_MET:
+        _met.clear()
+
+
+#: The keys that were found in one call, with their objects, which `id` then tells apart.
+Seen = dict[int, tuple[Any, Hashable]]
+
+
+def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
+    """Return whether a value's typed static key is `key`.
+
+    **Arguments:**
+
+    - `value`: any object.
+    - `key`: made by `static_key`.
+    - `seen`: what was found earlier in this call: an object is looked at once.
+    """
+    if seen is not None and (found := seen.get(id(value))) is not None:
+        return bool(found[1] == key)
+    if type(key) is KnownKey and _matches(key, value):
+        found_key: Hashable = key
+    else:
+        found_key = static_key(value)
+    if seen is not None:
+        seen[id(value)] = (value, found_key)
+    return found_key is key or bool(found_key == key)
+
+
+def learned_key(value: Any) -> Hashable:
+    """Return the typed static key of a value that will be compared with others from now on."""
+    key = static_key(value)
+    if type(key) is KnownKey and not key.is_learned(value):
+        key.learn(value)
+    return key
+
+
+def metadata_key(metadata: Any) -> Hashable:
+    """The typed static key of a node's metadata, which may be put together anew each time."""
+    if type(metadata) is tuple:
+        return (tuple, tuple([static_key(part) for part in metadata]))
+    return typed_key(metadata) if type(metadata) is list else static_key(metadata)
+
+
+def treedef_key(treedef: PyTreeDef) -> Hashable:
+    """The typed static key of a structure: its nodes, with the typed keys of their metadata."""
+    kinds, arities, metadata, classes = zip(*treedef_rows(treedef), strict=True)
+    keys = tuple([None if data is None else metadata_key(data) for data in metadata])
+    return (Constants((kinds, arities, classes)), keys)

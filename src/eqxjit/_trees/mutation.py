@@ -1,0 +1,128 @@
+"""Static objects that can be changed in place: which, whether they were, and copies of them."""
+
+import collections
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple
+
+from .._compat import PyTreeDef, treedef_rows, with_metadata
+from .key_cache import Seen, has_key, static_key
+from .partition import DYNAMIC, StaticHalf
+from .static_key import compared_fields, identity_suffices
+
+
+class Changeable(NamedTuple):
+    """A static object that can be changed in place, with the typed key that it had."""
+
+    value: Any
+    key: Hashable
+
+
+def changeable(treedef: PyTreeDef, leaves: Iterable[Any]) -> list[Changeable]:
+    """The static objects of a structure, leaves included, whose typed keys can change."""
+    # A leaf that can't be hashed didn't come in by its key: it is the function's own object.
+    values = [leaf for leaf in leaves if leaf is not DYNAMIC and is_hashable(leaf)]
+    return changeable_among(values + _metadata(treedef))
+
+
+def changeable_among(values: Iterable[Any]) -> list[Changeable]:
+    """Those of some static objects whose typed keys can change."""
+    # Layers often share one object, such as their configuration.
+    found: list[Changeable] = []
+    for value in {id(value): value for value in values}.values():
+        if not identity_suffices(value):
+            # What can't be compared can't be told to have changed.
+            with contextlib.suppress(Exception):
+                found.append(Changeable(value, static_key(value)))
+    return found
+
+
+def _metadata(treedef: PyTreeDef) -> list[Any]:
+    found: list[Any] = []
+    for _, _, data, kind in treedef_rows(treedef):
+        # The keys of a dict belong to the treedef.
+        if kind is not None and kind is not dict:
+            found += data if type(data) is tuple else [data]
+    return found
+
+
+def are_repeated(treedef: PyTreeDef, others: Iterable[Any]) -> bool:
+    """Whether an object there that can be changed in place is there twice, or among others."""
+    found = [id(value) for value in (*_metadata(treedef), *others) if not identity_suffices(value)]
+    return len(found) > len({*found})
+
+
+def is_hashable(value: Any) -> bool:
+    """Whether a value can be hashed."""
+    try:
+        hash(value)
+    except Exception:
+        return False
+    return True
+
+
+def are_unchanged(objects: Iterable[Changeable], seen: Seen | None = None) -> bool:
+    """Whether none of them was changed since; `seen` as of `has_key`."""
+    try:
+        return all(has_key(value, key, seen) for value, key in objects)
+    except Exception:
+        return False
+
+
+def is_frozen(value: Any) -> bool:
+    """Whether a value can be changed by `object.__setattr__` alone, as Modules can."""
+    if identity_suffices(value):
+        return True
+    kind = type(value)
+    if kind is tuple or kind is frozenset:
+        return all(map(is_frozen, value))
+    fields = compared_fields(kind)
+    if fields is None or not kind.__dataclass_params__.frozen:
+        return False
+    return all(is_frozen(getattr(value, field.name)) for field in dataclasses.fields(kind))
+
+
+def snapshot(static: StaticHalf) -> StaticHalf:
+    """The same static half, with copies of the objects in it that can be changed in place.
+
+    One that can't be copied, or whose copy isn't equal to it, stays.
+    """
+    copies = {id(value): _copied(value, key) for value, key in changeable(static.treedef, ())}
+    if not copies:
+        return static
+
+    def with_copies(metadata: Any) -> Any:
+        if type(metadata) is tuple:
+            return tuple([copies.get(id(part), part) for part in metadata])
+        return copies.get(id(metadata), metadata)
+
+    return StaticHalf(with_metadata(static.treedef, with_copies), static.leaves)
+
+
+def _copied(value: Any, key: Hashable) -> Any:
+    try:
+        copied = _copy(value)
+        return copied if static_key(copied) == key else value
+    except Exception:
+        return value
+
+
+def _copy(value: Any) -> Any:
+    """As `copy.deepcopy`, but what compares by identity, such as functions, stays itself."""
+    if identity_suffices(value):
+        return value
+    if type(value) is tuple:
+        return tuple(map(_copy, value))
+    if isinstance(value, dict):
+        copied = copy.copy(value)
+        # Not its own `update`, by which a Counter would count anew.
+        dict.update(copied, [(key, _copy(element)) for key, element in value.items()])
+        return copied
+    if isinstance(value, (list, collections.deque)):
+        copied = copy.copy(value)
+        for index, element in enumerate(value):
+            copied[index] = _copy(element)
+        return copied
+    return copy.deepcopy(value)

@@ -1,0 +1,49 @@
+"""The output of a trace, without its arrays."""
+
+from types import MethodType
+from typing import Any
+
+from jax.tree_util import tree_unflatten
+
+from .._compat import PyTreeDef
+from .given import Given, StaticOutput, have_same_given
+from .key_cache import treedef_key
+from .mutation import changeable_among
+from .partition import DYNAMIC
+
+
+class OutputDescription(StaticOutput):
+    """What a trace returned beside its arrays.
+
+    - `changeable`: the static objects in it that can be changed in place, and didn't come in.
+    """
+
+    __slots__ = ("changeable",)
+
+    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], given: Given):
+        super().__init__(treedef, leaves, given)
+        # A method changes with its object, which compares by identity.
+        found = changeable_among(self.own)
+        self.changeable = [pair for pair in found if type(pair.value) is not MethodType]
+
+    def rebuild(self, arrays: list[Any], given: Given | None) -> Any:
+        """The output of a call. (A marker behind the last array isn't looked at.)"""
+        remaining = iter(arrays)
+        static, treedef = self.resolve(given)
+        leaves = [next(remaining) if leaf is DYNAMIC else leaf for leaf in static]
+        return tree_unflatten(treedef, leaves)
+
+    def describes(self, treedef: PyTreeDef, leaves: tuple[Any, ...], given: Given) -> bool:
+        """Whether another trace's output differs in its arrays alone."""
+        try:
+            own, own_treedef = self.resolve(given)
+            if len(leaves) != len(own):
+                return False
+            if not all(ours is theirs for ours, theirs in zip(own, leaves, strict=True)):
+                return False
+            if not have_same_given(own_treedef, treedef, given):
+                return False
+            return treedef_key(own_treedef) == treedef_key(treedef)
+        except Exception:
+            # Metadata that can't be compared belongs to the one trace that made it.
+            return False

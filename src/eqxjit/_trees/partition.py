@@ -1,0 +1,278 @@
+"""Splits a pytree into its dynamic leaves (arrays, traced) and its static half (with a key)."""
+
+import collections
+import dataclasses
+import functools
+import types
+from collections.abc import Collection, Hashable, Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from .._compat import ArrayImpl, PyTreeDef, fields_of
+from .key_cache import static_key, treedef_key
+from .modules import is_module_class
+from .static_key import CONSTANTS, constants_key
+
+
+class _Dynamic:
+    """Stands in the static half where an array was."""
+
+    def __repr__(self) -> str:
+        return "<array>"
+
+
+DYNAMIC = _Dynamic()
+
+_KEYED_TOGETHER = CONSTANTS | {_Dynamic}
+
+# JAX sorts their keys.
+SORTED_DICTS = (dict, collections.defaultdict)
+
+NUMPY_SCALARS = frozenset(np.sctypeDict.values())
+
+# The classes of most arrays: to ask `equinox.is_array` takes five times as long.
+_ARRAY_TYPES = frozenset({ArrayImpl, np.ndarray}) | NUMPY_SCALARS
+
+# What most leaves are.
+_ONLY_ARRAYS = frozenset({ArrayImpl})
+_NO_ARRAYS = frozenset({int, str, bool, float, type(None)})
+_CHILDLESS = _ARRAY_TYPES | _NO_ARRAYS | {types.FunctionType}
+
+# So many are only looked through a second time if there are as many, or they go in a circle.
+_SUSPICIOUS_NODES = 100_000
+
+# From so many children on, all are asked for their types at once.
+_FEW = 8
+
+
+class StaticHalf:
+    """What is left of a pytree without its arrays.
+
+    - `treedef`: its structure.
+    - `leaves`: its leaves, with `DYNAMIC` in the place of each array.
+    """
+
+    __slots__ = ("__weakref__", "_key", "leaves", "treedef")
+
+    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], key: Hashable = None):
+        self.treedef = treedef
+        self.leaves = leaves
+        self._key = key
+
+    @property
+    def key(self) -> Hashable:
+        """The typed static key of both, as it was when it was first asked for."""
+        if self._key is None:
+            self._key = self.current_key
+        return self._key
+
+    @property
+    def current_key(self) -> Hashable:
+        """The key that it has now: static objects may have been changed in place."""
+        return _key(self.treedef, self.leaves)
+
+    @property
+    def n_arrays(self) -> int:
+        """How many arrays are missing."""
+        # By identity: a static leaf's own `==` may say anything.
+        return sum([leaf is DYNAMIC for leaf in self.leaves])
+
+    def combine(self, dynamic: Any) -> Any:
+        """The pytree that has these arrays; the reverse of `partition`."""
+        arrays = iter(dynamic)
+        leaves = [next(arrays) if leaf is DYNAMIC else leaf for leaf in self.leaves]
+        return tree_unflatten(self.treedef, leaves)
+
+
+class CyclicPytree(ValueError):
+    """A pytree contains itself; `cycle` is the node that does."""
+
+    def __init__(self, cycle: Any):
+        super().__init__("a pytree contains itself")
+        self.cycle = cycle
+
+
+def is_array_leaf(leaf: Any) -> bool:
+    """Return what `equinox.is_array` does, faster."""
+    return type(leaf) in _ARRAY_TYPES or eqx.is_array(leaf)
+
+
+def has_tracers(leaves: Collection[Any]) -> bool:
+    """Whether some transformation passes its tracers in the place of arrays."""
+    return not {*map(type, leaves)} <= _ARRAY_TYPES and any(
+        isinstance(leaf, Tracer) for leaf in leaves
+    )
+
+
+def partition(pytree: Any) -> tuple[list[Any], StaticHalf]:
+    """Splits a pytree by `equinox.is_array`.
+
+    **Arguments:**
+
+    - `pytree`: any pytree.
+
+    **Returns:**
+
+    Its arrays, in the order of `jax.tree_util.tree_flatten`, and its `StaticHalf`, whose key raises
+    a `TypeError` if a static leaf can't be hashed, or whatever the `__hash__` of a static value
+    raises.
+
+    **Raises:**
+
+    - `CyclicPytree`, if it contains itself.
+    - Whatever flattening a custom node raises.
+    """
+    check_tree(pytree)
+    leaves, treedef = tree_flatten(pytree)
+    dynamic, static = split_leaves(leaves)
+    return dynamic, StaticHalf(treedef, static)
+
+
+def _key(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
+    leaves = tuple(leaves)
+    key = constants_key(leaves, _KEYED_TOGETHER) or tuple([_leaf_key(leaf) for leaf in leaves])
+    return (treedef_key(treedef), key)
+
+
+def with_structs_as_arrays(leaves: list[Any], static: StaticHalf) -> tuple[list[Any], StaticHalf]:
+    """Takes each `jax.ShapeDtypeStruct` among the static leaves for an array, which it stands for.
+
+    **Raises:**
+
+    - `TypeError`, for one that has no array to stand for.
+    """
+    if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in static.leaves):
+        return leaves, static
+    arrays = iter(leaves)
+    leaves = [
+        next(arrays) if leaf is DYNAMIC else _canonical(leaf)
+        for leaf in static.leaves
+        if leaf is DYNAMIC or isinstance(leaf, jax.ShapeDtypeStruct)
+    ]
+    kept = tuple(
+        [DYNAMIC if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in static.leaves]
+    )
+    return leaves, StaticHalf(static.treedef, kept, _key(static.treedef, kept))
+
+
+def _canonical(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The same with the dtype that an array of it has: without x64, float64 becomes float32."""
+    if jnp.issubdtype(struct.dtype, jax.dtypes.extended):
+        raise TypeError(f"Pass an array instead of {struct}: its dtype is JAX's own.")
+    return struct.update(dtype=jax.dtypes.canonicalize_dtype(struct.dtype))
+
+
+def split_leaves(leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    """The arrays among the leaves, and all leaves with `DYNAMIC` in the place of each array."""
+    if {*map(type, leaves)} <= _ONLY_ARRAYS:
+        return leaves, (DYNAMIC,) * len(leaves)
+    dynamic: list[Any] = []
+    static = list(leaves)
+    for index, leaf in enumerate(leaves):
+        if type(leaf) not in _NO_ARRAYS and is_array_leaf(leaf):
+            dynamic.append(leaf)
+            static[index] = DYNAMIC
+    return dynamic, tuple(static)
+
+
+def _leaf_key(leaf: Any) -> Hashable:
+    if leaf is DYNAMIC:
+        return DYNAMIC
+    # Upstream refuses what can't be hashed, and so it can't be changed unseen after the call.
+    hash(leaf)
+    return static_key(leaf)
+
+
+def check_tree(pytree: Any) -> None:
+    """Raises where flattening a pytree would harm the interpreter.
+
+    When JAX's `tree_flatten` raises, it doesn't give back the recursion depth that it took (jaxlib
+    0.10.2). For a pytree that contains itself that is all there is; for a dict whose keys can't be
+    sorted, as much as it is deep, each time.
+
+    **Raises:**
+
+    - `CyclicPytree`, or the `TypeError` of sorting a dict's keys.
+    """
+    if _is_suspicious(pytree):
+        _check_closely(pytree)
+
+
+def _is_suspicious(pytree: Any) -> bool:
+    """Whether a pytree has very many nodes, or dicts of mixed keys."""
+    # Depth first, or what contains itself twice would double with each level.
+    pending: list[Any] = [pytree]
+    pop, push = pending.pop, pending.append
+    for _ in range(_SUSPICIOUS_NODES):
+        if not pending:
+            return False
+        node = pop()
+        kind = type(node)
+        children: Collection[Any]
+        if kind is tuple or kind is list:
+            children = node
+        elif kind in SORTED_DICTS:
+            if len({*map(type, node)}) > 1:
+                return True
+            children = node.values()
+        elif is_module_class(kind):
+            names = _dynamic_fields(kind)
+            fields = fields_of(node)
+            for name in names:
+                child = fields.get(name)
+                if type(child) not in _CHILDLESS:
+                    push(child)
+            continue
+        else:
+            # Not asked how many there are: a static value's class may refuse to say.
+            for child in _children(node):
+                push(child)
+            continue
+        if len(children) < _FEW or not {*map(type, children)} <= _CHILDLESS:
+            for child in children:
+                if type(child) not in _CHILDLESS:
+                    push(child)
+    return True
+
+
+def _check_closely(pytree: Any) -> None:
+    ancestors: set[int] = set()
+    # A node is visited twice: before its children (True) and after them (False).
+    pending = [(pytree, True)]
+    while pending:
+        node, entering = pending.pop()
+        if not entering:
+            ancestors.discard(id(node))
+            continue
+        if id(node) in ancestors:
+            raise CyclicPytree(node)
+        if type(node) in SORTED_DICTS:
+            sorted(node)
+        ancestors.add(id(node))
+        pending.append((node, False))
+        pending.extend((child, True) for child in _children(node))
+
+
+def _children(node: Any) -> Collection[Any]:
+    if is_module_class(type(node)):
+        values = fields_of(node)
+        return [values[name] for name in _dynamic_fields(type(node)) if name in values]
+    if issubclass(type(node), (tuple, list)):
+        return node
+    if issubclass(type(node), dict):
+        return node.values()
+    return ()
+
+
+# Of classes of Modules only: the cache would keep others alive.
+@functools.lru_cache(maxsize=1024)
+def _dynamic_fields(kind: type) -> list[str]:
+    """The fields of a class of Modules that may hold arrays."""
+    fields = dataclasses.fields(kind)
+    return [field.name for field in fields if not field.metadata.get("static", False)]

@@ -1,0 +1,192 @@
+"""Scans a call's arguments: their arrays, and a key by which a structure met before is found again.
+
+One pass, without JAX's registry, and faster than that. It knows Python's containers and plain
+Modules; for all else, and for a structure's first call, there is `partition`. Objects that compare
+by identity stand in the key as their addresses: it says something only while they live, which
+whoever keeps one checks by weak references. Meanwhile such keys are equal only where the typed
+static keys are.
+"""
+
+import dataclasses
+import functools
+import operator
+import types
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.tree_util import all_leaves
+
+from .._compat import ArrayImpl, fields_of
+from .key_cache import static_key
+from .modules import is_module_class, keeps_fields_plainly
+from .partition import is_array_leaf
+from .static_key import CONSTANTS, constants_key
+from .structure import is_plain_namedtuple
+
+# Stand in a key for an array, for a sequence of nothing else, and for dicts of one item in another.
+_ARRAY, _ARRAYS, _CHAIN = "array", "arrays", "chain"
+
+_ONLY_ARRAYS = {ArrayImpl}
+_ONLY_STRINGS = {str}
+
+# Values that are equal exactly if they are the same, given their types.
+_BY_VALUE = frozenset({int, str, bytes, bool, type(None)})
+
+# Leaves that are no node, and no array.
+_LEAVES = frozenset(
+    {float, complex, type, types.FunctionType, types.BuiltinFunctionType, type(jax.jit(max))}
+)
+
+# From so many items on, a sequence is asked whether all are alike.
+_FEW = 8
+
+# More of them may go in a circle.
+_MAX_NODES = 100_000
+
+
+class Scanned(NamedTuple):
+    """What a scan finds.
+
+    - `arrays`: in the order of `jax.tree_util.tree_flatten`.
+    - `key`: equal only for structures of which one may stand for the other.
+    - `known_by_address`: the objects that stand in the key as their addresses.
+    """
+
+    arrays: list[Any]
+    key: Hashable
+    known_by_address: list[Any]
+
+
+def scan(pytree: Any) -> Scanned | None:
+    """Scans a pytree; None if there is anything unknown in it, or too much.
+
+    **Raises:**
+
+    Whatever the `__hash__` or the `__eq__` of a static value raises.
+    """
+    arrays: list[Any] = []
+    key: list[Hashable] = []
+    known_by_address: list[Any] = []
+    pending = [pytree]
+    pop, note, take = pending.pop, key.append, arrays.append
+    for _ in range(_MAX_NODES):
+        if not pending:
+            return Scanned(arrays, tuple(key), known_by_address)
+        node = pop()
+        cls = type(node)
+        if cls is ArrayImpl:
+            take(node)
+            note(_ARRAY)
+        elif cls is tuple or cls is list:
+            size = len(node)
+            if size == 1:
+                # Mostly in another one.
+                depth, node = 1, node[0]
+                while type(node) is cls and len(node) == 1 and depth < _MAX_NODES:
+                    depth, node = depth + 1, node[0]
+                if depth == _MAX_NODES:
+                    return None
+                key += (cls, -depth)
+                pending.append(node)
+                continue
+            key += (cls, size)
+            if size < _FEW:
+                pending += node[::-1]
+            elif (kinds := {*map(type, node)}) == _ONLY_ARRAYS:
+                arrays += node
+                note(_ARRAYS)
+            elif kinds <= CONSTANTS:
+                note(constants_key(tuple(node)))
+            else:
+                pending += node[::-1]
+        elif cls in _BY_VALUE:
+            key += (cls, node)
+        elif cls in _LEAVES:
+            key += (cls, _mark(node, known_by_address))
+        elif cls is dict and len(node) == 1:
+            labels = []
+            while type(node) is dict and len(node) == 1 and len(labels) < _MAX_NODES:
+                [label] = node
+                labels.append(label)
+                node = node[label]
+            if len(labels) == _MAX_NODES or {*map(type, labels)} != _ONLY_STRINGS:
+                return None
+            key += (_CHAIN, tuple(labels))
+            pending.append(node)
+        elif cls is dict:
+            if node and {*map(type, node)} != _ONLY_STRINGS:
+                return None
+            labels = sorted(node, reverse=True)
+            key += (dict, tuple(labels))
+            pending += map(node.__getitem__, labels)
+        elif is_module_class(cls) and (layout := _layout_of(cls)) is not None:
+            fields = fields_of(node)
+            if len(fields) != layout.size:
+                return None
+            static = layout.static(fields)
+            kinds = tuple(map(type, static))
+            if not _BY_VALUE.issuperset(kinds):
+                static = tuple([_mark(value, known_by_address) for value in static])
+            key += (cls, kinds, static)
+            pending += layout.dynamic(fields)
+        elif is_plain_namedtuple(cls):
+            key += (cls, len(node))
+            pending += tuple.__getitem__(node, slice(None, None, -1))
+        elif not all_leaves([node]):
+            return None
+        elif is_array_leaf(node):
+            take(node)
+            note(_ARRAY)
+        else:
+            key += (cls, _mark(node, known_by_address))
+    return None
+
+
+def _mark(value: Any, known_by_address: list[Any]) -> Hashable:
+    """What stands in a key for a static value, given its type."""
+    kind = type(value)
+    if kind in _BY_VALUE or (kind is float and value and value == value):
+        return value
+    if kind is tuple and len(value) < _FEW:
+        marks = tuple([_mark(element, known_by_address) for element in value])
+        return (tuple(map(type, value)), marks)
+    if kind.__eq__ is not object.__eq__:
+        # A dtype's own `==` tells as much as its typed key.
+        return value if issubclass(kind, np.dtype) else static_key(value)
+    known_by_address.append(value)
+    return id(value)
+
+
+class _Layout(NamedTuple):
+    """Where a class of Modules has its fields.
+
+    - `size`: how many there are.
+    - `static`: reads the static ones.
+    - `dynamic`: reads the others, last first.
+    """
+
+    size: int
+    static: Callable[[dict[str, Any]], tuple[Any, ...]]
+    dynamic: Callable[[dict[str, Any]], tuple[Any, ...]]
+
+
+# Of classes of Modules only: the cache would keep others alive.
+@functools.lru_cache(maxsize=1024)
+def _layout_of(cls: type) -> _Layout | None:
+    if not keeps_fields_plainly(cls):
+        return None
+    fields = dataclasses.fields(cls)
+    static = [field.name for field in fields if field.metadata.get("static", False)]
+    dynamic = [field.name for field in reversed(fields) if field.name not in static]
+    return _Layout(len(fields), _getter(static), _getter(dynamic))
+
+
+def _getter(names: list[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
+    if not names:
+        return lambda _: ()
+    if len(names) == 1:
+        [name] = names
+        return lambda fields: (fields[name],)
+    return operator.itemgetter(*names)

@@ -1,0 +1,520 @@
+"""Snapshots of static containers: whether one is still as it was is asked in C, not in Python.
+
+A typed static key takes Python some 0.3 microseconds an element. A snapshot holds a container's
+elements, and compares them with those that it has now by identity; where that can't tell, it says
+no, and the typed key decides. It refers weakly to what compares by identity, as typed keys do.
+"""
+
+import collections
+import contextlib
+import marshal
+import operator
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+import equinox as eqx
+import numpy as np
+
+from .._compat import ArrayImpl, fields_of
+from .modules import keeps_fields_plainly
+from .static_key import (
+    CONSTANTS,
+    ByEquality,
+    ByHashAndEquality,
+    compared_by_equality,
+    compares_by_identity,
+    keyed_fields,
+    looked_into_as,
+    stays,
+    typed_key,
+)
+
+#: Containers of more elements than this, those of the containers in them included, are compared by
+#: identity first: by then looking at each takes as long as a whole call of `equinox.filter_jit`.
+LARGEST = 3_072
+
+# Comparing so many bytes takes as long as comparing an element.
+_BYTES_PER_ELEMENT = 128
+
+# Looking into one more container takes as long as comparing so many elements.
+_ELEMENTS_PER_PART = 20
+
+# Marshalling a text takes as much longer than comparing an element.
+_ELEMENTS_PER_TEXT = 3
+
+# Its keys are read in two orders, of which one is kept in a linked list.
+_ELEMENTS_PER_ORDERED_KEY = 3
+
+# Their objects' classes can't be assigned to.
+_FIXED_CLASSES = frozenset({types.FunctionType, types.BuiltinFunctionType, type})
+
+_OBJECTS = np.dtype(object)
+
+# Equal keys of these, where they are of the same type, are the same to any program.
+_EXACT = frozenset({int, str, bytes, bool, type(None)})
+
+_CONSTANTS = _EXACT | {float, complex, range}
+
+# What `marshal` writes of these tells them apart, types, signs of zeros and orders included.
+_MARSHALLED_CONSTANTS = frozenset({int, str, bool, type(None), float, complex})
+_MARSHALLED_CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
+# The last version without references, by which equal objects are written differently.
+_MARSHAL_VERSION = 2
+
+
+class Snapshot(Protocol):
+    """What one static value, or each that is equal to it, looks like.
+
+    - `size`: how many elements it holds on to.
+    """
+
+    size: int
+
+    def matches(self, value: Any) -> bool:
+        """Return whether the typed static key of a value is that of the value it was made of."""
+        ...
+
+
+class _Same:
+    """The value itself, which can't change, or isn't looked into."""
+
+    __slots__ = ("size", "value")
+
+    def __init__(self, value: Any, size: int):
+        self.value = value
+        self.size = size
+
+    def matches(self, value: Any) -> bool:
+        return value is self.value
+
+
+class _SameWeakly:
+    """Likewise, without keeping it alive."""
+
+    __slots__ = ("ref",)
+    size = 1
+
+    def __init__(self, value: Any):
+        self.ref = weakref.ref(value)
+
+    def matches(self, value: Any) -> bool:
+        return value is self.ref()
+
+
+class _Marshalled:
+    """Builtin containers in containers, of numbers and strings: all of it in one call of C."""
+
+    __slots__ = ("data", "kind", "size")
+
+    def __init__(self, value: Any, size: int):
+        self.kind = type(value)
+        self.data = marshal.dumps(value, _MARSHAL_VERSION)
+        self.size = size
+
+    def matches(self, value: Any) -> bool:
+        # `marshal` writes of subclasses nothing (it raises), or what their buffers hold.
+        if type(value) is not self.kind:
+            return False
+        try:
+            return marshal.dumps(value, _MARSHAL_VERSION) == self.data
+        except ValueError:
+            return False
+
+
+class _Bytes:
+    """An object with a buffer: what that holds is compared without a copy of it."""
+
+    __slots__ = ("attributes", "data", "kind", "size")
+
+    def __init__(self, value: Any):
+        self.kind = type(value)
+        self.attributes = _buffer_attributes(value)
+        # Not `bytes(value)`, which takes an array of one integer for a length.
+        self.data = memoryview(value).tobytes()
+        self.size = len(self.data) // _BYTES_PER_ELEMENT
+
+    def matches(self, value: Any) -> bool:
+        return (
+            type(value) is self.kind
+            and _buffer_attributes(value) == self.attributes
+            # With equal lengths: all of it.
+            and self.data.startswith(value)
+        )
+
+
+class _Equal:
+    """A value that its own `==` compares: with the one that its typed key holds."""
+
+    __slots__ = ("key",)
+    size = 1
+
+    def __init__(self, key: ByEquality | ByHashAndEquality):
+        self.key = key
+
+    def matches(self, value: Any) -> bool:
+        return self.key.matches(value)
+
+
+class _Keyed:
+    """A value for which nothing quicker than its typed key is known."""
+
+    __slots__ = ("key",)
+    size = 1
+
+    def __init__(self, key: Any):
+        self.key = key
+
+    def matches(self, value: Any) -> bool:
+        return bool(typed_key(value) == self.key)
+
+
+class _Elements:
+    """The elements of a container: by identity, or else constants by type and `==`.
+
+    - `addresses`: those of all elements, in one string.
+    - `constants`: those that are held on to, with `None` in the place of the others.
+    - `weak`: references to those that compare by identity; `died` has those that are dead.
+    - `parts`: the snapshots of those that have to be looked into, by position; `hashed` are the
+        positions of those whose own `hash` tells while they are the same, with their `hashes`, and
+        `others` the rest.
+    """
+
+    __slots__ = (
+        "addresses",
+        "constants",
+        "constants_types",
+        "died",
+        "has_fixed_classes",
+        "hashed",
+        "hashes",
+        "kind",
+        "others",
+        "parts",
+        "read",
+        "size",
+        "weak",
+        "weak_places",
+        "weak_types",
+    )
+
+    def __init__(
+        self,
+        kind: type,
+        read: Callable[[Any], list[Any]],
+        elements: list[Any],
+        parts: dict[int, Any],
+        weak: list[int],
+    ):
+        self.kind = kind
+        self.read = read
+        self.addresses = _addresses(elements)
+        self.parts = [*parts.items()]
+        self.others = [pair for pair in self.parts if not _is_hashed(pair[1])]
+        self.hashed = [index for index, part in self.parts if _is_hashed(part)]
+        self.hashes = [parts[index].key.hash for index in self.hashed]
+        self.size = len(elements) + sum([part.size for part in parts.values()])
+        self.died: list[weakref.ref[Any]] = []
+        self.weak = [weakref.ref(elements[index], self.died.append) for index in weak]
+        self.weak_types = [type(elements[index]) for index in weak]
+        self.has_fixed_classes = {*self.weak_types} <= _FIXED_CLASSES
+        #: Mostly the values of a dict: next to each other.
+        self.weak_places = slice(weak[0], weak[-1] + 1) if weak else slice(0)
+        if len(weak) != len(elements[self.weak_places]):
+            self.weak_places = weak
+        self.constants = elements
+        for index in (*parts, *weak):
+            self.constants[index] = None
+        self.constants_types = None
+        if all(map(_is_told_by_equality, self.constants)):
+            self.constants_types = [*map(type, self.constants)]
+
+    def matches(self, value: Any) -> bool:
+        if type(value) is not self.kind:
+            return False
+        items = self.read(value)
+        if len(items) != len(self.constants):
+            return False
+        # The address of an object that died may be another's by now.
+        are_same = not self.died and _addresses(items) == self.addresses
+        if are_same and [hash(items[index]) for index in self.hashed] != self.hashes:
+            return False
+        for index, part in self.others if are_same else self.parts:
+            if not part.matches(items[index]):
+                return False
+        if are_same:
+            return self.has_fixed_classes or self._weak_match(items)
+        if self.constants_types is None or (self.weak and not self._weak_match(items)):
+            return False
+        for index, _ in self.parts:
+            items[index] = None
+        return [*map(type, items)] == self.constants_types and items == self.constants
+
+    def _weak_match(self, items: list[Any]) -> bool:
+        places = self.weak_places
+        if type(places) is slice:
+            objects = items[places]
+            items[places] = [None] * len(objects)
+        else:
+            objects = [items[place] for place in places]
+            for place in places:
+                items[place] = None
+        # One may have been made an object of another class, and a dead one isn't `None`.
+        return [*map(type, objects)] == self.weak_types and all(
+            map(operator.is_, objects, map(operator.call, self.weak))
+        )
+
+
+def _is_hashed(part: Any) -> bool:
+    return type(part) is _Equal and type(part.key) is ByHashAndEquality
+
+
+def _addresses(items: list[Any]) -> bytes:
+    """The `id`s of some objects: in half the time of comparing each by `is`."""
+    return np.fromiter(items, _OBJECTS, len(items)).tobytes()
+
+
+def _is_told_by_equality(value: Any) -> bool:
+    kind = type(value)
+    # Not zeros, which have signs, and not NaN, which doesn't equal itself.
+    return kind in _EXACT or (kind is float and value != 0 and value == value)
+
+
+def _buffer_attributes(value: Any) -> Any:
+    if type(value) is bytearray:
+        return len(value)
+    return value.dtype, value.shape, value.flags.c_contiguous
+
+
+# --- Making one -------------------------------------------------------------------------------
+
+
+_Reader = Callable[[Any], list[Any]]
+
+
+def _items(iterate: Callable[[Any], Iterable[Any]]) -> _Reader:
+    return lambda value: [*iterate(value)]
+
+
+def _pairs(value: dict[Any, Any]) -> list[Any]:
+    return [*dict.keys(value), *dict.values(value)]
+
+
+def _default_dict(value: collections.defaultdict[Any, Any]) -> list[Any]:
+    return [*_pairs(value), value.default_factory]
+
+
+def _ordered_dict(value: collections.OrderedDict[Any, Any]) -> list[Any]:
+    # The dict below doesn't know of those that were moved to an end.
+    return [*collections.OrderedDict.keys(value), *_pairs(value)]
+
+
+def _deque(value: collections.deque[Any]) -> list[Any]:
+    return [*collections.deque.__iter__(value), value.maxlen]
+
+
+def _mapping(value: types.MappingProxyType[Any, Any]) -> list[Any]:
+    copied = value.copy()
+    return _pairs(copied) if type(copied) is dict else [copied]
+
+
+def _namespace(value: types.SimpleNamespace) -> list[Any]:
+    return _pairs(vars(value))
+
+
+def _fields(value: eqx.Module) -> list[Any]:
+    fields = fields_of(value)
+    return [*fields, *fields.values()]
+
+
+#: How to read all that the `==` of a builtin container compares. Its subclasses' own methods have
+#: no say.
+_READERS: dict[type, _Reader] = {
+    tuple: _items(tuple.__iter__),
+    list: _items(list.__iter__),
+    set: _items(set.__iter__),
+    frozenset: _items(frozenset.__iter__),
+    collections.deque: _deque,
+    collections.OrderedDict: _ordered_dict,
+    collections.defaultdict: _default_dict,
+    dict: _pairs,
+    collections.Counter: _pairs,
+    types.MappingProxyType: _mapping,
+    types.SimpleNamespace: _namespace,
+}
+
+
+def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
+    """Return a snapshot of a value itself, and one for values that are equal to it, if small."""
+    if type(value) is tuple and _is_small_and_of(_MARSHALLED_CONSTANTS, value):
+        # As below: what most are.
+        return _Same(value, len(value)), _Marshalled(value, len(value))
+    survey = _survey(value)
+    whole = _whole(value, survey)
+    if whole is not None and survey.size > LARGEST:
+        return whole, None
+    made = _looked_into(value)
+    common = _Marshalled(value, survey.size) if survey.is_marshalled else made
+    if whole is not None and is_constant(value):
+        return whole, common
+    return common if isinstance(made, _Elements) and made.parts else made, common
+
+
+def compared_by_identity(value: Any) -> Snapshot | None:
+    """Return the snapshot of a value that is too large to be looked into."""
+    if type(value) in (tuple, list) and _is_small_and_of(CONSTANTS, value):
+        return None
+    survey = _survey(value)
+    return _whole(value, survey) if survey.size > LARGEST else None
+
+
+def _is_small_and_of(kinds: frozenset[type], values: Any) -> bool:
+    return len(values) <= LARGEST and kinds.issuperset(map(type, values))
+
+
+def _whole(value: Any, survey: "_Survey") -> Snapshot | None:
+    """A snapshot that doesn't look into a value; None if it would keep alive what it mustn't."""
+    if not is_constant(value):
+        with contextlib.suppress(TypeError):
+            return _SameWeakly(value)
+    return _Same(value, survey.size) if survey.is_light else None
+
+
+def is_constant(value: Any) -> bool:
+    """Return whether a value can't change, and holds nothing that compares by identity."""
+    kind = type(value)
+    if kind is tuple or kind is frozenset:
+        kinds = {*map(type, value)}
+        return kinds <= _CONSTANTS or all(map(is_constant, value))
+    return _is_constant_kind(kind)
+
+
+def _is_constant_kind(kind: type) -> bool:
+    if kind in _CONSTANTS or issubclass(kind, np.dtype):
+        return True
+    return issubclass(kind, np.generic) and not issubclass(kind, np.void)
+
+
+class _Survey(NamedTuple):
+    """What comparing a value takes.
+
+    - `n`: as many elements as take as long, but for those that hold them.
+    - `n_containers`: how many containers those are in.
+    - `is_light`: whether it holds nothing that could die before it.
+    - `is_marshalled`: whether `marshal` tells all of it.
+    """
+
+    n: int
+    n_containers: int
+    is_light: bool
+    is_marshalled: bool
+
+    @property
+    def size(self) -> int:
+        """The same as one number."""
+        per_container = 1 if self.is_marshalled else _ELEMENTS_PER_PART
+        return self.n + per_container * max(self.n_containers - 1, 0)
+
+
+def _survey(value: Any) -> _Survey:
+    kind = type(value)
+    read = _reader(kind)
+    if read is None:
+        return _survey_of_atom(value)
+    elements = read(value)
+    kinds = [*map(type, elements)]
+    constants = {kind for kind in {*kinds} if _is_constant_kind(kind)}
+    parts = (
+        [_survey(element) for element in elements if type(element) not in constants]
+        if len(constants) < len({*kinds})
+        else []
+    )
+    is_marshalled = (
+        kind in _MARSHALLED_CONTAINERS
+        and constants <= _MARSHALLED_CONSTANTS
+        and all(part.is_marshalled for part in parts)
+    )
+    n = len(elements) - len(parts) + sum([part.n for part in parts])
+    if is_marshalled and parts:
+        n += _ELEMENTS_PER_TEXT * kinds.count(str)
+    if issubclass(kind, collections.OrderedDict):
+        n += _ELEMENTS_PER_ORDERED_KEY * len(value)
+    return _Survey(
+        n,
+        1 + sum([part.n_containers for part in parts]),
+        all(part.is_light for part in parts),
+        is_marshalled,
+    )
+
+
+def _survey_of_atom(value: Any) -> _Survey:
+    kind = type(value)
+    if _is_constant_kind(kind):
+        return _Survey(1, 0, True, kind in _MARSHALLED_CONSTANTS)
+    if kind is bytearray:
+        return _Survey(len(value) // _BYTES_PER_ELEMENT, 0, True, False)
+    if kind is np.ndarray:
+        return _Survey(value.nbytes // _BYTES_PER_ELEMENT, 0, not value.dtype.hasobject, False)
+    is_light = compares_by_identity(kind) and not _is_weakly_held(value)
+    return _Survey(1, 0, is_light, False)
+
+
+def _is_weakly_held(value: Any) -> bool:
+    """Whether a snapshot mustn't keep alive a value that compares by identity."""
+    if stays(value):
+        return False
+    try:
+        weakref.ref(value)
+    except TypeError:
+        # The typed key holds on to it, too.
+        return False
+    return True
+
+
+def _looked_into(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Keyed":
+    kind = type(value)
+    read = _reader(kind)
+    if read is not None:
+        return _elements(value, read)
+    if kind is ArrayImpl:
+        # It can't be changed in place.
+        return _SameWeakly(value)
+    if kind is bytearray or kind is np.ndarray:
+        with contextlib.suppress(Exception):
+            made = _Bytes(value)
+            if made.matches(value):
+                return made
+    key = typed_key(value)
+    compared = compared_by_equality(key)
+    return _Keyed(key) if compared is None else _Equal(compared)
+
+
+def _elements(value: Any, read: _Reader) -> _Elements:
+    elements = read(value)
+    parts: dict[int, Any] = {}
+    weak: list[int] = []
+    for index, element in enumerate(elements):
+        if is_constant(element):
+            continue
+        if not compares_by_identity(type(element)):
+            parts[index] = _looked_into(element)
+        elif _is_weakly_held(element):
+            weak.append(index)
+    return _Elements(type(value), read, elements, parts, weak)
+
+
+def _reader(kind: type) -> _Reader | None:
+    """Return how to read all that decides on a container's typed key, if it is a container."""
+    read = _READERS.get(kind)
+    if read is not None:
+        return read
+    base = looked_into_as(kind)
+    if base is eqx.Module:
+        return _fields if keeps_fields_plainly(kind) else None
+    if base is not None:
+        return _READERS.get(base)
+    fields = keyed_fields(kind)
+    if fields is None:
+        return None
+    return lambda value: [getattr(value, name) for name in fields]

@@ -1,0 +1,456 @@
+"""The typed static key: a hashable stand-in for the static half of a call.
+
+Two static values have equal keys exactly if a program compiled for one may serve the other. Unlike
+`==`, which `equinox.filter_jit` compares with, the key tells `1` from `True` and `1.0`, `0.0` from
+`-0.0`, and one order of a dict's items from another, also inside builtin containers and inside
+dataclasses with a generated `__eq__`; and NaN equals NaN. Containers are copied into the key, so
+that a later change of theirs is seen. For all other values their type and their own `==` and `hash`
+decide.
+"""
+
+import collections
+import copy
+import dataclasses
+import functools
+import operator
+import sys
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, cast
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.tree_util import tree_flatten
+
+from .._compat import MISSING, ArrayImpl, PyTreeDef, treedef_rows
+
+
+class ByHashAndEquality:
+    """A value compared by its own `==`, with the hash that it had: a change of it shows in that."""
+
+    __slots__ = ("hash", "value")
+
+    def __init__(self, value: Any):
+        self.value = value
+        self.hash = hash(value)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is ByHashAndEquality and is_same_opaque(
+            self.value, other.value, self.hash, other.hash
+        )
+
+    def matches(self, value: Any) -> bool:
+        """Return whether a value has the same key."""
+        return is_same_opaque(value, self.value, hash(value), self.hash)
+
+
+class ByEquality:
+    """An unhashable value, compared by its own `==` and hashed by its type alone: a copy of it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = _snapshot(value)
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is ByEquality and self.matches(other.value)
+
+    def matches(self, value: Any) -> bool:
+        """Return whether a value has the same key."""
+        if type(value) is not type(self.value):
+            return False
+        return value is self.value or bool(self.value == value)
+
+
+def _snapshot(value: Any) -> Any:
+    """A copy that a change of the value doesn't reach; itself where it can't be copied."""
+    try:
+        copied = copy.deepcopy(value)
+        if type(copied) is type(value) and bool(copied == value):
+            return copied
+    except Exception:
+        pass
+    return value
+
+
+class _IdentityRef(weakref.ref[Any]):
+    """A weak reference to a value that equals itself alone, whatever its `==` says."""
+
+    __slots__ = ("_id",)
+
+    def __init__(self, value: Any):
+        self._id = id(value)
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        # A dead one's `id` may be another's by now.
+        return type(other) is _IdentityRef and (value := self()) is not None and value is other()
+
+
+class _ByIdentity:
+    """A value that equals itself alone, whatever its `==` says."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _ByIdentity and self.value is other.value
+
+
+def typed_key(value: Any) -> Hashable:
+    """The typed static key of one value.
+
+    **Arguments:**
+
+    - `value`: any object.
+
+    **Returns:**
+
+    A hashable object. Objects that compare by identity are referred to weakly where that is
+    possible, so that a key doesn't keep them alive.
+
+    **Raises:**
+
+    Whatever the `__hash__` or the `__eq__` of a user's class raises.
+    """
+    kind = type(value)
+    make_key = _KEY_BY_TYPE.get(kind)
+    if make_key is None:
+        return _key_by_class(kind, value)
+    return make_key(value)
+
+
+def typed_treedef_key(treedef: PyTreeDef) -> Hashable:
+    """The typed static key of a structure: its nodes, with the typed keys of their metadata."""
+    return tuple(
+        [
+            (kind, arity, custom, None if data is None else typed_key(data))
+            for kind, arity, data, custom in treedef_rows(treedef)
+        ]
+    )
+
+
+def _atom_key(value: Any) -> Hashable:
+    return (type(value), value)
+
+
+def _float_key(value: float) -> tuple[type, float | str]:
+    # Zeros are told apart by their sign, and NaN, which doesn't equal itself, by its name.
+    return (float, value if value and value == value else repr(value))
+
+
+def _complex_key(value: complex) -> Hashable:
+    return (complex, _float_key(value.real), _float_key(value.imag))
+
+
+class Constants(tuple[Any, ...]):
+    """A part of a typed static key that refers to nothing weakly."""
+
+    __slots__ = ()
+
+
+#: Equal ones of one type are the same to any program, but for zeros and NaN.
+CONSTANTS = frozenset({type(None), bool, int, str, bytes, float})
+
+
+def constants_key(values: tuple[Any, ...], constants: frozenset[type] = CONSTANTS) -> Hashable:
+    """Return one key for values that are all constants, by their types; None for others."""
+    types = tuple(map(type, values))
+    kinds = {*types}
+    if not kinds <= constants:
+        return None
+    if float in kinds and (0.0 in values or any(map(operator.ne, values, values))):
+        keys = [_float_key(value)[1] if type(value) is float else value for value in values]
+        return Constants((types, tuple(keys)))
+    return Constants((types, values))
+
+
+def _elements_key(elements: Iterable[Any]) -> Hashable:
+    values = tuple(elements)
+    return constants_key(values) or tuple([typed_key(value) for value in values])
+
+
+def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
+    return (type(value), _elements_key(elements(value)))
+
+
+def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
+    # With their number: there can be several NaN in a set.
+    keys = [typed_key(element) for element in elements(value)]
+    return (type(value), len(keys), frozenset(keys))
+
+
+def _dict_key(value: Any, cls: Any = dict) -> Hashable:
+    # Unlike for `==`, the order of the items matters: a function may go through them.
+    return (type(value), _elements_key(cls.keys(value)), _elements_key(cls.values(value)))
+
+
+_ordered_dict_key = functools.partial(_dict_key, cls=collections.OrderedDict)
+
+
+def _default_dict_key(value: Any) -> Hashable:
+    return (typed_key(value.default_factory), _dict_key(value))
+
+
+def _deque_key(value: Any) -> Hashable:
+    return (value.maxlen, _sequence_key(value, collections.deque.__iter__))
+
+
+def _range_key(value: range) -> Hashable:
+    return (range, value.start, value.stop, value.step)
+
+
+def _mapping_key(value: types.MappingProxyType[Any, Any]) -> Hashable:
+    return (types.MappingProxyType, typed_key(value.copy()))
+
+
+def _namespace_key(value: types.SimpleNamespace) -> Hashable:
+    return (types.SimpleNamespace, _dict_key(vars(value)))
+
+
+def _bytearray_key(value: bytearray) -> Hashable:
+    return (bytearray, bytes(value))
+
+
+def _slice_key(value: slice) -> Hashable:
+    return (slice, typed_key(value.start), typed_key(value.stop), typed_key(value.step))
+
+
+def _method_key(value: types.MethodType) -> Hashable:
+    # Methods compare their `__self__` by identity.
+    owner = value.__self__
+    return (types.MethodType, typed_key(value.__func__), _identity_key(owner))
+
+
+def _numpy_key(value: np.ndarray | np.generic) -> Hashable:
+    if value.dtype.hasobject:
+        return (type(value), ByEquality(value))
+    return (type(value), value.dtype, value.shape, value.tobytes())
+
+
+def _array_key(value: Any) -> Hashable:
+    # Keys of random numbers have a dtype of JAX's own.
+    if not isinstance(value.dtype, np.dtype) or not value.is_fully_addressable:
+        return _opaque_key(value)
+    # Not by `==`, which broadcasts and converts.
+    return (type(value), value.weak_type, _numpy_key(np.asarray(value)))
+
+
+def _module_key(value: eqx.Module) -> Hashable:
+    leaves, treedef = tree_flatten(value)
+    return (type(value), typed_treedef_key(treedef), _sequence_key(leaves))
+
+
+def _identity_key(value: Any) -> Hashable:
+    kind = type(value)
+    try:
+        if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
+            # Equal while alive if the referents are, that is, by identity; and compared in C.
+            return (kind, weakref.ref(value))
+        return (kind, _IdentityRef(value))
+    except TypeError:
+        return (kind, _ByIdentity(value))
+
+
+def _opaque_key(value: Any) -> Hashable:
+    try:
+        return (type(value), ByHashAndEquality(value))
+    except TypeError:
+        return (type(value), ByEquality(value))
+
+
+_KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
+    type(None): _atom_key,
+    bool: _atom_key,
+    int: _atom_key,
+    str: _atom_key,
+    bytes: _atom_key,
+    float: _float_key,
+    complex: _complex_key,
+    tuple: _sequence_key,
+    list: _sequence_key,
+    set: _set_key,
+    frozenset: _set_key,
+    dict: _dict_key,
+    collections.defaultdict: _default_dict_key,
+    collections.Counter: _dict_key,
+    types.MappingProxyType: _mapping_key,
+    types.SimpleNamespace: _namespace_key,
+    collections.deque: _deque_key,
+    range: _range_key,
+    bytearray: _bytearray_key,
+    collections.OrderedDict: _ordered_dict_key,
+    slice: _slice_key,
+    types.MethodType: _method_key,
+    np.ndarray: _numpy_key,
+    ArrayImpl: _array_key,
+    cast(type, PyTreeDef): typed_treedef_key,
+}
+
+#: Those that are made no slower than a snapshot of the value is compared.
+SIMPLE_KEYS: dict[type, Callable[[Any], Hashable]] = {
+    kind: _KEY_BY_TYPE[kind]
+    for kind in (
+        *(type(None), bool, int, str, bytes, float, complex),
+        *(range, slice, types.MethodType, cast(type, PyTreeDef)),
+    )
+}
+
+# A subclass that keeps its base's `==` is looked into as that does: its own `__iter__` has no say.
+_KEY_BY_EQUALITY: list[tuple[type, Callable[[Any], Hashable]]] = [
+    (tuple, functools.partial(_sequence_key, elements=tuple.__iter__)),
+    (list, functools.partial(_sequence_key, elements=list.__iter__)),
+    (collections.OrderedDict, _ordered_dict_key),
+    (collections.defaultdict, _default_dict_key),
+    (dict, _dict_key),
+    (set, functools.partial(_set_key, elements=set.__iter__)),
+    (frozenset, functools.partial(_set_key, elements=frozenset.__iter__)),
+    (np.generic, _numpy_key),
+    (jax.Array, _array_key),
+    (eqx.Module, _module_key),
+]
+
+# Their classes' `==` compares with other types: that is no reason not to look into them.
+_KEYED_BY_CONTENT = (np.generic, jax.Array)
+
+
+def _key_by_class(kind: type, value: Any) -> Hashable:
+    make_key = _make_key_of_class(kind)
+    if make_key is not None:
+        return make_key(value)
+    compared = compared_fields(kind)
+    if compared is not None:
+        return (kind, tuple([typed_key(getattr(value, name)) for name in compared]))
+    return _opaque_key(value)
+
+
+# Classes whose equal objects are one object, which may be made anew once nothing refers to it.
+_KEY_OF_INTERNED: dict[type, Callable[[Any], Hashable]] = {}
+
+
+def register_interned(kind: type, make_key: Callable[[Any], Hashable]) -> None:
+    """Have objects of a class be keyed by content, while guards compare them by identity."""
+    _KEY_OF_INTERNED[kind] = make_key
+
+
+if type(MISSING) is not object:
+    # In the metadata of most Modules: there is nothing to refer to weakly.
+    register_interned(type(MISSING), _atom_key)
+
+
+def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:
+    """How a class's `==` asks for its keys to be made; None where only its fields can tell."""
+    if kind.__eq__ is object.__eq__:
+        return _KEY_OF_INTERNED.get(kind, _identity_key)
+    for base, make_key in _KEY_BY_EQUALITY:
+        if issubclass(kind, base):
+            is_as_expected = base in _KEYED_BY_CONTENT or kind.__eq__ is base.__eq__
+            return make_key if is_as_expected else _opaque_key
+    return None
+
+
+def compared_fields(kind: type) -> list[str] | None:
+    """The fields that a dataclass's `__eq__` compares; None where that isn't the generated one."""
+    if kind.__eq__ is object.__eq__:
+        return None
+    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+    parameters = vars(owner).get("__dataclass_params__")
+    equality = vars(owner)["__eq__"]
+    # `dataclasses` defines its methods in a function of this name, and leaves a user's own alone.
+    generated = isinstance(equality, types.FunctionType) and (
+        equality.__code__.co_qualname == "__create_fn__.<locals>.__eq__"
+    )
+    if parameters is None or not parameters.eq or not generated:
+        return None
+    return [field.name for field in dataclasses.fields(owner) if field.compare]
+
+
+def identity_suffices(value: Any) -> bool:
+    """Whether a value's typed key can't change while it is the same object."""
+    kind = type(value)
+    if kind is tuple or kind is frozenset:
+        return all(identity_suffices(element) for element in value)
+    if kind in _KEY_BY_TYPE:
+        return kind in (str, bytes, int, float, complex, bool, type(None), range)
+    return kind.__eq__ is object.__eq__ or issubclass(kind, np.dtype)
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether nothing but a value's type and its own `==` and `hash` decide."""
+    kind = type(value)
+    if kind in _KEY_BY_TYPE:
+        return False
+    make_key = _make_key_of_class(kind)
+    if make_key is None:
+        return compared_fields(kind) is None
+    return make_key is _opaque_key
+
+
+def compares_by_identity(kind: type) -> bool:
+    """Whether nothing but an object itself has its typed key."""
+    return kind not in _KEY_BY_TYPE and kind.__eq__ is object.__eq__
+
+
+def stays(value: Any) -> bool:
+    """Whether a value is what a library's module calls by its name, as `jax.nn.relu` is."""
+    try:
+        module, name = value.__module__, value.__qualname__
+        return module != "__main__" and operator.attrgetter(name)(sys.modules[module]) is value
+    except Exception:
+        return False
+
+
+def looked_into_as(kind: type) -> type | None:
+    """The builtin container as whose typed key that of a subclass is made; None for others."""
+    for base, make_key in _KEY_BY_EQUALITY:
+        if issubclass(kind, base):
+            return base if _make_key_of_class(kind) is make_key else None
+    return None
+
+
+def is_container(kind: type) -> bool:
+    """Whether objects of a class are looked into, to make their typed keys."""
+    if kind in _KEY_BY_TYPE:
+        return kind not in SIMPLE_KEYS
+    base = looked_into_as(kind)
+    return base not in (None, np.generic) or keyed_fields(kind) is not None
+
+
+def keyed_fields(kind: type) -> list[str] | None:
+    """The fields of which an object's typed key is made; None where it is made in another way."""
+    if kind in _KEY_BY_TYPE or _make_key_of_class(kind) is not None:
+        return None
+    return compared_fields(kind)
+
+
+def compared_by_equality(key: Any) -> ByEquality | ByHashAndEquality | None:
+    """The part of an opaque value's typed key that asks its own `==`."""
+    if type(key) is tuple and len(key) == 2 and isinstance(key[1], (ByEquality, ByHashAndEquality)):
+        return key[1]
+    return None
+
+
+def is_same_opaque(value: Any, expected: Any, value_hash: int, expected_hash: int) -> bool:
+    """Whether an opaque value is the expected one, as for a dict keyed by type and value."""
+    return (
+        type(value) is type(expected)
+        and value_hash == expected_hash
+        and (value is expected or bool(value == expected))
+    )

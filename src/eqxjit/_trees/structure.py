@@ -1,0 +1,201 @@
+"""The static half of a call as a tree of nodes, for the code generators to walk."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+from .._compat import MISSING, PyTreeDef
+from .given import Position
+from .key_cache import metadata_key, static_key
+from .modules import keeps_fields_plainly
+from .partition import DYNAMIC
+
+# From this many equal items on, generated code loops over them.
+SHORTEST_RUN = 4
+
+# Deeper structures are left to the generic path, which recurses in C++.
+MAX_DEPTH = 100
+
+
+class TooDeep(Exception):
+    """A structure that generated code would not be generated for."""
+
+
+# Static values that are compared a whole run at once.
+_NUMBERS_AND_TEXTS = frozenset({int, float, bool, str, bytes})
+
+
+class Leaf:
+    """A leaf: `value` is a static value, or `DYNAMIC` for an array."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    @property
+    def is_dynamic(self) -> bool:
+        return self.value is DYNAMIC
+
+    @property
+    def is_number_or_text(self) -> bool:
+        return type(self.value) in _NUMBERS_AND_TEXTS
+
+
+class Node:
+    """An inner node: what JAX's registry splits an object of class `kind` into.
+
+    - `kind`: the class of the object; `NoneType` for `None`.
+    - `data`: the metadata of the node, as JAX's registry has it.
+    - `children`: the nodes and leaves below.
+    - `treedef`: the treedef of the node with all that is below it.
+    - `given`: the parts of an output's metadata that come in with each call, and where.
+    """
+
+    __slots__ = ("children", "data", "given", "kind", "treedef")
+
+    def __init__(self, treedef: PyTreeDef, children: list["Node | Leaf"]):
+        self.kind, self.data = treedef.node_data()
+        self.children = children
+        self.treedef = treedef
+        self.given: dict[int, Position] = {}
+
+
+def structure_of(
+    treedef: PyTreeDef, leaves: tuple[Any, ...], tick: Callable[[], None]
+) -> Node | Leaf:
+    """The nodes of a treedef, with these leaves; `tick` is called for each.
+
+    **Raises:**
+
+    - `TooDeep`, beyond `MAX_DEPTH`.
+    """
+    return _structure_of(treedef, iter(leaves), tick, 0)
+
+
+def _structure_of(
+    treedef: PyTreeDef, leaves: Iterator[Any], tick: Callable[[], None], depth: int
+) -> Node | Leaf:
+    tick()
+    if depth > MAX_DEPTH:
+        raise TooDeep
+    if treedef.node_data() is None:
+        return Leaf(next(leaves))
+    children = [_structure_of(child, leaves, tick, depth + 1) for child in treedef.children()]
+    return Node(treedef, children)
+
+
+def input_signature(node: Node | Leaf) -> Hashable:
+    """Equal for structures whose typed static keys are equal."""
+    if isinstance(node, Leaf):
+        return DYNAMIC if node.is_dynamic else static_key(node.value)
+    children = tuple([input_signature(child) for child in node.children])
+    return (node.kind, metadata_key(node.data), children)
+
+
+def output_signature(node: Node | Leaf) -> Hashable:
+    """Equal for structures that hold the very same static objects, or equal strings."""
+    if isinstance(node, Leaf):
+        if type(node.value) is Position:
+            # What is written for it can't be moved into a loop.
+            return id(node)
+        return DYNAMIC if node.is_dynamic else _object_key(node.value)
+    layout = module_layout(node)
+    if node.given:
+        # Each item has its own, from its place in the input.
+        data: Hashable = id(node)
+    elif layout is not None:
+        data = tuple([_object_key(value) for _, value in layout.static])
+    elif node.kind is dict:
+        data = metadata_key(node.data)
+    else:
+        data = _object_key(node.data)
+    return (node.kind, data, tuple([output_signature(child) for child in node.children]))
+
+
+def _object_key(value: Any) -> Hashable:
+    """Equal for values of which one may stand for the other in an output."""
+    # Equal strings differ in nothing but their addresses, which no run of Python promises.
+    return value if type(value) is str else id(value)
+
+
+def n_arrays(node: Node | Leaf) -> int:
+    """How many arrays there are below a node."""
+    if isinstance(node, Leaf):
+        return int(node.is_dynamic)
+    return sum(n_arrays(child) for child in node.children)
+
+
+def runs(
+    children: list[Node | Leaf], signature: Callable[[Node | Leaf], Hashable]
+) -> Iterator[tuple[int, list[Node | Leaf]]]:
+    """Splits the items of a sequence where their signatures differ: each run with its start.
+
+    Static numbers and texts are one run, whatever their values.
+
+    Short runs come item by item: only from `SHORTEST_RUN` items on a loop is worth its while.
+    """
+    if len(children) < SHORTEST_RUN:
+        yield from ((index, [child]) for index, child in enumerate(children))
+        return
+    start = 0
+
+    def kind(child: Node | Leaf) -> Hashable:
+        is_simple = isinstance(child, Leaf) and child.is_number_or_text
+        return _NUMBERS_AND_TEXTS if is_simple else signature(child)
+
+    for key, group in itertools.groupby(children, kind):
+        run = list(group)
+        if len(run) >= SHORTEST_RUN and (key is _NUMBERS_AND_TEXTS or n_arrays(run[0])):
+            yield start, run
+        else:
+            yield from ((start + index, [child]) for index, child in enumerate(run))
+        start += len(run)
+
+
+class ModuleLayout:
+    """Where an `equinox.Module` keeps what its registered flatten hands out.
+
+    - `dynamic`: the names of its fields, in the order of the node's children.
+    - `static`: the names of its static fields, each with its value.
+    """
+
+    __slots__ = ("dynamic", "static")
+
+    def __init__(self, dynamic: tuple[str, ...], static: tuple[tuple[str, Any], ...]):
+        self.dynamic = dynamic
+        self.static = static
+
+
+def module_layout(node: Node) -> ModuleLayout | None:
+    """The layout of a Module that has its fields, no others, and keeps them as Equinox does.
+
+    None for all other nodes: those go through JAX's registry.
+    """
+    cls = node.kind
+    if not keeps_fields_plainly(cls):
+        return None
+    fields = dataclasses.fields(cls)
+    static_names = [field.name for field in fields if field.metadata.get("static", False)]
+    dynamic_names = [field.name for field in fields if field.name not in static_names]
+    if not isinstance(node.data, tuple) or len(node.data) != 1 + len(static_names):
+        return None
+    wrapper_fields, *static_values = node.data
+    if wrapper_fields is not MISSING or any(value is MISSING for value in static_values):
+        return None
+    if len(node.children) != len(dynamic_names):
+        return None
+    if any(isinstance(child, Node) and child.kind is type(MISSING) for child in node.children):
+        return None
+    return ModuleLayout(tuple(dynamic_names), tuple(zip(static_names, static_values, strict=True)))
+
+
+def is_plain_namedtuple(kind: type) -> bool:
+    """Whether the items of a named tuple are those that Python's `tuple` has."""
+    return (
+        issubclass(kind, tuple)
+        and hasattr(kind, "_fields")
+        and kind.__getitem__ is tuple.__getitem__
+        and kind.__len__ is tuple.__len__
+    )

@@ -1,0 +1,59 @@
+"""Layers: imports go down only, those for type checkers included, and never round."""
+
+import ast
+import graphlib
+import pathlib
+import re
+
+import pytest
+
+import eqxjit
+
+ROOT = pathlib.Path(eqxjit.__file__).parent
+
+#: From the bottom to the top; a package may import itself and what is below it.
+LAYERS = [
+    *("_compat", "_lock", "_code", "_trees", "_plan", "_runtime", "_diagnostics", "_api"),
+    *("_deploy", "__init__", "__main__"),
+]
+
+
+def imports_of(path):
+    """The files that a file imports, wherever in it, by their paths."""
+    package = path.relative_to(ROOT).parent
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            folder = ROOT / package if node.level == 1 else ROOT / package.parent
+            target = folder.joinpath(*(node.module or "").split("."))
+            for alias in node.names:
+                files = [target / f"{alias.name}.py", target.with_suffix(".py")]
+                found.add(str(next(filter(pathlib.Path.exists, files)).relative_to(ROOT)))
+    return found
+
+
+IMPORTS = {str(path.relative_to(ROOT)): imports_of(path) for path in ROOT.rglob("*.py")}
+
+
+def layer(file):
+    return LAYERS.index(file.split("/")[0].removesuffix(".py"))
+
+
+def test_imports_go_down_only():
+    pairs = [(file, other) for file, others in IMPORTS.items() for other in others]
+    up = [(file, other) for file, other in pairs if layer(other) > layer(file)]
+    assert not up
+    assert len(pairs) > 100
+
+
+def test_no_imports_go_round():
+    assert len([*graphlib.TopologicalSorter(IMPORTS).static_order()]) == len(IMPORTS)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if (ROOT / name).is_dir()])
+def test_a_package_says_what_it_is_for(name):
+    text = (ROOT / name / "__init__.py").read_text()
+    duty, rules = ast.get_docstring(ast.parse(text)).split("\n\n")
+    assert duty.endswith(".")
+    assert rules.startswith("May import: ")
+    assert (ROOT / name / re.search(r"Start at `(\w+\.py)`\.$", rules)[1]).exists()
