@@ -24,7 +24,7 @@ _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bo
 
 
 def main(argv: list[str]) -> None:
-    """Installs eqxjit, then runs what the command line names.
+    """Install eqxjit, then run what the command line names.
 
     **Arguments:**
 
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
 
 
 def _log_late_variables(event: str, arguments: tuple[Any, ...]) -> None:
-    """An audit hook: names a variable that the script sets and JAX has already read."""
+    """Warn of a variable that the script sets and JAX has already read: an audit hook."""
     # Everything that is audited comes by here.
     if event != "os.putenv":
         return
@@ -77,7 +77,7 @@ def _log_late_variables(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _run_script(path: str) -> None:
-    """Runs a file as the main program, which it stays: threads and exit handlers outlive this.
+    """Run a file as the main program, which it stays: threads and exit handlers outlive this.
 
     `runpy.run_path` would take the module away at the end of the file.
     """

@@ -48,7 +48,7 @@ JaxRuntimeError: type[Exception] = getattr(jax.errors, "JaxRuntimeError", Runtim
 
 
 def _module_dict_descriptor() -> Any:
-    """The C-level descriptor of `__dict__`; `module.__dict__` runs Python (`__getattribute__`)."""
+    """Return the C-level descriptor of `__dict__`; `module.__dict__` runs Python."""
     return vars(eqx.Module)["__dict__"]
 
 
@@ -69,7 +69,7 @@ TreedefRow = tuple[Any, int, Any, Any]
 
 
 def _rows_by_walking(treedef: PyTreeDef) -> list[TreedefRow]:
-    """The rows of a treedef by its public methods: a Python call a node."""
+    """Return the rows of a treedef by its public methods: a Python call a node."""
     rows: list[TreedefRow] = []
     pending: list[tuple[PyTreeDef, bool]] = [(treedef, False)]
     while pending:
@@ -88,7 +88,7 @@ def _rows_by_walking(treedef: PyTreeDef) -> list[TreedefRow]:
 
 
 def _rows_by_pickling(treedef: PyTreeDef) -> list[TreedefRow]:
-    """The rows of a treedef by the state that it pickles: one C call for the whole tree."""
+    """Return the rows of a treedef by the state that it pickles: one C call for the whole tree."""
     return [row[:4] for row in treedef.__getstate__()[1]]  # type: ignore[misc]
 
 
@@ -111,7 +111,7 @@ LEAF_KIND = treedef_rows(tree_structure(0))[0][0]
 
 
 def _root_by_flattening(treedef: PyTreeDef) -> PyTreeDef:
-    """The treedef of the root alone, from such a node, by public functions."""
+    """Return the treedef of the root alone, from such a node, by public functions."""
     node = treedef.unflatten([None] * treedef.num_leaves)
     return tree_structure(node, is_leaf=lambda subtree: subtree is not node)
 
@@ -121,7 +121,7 @@ CAN_ASSEMBLE = hasattr(PyTreeDef, "from_node_data_and_children")
 
 
 def assembled(node_data: Any, children: list[PyTreeDef]) -> PyTreeDef:
-    """The treedef of a node, without making an object of the user's class."""
+    """Return the treedef of a node, without making an object of the user's class."""
     return PyTreeDef.from_node_data_and_children(  # type: ignore[attr-defined]
         default_registry, node_data, children
     )
@@ -139,13 +139,13 @@ root_treedef: Callable[[PyTreeDef], PyTreeDef] = (
 
 
 def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
-    """The object that JAX's registry makes of a node's metadata and children."""
+    """Return the object that JAX's registry makes of a node's metadata and children."""
     leaf = tree_structure(0)
     return assembled((kind, metadata), [leaf] * len(children)).unflatten(children)
 
 
 def with_metadata(treedef: PyTreeDef, change: Callable[[Any], Any]) -> PyTreeDef:
-    """The treedef with other metadata: what `change` makes of each node's. Else, as it is."""
+    """Return the treedef with `change` of each node's metadata, or the same where it can't be."""
     if not CAN_ASSEMBLE:
         return treedef
     made: list[PyTreeDef] = []
@@ -185,7 +185,7 @@ except (ImportError, AttributeError):
 else:
 
     def is_staging() -> bool:
-        """Whether an operation on constants would be staged out into a jaxpr right now."""
+        """Return whether an operation on constants would be staged out into a jaxpr right now."""
         if _eager_constant_folding.value:
             return False
         trace = _trace_ctx.trace
@@ -203,7 +203,7 @@ try:
     _UNNAMED: Any = _debug_info("jit", lambda: None, (), {})
 
     def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
-        """JAX's record of what to call a function and its arguments; None to leave it to JAX."""
+        """Return JAX's record of the names of a function and its arguments; None for its own."""
         return _UNNAMED._replace(func_src_info=source, arg_names=argument_names)
 
     _ = debug_info("f at f.py:1", ("x",)).safe_arg_names(1)
@@ -215,7 +215,8 @@ except Exception:
 
 
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:
-    """The values that a tracer of `vmap`, `jvp` or `grad` wraps; none where it is one of `jit`.
+    """Return the values that a tracer of `vmap`, `jvp` or `grad` wraps; none where it is one of
+    `jit`.
 
     The attributes are private. Without them a program that can raise isn't waited for there.
     """
@@ -256,7 +257,7 @@ except (ImportError, AttributeError):
 else:
 
     def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
-        """The message and the stack (innermost frame first) of Equinox's latest runtime error."""
+        """Return the message and the stack, inside out, of Equinox's latest runtime error."""
         return _eqx_jit.last_error_info or (None, [])
 
 
@@ -301,7 +302,7 @@ except ImportError:
 
 
 def _operations(module: Any) -> list[tuple[str, str]]:
-    """The name of each operation in a lowered program and, for a custom call, its target."""
+    """Return the name of each operation in a lowered program and, for a custom call, its target."""
     found: list[tuple[str, str]] = []
     # Not `walk`, which turns an interrupt in what it calls into an error of its own.
     pending: list[Any] = [module]
@@ -327,7 +328,8 @@ def lowered_operations(module: Any) -> Iterator[tuple[str, str]] | None:
 
 
 def jaxpr_lowered_in(frame: FrameType) -> Any:
-    """The closed jaxpr that a function of JAX lowers, from its frame; None if it isn't there.
+    """Return the closed jaxpr that a function of JAX lowers, from its frame; None if it isn't
+    there.
 
     To be asked for it, JAX goes through all arguments again: as long as a first call's own work.
     """
@@ -335,7 +337,7 @@ def jaxpr_lowered_in(frame: FrameType) -> Any:
 
 
 def module_compiled_in(frame: FrameType) -> Any:
-    """The lowered program that a function of JAX compiles, as `jaxpr_lowered_in`."""
+    """Return the lowered program that a function of JAX compiles, as `jaxpr_lowered_in`."""
     try:
         from jaxlib.mlir.ir import Module
     except ImportError:
@@ -351,7 +353,8 @@ def _local_of_class(frame: FrameType, cls: type) -> Any:
 
 
 def warning_filters() -> list[Any]:
-    """The filters of warnings, the first to match first; since Python 3.14 they may be a context's.
+    """Return the filters of warnings, the first to match first; since Python 3.14 they may be a
+    context's.
 
     `warnings.filterwarnings` takes nothing but a regular expression.
     """
@@ -369,7 +372,7 @@ except ImportError:
 
 
 def clear_with_equinox(clear: Callable[[], None]) -> None:
-    """Has `equinox.clear_caches()` call `clear` too."""
+    """Make `equinox.clear_caches()` call `clear` too."""
     _cache_clears.append(clear)
 
 
@@ -411,7 +414,7 @@ _DONATIONS = {
 
 
 def upstream_donation(wrapper: Any) -> str | None:
-    """The `donate` of an upstream wrapper; None if it has other options, which can't be read."""
+    """Return the `donate` of an upstream wrapper; None if it can't be read."""
     if not upstream_is_known or _has_jit_options(wrapper):
         return None
     return _DONATIONS.get((wrapper.filter_warning, wrapper.donate_first, wrapper.donate_rest))
@@ -425,7 +428,7 @@ def _has_jit_options(wrapper: Any) -> bool:
 
 
 def _jit_options(jitted: Any) -> list[Any]:
-    """The options of a function under `jax.jit`, as JAX keeps them; the function if it doesn't."""
+    """Return the options of a function under `jax.jit`; the function if JAX keeps none."""
     try:
         pairs = jitted._jit_info._asdict().items()
     except AttributeError:
@@ -476,7 +479,7 @@ except Exception:
 
 
 def trace_configuration() -> dict[str, str]:
-    """What JAX's traces and programs depend on beside arguments: the name and the value of each."""
+    """Return what JAX's programs depend on beside arguments: the name and the value of each."""
     global _last_configuration
     values = _trace_context(), [getattr(jax.config, name, None) for name in _SETTINGS]
     last_values, texts = _last_configuration
@@ -519,7 +522,7 @@ except ImportError:
 
 
 def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:
-    """The line that made an equation, with its file; None where that isn't known.
+    """Return the file and line that made an equation; None where that isn't known.
 
     **Arguments:**
 

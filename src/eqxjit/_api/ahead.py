@@ -25,7 +25,7 @@ _LONGEST = 100
 
 
 class CompiledProgram(NamedTuple):
-    """What compiling a function ahead of time took.
+    """The cost of compiling a function ahead of time.
 
     - `seconds`: tracing, lowering and compiling; 0 where that was done before.
     - `executable_bytes`: the size of the executable as JAX would store it, constants included;
@@ -52,12 +52,12 @@ class Lowered:
         return f"<Lowered {_shown(self._call)}>"
 
     def bind(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> "Lowered":
-        """The same, with arguments (a method's instance) that a call then leaves out."""
+        """Return the same, with arguments (a method's instance) that a call then leaves out."""
         self._bound = args, keywords
         return self
 
     def as_text(self) -> str:
-        """The program as StableHLO."""
+        """Return the program as StableHLO."""
         return self.lowered.as_text()
 
     def cost_analysis(self) -> Any:
@@ -70,7 +70,7 @@ class Lowered:
         return self.lowered.cost_analysis()
 
     def compile(self, compiler_options: dict[str, str | bool] | None = None) -> "Compiled":
-        """Compiles the program.
+        """Compile the program.
 
         **Arguments:**
 
@@ -228,7 +228,7 @@ class Compiled:
 
 
 def _shown(call: Call) -> str:
-    """The function and its arguments, on one line."""
+    """Return the function and its arguments, on one line."""
     arguments = "..." if call.description is None else ", ".join(summary(call.description))
     if len(arguments) > _LONGEST:
         arguments = f"{arguments[: _LONGEST - 3]}..."

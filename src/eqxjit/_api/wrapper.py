@@ -82,7 +82,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
         return self if instance is None else BoundFilterPjitFunction(self, instance)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
-        """Traces and lowers the function for these arguments, without running it.
+        """Trace and lowers the function for these arguments, without running it.
 
         **Arguments:**
 
@@ -96,7 +96,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
             return Lowered(self._site, *self._site.receive(self._site.lower, args, kwargs))
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompiledProgram:
-        """Compiles for arguments like these, so that the first call with such need not.
+        """Compile for arguments like these, so that the first call with such need not.
 
         That call then traces and compiles nothing, by whichever wrapper of the function and in
         whichever thread it is made. The function isn't run. Several can be compiled side by side,
@@ -138,7 +138,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
         return sum([trace.seconds.total for trace in self.traces()])
 
     def cache_info(self) -> CacheInfo:
-        """What is compiled: `CacheInfo(entries, traces, recompilations, maxsize, hits)`.
+        """Return what is compiled: `CacheInfo(entries, traces, recompilations, maxsize, hits)`.
 
         !!! example
 
@@ -155,7 +155,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
         return self._wrapped.program.info()
 
     def traces(self) -> list[Trace]:
-        """What this function was traced for, the oldest first: when, why, and how long it took.
+        """Return what this function was traced for, the oldest first: why, and how long it took.
 
         **Returns:**
 
@@ -181,11 +181,12 @@ class FilterPjitFunction(metaclass=_WrapperType):
         return self._wrapped.program.traces.hook.traces
 
     def clear_cache(self) -> None:
-        """Forgets all that was compiled for this function under these options."""
+        """Drop all that was compiled for this function under these options."""
         self._wrapped.program.clear()
 
     def specialized_source(self) -> str | None:
-        """The source of the latest specialised call: what runs when this function is called warm.
+        """Return the source of the latest specialised call: what runs when this function is called
+        warm.
 
         **Returns:**
 
@@ -287,7 +288,7 @@ def _flatten_with_keys(wrapper: FilterPjitFunction) -> Any:
 
 
 def register_wrapper(kind: type[FilterPjitFunction]) -> None:
-    """Makes a kind of wrapper a pytree, whose leaves are its function's arrays."""
+    """Make a kind of wrapper a pytree, whose leaves are its function's arrays."""
 
     def unflatten(wrapped: WrappedFunction, leaves: Any) -> FilterPjitFunction:
         return kind(wrapped, tuple(leaves))
@@ -301,7 +302,7 @@ def _flatten_partial_with_keys(partial: functools.partial[Any]) -> Any:
 
 
 def register_partial(kind: type[functools.partial[Any]]) -> None:
-    """Makes a kind of `functools.partial` a pytree of its function and arguments."""
+    """Make a kind of `functools.partial` a pytree of its function and arguments."""
 
     def unflatten(_: None, children: Any) -> functools.partial[Any]:
         func, args, keywords = children
@@ -350,7 +351,7 @@ def filter_jit(
     max_traces: int | None = None,
     **jitkwargs: Any,
 ) -> Any:
-    """Compiles a function: JAX and NumPy arrays in its arguments are traced, all else is static.
+    """Compile a function: JAX and NumPy arrays in its arguments are traced, all else is static.
 
     A drop-in replacement of `equinox.filter_jit` whose calls are faster. It differs where upstream
     returns a wrong result (`f(x, 1)`, `f(x, True)` and `f(x, 1.0)` are three calls here), and it

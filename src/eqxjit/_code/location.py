@@ -10,7 +10,7 @@ from .tracebacks import OUR_FILES
 
 
 class Location(NamedTuple):
-    """Where a function is defined: its file, and its first line from 1."""
+    """The definition of a function: its file, and its first line from 1."""
 
     filename: str
     line: int
@@ -29,7 +29,7 @@ def _nothing() -> None:
 
 
 def location_of(fun: Any) -> Location | None:
-    """Where the Python code below a callable is; None where there is none, or it isn't a user's."""
+    """Return where the Python code below a callable is; None without such code of a user's."""
     try:
         code = _code_of(fun)
     except Exception:

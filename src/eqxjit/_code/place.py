@@ -8,7 +8,7 @@ from .call_site import CallSite, is_users, is_users_module
 
 
 class Place(NamedTuple):
-    """Where the function under a wrapper is defined.
+    """The definition of the function under a wrapper.
 
     - `module`, `qualname`: of the function, or of the class of whatever else is called. (A Python
         function's file says more than its module.)
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
     @property
     def is_users(self) -> bool:
-        """Whether the user wrote what is there."""
+        """True where the user wrote what is there."""
         return is_users(self.site.filename) if self.site else is_users_module(self.module)
 
 

@@ -20,7 +20,7 @@ exclude_from_locations(GENERATED_FOLDER + "/")
 
 
 def define(name: str, title: str, source: str, namespace: dict[str, Any]) -> Any:
-    """The function that generated source defines.
+    """Return the function that generated source defines.
 
     **Arguments:**
 
@@ -41,12 +41,12 @@ def define(name: str, title: str, source: str, namespace: dict[str, Any]) -> Any
 
 
 def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
-    """Lines of source, some levels deeper."""
+    """Return lines of source, some levels deeper."""
     return [f"{'    ' * levels}{line}" if line else "" for line in lines]
 
 
 def wrapped(head: str, items: list[str], tail: str) -> list[str]:
-    """A bracketed list of items as source: on one line, or an item a line where that is too long.
+    """Return a bracketed list of items as source: on one line, or an item a line.
 
     A single item in parentheses gets the comma that makes it a tuple.
     """

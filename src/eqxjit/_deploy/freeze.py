@@ -49,7 +49,7 @@ class FrozenPjitFunction(FilterPjitFunction):
 
     @property
     def constant_bytes(self) -> int:
-        """How many bytes of arrays are compiled in; those of larger arrays are passed along."""
+        """The bytes of arrays that are compiled in; larger arrays are passed along."""
         leaves = self._wrapped.fun.leaves
         return sum([leaf.nbytes for leaf in leaves if eqx.is_array(leaf)])
 
@@ -61,7 +61,7 @@ class FrozenPjitFunction(FilterPjitFunction):
         warm: bool = False,
         **kwargs: Any,
     ) -> CompiledProgram:
-        """Compiles for arguments like these, so that the first call with such need not.
+        """Compile for arguments like these, so that the first call with such need not.
 
         **Arguments:**
 
@@ -120,7 +120,7 @@ class FrozenPjitFunction(FilterPjitFunction):
         return program
 
     def _warm(self, leaves: list[Any], treedef: Any) -> None:
-        """Calls until the call is specialised, and a few times more."""
+        """Call until the call is specialised, and a few times more."""
         donates = self._wrapped.options.donate != "none"
         n_left = _MAX_WARM_CALLS
         while n_left:
@@ -134,7 +134,7 @@ class FrozenPjitFunction(FilterPjitFunction):
             n_left -= 1
 
     def save(self, path: Path, /, *args: Any, **kwargs: Any) -> None:
-        """Saves the program for arguments like these, to be loaded by `eqxjit.load`.
+        """Save the program for arguments like these, to be loaded by `eqxjit.load`.
 
         No pickle: the program is written by `jax.export`, the rest as JSON and plain bytes.
 
@@ -214,7 +214,7 @@ def _concrete(leaf: Any, as_numpy: bool, is_donated: bool) -> Any:
 
 
 def _zeros(struct: jax.ShapeDtypeStruct, as_numpy: bool) -> Any:
-    """An array that a structure stands for; NumPy's, where such is of the same type to JAX."""
+    """Return an array for a structure; NumPy's, where such is of the same type to JAX."""
     zeros = np.zeros(struct.shape, jax.dtypes.canonicalize_dtype(struct.dtype))
     if getattr(struct, "weak_type", False):
         scalar = jnp.asarray(zeros.dtype.type(0).item())
@@ -230,7 +230,7 @@ def freeze(
     max_constant_bytes: int = _MAX_CONSTANT_BYTES,
     **kwargs: Any,
 ) -> FrozenPjitFunction:
-    """Compiles a function with arrays that stay: those of `fun` and of the arguments given here.
+    """Compile a function with arrays that stay: those of `fun` and of the arguments given here.
 
     For inference, where weights don't change: they become constants of the program, so that a call
     neither passes them along nor looks at them. The term is TorchScript's.
@@ -306,14 +306,14 @@ def freeze(
 
 
 class _Partial(functools.partial[Any]):
-    """What is frozen, as a pytree; `equinox.Partial` warns of a `jax.vmap(model)` in it."""
+    """The frozen function, as a pytree; `equinox.Partial` warns of a `jax.vmap(model)` in it."""
 
 
 register_partial(_Partial)
 
 
 class _Snapshot:
-    """In the place of a static key: what was frozen equals nothing but itself."""
+    """A unique key: every frozen function is distinct."""
 
 
 def _snapshot(array: Any) -> jax.Array:
@@ -343,7 +343,7 @@ def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _check_keywords(
     of: str, parameters: Collection[inspect.Parameter], keywords: Iterable[str], *options: str
 ) -> None:
-    """Raises for a keyword that no parameter takes, and names the nearest one or option."""
+    """Raise for a keyword that no parameter takes, and name the nearest one or option."""
     if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return
     names = [parameter.name for parameter in parameters]
@@ -357,7 +357,7 @@ def _check_keywords(
 
 
 def load(path: Path) -> FrozenPjitFunction:
-    """Loads what `frozen.save` has written: a function of the same arguments, called as fast.
+    """Load what `frozen.save` has written: a function of the same arguments, called as fast.
 
     **Arguments:**
 

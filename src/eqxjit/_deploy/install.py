@@ -35,12 +35,12 @@ _methods: dict[str, Any] = {}
 
 
 class Installation:
-    """As long as one of these lasts, `equinox.filter_jit` is eqxjit's; made by `install`."""
+    """An installation, made by `install`: while one lasts, `equinox.filter_jit` is eqxjit's."""
 
     __slots__ = ()
 
     def uninstall(self) -> None:
-        """Ends this installation, and leaves others in place; does nothing if it has ended."""
+        """End this installation, and leave others in place; do nothing if it has ended."""
         with _lock:
             if self in _installations:
                 _installations.remove(self)
@@ -61,7 +61,7 @@ class Installation:
 
 
 def install() -> Installation:
-    """Has all of a process use eqxjit's `filter_jit`, libraries included, without editing them.
+    """Make all of a process use eqxjit's `filter_jit`, libraries included, without editing them.
 
     From then on `equinox.filter_jit` is eqxjit's, wherever a module looks it up or has imported it.
     What was wrapped by upstream's before, such as `diffrax.diffeqsolve`, calls (and `lower`s) an
@@ -108,7 +108,7 @@ def install() -> Installation:
 
 
 def uninstall() -> None:
-    """Ends all installations: `equinox.filter_jit` is upstream's again.
+    """End all installations: `equinox.filter_jit` is upstream's again.
 
     Does nothing if there are none. What another tool has put in its place since is left there. A
     function that was wrapped meanwhile goes on being eqxjit's; what was compiled for one that was
@@ -231,7 +231,7 @@ _UPSTREAM: dict[str, Any] = {name: getattr(UpstreamWrapper, name, None) for name
 
 
 def _unredirected() -> list[Any]:
-    """What modules and their classes hold and stays with upstream, those named before aside."""
+    """Return what modules and their classes hold of upstream's, those named before aside."""
     # Not `gc.get_objects()`: to refer to a tuple that another thread is making breaks that thread.
     held: list[Any] = []
     for namespace in _module_namespaces():

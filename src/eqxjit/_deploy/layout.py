@@ -81,7 +81,7 @@ class LeafType:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """Where an array of the tree is kept.
+    """The place in which an array of the tree is kept.
 
     - `type`: what it is.
     - `array`: which of the arrays of a `Packed` holds it.
@@ -211,7 +211,7 @@ class _ChangeableLayout(Layout):
 
 
 class _Content:
-    """What tells a layout from others: the key in the table, alive as long as its layout."""
+    """The content by which layouts are told apart: a key, alive as long as its layout."""
 
     __slots__ = ("__weakref__", "hash", "key")
 

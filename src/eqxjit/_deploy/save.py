@@ -42,7 +42,7 @@ _VALUES = (bool, int, str, type(None))
 
 
 class SavedFunction:
-    """What a file holds.
+    """The content of a file.
 
     - `fun`: a function of `(arrays, *args, **kwargs)`, with the saved function's signature.
     - `arrays`: those that weren't compiled in.
@@ -57,7 +57,7 @@ class SavedFunction:
 
 
 def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Writes the program for arguments like these, and the function's arrays."""
+    """Write the program for arguments like these, and the function's arrays."""
     binding = site.wrapped.binding
     _check_scopes(args, kwargs)
     try:
@@ -128,12 +128,12 @@ def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def is_symbolic(shape: tuple[Any, ...]) -> bool:
-    """Whether some dimension has no size yet."""
+    """Return whether some dimension has no size yet."""
     return not all(isinstance(size, int) for size in shape)
 
 
 def _check_scopes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises for symbolic dimensions that JAX can't relate, before it does so at length."""
+    """Raise for symbolic dimensions that JAX can't relate, before it does so at length."""
     scopes = {
         id(size.scope): str(leaf.shape)
         for leaf in jax.tree.leaves((args, kwargs))
@@ -174,7 +174,7 @@ def _serialized(exported: Exported) -> bytes:
 
 
 def _written(tree: Any, path: str) -> Any:
-    """A tree as JSON: containers, `Slot`s for arrays, and plain values.
+    """Return a tree as JSON: containers, `Slot`s for arrays, and plain values.
 
     **Raises:**
 
@@ -201,7 +201,7 @@ def _written(tree: Any, path: str) -> Any:
 
 
 def load(path: Path) -> SavedFunction:
-    """Reads a file, and checks it.
+    """Read a file, and check it.
 
     **Raises:**
 
@@ -265,7 +265,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., Any]:
-    """The saved function, of the arrays that weren't compiled in and of its own arguments."""
+    """Return the saved function, of the arrays not compiled in and of its own arguments."""
     name, n_first = manifest["name"], manifest["n_first"]
     n_inputs, n_passed = len(manifest["avals"]), len(manifest["arrays"])
     in_avals = [*exported.in_avals[:n_first], *exported.in_avals[n_first + n_passed :]]
@@ -313,7 +313,7 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
 
 
 def _without_transformations(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The same, with an error that says what to do where it is mapped or differentiated."""
+    """Return the same, with an error that says what to do where it is mapped or differentiated."""
 
     @jax.custom_batching.custom_vmap
     def mapped(*arrays: Any) -> Any:
@@ -343,7 +343,7 @@ def _without_transformations(call: Callable[..., Any], name: str) -> Callable[..
 
 
 def _mismatch(saved: Any, given: Any, path: str, sizes: dict[str, tuple[Any, str]]) -> str | None:
-    """How an array differs from what was saved, in words, or None; `sizes` holds each symbol's."""
+    """Return how an array differs from the saved one, or None; `sizes` holds each symbol's."""
     if not is_symbolic(saved.shape):
         return None if str(saved) == str(given) else ""
     if saved.dtype != given.dtype or len(saved.shape) != len(given.shape):
@@ -368,7 +368,7 @@ def _parameter(known: tuple[str, str, bool]) -> inspect.Parameter:
 
 
 def _built(written: Any, arrays: Any) -> Any:
-    """The tree that was written, with these arrays."""
+    """Return the tree that was written, with these arrays."""
     [(kind, content)] = written.items()
     if kind == "array":
         return arrays[content]

@@ -107,7 +107,7 @@ class Description(NamedTuple):
     parts: tuple[Part, ...]
 
     def sharing(self, other: "Description") -> "Description":
-        """The same, made of the other's objects where they are equal: most calls are alike."""
+        """Return the same, made of the other's objects where equal: most calls are alike."""
         if self.paths is not other.paths and (
             self.paths != other.paths or self.parents != other.parents
         ):
@@ -141,7 +141,7 @@ class Template(NamedTuple):
     places: tuple[int, ...]
 
     def describe(self, arrays: Sequence[Any]) -> Description:
-        """Describes a call with these arrays: those of the arguments, then the function's."""
+        """Describe a call with these arrays: those of the arguments, then the function's."""
         if not self.places:
             return self.description
         try:
@@ -161,7 +161,7 @@ def template_of(
     fun: StaticHalf | None,
     arguments: StaticHalf,
 ) -> Template:
-    """Describes the static half of a call.
+    """Describe the static half of a call.
 
     **Arguments:**
 
@@ -260,7 +260,7 @@ def _dynamic_part(value: Any) -> tuple[Part, _Children]:
 
 
 def _large_part(value: Any) -> StaticPart | None:
-    """A large sequence of nothing but constants: it isn't looked into."""
+    """Return a large sequence of nothing but constants: it isn't looked into."""
     name = type(value).__name__
     if type(value) in (tuple, list) and len(value) > _MAX_ITEMS:
         key = constants_key(tuple(value))
@@ -270,7 +270,7 @@ def _large_part(value: Any) -> StaticPart | None:
 
 
 def _suffix(path: Any) -> str:
-    """How a path goes on to a child of a registered node."""
+    """Return how a path goes on to a child of a registered node."""
     if isinstance(path[-1], FlattenedIndexKey):
         return f"[{path[-1].key}]"
     return keystr(path)
@@ -304,7 +304,7 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
 
 @functools.lru_cache(maxsize=256)
 def _fields_of_class(kind: type) -> list[tuple[str, str, bool]]:
-    """The fields of a Module class: how a path goes on, the name, and whether it is static."""
+    """Return the fields of a Module class: path suffix, name, and whether it is static."""
     fields = [
         (f".{field.name}", field.name, bool(field.metadata.get("static", False)))
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]
@@ -363,7 +363,7 @@ def is_iterator(kind: type) -> bool:
 
 
 def lasting(key: Hashable) -> Hashable:
-    """What stands for a typed static key for good, without keeping the user's objects alive."""
+    """Return a stand-in for a typed static key that keeps no object of the user's alive."""
     if isinstance(key, tuple):
         return tuple([lasting(part) for part in key])
     if isinstance(key, frozenset):
@@ -382,7 +382,7 @@ def lasting(key: Hashable) -> Hashable:
 
 
 def _content(value: Any) -> Hashable:
-    """What tells an unhashable object from others of its class, as far as that can be told."""
+    """Return what tells an unhashable object from others of its class, as far as possible."""
     try:
         return lasting(static_key(vars(value)))
     except Exception:
@@ -390,7 +390,7 @@ def _content(value: Any) -> Hashable:
 
 
 def _text(value: Any) -> str | PlacedText:
-    """What to show of a static value: `repr`, and for callables what a user calls them."""
+    """Return the text to show of a static value: `repr`, or the name of a callable."""
     if isinstance(value, types.FunctionType):
         if "<" not in value.__qualname__:
             return value.__qualname__
@@ -445,7 +445,7 @@ def _code_of(function: types.FunctionType) -> CallSite:
 
 
 def summary(description: Description) -> Iterator[str]:
-    """Each argument in a few words: `x: float32[3]`, `model: MLP of 4 arrays`, `n=3`."""
+    """Yield each argument in a few words: `x: float32[3]`, `model: MLP of 4 arrays`, `n=3`."""
     if description == UNKNOWN:
         yield "..."
         return

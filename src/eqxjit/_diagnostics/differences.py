@@ -64,7 +64,7 @@ class Difference(NamedTuple):
 
 
 def listed(differences: tuple[Difference, ...], with_remedies: bool = False) -> list[str]:
-    """A text for each kind of difference, up to a bound; with its remedy, said once, if wanted."""
+    """Return a text for each kind of difference, up to a bound; with remedies, if wanted."""
     alike: dict[tuple[str, str, str], list[Difference]] = {}
     for difference in differences:
         alike.setdefault((difference.category, difference.old, difference.new), []).append(
@@ -87,7 +87,7 @@ def listed(differences: tuple[Difference, ...], with_remedies: bool = False) -> 
 
 
 def distance(old: Description, new: Description) -> int:
-    """About how much two descriptions differ; 0 exactly if they don't."""
+    """Return about how much two descriptions differ; 0 exactly if they don't."""
     if old.paths is new.paths or old.paths == new.paths:
         pairs = zip(old.parts, new.parts, strict=True)
         return sum([a is not b and a != b for a, b in pairs])
@@ -149,7 +149,7 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
 
 
 def _reordered(old: Description, new: Description) -> Iterator[Difference]:
-    """The dicts that have the same keys in another order."""
+    """Return the dicts that have the same keys in another order."""
     old_labels, new_labels = _labels(old), _labels(new)
     for path, part in zip(new.paths, new.parts, strict=True):
         before, after = old_labels.get(path, []), new_labels.get(path, [])
@@ -161,14 +161,14 @@ def _reordered(old: Description, new: Description) -> Iterator[Difference]:
 
 
 def _some(labels: list[str], start: int) -> str:
-    """A few labels, from that one on."""
+    """Return a few labels, from that one on."""
     stop = start + _MAX_LABELS
     shown = ["..."] * (start > 0) + labels[start:stop] + ["..."] * (stop < len(labels))
     return ", ".join(shown)
 
 
 def _labels(description: Description) -> dict[str, list[str]]:
-    """What each node calls its children, by its path: the keys of a dict, for instance."""
+    """Return the labels of each node's children, by its path: the keys of a dict, say."""
     labels: dict[str, list[str]] = {}
     paths = description.paths
     for path, parent in zip(paths, description.parents, strict=True):
@@ -182,7 +182,7 @@ def _given(path: str, parent: int, old: str, new: str) -> Difference:
 
 
 class _Place(NamedTuple):
-    """Where a part is, and who can change what is there.
+    """The place of a part, and who can change what is there.
 
     - `path`: where, in the user's names.
     - `module`: that of the class that holds it; empty for an argument, also inside of containers.
@@ -195,7 +195,7 @@ class _Place(NamedTuple):
 
     @property
     def is_users(self) -> bool:
-        """Whether the user can put an array here, say, because the code around it is theirs."""
+        """True where the code around it is the user's, who can put an array here, say."""
         return is_users_module(self.module) if self.module else self.of_user
 
 
@@ -353,7 +353,8 @@ def _class_of(part: StaticPart) -> object:
 
 
 def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
-    """The differences, without remedies that only help where nothing of another kind differs.
+    """Return the differences, without remedies that only help where nothing of another kind
+    differs.
 
     A model of another size has other shapes and other static fields: neither should be padded, or
     made an array.
@@ -371,7 +372,7 @@ def _is_of_size(difference: Difference) -> bool:
 
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:
-    """How JAX's configuration differs, as far as it takes part in tracing and compiling."""
+    """Return how JAX's configuration differs, as far as traces and programs depend on it."""
     return [
         Difference(CONFIGURATION, name, old.get(name, "absent"), new.get(name, "absent"))
         for name in {**old, **new}

@@ -50,7 +50,7 @@ _MAX_DEFINITIONS = 256
 
 
 class Definition:
-    """Where a Python function is defined: read when a trace asks, and without its objects.
+    """The definition of a Python function: read when a trace asks, without its objects.
 
     - `number`: tells this function from the others.
     """
@@ -224,7 +224,7 @@ class History:
         self._streak.restart()
 
     def _explain(self, trace: Trace) -> None:
-        """Fills in how a trace differs from the closest of those before."""
+        """Fill in how a trace differs from the closest of those before."""
         earlier = self._closest(trace)
         if earlier is None:
             trace.differences = _defined_again(self._definition, self.place.is_users)
@@ -256,7 +256,7 @@ class History:
         return min(latest, key=how_far, default=None)
 
     def _add_to_streak(self, trace: Trace) -> None:
-        """Counts a trace among those in a row, which are logged once they are many."""
+        """Count a trace among those in a row, which are logged once they are many."""
         if trace.differences and trace.differences[0].category != FUNCTION:
             self._streak.add(trace)
         else:

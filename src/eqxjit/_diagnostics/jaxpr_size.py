@@ -23,7 +23,7 @@ _LARGE_SHARE_OF_SAMPLE = 0.3
 
 
 def size_of(jaxpr: Any) -> tuple[int, str]:
-    """The size of a jaxpr.
+    """Return the size of a jaxpr.
 
     **Arguments:**
 
@@ -51,13 +51,13 @@ def size_of(jaxpr: Any) -> tuple[int, str]:
 
 
 def _busiest_line(equations: list[Any]) -> tuple[tuple[str, int] | None, int]:
-    """The line that made most of the equations, and how many."""
+    """Return the line that made most of the equations, and how many."""
     lines = [source_line(equation, LIBRARY_FILES) for equation in equations]
     return collections.Counter(lines).most_common(1)[0]
 
 
 def _with_nested(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
-    """A jaxpr and those in its equations, each as often as it is used."""
+    """Yield a jaxpr and those in its equations, each as often as it is used."""
     pending: list[Any] = [jaxpr]
     while pending:
         part = pending.pop()

@@ -15,7 +15,7 @@ _IS_ON = os.environ.get("EQXJIT_EXPLAIN_RETRACES", "").lower() not in _OFF
 
 
 class _Request:
-    """Asks for the log, as long as it lives: that of a `with` dies with it, even if interrupted."""
+    """A request for the log, as long as it lives: that of a `with` dies with it."""
 
 
 _requests: weakref.WeakSet[_Request] = weakref.WeakSet()
@@ -23,7 +23,7 @@ _requests: weakref.WeakSet[_Request] = weakref.WeakSet()
 
 @contextmanager
 def explain_retraces() -> Iterator[None]:
-    """Logs each trace after a function's first: why it was made, and how long it took.
+    """Log each trace after a function's first: why it was made, and how long it took.
 
     In the manner of `jax.log_compiles`: a context manager, for all threads; the environment
     variable `EQXJIT_EXPLAIN_RETRACES=1` has the same effect on a whole process. The messages are
@@ -57,7 +57,7 @@ def explain_retraces() -> Iterator[None]:
 
 
 def log(trace: Trace) -> None:
-    """Logs a trace that is complete, if that is wanted."""
+    """Log a trace that is complete, if that is wanted."""
     if not (_IS_ON or _requests) or not trace.differences:
         return
     what = "compiled again by JAX" if trace.is_recompilation else "traced"

@@ -23,7 +23,7 @@ _Part = tuple[Hashable, ...]
 
 
 def outline(values: Iterable[Any]) -> tuple[Hashable, ...]:
-    """Equal for values that are alike, as far as the first of their parts tell.
+    """Return a key that is equal for values that are alike, as far as their first parts tell.
 
     Holds none of the values, calls nothing of the user's, and reads no array. Objects that compare
     by identity are alike if they are the same; others with an `==` of their own by their class.
@@ -38,7 +38,7 @@ def outline(values: Iterable[Any]) -> tuple[Hashable, ...]:
 
 
 def _part(value: Any) -> tuple[_Part, Iterable[Any]]:
-    """What to note of a value itself, and what to look at next."""
+    """Return what to note of a value itself, and what to look at next."""
     kind = type(value)
     if kind is str or kind is bytes:
         return (lasting(kind), len(value), value[:_LONG_TEXT]), ()

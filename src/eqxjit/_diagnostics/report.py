@@ -27,7 +27,7 @@ _MIN_NAME_WIDTH = 20
 
 
 class ReportRow(NamedTuple):
-    """What one function cost.
+    """The cost of one function.
 
     - `function`: its name.
     - `traces`: how often it was traced, or compiled once more without tracing.
@@ -56,7 +56,7 @@ def _width() -> int | None:
 
 
 class _Function:
-    """What is known of one function so far."""
+    """The record of one function so far."""
 
     def __init__(self) -> None:
         self.seconds = Seconds()
@@ -89,7 +89,7 @@ def _most_repeated(differences: list[Difference]) -> str:
 
 
 class CompileReport:
-    """What was compiled within a `compile_report`; up to date at any time.
+    """The report of what was compiled within a `compile_report`; up to date at any time.
 
     `str(report)` is the table; `report.rows` its rows, the dearest first.
     """
@@ -103,10 +103,10 @@ class CompileReport:
     # --- As an observer -----------------------------------------------------------------------
 
     def begun(self, function: str, phase: str) -> None:
-        """Nothing is known yet."""
+        """Do nothing: all is known at its end."""
 
     def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """Adds a phase to its function."""
+        """Add a phase to its function."""
         with self._lock:
             entry = self._functions[function]
             setattr(entry.seconds, phase, getattr(entry.seconds, phase) + seconds)
@@ -114,7 +114,7 @@ class CompileReport:
             entry.n_cache_hits += from_cache
 
     def traced(self, trace: Trace) -> None:
-        """Adds a trace to its function."""
+        """Add a trace to its function."""
         with self._lock:
             self._functions[trace.function].traces.append(trace)
 
@@ -130,11 +130,11 @@ class CompileReport:
 
     @property
     def total_seconds(self) -> float:
-        """How long everything took, in seconds."""
+        """The time that everything took, in seconds."""
         return sum([row.seconds.total for row in self.rows])
 
     def notes(self) -> list[str]:
-        """What stands out, in words."""
+        """Return what stands out, in words."""
         return [
             f"{row.function}: one line makes most of its {row.equations:,} equations: "
             f"{row.busiest_line}. A loop in Python is unrolled: use `jax.lax.scan` or "
@@ -192,7 +192,7 @@ class CompileReport:
 
 
 def _columns(row: ReportRow) -> dict[str, str]:
-    """The text of each column but the first, by its heading."""
+    """Return the text of each column but the first, by its heading."""
     seconds = row.seconds
     return {
         "traces": str(row.traces),
@@ -217,7 +217,7 @@ _LAYOUTS = (
 
 
 def _fitting(rows: list[dict[str, str]], width: int) -> tuple[str, ...]:
-    """The columns that leave enough room for the first one, none of them cut."""
+    """Return the columns that leave enough room for the first one, none of them cut."""
     for layout in _LAYOUTS:
         # With the margin, and a space behind each column.
         taken = 3 + sum([1 + max(len(h), *(len(row[h]) for row in rows)) for h in layout])
@@ -241,26 +241,26 @@ class _LiveLine:
         self._local = threading.local()
 
     def begun(self, function: str, phase: str) -> None:
-        """Shows a line, if it is an outermost phase."""
+        """Show a line, if it is an outermost phase."""
         depth = vars(self._local).get("depth", 0)
         if not depth:
             self._local.task = self._progress.add_task(f"{phase} {function}", total=None)
         self._local.depth = depth + 1
 
     def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """Removes the line again."""
+        """Remove the line again."""
         depth = vars(self._local).get("depth", 0)
         if depth == 1:
             self._progress.remove_task(self._local.task)
         self._local.depth = max(0, depth - 1)
 
     def traced(self, trace: Trace) -> None:
-        """The line is gone by then."""
+        """Do nothing: the line is gone by then."""
 
 
 @contextmanager
 def compile_report() -> Iterator[CompileReport]:
-    """Prints one table of everything that is compiled inside it, the dearest function first.
+    """Print one table of everything that is compiled inside it, the dearest function first.
 
     Functions nested in others are included, and what isn't under `filter_jit`: `jax.jit` and JAX's
     own operations, where they aren't traced as a part of another function. The seconds of a
@@ -305,7 +305,7 @@ def compile_report() -> Iterator[CompileReport]:
 
 
 def _terminal() -> "tuple[Console | None, Any]":
-    """Where to print, and a display of what is under way; None where there is no terminal."""
+    """Return where to print, and a display of what is under way; None without a terminal."""
     try:
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

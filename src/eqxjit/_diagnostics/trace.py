@@ -10,7 +10,7 @@ from .differences import Difference, listed
 
 @dataclasses.dataclass
 class Seconds:
-    """How long a trace took, nested functions included.
+    """The time that a trace took, nested functions included.
 
     - `tracing`: running the Python function, in seconds.
     - `lowering`: translating the jaxpr to StableHLO, in seconds; 0 where it became part of an outer
@@ -78,7 +78,7 @@ class Trace:
 
     @property
     def arguments(self) -> Mapping[str, str]:
-        """What it was made for: each part of the arguments by its path, arrays as `float32[3]`.
+        """The arguments that it was made for: each part by its path, arrays as `float32[3]`.
 
         Empty for trees that are too large to be described, and for old traces of large trees.
         """
@@ -95,7 +95,7 @@ class Trace:
         )
 
     def explanation(self) -> str:
-        """A line for each difference, with what to do about it where that is known."""
+        """Return a line for each difference, with what to do about it where that is known."""
         lines = [f"  - {line}" for line in listed(self.differences, with_remedies=True)]
         if self.compared_with is not None:
             lines.insert(0, f"  Compared with trace {self.compared_with}:")

@@ -45,16 +45,16 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """How many seconds are gone."""
+        """The seconds that are gone."""
         return time.thread_time() - self._start
 
     def check_writing(self) -> None:
-        """Raises `TooLong` if writing the source takes too long."""
+        """Raise `TooLong` if writing the source takes too long."""
         if self.spent > self.seconds * _WRITING:
             raise TooLong
 
     def check_compiling(self, source: str, seconds_after: float) -> None:
-        """Raises `TooLong` if compiling source, and what comes after that, would."""
+        """Raise `TooLong` if compiling source, and what comes after that, would."""
         if self.seconds == math.inf:
             return
         expected = len(source) * _seconds_per_character() if len(source) > len(_SAMPLE) else 0.0
@@ -64,7 +64,7 @@ class Budget:
 
 @functools.lru_cache(maxsize=1)
 def _seconds_per_character() -> float:
-    """How long this machine takes to compile source."""
+    """Measure how long this machine takes to compile source."""
     start = time.thread_time()
     compile(_SAMPLE, "<sample>", "exec")
     # An upper bound: generated code has longer names.

@@ -31,7 +31,7 @@ class GivenSource:
         self.fun_statics: dict[str, Position] = {}
 
     def expression(self, position: Position) -> str:
-        """The expression for the object at a position.
+        """Return the expression for the object at a position.
 
         **Raises:**
 
@@ -56,7 +56,7 @@ class GivenSource:
         return self._part(node, source, position.part)
 
     def _child(self, node: Node, source: str, index: int) -> str | None:
-        """The expression for a child that the guards read in a loop."""
+        """Return the expression for a child that the guards read in a loop."""
         if node.kind in (tuple, list) or is_plain_namedtuple(node.kind):
             return f"{source}[{index}]"
         if node.kind in (dict, collections.OrderedDict):
@@ -86,7 +86,7 @@ class GivenSource:
 def output_structure(
     description: OutputDescription, given: Given, tick: Callable[[], None]
 ) -> Node | Leaf:
-    """The structure of a call's output, with the positions of what came in.
+    """Return the structure of a call's output, with the positions of what came in.
 
     What compares by identity is the same for all calls that pass the guards.
     """

@@ -158,7 +158,7 @@ class WayIn:
     # --- One node -----------------------------------------------------------------------------
 
     def _read(self, node: Node | Leaf, source: str, wish: str, arrays: list[str]) -> None:
-        """Guards the object that the expression `source` gives, and collects its arrays."""
+        """Guard the object that the expression `source` gives, and collect its arrays."""
         if self._loop is None:
             self.sources[id(node)] = source
         if isinstance(node, Leaf):
@@ -348,7 +348,7 @@ class WayIn:
     # --- Parts of conditions ------------------------------------------------------------------
 
     def _static_guard(self, source: str, value: Any, wish: str) -> tuple[str, ...]:
-        """A condition that holds exactly for values of the typed static key of `value`."""
+        """Return a condition that holds exactly for values of the typed static key of `value`."""
         if value is None or value is True or value is False:
             return (f"{source} is {value}",)
         kind = type(value)
@@ -389,7 +389,7 @@ class WayIn:
         return name
 
     def _named(self, source: str, wish: str) -> tuple[str, str]:
-        """A variable that holds what an expression gives, and the expression at its first use."""
+        """Return a variable for what an expression gives, and the expression at its first use."""
         if source.isidentifier():
             return source, source
         name = self._names.variable(wish)
@@ -432,7 +432,7 @@ class _Loop:
         self.body: list[str] = []
 
     def end_step(self, guards: list[tuple[str, ...]], arrays: list[str]) -> None:
-        """Writes the guards so far, and what adds the arrays so far; both lists are emptied."""
+        """Write the guards so far, and what adds the arrays so far; both lists are emptied."""
         self.body += ["if not (", *indented(conditions(guards)), "):", "    return False"]
         if len(arrays) <= _FEW_ARRAYS and not any(array.startswith("*") for array in arrays):
             self.body += [f"{self.found}.append({array})" for array in arrays]
@@ -446,7 +446,7 @@ _ONLY_ARRAYS = {ArrayImpl}
 
 
 def _can_become_a_node(kind: type) -> bool:
-    """Whether a class may yet be registered as a pytree: one that isn't Python's or a library's."""
+    """Return whether a class may yet be registered as a pytree: not Python's, nor a library's."""
     return str(kind.__module__).partition(".")[0] not in _WITHOUT_REGISTRATIONS
 
 
@@ -454,7 +454,7 @@ _WITHOUT_REGISTRATIONS = {"builtins", "numpy", "jax", "jaxlib", "equinox"}
 
 
 def conditions(guards: list[tuple[str, ...]]) -> list[str]:
-    """Guards and comments as the lines of one condition."""
+    """Guard and comments as the lines of one condition."""
     lines: list[str] = []
     joined = ""
     for alternatives in guards:

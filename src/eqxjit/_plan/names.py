@@ -8,12 +8,12 @@ from typing import Any
 
 
 def as_read(name: str) -> str:
-    """The name that Python takes an identifier in source for: `µ` (micro) is `μ` (mu) to it."""
+    """Return Python's name for an identifier in source: `µ` (micro) is `μ` (mu) to it."""
     return unicodedata.normalize("NFKC", name)
 
 
 def can_be_written(name: str) -> bool:
-    """Whether source can have an attribute or a parameter of this name."""
+    """Return whether source can have an attribute or a parameter of this name."""
     return name.isidentifier() and not keyword.iskeyword(name) and as_read(name) == name
 
 
@@ -39,11 +39,11 @@ class Constants:
         self._numbers: dict[str, int] = {}
 
     def helper(self, verb: str, kind: type) -> str:
-        """A name for a function that does something to objects of a class."""
+        """Return a name for a function that does something to objects of a class."""
         return self.variable(f"{verb}_{kind.__name__[: _LONGEST_NAME - len(verb) - 2]}s")
 
     def variable(self, wish: str) -> str:
-        """A name like the wish, made an identifier, and numbered where it is taken."""
+        """Return a name like the wish, made an identifier, and numbered where it is taken."""
         self.tick()
         base = re.sub(r"\W+", "_", as_read(wish)).strip("_")
         while len(base) > _LONGEST_NAME and "_" in base:
@@ -58,7 +58,7 @@ class Constants:
         return name
 
     def constant(self, wish: str, value: Any) -> str:
-        """The name of a constant; the same one for the same object."""
+        """Return the name of a constant; the same one for the same object."""
         name = self._by_id.get(id(value))
         if name is None:
             name = self._by_id[id(value)] = self.variable(wish)

@@ -57,7 +57,7 @@ class WayOut:
         wish: str = "out",
         outer: "WayOut | None" = None,
     ):
-        """Generates what makes `output` from its arrays, a variable named `arrays`.
+        """Generate what makes `output` from its arrays, a variable named `arrays`.
 
         `expression` gives the source of a static object that came in. `outer` is the way out that
         this is a part of: helpers are shared.
@@ -81,7 +81,7 @@ class WayOut:
         return self._unpacking() + self._body
 
     def _unpacking(self) -> list[str]:
-        """The statements that name the arrays; those that a loop takes stay in the list."""
+        """Return the statements that name the arrays; those that a loop takes stay in the list."""
         lines: list[str] = []
         for start, names in self._segments:
             source = (
@@ -91,7 +91,7 @@ class WayOut:
         return lines
 
     def _build(self, node: Node | Leaf, wish: str) -> str:
-        """The expression that makes a node: short, or the name of a variable that holds it."""
+        """Return the expression that makes a node: short, or the name of a variable."""
         if isinstance(node, Leaf):
             return self._leaf(node, wish)
         if node.kind is type(None):
@@ -191,7 +191,7 @@ class WayOut:
         self._taken += 1
 
     def _brackets(self, node: Node, children: list[str], wish: str) -> tuple[str, list[str], str]:
-        """How to write a node that isn't a Module: what is before, between and after brackets."""
+        """Return the source around the children of a node that isn't a Module."""
         names = self._names
         if node.given:
             return self._with_given_metadata(node, children)
@@ -255,7 +255,8 @@ class WayOut:
 
 
 def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:
-    """A class whose objects are given these fields, and then made instances of a class of Modules.
+    """Return a class whose objects are given these fields, and then made instances of a class of
+    Modules.
 
     Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
     Python function, and refuses. None where objects can't change from the one class to the other.
@@ -296,7 +297,7 @@ def _labels(node: Node) -> Any:
 
 
 def _is_standard_namedtuple(kind: type) -> bool:
-    """Whether calling a named tuple's class does no more than make the tuple."""
+    """Return whether calling a named tuple's class does no more than make the tuple."""
     new = vars(kind).get("__new__")
     return (
         type(kind) is type

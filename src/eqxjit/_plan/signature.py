@@ -65,11 +65,11 @@ class Binding:
 
     @property
     def label(self) -> str:
-        """What to call the function in a list: its qualified name, where that is short."""
+        """The function's name in a list: the qualified one, where that is short."""
         return self.qualname.rpartition("<locals>.")[2]
 
     def receiver(self, receive: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
-        """A function of the user's own signature that passes on `receive(args, kwargs)`.
+        """Return a function of the user's own signature that passes on `receive(args, kwargs)`.
 
         `args` and `kwargs` are those of `inspect.BoundArguments`: what can be positional is, up to
         the first parameter left out, and defaults aren't filled in.
@@ -84,7 +84,7 @@ class Binding:
     def arguments_among(
         self, variables: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """`(args, kwargs)` of a call, from the local variables of a function of this signature."""
+        """Return `(args, kwargs)` of a call, from the variables of a function of this signature."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for parameter in self.parameters:
@@ -100,22 +100,22 @@ class Binding:
         return self.receiver(lambda args, kwargs: (args, kwargs))(*args, **kwargs)
 
     def names(self) -> Constants:
-        """Names for generated code: none clashes with a parameter's."""
+        """Return names for generated code: none clashes with a parameter's."""
         return _names(self.parameters)
 
     def header(self, default: str) -> str:
-        """The user's parameters as source, each default replaced by the name of a variable."""
+        """Return the user's parameters as source, with a variable's name for each default."""
         return _header(self.parameters, default)
 
     def forwarded(self) -> str:
-        """The source of the arguments that hand a call on to a function of the same signature."""
+        """Return the source of the arguments that pass a call on to another of this signature."""
         forms = {VAR_POSITIONAL: "*{0}", VAR_KEYWORD: "**{0}", KEYWORD_ONLY: "{0}={0}"}
         return ", ".join(
             forms.get(parameter.kind, "{0}").format(parameter.name) for parameter in self.parameters
         )
 
     def path_names(self, n_args: int) -> list[str]:
-        """What to call each positional argument of a bound call in an error message."""
+        """Return the name of each positional argument of a bound call, for error messages."""
         names: list[str] = []
         for parameter in self.parameters:
             if parameter.kind in (POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD):
@@ -125,7 +125,7 @@ class Binding:
         return names[:n_args]
 
     def keyword_path(self, name: str) -> str:
-        """What JAX calls an argument that is passed by its name."""
+        """Return the path by which JAX names an argument that is passed by its name."""
         for parameter in self.parameters:
             if parameter.kind == VAR_KEYWORD:
                 return f"{parameter.name}[{name!r}]"
@@ -158,7 +158,7 @@ def _header(parameters: tuple[inspect.Parameter, ...], default: str) -> str:
 # Many functions have the same parameters, such as `(model, x)`.
 @functools.lru_cache(maxsize=256)
 def _define_receiver(parameters: tuple[inspect.Parameter, ...]) -> Callable[..., Any]:
-    """What makes the receivers of all functions that have these parameters."""
+    """Define what makes the receivers of all functions that have these parameters."""
     names = _names(parameters)
     receive, bind, missing = (
         names.variable("receive"),

@@ -39,7 +39,7 @@ _PATIENCE = 1_000
 
 
 class CacheInfo(NamedTuple):
-    """What a function's cache holds, in the manner of `functools.lru_cache`.
+    """The state of a function's cache, in the manner of `functools.lru_cache`.
 
     - `entries`: static structures that are compiled.
     - `traces`: how often the function was traced, entries no longer held included.
@@ -66,14 +66,14 @@ class Linked(Protocol):
 
 
 class _Table:
-    """Forgets a key when an object that it refers to dies: nothing can ask for it again."""
+    """A table that drops a key once an object it references is collected."""
 
     def __init__(self) -> None:
         self.lock = Lock()
         self._dead: collections.deque[Hashable] = collections.deque()
 
     def watch(self, key: Hashable) -> list[weakref.ref[Any]]:
-        """Weak references that see to it, as long as they are kept."""
+        """Return weak references that drop a key, as long as they are kept."""
         # Not a bound method, by which what the table holds would keep the table alive.
         table_ref = weakref.ref(self)
 
@@ -147,14 +147,14 @@ class Program(_Table):
         self.linked: weakref.WeakValueDictionary[int, Linked] = weakref.WeakValueDictionary()
 
     def find(self, key: Hashable) -> Entry | None:
-        """The entry for a typed static key, now the most recently used one."""
+        """Return the entry for a typed static key, now the most recently used one."""
         entry = self.entries.get(key)
         if entry is not None:
             entry.last_used = next(self._clock)
         return entry
 
     def find_again(self, key: Hashable) -> Entry | None:
-        """The entry for the key of a scan, if that was met before."""
+        """Return the entry for the key of a scan, if that was met before."""
         entry = self._met.get(key)
         if entry is None or None in [ref() for ref in entry.known_by_address]:
             return None
@@ -162,7 +162,7 @@ class Program(_Table):
         return entry
 
     def meet(self, entry: Entry, key: Hashable, known_by_address: list[Any]) -> None:
-        """Has `find_again` find an entry.
+        """Make `find_again` find an entry.
 
         **Arguments:**
 
@@ -181,7 +181,7 @@ class Program(_Table):
                 self._met[key] = entry
 
     def find_or_add(self, key: Hashable, make: Callable[[], Entry]) -> Entry:
-        """The entry for a key; where there is none, a new one in the place of the least used."""
+        """Return the entry for a key; a new one in place of the least used, if there is none."""
         with self.lock:
             self._drop_dead()
             entry = self.entries.get(key)
@@ -210,7 +210,7 @@ class Program(_Table):
         self._rest()
 
     def _rest(self) -> None:
-        """Takes the specialised calls out of use, each until the next time that it is wanted.
+        """Take the specialised calls out of use, each until the next time that it is wanted.
 
         They leave no trace in the table; the generic path, which puts them back, does. So what was
         used since the last structure came in is not the least recently used one.
@@ -232,7 +232,7 @@ class Program(_Table):
             entry.key = entry.met_as = None
 
     def keep_if_traced(self, key: Hashable, entry: Entry) -> None:
-        """Forgets an entry whose first trace failed, unless another thread's did not."""
+        """Drop an entry whose first trace failed, unless another thread's did not."""
         with self.lock:
             if entry.traces and key not in self.entries:
                 self._add(key, entry)
@@ -240,13 +240,13 @@ class Program(_Table):
                 self._drop(key)
 
     def drop(self, key: Hashable, entry: Entry) -> None:
-        """Forgets an entry that no longer holds."""
+        """Drop an entry that no longer holds."""
         with self.lock:
             if self.entries.get(key) is entry:
                 self._drop(key)
 
     def clear(self) -> None:
-        """Forgets all entries, and with them what was compiled."""
+        """Drop all entries, and with them what was compiled."""
         with self.lock:
             for entry in self.entries.values():
                 entry.fate.append("`clear_cache()` was called")
@@ -275,7 +275,7 @@ class Program(_Table):
         )
 
     def specialize(self, entry: Entry, call: SpecializedCall) -> None:
-        """Puts a specialised call at the head of those in use."""
+        """Put a specialised call at the head of those in use."""
         with self.lock:
             others = [other for other in self.specialized if other.entry is not entry]
             self.specialized = [call, *others[: _MAX_SPECIALIZED - 1]]
@@ -289,7 +289,7 @@ class Program(_Table):
             entry.specialized, entry.resting = call, None
 
     def unspecialize(self, entry: Entry) -> None:
-        """Takes the specialised call of an entry out of use, because it no longer holds."""
+        """Take the specialised call of an entry out of use, because it no longer holds."""
         with self.lock:
             self._unspecialize(entry)
 
@@ -367,7 +367,7 @@ def program_of(
     key: Hashable,
     options: Options,
 ) -> Program:
-    """The program that serves a function, made where there is none.
+    """Return the program that serves a function, made where there is none.
 
     **Arguments:**
 
@@ -393,7 +393,7 @@ def program_of(
 
 
 def home_of(fun: Any) -> types.FunctionType | None:
-    """The Python function below a callable, on which its programs are kept."""
+    """Return the Python function below a callable, on which its programs are kept."""
     for _ in range(100):
         if type(fun) is types.FunctionType:
             return fun
@@ -409,7 +409,7 @@ def home_of(fun: Any) -> types.FunctionType | None:
 
 
 def names_of(fun: Any) -> tuple[str, str]:
-    """What to call a callable in programs and in error messages: the function's name below it."""
+    """Return what to call a callable in programs and errors: the name of the function below it."""
     for _ in range(100):
         if hasattr(fun, "__wrapped__"):
             fun = fun.__wrapped__

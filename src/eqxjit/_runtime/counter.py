@@ -66,7 +66,7 @@ class TraceCounter:
 
     @property
     def is_unused(self) -> bool:
-        """Whether no trace was ever made, or is under way."""
+        """True as long as no trace was made, or is under way."""
         with self._lock:
             return not self._has_traced and not self._begun
 

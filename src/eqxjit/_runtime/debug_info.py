@@ -21,7 +21,7 @@ from .._trees.partition import DYNAMIC, StaticHalf
 def argument_names(
     binding: Binding, arguments: StaticHalf, fun: StaticHalf, n_first: int
 ) -> tuple[str, ...]:
-    """The paths of all arrays of a call, in the order in which JAX is given them.
+    """Return the paths of all arrays of a call, in the order in which JAX is given them.
 
     **Arguments:**
 
@@ -45,7 +45,7 @@ def argument_names(
 
 
 def _of_arrays(trees: list[tuple[str, PyTreeDef]], leaves: Sequence[Any]) -> list[str]:
-    """The paths of those leaves of some trees that are arrays."""
+    """Return the paths of those leaves of some trees that are arrays."""
     arrays = [index for index, leaf in enumerate(leaves) if leaf is DYNAMIC]
     paths: list[str] = []
     suffixes: dict[type, list[str]] = {}
@@ -78,7 +78,7 @@ def _of_arrays(trees: list[tuple[str, PyTreeDef]], leaves: Sequence[Any]) -> lis
 
 
 def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> list[str]:
-    """What follows the path of a node in the paths of its children, as JAX writes them."""
+    """Return what follows a node's path in the paths of its children, as JAX writes them."""
     if kind is tuple or kind is list or kind is type(None):
         return [f"[{i}]" for i in range(n_children)]
     if kind is dict or kind is collections.OrderedDict:
@@ -108,7 +108,7 @@ _INDEX = re.compile(r"<flat index ([^>]+)>")
 
 
 def _stable(text: str) -> str:
-    """A part of a path, the same in every process, and written as JAX does."""
+    """Return a part of a path, the same in every process, and written as JAX does."""
     if "0x" in text:
         text = _ADDRESS.sub("...", text)
     return _INDEX.sub(r"\1", text) if "<" in text else text

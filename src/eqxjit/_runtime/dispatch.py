@@ -47,14 +47,14 @@ def _same(leaf: Any) -> Any:
 
 
 def _n_arrays_first(static: StaticHalf) -> int:
-    """How many arrays the first positional argument of a call has."""
+    """Return the number of arrays in the first positional argument of a call."""
     args, _ = static.treedef.children()
     leaves = static.leaves[: args.children()[0].num_leaves]
     return sum([leaf is DYNAMIC for leaf in leaves])
 
 
 class Site:
-    """Leads the calls of one wrapper to compiled entries.
+    """The dispatcher of one wrapper's calls: specialised call, cache lookup, cache miss.
 
     - `wrapped`: the function, without its arrays.
     - `fun_leaves`: its arrays.
@@ -72,20 +72,20 @@ class Site:
 
     @property
     def program(self) -> Program:
-        """What is compiled for the function."""
+        """The cache of the function."""
         return self.wrapped.program
 
     # --- From the wrapper ---------------------------------------------------------------------
 
     def linking_call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """What a wrapper's `__call__` slot holds before its first call, and when it is unlinked."""
+        """Link the wrapper, and call: what its `__call__` slot holds as long as it isn't linked."""
         __tracebackhide__ = True
         with trimming:
             self.program.linked[id(self)] = self
             return self._link()(*args, **kwargs)
 
     def _link(self) -> Callable[..., Any]:
-        """Fills the wrapper's `__call__` slot: specialised calls first, the generic path behind."""
+        """Fill the wrapper's `__call__` slot: specialised calls first, the generic path behind."""
         with self.program.lock:
             in_use = self.program.specialized
             generic = self.call_if_intact if self.wrapped.changeable else self.call
@@ -99,13 +99,13 @@ class Site:
             return call
 
     def unlink(self) -> None:
-        """Has the next call link anew: most wrappers of a function are never called again."""
+        """Reset `__call__`, so that the next call links anew."""
         wrapper = self.wrapper()
         if wrapper is not None:
             wrapper.__call__ = self.linking_call
 
     def renew_if_changed(self) -> None:
-        """Wraps the function anew, if a static object in it was changed since it was wrapped."""
+        """Wrap the function anew, if a static object in it was changed since it was wrapped."""
         if not self.wrapped.is_intact():
             traces = self.program.traces
             fun = self.wrapped.fun.combine(self.fun_leaves)
@@ -114,20 +114,20 @@ class Site:
             self.unlink()
 
     def specialized_calls(self) -> list[SpecializedCall]:
-        """Those of the function, in the order in which they are tried: the wrapper's own first."""
+        """Return those of the function in the order of trial: the wrapper's own first."""
         own = self._own_entry()
         return sorted(self.program.specialized, key=lambda call: call.entry is not own)
 
     def receive(
         self, action: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """`action(args, kwargs)`, with the arguments bound to the function's parameters."""
+        """Return `action(args, kwargs)`, with the arguments bound to the function's parameters."""
         return self.wrapped.binding.receiver(action)(*args, **kwargs)
 
     # --- With bound arguments -----------------------------------------------------------------
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The generic path: split the arguments, look up their static half, call what is found."""
+        """Split the arguments, look up their static half, and call what is found."""
         __tracebackhide__ = True
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
@@ -184,13 +184,13 @@ class Site:
         return entry.rebuild(output, given)
 
     def call_if_intact(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`call`, for a function that holds static objects which can be changed in place."""
+        """Call a function that holds static objects which can be changed in place."""
         __tracebackhide__ = True
         self.renew_if_changed()
         return self.call(args, kwargs)
 
     def retrace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Serves a warm call in which JAX wants to trace: a new shape, cleared caches, ..."""
+        """Serve a warm call in which JAX wants to trace: a new shape, cleared caches, ..."""
         __tracebackhide__ = True
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
@@ -203,7 +203,7 @@ class Site:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """`miss`, for a warm call: one thread at a time for each shape."""
+        """Serve a warm call as `miss` does: one thread at a time for each shape."""
         __tracebackhide__ = True
         # To JAX the signal to retrace is a trace that failed, which threads that wait for it then
         # each make for themselves. In turn they find what the first of them has compiled.
@@ -212,7 +212,7 @@ class Site:
             return self.miss(leaves, static, args, kwargs)
 
     def call_unjitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Under `jax.disable_jit`: the function itself, on a copy of its arguments."""
+        """Call the function itself, on a copy of its arguments, under `jax.disable_jit`."""
         __tracebackhide__ = True
         fun = self.wrapped.fun.combine(self.fun_leaves)
         args, kwargs = tree_map(_same, (args, kwargs))
@@ -229,7 +229,7 @@ class Site:
         return self.stage(lambda jitted: jitted.lower, args, kwargs)
 
     def is_settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether calls with such arguments are as fast as they ever get."""
+        """Return whether calls with such arguments are as fast as they ever get."""
         _, static = with_structs_as_arrays(*self.partition(args, kwargs))
         entry = self.program.find(static.key)
         return entry is None or not may_be_specialized(entry)
@@ -240,7 +240,7 @@ class Site:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[Call, Any]:
-        """What `stage(jitted)` makes of the arrays of a call, which isn't run; and the call."""
+        """Return a call, and what `stage(jitted)` makes of its arrays; it isn't run."""
         __tracebackhide__ = True
         leaves, static = with_structs_as_arrays(*self.partition(args, kwargs))
         entry = self.find_or_add(static, args, kwargs)
@@ -262,7 +262,7 @@ class Site:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Traces and compiles what a call needs, then makes it."""
+        """Trace and compile what a call needs, then make it."""
         __tracebackhide__ = True
         start = time.perf_counter()
         entry = self.find_or_add(static, args, kwargs)
@@ -305,7 +305,7 @@ class Site:
     def partition(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], StaticHalf]:
-        """The arguments' arrays and static half, or an error that names the bad argument."""
+        """Return the arguments' arrays and static half, or an error that names the bad argument."""
         try:
             leaves, static = partition((args, kwargs))
             # Now, as the user's function may change static objects in place.
@@ -318,7 +318,7 @@ class Site:
     def find(
         self, static: StaticHalf, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Entry | None:
-        """The entry for a static half, if there is one."""
+        """Return the entry for a static half, if there is one."""
         try:
             return self.program.find(static.key)
         except Exception as error:
@@ -333,7 +333,7 @@ class Site:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        """Has a scan find an entry, if it finds the arrays that JAX's registry finds."""
+        """Make a scan find an entry, if it finds the arrays that JAX's registry finds."""
         again = scan((args, kwargs))
         # Another thread may have changed something meanwhile.
         if again is not None and again.key == scanned.key and identical(scanned.arrays, leaves):
@@ -348,7 +348,7 @@ class Site:
     def find_or_add(
         self, static: StaticHalf, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Entry:
-        """The entry for a static half, new where there is none."""
+        """Return the entry for a static half, new where there is none."""
 
         def make() -> Entry:
             n_first = _n_arrays_first(static) if args else 0
@@ -362,7 +362,7 @@ class Site:
             raise
 
     def donated(self, n_first: int, static: StaticHalf) -> tuple[int, ...]:
-        """The positions of the donated arrays among all of a call (see `Entry.flat`)."""
+        """Return the positions of the donated arrays among all of a call (see `Entry.flat`)."""
         n_all = len(self.fun_leaves) + static.n_arrays
         first = range(n_first) if self.wrapped.options.donates_first else ()
         n_kept = len(self.fun_leaves) if self.wrapped.keeps_arrays else 0
@@ -370,7 +370,7 @@ class Site:
         return (*first, *rest)
 
     def run(self, action: Callable[..., Any], call: Call) -> Any:
-        """Calls a jitted function, or its `lower`, while JAX may trace it."""
+        """Call a jitted function, or its `lower`, while JAX may trace it."""
         __tracebackhide__ = True
         # Equinox looks for this name on the stack, to tell where the jitted part begins.
         __equinox_jit_id__ = b"eqxjit"  # noqa: F841
@@ -391,7 +391,7 @@ class Site:
     # --- After a call -------------------------------------------------------------------------
 
     def settle(self, entry: Entry, leaves: list[Any], may_raise: bool | None = None) -> None:
-        """Finds out whether the program that has just run can raise, and what it returns."""
+        """Find out whether the program that has just run can raise, and what it returns."""
         unclassified = entry.unclassified
         if unclassified:
             unclassified = not entry.classify(entry.flat(self.fun_leaves, leaves), may_raise)
@@ -405,12 +405,12 @@ class Site:
         entry.unclassified = unclassified
 
     def check_recompiled(self, entry: Entry, output: Output) -> None:
-        """Waits for a program that a warm call compiled; the generic path will class it."""
+        """Wait for a program that a warm call compiled; the generic path will class it."""
         self.program.unspecialize(entry)
         wait_for(output)
 
     def wait(self, entry: Entry, output: Output) -> None:
-        """Waits for a program that can raise, or that isn't known not to."""
+        """Wait for a program that can raise, or that isn't known not to."""
         if entry.unclassified and not holds_tracer(output):
             # The generic path finds out, the next time.
             self.program.unspecialize(entry)
@@ -444,7 +444,7 @@ class Site:
     def explain_arguments(
         self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Raises a clearer error than `error`, if there is one."""
+        """Raise a clearer error than `error`, if there is one."""
         __tracebackhide__ = True
         clearer = argument_error(error, named_arguments(self.wrapped.binding, args, kwargs))
         if clearer is not None:

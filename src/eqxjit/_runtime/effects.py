@@ -48,7 +48,7 @@ _HOST_TRANSFERS = frozenset({"stablehlo.send", "stablehlo.recv", "stablehlo.outf
 
 
 def may_raise(module: Any) -> bool:
-    """Whether a program holds a host callback or a foreign call.
+    """Return whether a program holds a host callback or a foreign call.
 
     **Arguments:**
 

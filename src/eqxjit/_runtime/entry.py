@@ -142,7 +142,7 @@ class Entry:
         self._uncompiled.pop(trace_key, None)
 
     def flat(self, fun_leaves: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """All arrays of a call, in the order of upstream, in which JAX reuses donated ones."""
+        """Return all arrays of a call, in upstream's order, in which JAX reuses donated ones."""
         return [*leaves[: self.n_first], *fun_leaves, *leaves[self.n_first :]]
 
     def execute(self, jitted: Callable[..., Output], flat: Sequence[Any]) -> Output:
@@ -152,7 +152,7 @@ class Entry:
         return self.numpy_inputs.call(jitted, flat, wait_for)
 
     def is_intact(self, seen: Seen | None = None) -> bool:
-        """Whether the static objects that this entry returns are as they were when it was traced.
+        """Return whether the static objects that this entry returns are unmodified since its trace.
 
         Those that came in are each call's own. If a caller has changed others in place, they are no
         longer those that later calls should get back.
@@ -161,11 +161,11 @@ class Entry:
 
     @property
     def returns_changeable(self) -> bool:
-        """Whether there is anything for `is_intact` to look at."""
+        """True where there is anything for `is_intact` to look at."""
         return any(description.changeable for description in self.descriptions)
 
     def describe(self, out: Any, given: Given) -> Output:
-        """What the traced function returns to JAX for the output of the user's function."""
+        """Return to JAX the arrays in the output of the user's function, and describe the rest."""
         leaves, treedef = tree_flatten(out)
         dynamic, static = split_leaves(leaves)
         for description in tuple(self.descriptions):
@@ -182,15 +182,15 @@ class Entry:
         return {index: arrays} if index else arrays
 
     def returns_given(self, output: Output) -> bool:
-        """Whether `rebuild` needs what came in with the call."""
+        """Return whether `rebuild` needs what came in with the call."""
         return self.descriptions[index_of(output)].is_given
 
     def rebuild(self, output: Output, given: Given | None) -> Any:
-        """The user's output, from what JAX returned for a call."""
+        """Return the user's output, from what JAX returned for a call."""
         return self.descriptions[index_of(output)].rebuild(arrays_of(output), given)
 
     def classify(self, leaves: list[Any], blocks: bool | None = None) -> bool:
-        """Looks at the program for these leaves, which has just run; False if it can't be told.
+        """Look at the program for these leaves, which has just run; False if it can't be told.
 
         Served from JAX's caches, which takes its time, unless `blocks` says if it can raise.
         `unclassified` is for the caller to unset, when all is done.
@@ -209,17 +209,17 @@ class Entry:
 
 
 def index_of(output: Output) -> int:
-    """Which of an entry's descriptions is that of an output."""
+    """Return the index of an output's description among those of its entry."""
     return next(iter(output)) if isinstance(output, dict) else 0
 
 
 def arrays_of(output: Output) -> list[Any]:
-    """The arrays of an output."""
+    """Return the arrays of an output."""
     return next(iter(output.values())) if isinstance(output, dict) else output
 
 
 def wait_for(output: Output) -> None:
-    """Waits until a program has run, so that its error is raised here."""
+    """Wait until a program has run, so that its error is raised here."""
     pending: list[Any] = list(arrays_of(output))
     while pending:
         array = pending.pop()
@@ -231,5 +231,5 @@ def wait_for(output: Output) -> None:
 
 
 def holds_tracer(output: Output) -> bool:
-    """Whether a call was part of some transformation, rather than run for itself."""
+    """Return whether a call was part of some transformation, rather than run for itself."""
     return has_tracers(arrays_of(output))

@@ -31,12 +31,12 @@ _MESSAGE = re.compile(rf"{CALLBACK_ERROR_NAME}: (.*?)\n\n\n-{{20}}\n", re.DOTALL
 def named_arguments(
     binding: Binding, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[str, Any]]:
-    """Each argument of a bound call with the name that the user gave it."""
+    """Return each argument of a bound call with the name that the user gave it."""
     return [*zip(binding.path_names(len(args)), args, strict=True), *kwargs.items()]
 
 
 def runtime_error(error: BaseException) -> BaseException | None:
-    """The error that a user of `eqx.error_if` should see, if `error` stems from one."""
+    """Return the error that a user of `eqx.error_if` should see, if `error` stems from one."""
     # Not `isinstance`: JAX raises no subclasses, users do.
     if type(error) not in (JaxRuntimeError, ValueError):
         return None
@@ -54,7 +54,7 @@ def runtime_error(error: BaseException) -> BaseException | None:
 
 
 def _inside_jit(stack: Iterable[bytes | str]) -> str:
-    """The stack within the outermost jitted call: marks are bytes, and frames run outwards."""
+    """Return the stack within the outermost jitted call: marks are bytes, frames run outwards."""
     frames: list[str] = []
     inside: list[str] = []
     for frame_or_mark in stack:
@@ -66,7 +66,7 @@ def _inside_jit(stack: Iterable[bytes | str]) -> str:
 
 
 def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
-    """A clearer error for a jitted call that failed; None where `error` is clear enough.
+    """Return a clearer error for a jitted call that failed; None where `error` is clear enough.
 
     **Arguments:**
 
@@ -82,7 +82,7 @@ def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseEx
 def _invalid_array(
     error: BaseException, arguments: list[tuple[str, Any]]
 ) -> TypeError | ValueError | None:
-    """The error for an array that JAX can't trace, if `error` is what JAX raises for one."""
+    """Return the error for an array that JAX can't trace, if `error` is JAX's for one."""
     kind = type(error)
     if kind is not TypeError and kind is not ValueError:
         return None
@@ -99,7 +99,7 @@ def _invalid_array(
 
 
 def _why_invalid(array: np.ndarray | np.generic) -> str:
-    """Why JAX can't trace an array, and what to do about that."""
+    """Return why JAX can't trace an array, and what to do about that."""
     if isinstance(array, np.ma.MaskedArray):
         return (
             "is a NumPy masked array, which JAX can't trace. Pass `.filled(...)` of it, and its "
@@ -126,7 +126,7 @@ _INVALID_BUFFER = "INVALID_ARGUMENT: Invalid buffer passed to Execute()"
 
 
 def _deleted_array(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
-    """The error for an array that was donated before, if `error` is what JAX raises for one."""
+    """Return the error for an array that was donated before, if `error` is JAX's for one."""
     kind = type(error)
     if kind not in (RuntimeError, ValueError, JaxRuntimeError):
         return None
@@ -144,7 +144,7 @@ def _deleted_array(error: BaseException, arguments: list[tuple[str, Any]]) -> Ba
 
 
 def _complaint(array: jax.Array) -> str:
-    """What a deleted array says to whoever reads it."""
+    """Return the error message of a deleted array."""
     try:
         np.asarray(array)
     except Exception as error:
@@ -165,7 +165,8 @@ def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None
 
 
 def argument_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
-    """A clearer error for arguments that could not be split into a dynamic and a static half.
+    """Return a clearer error for arguments that could not be split into a dynamic and a static
+    half.
 
     **Arguments:**
 
@@ -199,7 +200,7 @@ def argument_error(error: BaseException, arguments: list[tuple[str, Any]]) -> Ba
 
 
 def _bad_static(node: Any) -> tuple[str, Any, str, str] | None:
-    """The first value in a node's static half that can't be keyed: where, what, and why."""
+    """Return the first value in a node's static half that can't be keyed: where, what, and why."""
     if issubclass(type(node), eqx.Module):
         candidates = [(f".{name}", value) for name, value in _fields(node, static=True)]
     elif _is_leaf(node) and not is_array_leaf(node):
@@ -221,7 +222,7 @@ def _bad_static(node: Any) -> tuple[str, Any, str, str] | None:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """A static value, and what the builtin containers in it hold."""
+    """Yield a static value, and what the builtin containers in it hold."""
     yield value
     if isinstance(value, dict):
         value = [*value.keys(), *value.values()]
@@ -235,7 +236,7 @@ def _incomparable(value: Any) -> str:
 
 
 def _raises(action: Any) -> str:
-    """What an action raises, in words; empty where it raises nothing."""
+    """Return what an action raises, in words; empty where it raises nothing."""
     try:
         action()
     except RecursionError:
@@ -253,7 +254,7 @@ def _is_leaf(node: Any) -> bool:
 
 
 def _fields(module: eqx.Module, static: bool) -> list[tuple[str, Any]]:
-    """The static, or the other, fields of a Module instance that are set."""
+    """Return the static, or the other, fields of a Module instance that are set."""
     values = fields_of(module)
     return [
         (field.name, values[field.name])
@@ -263,7 +264,7 @@ def _fields(module: eqx.Module, static: bool) -> list[tuple[str, Any]]:
 
 
 def _nodes_with_paths(arguments: list[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
-    """Each node and leaf below the arguments, outside in, as far as it can be looked into."""
+    """Yield each node and leaf below the arguments, outside in, as far as can be seen."""
     for name, value in arguments:
         pending: list[tuple[str, Any, tuple[int, ...]]] = [(name, value, ())]
         while pending:
@@ -297,7 +298,7 @@ def _leaves_with_paths(arguments: list[tuple[str, Any]]) -> list[tuple[str, Any]
 
 
 def not_callable(fun: Any) -> TypeError:
-    """What `filter_jit` raises for something that it can't wrap."""
+    """Return the error for something that `filter_jit` can't wrap."""
     hint = ""
     if isinstance(fun, (classmethod, staticmethod)):
         kind = type(fun).__name__

@@ -44,15 +44,15 @@ class Observer(Protocol):
     """Is told of all that is compiled, by eqxjit or not, in any thread."""
 
     def begun(self, function: str, phase: str) -> None:
-        """A phase of a function begins: `"tracing"`, `"lowering"` or `"compiling"`."""
+        """Note that a phase begins: `"tracing"`, `"lowering"` or `"compiling"`."""
         ...
 
     def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """A phase has taken so many seconds, without what was compiled within it."""
+        """Note the seconds of a phase that ended, without what was compiled within it."""
         ...
 
     def traced(self, trace: Any) -> None:
-        """A trace of ours is complete."""
+        """Note a trace of ours that is complete."""
         ...
 
 
@@ -61,7 +61,7 @@ observers: weakref.WeakSet[Observer] = weakref.WeakSet()
 
 
 class _Recompilation(NamedTuple):
-    """What JAX compiles without tracing.
+    """A compilation that JAX began without tracing.
 
     - `counter_ref`: counts the function's traces; weakly.
     - `record`: that of the trace.
@@ -94,7 +94,7 @@ class _Phase:
 
 
 def _frame_of_with() -> FrameType | None:
-    """The frame whose `with` a phase is."""
+    """Return the frame whose `with` a phase is."""
     frame: FrameType | None = sys._getframe(1)
     is_entered = False
     # A generator is on the stack only while it runs, not while its `with` lasts.
@@ -117,7 +117,7 @@ _state = _State()
 
 
 def drop_interrupted() -> None:
-    """Drops the phases that an interrupt kept from their end: their frames left the stack."""
+    """Drop the phases that an interrupt kept from their end: their frames left the stack."""
     if not _state.phases:
         return
     frames: set[int] = set()
@@ -130,7 +130,7 @@ def drop_interrupted() -> None:
 
 @contextmanager
 def tracing(function: str, hook: TraceHook, record: Any) -> Iterator[None]:
-    """While a function of ours is traced, which may be within another's trace."""
+    """Time a function of ours while it is traced, which may be within another's trace."""
     _begin_phase(function, TRACING)
     start = time.perf_counter()
     try:
@@ -292,7 +292,7 @@ class _Origin:
         self._frame = frame
 
     def _find(self, frame: FrameType) -> bool:
-        """Whether a frame is of the innermost call through eqxjit on the stack."""
+        """Return whether a frame is of the innermost call through eqxjit on the stack."""
         self.call, self.entry = call_in(frame)
         if self.called is None:
             return False
@@ -306,12 +306,12 @@ class _Origin:
 
     @property
     def is_ahead_of_time(self) -> bool:
-        """Whether it isn't compiled in a call."""
+        """True for what is compiled outside of a call."""
         return self.call is not None and self.call.is_staged
 
     @property
     def compiles_without_tracing(self) -> bool:
-        """Whether no trace of ours stands for what is compiled."""
+        """True where JAX compiles without a trace of ours."""
         if self.called is None or self._name not in ("", self.called.name):
             # Also what comparing static values compiles, say, or an object's own unflatten.
             return False

@@ -58,7 +58,7 @@ class WrappedFunction:
 
     @property
     def program(self) -> Program:
-        """What is compiled for it."""
+        """The cache of the function."""
         if self._program is None:
             self._look()
             try:
@@ -80,7 +80,7 @@ class WrappedFunction:
         return self._changeable
 
     def _look(self) -> None:
-        """Notes the static objects, and their key, at one time: when a call first asks."""
+        """Note the static objects, and their key, at one time: when a call first asks."""
         if self._changeable is None:
             try:
                 _ = self.fun.key
@@ -98,12 +98,12 @@ class WrappedFunction:
             raise clearer from error
 
     def given(self, static: StaticHalf) -> Given:
-        """The static objects that come in with a call that has these arguments."""
+        """Return the static objects that come in with a call that has these arguments."""
         # What is frozen is nobody's but its entries': these look for changes in it themselves.
         return Given(static, NOTHING if self.keeps_arrays else self.fun)
 
     def is_intact(self) -> bool:
-        """Whether the static objects in the function are as they were when it was wrapped."""
+        """Return whether the static objects in the function are unmodified since it was wrapped."""
         return are_unchanged(self.changeable)
 
     @property
@@ -119,7 +119,7 @@ class WrappedFunction:
 
 
 def wrap_function(fun: Any, options: Options) -> tuple[WrappedFunction, tuple[Any, ...]]:
-    """A function as `filter_jit` sees it: its static half, and its arrays.
+    """Return a function as `filter_jit` sees it: its static half, and its arrays.
 
     **Raises:**
 

@@ -35,7 +35,7 @@ class Request(Protocol):
 
     @property
     def fun_varies(self) -> bool:
-        """Whether wrappers that share the entry may hold other arrays or static values."""
+        """True where wrappers that share the entry may hold other arrays or static values."""
         ...
 
     @property
@@ -60,12 +60,12 @@ class Request(Protocol):
 
     @property
     def is_staged(self) -> bool:
-        """Whether it is lowered or compiled ahead of time."""
+        """True for a call that is lowered, rather than run."""
         ...
 
     @property
     def description(self) -> Any:
-        """What `describe` returned for a staged call, whose arrays are gone; None for others."""
+        """The result of `describe` for a staged call, whose arrays are gone; None for others."""
         ...
 
 

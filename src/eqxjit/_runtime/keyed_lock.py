@@ -26,7 +26,7 @@ class Turns:
 
     @contextmanager
     def take(self, key: Hashable) -> Iterator[None]:
-        """Waits until nobody else is at `key`."""
+        """Wait until nobody else holds `key`."""
         with self._lock:
             lock = self._locks.setdefault(key, threading.RLock())
         acquired = lock.acquire(timeout=_PATIENCE_SECONDS)

@@ -23,7 +23,7 @@ DEFAULT_MAXSIZE = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How a function is to be jitted.
+    """The options of one `filter_jit`.
 
     - `donate`: as the argument of `filter_jit`.
     - `block`: whether each call waits for its computation.
@@ -62,7 +62,7 @@ def _nothing() -> None: ...
 def check_options(
     donate: Any, block: Any, maxsize: Any, max_traces: Any, jit_arguments: Mapping[str, Any]
 ) -> Options:
-    """The options, or the error that upstream raises for them.
+    """Return the options, or the error that upstream raises for them.
 
     **Raises:**
 
@@ -112,7 +112,7 @@ def _options_of_jax() -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that an unknown one was meant to be, as a question; empty if none is near."""
+    """Return a question for the known name nearest to an unknown one; empty if none is near."""
     found = difflib.get_close_matches(name, known, n=1)
     return f"did you mean `{found[0]}`?" if found else ""
 

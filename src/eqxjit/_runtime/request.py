@@ -90,7 +90,7 @@ class Call:
 
     @property
     def fun_varies(self) -> bool:
-        """Whether wrappers that share the entry may hold other arrays or static values."""
+        """True where wrappers that share the entry may hold other arrays or static values."""
         return bool(self.fun_leaves or self.wrapped.changeable)
 
     @property

@@ -109,7 +109,7 @@ class SpecializedCall:
         otherwise: Callable[..., Any],
         jitted: Callable[..., Output] | None = None,
     ) -> Callable[..., Any]:
-        """The function for one wrapper.
+        """Return the function for one wrapper.
 
         **Arguments:**
 
@@ -147,7 +147,7 @@ def _minding_numpy(entry: Entry, jitted: Callable[..., Output]) -> Callable[...,
 
 
 def _checks_of_function(site: SlowPath) -> list[Callable[[], bool]]:
-    """What to ask, before a call, about the static objects that the wrapped function holds."""
+    """Return the checks of the static objects that the wrapped function holds."""
     return [site.wrapped.is_intact] if site.wrapped.changeable else []
 
 
@@ -157,12 +157,12 @@ def _fun_statics(site: SlowPath, positions: list[Position]) -> list[Any]:
 
 
 def may_be_specialized(entry: Entry) -> bool:
-    """Whether an entry has no specialised call, and may yet get one."""
+    """Return whether an entry has no specialised call, and may yet get one."""
     return SPECIALIZING and entry.specialized is None and not entry.unspecializable
 
 
 def is_worth_specializing(entry: Entry, n_arrays: int) -> bool:
-    """Whether a warm call through the generic path should be the last of its structure."""
+    """Return whether the entry is hot enough to specialise."""
     return (
         may_be_specialized(entry)
         # Under an eager `vmap` or `grad` nothing tells what runs: the generic path waits for it.
@@ -180,7 +180,7 @@ def specialize(
     leaves: list[Any],
     output: Output,
 ) -> None:
-    """Gives an entry its specialised call, if one can be made.
+    """Give an entry its specialised call, if one can be made.
 
     **Arguments:** as of `specialized_call`.
     """
@@ -210,7 +210,7 @@ def specialized_call(
     leaves: list[Any],
     output: Output,
 ) -> SpecializedCall | None:
-    """The specialised call of an entry, if one can be made that does exactly the same.
+    """Return the specialised call of an entry, if one can be made that does exactly the same.
 
     **Arguments:**
 
@@ -258,7 +258,9 @@ def _generate(
     budget: Budget,
     seconds_after: float,
 ) -> tuple[str, Callable[..., Any], list[Position]]:
-    """The source of a specialised call, the function that instantiates it, and `fun_statics`."""
+    """Return the source of a specialised call, the function that instantiates it, and
+    `fun_statics`.
+    """
     names = binding.names()
     names.tick = tick = budget.check_writing
     make, call = names.variable("make_call"), names.variable(re.sub(r"\W", "", binding.name) or "f")
@@ -380,9 +382,7 @@ def _does_the_same(
     output: Output,
     expected: tuple[list[Any], PyTreeDef],
 ) -> bool:
-    """Whether a generated call passes on the very arrays that JAX's registry finds, and rebuilds
-    the very output that it would: tried on the values at hand, with the jitted function replaced.
-    """
+    """Return whether a generated call does the same as JAX's registry, on the values at hand."""
     passed: list[Any] = []
 
     def jitted(*arrays: Any) -> Output:

@@ -84,7 +84,7 @@ class TracedFunction:
 
     @property
     def __fun_debug_info__(self) -> Any:
-        """What JAX is to call the function and its arguments; None, for what it finds itself."""
+        """JAX's record of the names of the function and its arguments; None to leave it to JAX."""
         call = _current_call()
         if self._debug_info is None and call is not None and call.entry is self.entry_ref():
             names = argument_names(call.binding, call.arguments, call.fun, call.entry.n_first)

@@ -25,7 +25,7 @@ _NO_REFERENTS = frozenset({*CONSTANTS, Constants, type, type(DYNAMIC), type(eqx.
 
 
 def referents(key: Hashable) -> Iterator[Any]:
-    """The objects that a typed static key refers to weakly, as long as they live."""
+    """Yield the objects that a typed static key refers to weakly, as long as they live."""
     for ref in _refs(key):
         value = ref()
         # Classes and modules stay.
@@ -53,7 +53,7 @@ def _refs(key: Hashable) -> list[weakref.ref[Any]]:
 
 
 class Position(NamedTuple):
-    """Where a static object came in with a call.
+    """The place where a static object came in with a call.
 
     - `half`: the index of the static half: 0 for the arguments, 1 for the function.
     - `path`: the indices of the children on the way to the node, or the leaf.
@@ -84,12 +84,12 @@ class Given:
         self.halves = arguments, fun
 
     def reader(self) -> Callable[[int, tuple[int, ...]], PyTreeDef]:
-        """A function that gives the treedef at a path in one of the halves."""
+        """Return a function that gives the treedef at a path in one of the halves."""
         readers = [subtrees_of(half.treedef) for half in self.halves]
         return lambda half, path: readers[half](path)
 
     def get(self, position: Position) -> Any:
-        """The object at a position."""
+        """Return the object at a position."""
         half = self.halves[position.half]
         if position.is_leaf:
             return half.leaves[position.part]
@@ -97,7 +97,7 @@ class Given:
 
 
 def subtrees_of(treedef: PyTreeDef) -> Callable[[tuple[int, ...]], PyTreeDef]:
-    """A function that gives the treedef at a path, and takes no node apart twice."""
+    """Return a function that gives the treedef at a path, and takes no node apart twice."""
     children: dict[tuple[int, ...], list[PyTreeDef]] = {}
 
     def at(path: tuple[int, ...]) -> PyTreeDef:
@@ -120,7 +120,7 @@ def _part(treedef: PyTreeDef, part: int) -> Any:
 
 
 def parts_of(metadata: Any, kind: type | None) -> tuple[Any, ...] | list[Any]:
-    """The static objects of a node's metadata: the fields of a Module, the keys of a dict.
+    """Return the static objects of a node's metadata: the fields of a Module, the keys of a dict.
 
     `kind` is the node's class, or None, as in `treedef_rows`.
     """
@@ -130,7 +130,7 @@ def parts_of(metadata: Any, kind: type | None) -> tuple[Any, ...] | list[Any]:
 
 
 def _values(row: TreedefRow) -> tuple[Any, ...] | list[Any]:
-    """The parts of a node's metadata, or all of it."""
+    """Return the parts of a node's metadata, or all of it."""
     _, _, metadata, kind = row
     parts = parts_of(metadata, kind)
     # The list of a dict's keys is no object of the user's: there is nothing in an empty one.
@@ -142,7 +142,7 @@ def _holds_plain(row: TreedefRow) -> bool:
 
 
 def _parts(row: TreedefRow) -> list[tuple[int, Any]]:
-    """As `_values`, each with its index."""
+    """Return `_values`, each with its index."""
     values = _values(row)
     return [*enumerate(values)] if values is row[2] else [(WHOLE, row[2])]
 
@@ -153,7 +153,7 @@ _PLAIN = frozenset(
 
 
 def is_plain(value: Any) -> bool:
-    """Whether an equal value may stand for this one: nobody can tell, or it is the same."""
+    """Return whether an equal value may stand for this one: nobody can tell, or it is the same."""
     kind = type(value)
     if kind in _PLAIN or value is DYNAMIC:
         return True
@@ -181,7 +181,7 @@ class _Subtree:
 
 
 def _all_subtrees(treedef: PyTreeDef, marks: dict[Hashable, int]) -> list[_Subtree]:
-    """All subtrees, in post-order; `marks` are those that were given so far."""
+    """Return all subtrees, in post-order; `marks` are those that were given so far."""
     found: list[_Subtree] = []
     roots: list[int] = []
     below: list[list[int]] = []
@@ -247,11 +247,11 @@ class _Index:
         return None
 
     def find(self, value: Any, path: tuple[int, ...]) -> Position | None:
-        """Where a static object came in, that is now at a path in an output."""
+        """Return where a static object came in that is now at a path in an output."""
         return self._find((id(value),), path)
 
     def find_subtree(self, subtree: _Subtree) -> Position | None:
-        """Where a subtree of the output came in as it is."""
+        """Return where a subtree of the output came in as it is."""
         return self._find(subtree.mark, subtree.path)
 
 
@@ -272,7 +272,7 @@ class _Weak:
 
 
 def _weakly(value: Any, ids: Collection[int]) -> Any:
-    """A static value as it can be kept: itself, if it isn't one of those given, by `id`."""
+    """Return a static value as it can be kept: itself, if it isn't one of those given, by `id`."""
     kind = type(value)
     if kind is tuple:
         parts = tuple([_weakly(part, ids) for part in value])
@@ -291,7 +291,7 @@ def _strongly(value: Any) -> Any:
 
 
 def have_same_given(ours: PyTreeDef, theirs: PyTreeDef, given: Given) -> bool:
-    """Whether one treedef holds what came in with a call in the places where another does."""
+    """Return whether two treedefs hold what came in with a call in the same places."""
     differing: list[Any] = []
     for our_row, their_row in zip(treedef_rows(ours), treedef_rows(theirs), strict=True):
         our_parts, their_parts = _values(our_row), _values(their_row)
@@ -400,7 +400,7 @@ class StaticOutput:
         self._steps = _steps_of(treedef, subtrees, index, referred)
 
     def resolve(self, given: Given | None) -> tuple[tuple[Any, ...], PyTreeDef]:
-        """The leaves and the structure for a call, with its own static objects.
+        """Return the leaves and the structure for a call, with its own static objects.
 
         `given` may be None where `is_given` is false.
         """
@@ -434,7 +434,7 @@ class StaticOutput:
         return tuple([value_of(leaf) for leaf in self._leaves]), treedef
 
     def positions(self, given: Given) -> dict[tuple[tuple[int, ...], int], Position]:
-        """Where the static objects in nodes came in: by the node's path, and the part."""
+        """Return where the static objects in nodes came in: by the node's path, and the part."""
         _, treedef = self.resolve(given)
         at = given.reader()
         found: dict[tuple[tuple[int, ...], int], Position] = {}
@@ -459,7 +459,7 @@ class StaticOutput:
         return found
 
     def leaf_position(self, index: int) -> Position | None:
-        """Where a leaf came in, if it did."""
+        """Return where a leaf came in, if it did."""
         leaf = self._leaves[index]
         return leaf if type(leaf) is Position else None
 
@@ -470,7 +470,7 @@ def _steps_of(
     index: _Index,
     referred: Callable[[Any, tuple[int, ...]], Any],
 ) -> list[_Step]:
-    """How to make a treedef from what came in."""
+    """Return the steps that make a treedef from what came in."""
     at = subtrees_of(treedef)
     steps: list[_Node | Position | _Subtree] = []
     starts: list[int] = []

@@ -133,7 +133,7 @@ _MOST_MET = 16_384
 
 
 def static_key(value: Any) -> Hashable:
-    """The typed static key of one value, made in Python only when the value is new or has changed.
+    """Return the typed static key of a value, made in Python only where it is new or changed.
 
     **Arguments:**
 
@@ -230,14 +230,14 @@ def learned_key(value: Any) -> Hashable:
 
 
 def metadata_key(metadata: Any) -> Hashable:
-    """The typed static key of a node's metadata, which may be put together anew each time."""
+    """Return the typed static key of a node's metadata, which may be made anew each time."""
     if type(metadata) is tuple:
         return (tuple, tuple([static_key(part) for part in metadata]))
     return typed_key(metadata) if type(metadata) is list else static_key(metadata)
 
 
 def treedef_key(treedef: PyTreeDef) -> Hashable:
-    """The typed static key of a structure: its nodes, with the typed keys of their metadata."""
+    """Return the typed static key of a structure: its nodes, with typed keys of metadata."""
     kinds, arities, metadata, classes = zip(*treedef_rows(treedef), strict=True)
     keys = tuple([None if data is None else metadata_key(data) for data in metadata])
     return (Constants((kinds, arities, classes)), keys)

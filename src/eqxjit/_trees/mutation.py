@@ -21,14 +21,14 @@ class Changeable(NamedTuple):
 
 
 def changeable(treedef: PyTreeDef, leaves: Iterable[Any]) -> list[Changeable]:
-    """The static objects of a structure, leaves included, whose typed keys can change."""
+    """Return the static objects of a structure, leaves included, whose typed keys can change."""
     # A leaf that can't be hashed didn't come in by its key: it is the function's own object.
     values = [leaf for leaf in leaves if leaf is not DYNAMIC and is_hashable(leaf)]
     return changeable_among(values + _metadata(treedef))
 
 
 def changeable_among(values: Iterable[Any]) -> list[Changeable]:
-    """Those of some static objects whose typed keys can change."""
+    """Return those of some static objects whose typed keys can change."""
     # Layers often share one object, such as their configuration.
     found: list[Changeable] = []
     for value in {id(value): value for value in values}.values():
@@ -49,13 +49,13 @@ def _metadata(treedef: PyTreeDef) -> list[Any]:
 
 
 def are_repeated(treedef: PyTreeDef, others: Iterable[Any]) -> bool:
-    """Whether an object there that can be changed in place is there twice, or among others."""
+    """Return whether an object that can be changed in place is there twice, or among others."""
     found = [id(value) for value in (*_metadata(treedef), *others) if not identity_suffices(value)]
     return len(found) > len({*found})
 
 
 def is_hashable(value: Any) -> bool:
-    """Whether a value can be hashed."""
+    """Return whether a value can be hashed."""
     try:
         hash(value)
     except Exception:
@@ -64,7 +64,7 @@ def is_hashable(value: Any) -> bool:
 
 
 def are_unchanged(objects: Iterable[Changeable], seen: Seen | None = None) -> bool:
-    """Whether none of them was changed since; `seen` as of `has_key`."""
+    """Return whether none of them was changed since; `seen` is as for `has_key`."""
     try:
         return all(has_key(value, key, seen) for value, key in objects)
     except Exception:
@@ -72,7 +72,7 @@ def are_unchanged(objects: Iterable[Changeable], seen: Seen | None = None) -> bo
 
 
 def is_frozen(value: Any) -> bool:
-    """Whether a value can be changed by `object.__setattr__` alone, as Modules can."""
+    """Return whether a value can be changed by `object.__setattr__` alone, as Modules can."""
     if identity_suffices(value):
         return True
     kind = type(value)
@@ -85,7 +85,7 @@ def is_frozen(value: Any) -> bool:
 
 
 def snapshot(static: StaticHalf) -> StaticHalf:
-    """The same static half, with copies of the objects in it that can be changed in place.
+    """Return the same static half, with copies of the objects in it that can be changed in place.
 
     One that can't be copied, or whose copy isn't equal to it, stays.
     """
@@ -110,7 +110,7 @@ def _copied(value: Any, key: Hashable) -> Any:
 
 
 def _copy(value: Any) -> Any:
-    """As `copy.deepcopy`, but what compares by identity, such as functions, stays itself."""
+    """Copy deeply, except what compares by identity, such as functions."""
     if identity_suffices(value):
         return value
     if type(value) is tuple:

@@ -13,7 +13,7 @@ from .partition import DYNAMIC
 
 
 class OutputDescription(StaticOutput):
-    """What a trace returned beside its arrays.
+    """The output of a trace, without its arrays.
 
     - `changeable`: the static objects in it that can be changed in place, and didn't come in.
     """
@@ -27,14 +27,14 @@ class OutputDescription(StaticOutput):
         self.changeable = [pair for pair in found if type(pair.value) is not MethodType]
 
     def rebuild(self, arrays: list[Any], given: Given | None) -> Any:
-        """The output of a call. (A marker behind the last array isn't looked at.)"""
+        """Return the output of a call. (A marker behind the last array isn't looked at.)"""
         remaining = iter(arrays)
         static, treedef = self.resolve(given)
         leaves = [next(remaining) if leaf is DYNAMIC else leaf for leaf in static]
         return tree_unflatten(treedef, leaves)
 
     def describes(self, treedef: PyTreeDef, leaves: tuple[Any, ...], given: Given) -> bool:
-        """Whether another trace's output differs in its arrays alone."""
+        """Return whether another trace's output differs in its arrays alone."""
         try:
             own, own_treedef = self.resolve(given)
             if len(leaves) != len(own):

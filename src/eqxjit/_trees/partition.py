@@ -52,7 +52,7 @@ _FEW = 8
 
 
 class StaticHalf:
-    """What is left of a pytree without its arrays.
+    """A pytree without its arrays.
 
     - `treedef`: its structure.
     - `leaves`: its leaves, with `DYNAMIC` in the place of each array.
@@ -79,12 +79,12 @@ class StaticHalf:
 
     @property
     def n_arrays(self) -> int:
-        """How many arrays are missing."""
+        """The number of arrays that are left out."""
         # By identity: a static leaf's own `==` may say anything.
         return sum([leaf is DYNAMIC for leaf in self.leaves])
 
     def combine(self, dynamic: Any) -> Any:
-        """The pytree that has these arrays; the reverse of `partition`."""
+        """Return the pytree that has these arrays; the reverse of `partition`."""
         arrays = iter(dynamic)
         leaves = [next(arrays) if leaf is DYNAMIC else leaf for leaf in self.leaves]
         return tree_unflatten(self.treedef, leaves)
@@ -104,14 +104,14 @@ def is_array_leaf(leaf: Any) -> bool:
 
 
 def has_tracers(leaves: Collection[Any]) -> bool:
-    """Whether some transformation passes its tracers in the place of arrays."""
+    """Return whether some transformation passes its tracers in the place of arrays."""
     return not {*map(type, leaves)} <= _ARRAY_TYPES and any(
         isinstance(leaf, Tracer) for leaf in leaves
     )
 
 
 def partition(pytree: Any) -> tuple[list[Any], StaticHalf]:
-    """Splits a pytree by `equinox.is_array`.
+    """Split a pytree by `equinox.is_array`.
 
     **Arguments:**
 
@@ -141,7 +141,7 @@ def _key(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
 
 
 def with_structs_as_arrays(leaves: list[Any], static: StaticHalf) -> tuple[list[Any], StaticHalf]:
-    """Takes each `jax.ShapeDtypeStruct` among the static leaves for an array, which it stands for.
+    """Take each `jax.ShapeDtypeStruct` among the static leaves for an array, which it stands for.
 
     **Raises:**
 
@@ -162,14 +162,14 @@ def with_structs_as_arrays(leaves: list[Any], static: StaticHalf) -> tuple[list[
 
 
 def _canonical(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The same with the dtype that an array of it has: without x64, float64 becomes float32."""
+    """Return the same with the dtype of its arrays: without x64, float32 for float64."""
     if jnp.issubdtype(struct.dtype, jax.dtypes.extended):
         raise TypeError(f"Pass an array instead of {struct}: its dtype is JAX's own.")
     return struct.update(dtype=jax.dtypes.canonicalize_dtype(struct.dtype))
 
 
 def split_leaves(leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
-    """The arrays among the leaves, and all leaves with `DYNAMIC` in the place of each array."""
+    """Return the arrays among the leaves, and all leaves with `DYNAMIC` for each array."""
     if {*map(type, leaves)} <= _ONLY_ARRAYS:
         return leaves, (DYNAMIC,) * len(leaves)
     dynamic: list[Any] = []
@@ -190,7 +190,7 @@ def _leaf_key(leaf: Any) -> Hashable:
 
 
 def check_tree(pytree: Any) -> None:
-    """Raises where flattening a pytree would harm the interpreter.
+    """Raise where flattening a pytree would harm the interpreter.
 
     When JAX's `tree_flatten` raises, it doesn't give back the recursion depth that it took (jaxlib
     0.10.2). For a pytree that contains itself that is all there is; for a dict whose keys can't be
@@ -205,7 +205,7 @@ def check_tree(pytree: Any) -> None:
 
 
 def _is_suspicious(pytree: Any) -> bool:
-    """Whether a pytree has very many nodes, or dicts of mixed keys."""
+    """Return whether a pytree has very many nodes, or dicts of mixed keys."""
     # Depth first, or what contains itself twice would double with each level.
     pending: list[Any] = [pytree]
     pop, push = pending.pop, pending.append
@@ -273,6 +273,6 @@ def _children(node: Any) -> Collection[Any]:
 # Of classes of Modules only: the cache would keep others alive.
 @functools.lru_cache(maxsize=1024)
 def _dynamic_fields(kind: type) -> list[str]:
-    """The fields of a class of Modules that may hold arrays."""
+    """Return the fields of a class of Modules that may hold arrays."""
     fields = dataclasses.fields(kind)
     return [field.name for field in fields if not field.metadata.get("static", False)]

@@ -47,7 +47,7 @@ _MAX_NODES = 100_000
 
 
 class Scanned(NamedTuple):
-    """What a scan finds.
+    """The result of a scan.
 
     - `arrays`: in the order of `jax.tree_util.tree_flatten`.
     - `key`: equal only for structures of which one may stand for the other.
@@ -60,7 +60,7 @@ class Scanned(NamedTuple):
 
 
 def scan(pytree: Any) -> Scanned | None:
-    """Scans a pytree; None if there is anything unknown in it, or too much.
+    """Scan a pytree; None if there is anything unknown in it, or too much.
 
     **Raises:**
 
@@ -145,7 +145,7 @@ def scan(pytree: Any) -> Scanned | None:
 
 
 def _mark(value: Any, known_by_address: list[Any]) -> Hashable:
-    """What stands in a key for a static value, given its type."""
+    """Return what stands in a key for a static value, given its type."""
     kind = type(value)
     if kind in _BY_VALUE or (kind is float and value and value == value):
         return value
@@ -160,7 +160,7 @@ def _mark(value: Any, known_by_address: list[Any]) -> Hashable:
 
 
 class _Layout(NamedTuple):
-    """Where a class of Modules has its fields.
+    """The fields of a class of Modules.
 
     - `size`: how many there are.
     - `static`: reads the static ones.

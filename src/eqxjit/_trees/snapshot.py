@@ -65,7 +65,7 @@ _MARSHAL_VERSION = 2
 
 
 class Snapshot(Protocol):
-    """What one static value, or each that is equal to it, looks like.
+    """A snapshot of one static value, or of each that is equal to it.
 
     - `size`: how many elements it holds on to.
     """
@@ -271,7 +271,7 @@ def _is_hashed(part: Any) -> bool:
 
 
 def _addresses(items: list[Any]) -> bytes:
-    """The `id`s of some objects: in half the time of comparing each by `is`."""
+    """Return the `id`s of some objects: in half the time of comparing each by `is`."""
     return np.fromiter(items, _OBJECTS, len(items)).tobytes()
 
 
@@ -374,7 +374,7 @@ def _is_small_and_of(kinds: frozenset[type], values: Any) -> bool:
 
 
 def _whole(value: Any, survey: "_Survey") -> Snapshot | None:
-    """A snapshot that doesn't look into a value; None if it would keep alive what it mustn't."""
+    """Return a snapshot of a value as a whole; None if it would keep alive what it mustn't."""
     if not is_constant(value):
         with contextlib.suppress(TypeError):
             return _SameWeakly(value)
@@ -397,7 +397,7 @@ def _is_constant_kind(kind: type) -> bool:
 
 
 class _Survey(NamedTuple):
-    """What comparing a value takes.
+    """The cost of comparing a value.
 
     - `n`: as many elements as take as long, but for those that hold them.
     - `n_containers`: how many containers those are in.
@@ -461,7 +461,7 @@ def _survey_of_atom(value: Any) -> _Survey:
 
 
 def _is_weakly_held(value: Any) -> bool:
-    """Whether a snapshot mustn't keep alive a value that compares by identity."""
+    """Return whether a snapshot mustn't keep alive a value that compares by identity."""
     if stays(value):
         return False
     try:

@@ -71,7 +71,7 @@ class ByEquality:
 
 
 def _snapshot(value: Any) -> Any:
-    """A copy that a change of the value doesn't reach; itself where it can't be copied."""
+    """Return a copy that a change of the value doesn't reach; itself where it can't be copied."""
     try:
         copied = copy.deepcopy(value)
         if type(copied) is type(value) and bool(copied == value):
@@ -115,7 +115,7 @@ class _ByIdentity:
 
 
 def typed_key(value: Any) -> Hashable:
-    """The typed static key of one value.
+    """Return the typed static key of one value.
 
     **Arguments:**
 
@@ -138,7 +138,7 @@ def typed_key(value: Any) -> Hashable:
 
 
 def typed_treedef_key(treedef: PyTreeDef) -> Hashable:
-    """The typed static key of a structure: its nodes, with the typed keys of their metadata."""
+    """Return the typed static key of a structure: its nodes, with typed keys of metadata."""
     return tuple(
         [
             (kind, arity, custom, None if data is None else typed_key(data))
@@ -356,7 +356,7 @@ if type(MISSING) is not object:
 
 
 def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:
-    """How a class's `==` asks for its keys to be made; None where only its fields can tell."""
+    """Return how a class's `==` asks for its keys to be made; None where its fields decide."""
     if kind.__eq__ is object.__eq__:
         return _KEY_OF_INTERNED.get(kind, _identity_key)
     for base, make_key in _KEY_BY_EQUALITY:
@@ -367,7 +367,9 @@ def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:
 
 
 def compared_fields(kind: type) -> list[str] | None:
-    """The fields that a dataclass's `__eq__` compares; None where that isn't the generated one."""
+    """Return the fields that a dataclass's `__eq__` compares; None where that isn't the generated
+    one.
+    """
     if kind.__eq__ is object.__eq__:
         return None
     owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
@@ -383,7 +385,7 @@ def compared_fields(kind: type) -> list[str] | None:
 
 
 def identity_suffices(value: Any) -> bool:
-    """Whether a value's typed key can't change while it is the same object."""
+    """Return whether a value's typed key can't change while it is the same object."""
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(identity_suffices(element) for element in value)
@@ -393,7 +395,7 @@ def identity_suffices(value: Any) -> bool:
 
 
 def is_opaque(value: Any) -> bool:
-    """Whether nothing but a value's type and its own `==` and `hash` decide."""
+    """Return whether nothing but a value's type and its own `==` and `hash` decide."""
     kind = type(value)
     if kind in _KEY_BY_TYPE:
         return False
@@ -404,12 +406,12 @@ def is_opaque(value: Any) -> bool:
 
 
 def compares_by_identity(kind: type) -> bool:
-    """Whether nothing but an object itself has its typed key."""
+    """Return whether nothing but an object itself has its typed key."""
     return kind not in _KEY_BY_TYPE and kind.__eq__ is object.__eq__
 
 
 def stays(value: Any) -> bool:
-    """Whether a value is what a library's module calls by its name, as `jax.nn.relu` is."""
+    """Return whether a library's module holds a value under its own name, as `jax.nn.relu`."""
     try:
         module, name = value.__module__, value.__qualname__
         return module != "__main__" and operator.attrgetter(name)(sys.modules[module]) is value
@@ -418,7 +420,7 @@ def stays(value: Any) -> bool:
 
 
 def looked_into_as(kind: type) -> type | None:
-    """The builtin container as whose typed key that of a subclass is made; None for others."""
+    """Return the builtin container by whose rule a subclass is keyed; None for others."""
     for base, make_key in _KEY_BY_EQUALITY:
         if issubclass(kind, base):
             return base if _make_key_of_class(kind) is make_key else None
@@ -426,7 +428,7 @@ def looked_into_as(kind: type) -> type | None:
 
 
 def is_container(kind: type) -> bool:
-    """Whether objects of a class are looked into, to make their typed keys."""
+    """Return whether objects of a class are looked into, to make their typed keys."""
     if kind in _KEY_BY_TYPE:
         return kind not in SIMPLE_KEYS
     base = looked_into_as(kind)
@@ -434,21 +436,23 @@ def is_container(kind: type) -> bool:
 
 
 def keyed_fields(kind: type) -> list[str] | None:
-    """The fields of which an object's typed key is made; None where it is made in another way."""
+    """Return the fields of which an object's typed key is made; None where it is made in another
+    way.
+    """
     if kind in _KEY_BY_TYPE or _make_key_of_class(kind) is not None:
         return None
     return compared_fields(kind)
 
 
 def compared_by_equality(key: Any) -> ByEquality | ByHashAndEquality | None:
-    """The part of an opaque value's typed key that asks its own `==`."""
+    """Return the part of an opaque value's typed key that asks its own `==`."""
     if type(key) is tuple and len(key) == 2 and isinstance(key[1], (ByEquality, ByHashAndEquality)):
         return key[1]
     return None
 
 
 def is_same_opaque(value: Any, expected: Any, value_hash: int, expected_hash: int) -> bool:
-    """Whether an opaque value is the expected one, as for a dict keyed by type and value."""
+    """Return whether an opaque value is the expected one, as a dict by type and value does."""
     return (
         type(value) is type(expected)
         and value_hash == expected_hash

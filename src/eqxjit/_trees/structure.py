@@ -65,7 +65,7 @@ class Node:
 def structure_of(
     treedef: PyTreeDef, leaves: tuple[Any, ...], tick: Callable[[], None]
 ) -> Node | Leaf:
-    """The nodes of a treedef, with these leaves; `tick` is called for each.
+    """Return the nodes of a treedef, with these leaves; `tick` is called for each.
 
     **Raises:**
 
@@ -121,7 +121,7 @@ def _object_key(value: Any) -> Hashable:
 
 
 def n_arrays(node: Node | Leaf) -> int:
-    """How many arrays there are below a node."""
+    """Return the number of arrays below a node."""
     if isinstance(node, Leaf):
         return int(node.is_dynamic)
     return sum(n_arrays(child) for child in node.children)
@@ -130,7 +130,7 @@ def n_arrays(node: Node | Leaf) -> int:
 def runs(
     children: list[Node | Leaf], signature: Callable[[Node | Leaf], Hashable]
 ) -> Iterator[tuple[int, list[Node | Leaf]]]:
-    """Splits the items of a sequence where their signatures differ: each run with its start.
+    """Split the items of a sequence where their signatures differ: each run with its start.
 
     Static numbers and texts are one run, whatever their values.
 
@@ -155,7 +155,7 @@ def runs(
 
 
 class ModuleLayout:
-    """Where an `equinox.Module` keeps what its registered flatten hands out.
+    """The fields in which an `equinox.Module` keeps what its registered flatten hands out.
 
     - `dynamic`: the names of its fields, in the order of the node's children.
     - `static`: the names of its static fields, each with its value.
@@ -169,7 +169,7 @@ class ModuleLayout:
 
 
 def module_layout(node: Node) -> ModuleLayout | None:
-    """The layout of a Module that has its fields, no others, and keeps them as Equinox does.
+    """Return the layout of a Module that has its fields, no others, and keeps them as Equinox does.
 
     None for all other nodes: those go through JAX's registry.
     """
@@ -192,7 +192,7 @@ def module_layout(node: Node) -> ModuleLayout | None:
 
 
 def is_plain_namedtuple(kind: type) -> bool:
-    """Whether the items of a named tuple are those that Python's `tuple` has."""
+    """Return whether the items of a named tuple are those that Python's `tuple` has."""
     return (
         issubclass(kind, tuple)
         and hasattr(kind, "_fields")
