@@ -28,7 +28,7 @@ LARGE = jnp.eye(32)
 
 def blocks(f):
     """Whether the programs of each structure of a wrapper are waited for: all must be classed."""
-    entries = list(f._wrapped.program.entries.values())
+    entries = list(f._wrapped.cache.entries.values())
     assert not any(entry.unclassified for entry in entries)
     return [entry.blocks for entry in entries]
 
@@ -337,7 +337,7 @@ def test_eqx_on_error_decides_the_class(value, expected):
         f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
         for _ in range(4):
             f(jnp.ones(2))
-        (entry,) = f._wrapped.program.entries.values()
+        (entry,) = f._wrapped.cache.entries.values()
         print(entry.blocks, entry.unclassified)
     """
     assert run(program, EQX_ON_ERROR=value) == f"{expected} False\n"

@@ -887,7 +887,7 @@ def test_a_wrapped_function_whose_static_object_is_changed(holder, kind, warm):
             assert_same(outer(f, x + i), (x + i) ** power)
             assert_same(f(x.reshape(3, 1)), x.reshape(3, 1) ** power)
         assert f.lower(x).compile()(x).tolist() == (x**power).tolist()
-    entries = f._wrapped.program.entries.values()
+    entries = f._wrapped.cache.entries.values()
     hits = [entry.hits for entry in entries]
     f(x)
     assert [entry.hits for entry in entries] == hits or not SPECIALIZING
@@ -912,7 +912,7 @@ def test_a_wrapped_function_is_compiled_once_for_each_content():
     assert traces == [("a",), ("b",), ("c",)]
     # What only `object.__setattr__` can change is not asked after.
     frozen = eqxjit.filter_jit(Counting((1, ("b", 2.0), Setting("c"))))
-    assert frozen._wrapped.changeable == []
+    assert frozen._wrapped.mutable == []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -990,7 +990,7 @@ NAMES = """
     self cls fun func f call receive bind absent missing args kwargs args_2 kwargs_2 _ __
     jitted leaves out output token arrays array x x_2 otherwise retrace explain wait make
     make_call make_receiver guards_hold site entry type len dict list tuple map all frozenset
-    isinstance Exception Retrace Array is_array fields_of has_key has_key_2 only_arrays
+    isinstance Exception CacheMiss Array is_array fields_of has_key has_key_2 only_arrays
     flatten_one_level rebuild unflatten new_object new_tuple set_fields fun_array_0
     _absent x_fields x_key x_0 x_parts x_children int_1 out_0 object print exec locals globals
     tree_flatten jax eqxjit KeyError None_ match case __class__ __name__ __call__ __eqxjit__

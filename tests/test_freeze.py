@@ -303,7 +303,7 @@ def test_it_is_freed():
     frozen = eqxjit.freeze(model)
     for _ in range(CALLS):
         frozen(X)
-    watched = [weakref.ref(frozen), weakref.ref(frozen._wrapped.program)]
+    watched = [weakref.ref(frozen), weakref.ref(frozen._wrapped.cache)]
     watched += map(weakref.ref, jax.tree.leaves(eqx.filter(model, eqx.is_array)))
     del frozen, model
     gc.collect()

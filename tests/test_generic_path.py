@@ -141,7 +141,7 @@ def test_a_function_around_much_is_recognised_without_looking_at_all_of_it():
     looked_at = []
     for _ in range(2):
         f = eqxjit.filter_jit(closure([(i, i) for i in range(100_000)]))
-        looked_at.append(calls_of(lambda f=f: f._wrapped.program.traces.hook._definition.code))
+        looked_at.append(calls_of(lambda f=f: f._wrapped.cache.traces.hook._definition.code))
         f(X)
     assert f.traces()[0].differences[0].category == "function defined again"
     assert max(looked_at) < 20_000
@@ -487,4 +487,4 @@ def test_descriptions_are_kept_for_a_few_structures_only():
     f = eqxjit.filter_jit(lambda x, n: x)
     for n in range(_history._MAX_TEMPLATES + 5):
         f(X, n)
-    assert len(f._wrapped.program.traces.hook._templates) == _history._MAX_TEMPLATES
+    assert len(f._wrapped.cache.traces.hook._templates) == _history._MAX_TEMPLATES

@@ -280,7 +280,7 @@ def test_calls_dont_wait():
     f = make(lambda x: x @ x)
     with eqxjit.install():
         warm(f, jnp.ones((2, 2)))
-    [entry] = ours(f)._wrapped.program.entries.values()
+    [entry] = ours(f)._wrapped.cache.entries.values()
     assert not entry.blocks
 
 

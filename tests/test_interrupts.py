@@ -143,7 +143,7 @@ def assert_works(f, hook, alive, another_thread):
     # As the next call does that traces.
     _events.drop_interrupted()
     assert not _events._state.phases, hook.place
-    traces = f._wrapped.program.traces
+    traces = f._wrapped.cache.traces
     assert not len(traces._begun) + len(traces.hook._begun), hook.place
 
 
@@ -225,5 +225,5 @@ def test_an_interrupt_while_a_program_is_looked_at(n):
     finally:
         sys.setprofile(None)
     assert f(X).tolist() == [0.0, 2.0, 4.0]
-    [entry] = f._wrapped.program.entries.values()
+    [entry] = f._wrapped.cache.entries.values()
     assert not entry.blocks

@@ -96,7 +96,7 @@ def test_no_module_of_diagnostics_is_needed():
         import jax, jax.numpy as jnp
         from eqxjit._runtime.counter import TooManyTracesError
         from eqxjit._runtime.options import check_options
-        from eqxjit._runtime.dispatch import Site
+        from eqxjit._runtime.dispatch import Dispatcher
         from eqxjit._runtime.function import wrap_function
 
         class Wrapper:
@@ -106,13 +106,13 @@ def test_no_module_of_diagnostics_is_needed():
             options = check_options("none", False, 2, 2, {})
             wrapped, arrays = wrap_function(lambda x, n: x * n, options)
             f = Wrapper()
-            site = Site(wrapped, arrays, f)
+            site = Dispatcher(wrapped, arrays, f)
             f.__call__ = site.linking_call
             x = jnp.arange(3.0)
             for i in (0, 1):
                 for _ in range(n_calls):
                     f(jax.device_put(x, jax.devices()[i]), 2)
-            info = wrapped.program.info()
+            info = wrapped.cache.info()
             assert info[:3] == (1, 1, 1) and info.hits == 2 * n_calls - 1, info
             try:
                 f(jax.device_put(x, jax.devices()[2]), 2)
@@ -120,7 +120,7 @@ def test_no_module_of_diagnostics_is_needed():
                 assert "(`max_traces=2`), and the call at " in str(error)
             else:
                 raise AssertionError("no error")
-            (entry,) = wrapped.program.entries.values()
+            (entry,) = wrapped.cache.entries.values()
             for _ in range(4):
                 assert f(jax.device_put(x, jax.devices()[0]), 2).tolist() == [0, 2, 4]
             assert not entry.unclassified

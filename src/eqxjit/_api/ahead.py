@@ -10,7 +10,7 @@ import jax
 from .._diagnostics.description import summary, template_of
 from .._diagnostics.differences import OF_ARRAYS, differences
 from .._plan.budget import TooLong
-from .._runtime.dispatch import Site
+from .._runtime.dispatch import Dispatcher
 from .._runtime.entry import wait_for
 from .._runtime.request import Call
 from .._runtime.specialize import specialized_call
@@ -42,9 +42,9 @@ class Lowered:
     - `lowered`: JAX's own `jax.stages.Lowered`.
     """
 
-    def __init__(self, site: Site, call: Call, lowered: jax.stages.Lowered):
+    def __init__(self, dispatcher: Dispatcher, call: Call, lowered: jax.stages.Lowered):
         self.lowered = lowered
-        self._site = site
+        self._dispatcher = dispatcher
         self._call = call
         self._bound: Arguments = (), {}
 
@@ -79,7 +79,7 @@ class Lowered:
         # What is compiled here belongs to the trace that was made for it.
         __eqxjit_call__ = self._call  # noqa: F841
         compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
-        return Compiled(self._site, self._call, compiled, self._bound)
+        return Compiled(self._dispatcher, self._call, compiled, self._bound)
 
 
 class Compiled:
@@ -96,16 +96,26 @@ class Compiled:
     """
 
     # As of a wrapper: CPython calls what the slot holds, with no frame of ours in between.
-    __slots__ = ("__call__", "__weakref__", "_bound", "_call", "_n_calls", "_site", "compiled")
+    __slots__ = (
+        "__call__",
+        "__weakref__",
+        "_bound",
+        "_call",
+        "_dispatcher",
+        "_n_calls",
+        "compiled",
+    )
 
-    def __init__(self, site: Site, call: Call, compiled: jax.stages.Compiled, bound: Arguments):
+    def __init__(
+        self, dispatcher: Dispatcher, call: Call, compiled: jax.stages.Compiled, bound: Arguments
+    ):
         self.compiled = compiled
-        self._site = site
+        self._dispatcher = dispatcher
         self._call = call
         self._bound = bound
         #: How many calls have come through the generic path.
         self._n_calls = 0
-        self._fill_slot(call.binding.receiver(self._call_generic))
+        self._fill_slot(call.signature.binder(self._call_generic))
 
     def __repr__(self) -> str:
         return f"<Compiled {_shown(self._call)}>"
@@ -180,17 +190,20 @@ class Compiled:
 
     def _call_generic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
-        site, entry = self._site, self._call.entry
-        leaves, static = site.partition(args, kwargs)
+        dispatcher, entry = self._dispatcher, self._call.entry
+        leaves, static = dispatcher.partition(args, kwargs)
         if static.key != self._call.arguments.key:
-            raise self._lowered_for_others(site.request_for(entry, static, leaves))
-        for is_intact, verb in ((site.wrapped.is_intact, "holds"), (entry.is_intact, "returns")):
-            if not is_intact():
+            raise self._lowered_for_others(dispatcher.request_for(entry, static, leaves))
+        for is_unmodified, verb in (
+            (dispatcher.wrapped.is_unmodified, "holds"),
+            (entry.is_unmodified, "returns"),
+        ):
+            if not is_unmodified():
                 raise ValueError(
                     f"A static object that `{entry.name}` {verb} was changed in place since it was "
                     "lowered. Lower it again."
                 )
-        flat = entry.flat(site.fun_leaves, leaves)
+        flat = entry.flat(dispatcher.fun_leaves, leaves)
         try:
             output = entry.execute(self.compiled, flat)
             if entry.unclassified:
@@ -198,17 +211,17 @@ class Compiled:
             if entry.blocks or entry.unclassified:
                 wait_for(output)
         except Exception:
-            site.explain(args, kwargs)
+            dispatcher.explain(args, kwargs)
             raise
         self._n_calls += 1
         if self._n_calls == _CALLS_BEFORE_SPECIALIZING:
             call = None
             with contextlib.suppress(TooLong):
-                call = specialized_call(site, entry, args, kwargs, static, leaves, output)
+                call = specialized_call(dispatcher, entry, args, kwargs, static, leaves, output)
             if call is not None:
-                generic = site.wrapped.binding.receiver(self._call_generic)
-                self._fill_slot(call.instantiate(site, generic, self.compiled))
-        return entry.rebuild(output, site.wrapped.given(static))
+                generic = dispatcher.wrapped.signature.binder(self._call_generic)
+                self._fill_slot(call.instantiate(dispatcher, generic, self.compiled))
+        return entry.rebuild(output, dispatcher.wrapped.given(static))
 
     def _lowered_for_others(self, other: Call) -> ValueError:
         """Return the error for a call that isn't of the static half that this is compiled for."""
@@ -218,7 +231,7 @@ class Compiled:
             # Not by way of the entry, with which its own template is kept.
             fun = other.fun if other.fun_varies else None
             arrays = [*other.leaves, *other.fun_leaves] if fun is not None else other.leaves
-            called_with = template_of(other.binding, fun, other.arguments).describe(arrays)
+            called_with = template_of(other.signature, fun, other.arguments).describe(arrays)
             found = differences(described, called_with)
             static = [str(d) for d in found if d.category not in OF_ARRAYS]
         return ValueError(
@@ -232,4 +245,4 @@ def _shown(call: Call) -> str:
     arguments = "..." if call.description is None else ", ".join(summary(call.description))
     if len(arguments) > _LONGEST:
         arguments = f"{arguments[: _LONGEST - 3]}..."
-    return f"{call.binding.label}({arguments})"
+    return f"{call.signature.label}({arguments})"

@@ -16,7 +16,7 @@ from .._code.text import short
 from .._code.tracebacks import trim, trimming
 from .._diagnostics.trace import Trace
 from .._runtime.cache import CacheInfo
-from .._runtime.dispatch import Site
+from .._runtime.dispatch import Dispatcher
 from .._runtime.function import WrappedFunction, wrap_function
 from .._runtime.options import DEFAULT_MAXSIZE, Donate, Options, check_options
 from .ahead import CompiledProgram, Lowered
@@ -55,20 +55,20 @@ class FilterPjitFunction(metaclass=_WrapperType):
         "__dict__",
         "__isabstractmethod__",
         "__weakref__",
+        "_dispatcher",
         "_leaves",
-        "_site",
     )
 
     def __init__(self, wrapped: WrappedFunction, leaves: tuple[Any, ...]):
         self.__dict__ = dict(wrapped.attributes)  # type: ignore
         self._leaves = leaves
-        self._site = Site(wrapped, leaves, self)
+        self._dispatcher = Dispatcher(wrapped, leaves, self)
         # Linked to specialised calls by its first call: many copies are never called.
-        self.__call__ = self._site.linking_call
+        self.__call__ = self._dispatcher.linking_call
 
     @property
     def _wrapped(self) -> WrappedFunction:
-        return self._site.wrapped
+        return self._dispatcher.wrapped
 
     # Not properties, since `inspect` would find those on the class, too.
     def __getattr__(self, name: str) -> Any:
@@ -93,7 +93,9 @@ class FilterPjitFunction(metaclass=_WrapperType):
         A `Lowered`, with `as_text()`, `lowered` (JAX's own) and `compile()`.
         """
         with trimming:
-            return Lowered(self._site, *self._site.receive(self._site.lower, args, kwargs))
+            return Lowered(
+                self._dispatcher, *self._dispatcher.receive(self._dispatcher.lower, args, kwargs)
+            )
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompiledProgram:
         """Compile for arguments like these, so that the first call with such need not.
@@ -152,7 +154,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
 
             ```
         """
-        return self._wrapped.program.info()
+        return self._wrapped.cache.info()
 
     def traces(self) -> list[Trace]:
         """Return what this function was traced for, the oldest first: why, and how long it took.
@@ -178,11 +180,11 @@ class FilterPjitFunction(metaclass=_WrapperType):
 
             ```
         """
-        return self._wrapped.program.traces.hook.traces
+        return self._wrapped.cache.traces.hook.traces
 
     def clear_cache(self) -> None:
         """Drop all that was compiled for this function under these options."""
-        self._wrapped.program.clear()
+        self._wrapped.cache.clear()
 
     def specialized_source(self) -> str | None:
         """Return the source of the latest specialised call: what runs when this function is called
@@ -193,13 +195,13 @@ class FilterPjitFunction(metaclass=_WrapperType):
         Python source, or `None` as long as no structure was called often enough (a second time) or
         none is one that a specialised call can be made for.
         """
-        specialized = self._site.specialized_calls()
+        specialized = self._dispatcher.specialized_calls()
         return specialized[0].source if specialized else None
 
     def __repr__(self) -> str:
         wrapped = self.__wrapped__
         name = (
-            self._wrapped.binding.qualname
+            self._wrapped.signature.qualname
             if inspect.isroutine(wrapped)
             else short(wrapped, _LONGEST_REPR)
         )
@@ -222,7 +224,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
     def __reduce__(self) -> Any:
         # A decorated function is what its module calls by its name: pickled by that name, as the
         # function below can't be found there. So is a copy of it, made by flattening.
-        module, qualname = self.__dict__.get("__module__", ""), self._wrapped.binding.qualname
+        module, qualname = self.__dict__.get("__module__", ""), self._wrapped.signature.qualname
         try:
             found = _named(module, qualname)
         except (ImportError, ValueError, AttributeError):

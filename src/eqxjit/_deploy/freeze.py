@@ -21,13 +21,13 @@ from .._api.wrapper import (
 from .._code.place import place_of
 from .._code.text import short
 from .._code.tracebacks import trimming
-from .._plan.signature import Binding
-from .._runtime.cache import Program, home_of, names_of
+from .._plan.signature import Signature
+from .._runtime.cache import FunctionCache, home_of, names_of
 from .._runtime.errors import argument_error
 from .._runtime.function import WrappedFunction
 from .._runtime.options import DEFAULT_MAXSIZE, check_options, nearest
 from .._trees.mutation import snapshot
-from .._trees.partition import DYNAMIC, StaticHalf, partition
+from .._trees.partition import DYNAMIC, StaticTree, partition
 from . import save as _save
 from .save import Path
 
@@ -98,7 +98,7 @@ class FrozenPjitFunction(FilterPjitFunction):
         if other_shapes not in get_args(OtherShapes):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
         self._check_keywords("compile", kwargs, "other_shapes", "warm")
-        traces = self._wrapped.program.traces
+        traces = self._wrapped.cache.traces
         traces.unseal()
         leaves, treedef = jax.tree.flatten((args, kwargs))
         for leaf in leaves:
@@ -129,7 +129,7 @@ class FrozenPjitFunction(FilterPjitFunction):
                 args, kwargs = treedef.unflatten(example)
                 jax.block_until_ready(self(*args, **kwargs))
             args, kwargs = treedef.unflatten(leaves)
-            if self._site.receive(self._site.is_settled, args, kwargs):
+            if self._dispatcher.receive(self._dispatcher.is_settled, args, kwargs):
                 n_left = min(n_left, _CALLS_ONCE_SPECIALIZED)
             n_left -= 1
 
@@ -185,14 +185,14 @@ class FrozenPjitFunction(FilterPjitFunction):
         """
         self._check_keywords("save", kwargs)
         with trimming:
-            _save.save(self._site, path, args, kwargs)
+            _save.save(self._dispatcher, path, args, kwargs)
 
     def _check_keywords(self, method: str, keywords: Iterable[str], *options: str) -> None:
-        binding = self._wrapped.binding
-        _check_keywords(f"`{method}` of {self!r}", binding.parameters, keywords, *options)
+        signature = self._wrapped.signature
+        _check_keywords(f"`{method}` of {self!r}", signature.parameters, keywords, *options)
 
     def __repr__(self) -> str:
-        label = self._wrapped.binding.label
+        label = self._wrapped.signature.label
         saved_for = getattr(getattr(self.__wrapped__, "func", None), _save.SAVED_FOR, None)
         if saved_for is not None:
             return f"load({label}, saved for {saved_for})"
@@ -299,10 +299,12 @@ def freeze(
     passed = [array for array in arrays if array.nbytes > max_constant_bytes]
     constants = (array if array.nbytes <= max_constant_bytes else DYNAMIC for array in arrays)
     with_constants = [next(constants) if leaf is DYNAMIC else leaf for leaf in static.leaves]
-    frozen = StaticHalf(static.treedef, tuple(with_constants), _Snapshot())
+    frozen = StaticTree(static.treedef, tuple(with_constants), _Snapshot())
     remaining = functools.partial(fun, *args, **kwargs)
-    program = Program(Binding(remaining, *names_of(fun)), options, place_of(fun, home_of(fun)))
-    return FrozenPjitFunction(WrappedFunction(fun, frozen, options, program), tuple(passed))
+    cache = FunctionCache(
+        Signature(remaining, *names_of(fun)), options, place_of(fun, home_of(fun))
+    )
+    return FrozenPjitFunction(WrappedFunction(fun, frozen, options, cache), tuple(passed))
 
 
 class _Partial(functools.partial[Any]):

@@ -22,9 +22,9 @@ import numpy as np
 from jax.export import Exported, deserialize, export
 
 from .._diagnostics.description import Slot
-from .._plan.signature import Binding
-from .._runtime.dispatch import Site
-from .._runtime.entry import Entry
+from .._plan.signature import Signature
+from .._runtime.dispatch import Dispatcher
+from .._runtime.entry import CacheEntry
 from .._runtime.errors import named_arguments
 from .._trees.partition import partition
 
@@ -56,36 +56,38 @@ class SavedFunction:
 # --- Writing ----------------------------------------------------------------------------------
 
 
-def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def save(dispatcher: Dispatcher, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write the program for arguments like these, and the function's arrays."""
-    binding = site.wrapped.binding
+    signature = dispatcher.wrapped.signature
     _check_scopes(args, kwargs)
     try:
-        call, exported = site.receive(functools.partial(site.stage, export), args, kwargs)
+        call, exported = dispatcher.receive(
+            functools.partial(dispatcher.stage, export), args, kwargs
+        )
     except NotImplementedError as error:
         if not _is_of_export(error):
             raise
         raise ValueError(
-            f"`{binding.label}` can't be saved ({error}): a file can't hold Python to call back, "
+            f"`{signature.label}` can't be saved ({error}): a file can't hold Python to call back, "
             "as of `jax.debug.print`, `jax.pure_callback` or `eqx.error_if`. Save a function "
             "without; the environment variable `EQX_ON_ERROR=off` takes out Equinox's checks."
         ) from error
-    entry: Entry = call.entry
-    if len(entry.descriptions) != 1:
+    entry: CacheEntry = call.entry
+    if len(entry.out_specs) != 1:
         raise ValueError(
             "What the function returns beside arrays depends on their shapes. Freeze it anew, and "
             "save it before it is called."
         )
     slots = [Slot(i) for i in range(len(exported.out_avals))]
-    output = entry.descriptions[0].rebuild(slots, site.wrapped.given(call.arguments))
+    output = entry.out_specs[0].rebuild(slots, dispatcher.wrapped.given(call.arguments))
     inputs = call.arguments.combine(map(Slot, range(call.arguments.n_arrays)))
-    for name, argument in named_arguments(binding, *inputs):
+    for name, argument in named_arguments(signature, *inputs):
         _written(argument, name)  # Or an error that names the argument.
-    n_first, n_passed = entry.n_first, len(site.fun_leaves)
+    n_first, n_passed = entry.n_first, len(dispatcher.fun_leaves)
     avals = [*exported.in_avals[:n_first], *exported.in_avals[n_first + n_passed :]]
     files = {_PROGRAM: _serialized(exported)}
     arrays: list[dict[str, Any]] = []
-    for i, array in enumerate(site.fun_leaves):
+    for i, array in enumerate(dispatcher.fun_leaves):
         if jnp.issubdtype(array.dtype, jax.dtypes.extended):
             raise ValueError(
                 f"An array of {array.dtype} can't be written as bytes: have it compiled in, by a "
@@ -99,14 +101,14 @@ def save(site: Site, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         "eqxjit": importlib.metadata.version("eqxjit"),
         "jax": jax.__version__,
         "platforms": list(exported.platforms),
-        "name": binding.label,
+        "name": signature.label,
         "parameters": [
             [p.name, p.kind.name, p.default is not inspect.Parameter.empty]
-            for p in binding.parameters
+            for p in signature.parameters
         ],
         "n_first": n_first,
         "avals": [str(aval) for aval in avals],
-        "paths": _paths(binding, inputs),
+        "paths": _paths(signature, inputs),
         "inputs": _written(inputs, "(args, kwargs)"),
         "output": _written(output, "output"),
         "arrays": arrays,
@@ -150,9 +152,9 @@ def _check_scopes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         )
 
 
-def _paths(binding: Binding, inputs: Any) -> list[str]:
+def _paths(signature: Signature, inputs: Any) -> list[str]:
     """Which part of the arguments each array is."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(dict(named_arguments(binding, *inputs)))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(dict(named_arguments(signature, *inputs)))
     slots = {leaf.index: path for path, leaf in leaves if type(leaf) is Slot}
     return [f"{path[0].key}{jax.tree_util.keystr(path[1:])}" for _, path in sorted(slots.items())]
 

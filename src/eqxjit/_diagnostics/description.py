@@ -19,11 +19,11 @@ from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_wi
 from .._code.call_site import CallSite
 from .._code.text import short
 from .._compat import fields_of, treedef_rows
-from .._plan.signature import Binding
+from .._plan.signature import Signature
 from .._runtime.errors import named_arguments
 from .._trees.array_part import ArrayPart, array_part
 from .._trees.key_cache import KnownKey, static_key, treedef_key
-from .._trees.partition import SORTED_DICTS, StaticHalf, is_array_leaf
+from .._trees.partition import SORTED_DICTS, StaticTree, is_array_leaf
 from .._trees.static_key import ByEquality, compared_fields, constants_key
 
 # Larger trees aren't described, and larger static containers not looked into.
@@ -157,22 +157,22 @@ _NO_PART = NodePart("array", None)
 
 
 def template_of(
-    binding: Binding,
-    fun: StaticHalf | None,
-    arguments: StaticHalf,
+    signature: Signature,
+    fun: StaticTree | None,
+    arguments: StaticTree,
 ) -> Template:
     """Describe the static half of a call.
 
     **Arguments:**
 
-    - `binding`: the function's parameters.
+    - `signature`: the function's parameters.
     - `fun`: the function's static half; None if it is always the same.
     - `arguments`: that of the arguments.
     """
     try:
         n_leaves = arguments.n_arrays
         args, kwargs = arguments.combine(map(Slot, range(n_leaves)))
-        named = named_arguments(binding, args, kwargs)
+        named = named_arguments(signature, args, kwargs)
         n_arrays = n_leaves
         if fun is not None:
             n_arrays += fun.n_arrays

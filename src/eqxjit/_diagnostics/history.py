@@ -11,11 +11,11 @@ from .._code.call_site import CallSite, call_site
 from .._code.place import Place
 from .._compat import trace_configuration
 from .._lock import Lock
-from .._runtime.entry import Entry
+from .._runtime.entry import CacheEntry
 from .._runtime.events import LOWERING, TRACING, observers
 from .._runtime.hooks import Request
 from .._runtime.staging import currently_jitting
-from .._trees.partition import StaticHalf, has_tracers
+from .._trees.partition import StaticTree, has_tracers
 from .description import UNKNOWN, Description, Template, made_at, template_of
 from .differences import (
     CACHE,
@@ -107,10 +107,10 @@ class History:
         #: What describes the calls of an entry, of the latest few; and the function's static half
         #: that is described with it.
         self._templates: weakref.WeakKeyDictionary[
-            Entry, tuple[Template, weakref.ref[StaticHalf] | None]
+            CacheEntry, tuple[Template, weakref.ref[StaticTree] | None]
         ] = weakref.WeakKeyDictionary()
         #: The entries that were described last.
-        self._described: collections.deque[weakref.ref[Entry]] = collections.deque()
+        self._described: collections.deque[weakref.ref[CacheEntry]] = collections.deque()
         self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
         #: How many of the remembered traces are from before the last `clear_cache`.
         self._n_cleared = 0
@@ -131,17 +131,17 @@ class History:
         arrays = [*request.leaves, *request.fun_leaves] if fun is not None else request.leaves
         template = self._template_for(entry, fun)
         if template is None:
-            template = template_of(request.binding, fun, request.arguments)
+            template = template_of(request.signature, fun, request.arguments)
             self._keep_template(entry, fun, template)
         return template.describe(arrays)
 
-    def _template_for(self, entry: Entry, fun: StaticHalf | None) -> Template | None:
+    def _template_for(self, entry: CacheEntry, fun: StaticTree | None) -> Template | None:
         template, fun_ref = self._templates.get(entry, (None, None))
         if fun is None or fun_ref is None:
             return template if fun is fun_ref else None
         return template if fun_ref() is fun else None
 
-    def _keep_template(self, entry: Entry, fun: StaticHalf | None, template: Template) -> None:
+    def _keep_template(self, entry: CacheEntry, fun: StaticTree | None, template: Template) -> None:
         with self._lock:
             self._templates[entry] = template, None if fun is None else weakref.ref(fun)
             self._described.append(weakref.ref(entry))
@@ -161,7 +161,7 @@ class History:
             is_recompilation=is_recompilation,
             is_transformed=has_tracers(request.leaves),
             is_ahead_of_time=request.is_staged and not is_recompilation,
-            fate=request.entry.fate,
+            invalidation_reasons=request.entry.invalidation_reasons,
         )
         with self._lock:
             self._explain(trace)
@@ -267,9 +267,9 @@ def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
     """Why a trace doesn't serve a call that looks just like its own."""
     if trace.is_recompilation and trace.is_transformed:
         return Difference(TRANSFORMATION, "", "", "`jax.grad`, `jax.vmap` or the like was applied")
-    if earlier.fate:
-        why = earlier.fate[-1]
-    elif earlier.fate is not trace.fate:
+    if earlier.invalidation_reasons:
+        why = earlier.invalidation_reasons[-1]
+    elif earlier.invalidation_reasons is not trace.invalidation_reasons:
         why = (
             "a static object of that trace's was changed in place, or differs in what neither its "
             "text nor its hash shows"

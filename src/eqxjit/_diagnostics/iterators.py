@@ -10,7 +10,7 @@ from typing import Any
 from .._code.place import Place
 from .._compat import treedef_rows
 from .._lock import Lock
-from .._trees.partition import StaticHalf
+from .._trees.partition import StaticTree
 from .._trees.static_key import compared_fields
 from .description import StaticPart, is_iterator
 from .trace import Trace
@@ -27,7 +27,7 @@ _logged: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
 _logged_lock = Lock()
 
 
-def log_iterators(trace: Trace, place: Place, arguments: StaticHalf, fun: StaticHalf) -> None:
+def log_iterators(trace: Trace, place: Place, arguments: StaticTree, fun: StaticTree) -> None:
     """Log which static values of a trace are iterators, each once for a function.
 
     **Arguments:**
@@ -64,7 +64,7 @@ def log_iterators(trace: Trace, place: Place, arguments: StaticHalf, fun: Static
         )
 
 
-def _holds_iterator(static: StaticHalf) -> bool:
+def _holds_iterator(static: StaticTree) -> bool:
     metadata = [data for _, _, data, custom in treedef_rows(static.treedef) if custom is not None]
     # One depth after the other: of most values the classes are all that is looked at.
     pending = [*static.leaves, *metadata]

@@ -69,7 +69,7 @@ class Trace:
     #: Whether it was made by `lower`, or to be compiled for later calls.
     is_ahead_of_time: bool = False
     #: Why the entry that it made was given up, once it was; shared with the entry.
-    fate: list[str] = dataclasses.field(default_factory=list)
+    invalidation_reasons: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def reason(self) -> str:

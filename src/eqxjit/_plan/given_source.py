@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from .._compat import fields_of
 from .._trees.given import WHOLE, Given, Position, parts_of
-from .._trees.out_spec import OutputDescription
+from .._trees.out_spec import OutSpec
 from .._trees.static_key import compares_by_identity
 from .._trees.structure import Leaf, Node, is_plain_namedtuple, module_layout, structure_of
-from .guards import WayIn
+from .guards import GuardSource
 from .names import Constants
 
 
@@ -24,10 +24,10 @@ class GivenSource:
 
     __slots__ = ("_arguments", "_names", "_way_in", "fun_statics")
 
-    def __init__(self, names: Constants, arguments: Node, way_in: WayIn):
+    def __init__(self, names: Constants, arguments: Node, guard_source: GuardSource):
         self._names = names
         self._arguments = arguments
-        self._way_in = way_in
+        self._way_in = guard_source
         self.fun_statics: dict[str, Position] = {}
 
     def expression(self, position: Position) -> str:
@@ -83,21 +83,19 @@ class GivenSource:
         return f"{below}[1]" if part == WHOLE else f"{below}[1][{part}]"
 
 
-def output_structure(
-    description: OutputDescription, given: Given, tick: Callable[[], None]
-) -> Node | Leaf:
+def output_structure(out_spec: OutSpec, given: Given, tick: Callable[[], None]) -> Node | Leaf:
     """Return the structure of a call's output, with the positions of what came in.
 
     What compares by identity is the same for all calls that pass the guards.
     """
-    leaves, treedef = description.resolve(given)
+    leaves, treedef = out_spec.resolve(given)
     positioned = list(leaves)
     for index, leaf in enumerate(leaves):
-        position = description.leaf_position(index)
+        position = out_spec.leaf_position(index)
         if position is not None and not compares_by_identity(type(leaf)):
             positioned[index] = position
     structure = structure_of(treedef, tuple(positioned), tick)
-    found = description.positions(given) if description.is_given else {}
+    found = out_spec.positions(given) if out_spec.is_given else {}
     found = {
         place: position
         for place, position in found.items()

@@ -33,7 +33,7 @@ from .signature import (
     POSITIONAL_OR_KEYWORD,
     VAR_KEYWORD,
     VAR_POSITIONAL,
-    Binding,
+    Signature,
     absent,
 )
 
@@ -47,7 +47,7 @@ _FEW_ARRAYS = 4
 _SINGLETON_INTEGERS = range(-5, 257)
 
 
-class WayIn:
+class GuardSource:
     """The source of the guards, and of the arrays, of a call's arguments.
 
     - `guards`: the conditions, each as its alternatives (joined by `or`), and comments.
@@ -76,7 +76,7 @@ class WayIn:
 
     def __init__(
         self,
-        binding: Binding,
+        signature: Signature,
         names: Constants,
         args: Node,
         kwargs: Node,
@@ -108,16 +108,16 @@ class WayIn:
         self._argument = ""
         self._found: str | None = None
         self._read_arguments(
-            binding, args.children, dict(zip(kwargs.data, kwargs.children, strict=True))
+            signature, args.children, dict(zip(kwargs.data, kwargs.children, strict=True))
         )
 
     def _read_arguments(
-        self, binding: Binding, args: list[Node | Leaf], kwargs: dict[str, Node | Leaf]
+        self, signature: Signature, args: list[Node | Leaf], kwargs: dict[str, Node | Leaf]
     ) -> None:
         # Arrays come in the order of `(args, kwargs)`, that is, keyword arguments sorted by name.
         by_keyword: dict[str, list[str]] = {}
         kwargs = dict(kwargs)
-        for index, parameter in enumerate(binding.parameters):
+        for index, parameter in enumerate(signature.parameters):
             name, kind = parameter.name, parameter.kind
             if kind in (POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD) and index < len(args):
                 self._read_positional(index, name, args[index], name)
@@ -144,47 +144,47 @@ class WayIn:
         for key in sorted(by_keyword):
             self.arrays += by_keyword[key]
 
-    def _read_positional(self, index: int, source: str, node: Node | Leaf, wish: str) -> None:
-        self._read_argument(source, node, wish, self.arrays)
+    def _read_positional(self, index: int, source: str, node: Node | Leaf, hint: str) -> None:
+        self._read_argument(source, node, hint, self.arrays)
         if index == 0:
             self.n_first = len(self.arrays)
 
-    def _read_argument(self, source: str, node: Node | Leaf, wish: str, arrays: list[str]) -> None:
+    def _read_argument(self, source: str, node: Node | Leaf, hint: str, arrays: list[str]) -> None:
         at = len(self.guards)
-        self._argument, self._found = wish, None
-        self._read(node, source, wish, arrays)
+        self._argument, self._found = hint, None
+        self._read(node, source, hint, arrays)
         self.guards.insert(at, (f"# {source}: {_describe(node)}",))
 
     # --- One node -----------------------------------------------------------------------------
 
-    def _read(self, node: Node | Leaf, source: str, wish: str, arrays: list[str]) -> None:
+    def _read(self, node: Node | Leaf, source: str, hint: str, arrays: list[str]) -> None:
         """Guard the object that the expression `source` gives, and collect its arrays."""
         if self._loop is None:
             self.sources[id(node)] = source
         if isinstance(node, Leaf):
             if node.is_dynamic:
-                arrays.append(self._read_array(source, wish))
+                arrays.append(self._read_array(source, hint))
             else:
-                self._guard(*self._static_guard(source, node.value, wish))
+                self._guard(*self._static_guard(source, node.value, hint))
                 if _can_become_a_node(type(node.value)):
                     self._guard(f"{self._flatten_one_level()}({source}) is None")
         elif node.kind is type(None):
             self._guard(f"{source} is None")
         elif node.kind is tuple or node.kind is list or is_plain_namedtuple(node.kind):
-            self._read_sequence(node, source, wish, arrays)
+            self._read_sequence(node, source, hint, arrays)
         elif node.kind is dict:
-            self._read_dict(node, node.data, source, wish, arrays)
+            self._read_dict(node, node.data, source, hint, arrays)
         elif node.kind is collections.OrderedDict:
-            self._read_ordered_dict(node, source, wish, arrays)
+            self._read_ordered_dict(node, source, hint, arrays)
         else:
             layout = module_layout(node)
             if layout is not None:
-                self._read_module(node, layout, source, wish, arrays)
+                self._read_module(node, layout, source, hint, arrays)
             else:
-                self._read_registered(node, source, wish, arrays)
+                self._read_registered(node, source, hint, arrays)
 
-    def _read_array(self, source: str, wish: str) -> str:
-        name, first_use = self._named(source, wish)
+    def _read_array(self, source: str, hint: str) -> str:
+        name, first_use = self._named(source, hint)
         array, is_array = self._array_checks()
         otherwise = f"{is_array}({name})"
         if self._own is not None:
@@ -193,27 +193,27 @@ class WayIn:
         self._guard(f"{self._builtin(type)}({first_use}) is {array}", otherwise)
         return name
 
-    def _read_sequence(self, node: Node, source: str, wish: str, arrays: list[str]) -> None:
-        name = self._guard_type(node, source, wish)
+    def _read_sequence(self, node: Node, source: str, hint: str, arrays: list[str]) -> None:
+        name = self._guard_type(node, source, hint)
         self._guard(f"{self._builtin(len)}({name}) == {len(node.children)}")
         labels = getattr(node.kind, "_fields", range(len(node.children)))
         for start, run in runs(node.children, input_signature):
             if len(run) == 1:
-                self._read(run[0], f"{name}[{start}]", f"{wish}_{labels[start]}", arrays)
+                self._read(run[0], f"{name}[{start}]", f"{hint}_{labels[start]}", arrays)
                 continue
             items = name
             if len(run) < len(node.children):
                 items = f"{name}[{start}:{start + len(run)}]"
             if isinstance(run[0], Leaf) and run[0].is_dynamic:
-                self._read_array_run(items, wish, arrays)
+                self._read_array_run(items, hint, arrays)
             elif isinstance(run[0], Leaf):
                 values = [leaf.value for leaf in run if isinstance(leaf, Leaf)]
-                self._read_static_run(values, items, wish)
+                self._read_static_run(values, items, hint)
             else:
                 self._read_run(run, items, arrays)
 
-    def _read_array_run(self, items: str, wish: str, arrays: list[str]) -> None:
-        name = self._names.variable(f"{wish}_arrays")
+    def _read_array_run(self, items: str, hint: str, arrays: list[str]) -> None:
+        name = self._names.variable(f"{hint}_arrays")
         only_arrays = self._names.constant("only_arrays", _ONLY_ARRAYS)
         mapped = self._builtin(map)
         if self._own is not None:
@@ -226,19 +226,19 @@ class WayIn:
         )
         arrays.append(f"*{name}")
 
-    def _read_static_run(self, values: list[Any], items: str, wish: str) -> None:
+    def _read_static_run(self, values: list[Any], items: str, hint: str) -> None:
         """Numbers and texts, compared with those of the trace in a few C calls."""
-        name = self._names.variable(f"{wish}_values")
+        name = self._names.variable(f"{hint}_values")
         expected = self._names.constant(name, tuple(values))
         mapped, same = self._builtin(map), self._names.constant("is_", operator.is_)
         identical = f"{self._builtin(all)}({mapped}({same}, {name} := {items}, {expected}))"
         if all(type(value) is not float or (value and value == value) for value in values):
-            kinds = self._names.constant(f"{wish}_types", [*map(type, values)])
+            kinds = self._names.constant(f"{hint}_types", [*map(type, values)])
             of_types = f"[*{mapped}({self._builtin(type)}, {name})] == {kinds}"
             equal = f"{of_types}\nand {self._builtin(tuple)}({name}) == {expected}"
         else:
             # Zeros, and NaN.
-            key = self._names.constant(f"{wish}_key", learned_key(tuple(values)))
+            key = self._names.constant(f"{hint}_key", learned_key(tuple(values)))
             equal = f"{self._has_key()}({self._builtin(tuple)}({name}), {key})"
         self._guard(identical, equal)
 
@@ -284,58 +284,58 @@ class WayIn:
         return read
 
     def _read_dict(
-        self, node: Node, keys: list[Any], source: str, wish: str, arrays: list[str]
+        self, node: Node, keys: list[Any], source: str, hint: str, arrays: list[str]
     ) -> None:
-        name = self._guard_type(node, source, wish)
+        name = self._guard_type(node, source, hint)
         self._guard(f"{self._builtin(len)}({name}) == {len(keys)}")
         key_types = {type(key) for key in keys}
         if len(key_types) == 1 and key_types <= {str, bytes, int}:
             # Of one type, keys that are equal are the same: each is looked up below.
-            expected = self._names.constant(f"{wish}_key_types", key_types)
+            expected = self._names.constant(f"{hint}_key_types", key_types)
             mapped = f"{self._builtin(map)}({self._builtin(type)}, {name})"
             self._guard(f"{{*{mapped}}} == {expected}")
         elif keys:
-            key = self._names.constant(f"{wish}_keys_key", learned_key(frozenset(keys)))
+            key = self._names.constant(f"{hint}_keys_key", learned_key(frozenset(keys)))
             self._guard(f"{self._has_key()}({self._builtin(frozenset)}({name}), {key})")
-        self._read_items(node, keys, name, wish, arrays)
+        self._read_items(node, keys, name, hint, arrays)
 
-    def _read_ordered_dict(self, node: Node, source: str, wish: str, arrays: list[str]) -> None:
-        name = self._guard_type(node, source, wish)
-        key = self._names.constant(f"{wish}_keys_key", learned_key(tuple(node.data)))
+    def _read_ordered_dict(self, node: Node, source: str, hint: str, arrays: list[str]) -> None:
+        name = self._guard_type(node, source, hint)
+        key = self._names.constant(f"{hint}_keys_key", learned_key(tuple(node.data)))
         self._guard(f"{self._has_key()}({self._builtin(tuple)}({name}), {key})")
-        self._read_items(node, node.data, name, wish, arrays)
+        self._read_items(node, node.data, name, hint, arrays)
 
-    def _read_items(self, node: Node, keys: Any, name: str, wish: str, arrays: list[str]) -> None:
+    def _read_items(self, node: Node, keys: Any, name: str, hint: str, arrays: list[str]) -> None:
         for key, child in zip(keys, node.children, strict=True):
             if type(key) in (str, int):
                 source = f"{name}[{key!r}]"
             else:
-                source = f"{name}[{self._names.constant(f'{wish}_key', key)}]"
-            self._read(child, source, f"{wish}_{key}", arrays)
+                source = f"{name}[{self._names.constant(f'{hint}_key', key)}]"
+            self._read(child, source, f"{hint}_{key}", arrays)
 
     def _read_module(
-        self, node: Node, layout: Any, source: str, wish: str, arrays: list[str]
+        self, node: Node, layout: Any, source: str, hint: str, arrays: list[str]
     ) -> None:
-        name = self._guard_type(node, source, wish)
-        fields = self._names.variable(f"{wish}_fields")
+        name = self._guard_type(node, source, hint)
+        fields = self._names.variable(f"{hint}_fields")
         n_fields = len(layout.dynamic) + len(layout.static)
         read = self._names.constant("fields_of", fields_of)
         if self._loop is None:
             self.below[id(node)] = fields
         self._guard(f"{self._builtin(len)}({fields} := {read}({name})) == {n_fields}")
         for field, value in layout.static:
-            self._guard(*self._static_guard(f"{fields}[{field!r}]", value, f"{wish}_{field}"))
+            self._guard(*self._static_guard(f"{fields}[{field!r}]", value, f"{hint}_{field}"))
         for field, child in zip(layout.dynamic, node.children, strict=True):
-            self._read(child, f"{fields}[{field!r}]", f"{wish}_{field}", arrays)
+            self._read(child, f"{fields}[{field!r}]", f"{hint}_{field}", arrays)
 
-    def _read_registered(self, node: Node, source: str, wish: str, arrays: list[str]) -> None:
+    def _read_registered(self, node: Node, source: str, hint: str, arrays: list[str]) -> None:
         """Any other node goes through JAX's registry, one level deep."""
-        name = self._guard_type(node, source, wish)
-        parts = self._names.variable(f"{wish}_parts")
-        children = self._names.variable(f"{wish}_children")
+        name = self._guard_type(node, source, hint)
+        parts = self._names.variable(f"{hint}_parts")
+        children = self._names.variable(f"{hint}_children")
         if self._loop is None:
             self.below[id(node)] = parts
-        key = self._names.constant(f"{wish}_data_key", learned_key(node.data))
+        key = self._names.constant(f"{hint}_data_key", learned_key(node.data))
         self._guard(f"({parts} := {self._flatten_one_level()}({name}))")
         self._guard(f"{self._has_key()}({parts}[1], {key}{self._seen})")
         self._guard(
@@ -343,18 +343,18 @@ class WayIn:
             f" == {len(node.children)}"
         )
         for index, child in enumerate(node.children):
-            self._read(child, f"{children}[{index}]", f"{wish}_{index}", arrays)
+            self._read(child, f"{children}[{index}]", f"{hint}_{index}", arrays)
 
     # --- Parts of conditions ------------------------------------------------------------------
 
-    def _static_guard(self, source: str, value: Any, wish: str) -> tuple[str, ...]:
+    def _static_guard(self, source: str, value: Any, hint: str) -> tuple[str, ...]:
         """Return a condition that holds exactly for values of the typed static key of `value`."""
         if value is None or value is True or value is False:
             return (f"{source} is {value}",)
         kind = type(value)
         if kind is int and value in _SINGLETON_INTEGERS:
             return (f"{source} is {self._names.constant(f'int_{value}', value)}",)
-        constant = self._names.constant(wish, value)
+        constant = self._names.constant(hint, value)
         if kind.__eq__ is object.__eq__:
             return (f"{source} is {constant}",)
         if is_opaque(value) and kind.__hash__ is not None:
@@ -363,14 +363,14 @@ class WayIn:
             hashed = self._builtin(hash)
             return (f"{same}({source}, {constant}, {hashed}({source}), {hash(value)})",)
         if not identity_suffices(value):
-            key = self._names.constant(f"{wish}_key", learned_key(value))
-            name, first_use = self._named(source, wish)
+            key = self._names.constant(f"{hint}_key", learned_key(value))
+            name, first_use = self._named(source, hint)
             of_kind = f"{self._builtin(type)}({first_use}) is {self._builtin(kind)}"
             # To make the key of an array, say, would take long.
             self._guard(of_kind)
             return (f"{self._has_key()}({name}, {key}{self._seen})",)
         # Mostly it is the same object: outputs are rebuilt with the static values of their trace.
-        name, first_use = self._named(source, wish)
+        name, first_use = self._named(source, hint)
         identical = f"({first_use}) is {constant}" if name != source else f"{name} is {constant}"
         of_kind = f"{self._builtin(type)}({name}) is {self._builtin(kind)}"
         if kind in (int, str, bytes) or (kind is float and value and value == value):
@@ -379,20 +379,20 @@ class WayIn:
             elements = f"{{*{self._builtin(map)}({self._builtin(type)}, {name})}}"
             of_elements = f"{elements} == {{{self._builtin(type(value[0]))}}}"
             return (identical, f"{of_kind}\nand {name} == {constant}\nand {of_elements}")
-        key = self._names.constant(f"{wish}_key", learned_key(value))
+        key = self._names.constant(f"{hint}_key", learned_key(value))
         return (identical, f"{of_kind}\nand {self._has_key()}({name}, {key})")
 
-    def _guard_type(self, node: Node, source: str, wish: str) -> str:
-        name, first_use = self._named(source, wish)
+    def _guard_type(self, node: Node, source: str, hint: str) -> str:
+        name, first_use = self._named(source, hint)
         kind = self._names.constant(node.kind.__name__, node.kind)
         self._guard(f"{self._builtin(type)}({first_use}) is {kind}")
         return name
 
-    def _named(self, source: str, wish: str) -> tuple[str, str]:
+    def _named(self, source: str, hint: str) -> tuple[str, str]:
         """Return a variable for what an expression gives, and the expression at its first use."""
         if source.isidentifier():
             return source, source
-        name = self._names.variable(wish)
+        name = self._names.variable(hint)
         return name, f"{name} := {source}"
 
     def _guard(self, *alternatives: str) -> None:

@@ -42,10 +42,10 @@ class Constants:
         """Return a name for a function that does something to objects of a class."""
         return self.variable(f"{verb}_{kind.__name__[: _LONGEST_NAME - len(verb) - 2]}s")
 
-    def variable(self, wish: str) -> str:
-        """Return a name like the wish, made an identifier, and numbered where it is taken."""
+    def variable(self, hint: str) -> str:
+        """Return a name like the hint, made an identifier, and numbered where it is taken."""
         self.tick()
-        base = re.sub(r"\W+", "_", as_read(wish)).strip("_")
+        base = re.sub(r"\W+", "_", as_read(hint)).strip("_")
         while len(base) > _LONGEST_NAME and "_" in base:
             base = base.split("_", 1)[1].lstrip("_")
         name = base = base[-_LONGEST_NAME:] or "value"
@@ -57,10 +57,10 @@ class Constants:
         self._taken.add(name)
         return name
 
-    def constant(self, wish: str, value: Any) -> str:
+    def constant(self, hint: str, value: Any) -> str:
         """Return the name of a constant; the same one for the same object."""
         name = self._by_id.get(id(value))
         if name is None:
-            name = self._by_id[id(value)] = self.variable(wish)
+            name = self._by_id[id(value)] = self.variable(hint)
             self.namespace[name] = value
         return name

@@ -28,7 +28,7 @@ from .names import Constants, can_be_written
 _LONGEST_EXPRESSION = 60
 
 
-class WayOut:
+class RebuildSource:
     """The source of an output.
 
     - `result`: the expression that is the output.
@@ -54,8 +54,8 @@ class WayOut:
         output: Node | Leaf,
         arrays: str,
         expression: Callable[[Position], str],
-        wish: str = "out",
-        outer: "WayOut | None" = None,
+        hint: str = "out",
+        outer: "RebuildSource | None" = None,
     ):
         """Generate what makes `output` from its arrays, a variable named `arrays`.
 
@@ -73,7 +73,7 @@ class WayOut:
         self.helpers: list[str] = outer.helpers if outer else []
         #: The helpers that make runs of equal items, by the signature of an item.
         self._makers: dict[Hashable, str] = outer._makers if outer else {}
-        self.result = self._build(output, wish)
+        self.result = self._build(output, hint)
 
     @property
     def lines(self) -> list[str]:
@@ -90,17 +90,17 @@ class WayOut:
             lines += wrapped("(", names, f") = {source}")
         return lines
 
-    def _build(self, node: Node | Leaf, wish: str) -> str:
+    def _build(self, node: Node | Leaf, hint: str) -> str:
         """Return the expression that makes a node: short, or the name of a variable."""
         if isinstance(node, Leaf):
-            return self._leaf(node, wish)
+            return self._leaf(node, hint)
         if node.kind is type(None):
             return "None"
         children: list[str] = []
         labels = _labels(node)
         for start, run in self._runs(node):
             if len(run) == 1:
-                children.append(self._build(run[0], f"{wish}_{labels[start]}"))
+                children.append(self._build(run[0], f"{hint}_{labels[start]}"))
                 continue
             made = self._run(run)
             if node.kind is list and len(run) == len(node.children) and isinstance(run[0], Node):
@@ -109,12 +109,12 @@ class WayOut:
             children.append(made)
         layout = module_layout(node)
         if layout is not None:
-            return self._module(node, layout, children, wish)
-        head, items, tail = self._brackets(node, children, wish)
+            return self._module(node, layout, children, hint)
+        head, items, tail = self._brackets(node, children, hint)
         source = wrapped(head, items, tail)
         if len(source) == 1 and len(source[0]) <= _LONGEST_EXPRESSION:
             return source[0]
-        name = self._names.variable(wish)
+        name = self._names.variable(hint)
         self._body += wrapped(f"{name} = {head}", items, tail)
         return name
 
@@ -146,7 +146,7 @@ class WayOut:
         kind = node.kind.__name__.lower()
         make, arrays = names.helper("make", node.kind), names.variable(f"{kind}s_arrays")
         items, item_arrays = names.variable(f"new_{kind}s"), names.variable(f"{kind}_arrays")
-        item = WayOut(names, node, item_arrays, self._expression, f"new_{kind}", self)
+        item = RebuildSource(names, node, item_arrays, self._expression, f"new_{kind}", self)
         if item._loops:
             # It takes slices.
             targets, lines = [item_arrays], item.lines
@@ -168,14 +168,14 @@ class WayOut:
         ]
         return make
 
-    def _leaf(self, leaf: Leaf, wish: str) -> str:
+    def _leaf(self, leaf: Leaf, hint: str) -> str:
         if type(leaf.value) is Position:
             return self._expression(leaf.value)
         if not leaf.is_dynamic:
             if leaf.value is None or leaf.value is True or leaf.value is False:
                 return repr(leaf.value)
-            return self._names.constant(wish, leaf.value)
-        name = self._names.variable(wish)
+            return self._names.constant(hint, leaf.value)
+        name = self._names.variable(hint)
         self._take(name)
         return name
 
@@ -190,7 +190,7 @@ class WayOut:
         self._segments.append((self._taken, [name]))
         self._taken += 1
 
-    def _brackets(self, node: Node, children: list[str], wish: str) -> tuple[str, list[str], str]:
+    def _brackets(self, node: Node, children: list[str], hint: str) -> tuple[str, list[str], str]:
         """Return the source around the children of a node that isn't a Module."""
         names = self._names
         if node.given:
@@ -200,7 +200,7 @@ class WayOut:
         if node.kind is list:
             return "[", children, "]"
         if node.kind is dict:
-            keys = [self._key(key, wish) for key in node.data]
+            keys = [self._key(key, hint) for key in node.data]
             return "{", [f"{k}: {c}" for k, c in zip(keys, children, strict=True)], "}"
         if issubclass(node.kind, tuple) and hasattr(node.kind, "_fields"):
             kind = names.constant(node.kind.__name__, node.kind)
@@ -210,14 +210,14 @@ class WayOut:
         treedef = root_treedef(node.treedef)
         # Not the bound method: Python's garbage collector can't see through jaxlib's.
         unflatten = functools.partial(type(treedef).unflatten, treedef)
-        return f"{names.constant(f'unflatten_{wish}', unflatten)}([", children, "])"
+        return f"{names.constant(f'unflatten_{hint}', unflatten)}([", children, "])"
 
-    def _module(self, node: Node, layout: ModuleLayout, children: list[str], wish: str) -> str:
+    def _module(self, node: Node, layout: ModuleLayout, children: list[str], hint: str) -> str:
         names = self._names
-        name = names.variable(wish)
+        name = names.variable(hint)
         kind = names.constant(node.kind.__name__, node.kind)
         static = [
-            (field, self._leaf(Leaf(node.given.get(part, value)), f"{wish}_{field}"))
+            (field, self._leaf(Leaf(node.given.get(part, value)), f"{hint}_{field}"))
             for part, (field, value) in enumerate(layout.static, 1)
         ]
         # Dynamic fields come first, as upstream.
@@ -228,7 +228,7 @@ class WayOut:
             self._body += [f"{name}.{field} = {value}" for field, value in values]
             self._body.append(f"{name}.__class__ = {kind}")
             return name
-        fields = names.variable(f"{wish}_fields")
+        fields = names.variable(f"{hint}_fields")
         self._body.append(f"{name} = {names.constant('new_object', object.__new__)}({kind})")
         self._body.append(f"{fields} = {names.constant('fields_of', fields_of)}({name})")
         self._body += [f"{fields}[{field!r}] = {value}" for field, value in values]
@@ -250,8 +250,8 @@ class WayOut:
                 data = f"{names.constant('tuple', tuple)}({data})"
         return f"{unflatten}({kind}, {data}, [", children, "])"
 
-    def _key(self, key: Any, wish: str) -> str:
-        return repr(key) if type(key) in (str, int) else self._names.constant(f"{wish}_key", key)
+    def _key(self, key: Any, hint: str) -> str:
+        return repr(key) if type(key) in (str, int) else self._names.constant(f"{hint}_key", key)
 
 
 def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:

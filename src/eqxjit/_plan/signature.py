@@ -38,7 +38,7 @@ _ANYTHING = inspect.Signature(
 )
 
 
-class Binding:
+class Signature:
     """The parameters of a user's function.
 
     - `name`, `qualname`: what error messages call the function.
@@ -68,18 +68,18 @@ class Binding:
         """The function's name in a list: the qualified one, where that is short."""
         return self.qualname.rpartition("<locals>.")[2]
 
-    def receiver(self, receive: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+    def binder(self, receive: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """Return a function of the user's own signature that passes on `receive(args, kwargs)`.
 
         `args` and `kwargs` are those of `inspect.BoundArguments`: what can be positional is, up to
         the first parameter left out, and defaults aren't filled in.
         """
         if self._make_receiver is None:
-            self._make_receiver = _define_receiver(self.parameters)
-        receiver = self._make_receiver(receive)
-        receiver.__name__ = self.name
-        receiver.__qualname__ = self.qualname
-        return receiver
+            self._make_receiver = _define_binder(self.parameters)
+        binder = self._make_receiver(receive)
+        binder.__name__ = self.name
+        binder.__qualname__ = self.qualname
+        return binder
 
     def arguments_among(
         self, variables: Mapping[str, Any]
@@ -97,7 +97,7 @@ class Binding:
                 kwargs[parameter.name] = value
             else:
                 args.append(value)
-        return self.receiver(lambda args, kwargs: (args, kwargs))(*args, **kwargs)
+        return self.binder(lambda args, kwargs: (args, kwargs))(*args, **kwargs)
 
     def names(self) -> Constants:
         """Return names for generated code: none clashes with a parameter's."""
@@ -157,8 +157,8 @@ def _header(parameters: tuple[inspect.Parameter, ...], default: str) -> str:
 
 # Many functions have the same parameters, such as `(model, x)`.
 @functools.lru_cache(maxsize=256)
-def _define_receiver(parameters: tuple[inspect.Parameter, ...]) -> Callable[..., Any]:
-    """Define what makes the receivers of all functions that have these parameters."""
+def _define_binder(parameters: tuple[inspect.Parameter, ...]) -> Callable[..., Any]:
+    """Define what makes the binders of all functions that have these parameters."""
     names = _names(parameters)
     receive, bind, missing = (
         names.variable("receive"),

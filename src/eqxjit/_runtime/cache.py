@@ -14,21 +14,21 @@ import jax
 from .._code.place import Place
 from .._compat import clear_with_equinox
 from .._lock import Lock
-from .._plan.signature import Binding
+from .._plan.signature import Signature
 from .._trees.given import referents
 from .counter import TraceCounter
-from .entry import Entry, SpecializedCall
+from .entry import CacheEntry, SpecializedCall
 from .hooks import make_hook
-from .keyed_lock import Turns
+from .keyed_lock import KeyedLock
 from .options import Options
 
-# Under this name a function keeps its programs in its own `__dict__`: a plain cycle, which Python
+# Under this name a function keeps its caches in its own `__dict__`: a plain cycle, which Python
 # frees, where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
-_ATTRIBUTE = "__eqxjit_programs__"
+_ATTRIBUTE = "__eqxjit_caches__"
 
 # How many differently wrapped forms of one function (`filter_grad(f)`, `partial(f, ...)`, other
 # options), and how many functions that have no `__dict__` of their own, share entries.
-_MAX_PROGRAMS = 128
+_MAX_CACHES = 128
 
 # How many specialised calls are tried in turn at one call site.
 _MAX_SPECIALIZED = 8
@@ -108,10 +108,10 @@ class _Table:
         raise NotImplementedError
 
 
-class Program(_Table):
+class FunctionCache(_Table):
     """The entries of one function under one set of options, shared by all that wrap it so.
 
-    - `binding`: the function's parameters.
+    - `signature`: the function's parameters.
     - `options`: how it is jitted.
     - `place`: where the function is defined.
     - `traces`: the count of its traces, and who is told of them.
@@ -119,7 +119,7 @@ class Program(_Table):
 
     def __init__(
         self,
-        binding: Binding,
+        signature: Signature,
         options: Options,
         place: Place,
         home: types.FunctionType | None = None,
@@ -127,33 +127,33 @@ class Program(_Table):
     ):
         """`home` is the Python function below it, if any; `number` tells it from others."""
         super().__init__()
-        self.binding = binding
+        self.signature = signature
         self.options = options
         self.place = place
-        hook = make_hook(binding.label, place, home, number)
-        self.traces = TraceCounter(binding.label, options.max_traces, hook)
-        self.retraces = Turns()
-        self.entries: dict[Hashable, Entry] = {}
+        hook = make_hook(signature.label, place, home, number)
+        self.traces = TraceCounter(signature.label, options.max_traces, hook)
+        self.retraces = KeyedLock()
+        self.entries: dict[Hashable, CacheEntry] = {}
         #: Those that were called warm, by the keys of their scans.
-        self._met: dict[Hashable, Entry] = {}
+        self._met: dict[Hashable, CacheEntry] = {}
         self._clock = itertools.count()
-        #: Weak references to the static objects of the function itself (see `_Programs`).
+        #: Weak references to the static objects of the function itself (see `_FunctionCaches`).
         self.watches: list[weakref.ref[Any]] = []
         #: The specialised calls in use, the latest first.
         self.specialized: list[SpecializedCall] = []
         #: Those that were in use until the table was last full, and haven't been called since.
-        self._resting: list[SpecializedCall] = []
-        #: The wrappers' ways into this program, by `id`: unlinked when `specialized` changes.
+        self._second_chances: list[SpecializedCall] = []
+        #: The wrappers' ways into this cache, by `id`: unlinked when `specialized` changes.
         self.linked: weakref.WeakValueDictionary[int, Linked] = weakref.WeakValueDictionary()
 
-    def find(self, key: Hashable) -> Entry | None:
+    def find(self, key: Hashable) -> CacheEntry | None:
         """Return the entry for a typed static key, now the most recently used one."""
         entry = self.entries.get(key)
         if entry is not None:
             entry.last_used = next(self._clock)
         return entry
 
-    def find_again(self, key: Hashable) -> Entry | None:
+    def find_again(self, key: Hashable) -> CacheEntry | None:
         """Return the entry for the key of a scan, if that was met before."""
         entry = self._met.get(key)
         if entry is None or None in [ref() for ref in entry.known_by_address]:
@@ -161,7 +161,7 @@ class Program(_Table):
         entry.last_used = next(self._clock)
         return entry
 
-    def meet(self, entry: Entry, key: Hashable, known_by_address: list[Any]) -> None:
+    def meet(self, entry: CacheEntry, key: Hashable, known_by_address: list[Any]) -> None:
         """Make `find_again` find an entry.
 
         **Arguments:**
@@ -180,7 +180,7 @@ class Program(_Table):
                 entry.met_as, entry.known_by_address = key, refs
                 self._met[key] = entry
 
-    def find_or_add(self, key: Hashable, make: Callable[[], Entry]) -> Entry:
+    def find_or_add(self, key: Hashable, make: Callable[[], CacheEntry]) -> CacheEntry:
         """Return the entry for a key; a new one in place of the least used, if there is none."""
         with self.lock:
             self._drop_dead()
@@ -191,7 +191,7 @@ class Program(_Table):
                 self._add(key, entry)
             return entry
 
-    def _add(self, key: Hashable, entry: Entry) -> None:
+    def _add(self, key: Hashable, entry: CacheEntry) -> None:
         entry.key, entry.last_used = key, next(self._clock)
         self.entries[key] = entry
         maxsize = self.options.maxsize
@@ -202,25 +202,25 @@ class Program(_Table):
             least_used = min(list(self.entries.values()), key=lambda entry: entry.last_used)
             # Nobody else can.
             advice = "; with that many static structures in use, raise `maxsize`"
-            least_used.fate.append(
+            least_used.invalidation_reasons.append(
                 f"its entry was the least recently used of more than {maxsize}"
                 f"{advice if self.place.is_users else ''}"
             )
             self._drop(least_used.key)
-        self._rest()
+        self._give_second_chances()
 
-    def _rest(self) -> None:
+    def _give_second_chances(self) -> None:
         """Take the specialised calls out of use, each until the next time that it is wanted.
 
         They leave no trace in the table; the generic path, which puts them back, does. So what was
         used since the last structure came in is not the least recently used one.
         """
-        for call in self._resting:
-            call.entry.resting = None
-        self._resting, self.specialized = self.specialized, []
-        for call in self._resting:
-            call.entry.specialized, call.entry.resting = None, call
-        if self._resting:
+        for call in self._second_chances:
+            call.entry.second_chance = None
+        self._second_chances, self.specialized = self.specialized, []
+        for call in self._second_chances:
+            call.entry.specialized, call.entry.second_chance = None, call
+        if self._second_chances:
             self._unlink()
 
     def _drop(self, key: Hashable) -> None:
@@ -231,7 +231,7 @@ class Program(_Table):
             self.entries.pop(key, None)
             entry.key = entry.met_as = None
 
-    def keep_if_traced(self, key: Hashable, entry: Entry) -> None:
+    def keep_if_traced(self, key: Hashable, entry: CacheEntry) -> None:
         """Drop an entry whose first trace failed, unless another thread's did not."""
         with self.lock:
             if entry.traces and key not in self.entries:
@@ -239,7 +239,7 @@ class Program(_Table):
             elif not entry.traces and self.entries.get(key) is entry:
                 self._drop(key)
 
-    def drop(self, key: Hashable, entry: Entry) -> None:
+    def drop(self, key: Hashable, entry: CacheEntry) -> None:
         """Drop an entry that no longer holds."""
         with self.lock:
             if self.entries.get(key) is entry:
@@ -249,11 +249,11 @@ class Program(_Table):
         """Drop all entries, and with them what was compiled."""
         with self.lock:
             for entry in self.entries.values():
-                entry.fate.append("`clear_cache()` was called")
+                entry.invalidation_reasons.append("`clear_cache()` was called")
             self.entries.clear()
             self._met.clear()
             self._unlink()
-            self.specialized, self._resting = [], []
+            self.specialized, self._second_chances = [], []
             self.traces.clear()
 
     def continue_traces(self, traces: TraceCounter) -> None:
@@ -274,7 +274,7 @@ class Program(_Table):
             traces.n_hits,
         )
 
-    def specialize(self, entry: Entry, call: SpecializedCall) -> None:
+    def specialize(self, entry: CacheEntry, call: SpecializedCall) -> None:
         """Put a specialised call at the head of those in use."""
         with self.lock:
             others = [other for other in self.specialized if other.entry is not entry]
@@ -286,20 +286,20 @@ class Program(_Table):
                 crowded_out.entry.hits_needed *= _PATIENCE
             self._unlink()
             # In the end: if an interrupt comes before, the next call does it all again.
-            entry.specialized, entry.resting = call, None
+            entry.specialized, entry.second_chance = call, None
 
-    def unspecialize(self, entry: Entry) -> None:
+    def unspecialize(self, entry: CacheEntry) -> None:
         """Take the specialised call of an entry out of use, because it no longer holds."""
         with self.lock:
             self._unspecialize(entry)
 
-    def _unspecialize(self, entry: Entry) -> None:
+    def _unspecialize(self, entry: CacheEntry) -> None:
         remaining = [other for other in self.specialized if other.entry is not entry]
         if len(remaining) < len(self.specialized):
             self._unlink()
             self.specialized = remaining
         entry.hits = 0
-        entry.specialized = entry.resting = None
+        entry.specialized = entry.second_chance = None
 
     def _unlink(self) -> None:
         # In one C call: garbage collection, or another thread, may add a wrapper meanwhile.
@@ -312,42 +312,42 @@ class Program(_Table):
 _serial = itertools.count()
 
 
-class _Programs(_Table):
-    """The programs of one function, the most recently used last."""
+class _FunctionCaches(_Table):
+    """The caches of one function, the most recently used last."""
 
     def __init__(self, owner: object | None):
         super().__init__()
         self.owner = None if owner is None else weakref.ref(owner)
-        self.by_key: collections.OrderedDict[Hashable, Program] = collections.OrderedDict()
+        self.by_key: collections.OrderedDict[Hashable, FunctionCache] = collections.OrderedDict()
         self.number = next(_serial)
         _tables.add(self)
 
-    def get(self, key: Hashable, make: Callable[[], Program]) -> Program:
+    def get(self, key: Hashable, make: Callable[[], FunctionCache]) -> FunctionCache:
         with self.lock:
             self._drop_dead()
-            program = self.by_key.get(key)
-            if program is None:
-                program = self.by_key[key] = make()
-                program.watches = self.watch(key)
+            cache = self.by_key.get(key)
+            if cache is None:
+                cache = self.by_key[key] = make()
+                cache.watches = self.watch(key)
             self.by_key.move_to_end(key)
-            if len(self.by_key) > _MAX_PROGRAMS:
+            if len(self.by_key) > _MAX_CACHES:
                 self.by_key.popitem(last=False)
-            return program
+            return cache
 
     def _drop(self, key: Hashable) -> None:
         self.by_key.pop(key, None)
 
     def __reduce__(self) -> tuple[type, tuple[None]]:
         # Reached when a function is pickled by value: what was compiled stays behind.
-        return _Programs, (None,)
+        return _FunctionCaches, (None,)
 
-    def __deepcopy__(self, memo: Any) -> "_Programs":
-        return _Programs(None)
+    def __deepcopy__(self, memo: Any) -> "_FunctionCaches":
+        return _FunctionCaches(None)
 
 
-_tables: weakref.WeakSet[_Programs] = weakref.WeakSet()
+_tables: weakref.WeakSet[_FunctionCaches] = weakref.WeakSet()
 
-_homeless = _Programs(None)
+_homeless = _FunctionCaches(None)
 
 
 def _clear_tables() -> None:
@@ -360,40 +360,40 @@ def _clear_tables() -> None:
 clear_with_equinox(_clear_tables)
 
 
-def program_of(
+def cache_of(
     home: types.FunctionType | None,
     place: Place,
-    binding: Binding,
+    signature: Signature,
     key: Hashable,
     options: Options,
-) -> Program:
-    """Return the program that serves a function, made where there is none.
+) -> FunctionCache:
+    """Return the cache that serves a function, made where there is none.
 
     **Arguments:**
 
     - `home`, `place`: as of `home_of` and `place_of`.
-    - `binding`: the function's parameters.
+    - `signature`: the function's parameters.
     - `key`: its typed static key.
     - `options`: how it is jitted.
     """
     if home is None:
-        programs = _homeless
+        caches = _homeless
     else:
-        programs = vars(home).get(_ATTRIBUTE)
+        caches = vars(home).get(_ATTRIBUTE)
         # `functools.wraps` copies a function's `__dict__` to another one.
-        if programs is None or programs.owner is None or programs.owner() is not home:
-            programs = vars(home).setdefault(_ATTRIBUTE, _Programs(home))
-            if programs.owner is None or programs.owner() is not home:
-                programs = vars(home)[_ATTRIBUTE] = _Programs(home)
+        if caches is None or caches.owner is None or caches.owner() is not home:
+            caches = vars(home).setdefault(_ATTRIBUTE, _FunctionCaches(home))
+            if caches.owner is None or caches.owner() is not home:
+                caches = vars(home)[_ATTRIBUTE] = _FunctionCaches(home)
 
-    def make() -> Program:
-        return Program(binding, options, place, home, programs.number)
+    def make() -> FunctionCache:
+        return FunctionCache(signature, options, place, home, caches.number)
 
-    return programs.get((key, options.key, binding.name, binding.qualname), make)
+    return caches.get((key, options.key, signature.name, signature.qualname), make)
 
 
 def home_of(fun: Any) -> types.FunctionType | None:
-    """Return the Python function below a callable, on which its programs are kept."""
+    """Return the Python function below a callable, on which its caches are kept."""
     for _ in range(100):
         if type(fun) is types.FunctionType:
             return fun

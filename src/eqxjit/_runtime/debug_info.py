@@ -14,28 +14,28 @@ from jax.tree_util import default_registry, keystr
 
 from .._code.text import short
 from .._compat import PyTreeDef, root_treedef
-from .._plan.signature import Binding
-from .._trees.partition import DYNAMIC, StaticHalf
+from .._plan.signature import Signature
+from .._trees.partition import DYNAMIC, StaticTree
 
 
 def argument_names(
-    binding: Binding, arguments: StaticHalf, fun: StaticHalf, n_first: int
+    signature: Signature, arguments: StaticTree, fun: StaticTree, n_first: int
 ) -> tuple[str, ...]:
     """Return the paths of all arrays of a call, in the order in which JAX is given them.
 
     **Arguments:**
 
-    - `binding`: the function's parameters.
+    - `signature`: the function's parameters.
     - `arguments`: the static half of `(args, kwargs)`.
     - `fun`: the static half of the function.
     - `n_first`: how many arrays the first argument has.
     """
     args, kwargs = arguments.treedef.children()
-    positional = binding.path_names(len(args.children()))
+    positional = signature.path_names(len(args.children()))
     _, keywords = kwargs.node_data() or (None, ())
     pairs = [
         *zip(positional, args.children(), strict=True),
-        *zip(map(binding.keyword_path, keywords), kwargs.children(), strict=True),
+        *zip(map(signature.keyword_path, keywords), kwargs.children(), strict=True),
     ]
     names = _of_arrays(pairs, arguments.leaves)
     own = _of_arrays([("fun", fun.treedef)], fun.leaves)

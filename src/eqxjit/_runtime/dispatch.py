@@ -15,15 +15,15 @@ from .._compat import JITTED_FRAME_MARK
 from .._trees.given import Given
 from .._trees.partition import (
     DYNAMIC,
-    StaticHalf,
+    StaticTree,
     partition,
     split_leaves,
     with_structs_as_arrays,
 )
 from .._trees.scan import Scanned, scan
-from .cache import Program
+from .cache import FunctionCache
 from .donation import hide_donation_warning
-from .entry import ENTRY_VARIABLE, Entry, Output, SpecializedCall, holds_tracer, wait_for
+from .entry import ENTRY_VARIABLE, CacheEntry, Output, SpecializedCall, holds_tracer, wait_for
 from .errors import argument_error, call_error, named_arguments, note_tracers
 from .events import drop_interrupted
 from .function import WrappedFunction, wrap_function
@@ -34,7 +34,7 @@ from .specialize import (
     may_be_specialized,
     specialize,
 )
-from .traced import Retrace, new_entry
+from .traced import CacheMiss, new_entry
 
 # Spelled out below, because only a plain local variable shows on the stack.
 assert JITTED_FRAME_MARK == "__equinox_jit_id__"
@@ -46,19 +46,19 @@ def _same(leaf: Any) -> Any:
     return leaf
 
 
-def _n_arrays_first(static: StaticHalf) -> int:
+def _n_arrays_first(static: StaticTree) -> int:
     """Return the number of arrays in the first positional argument of a call."""
     args, _ = static.treedef.children()
     leaves = static.leaves[: args.children()[0].num_leaves]
     return sum([leaf is DYNAMIC for leaf in leaves])
 
 
-class Site:
+class Dispatcher:
     """The dispatcher of one wrapper's calls: specialised call, cache lookup, cache miss.
 
     - `wrapped`: the function, without its arrays.
     - `fun_leaves`: its arrays.
-    - `wrapper`: whose `__call__` slot this site fills; weakly, so that no cycle keeps arrays alive.
+    - `wrapper`: whose `__call__` slot this fills; weakly, so that no cycle keeps arrays alive.
     """
 
     __slots__ = ("__weakref__", "_own_entry", "fun_leaves", "wrapped", "wrapper")
@@ -68,12 +68,12 @@ class Site:
         self.fun_leaves = fun_leaves
         self.wrapper = weakref.ref(wrapper)
         #: The entry that this wrapper, of all those of the function, specialised last; weakly.
-        self._own_entry: Callable[[], Entry | None] = lambda: None
+        self._own_entry: Callable[[], CacheEntry | None] = lambda: None
 
     @property
-    def program(self) -> Program:
+    def cache(self) -> FunctionCache:
         """The cache of the function."""
-        return self.wrapped.program
+        return self.wrapped.cache
 
     # --- From the wrapper ---------------------------------------------------------------------
 
@@ -81,20 +81,20 @@ class Site:
         """Link the wrapper, and call: what its `__call__` slot holds as long as it isn't linked."""
         __tracebackhide__ = True
         with trimming:
-            self.program.linked[id(self)] = self
+            self.cache.linked[id(self)] = self
             return self._link()(*args, **kwargs)
 
     def _link(self) -> Callable[..., Any]:
         """Fill the wrapper's `__call__` slot: specialised calls first, the generic path behind."""
-        with self.program.lock:
-            in_use = self.program.specialized
-            generic = self.call_if_intact if self.wrapped.changeable else self.call
-            call = self.wrapped.binding.receiver(generic)
+        with self.cache.lock:
+            in_use = self.cache.specialized
+            generic = self.call_if_unmodified if self.wrapped.mutable else self.call
+            call = self.wrapped.signature.binder(generic)
             for specialized in reversed(self.specialized_calls()):
                 call = specialized.instantiate(self, call)
             wrapper = self.wrapper()
             # What died while this ran may have changed them, in this very thread.
-            if wrapper is not None and self.program.specialized is in_use:
+            if wrapper is not None and self.cache.specialized is in_use:
                 wrapper.__call__ = call
             return call
 
@@ -106,23 +106,23 @@ class Site:
 
     def renew_if_changed(self) -> None:
         """Wrap the function anew, if a static object in it was changed since it was wrapped."""
-        if not self.wrapped.is_intact():
-            traces = self.program.traces
+        if not self.wrapped.is_unmodified():
+            traces = self.cache.traces
             fun = self.wrapped.fun.combine(self.fun_leaves)
             self.wrapped, _ = wrap_function(fun, self.wrapped.options)
-            self.program.continue_traces(traces)
+            self.cache.continue_traces(traces)
             self.unlink()
 
     def specialized_calls(self) -> list[SpecializedCall]:
         """Return those of the function in the order of trial: the wrapper's own first."""
         own = self._own_entry()
-        return sorted(self.program.specialized, key=lambda call: call.entry is not own)
+        return sorted(self.cache.specialized, key=lambda call: call.entry is not own)
 
     def receive(
         self, action: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return `action(args, kwargs)`, with the arguments bound to the function's parameters."""
-        return self.wrapped.binding.receiver(action)(*args, **kwargs)
+        return self.wrapped.signature.binder(action)(*args, **kwargs)
 
     # --- With bound arguments -----------------------------------------------------------------
 
@@ -133,11 +133,11 @@ class Site:
             return self.call_unjitted(args, kwargs)
         try:
             scanned = scan((args, kwargs))
-            entry = self.program.find_again(scanned.key) if scanned else None
+            entry = self.cache.find_again(scanned.key) if scanned else None
         except Exception:
             # The long way names what raised.
             scanned = entry = None
-        static: StaticHalf | None = None
+        static: StaticTree | None = None
         if entry is not None and scanned is not None:
             leaves = scanned.arrays
         else:
@@ -145,9 +145,11 @@ class Site:
             entry = self.find(static, args, kwargs)
             if entry is not None and scanned is not None:
                 self.meet(entry, scanned, leaves, args, kwargs)
-        if entry is not None and not entry.is_intact():
-            entry.fate.append("a static object that it returns was changed in place")
-            self.program.drop(entry.key, entry)
+        if entry is not None and not entry.is_unmodified():
+            entry.invalidation_reasons.append(
+                "a static object that it returns was changed in place"
+            )
+            self.cache.drop(entry.key, entry)
             entry = None
         if entry is None or not entry.traces:
             # One that another thread is tracing: waits for that trace, and traces if it fails.
@@ -158,9 +160,9 @@ class Site:
         try:
             output = entry.execute(entry.jitted, entry.flat(self.fun_leaves, leaves))
             if entry.blocks or entry.unclassified:
-                self.settle(entry, leaves)
+                self.classify(entry, leaves)
                 wait_for(output)
-        except Retrace:
+        except CacheMiss:
             output = None
         except Exception:
             self.explain(args, kwargs)
@@ -170,7 +172,7 @@ class Site:
                 leaves, static = self.partition(args, kwargs)
             return self.miss_in_turn(leaves, static, args, kwargs)
         entry.hits += 1
-        next(self.program.traces.hits)
+        next(self.cache.traces.hits)
         if is_worth_specializing(entry, len(leaves)):
             self._own_entry = weakref.ref(entry)
             leaves, static = self.partition(args, kwargs)
@@ -183,7 +185,7 @@ class Site:
             given = self.flattened(args, kwargs) if entry.returns_given(output) else None
         return entry.rebuild(output, given)
 
-    def call_if_intact(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_if_unmodified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function that holds static objects which can be changed in place."""
         __tracebackhide__ = True
         self.renew_if_changed()
@@ -199,7 +201,7 @@ class Site:
     def miss_in_turn(
         self,
         leaves: list[Any],
-        static: StaticHalf,
+        static: StaticTree,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
@@ -208,7 +210,7 @@ class Site:
         # To JAX the signal to retrace is a trace that failed, which threads that wait for it then
         # each make for themselves. In turn they find what the first of them has compiled.
         shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
-        with self.program.retraces.take((static.key, shapes)):
+        with self.cache.retraces.hold((static.key, shapes)):
             return self.miss(leaves, static, args, kwargs)
 
     def call_unjitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -231,7 +233,7 @@ class Site:
     def is_settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether calls with such arguments are as fast as they ever get."""
         _, static = with_structs_as_arrays(*self.partition(args, kwargs))
-        entry = self.program.find(static.key)
+        entry = self.cache.find(static.key)
         return entry is None or not may_be_specialized(entry)
 
     def stage(
@@ -253,12 +255,12 @@ class Site:
             self.explain(args, kwargs, call)
             raise
         finally:
-            self.program.keep_if_traced(static.key, entry)
+            self.cache.keep_if_traced(static.key, entry)
 
     def miss(
         self,
         leaves: list[Any],
-        static: StaticHalf,
+        static: StaticTree,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
@@ -273,7 +275,7 @@ class Site:
                 # Another thread may have looked at a program of its own meanwhile.
                 entry.unclassified = not entry.blocks
             if entry.blocks or entry.unclassified:
-                self.settle(entry, leaves, call.may_raise)
+                self.classify(entry, leaves, call.may_raise)
             # It may still be reading NumPy's arrays, which a warm call would have copied.
             wait_for(output)
             entry.seconds_of_first_call = max(
@@ -283,28 +285,28 @@ class Site:
             self.explain(args, kwargs, call)
             raise
         finally:
-            self.program.keep_if_traced(static.key, entry)
+            self.cache.keep_if_traced(static.key, entry)
         if not call.traces:
             # Another thread was first.
-            next(self.program.traces.hits)
+            next(self.cache.traces.hits)
         return entry.rebuild(output, self.wrapped.given(static))
 
     # --- Parts --------------------------------------------------------------------------------
 
-    def request(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def request(self, entry: CacheEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Return a warm call as an object."""
         leaves, static = self.partition(args, kwargs)
         return self.request_for(entry, static, leaves)
 
     def request_for(
-        self, entry: Entry, static: StaticHalf, leaves: list[Any], is_staged: bool = False
+        self, entry: CacheEntry, static: StaticTree, leaves: list[Any], is_staged: bool = False
     ) -> Call:
         """Return a call, with its arguments split, as an object."""
         return Call(self.wrapped, self.fun_leaves, entry, static, leaves, is_staged)
 
     def partition(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], StaticHalf]:
+    ) -> tuple[list[Any], StaticTree]:
         """Return the arguments' arrays and static half, or an error that names the bad argument."""
         try:
             leaves, static = partition((args, kwargs))
@@ -316,18 +318,18 @@ class Site:
             raise
 
     def find(
-        self, static: StaticHalf, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Entry | None:
+        self, static: StaticTree, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CacheEntry | None:
         """Return the entry for a static half, if there is one."""
         try:
-            return self.program.find(static.key)
+            return self.cache.find(static.key)
         except Exception as error:
             self.explain_arguments(error, args, kwargs)
             raise
 
     def meet(
         self,
-        entry: Entry,
+        entry: CacheEntry,
         scanned: Scanned,
         leaves: list[Any],
         args: tuple[Any, ...],
@@ -337,32 +339,32 @@ class Site:
         again = scan((args, kwargs))
         # Another thread may have changed something meanwhile.
         if again is not None and again.key == scanned.key and identical(scanned.arrays, leaves):
-            self.program.meet(entry, scanned.key, scanned.known_by_address)
+            self.cache.meet(entry, scanned.key, scanned.known_by_address)
 
     def flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
         """As `given`, for arguments whose static half is known to have an entry."""
         leaves, treedef = tree_flatten((args, kwargs))
         _, static = split_leaves(leaves)
-        return self.wrapped.given(StaticHalf(treedef, static, None))
+        return self.wrapped.given(StaticTree(treedef, static, None))
 
     def find_or_add(
-        self, static: StaticHalf, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Entry:
+        self, static: StaticTree, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> CacheEntry:
         """Return the entry for a static half, new where there is none."""
 
-        def make() -> Entry:
+        def make() -> CacheEntry:
             n_first = _n_arrays_first(static) if args else 0
             donated = self.donated(n_first, static)
-            return new_entry(self.wrapped.binding, self.wrapped.options, n_first, donated)
+            return new_entry(self.wrapped.signature, self.wrapped.options, n_first, donated)
 
         try:
-            return self.program.find_or_add(static.key, make)
+            return self.cache.find_or_add(static.key, make)
         except Exception as error:
             self.explain_arguments(error, args, kwargs)
             raise
 
-    def donated(self, n_first: int, static: StaticHalf) -> tuple[int, ...]:
-        """Return the positions of the donated arrays among all of a call (see `Entry.flat`)."""
+    def donated(self, n_first: int, static: StaticTree) -> tuple[int, ...]:
+        """Return the donated arrays' positions among all of a call (see `CacheEntry.flat`)."""
         n_all = len(self.fun_leaves) + static.n_arrays
         first = range(n_first) if self.wrapped.options.donates_first else ()
         n_kept = len(self.fun_leaves) if self.wrapped.keeps_arrays else 0
@@ -390,30 +392,30 @@ class Site:
 
     # --- After a call -------------------------------------------------------------------------
 
-    def settle(self, entry: Entry, leaves: list[Any], may_raise: bool | None = None) -> None:
+    def classify(self, entry: CacheEntry, leaves: list[Any], may_raise: bool | None = None) -> None:
         """Find out whether the program that has just run can raise, and what it returns."""
         unclassified = entry.unclassified
         if unclassified:
             unclassified = not entry.classify(entry.flat(self.fun_leaves, leaves), may_raise)
-        specialized = entry.specialized or entry.resting
+        specialized = entry.specialized or entry.second_chance
         if specialized is not None and (
             specialized.blocks != (entry.blocks or unclassified)
-            or specialized.checks_output != entry.returns_changeable
+            or specialized.checks_output != entry.returns_mutable
         ):
-            self.program.unspecialize(entry)
+            self.cache.unspecialize(entry)
         # In the end: if an interrupt comes before, the next call does it all again.
         entry.unclassified = unclassified
 
-    def check_recompiled(self, entry: Entry, output: Output) -> None:
+    def check_recompiled(self, entry: CacheEntry, output: Output) -> None:
         """Wait for a program that a warm call compiled; the generic path will class it."""
-        self.program.unspecialize(entry)
+        self.cache.unspecialize(entry)
         wait_for(output)
 
-    def wait(self, entry: Entry, output: Output) -> None:
+    def wait(self, entry: CacheEntry, output: Output) -> None:
         """Wait for a program that can raise, or that isn't known not to."""
         if entry.unclassified and not holds_tracer(output):
             # The generic path finds out, the next time.
-            self.program.unspecialize(entry)
+            self.cache.unspecialize(entry)
         wait_for(output)
 
     # --- Errors -------------------------------------------------------------------------------
@@ -431,7 +433,7 @@ class Site:
         __tracebackhide__ = True
         error = sys.exc_info()[1]
         assert error is not None
-        named = named_arguments(self.wrapped.binding, args, kwargs)
+        named = named_arguments(self.wrapped.signature, args, kwargs)
         if self.fun_leaves:
             named.append(("fun", self.wrapped.fun.combine(self.fun_leaves)))
         if call is not None and call.user_raised:
@@ -446,6 +448,6 @@ class Site:
     ) -> None:
         """Raise a clearer error than `error`, if there is one."""
         __tracebackhide__ = True
-        clearer = argument_error(error, named_arguments(self.wrapped.binding, args, kwargs))
+        clearer = argument_error(error, named_arguments(self.wrapped.signature, args, kwargs))
         if clearer is not None:
             raise clearer from error

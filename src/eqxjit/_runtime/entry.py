@@ -10,12 +10,12 @@ from jax.core import Tracer
 from jax.tree_util import tree_flatten
 
 from .._compat import wrapped_by_tracer
-from .._plan.signature import Binding
+from .._plan.signature import Signature
 from .._trees.given import Given
 from .._trees.key_cache import Seen
 from .._trees.mutation import are_unchanged
 from .._trees.numpy_inputs import NumpyInputs
-from .._trees.out_spec import OutputDescription
+from .._trees.out_spec import OutSpec
 from .._trees.partition import has_tracers, split_leaves
 from .effects import may_raise
 from .options import Options
@@ -39,21 +39,21 @@ class SpecializedCall(Protocol):
     """
 
     source: str
-    entry: "Entry"
+    entry: "CacheEntry"
     blocks: bool
     checks_output: bool
 
-    def instantiate(self, site: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    def instantiate(self, dispatcher: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function for one wrapper."""
         ...
 
 
 #: What a traced function returns to JAX: its arrays. Those of a trace whose output differs from the
-#: first one's in anything but arrays come under the index of its description (see `Entry`).
+#: first one's in anything but arrays come under the index of its out_spec (see `CacheEntry`).
 Output = list[Any] | dict[int, list[Any]]
 
 
-class Entry:
+class CacheEntry:
     """One static structure of a function: its jitted form and what its traces returned."""
 
     __slots__ = (
@@ -61,11 +61,10 @@ class Entry:
         "_uncompiled",
         "attempts_left",
         "blocks",
-        "descriptions",
-        "fate",
         "hides_donation_warning",
         "hits",
         "hits_needed",
+        "invalidation_reasons",
         "jitted",
         "key",
         "known_by_address",
@@ -75,7 +74,8 @@ class Entry:
         "n_first",
         "name",
         "numpy_inputs",
-        "resting",
+        "out_specs",
+        "second_chance",
         "seconds_of_first_call",
         "specialized",
         "traces",
@@ -84,15 +84,15 @@ class Entry:
         "watches",
     )
 
-    def __init__(self, binding: Binding, options: Options, n_first: int, jitted: Any):
-        self.name = binding.name
-        self.label = binding.label
-        #: Why the program gave it up, once it did; its traces share the list.
-        self.fate: list[str] = []
+    def __init__(self, signature: Signature, options: Options, n_first: int, jitted: Any):
+        self.name = signature.name
+        self.label = signature.label
+        #: Why the cache gave it up, once it did; its traces share the list.
+        self.invalidation_reasons: list[str] = []
         #: How many arrays the first argument has: those come first, then the function's own.
         self.n_first = n_first
         #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
-        self.descriptions: list[OutputDescription] = []
+        self.out_specs: list[OutSpec] = []
         #: Warm calls through the generic path since the specialised call was last lacking, and how
         #: many of them make it worth its making.
         self.hits = 0
@@ -101,16 +101,16 @@ class Entry:
         #: How often making the specialised call may still take too long.
         self.attempts_left = 3
         self.specialized: SpecializedCall | None = None
-        #: A specialised call that is out of use until the next call (see `Program`).
-        self.resting: SpecializedCall | None = None
-        #: Under what the program holds it: the typed static key, and that of a scan, with what must
+        #: A specialised call that is out of use until the next call (see `FunctionCache`).
+        self.second_chance: SpecializedCall | None = None
+        #: Under what the cache holds it: the typed static key, and that of a scan, with what must
         #: live for that to be valid.
         self.key: Hashable = None
         self.met_as: Hashable = None
         self.known_by_address: list[weakref.ref[Any]] = []
         #: The greater, the later.
         self.last_used = 0
-        #: Weak references to static objects, which tell the program when those die.
+        #: Weak references to static objects, which tell the cache when those die.
         self.watches: list[weakref.ref[Any]] = []
         #: Whether the generic path must serve this structure for good.
         self.unspecializable = False
@@ -151,43 +151,43 @@ class Entry:
             return jitted(*flat)
         return self.numpy_inputs.call(jitted, flat, wait_for)
 
-    def is_intact(self, seen: Seen | None = None) -> bool:
+    def is_unmodified(self, seen: Seen | None = None) -> bool:
         """Return whether the static objects that this entry returns are unmodified since its trace.
 
         Those that came in are each call's own. If a caller has changed others in place, they are no
         longer those that later calls should get back.
         """
-        return all(are_unchanged(d.changeable, seen) for d in self.descriptions)
+        return all(are_unchanged(d.mutable, seen) for d in self.out_specs)
 
     @property
-    def returns_changeable(self) -> bool:
-        """True where there is anything for `is_intact` to look at."""
-        return any(description.changeable for description in self.descriptions)
+    def returns_mutable(self) -> bool:
+        """True where there is anything for `is_unmodified` to look at."""
+        return any(out_spec.mutable for out_spec in self.out_specs)
 
     def describe(self, out: Any, given: Given) -> Output:
         """Return to JAX the arrays in the output of the user's function, and describe the rest."""
         leaves, treedef = tree_flatten(out)
         dynamic, static = split_leaves(leaves)
-        for description in tuple(self.descriptions):
-            if description.describes(treedef, static, given):
+        for out_spec in tuple(self.out_specs):
+            if out_spec.describes(treedef, static, given):
                 break
         else:
-            description = OutputDescription(treedef, static, given)
-            self.descriptions.append(description)
+            out_spec = OutSpec(treedef, static, given)
+            self.out_specs.append(out_spec)
         self.traces += 1
         self.unclassified = not self.blocks
         # A program without an output could not be waited for.
         arrays = dynamic or [jnp.zeros((), bool)]
-        index = self.descriptions.index(description)
+        index = self.out_specs.index(out_spec)
         return {index: arrays} if index else arrays
 
     def returns_given(self, output: Output) -> bool:
         """Return whether `rebuild` needs what came in with the call."""
-        return self.descriptions[index_of(output)].is_given
+        return self.out_specs[index_of(output)].is_given
 
     def rebuild(self, output: Output, given: Given | None) -> Any:
         """Return the user's output, from what JAX returned for a call."""
-        return self.descriptions[index_of(output)].rebuild(arrays_of(output), given)
+        return self.out_specs[index_of(output)].rebuild(arrays_of(output), given)
 
     def classify(self, leaves: list[Any], blocks: bool | None = None) -> bool:
         """Look at the program for these leaves, which has just run; False if it can't be told.
@@ -209,7 +209,7 @@ class Entry:
 
 
 def index_of(output: Output) -> int:
-    """Return the index of an output's description among those of its entry."""
+    """Return the index of an output's out_spec among those of its entry."""
     return next(iter(output)) if isinstance(output, dict) else 0
 
 

@@ -20,7 +20,7 @@ from .._compat import (
     last_runtime_error,
     runtime_error_text,
 )
-from .._plan.signature import Binding
+from .._plan.signature import Signature
 from .._trees.key_cache import static_key
 from .._trees.partition import SORTED_DICTS, CyclicPytree, is_array_leaf
 
@@ -29,10 +29,10 @@ _MESSAGE = re.compile(rf"{CALLBACK_ERROR_NAME}: (.*?)\n\n\n-{{20}}\n", re.DOTALL
 
 
 def named_arguments(
-    binding: Binding, args: tuple[Any, ...], kwargs: dict[str, Any]
+    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[str, Any]]:
     """Return each argument of a bound call with the name that the user gave it."""
-    return [*zip(binding.path_names(len(args)), args, strict=True), *kwargs.items()]
+    return [*zip(signature.path_names(len(args)), args, strict=True), *kwargs.items()]
 
 
 def runtime_error(error: BaseException) -> BaseException | None:

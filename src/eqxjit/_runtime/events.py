@@ -24,7 +24,7 @@ from .._compat import jaxpr_lowered_in, module_compiled_in
 from .counter import Attempt, TooManyTracesError, TraceCounter
 from .donation import hide_donation_warning
 from .effects import may_raise
-from .entry import Entry
+from .entry import CacheEntry
 from .hooks import TraceHook
 from .request import CALL_VARIABLE, Call, TraceKey
 from .stack import call_in
@@ -110,7 +110,7 @@ class _State(threading.local):
         self.phases: list[_Phase] = []
         self.hits_persistent_cache = False
         #: How long the last program that was lowered in a warm call took, and whose it is.
-        self.lowering: tuple[weakref.ref[Entry] | None, float] = (None, 0.0)
+        self.lowering: tuple[weakref.ref[CacheEntry] | None, float] = (None, 0.0)
 
 
 _state = _State()
@@ -248,7 +248,7 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
     _end_phase(origin.label, phase, duration_secs, from_cache)
 
 
-def _end_recompilation(entry: Entry, seconds: float, from_cache: bool) -> None:
+def _end_recompilation(entry: CacheEntry, seconds: float, from_cache: bool) -> None:
     recompilation = _state.phases[-1].recompilation if _state.phases else None
     if recompilation is None:
         return
@@ -277,7 +277,7 @@ class _Origin:
 
     def __init__(self, fun_name: str):
         self.call: Call | None = None
-        self.entry: Entry | None = None
+        self.entry: CacheEntry | None = None
         self.label = fun_name[len("jit(") : -1] if fun_name.startswith("jit(") else fun_name
         self._name = self.label
         frame = sys._getframe(2)
@@ -300,7 +300,7 @@ class _Origin:
         return True
 
     @property
-    def called(self) -> Entry | None:
+    def called(self) -> CacheEntry | None:
         """The entry whose program it is; None if it isn't one's."""
         return self.entry if self.call is None else self.call.entry
 
@@ -336,14 +336,14 @@ class _Origin:
         assert self.entry is not None
         variables = self._frame.f_locals
         for value in variables.values():
-            # A generated call holds its entry's part of its site.
+            # A generated call holds its entry's part of its dispatcher.
             if type(value) is functools.partial and any(arg is self.entry for arg in value.args):
-                site: Any = value.func.__self__  # type: ignore[attr-defined]
-                args, kwargs = site.wrapped.binding.arguments_among(variables)
+                dispatcher: Any = value.func.__self__  # type: ignore[attr-defined]
+                args, kwargs = dispatcher.wrapped.signature.arguments_among(variables)
                 break
         else:
-            site, args, kwargs = variables["self"], variables["args"], variables["kwargs"]
-        return site.request(self.entry, args, kwargs)
+            dispatcher, args, kwargs = variables["self"], variables["args"], variables["kwargs"]
+        return dispatcher.request(self.entry, args, kwargs)
 
 
 jax.monitoring.register_event_listener(_on_event)

@@ -1,4 +1,4 @@
-"""What all copies of one wrapper share: the function's static half, its parameters, its program."""
+"""What all copies of one wrapper share: the function's static half, its parameters, its cache."""
 
 import functools
 from collections.abc import Hashable
@@ -6,11 +6,11 @@ from typing import Any
 
 from .._code.place import place_of
 from .._compat import MISSING
-from .._plan.signature import Binding
+from .._plan.signature import Signature
 from .._trees.given import NOTHING, Given
-from .._trees.mutation import Changeable, are_unchanged, changeable, is_frozen
-from .._trees.partition import DYNAMIC, StaticHalf, partition
-from .cache import Program, home_of, names_of, program_of
+from .._trees.mutation import Mutable, are_unchanged, is_frozen, mutable
+from .._trees.partition import DYNAMIC, StaticTree, partition
+from .cache import FunctionCache, cache_of, home_of, names_of
 from .errors import argument_error, not_callable
 from .options import Options
 
@@ -20,35 +20,35 @@ class WrappedFunction:
 
     - `fun`: the static half of the function.
     - `options`: how it is jitted.
-    - `binding`: its parameters.
+    - `signature`: its parameters.
     - `keeps_arrays`: whether its arrays stay, whatever is donated.
     - `attributes`: what a wrapper takes over from it, as with `functools.update_wrapper`.
     """
 
     __slots__ = (
-        "_changeable",
+        "_cache",
         "_home",
+        "_mutable",
         "_place",
-        "_program",
         "attributes",
-        "binding",
         "fun",
         "keeps_arrays",
         "options",
+        "signature",
     )
 
     def __init__(
-        self, fun: Any, static: StaticHalf, options: Options, program: Program | None = None
+        self, fun: Any, static: StaticTree, options: Options, cache: FunctionCache | None = None
     ):
         self.fun = static
         self.options = options
-        self.keeps_arrays = program is not None
+        self.keeps_arrays = cache is not None
         # Not made before a call asks: that looks into all that the function holds.
-        self._program = program
-        self._changeable: list[Changeable] | None = [] if program is not None else None
+        self._cache = cache
+        self._mutable: list[Mutable] | None = [] if cache is not None else None
         self._home = home_of(fun)
         self._place = place_of(fun, self._home)
-        self.binding = Binding(fun, *names_of(fun)) if program is None else program.binding
+        self.signature = Signature(fun, *names_of(fun)) if cache is None else cache.signature
         self.attributes = {
             attribute: getattr(fun, attribute)
             for attribute in functools.WRAPPER_ASSIGNMENTS
@@ -57,38 +57,38 @@ class WrappedFunction:
         }
 
     @property
-    def program(self) -> Program:
+    def cache(self) -> FunctionCache:
         """The cache of the function."""
-        if self._program is None:
+        if self._cache is None:
             self._look()
             try:
-                self._program = program_of(
-                    self._home, self._place, self.binding, self.fun.key, self.options
+                self._cache = cache_of(
+                    self._home, self._place, self.signature, self.fun.key, self.options
                 )
             except Exception as error:
                 self._explain(error)
                 raise
-        return self._program
+        return self._cache
 
     @property
-    def changeable(self) -> list[Changeable]:
+    def mutable(self) -> list[Mutable]:
         """The static objects in it that its user can change in place, as they were when it was
         first used. (What is frozen holds copies of its own.)
         """
         self._look()
-        assert self._changeable is not None
-        return self._changeable
+        assert self._mutable is not None
+        return self._mutable
 
     def _look(self) -> None:
         """Note the static objects, and their key, at one time: when a call first asks."""
-        if self._changeable is None:
+        if self._mutable is None:
             try:
                 _ = self.fun.key
             except Exception as error:
                 self._explain(error)
                 raise
-            found = changeable(self.fun.treedef, self.fun.leaves)
-            self._changeable = [pair for pair in found if not is_frozen(pair.value)]
+            found = mutable(self.fun.treedef, self.fun.leaves)
+            self._mutable = [pair for pair in found if not is_frozen(pair.value)]
 
     def _explain(self, error: Exception) -> None:
         """Raise an error that names the static value at fault, if one is found."""
@@ -97,18 +97,18 @@ class WrappedFunction:
         if clearer is not None:
             raise clearer from error
 
-    def given(self, static: StaticHalf) -> Given:
+    def given(self, static: StaticTree) -> Given:
         """Return the static objects that come in with a call that has these arguments."""
         # What is frozen is nobody's but its entries': these look for changes in it themselves.
         return Given(static, NOTHING if self.keeps_arrays else self.fun)
 
-    def is_intact(self) -> bool:
+    def is_unmodified(self) -> bool:
         """Return whether the static objects in the function are unmodified since it was wrapped."""
-        return are_unchanged(self.changeable)
+        return are_unchanged(self.mutable)
 
     @property
     def _key(self) -> Hashable:
-        return (self.options.key, self.fun.key if self.is_intact() else self.fun.current_key)
+        return (self.options.key, self.fun.key if self.is_unmodified() else self.fun.current_key)
 
     # Copies of a wrapper that JAX unflattens compare by this, as metadata of a pytree node.
     def __eq__(self, other: object) -> bool:

@@ -5,26 +5,26 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from .._code.place import Place
-from .._plan.signature import Binding
-from .._trees.partition import StaticHalf
-from .entry import Entry
+from .._plan.signature import Signature
+from .._trees.partition import StaticTree
+from .entry import CacheEntry
 
 
 class Request(Protocol):
     """The call that a trace or a recompilation is for."""
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> CacheEntry:
         """The entry that serves it."""
         ...
 
     @property
-    def binding(self) -> Binding:
+    def signature(self) -> Signature:
         """The function's parameters."""
         ...
 
     @property
-    def fun(self) -> StaticHalf:
+    def fun(self) -> StaticTree:
         """The static half of the function."""
         ...
 
@@ -39,7 +39,7 @@ class Request(Protocol):
         ...
 
     @property
-    def arguments(self) -> StaticHalf:
+    def arguments(self) -> StaticTree:
         """The static half of `(args, kwargs)`."""
         ...
 

@@ -12,7 +12,7 @@ from .._lock import Lock
 _PATIENCE_SECONDS = 10.0
 
 
-class Turns:
+class KeyedLock:
     """Takes turns at whatever a key names."""
 
     __slots__ = ("_lock", "_locks")
@@ -25,7 +25,7 @@ class Turns:
         )
 
     @contextmanager
-    def take(self, key: Hashable) -> Iterator[None]:
+    def hold(self, key: Hashable) -> Iterator[None]:
         """Wait until nobody else holds `key`."""
         with self._lock:
             lock = self._locks.setdefault(key, threading.RLock())

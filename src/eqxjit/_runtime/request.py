@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._compat import trace_configuration
-from .._plan.signature import Binding
+from .._plan.signature import Signature
 from .._trees.array_part import ArrayPart, array_part
-from .._trees.partition import StaticHalf
+from .._trees.partition import StaticTree
 from .counter import TraceCounter
-from .entry import Entry
+from .entry import CacheEntry
 from .function import WrappedFunction
 
 #: The local variable that holds the `Call` in the miss path.
@@ -57,8 +57,8 @@ class Call:
         self,
         wrapped: WrappedFunction,
         fun_leaves: Sequence[Any],
-        entry: Entry,
-        arguments: StaticHalf,
+        entry: CacheEntry,
+        arguments: StaticTree,
         leaves: list[Any],
         is_staged: bool = False,
     ):
@@ -79,24 +79,24 @@ class Call:
             self.description = self.counter.hook.describe(self)
 
     @property
-    def binding(self) -> Binding:
+    def signature(self) -> Signature:
         """The function's parameters."""
-        return self.wrapped.binding
+        return self.wrapped.signature
 
     @property
-    def fun(self) -> StaticHalf:
+    def fun(self) -> StaticTree:
         """The static half of the function."""
         return self.wrapped.fun
 
     @property
     def fun_varies(self) -> bool:
         """True where wrappers that share the entry may hold other arrays or static values."""
-        return bool(self.fun_leaves or self.wrapped.changeable)
+        return bool(self.fun_leaves or self.wrapped.mutable)
 
     @property
     def counter(self) -> TraceCounter:
         """The count of the function's traces."""
-        return self.wrapped.program.traces
+        return self.wrapped.cache.traces
 
     @property
     def flat(self) -> list[Any]:

@@ -15,18 +15,18 @@ from .._code.tracebacks import trim
 from .._compat import PyTreeDef, is_staging
 from .._plan.budget import Budget, TooLong
 from .._plan.given_source import GivenSource, output_structure
-from .._plan.guards import WayIn, conditions
-from .._plan.rebuild import WayOut
-from .._plan.signature import Binding, absent
+from .._plan.guards import GuardSource, conditions
+from .._plan.rebuild import RebuildSource
+from .._plan.signature import Signature, absent
 from .._trees.given import Given, Position, have_same_given
 from .._trees.key_cache import treedef_key
 from .._trees.mutation import are_repeated
-from .._trees.partition import StaticHalf
+from .._trees.partition import StaticTree
 from .._trees.structure import Node, structure_of
 from .counter import hit_counter
-from .entry import ENTRY_VARIABLE, Entry, Output, index_of
+from .entry import ENTRY_VARIABLE, CacheEntry, Output, index_of
 from .function import WrappedFunction
-from .traced import Retrace
+from .traced import CacheMiss
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the generic path.
 SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
@@ -67,11 +67,11 @@ class SlowPath(Protocol):
         """Raise a clearer error than the one that the caller handles, if there is one."""
         ...
 
-    def check_recompiled(self, entry: Entry, output: Output) -> None:
+    def check_recompiled(self, entry: CacheEntry, output: Output) -> None:
         """Wait for a program that a warm call compiled."""
         ...
 
-    def wait(self, entry: Entry, output: Output) -> None:
+    def wait(self, entry: CacheEntry, output: Output) -> None:
         """Wait for a program that can raise, or that isn't known not to."""
         ...
 
@@ -91,21 +91,21 @@ class SpecializedCall:
         self,
         source: str,
         make: Callable[..., Any],
-        entry: Entry,
+        entry: CacheEntry,
         blocks: bool,
         fun_statics: list[Position],
     ):
         """`fun_statics` are where those static objects of the function are that it returns."""
         self.source = source
         self.blocks = blocks
-        self.checks_output = entry.returns_changeable
+        self.checks_output = entry.returns_mutable
         self._make = make
         self._fun_statics = fun_statics
         self.entry = entry
 
     def instantiate(
         self,
-        site: SlowPath,
+        dispatcher: SlowPath,
         otherwise: Callable[..., Any],
         jitted: Callable[..., Output] | None = None,
     ) -> Callable[..., Any]:
@@ -113,55 +113,57 @@ class SpecializedCall:
 
         **Arguments:**
 
-        - `site`: the way of that wrapper.
+        - `dispatcher`: the way of that wrapper.
         - `otherwise`: what to call if the guards don't hold.
         - `jitted`: what to call in the place of the entry's jitted function.
         """
-        binding = site.wrapped.binding
+        signature = dispatcher.wrapped.signature
         run = jitted or self.entry.jitted
         # What is compiled ahead of time isn't in the cache.
-        hits = hit_counter() if jitted else site.wrapped.program.traces.hits
-        if any(issubclass(type(leaf), np.ndarray) for leaf in site.fun_leaves):
+        hits = hit_counter() if jitted else dispatcher.wrapped.cache.traces.hits
+        if any(issubclass(type(leaf), np.ndarray) for leaf in dispatcher.fun_leaves):
             run = _minding_numpy(self.entry, run)
         call = self._make(
             run,
             otherwise,
-            binding.receiver(site.retrace),
-            binding.receiver(site.explain),
-            binding.receiver(site.flattened),
-            functools.partial(site.wait if self.blocks else site.check_recompiled, self.entry),
+            signature.binder(dispatcher.retrace),
+            signature.binder(dispatcher.explain),
+            signature.binder(dispatcher.flattened),
+            functools.partial(
+                dispatcher.wait if self.blocks else dispatcher.check_recompiled, self.entry
+            ),
             self.entry.numpy_inputs.own,
             self.entry.numpy_inputs.own_arrays,
             hits,
-            *_checks_of_function(site),
-            *_fun_statics(site, self._fun_statics),
-            *site.fun_leaves,
+            *_checks_of_function(dispatcher),
+            *_fun_statics(dispatcher, self._fun_statics),
+            *dispatcher.fun_leaves,
         )
-        call.__name__, call.__qualname__ = binding.name, binding.qualname
+        call.__name__, call.__qualname__ = signature.name, signature.qualname
         return call
 
 
-def _minding_numpy(entry: Entry, jitted: Callable[..., Output]) -> Callable[..., Output]:
+def _minding_numpy(entry: CacheEntry, jitted: Callable[..., Output]) -> Callable[..., Output]:
     """Return what to call for a function that itself holds NumPy arrays."""
     return lambda *arrays: entry.execute(jitted, arrays)
 
 
-def _checks_of_function(site: SlowPath) -> list[Callable[[], bool]]:
+def _checks_of_function(dispatcher: SlowPath) -> list[Callable[[], bool]]:
     """Return the checks of the static objects that the wrapped function holds."""
-    return [site.wrapped.is_intact] if site.wrapped.changeable else []
+    return [dispatcher.wrapped.is_unmodified] if dispatcher.wrapped.mutable else []
 
 
-def _fun_statics(site: SlowPath, positions: list[Position]) -> list[Any]:
-    given = Given(site.wrapped.fun, site.wrapped.fun)
+def _fun_statics(dispatcher: SlowPath, positions: list[Position]) -> list[Any]:
+    given = Given(dispatcher.wrapped.fun, dispatcher.wrapped.fun)
     return [given.get(position) for position in positions]
 
 
-def may_be_specialized(entry: Entry) -> bool:
+def may_be_specialized(entry: CacheEntry) -> bool:
     """Return whether an entry has no specialised call, and may yet get one."""
     return SPECIALIZING and entry.specialized is None and not entry.unspecializable
 
 
-def is_worth_specializing(entry: Entry, n_arrays: int) -> bool:
+def is_worth_specializing(entry: CacheEntry, n_arrays: int) -> bool:
     """Return whether the entry is hot enough to specialise."""
     return (
         may_be_specialized(entry)
@@ -172,11 +174,11 @@ def is_worth_specializing(entry: Entry, n_arrays: int) -> bool:
 
 
 def specialize(
-    site: SlowPath,
-    entry: Entry,
+    dispatcher: SlowPath,
+    entry: CacheEntry,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    static: StaticHalf,
+    static: StaticTree,
     leaves: list[Any],
     output: Output,
 ) -> None:
@@ -184,11 +186,11 @@ def specialize(
 
     **Arguments:** as of `specialized_call`.
     """
-    if entry.resting is not None:
-        site.wrapped.program.specialize(entry, entry.resting)
+    if entry.second_chance is not None:
+        dispatcher.wrapped.cache.specialize(entry, entry.second_chance)
         return
     try:
-        call = specialized_call(site, entry, args, kwargs, static, leaves, output)
+        call = specialized_call(dispatcher, entry, args, kwargs, static, leaves, output)
     except TooLong:
         # Once, that can be a collection of garbage, or a busy machine.
         entry.hits, entry.hits_needed = 0, _HITS_PER_ATTEMPT * entry.hits_needed
@@ -198,15 +200,15 @@ def specialize(
     if call is None:
         entry.unspecializable = True
     else:
-        site.wrapped.program.specialize(entry, call)
+        dispatcher.wrapped.cache.specialize(entry, call)
 
 
 def specialized_call(
-    site: SlowPath,
-    entry: Entry,
+    dispatcher: SlowPath,
+    entry: CacheEntry,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    static: StaticHalf,
+    static: StaticTree,
     leaves: list[Any],
     output: Output,
 ) -> SpecializedCall | None:
@@ -214,7 +216,7 @@ def specialized_call(
 
     **Arguments:**
 
-    - `site`: the way of the wrapper that was called.
+    - `dispatcher`: the way of the wrapper that was called.
     - `entry`: the entry that served the call.
     - `args`, `kwargs`, `static`, `leaves`: the call's arguments, and the two halves of them.
     - `output`: what JAX returned.
@@ -226,19 +228,28 @@ def specialized_call(
     n_nodes = static.treedef.num_nodes
     if not SPECIALIZING or n_nodes > _MAX_NODES:
         return None
-    n_nodes += entry.descriptions[index_of(output)].n_nodes
+    n_nodes += entry.out_specs[index_of(output)].n_nodes
     budget = Budget(entry.seconds_of_first_call, n_nodes)
     blocks = entry.blocks or entry.unclassified
     try:
-        given = site.wrapped.given(static)
+        given = dispatcher.wrapped.given(static)
         expected = tree_flatten(entry.rebuild(output, given))
         # To try the generated call takes about as long once more.
         source, make, positions = _generate(
-            site.wrapped.binding, site, entry, static, output, blocks, budget, budget.spent
+            dispatcher.wrapped.signature,
+            dispatcher,
+            entry,
+            static,
+            output,
+            blocks,
+            budget,
+            budget.spent,
         )
         fun_statics = [given.get(position) for position in positions]
-        flat = entry.flat(site.fun_leaves, leaves)
-        if _does_the_same(make, fun_statics, site, given, args, kwargs, flat, output, expected):
+        flat = entry.flat(dispatcher.fun_leaves, leaves)
+        if _does_the_same(
+            make, fun_statics, dispatcher, given, args, kwargs, flat, output, expected
+        ):
             return SpecializedCall(source, make, entry, blocks, positions)
     except TooLong:
         raise
@@ -249,10 +260,10 @@ def specialized_call(
 
 
 def _generate(
-    binding: Binding,
-    site: SlowPath,
-    entry: Entry,
-    static: StaticHalf,
+    signature: Signature,
+    dispatcher: SlowPath,
+    entry: CacheEntry,
+    static: StaticTree,
     output_at_hand: Output,
     blocks: bool,
     budget: Budget,
@@ -261,19 +272,22 @@ def _generate(
     """Return the source of a specialised call, the function that instantiates it, and
     `fun_statics`.
     """
-    names = binding.names()
+    names = signature.names()
     names.tick = tick = budget.check_writing
-    make, call = names.variable("make_call"), names.variable(re.sub(r"\W", "", binding.name) or "f")
+    make, call = (
+        names.variable("make_call"),
+        names.variable(re.sub(r"\W", "", signature.name) or "f"),
+    )
     jitted, otherwise = names.variable("jitted"), names.variable("otherwise")
     retrace, explain = names.variable("retrace"), names.variable("explain")
     flattened = names.variable("flattened")
     wait = names.variable("wait" if blocks else "check_recompiled")
     own = names.variable("own_array"), names.variable("own_arrays")
     hits = names.variable("hits")
-    fun_checks = [names.variable("fun_is_intact") for _ in _checks_of_function(site)]
+    fun_checks = [names.variable("fun_is_unmodified") for _ in _checks_of_function(dispatcher)]
     guards_hold = names.variable("guards_hold")
     arrays = names.variable("arrays")
-    fun_arrays = [names.variable(f"fun_array_{i}") for i in range(len(site.fun_leaves))]
+    fun_arrays = [names.variable(f"fun_array_{i}") for i in range(len(dispatcher.fun_leaves))]
     missing = names.constant("absent", absent)
 
     arguments = structure_of(static.treedef, static.leaves, tick)
@@ -282,27 +296,29 @@ def _generate(
     assert isinstance(args_node, Node)
     assert isinstance(kwargs_node, Node)
     index = index_of(output_at_hand)
-    description = entry.descriptions[index]
+    out_spec = entry.out_specs[index]
     seen = None
-    if are_repeated(static.treedef, [value for made in entry.descriptions for value in made.own]):
+    if are_repeated(static.treedef, [value for made in entry.out_specs for value in made.own]):
         seen = names.variable("seen")
     # Who waits for the computation can let JAX read NumPy's arrays where they are.
-    way_in = WayIn(binding, names, args_node, kwargs_node, None if blocks else own, seen)
-    given_source = GivenSource(names, arguments, way_in)
-    structure = output_structure(description, site.wrapped.given(static), tick)
-    way_out = WayOut(names, structure, arrays, given_source.expression)
+    guard_source = GuardSource(
+        signature, names, args_node, kwargs_node, None if blocks else own, seen
+    )
+    given_source = GivenSource(names, arguments, guard_source)
+    structure = output_structure(out_spec, dispatcher.wrapped.given(static), tick)
+    rebuild_source = RebuildSource(names, structure, arrays, given_source.expression)
     fun_statics = given_source.fun_statics
 
     exception = names.constant("Exception", Exception)
-    retrace_signal = names.constant("Retrace", Retrace)
+    retrace_signal = names.constant("CacheMiss", CacheMiss)
     kind = names.constant(type(output_at_hand).__name__, type(output_at_hand))
     other_index = f" or {index} not in {arrays}" if index else ""
     rebuild = names.constant("rebuild", entry.rebuild)
     returns_given = names.constant("returns_given", entry.returns_given)
     given = names.variable("given")
-    forwarded = binding.forwarded()
-    n_first = way_in.n_first
-    passed = [*way_in.arrays[:n_first], *fun_arrays, *way_in.arrays[n_first:]]
+    forwarded = signature.forwarded()
+    n_first = guard_source.n_first
+    passed = [*guard_source.arrays[:n_first], *fun_arrays, *guard_source.arrays[n_first:]]
 
     lines = [
         *wrapped(
@@ -313,21 +329,26 @@ def _generate(
             ],
             "):",
         ),
-        *indented([*way_in.helpers, *way_out.helpers]),
-        f"    def {call}({binding.header(missing)}):",
+        *indented([*guard_source.helpers, *rebuild_source.helpers]),
+        f"    def {call}({signature.header(missing)}):",
     ]
     for check in fun_checks:
-        way_in.guards += [("# The function's own static objects are as they were.",)]
-        way_in.guards += [(f"{check}()",)]
-    if entry.returns_changeable:
-        is_intact = names.constant("is_intact", entry.is_intact)
-        way_in.guards += [
+        guard_source.guards += [("# The function's own static objects are as they were.",)]
+        guard_source.guards += [(f"{check}()",)]
+    if entry.returns_mutable:
+        is_unmodified = names.constant("is_unmodified", entry.is_unmodified)
+        guard_source.guards += [
             ("# What it returns beside arrays is as it was.",),
-            (f"{is_intact}({seen or ''})",),
+            (f"{is_unmodified}({seen or ''})",),
         ]
     body: list[str] = [f"{seen} = {{}}"] if seen else []
-    if any(not guard[0].startswith("#") for guard in way_in.guards):
-        body += ["try:", f"    {guards_hold} = (", *indented(conditions(way_in.guards), 2), "    )"]
+    if any(not guard[0].startswith("#") for guard in guard_source.guards):
+        body += [
+            "try:",
+            f"    {guards_hold} = (",
+            *indented(conditions(guard_source.guards), 2),
+            "    )",
+        ]
         body += [f"except {exception}:", f"    {guards_hold} = False"]
         body += [f"if not {guards_hold}:", f"    return {otherwise}({forwarded})"]
     body += ["try:", *indented(wrapped(f"{arrays} = {jitted}(", passed, ")"))]
@@ -352,8 +373,8 @@ def _generate(
         f"        {given} = {flattened}({forwarded}) if {returns_given}({arrays}) else None",
         f"        return {rebuild}({arrays}, {given})",
         *([f"    {arrays} = {arrays}[{index}]"] if index else []),
-        *indented(way_out.lines),
-        f"    return {way_out.result}",
+        *indented(rebuild_source.lines),
+        f"    return {rebuild_source.result}",
         f"return {retrace}({forwarded})",
     ]
     lines += [
@@ -367,14 +388,14 @@ def _generate(
     source = "\n".join(lines) + "\n"
     budget.check_compiling(source, seconds_after)
     namespace = names.namespace | {ENTRY_VARIABLE: entry}
-    made = define(make, binding.name, source, namespace)
+    made = define(make, signature.name, source, namespace)
     return source, made, list(fun_statics.values())
 
 
 def _does_the_same(
     make: Callable[..., Any],
     fun_statics: list[Any],
-    site: SlowPath,
+    dispatcher: SlowPath,
     given: Given,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -395,7 +416,7 @@ def _does_the_same(
     def same(array: Any) -> Any:
         return array
 
-    checks = _checks_of_function(site)
+    checks = _checks_of_function(dispatcher)
 
     def ignore(_output: Output) -> None:
         pass
@@ -403,7 +424,7 @@ def _does_the_same(
     own = same, list
     trial = make(
         *(jitted, fail, fail, fail, fail, ignore, *own, hit_counter()),
-        *(*checks, *fun_statics, *site.fun_leaves),
+        *(*checks, *fun_statics, *dispatcher.fun_leaves),
     )
     leaves, treedef = tree_flatten(trial(*args, **kwargs))
     expected_leaves, expected_treedef = expected

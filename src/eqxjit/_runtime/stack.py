@@ -3,11 +3,11 @@
 from types import FrameType
 
 from .._code.tracebacks import OUR_FILES
-from .entry import ENTRY_VARIABLE, Entry
+from .entry import ENTRY_VARIABLE, CacheEntry
 from .request import CALL_VARIABLE, Call
 
 
-def call_in(frame: FrameType) -> tuple[Call | None, Entry | None]:
+def call_in(frame: FrameType) -> tuple[Call | None, CacheEntry | None]:
     """Return the call that a frame makes in the miss path, or the entry of one that is warm."""
     if not frame.f_code.co_filename.startswith(OUR_FILES):
         return None, None

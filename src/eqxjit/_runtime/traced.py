@@ -12,33 +12,35 @@ from typing import Any
 import jax
 
 from .._compat import debug_info, is_staging
-from .._plan.signature import Binding
+from .._plan.signature import Signature
 from .._trees.partition import has_tracers
 from .debug_info import argument_names
-from .entry import ENTRY_VARIABLE, Entry, Output
+from .entry import ENTRY_VARIABLE, CacheEntry, Output
 from .events import tracing
 from .options import Options
 from .request import CALL_VARIABLE, Call
 
 
-class Retrace(Exception):
+class CacheMiss(Exception):
     """JAX wants to trace in the middle of a warm call: the call must go through the miss path."""
 
 
-def new_entry(binding: Binding, options: Options, n_first: int, donated: tuple[int, ...]) -> Entry:
+def new_entry(
+    signature: Signature, options: Options, n_first: int, donated: tuple[int, ...]
+) -> CacheEntry:
     """Return a new entry, not yet traced.
 
     **Arguments:**
 
-    - `binding`: the function's parameters.
+    - `signature`: the function's parameters.
     - `options`: how it is jitted.
     - `n_first`: the number of arrays in the first argument.
     - `donated`: the positions of the donated arrays among all of a call.
     """
-    traced = TracedFunction(binding)
+    traced = TracedFunction(signature)
     # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
     jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
-    entry = Entry(binding, options, n_first, jitted)
+    entry = CacheEntry(signature, options, n_first, jitted)
     traced.entry_ref = weakref.ref(entry)
     return entry
 
@@ -69,15 +71,15 @@ class TracedFunction:
         [inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)]
     )
 
-    def __init__(self, binding: Binding):
-        self.__name__ = self.__qualname__ = binding.name
-        self._source = "_".join(binding.name.split()) or "function"
-        self.entry_ref: Callable[[], Entry | None] = lambda: None
+    def __init__(self, signature: Signature):
+        self.__name__ = self.__qualname__ = signature.name
+        self._source = "_".join(signature.name.split()) or "function"
+        self.entry_ref: Callable[[], CacheEntry | None] = lambda: None
         self._debug_info: Any = None
-        if binding.location is not None:
-            self._source += f" at {binding.location}"
+        if signature.location is not None:
+            self._source += f" at {signature.location}"
             # By which JAX finds the place, where it doesn't ask for `__fun_debug_info__`.
-            self.__code__ = binding.location.code
+            self.__code__ = signature.location.code
 
     def __repr__(self) -> str:
         return self._source
@@ -87,7 +89,7 @@ class TracedFunction:
         """JAX's record of the names of the function and its arguments; None to leave it to JAX."""
         call = _current_call()
         if self._debug_info is None and call is not None and call.entry is self.entry_ref():
-            names = argument_names(call.binding, call.arguments, call.fun, call.entry.n_first)
+            names = argument_names(call.signature, call.arguments, call.fun, call.entry.n_first)
             self._debug_info = debug_info(self._source, names)
         return self._debug_info
 
@@ -99,7 +101,7 @@ class TracedFunction:
         if not is_traced:
             _check_not_donated(self.__name__, leaves)
         if call is None or entry is None or call.entry is not entry:
-            raise Retrace
+            raise CacheMiss
         fun_static, arguments = call.fun, call.arguments
         # The user's function may call its own wrapper, which is a call of its own.
         __eqxjit_call__ = None  # noqa: F841

@@ -18,7 +18,7 @@ from jax.tree_util import tree_structure
 from .._compat import CAN_ASSEMBLE, LEAF_KIND, PyTreeDef, TreedefRow, assembled, treedef_rows
 from .key_cache import KnownKey
 from .mutation import is_hashable
-from .partition import DYNAMIC, StaticHalf
+from .partition import DYNAMIC, StaticTree
 from .static_key import CONSTANTS, Constants, stays
 
 _NO_REFERENTS = frozenset({*CONSTANTS, Constants, type, type(DYNAMIC), type(eqx.Module)})
@@ -72,7 +72,7 @@ WHOLE = -1
 
 
 #: The static half of a function that holds nothing.
-NOTHING = StaticHalf(tree_structure(()), ())
+NOTHING = StaticTree(tree_structure(()), ())
 
 
 class Given:
@@ -80,7 +80,7 @@ class Given:
 
     __slots__ = ("halves",)
 
-    def __init__(self, arguments: StaticHalf, fun: StaticHalf):
+    def __init__(self, arguments: StaticTree, fun: StaticTree):
         self.halves = arguments, fun
 
     def reader(self) -> Callable[[int, tuple[int, ...]], PyTreeDef]:

@@ -9,33 +9,33 @@ from typing import Any, NamedTuple
 
 from .._compat import PyTreeDef, treedef_rows, with_metadata
 from .key_cache import Seen, has_key, static_key
-from .partition import DYNAMIC, StaticHalf
+from .partition import DYNAMIC, StaticTree
 from .static_key import compared_fields, identity_suffices
 
 
-class Changeable(NamedTuple):
+class Mutable(NamedTuple):
     """A static object that can be changed in place, with the typed key that it had."""
 
     value: Any
     key: Hashable
 
 
-def changeable(treedef: PyTreeDef, leaves: Iterable[Any]) -> list[Changeable]:
+def mutable(treedef: PyTreeDef, leaves: Iterable[Any]) -> list[Mutable]:
     """Return the static objects of a structure, leaves included, whose typed keys can change."""
     # A leaf that can't be hashed didn't come in by its key: it is the function's own object.
     values = [leaf for leaf in leaves if leaf is not DYNAMIC and is_hashable(leaf)]
-    return changeable_among(values + _metadata(treedef))
+    return mutable_among(values + _metadata(treedef))
 
 
-def changeable_among(values: Iterable[Any]) -> list[Changeable]:
+def mutable_among(values: Iterable[Any]) -> list[Mutable]:
     """Return those of some static objects whose typed keys can change."""
     # Layers often share one object, such as their configuration.
-    found: list[Changeable] = []
+    found: list[Mutable] = []
     for value in {id(value): value for value in values}.values():
         if not identity_suffices(value):
             # What can't be compared can't be told to have changed.
             with contextlib.suppress(Exception):
-                found.append(Changeable(value, static_key(value)))
+                found.append(Mutable(value, static_key(value)))
     return found
 
 
@@ -63,7 +63,7 @@ def is_hashable(value: Any) -> bool:
     return True
 
 
-def are_unchanged(objects: Iterable[Changeable], seen: Seen | None = None) -> bool:
+def are_unchanged(objects: Iterable[Mutable], seen: Seen | None = None) -> bool:
     """Return whether none of them was changed since; `seen` is as for `has_key`."""
     try:
         return all(has_key(value, key, seen) for value, key in objects)
@@ -84,12 +84,12 @@ def is_frozen(value: Any) -> bool:
     return all(is_frozen(getattr(value, field.name)) for field in dataclasses.fields(kind))
 
 
-def snapshot(static: StaticHalf) -> StaticHalf:
+def snapshot(static: StaticTree) -> StaticTree:
     """Return the same static half, with copies of the objects in it that can be changed in place.
 
     One that can't be copied, or whose copy isn't equal to it, stays.
     """
-    copies = {id(value): _copied(value, key) for value, key in changeable(static.treedef, ())}
+    copies = {id(value): _copied(value, key) for value, key in mutable(static.treedef, ())}
     if not copies:
         return static
 
@@ -98,7 +98,7 @@ def snapshot(static: StaticHalf) -> StaticHalf:
             return tuple([copies.get(id(part), part) for part in metadata])
         return copies.get(id(metadata), metadata)
 
-    return StaticHalf(with_metadata(static.treedef, with_copies), static.leaves)
+    return StaticTree(with_metadata(static.treedef, with_copies), static.leaves)
 
 
 def _copied(value: Any, key: Hashable) -> Any:

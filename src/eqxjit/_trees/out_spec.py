@@ -8,23 +8,23 @@ from jax.tree_util import tree_unflatten
 from .._compat import PyTreeDef
 from .given import Given, StaticOutput, have_same_given
 from .key_cache import treedef_key
-from .mutation import changeable_among
+from .mutation import mutable_among
 from .partition import DYNAMIC
 
 
-class OutputDescription(StaticOutput):
+class OutSpec(StaticOutput):
     """The output of a trace, without its arrays.
 
-    - `changeable`: the static objects in it that can be changed in place, and didn't come in.
+    - `mutable`: the static objects in it that can be changed in place, and didn't come in.
     """
 
-    __slots__ = ("changeable",)
+    __slots__ = ("mutable",)
 
     def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], given: Given):
         super().__init__(treedef, leaves, given)
         # A method changes with its object, which compares by identity.
-        found = changeable_among(self.own)
-        self.changeable = [pair for pair in found if type(pair.value) is not MethodType]
+        found = mutable_among(self.own)
+        self.mutable = [pair for pair in found if type(pair.value) is not MethodType]
 
     def rebuild(self, arrays: list[Any], given: Given | None) -> Any:
         """Return the output of a call. (A marker behind the last array isn't looked at.)"""

@@ -51,7 +51,7 @@ _SUSPICIOUS_NODES = 100_000
 _FEW = 8
 
 
-class StaticHalf:
+class StaticTree:
     """A pytree without its arrays.
 
     - `treedef`: its structure.
@@ -110,7 +110,7 @@ def has_tracers(leaves: Collection[Any]) -> bool:
     )
 
 
-def partition(pytree: Any) -> tuple[list[Any], StaticHalf]:
+def partition(pytree: Any) -> tuple[list[Any], StaticTree]:
     """Split a pytree by `equinox.is_array`.
 
     **Arguments:**
@@ -119,7 +119,7 @@ def partition(pytree: Any) -> tuple[list[Any], StaticHalf]:
 
     **Returns:**
 
-    Its arrays, in the order of `jax.tree_util.tree_flatten`, and its `StaticHalf`, whose key raises
+    Its arrays, in the order of `jax.tree_util.tree_flatten`, and its `StaticTree`, whose key raises
     a `TypeError` if a static leaf can't be hashed, or whatever the `__hash__` of a static value
     raises.
 
@@ -131,7 +131,7 @@ def partition(pytree: Any) -> tuple[list[Any], StaticHalf]:
     check_tree(pytree)
     leaves, treedef = tree_flatten(pytree)
     dynamic, static = split_leaves(leaves)
-    return dynamic, StaticHalf(treedef, static)
+    return dynamic, StaticTree(treedef, static)
 
 
 def _key(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
@@ -140,7 +140,7 @@ def _key(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
     return (treedef_key(treedef), key)
 
 
-def with_structs_as_arrays(leaves: list[Any], static: StaticHalf) -> tuple[list[Any], StaticHalf]:
+def with_structs_as_arrays(leaves: list[Any], static: StaticTree) -> tuple[list[Any], StaticTree]:
     """Take each `jax.ShapeDtypeStruct` among the static leaves for an array, which it stands for.
 
     **Raises:**
@@ -158,7 +158,7 @@ def with_structs_as_arrays(leaves: list[Any], static: StaticHalf) -> tuple[list[
     kept = tuple(
         [DYNAMIC if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in static.leaves]
     )
-    return leaves, StaticHalf(static.treedef, kept, _key(static.treedef, kept))
+    return leaves, StaticTree(static.treedef, kept, _key(static.treedef, kept))
 
 
 def _canonical(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
