@@ -5,6 +5,7 @@ import copy
 import gc
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -380,3 +381,22 @@ def test_a_signal_handler_that_calls_in_the_middle_of_calls(filter_jit):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert calls
+
+
+def test_pickles_refer_to_no_private_module():
+    options = {"donate": "all", "maxsize": 3, "block": True}
+    local = eqxjit.filter_jit(lambda x: x + 1)
+    things = [
+        eqxjit.filter_jit(picklable.plain, **options),
+        eqxjit.filter_jit(picklable.plain, **options).__get__(1),
+        picklable.decorated,
+        eqxjit.pack((jnp.ones(3), "static")),
+        local,
+    ]
+    local(jnp.ones(3))
+    for thing in things:
+        data = cloudpickle.dumps(thing)
+        assert b"eqxjit" in data or thing is picklable.decorated
+        assert not re.search(rb"eqxjit\._", data), data
+        assert type(pickle.loads(data)) is type(thing)
+    assert pickle.loads(cloudpickle.dumps(local))(jnp.ones(3)).tolist() == [2, 2, 2]

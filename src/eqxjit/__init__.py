@@ -11,6 +11,8 @@ from ._api.ahead import Compiled, CompiledProgram, Lowered
 from ._api.wrapper import (
     BoundFilterPjitFunction,
     FilterPjitFunction,
+    _named,
+    _wrap,
     fast_filter_jit,
     filter_jit,
 )
@@ -19,6 +21,9 @@ from ._compat import exclude_from_locations as _exclude_from_locations
 from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
 from ._deploy.freeze import FrozenPjitFunction, freeze, load
 from ._deploy.install import Installation, install, uninstall
+from ._deploy.layout import LeafType as _LeafType
+from ._deploy.layout import Slot as _Slot
+from ._deploy.layout import _from_skeleton
 from ._deploy.pack import Packed, pack
 from ._diagnostics.differences import Difference
 from ._diagnostics.history import History as _History
@@ -27,7 +32,9 @@ from ._diagnostics.report import CompileReport, ReportRow, compile_report
 from ._diagnostics.trace import Seconds, Trace
 from ._runtime.cache import CacheInfo
 from ._runtime.counter import TooManyTracesError
+from ._runtime.donation import _Pattern
 from ._runtime.hooks import install as _install_hook
+from ._runtime.options import Options as _Options
 from ._runtime.staging import currently_jitting
 
 if _TYPE_CHECKING:
@@ -69,6 +76,12 @@ for _name in __all__:
         # Where doctest looks for the examples of its methods, which are of that file still.
         vars(_sys.modules[_value.__module__]).setdefault("__test__", {})[_name] = _value
         _value.__module__ = __name__
+
+# What is pickled refers to these: a pickle is read after private modules have moved.
+for _value in (_named, _wrap, _from_skeleton, _Pattern):
+    _value.__module__ = __name__
+for _value in (_LeafType, _Options, _Slot):
+    _value.__module__, _value.__qualname__ = __name__, f"_{_value.__name__}"
 
 _install_hook(_History)
 

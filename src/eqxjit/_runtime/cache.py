@@ -337,9 +337,9 @@ class _FunctionCaches(_Table):
     def _drop(self, key: Hashable) -> None:
         self.by_key.pop(key, None)
 
-    def __reduce__(self) -> tuple[type, tuple[None]]:
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
         # Reached when a function is pickled by value: what was compiled stays behind.
-        return _FunctionCaches, (None,)
+        return type(None), ()
 
     def __deepcopy__(self, memo: Any) -> "_FunctionCaches":
         return _FunctionCaches(None)
@@ -383,7 +383,7 @@ def cache_of(
         # `functools.wraps` copies a function's `__dict__` to another one.
         if caches is None or caches.owner is None or caches.owner() is not home:
             caches = vars(home).setdefault(_ATTRIBUTE, _FunctionCaches(home))
-            if caches.owner is None or caches.owner() is not home:
+            if caches is None or caches.owner is None or caches.owner() is not home:
                 caches = vars(home)[_ATTRIBUTE] = _FunctionCaches(home)
 
     def make() -> FunctionCache:
