@@ -18,7 +18,7 @@ import pytest
 from sides import CALLS, both
 
 import eqxjit
-from eqxjit._runtime import dispatch as _site
+from eqxjit._runtime import dispatch as _dispatch
 
 THREADS = 8
 
@@ -307,7 +307,7 @@ def test_a_thread_compiles_what_another_one_traces(monkeypatch):
         return x + 1
 
     f = eqxjit.filter_jit(fun)
-    run = _site.Dispatcher.run
+    run = _dispatch.Dispatcher.run
 
     def second_run(*args):
         in_miss_path.set()
@@ -316,7 +316,7 @@ def test_a_thread_compiles_what_another_one_traces(monkeypatch):
 
     def second_call():
         assert in_trace.wait(60)
-        monkeypatch.setattr(_site.Dispatcher, "run", second_run)
+        monkeypatch.setattr(_dispatch.Dispatcher, "run", second_run)
         f(jax.device_put(X, jax.devices()[0]))
 
     second = threading.Thread(target=second_call)
