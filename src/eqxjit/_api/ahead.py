@@ -191,9 +191,9 @@ class Compiled:
     def _call_generic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
         dispatcher, entry = self._dispatcher, self._call.entry
-        leaves, static = dispatcher.partition(args, kwargs)
-        if static.key != self._call.arguments.key:
-            raise self._lowered_for_others(dispatcher.request_for(entry, static, leaves))
+        bound = dispatcher.partition(args, kwargs)
+        if bound.static.key != self._call.arguments.key:
+            raise self._lowered_for_others(dispatcher.request(entry, bound))
         for is_unmodified, verb in (
             (dispatcher.wrapped.is_unmodified, "holds"),
             (entry.is_unmodified, "returns"),
@@ -203,7 +203,7 @@ class Compiled:
                     f"A static object that `{entry.name}` {verb} was changed in place since it was "
                     "lowered. Lower it again."
                 )
-        flat = entry.flat(dispatcher.fun_leaves, leaves)
+        flat = entry.flat(dispatcher.fun_leaves, bound.leaves)
         try:
             output = entry.execute(self.compiled, flat)
             if entry.unclassified:
@@ -217,11 +217,11 @@ class Compiled:
         if self._n_calls == _CALLS_BEFORE_SPECIALIZING:
             call = None
             with contextlib.suppress(TooLong):
-                call = specialized_call(dispatcher, entry, args, kwargs, static, leaves, output)
+                call = specialized_call(dispatcher, entry, bound, output)
             if call is not None:
                 generic = dispatcher.wrapped.signature.binder(self._call_generic)
                 self._fill_slot(call.instantiate(dispatcher, generic, self.compiled))
-        return entry.rebuild(output, dispatcher.wrapped.given(static))
+        return entry.rebuild(output, dispatcher.wrapped.given(bound.static))
 
     def _lowered_for_others(self, other: Call) -> ValueError:
         """Return the error for a call that isn't of the static half that this is compiled for."""

@@ -22,12 +22,12 @@ class GivenSource:
     - `fun_statics`: parameters that hold the function's own, with their positions.
     """
 
-    __slots__ = ("_arguments", "_names", "_way_in", "fun_statics")
+    __slots__ = ("_arguments", "_guard_source", "_names", "fun_statics")
 
     def __init__(self, names: Constants, arguments: Node, guard_source: GuardSource):
         self._names = names
         self._arguments = arguments
-        self._way_in = guard_source
+        self._guard_source = guard_source
         self.fun_statics: dict[str, Position] = {}
 
     def expression(self, position: Position) -> str:
@@ -41,7 +41,7 @@ class GivenSource:
             name = self._names.variable(f"fun_static_{len(self.fun_statics)}")
             self.fun_statics[name] = position
             return name
-        sources = self._way_in.sources
+        sources = self._guard_source.sources
         node: Node | Leaf = self._arguments
         source: str | None = None
         for index in position.path:
@@ -72,7 +72,7 @@ class GivenSource:
         return f"{self._names.constant('fields_of', fields_of)}({source})"
 
     def _part(self, node: Node, source: str, part: int) -> str:
-        below = self._way_in.below.get(id(node))
+        below = self._guard_source.below.get(id(node))
         layout = module_layout(node)
         if layout is not None:
             # Before the fields comes what the Module wraps.

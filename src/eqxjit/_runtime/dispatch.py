@@ -1,4 +1,4 @@
-"""The way of one wrapper's calls: its specialised calls, else the table, else the miss path."""
+"""Dispatches the calls of one wrapper: specialised call, cache lookup, cache miss."""
 
 import math
 import sys
@@ -12,7 +12,9 @@ from jax.tree_util import tree_flatten, tree_map
 
 from .._code.tracebacks import trimming
 from .._compat import JITTED_FRAME_MARK
+from .._plan.verify import identical
 from .._trees.given import Given
+from .._trees.out_spec import Output
 from .._trees.partition import (
     DYNAMIC,
     StaticTree,
@@ -23,13 +25,12 @@ from .._trees.partition import (
 from .._trees.scan import Scanned, scan
 from .cache import FunctionCache
 from .donation import hide_donation_warning
-from .entry import ENTRY_VARIABLE, CacheEntry, Output, SpecializedCall, holds_tracer, wait_for
+from .entry import ENTRY_VARIABLE, CacheEntry, SpecializedCall, holds_tracer, wait_for
 from .errors import argument_error, call_error, named_arguments, note_tracers
 from .events import drop_interrupted
 from .function import WrappedFunction, wrap_function
-from .request import CALL_VARIABLE, Call
+from .request import CALL_VARIABLE, BoundArguments, Call
 from .specialize import (
-    identical,
     is_worth_specializing,
     may_be_specialized,
     specialize,
@@ -137,14 +138,15 @@ class Dispatcher:
         except Exception:
             # The long way names what raised.
             scanned = entry = None
-        static: StaticTree | None = None
+        bound: BoundArguments | None = None
         if entry is not None and scanned is not None:
             leaves = scanned.arrays
         else:
-            leaves, static = self.partition(args, kwargs)
-            entry = self.find(static, args, kwargs)
+            bound = self.partition(args, kwargs)
+            leaves = bound.leaves
+            entry = self.find(bound)
             if entry is not None and scanned is not None:
-                self.meet(entry, scanned, leaves, args, kwargs)
+                self.meet(entry, scanned, bound)
         if entry is not None and not entry.is_unmodified():
             entry.invalidation_reasons.append(
                 "a static object that it returns was changed in place"
@@ -153,9 +155,7 @@ class Dispatcher:
             entry = None
         if entry is None or not entry.traces:
             # One that another thread is tracing: waits for that trace, and traces if it fails.
-            if static is None:
-                leaves, static = self.partition(args, kwargs)
-            return self.miss(leaves, static, args, kwargs)
+            return self.miss(bound or self.partition(args, kwargs))
         __eqxjit_entry__ = entry  # noqa: F841
         try:
             output = entry.execute(entry.jitted, entry.flat(self.fun_leaves, leaves))
@@ -168,19 +168,17 @@ class Dispatcher:
             self.explain(args, kwargs)
             raise
         if output is None:
-            if static is None:
-                leaves, static = self.partition(args, kwargs)
-            return self.miss_in_turn(leaves, static, args, kwargs)
+            return self.miss_in_turn(bound or self.partition(args, kwargs))
         entry.hits += 1
         next(self.cache.traces.hits)
         if is_worth_specializing(entry, len(leaves)):
             self._own_entry = weakref.ref(entry)
-            leaves, static = self.partition(args, kwargs)
+            bound = self.partition(args, kwargs)
             # What ran may have changed static objects in place.
-            if static.key == entry.key:
-                specialize(self, entry, args, kwargs, static, leaves, output)
-        if static is not None:
-            given = self.wrapped.given(static)
+            if bound.static.key == entry.key:
+                specialize(self, entry, bound, output)
+        if bound is not None:
+            given = self.wrapped.given(bound.static)
         else:
             given = self.flattened(args, kwargs) if entry.returns_given(output) else None
         return entry.rebuild(output, given)
@@ -196,22 +194,16 @@ class Dispatcher:
         __tracebackhide__ = True
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
-        return self.miss_in_turn(*self.partition(args, kwargs), args, kwargs)
+        return self.miss_in_turn(self.partition(args, kwargs))
 
-    def miss_in_turn(
-        self,
-        leaves: list[Any],
-        static: StaticTree,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def miss_in_turn(self, bound: BoundArguments) -> Any:
         """Serve a warm call as `miss` does: one thread at a time for each shape."""
         __tracebackhide__ = True
         # To JAX the signal to retrace is a trace that failed, which threads that wait for it then
         # each make for themselves. In turn they find what the first of them has compiled.
-        shapes = tuple([(leaf.shape, leaf.dtype) for leaf in leaves])
-        with self.cache.retraces.hold((static.key, shapes)):
-            return self.miss(leaves, static, args, kwargs)
+        shapes = tuple([(leaf.shape, leaf.dtype) for leaf in bound.leaves])
+        with self.cache.retraces.hold((bound.static.key, shapes)):
+            return self.miss(bound)
 
     def call_unjitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function itself, on a copy of its arguments, under `jax.disable_jit`."""
@@ -232,8 +224,7 @@ class Dispatcher:
 
     def is_settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether calls with such arguments are as fast as they ever get."""
-        _, static = with_structs_as_arrays(*self.partition(args, kwargs))
-        entry = self.cache.find(static.key)
+        entry = self.cache.find(self.partition_for_stage(args, kwargs).static.key)
         return entry is None or not may_be_specialized(entry)
 
     def stage(
@@ -244,101 +235,85 @@ class Dispatcher:
     ) -> tuple[Call, Any]:
         """Return a call, and what `stage(jitted)` makes of its arrays; it isn't run."""
         __tracebackhide__ = True
-        leaves, static = with_structs_as_arrays(*self.partition(args, kwargs))
-        entry = self.find_or_add(static, args, kwargs)
+        bound = self.partition_for_stage(args, kwargs)
+        entry = self.find_or_add(bound)
         # Who compiles ahead of time wants what comes later to be fast.
         entry.seconds_of_first_call = math.inf
-        call = self.request_for(entry, static, leaves, is_staged=True)
+        call = self.request(entry, bound, is_staged=True)
         try:
             return call, self.run(stage(entry.jitted), call)
         except Exception:
             self.explain(args, kwargs, call)
             raise
         finally:
-            self.cache.keep_if_traced(static.key, entry)
+            self.cache.keep_if_traced(bound.static.key, entry)
 
-    def miss(
-        self,
-        leaves: list[Any],
-        static: StaticTree,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def miss(self, bound: BoundArguments) -> Any:
         """Trace and compile what a call needs, then make it."""
         __tracebackhide__ = True
         start = time.perf_counter()
-        entry = self.find_or_add(static, args, kwargs)
-        call = self.request_for(entry, static, leaves)
+        entry = self.find_or_add(bound)
+        call = self.request(entry, bound)
         try:
             output = self.run(entry.jitted, call)
             if call.traces:
                 # Another thread may have looked at a program of its own meanwhile.
                 entry.unclassified = not entry.blocks
             if entry.blocks or entry.unclassified:
-                self.classify(entry, leaves, call.may_raise)
+                self.classify(entry, bound.leaves, call.may_raise)
             # It may still be reading NumPy's arrays, which a warm call would have copied.
             wait_for(output)
             entry.seconds_of_first_call = max(
                 entry.seconds_of_first_call, time.perf_counter() - start
             )
         except Exception:
-            self.explain(args, kwargs, call)
+            self.explain(bound.args, bound.kwargs, call)
             raise
         finally:
-            self.cache.keep_if_traced(static.key, entry)
+            self.cache.keep_if_traced(bound.static.key, entry)
         if not call.traces:
             # Another thread was first.
             next(self.cache.traces.hits)
-        return entry.rebuild(output, self.wrapped.given(static))
+        return entry.rebuild(output, self.wrapped.given(bound.static))
 
     # --- Parts --------------------------------------------------------------------------------
 
-    def request(self, entry: CacheEntry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Return a warm call as an object."""
-        leaves, static = self.partition(args, kwargs)
-        return self.request_for(entry, static, leaves)
+    def request(self, entry: CacheEntry, bound: BoundArguments, is_staged: bool = False) -> Call:
+        """Return a call on its way through the miss path, or one that JAX is to be asked about."""
+        return Call(self.wrapped, self.fun_leaves, entry, bound, is_staged)
 
-    def request_for(
-        self, entry: CacheEntry, static: StaticTree, leaves: list[Any], is_staged: bool = False
-    ) -> Call:
-        """Return a call, with its arguments split, as an object."""
-        return Call(self.wrapped, self.fun_leaves, entry, static, leaves, is_staged)
-
-    def partition(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], StaticTree]:
-        """Return the arguments' arrays and static half, or an error that names the bad argument."""
+    def partition(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundArguments:
+        """Return the arguments with their arrays and static half; an error names a bad argument."""
         try:
             leaves, static = partition((args, kwargs))
             # Now, as the user's function may change static objects in place.
             _ = static.key
-            return leaves, static
+            return BoundArguments(args, kwargs, leaves, static)
         except Exception as error:
             self.explain_arguments(error, args, kwargs)
             raise
 
-    def find(
-        self, static: StaticTree, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> CacheEntry | None:
-        """Return the entry for a static half, if there is one."""
+    def partition_for_stage(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundArguments:
+        """Return the arguments, with arrays in the place of `jax.ShapeDtypeStruct`s."""
+        bound = self.partition(args, kwargs)
+        leaves, static = with_structs_as_arrays(bound.leaves, bound.static)
+        return BoundArguments(args, kwargs, leaves, static)
+
+    def find(self, bound: BoundArguments) -> CacheEntry | None:
+        """Return the entry for a call's static half, if there is one."""
         try:
-            return self.cache.find(static.key)
+            return self.cache.find(bound.static.key)
         except Exception as error:
-            self.explain_arguments(error, args, kwargs)
+            self.explain_arguments(error, bound.args, bound.kwargs)
             raise
 
-    def meet(
-        self,
-        entry: CacheEntry,
-        scanned: Scanned,
-        leaves: list[Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
+    def meet(self, entry: CacheEntry, scanned: Scanned, bound: BoundArguments) -> None:
         """Make a scan find an entry, if it finds the arrays that JAX's registry finds."""
-        again = scan((args, kwargs))
+        again = scan((bound.args, bound.kwargs))
         # Another thread may have changed something meanwhile.
-        if again is not None and again.key == scanned.key and identical(scanned.arrays, leaves):
+        if again is None or again.key != scanned.key:
+            return
+        if identical(scanned.arrays, bound.leaves):
             self.cache.meet(entry, scanned.key, scanned.known_by_address)
 
     def flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
@@ -347,20 +322,19 @@ class Dispatcher:
         _, static = split_leaves(leaves)
         return self.wrapped.given(StaticTree(treedef, static, None))
 
-    def find_or_add(
-        self, static: StaticTree, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> CacheEntry:
-        """Return the entry for a static half, new where there is none."""
+    def find_or_add(self, bound: BoundArguments) -> CacheEntry:
+        """Return the entry for a call's static half, new where there is none."""
+        static = bound.static
 
         def make() -> CacheEntry:
-            n_first = _n_arrays_first(static) if args else 0
+            n_first = _n_arrays_first(static) if bound.args else 0
             donated = self.donated(n_first, static)
             return new_entry(self.wrapped.signature, self.wrapped.options, n_first, donated)
 
         try:
             return self.cache.find_or_add(static.key, make)
         except Exception as error:
-            self.explain_arguments(error, args, kwargs)
+            self.explain_arguments(error, bound.args, bound.kwargs)
             raise
 
     def donated(self, n_first: int, static: StaticTree) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from .._trees.given import Given
 from .._trees.key_cache import Seen
 from .._trees.mutation import are_unchanged
 from .._trees.numpy_inputs import NumpyInputs
-from .._trees.out_spec import OutSpec
+from .._trees.out_spec import Output, OutSpec, arrays_of, index_of
 from .._trees.partition import has_tracers, split_leaves
 from .effects import may_raise
 from .options import Options
@@ -46,11 +46,6 @@ class SpecializedCall(Protocol):
     def instantiate(self, dispatcher: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function for one wrapper."""
         ...
-
-
-#: What a traced function returns to JAX: its arrays. Those of a trace whose output differs from the
-#: first one's in anything but arrays come under the index of its out_spec (see `CacheEntry`).
-Output = list[Any] | dict[int, list[Any]]
 
 
 class CacheEntry:
@@ -206,16 +201,6 @@ class CacheEntry:
             blocks = True
         self.blocks = self.blocks or blocks
         return True
-
-
-def index_of(output: Output) -> int:
-    """Return the index of an output's out_spec among those of its entry."""
-    return next(iter(output)) if isinstance(output, dict) else 0
-
-
-def arrays_of(output: Output) -> list[Any]:
-    """Return the arrays of an output."""
-    return next(iter(output.values())) if isinstance(output, dict) else output
 
 
 def wait_for(output: Output) -> None:

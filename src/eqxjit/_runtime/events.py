@@ -343,7 +343,7 @@ class _Origin:
                 break
         else:
             dispatcher, args, kwargs = variables["self"], variables["args"], variables["kwargs"]
-        return dispatcher.request(self.entry, args, kwargs)
+        return dispatcher.request(self.entry, dispatcher.partition(args, kwargs))
 
 
 jax.monitoring.register_event_listener(_on_event)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._compat import trace_configuration
 from .._plan.signature import Signature
@@ -17,6 +17,20 @@ CALL_VARIABLE = "__eqxjit_call__"
 
 #: What JAX compiles a trace for, beside its cache entry: the configuration, and the arrays.
 TraceKey = tuple[tuple[tuple[str, str], ...], tuple[ArrayPart, ...]]
+
+
+class BoundArguments(NamedTuple):
+    """The arguments of one call, bound to the function's parameters.
+
+    - `args`, `kwargs`: as they are.
+    - `leaves`: the arrays in them.
+    - `static`: their static half.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    static: StaticTree
 
 
 class Call:
@@ -58,15 +72,14 @@ class Call:
         wrapped: WrappedFunction,
         fun_leaves: Sequence[Any],
         entry: CacheEntry,
-        arguments: StaticTree,
-        leaves: list[Any],
+        bound: BoundArguments,
         is_staged: bool = False,
     ):
         self.wrapped = wrapped
         self.fun_leaves = fun_leaves
         self.entry = entry
-        self.arguments = arguments
-        self.leaves = leaves
+        self.arguments = bound.static
+        self.leaves = bound.leaves
         self.is_staged = is_staged
         self.traces: list[Any] = []
         self.is_compiled = False

@@ -13,9 +13,10 @@ import jax
 
 from .._compat import debug_info, is_staging
 from .._plan.signature import Signature
+from .._trees.out_spec import Output
 from .._trees.partition import has_tracers
 from .debug_info import argument_names
-from .entry import ENTRY_VARIABLE, CacheEntry, Output
+from .entry import ENTRY_VARIABLE, CacheEntry
 from .events import tracing
 from .options import Options
 from .request import CALL_VARIABLE, Call

@@ -11,6 +11,20 @@ from .key_cache import treedef_key
 from .mutation import mutable_among
 from .partition import DYNAMIC
 
+#: What a traced function returns to JAX: its arrays. Those of a trace whose output differs from the
+#: first one's in anything but arrays come under the index of its `OutSpec` among its entry's.
+Output = list[Any] | dict[int, list[Any]]
+
+
+def index_of(output: Output) -> int:
+    """Return the index of an output's `OutSpec` among those of its entry."""
+    return next(iter(output)) if isinstance(output, dict) else 0
+
+
+def arrays_of(output: Output) -> list[Any]:
+    """Return the arrays of an output."""
+    return next(iter(output.values())) if isinstance(output, dict) else output
+
 
 class OutSpec(StaticOutput):
     """The output of a trace, without its arrays.

@@ -1,0 +1,64 @@
+"""Verifies generated code against JAX's registry, on the values at hand."""
+
+import itertools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.tree_util import tree_flatten
+
+from .._compat import PyTreeDef
+from .._trees.given import have_same_given
+from .._trees.key_cache import treedef_key
+from .._trees.out_spec import Output
+from .call_source import CallSource, Example, Links
+
+
+def does_the_same(
+    generated: CallSource,
+    example: Example,
+    expected: tuple[list[Any], PyTreeDef],
+    checks: Sequence[Callable[[], bool]],
+    fun_leaves: Sequence[Any],
+) -> bool:
+    """Return whether generated code serves a call as it was served.
+
+    It is called with the jitted function replaced: whether it passes on the very arrays that JAX's
+    registry finds, and rebuilds the very output, which has the leaves and the structure `expected`.
+    """
+    passed: list[Any] = []
+
+    def jitted(*arrays: Any) -> Output:
+        passed.extend(arrays)
+        return example.output.copy()
+
+    def fail(*_args: Any, **_kwargs: Any) -> Any:
+        raise AssertionError
+
+    def same(array: Any) -> Any:
+        return array
+
+    def ignore(_output: Output) -> None:
+        pass
+
+    links = Links(jitted, fail, fail, fail, fail, ignore, same, list, itertools.repeat(None))
+    fun_statics = [example.given.get(position) for position in generated.fun_statics]
+    trial = generated.make(*links, *checks, *fun_statics, *fun_leaves)
+    leaves, treedef = tree_flatten(trial(*example.args, **example.kwargs))
+    expected_leaves, expected_treedef = expected
+    return (
+        identical(passed, example.flat)
+        and identical(leaves, expected_leaves)
+        and treedef_key(treedef) == treedef_key(expected_treedef)
+        and have_same_given(treedef, expected_treedef, example.given)
+    )
+
+
+def identical(ours: list[Any], theirs: list[Any]) -> bool:
+    """Return whether two lists hold the very same objects, methods of the same ones included."""
+    return len(ours) == len(theirs) and all(map(_is_same, ours, theirs))
+
+
+def _is_same(ours: Any, theirs: Any) -> bool:
+    # A method is made anew each time that it is read; its `==` compares objects by identity.
+    return ours is theirs or (type(ours) is types.MethodType and ours == theirs)
