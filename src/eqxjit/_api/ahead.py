@@ -207,7 +207,7 @@ class Compiled:
         try:
             output = entry.execute(self.compiled, flat)
             if entry.unclassified:
-                entry.unclassified = not entry.classify(flat)
+                entry.end_classifying(entry.classify(flat))
             if entry.blocks or entry.unclassified:
                 wait_for(output)
         except Exception:

@@ -17,10 +17,11 @@ from .._lock import Lock
 from .._plan.signature import Signature
 from .._trees.given import referents
 from .counter import TraceCounter
-from .entry import CacheEntry, SpecializedCall
+from .entry import CacheEntry
 from .hooks import make_hook
 from .keyed_lock import KeyedLock
 from .options import Options
+from .state import SpecializedCall
 
 # Under this name a function keeps its caches in its own `__dict__`: a plain cycle, which Python
 # frees, where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
@@ -32,10 +33,6 @@ _MAX_CACHES = 128
 
 # How many specialised calls are tried in turn at one call site.
 _MAX_SPECIALIZED = 8
-
-# How many times more warm calls it takes to be specialised again, after being crowded out: where
-# many structures take turns, making specialised calls must not cost more than they save.
-_PATIENCE = 1_000
 
 
 class CacheInfo(NamedTuple):
@@ -202,7 +199,7 @@ class FunctionCache(_Table):
             least_used = min(list(self.entries.values()), key=lambda entry: entry.last_used)
             # Nobody else can.
             advice = "; with that many static structures in use, raise `maxsize`"
-            least_used.invalidation_reasons.append(
+            least_used.invalidate(
                 f"its entry was the least recently used of more than {maxsize}"
                 f"{advice if self.place.is_users else ''}"
             )
@@ -216,10 +213,10 @@ class FunctionCache(_Table):
         used since the last structure came in is not the least recently used one.
         """
         for call in self._second_chances:
-            call.entry.second_chance = None
+            call.entry.end_second_chance()
         self._second_chances, self.specialized = self.specialized, []
         for call in self._second_chances:
-            call.entry.specialized, call.entry.second_chance = None, call
+            call.entry.give_second_chance(call)
         if self._second_chances:
             self._unlink()
 
@@ -249,7 +246,7 @@ class FunctionCache(_Table):
         """Drop all entries, and with them what was compiled."""
         with self.lock:
             for entry in self.entries.values():
-                entry.invalidation_reasons.append("`clear_cache()` was called")
+                entry.invalidate("`clear_cache()` was called")
             self.entries.clear()
             self._met.clear()
             self._unlink()
@@ -281,12 +278,10 @@ class FunctionCache(_Table):
             self.specialized = [call, *others[: _MAX_SPECIALIZED - 1]]
             for crowded_out in others[_MAX_SPECIALIZED - 1 :]:
                 # Its constants go with it, and what only they kept alive.
-                crowded_out.entry.specialized = None
-                crowded_out.entry.hits = 0
-                crowded_out.entry.hits_needed *= _PATIENCE
+                crowded_out.entry.crowd_out()
             self._unlink()
             # In the end: if an interrupt comes before, the next call does it all again.
-            entry.specialized, entry.second_chance = call, None
+            entry.specialize(call)
 
     def unspecialize(self, entry: CacheEntry) -> None:
         """Take the specialised call of an entry out of use, because it no longer holds."""
@@ -298,8 +293,7 @@ class FunctionCache(_Table):
         if len(remaining) < len(self.specialized):
             self._unlink()
             self.specialized = remaining
-        entry.hits = 0
-        entry.specialized = entry.second_chance = None
+        entry.unspecialize()
 
     def _unlink(self) -> None:
         # In one C call: garbage collection, or another thread, may add a wrapper meanwhile.

@@ -25,7 +25,7 @@ from .._trees.partition import (
 from .._trees.scan import Scanned, scan
 from .cache import FunctionCache
 from .donation import hide_donation_warning
-from .entry import ENTRY_VARIABLE, CacheEntry, SpecializedCall, holds_tracer, wait_for
+from .entry import ENTRY_VARIABLE, CacheEntry, holds_tracer, wait_for
 from .errors import argument_error, call_error, named_arguments, note_tracers
 from .events import drop_interrupted
 from .function import WrappedFunction, wrap_function
@@ -35,6 +35,7 @@ from .specialize import (
     may_be_specialized,
     specialize,
 )
+from .state import SpecializedCall
 from .traced import CacheMiss, new_entry
 
 # Spelled out below, because only a plain local variable shows on the stack.
@@ -148,9 +149,7 @@ class Dispatcher:
             if entry is not None and scanned is not None:
                 self.meet(entry, scanned, bound)
         if entry is not None and not entry.is_unmodified():
-            entry.invalidation_reasons.append(
-                "a static object that it returns was changed in place"
-            )
+            entry.invalidate("a static object that it returns was changed in place")
             self.cache.drop(entry.key, entry)
             entry = None
         if entry is None or not entry.traces:
@@ -169,7 +168,7 @@ class Dispatcher:
             raise
         if output is None:
             return self.miss_in_turn(bound or self.partition(args, kwargs))
-        entry.hits += 1
+        entry.count_hit()
         next(self.cache.traces.hits)
         if is_worth_specializing(entry, len(leaves)):
             self._own_entry = weakref.ref(entry)
@@ -238,7 +237,7 @@ class Dispatcher:
         bound = self.partition_for_stage(args, kwargs)
         entry = self.find_or_add(bound)
         # Who compiles ahead of time wants what comes later to be fast.
-        entry.seconds_of_first_call = math.inf
+        entry.count_seconds(math.inf)
         call = self.request(entry, bound, is_staged=True)
         try:
             return call, self.run(stage(entry.jitted), call)
@@ -258,14 +257,12 @@ class Dispatcher:
             output = self.run(entry.jitted, call)
             if call.traces:
                 # Another thread may have looked at a program of its own meanwhile.
-                entry.unclassified = not entry.blocks
+                entry.begin_classifying()
             if entry.blocks or entry.unclassified:
                 self.classify(entry, bound.leaves, call.may_raise)
             # It may still be reading NumPy's arrays, which a warm call would have copied.
             wait_for(output)
-            entry.seconds_of_first_call = max(
-                entry.seconds_of_first_call, time.perf_counter() - start
-            )
+            entry.count_seconds(time.perf_counter() - start)
         except Exception:
             self.explain(bound.args, bound.kwargs, call)
             raise
@@ -378,7 +375,7 @@ class Dispatcher:
         ):
             self.cache.unspecialize(entry)
         # In the end: if an interrupt comes before, the next call does it all again.
-        entry.unclassified = unclassified
+        entry.end_classifying(not unclassified)
 
     def check_recompiled(self, entry: CacheEntry, output: Output) -> None:
         """Wait for a program that a warm call compiled; the generic path will class it."""

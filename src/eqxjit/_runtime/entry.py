@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from .._trees.out_spec import Output, OutSpec, arrays_of, index_of
 from .._trees.partition import has_tracers, split_leaves
 from .effects import may_raise
 from .options import Options
+from .state import EntryState
 
 #: The variable, local or global, that holds the entry of a warm call.
 ENTRY_VARIABLE = "__eqxjit_entry__"
@@ -29,37 +30,12 @@ _MAX_UNCOMPILED = 256
 _NOTHING = object()
 
 
-class SpecializedCall(Protocol):
-    """The generated function of an entry.
-
-    - `source`: its source.
-    - `entry`: the entry that it calls.
-    - `blocks`: whether it waits for the computation.
-    - `checks_output`: whether it asks if the static objects that it returns have been changed.
-    """
-
-    source: str
-    entry: "CacheEntry"
-    blocks: bool
-    checks_output: bool
-
-    def instantiate(self, dispatcher: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function for one wrapper."""
-        ...
-
-
-class CacheEntry:
+class CacheEntry(EntryState):
     """One static structure of a function: its jitted form and what its traces returned."""
 
     __slots__ = (
-        "__weakref__",
         "_uncompiled",
-        "attempts_left",
-        "blocks",
         "hides_donation_warning",
-        "hits",
-        "hits_needed",
-        "invalidation_reasons",
         "jitted",
         "key",
         "known_by_address",
@@ -70,34 +46,17 @@ class CacheEntry:
         "name",
         "numpy_inputs",
         "out_specs",
-        "second_chance",
-        "seconds_of_first_call",
-        "specialized",
-        "traces",
-        "unclassified",
-        "unspecializable",
         "watches",
     )
 
     def __init__(self, signature: Signature, options: Options, n_first: int, jitted: Any):
+        super().__init__(options.block)
         self.name = signature.name
         self.label = signature.label
-        #: Why the cache gave it up, once it did; its traces share the list.
-        self.invalidation_reasons: list[str] = []
         #: How many arrays the first argument has: those come first, then the function's own.
         self.n_first = n_first
         #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
         self.out_specs: list[OutSpec] = []
-        #: Warm calls through the generic path since the specialised call was last lacking, and how
-        #: many of them make it worth its making.
-        self.hits = 0
-        self.hits_needed = 1
-        self.seconds_of_first_call = 0.0
-        #: How often making the specialised call may still take too long.
-        self.attempts_left = 3
-        self.specialized: SpecializedCall | None = None
-        #: A specialised call that is out of use until the next call (see `FunctionCache`).
-        self.second_chance: SpecializedCall | None = None
         #: Under what the cache holds it: the typed static key, and that of a scan, with what must
         #: live for that to be valid.
         self.key: Hashable = None
@@ -107,16 +66,9 @@ class CacheEntry:
         self.last_used = 0
         #: Weak references to static objects, which tell the cache when those die.
         self.watches: list[weakref.ref[Any]] = []
-        #: Whether the generic path must serve this structure for good.
-        self.unspecializable = False
-        self.traces = 0
         self.numpy_inputs = NumpyInputs()
-        #: Whether some program of this entry must be waited for, because it can raise.
-        self.blocks = options.block
         #: Whether JAX's warning of donated buffers that weren't usable is hidden.
         self.hides_donation_warning = options.hides_donation_warning
-        #: Whether a program of this entry, traced or compiled anew, hasn't been looked at yet.
-        self.unclassified = False
         #: The records of its traces that JAX hasn't compiled yet, by what they are for.
         self._uncompiled: dict[Hashable, Any] = {}
         self.jitted = jitted
@@ -169,8 +121,7 @@ class CacheEntry:
         else:
             out_spec = OutSpec(treedef, static, given)
             self.out_specs.append(out_spec)
-        self.traces += 1
-        self.unclassified = not self.blocks
+        self.count_trace()
         # A program without an output could not be waited for.
         arrays = dynamic or [jnp.zeros((), bool)]
         index = self.out_specs.index(out_spec)
@@ -188,7 +139,7 @@ class CacheEntry:
         """Look at the program for these leaves, which has just run; False if it can't be told.
 
         Served from JAX's caches, which takes its time, unless `blocks` says if it can raise.
-        `unclassified` is for the caller to unset, when all is done.
+        `end_classifying` is for the caller to call, when all is done.
         """
         if has_tracers(leaves):
             # The outer program is what runs. A later call with arrays is served by this trace.
@@ -199,7 +150,7 @@ class CacheEntry:
         except Exception:
             # No `lower` (`EQX_ON_ERROR=breakpoint`), or nothing that it knows.
             blocks = True
-        self.blocks = self.blocks or blocks
+        self.block_if(blocks)
         return True
 
 

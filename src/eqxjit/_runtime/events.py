@@ -244,7 +244,7 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
         _end_recompilation(origin.called, duration_secs, from_cache)
     if phase == COMPILING and origin.called is not None and not origin.is_ahead_of_time:
         # Seen by the call itself, once the program has run.
-        origin.called.unclassified = not origin.called.blocks
+        origin.called.begin_classifying()
     _end_phase(origin.label, phase, duration_secs, from_cache)
 
 

@@ -30,10 +30,6 @@ _MAX_NODES = 40_000
 _NODES_PER_HIT = 2_000
 
 
-# How many times more warm calls there must be before making one is attempted again.
-_HITS_PER_ATTEMPT = 10
-
-
 class SlowPath(Protocol):
     """The calls of one wrapper that no specialised call serves."""
 
@@ -172,13 +168,10 @@ def specialize(
     try:
         call = specialized_call(dispatcher, entry, bound, output)
     except TooLong:
-        # Once, that can be a collection of garbage, or a busy machine.
-        entry.hits, entry.hits_needed = 0, _HITS_PER_ATTEMPT * entry.hits_needed
-        entry.attempts_left -= 1
-        entry.unspecializable = not entry.attempts_left
+        entry.postpone()
         return
     if call is None:
-        entry.unspecializable = True
+        entry.give_up()
     else:
         dispatcher.wrapped.cache.specialize(entry, call)
 
