@@ -19,7 +19,7 @@ from eqxjit._diagnostics import description as _description
 from eqxjit._diagnostics import history as _history
 from eqxjit._diagnostics.outline import outline
 from eqxjit._plan import budget as _budget
-from eqxjit._runtime import dispatch as _dispatch
+from eqxjit._runtime import miss as _miss
 from eqxjit._runtime import specialize as _specialize
 from eqxjit._trees.partition import partition
 from eqxjit._trees.scan import scan
@@ -274,7 +274,7 @@ def test_a_structure_met_before_is_found_without_flattening(kind, unspecialized,
     expected = [f(tree, X)[0].tolist() for tree in trees]
     for tree in trees:
         f(tree, X)
-    monkeypatch.setattr(_dispatch, "partition", None)
+    monkeypatch.setattr(_miss, "partition", None)
     traces = f.cache_info().traces
     for tree, values in zip(trees, expected, strict=True):
         result, returned = f(tree, X)

@@ -269,7 +269,7 @@ CALLBACK_ERROR_NAME = "_EquinoxRuntimeError"
 
 
 class _DropEquinoxErrors(logging.Filter):
-    """Drops JAX's own log of an `eqx.error_if` that failed: the error itself is raised anyway."""
+    """A filter that drops JAX's own log of a failed `eqx.error_if`: the error is raised anyway."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -286,7 +286,7 @@ try:
 except ImportError:
 
     def exclude_from_tracebacks(path: str) -> None:
-        """Without the registry a traceback shows a few frames of ours."""
+        """Do nothing: without the registry a traceback shows a few frames of ours."""
 
 
 try:
@@ -295,7 +295,7 @@ try:
 except ImportError:
 
     def exclude_from_locations(path: str) -> None:
-        """Without the registry JAX's logs name a line of ours."""
+        """Do nothing: without the registry JAX's logs name a line of ours."""
 
 
 # --- Lowered programs -------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def _operations(module: Any) -> list[tuple[str, str]]:
 
 
 def lowered_operations(module: Any) -> Iterator[tuple[str, str]] | None:
-    """As `_operations`, or None where JAX no longer lowers to a module that can be walked."""
+    """Return `_operations`, or None where JAX no longer lowers to a module that can be walked."""
     try:
         return iter(_operations(module))
     except Exception:

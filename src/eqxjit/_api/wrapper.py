@@ -38,7 +38,7 @@ def _call(wrapper: "FilterPjitFunction", /, *args: Any, **kwargs: Any) -> Any:
 
 
 class _WrapperType(type):
-    """Has `type(f).__call__(f, x)` work, where the class itself holds the slot."""
+    """A metaclass by which `type(f).__call__(f, x)` works, where the class holds the slot."""
 
     # CPython calls instances, and makes them, without asking this.
     def __getattribute__(cls, name: str) -> Any:
@@ -259,13 +259,13 @@ class BoundFilterPjitFunction(functools.partial[Any]):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
-        """As `lower` of the wrapped function, with the instance filled in, here and when called."""
+        """Lower the wrapped function, with the instance filled in, here and when called."""
         with trimming:
             lowered = cast(Any, self.func).lower(*self.args, *args, **self.keywords, **kwargs)
             return lowered.bind(self.args, self.keywords)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompiledProgram:
-        """As `compile` of the wrapped function, with the instance filled in."""
+        """Compile the wrapped function ahead of time, with the instance filled in."""
         with trimming:
             return cast(Any, self.func).compile(*self.args, *args, **self.keywords, **kwargs)
 

@@ -163,7 +163,7 @@ _LINK = "__eqxjit_link__"
 
 
 class _Link:
-    """From an upstream wrapper to its twin, eqxjit's wrapper of the same function.
+    """A link from an upstream wrapper to its twin, eqxjit's wrapper of the same function.
 
     - `twin`: None, if the function stays with upstream.
     """
@@ -249,7 +249,7 @@ def _unredirected() -> list[Any]:
 
 
 def _log_unredirected(wrappers: list[Any]) -> None:
-    """Names wrappers that stay with upstream; each once, as it then has a link."""
+    """Log the wrappers that stay with upstream; each once, as it then has a link."""
     for wrapper in wrappers:
         fields_of(wrapper)[_LINK] = _Link(None)
     names = sorted({f"`{wrapper.__module__}.{names_of(wrapper)[1]}`" for wrapper in wrappers})

@@ -122,7 +122,7 @@ UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
 
 
 class Slot:
-    """Stands where an array was, in a tree that is looked at or written down."""
+    """A placeholder of an array, in a tree that is looked at or written down."""
 
     __slots__ = ("index",)
 

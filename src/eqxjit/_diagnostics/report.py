@@ -227,14 +227,14 @@ def _fitting(rows: list[dict[str, str]], width: int) -> tuple[str, ...]:
 
 
 class _Recorder:
-    """Fills in a report, as long as this lives."""
+    """An observer that fills in a report, as long as it lives."""
 
     def __init__(self, report: CompileReport):
         self.begun, self.ended, self.traced = report.begun, report.ended, report.traced
 
 
 class _LiveLine:
-    """Shows what is being traced or compiled, and for how long already."""
+    """An observer that shows what is being traced or compiled, and for how long already."""
 
     def __init__(self, progress: Any):
         self._progress = progress

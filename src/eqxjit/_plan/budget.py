@@ -20,11 +20,11 @@ _SAMPLE = "a = b if c is d and e[0].f == 1 else (g, h)\n" * 100
 
 
 class TooLong(Exception):
-    """Making a specialised call would take too long."""
+    """An error: making a specialised call would take too long."""
 
 
 class Budget:
-    """Counts the time of this thread since it was made, without what other threads take of a CPU.
+    """A budget of this thread's time since it was made, without what others take of a CPU.
 
     - `seconds`: how many there are to spend.
     """

@@ -17,7 +17,7 @@ class NoSource(Exception):
 
 
 class GivenSource:
-    """Expressions for static objects that came in, after the guards.
+    """The expressions for static objects that came in, after the guards.
 
     - `fun_statics`: parameters that hold the function's own, with their positions.
     """

@@ -227,7 +227,7 @@ class GuardSource:
         arrays.append(f"*{name}")
 
     def _read_static_run(self, values: list[Any], items: str, hint: str) -> None:
-        """Numbers and texts, compared with those of the trace in a few C calls."""
+        """Compare numbers and texts with those of the trace in a few C calls."""
         name = self._names.variable(f"{hint}_values")
         expected = self._names.constant(name, tuple(values))
         mapped, same = self._builtin(map), self._names.constant("is_", operator.is_)
@@ -243,7 +243,7 @@ class GuardSource:
         self._guard(identical, equal)
 
     def _read_run(self, run: list[Node | Leaf], items: str, arrays: list[str]) -> None:
-        """Equal items are read in a loop, in a function that serves all runs of such items."""
+        """Read equal items in a loop, in a function that serves all runs of such items."""
         signature = input_signature(run[0])
         read = self._readers.get(signature)
         if read is None:
@@ -329,7 +329,7 @@ class GuardSource:
             self._read(child, f"{fields}[{field!r}]", f"{hint}_{field}", arrays)
 
     def _read_registered(self, node: Node, source: str, hint: str, arrays: list[str]) -> None:
-        """Any other node goes through JAX's registry, one level deep."""
+        """Read any other node through JAX's registry, one level deep."""
         name = self._guard_type(node, source, hint)
         parts = self._names.variable(f"{hint}_parts")
         children = self._names.variable(f"{hint}_children")

@@ -22,7 +22,7 @@ _LONGEST_NAME = 22
 
 
 class Constants:
-    """Hands out names, each once, and keeps the value of those that are constants.
+    """A source of names, each given once, and the values of those that are constants.
 
     - `namespace`: the constants by name: the globals of the generated function.
     """

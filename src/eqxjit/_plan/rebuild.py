@@ -124,7 +124,7 @@ class RebuildSource:
         return [(index, [child]) for index, child in enumerate(node.children)]
 
     def _run(self, run: list[Node | Leaf]) -> str:
-        """Equal items are made in a loop, in a function that serves all runs of such items."""
+        """Make equal items in a loop, in a function that serves all runs of such items."""
         node = run[0]
         if isinstance(node, Leaf) and not node.is_dynamic:
             values = tuple([leaf.value for leaf in run if isinstance(leaf, Leaf)])
@@ -180,7 +180,7 @@ class RebuildSource:
         return name
 
     def _take(self, name: str) -> None:
-        """Names the next array."""
+        """Name the next array."""
         if self._segments:
             start, names = self._segments[-1]
             if start + len(names) == self._taken:

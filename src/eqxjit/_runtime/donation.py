@@ -16,7 +16,7 @@ _TEXT = "Some donated buffers were not usable"
 
 
 class _Pattern:
-    """Stands for the regular expression of a filter."""
+    """A stand-in for the regular expression of a filter."""
 
     def match(self, text: str) -> bool:
         """Return whether this is the warning, within a call that is to hide it."""

@@ -41,7 +41,7 @@ _PASSED = (os.path.dirname(jax.__file__) + os.sep, contextlib.__file__, *OUR_FIL
 
 
 class Observer(Protocol):
-    """Is told of all that is compiled, by eqxjit or not, in any thread."""
+    """An observer of all that is compiled, by eqxjit or not, in any thread."""
 
     def begun(self, function: str, phase: str) -> None:
         """Note that a phase begins: `"tracing"`, `"lowering"` or `"compiling"`."""
@@ -268,7 +268,7 @@ def _end_recompilation(entry: CacheEntry, seconds: float, from_cache: bool) -> N
 
 
 class _Origin:
-    """Whose function an event is about.
+    """The function that an event is about.
 
     - `call`: the call in the miss path whose program it is; None if it isn't one's.
     - `entry`: the entry of the warm call whose program it is; None if it isn't one's.

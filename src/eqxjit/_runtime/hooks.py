@@ -72,8 +72,7 @@ class Request(Protocol):
 class TraceHook(Protocol):
     """An observer of the traces of one function.
 
-    It holds a record of its own for each. Each `begin` is followed by `end`, and `complete` by
-    nothing.
+    It holds a record of its own for each: made by `begin`, kept by `end`, published by `complete`.
     """
 
     @property

@@ -13,7 +13,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 class KeyedLock:
-    """Takes turns at whatever a key names."""
+    """A lock for each key, held by one thread at a time."""
 
     __slots__ = ("_lock", "_locks")
 

@@ -23,7 +23,7 @@ from .request import CALL_VARIABLE, Call
 
 
 class CacheMiss(Exception):
-    """JAX wants to trace in the middle of a warm call: the call must go through the miss path."""
+    """A signal: JAX traces in the middle of a warm call, which must go through the miss path."""
 
 
 def new_entry(

@@ -52,7 +52,7 @@ _dtype_text = functools.lru_cache(str)
 
 @functools.lru_cache(maxsize=1024)
 def _part_of_type(shape: tuple[int, ...], dtype: Any, weak_type: bool, placement: str) -> ArrayPart:
-    """Arrays of one type share their part."""
+    """Return the part that arrays of one type share."""
     return ArrayPart(shape, _dtype_text(dtype), weak_type, placement)
 
 

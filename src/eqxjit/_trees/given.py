@@ -263,7 +263,7 @@ def _is_leaf(row: TreedefRow) -> bool:
 
 
 class _Weak:
-    """Stands for a static object, without keeping it alive; for a tuple, if it holds one."""
+    """A stand-in for a static object, without keeping it alive; for a tuple, if it holds one."""
 
     __slots__ = ("get",)
 

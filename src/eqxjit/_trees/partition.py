@@ -21,7 +21,7 @@ from .static_key import CONSTANTS, constants_key
 
 
 class _Dynamic:
-    """Stands in the static half where an array was."""
+    """The type of `DYNAMIC`, which stands in the static half where an array was."""
 
     def __repr__(self) -> str:
         return "<array>"

@@ -91,7 +91,7 @@ class _Same:
 
 
 class _SameWeakly:
-    """Likewise, without keeping it alive."""
+    """The same, without keeping it alive."""
 
     __slots__ = ("ref",)
     size = 1
@@ -104,7 +104,7 @@ class _SameWeakly:
 
 
 class _Marshalled:
-    """Builtin containers in containers, of numbers and strings: all of it in one call of C."""
+    """A snapshot of nested builtin containers of numbers and strings, made in one call of C."""
 
     __slots__ = ("data", "kind", "size")
 

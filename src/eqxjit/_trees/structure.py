@@ -87,7 +87,7 @@ def _structure_of(
 
 
 def input_signature(node: Node | Leaf) -> Hashable:
-    """Equal for structures whose typed static keys are equal."""
+    """Return a key, equal for structures whose typed static keys are equal."""
     if isinstance(node, Leaf):
         return DYNAMIC if node.is_dynamic else static_key(node.value)
     children = tuple([input_signature(child) for child in node.children])
@@ -95,7 +95,7 @@ def input_signature(node: Node | Leaf) -> Hashable:
 
 
 def output_signature(node: Node | Leaf) -> Hashable:
-    """Equal for structures that hold the very same static objects, or equal strings."""
+    """Return a key, equal for structures that hold the same static objects, or equal strings."""
     if isinstance(node, Leaf):
         if type(node.value) is Position:
             # What is written for it can't be moved into a loop.
@@ -115,7 +115,7 @@ def output_signature(node: Node | Leaf) -> Hashable:
 
 
 def _object_key(value: Any) -> Hashable:
-    """Equal for values of which one may stand for the other in an output."""
+    """Return a key, equal for values of which one may stand for the other in an output."""
     # Equal strings differ in nothing but their addresses, which no run of Python promises.
     return value if type(value) is str else id(value)
 

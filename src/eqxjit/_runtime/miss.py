@@ -1,0 +1,224 @@
+"""The miss path of one wrapper's calls: what no compiled entry serves yet."""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .._compat import JITTED_FRAME_MARK
+from .._trees.partition import (
+    DYNAMIC,
+    StaticTree,
+    partition,
+    with_structs_as_arrays,
+)
+from .cache import FunctionCache
+from .donation import hide_donation_warning
+from .entry import CacheEntry, wait_for
+from .errors import argument_error, call_error, named_arguments, note_tracers
+from .events import drop_interrupted
+from .function import WrappedFunction
+from .request import CALL_VARIABLE, BoundArguments, Call
+from .traced import new_entry
+
+# Spelled out below, because only a plain local variable shows on the stack.
+assert JITTED_FRAME_MARK == "__equinox_jit_id__"
+assert CALL_VARIABLE == "__eqxjit_call__"
+
+
+def _n_arrays_first(static: StaticTree) -> int:
+    """Return the number of arrays in the first positional argument of a call."""
+    args, _ = static.treedef.children()
+    leaves = static.leaves[: args.children()[0].num_leaves]
+    return sum([leaf is DYNAMIC for leaf in leaves])
+
+
+class MissPath:
+    """The miss path of one wrapper's calls: split, find or add an entry, trace, compile, classify.
+
+    - `wrapped`: the function, without its arrays.
+    - `fun_leaves`: its arrays.
+    """
+
+    __slots__ = ("fun_leaves", "wrapped")
+
+    def __init__(self, wrapped: WrappedFunction, fun_leaves: tuple[Any, ...]):
+        self.wrapped = wrapped
+        self.fun_leaves = fun_leaves
+
+    @property
+    def cache(self) -> FunctionCache:
+        """The cache of the function."""
+        return self.wrapped.cache
+
+    def miss_in_turn(self, bound: BoundArguments) -> Any:
+        """Serve a warm call as `miss` does: one thread at a time for each shape."""
+        __tracebackhide__ = True
+        # To JAX the signal to retrace is a trace that failed, which threads that wait for it then
+        # each make for themselves. In turn they find what the first of them has compiled.
+        shapes = tuple([(leaf.shape, leaf.dtype) for leaf in bound.leaves])
+        with self.cache.retraces.hold((bound.static.key, shapes)):
+            return self.miss(bound)
+
+    def miss(self, bound: BoundArguments) -> Any:
+        """Trace and compile what a call needs, then make it."""
+        __tracebackhide__ = True
+        start = time.perf_counter()
+        entry = self.find_or_add(bound)
+        call = self.request(entry, bound)
+        try:
+            output = self.run(entry.jitted, call)
+            if call.traces:
+                # Another thread may have looked at a program of its own meanwhile.
+                entry.begin_classifying()
+            if entry.blocks or entry.unclassified:
+                self.classify(entry, bound.leaves, call.may_raise)
+            # It may still be reading NumPy's arrays, which a warm call would have copied.
+            wait_for(output)
+            entry.count_seconds(time.perf_counter() - start)
+        except Exception:
+            self.explain(bound.args, bound.kwargs, call)
+            raise
+        finally:
+            self.cache.keep_if_traced(bound.static.key, entry)
+        if not call.traces:
+            # Another thread was first.
+            next(self.cache.traces.hits)
+        return entry.rebuild(output, self.wrapped.given(bound.static))
+
+    def stage(
+        self,
+        stage: Callable[[Any], Callable[..., Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Call, Any]:
+        """Return a call, and what `stage(jitted)` makes of its arrays; it isn't run."""
+        __tracebackhide__ = True
+        bound = self.partition_for_stage(args, kwargs)
+        entry = self.find_or_add(bound)
+        # Who compiles ahead of time wants what comes later to be fast.
+        entry.count_seconds(math.inf)
+        call = self.request(entry, bound, is_staged=True)
+        try:
+            return call, self.run(stage(entry.jitted), call)
+        except Exception:
+            self.explain(args, kwargs, call)
+            raise
+        finally:
+            self.cache.keep_if_traced(bound.static.key, entry)
+
+    def run(self, action: Callable[..., Any], call: Call) -> Any:
+        """Call a jitted function, or its `lower`, while JAX may trace it."""
+        __tracebackhide__ = True
+        # Equinox looks for this name on the stack, to tell where the jitted part begins.
+        __equinox_jit_id__ = b"eqxjit"  # noqa: F841
+        # And `stack` for this one.
+        __eqxjit_call__ = call
+        drop_interrupted()
+        flat = call.flat
+        show_warning = hide_donation_warning() if call.entry.hides_donation_warning else None
+        try:
+            return action(*flat)
+        finally:
+            if show_warning is not None:
+                show_warning()
+            # The user's function isn't run again, should JAX not have kept its trace.
+            __eqxjit_call__ = None  # noqa: F841
+            call.finish()
+
+    # --- Parts -----------------------------------------------------------------------------------
+
+    def partition(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundArguments:
+        """Return the arguments with their arrays and static half; an error names a bad argument."""
+        try:
+            leaves, static = partition((args, kwargs))
+            # Now, as the user's function may change static objects in place.
+            _ = static.key
+            return BoundArguments(args, kwargs, leaves, static)
+        except Exception as error:
+            self.explain_arguments(error, args, kwargs)
+            raise
+
+    def partition_for_stage(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundArguments:
+        """Return the arguments, with arrays in the place of `jax.ShapeDtypeStruct`s."""
+        bound = self.partition(args, kwargs)
+        leaves, static = with_structs_as_arrays(bound.leaves, bound.static)
+        return BoundArguments(args, kwargs, leaves, static)
+
+    def find_or_add(self, bound: BoundArguments) -> CacheEntry:
+        """Return the entry for a call's static half, new where there is none."""
+        static = bound.static
+
+        def make() -> CacheEntry:
+            n_first = _n_arrays_first(static) if bound.args else 0
+            donated = self.donated(n_first, static)
+            return new_entry(self.wrapped.signature, self.wrapped.options, n_first, donated)
+
+        try:
+            return self.cache.find_or_add(static.key, make)
+        except Exception as error:
+            self.explain_arguments(error, bound.args, bound.kwargs)
+            raise
+
+    def donated(self, n_first: int, static: StaticTree) -> tuple[int, ...]:
+        """Return the donated arrays' positions among all of a call (see `CacheEntry.flat`)."""
+        n_all = len(self.fun_leaves) + static.n_arrays
+        first = range(n_first) if self.wrapped.options.donates_first else ()
+        n_kept = len(self.fun_leaves) if self.wrapped.keeps_arrays else 0
+        rest = range(n_first + n_kept, n_all) if self.wrapped.options.donates_rest else ()
+        return (*first, *rest)
+
+    def request(self, entry: CacheEntry, bound: BoundArguments, is_staged: bool = False) -> Call:
+        """Return a call on its way through the miss path, or one that JAX is to be asked about."""
+        return Call(self.wrapped, self.fun_leaves, entry, bound, is_staged)
+
+    # --- After a call ----------------------------------------------------------------------------
+
+    def classify(self, entry: CacheEntry, leaves: list[Any], may_raise: bool | None = None) -> None:
+        """Find out whether the program that has just run can raise, and what it returns."""
+        unclassified = entry.unclassified
+        if unclassified:
+            unclassified = not entry.classify(entry.flat(self.fun_leaves, leaves), may_raise)
+        specialized = entry.specialized or entry.second_chance
+        if specialized is not None and (
+            specialized.blocks != (entry.blocks or unclassified)
+            or specialized.checks_output != entry.returns_mutable
+        ):
+            self.cache.unspecialize(entry)
+        # In the end: if an interrupt comes before, the next call does it all again.
+        entry.end_classifying(not unclassified)
+
+    # --- Errors ----------------------------------------------------------------------------------
+
+    def explain(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None = None
+    ) -> None:
+        """Raise a clearer error than the one that the caller handles, if there is one.
+
+        **Arguments:**
+
+        - `args`, `kwargs`: the call's arguments.
+        - `call`: the call in the miss path; None if JAX can't have run any code of the user's.
+        """
+        __tracebackhide__ = True
+        error = sys.exc_info()[1]
+        assert error is not None
+        named = named_arguments(self.wrapped.signature, args, kwargs)
+        if self.fun_leaves:
+            named.append(("fun", self.wrapped.fun.combine(self.fun_leaves)))
+        if call is not None and call.user_raised:
+            note_tracers(error, named)
+            return
+        clearer = call_error(error, named)
+        if clearer is not None:
+            raise clearer from None
+
+    def explain_arguments(
+        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Raise a clearer error than `error`, if there is one."""
+        __tracebackhide__ = True
+        clearer = argument_error(error, named_arguments(self.wrapped.signature, args, kwargs))
+        if clearer is not None:
+            raise clearer from error
