@@ -651,6 +651,60 @@ def test_beyond_the_bound_an_object_is_compared_with_itself_by_identity(make):
         assert f.cache_info().traces == 2 + is_seen
 
 
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("call", ["another function", "another shape", "cleared"])
+def test_a_trace_looks_into_large_objects(call):
+    """What identity stands for in warm calls is no key for other objects."""
+    size = _snapshot.LARGEST + 1
+    f = g = eqxjit.filter_jit(lambda model, x: x * model.config[0])
+    value = [1] * size
+    for _ in range(CALLS):
+        f(configured(X, value), X)
+    value[0] = 8
+    y = jnp.ones(7) if call == "another shape" else X
+    if call == "another function":
+        g = eqxjit.filter_jit(lambda model, x: x * model.config[0] + 0)
+    elif call == "cleared":
+        f.clear_cache()
+    for each, expected in [(value, 8), ([1] * size, 1), (value, 8), ([8] + [1] * (size - 1), 8)]:
+        for _ in range(CALLS):
+            assert (g(configured(X, each), y) == expected * y).all()
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("make", [list, lambda pairs: dict(enumerate(pairs))])
+def test_only_what_was_traced_is_compared_by_identity(make):
+    f = eqxjit.filter_jit(lambda model, x: (x * model.config[0], configured(x, (model.config,))))
+    numbers = [1] * (_snapshot.LARGEST + 1)
+    traced, other = make(numbers), make(numbers)
+    for value in (traced, other) * CALLS:
+        f(configured(X, value), X)
+    other[0] = 8
+    for value, expected in [(other, 8), (make(numbers), 1), (other, 8)]:
+        scaled_x, returned = f(configured(X, value), X)
+        assert (scaled_x == expected * X).all()
+        assert returned.config[0][0] == expected
+
+
+@pytest.mark.usefixtures("path")
+def test_a_trace_looks_into_large_objects_of_the_function():
+    class Scale(eqx.Module):
+        config: list = eqx.field(static=True)
+
+        def __call__(self, x):
+            return x * self.config[0]
+
+    size = _snapshot.LARGEST + 1
+    model = Scale([1] * size)
+    f, y = eqxjit.filter_jit(model), jnp.ones(7)
+    for _ in range(CALLS):
+        f(X)
+    model.config[0] = 8
+    for _ in range(CALLS):
+        assert (f(y) == 8 * y).all()
+        assert (eqxjit.filter_jit(Scale([1] * size))(y) == y).all()
+
+
 # --- Nothing kept alive ---------------------------------------------------------------------------
 
 

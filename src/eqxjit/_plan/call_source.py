@@ -151,7 +151,13 @@ def generate(
         seen = names.variable("seen")
     # Who waits for the computation can let JAX read NumPy's arrays where they are.
     guard_source = GuardSource(
-        signature, names, args_node, kwargs_node, None if blocks else own, seen
+        signature,
+        names,
+        args_node,
+        kwargs_node,
+        None if blocks else own,
+        seen,
+        example.static.traced,
     )
     given_source = GivenSource(names, arguments, guard_source)
     structure = output_structure(out_spec, example.given, tick)

@@ -14,7 +14,7 @@ from jax.tree_util import default_registry
 from .._code.source import indented, wrapped
 from .._code.text import short
 from .._compat import ArrayImpl, fields_of
-from .._trees.key_cache import has_key, learned_key
+from .._trees.key_cache import TracedObjects, has_key, learned_key
 from .._trees.numpy_inputs import is_plain_array
 from .._trees.static_key import identity_suffices, is_opaque, is_same_opaque
 from .._trees.structure import (
@@ -66,6 +66,7 @@ class GuardSource:
         "_own",
         "_readers",
         "_seen",
+        "_traced",
         "arrays",
         "below",
         "guards",
@@ -82,6 +83,7 @@ class GuardSource:
         kwargs: Node,
         own: tuple[str, str] | None,
         seen: str | None,
+        traced: TracedObjects | None,
     ):
         """
         **Arguments:**
@@ -89,8 +91,10 @@ class GuardSource:
         - `own`: the names of the functions that copy a NumPy array, and a list of arrays; None to
             pass them as they are.
         - `seen`: the name of the dict of the static objects looked at; None to look again at each.
+        - `traced`: the large static objects that are compared by identity.
         """
         self._names = names
+        self._traced = traced
         self._own = own
         #: Passed on by readers, and to `has_key`.
         self._seen = f", {seen}" if seen else ""
@@ -335,7 +339,7 @@ class GuardSource:
         children = self._names.variable(f"{hint}_children")
         if self._loop is None:
             self.below[id(node)] = parts
-        key = self._names.constant(f"{hint}_data_key", learned_key(node.data))
+        key = self._names.constant(f"{hint}_data_key", learned_key(node.data, self._traced))
         self._guard(f"({parts} := {self._flatten_one_level()}({name}))")
         self._guard(f"{self._has_key()}({parts}[1], {key}{self._seen})")
         self._guard(
@@ -363,7 +367,7 @@ class GuardSource:
             hashed = self._builtin(hash)
             return (f"{same}({source}, {constant}, {hashed}({source}), {hash(value)})",)
         if not identity_suffices(value):
-            key = self._names.constant(f"{hint}_key", learned_key(value))
+            key = self._names.constant(f"{hint}_key", learned_key(value, self._traced))
             name, first_use = self._named(source, hint)
             of_kind = f"{self._builtin(type)}({first_use}) is {self._builtin(kind)}"
             # To make the key of an array, say, would take long.

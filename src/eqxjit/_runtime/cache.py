@@ -16,6 +16,7 @@ from .._compat import clear_with_equinox
 from .._lock import Lock
 from .._plan.signature import Signature
 from .._trees.given import referents
+from .._trees.key_cache import TracedObjects
 from .counter import TraceCounter
 from .entry import CacheEntry
 from .hooks import make_hook
@@ -112,6 +113,7 @@ class FunctionCache(_Table):
     - `options`: how it is jitted.
     - `place`: where the function is defined.
     - `traces`: the count of its traces, and who is told of them.
+    - `traced`: the large static objects that it was traced with.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class FunctionCache(_Table):
         self.traces = TraceCounter(signature.label, options.max_traces, hook)
         self.retraces = KeyedLock()
         self.entries: dict[Hashable, CacheEntry] = {}
+        self.traced = TracedObjects()
         #: Those that were called warm, by the keys of their scans.
         self._met: dict[Hashable, CacheEntry] = {}
         self._clock = itertools.count()

@@ -79,14 +79,15 @@ class Dispatcher(MissPath):
         if wrapper is not None:
             wrapper.__call__ = self.linking_call
 
-    def renew_if_changed(self) -> None:
+    def renew_if_changed(self, is_unmodified: bool) -> bool:
         """Wrap the function anew, if a static object in it was changed since it was wrapped."""
-        if not self.wrapped.is_unmodified():
+        if not is_unmodified:
             traces = self.cache.traces
             fun = self.wrapped.fun.combine(self.fun_leaves)
             self.wrapped, _ = wrap_function(fun, self.wrapped.options)
             self.cache.continue_traces(traces)
             self.unlink()
+        return not is_unmodified
 
     def specialized_calls(self) -> list[SpecializedCall]:
         """Return those of the function in the order of trial: the wrapper's own first."""
@@ -107,7 +108,7 @@ class Dispatcher(MissPath):
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         try:
-            scanned = scan((args, kwargs))
+            scanned = scan((args, kwargs), self.cache.traced)
             entry = self.cache.find_again(scanned.key) if scanned else None
         except Exception:
             # The long way names what raised.
@@ -126,6 +127,8 @@ class Dispatcher(MissPath):
             self.cache.drop(entry.key, entry)
             entry = None
         if entry is None or not entry.traces:
+            if self.renew_if_changed(self.wrapped.is_wholly_unmodified()):
+                return self.call(args, kwargs)
             # One that another thread is tracing: waits for that trace, and traces if it fails.
             return self.miss(bound or self.partition(args, kwargs))
         __eqxjit_entry__ = entry  # noqa: F841
@@ -140,7 +143,7 @@ class Dispatcher(MissPath):
             self.explain(args, kwargs)
             raise
         if output is None:
-            return self.miss_in_turn(bound or self.partition(args, kwargs))
+            return self.retrace(args, kwargs)
         entry.count_hit()
         next(self.cache.traces.hits)
         if is_worth_specializing(entry, len(leaves)):
@@ -158,7 +161,7 @@ class Dispatcher(MissPath):
     def call_if_unmodified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function that holds static objects which can be changed in place."""
         __tracebackhide__ = True
-        self.renew_if_changed()
+        self.renew_if_changed(self.wrapped.is_unmodified())
         return self.call(args, kwargs)
 
     def retrace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -166,6 +169,8 @@ class Dispatcher(MissPath):
         __tracebackhide__ = True
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
+        if self.renew_if_changed(self.wrapped.is_wholly_unmodified()):
+            return self.call(args, kwargs)
         return self.miss_in_turn(self.partition(args, kwargs))
 
     def call_unjitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -182,7 +187,7 @@ class Dispatcher(MissPath):
     def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Any]:
         """Trace and lower what a call would run; return the call, and JAX's own `Lowered`."""
         __tracebackhide__ = True
-        self.renew_if_changed()
+        self.renew_if_changed(self.wrapped.is_wholly_unmodified())
         return self.stage(lambda jitted: jitted.lower, args, kwargs)
 
     def is_settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -202,7 +207,7 @@ class Dispatcher(MissPath):
 
     def meet(self, entry: CacheEntry, scanned: Scanned, bound: BoundArguments) -> None:
         """Make a scan find an entry, if it finds the arrays that JAX's registry finds."""
-        again = scan((bound.args, bound.kwargs))
+        again = scan((bound.args, bound.kwargs), self.cache.traced)
         # Another thread may have changed something meanwhile.
         if again is None or again.key != scanned.key:
             return

@@ -8,7 +8,7 @@ from .._code.place import place_of
 from .._compat import MISSING
 from .._plan.signature import Signature
 from .._trees.given import NOTHING, Given
-from .._trees.mutation import Mutable, are_unchanged, is_frozen, mutable
+from .._trees.mutation import Mutable, are_unchanged, has_large_key, is_frozen, mutable, snapshot
 from .._trees.partition import DYNAMIC, StaticTree, partition
 from .cache import FunctionCache, cache_of, home_of, names_of
 from .errors import argument_error, not_callable
@@ -28,6 +28,7 @@ class WrappedFunction:
     __slots__ = (
         "_cache",
         "_home",
+        "_large",
         "_mutable",
         "_place",
         "attributes",
@@ -46,6 +47,8 @@ class WrappedFunction:
         # Not made before a call asks: that looks into all that the function holds.
         self._cache = cache
         self._mutable: list[Mutable] | None = [] if cache is not None else None
+        #: Those of the mutable objects that a warm call doesn't look into.
+        self._large: list[Mutable] = []
         self._home = home_of(fun)
         self._place = place_of(fun, self._home)
         self.signature = Signature(fun, *names_of(fun)) if cache is None else cache.signature
@@ -73,7 +76,7 @@ class WrappedFunction:
     @property
     def mutable(self) -> list[Mutable]:
         """The static objects in it that its user can change in place, as they were when it was
-        first used. (What is frozen holds copies of its own.)
+        first used, but for large ones. (What is frozen holds copies of its own.)
         """
         self._look()
         assert self._mutable is not None
@@ -88,7 +91,9 @@ class WrappedFunction:
                 self._explain(error)
                 raise
             found = mutable(self.fun.treedef, self.fun.leaves)
-            self._mutable = [pair for pair in found if not is_frozen(pair.value)]
+            found = [pair for pair in found if not is_frozen(pair.value)]
+            self._large = [pair for pair in found if has_large_key(pair)]
+            self._mutable = [pair for pair in found if not has_large_key(pair)]
 
     def _explain(self, error: Exception) -> None:
         """Raise an error that names the static value at fault, if one is found."""
@@ -97,18 +102,30 @@ class WrappedFunction:
         if clearer is not None:
             raise clearer from error
 
+    @property
+    def fun_to_trace(self) -> StaticTree:
+        """The static half of the function: of a frozen one a copy, which an output may hand out."""
+        return snapshot(self.fun) if self.keeps_arrays else self.fun
+
     def given(self, static: StaticTree) -> Given:
         """Return the static objects that come in with a call that has these arguments."""
         # What is frozen is nobody's but its entries': these look for changes in it themselves.
         return Given(static, NOTHING if self.keeps_arrays else self.fun)
 
     def is_unmodified(self) -> bool:
-        """Return whether the static objects in the function are unmodified since it was wrapped."""
+        """Return whether what a warm call looks into is unmodified since it was wrapped."""
         return are_unchanged(self.mutable)
+
+    def is_wholly_unmodified(self) -> bool:
+        """Return whether all static objects in it are: what a trace must know."""
+        return are_unchanged([*self.mutable, *self._large])
 
     @property
     def _key(self) -> Hashable:
-        return (self.options.key, self.fun.key if self.is_unmodified() else self.fun.current_key)
+        return (
+            self.options.key,
+            self.fun.key if self.is_wholly_unmodified() else self.fun.current_key,
+        )
 
     # Copies of a wrapper that JAX unflattens compare by this, as metadata of a pytree node.
     def __eq__(self, other: object) -> bool:

@@ -65,6 +65,7 @@ class MissPath:
         """Trace and compile what a call needs, then make it."""
         __tracebackhide__ = True
         start = time.perf_counter()
+        bound.static.prepare_trace()
         entry = self.find_or_add(bound)
         call = self.request(entry, bound)
         try:
@@ -132,7 +133,7 @@ class MissPath:
     def partition(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundArguments:
         """Return the arguments with their arrays and static half; an error names a bad argument."""
         try:
-            leaves, static = partition((args, kwargs))
+            leaves, static = partition((args, kwargs), self.cache.traced)
             # Now, as the user's function may change static objects in place.
             _ = static.key
             return BoundArguments(args, kwargs, leaves, static)
@@ -144,6 +145,7 @@ class MissPath:
         """Return the arguments, with arrays in the place of `jax.ShapeDtypeStruct`s."""
         bound = self.partition(args, kwargs)
         leaves, static = with_structs_as_arrays(bound.leaves, bound.static)
+        static.prepare_trace()
         return BoundArguments(args, kwargs, leaves, static)
 
     def find_or_add(self, bound: BoundArguments) -> CacheEntry:

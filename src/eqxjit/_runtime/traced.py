@@ -103,7 +103,7 @@ class TracedFunction:
             _check_not_donated(self.__name__, leaves)
         if call is None or entry is None or call.entry is not entry:
             raise CacheMiss
-        fun_static, arguments = call.fun, call.arguments
+        fun_static, arguments = call.wrapped.fun_to_trace, call.arguments
         # The user's function may call its own wrapper, which is a call of its own.
         __eqxjit_call__ = None  # noqa: F841
         try:

@@ -8,11 +8,11 @@ containers of constants.
 
 import contextlib
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from .._compat import PyTreeDef, treedef_rows
-from .snapshot import Snapshot, compared_by_identity, snapshots_of
+from .snapshot import Snapshot, compared_by_identity, is_large, snapshots_of
 from .static_key import (
     SIMPLE_KEYS,
     ByEquality,
@@ -32,14 +32,16 @@ class KnownKey:
     """A typed static key, with snapshots of objects that have it.
 
     - `typed`: the typed static key.
+    - `is_large`: whether its objects are larger than what is looked into in each call.
     - `refs`: the weak references in it, once somebody has looked for them.
     """
 
-    __slots__ = ("__weakref__", "_by_id", "_common", "_hash", "refs", "typed")
+    __slots__ = ("__weakref__", "_by_id", "_common", "_hash", "is_large", "refs", "typed")
 
     def __init__(self, typed: Hashable, hashed: int):
         self.typed = typed
         self._hash = hashed
+        self.is_large = False
         self.refs: list[weakref.ref[Any]] | None = None
         #: Snapshots of objects, by `id`, the latest last; and one for all that are equal to those.
         self._by_id: dict[int, Snapshot] = {}
@@ -80,17 +82,11 @@ class KnownKey:
         except Exception:
             # What can't be read is left to the typed key.
             return
+        self.keep(value, snapshot, common)
+
+    def keep(self, value: Any, snapshot: Snapshot, common: Snapshot | None) -> None:
+        """Keep the snapshots of a value that has this key."""
         self._common = self._common or common
-        self._keep(value, snapshot)
-
-    def learn_if_large(self, value: Any) -> None:
-        """Learn a value that has this key, if it is compared by identity: no key is made again."""
-        with contextlib.suppress(Exception):
-            snapshot = compared_by_identity(value)
-            if snapshot is not None:
-                self._keep(value, snapshot)
-
-    def _keep(self, value: Any, snapshot: Snapshot) -> None:
         self._by_id.pop(id(value), None)
         self._by_id[id(value)] = snapshot
         self._forget()
@@ -132,12 +128,75 @@ _met: dict[int, weakref.ref[KnownKey]] = {}
 _MOST_MET = 16_384
 
 
-def static_key(value: Any) -> Hashable:
+class TracedObjects:
+    """The large static objects that one function was traced with, and their keys.
+
+    To look into one takes longer than a whole call of upstream's, which compares it with itself by
+    identity. So does a warm call. Invariant: what is about to be traced has its key made without.
+    """
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Snapshot, weakref.ref[KnownKey]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def key_of(self, value: Any) -> KnownKey | None:
+        """Return the key that an object had when it was traced; None for any other object."""
+        found = self._found.get(id(value))
+        return None if found is None or not found[0].matches(value) else found[1]()
+
+    def add(self, values: Iterable[Any]) -> None:
+        """Note those of some values that are large: their keys have just been made."""
+        if not _large:
+            return
+        found = self._found
+        for value in values:
+            ref = _met.get(id(value))
+            known = None if ref is None else ref()
+            if known is None or not known.is_large:
+                continue
+            whole = compared_by_identity(value)
+            address = id(value)
+            found.pop(address, None)
+            if whole is not None:
+                found[address] = whole, weakref.ref(known, _dropping(found, address))
+
+
+def _dropping(
+    found: dict[int, tuple[Snapshot, weakref.ref[KnownKey]]], address: int
+) -> Callable[[weakref.ref[KnownKey]], None]:
+    def died(ref: weakref.ref[KnownKey]) -> None:
+        pair = found.get(address)
+        if pair is not None and pair[1] is ref:
+            found.pop(address, None)
+
+    return died
+
+
+class TracedKey:
+    """The key of a large object in a guard: those that were traced have it by identity."""
+
+    __slots__ = ("known", "traced")
+
+    def __init__(self, known: KnownKey, traced: TracedObjects):
+        self.known = known
+        self.traced = traced
+
+
+#: The keys of large objects.
+_large: weakref.WeakSet[KnownKey] = weakref.WeakSet()
+
+
+def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     """Return the typed static key of a value, made in Python only where it is new or changed.
 
     **Arguments:**
 
     - `value`: any object.
+    - `traced`: the large objects that are compared by identity; None to look into all.
 
     **Returns:**
 
@@ -153,16 +212,22 @@ def static_key(value: Any) -> Hashable:
         return make_key(value)
     if compares_by_identity(kind):
         return typed_key(value)
+    if traced is not None:
+        of_trace = traced.key_of(value)
+        if of_trace is not None:
+            return of_trace
     ref = _met.get(id(value))
     known = None if ref is None else ref()
     if known is not None and _matches(known, value):
         return known
+    # Before its key: another thread may be changing it.
+    snapshots = _snapshots_if_large(value)
     typed = typed_key(value)
     if type(compared_by_equality(typed)) is not ByEquality and not is_container(kind):
         return typed
     if known is not None and known.typed == typed:
         # Its second time: likely not its last.
-        known.learn_if_large(value)
+        _keep_if_unchanged(known, value, snapshots)
         if not known.is_learned(value):
             known.learn(value)
         return known
@@ -171,7 +236,7 @@ def static_key(value: Any) -> Hashable:
         known = _in_use.get(hashed)
         if known is None:
             known = _in_use[hashed] = KnownKey(typed, hash(hashed))
-            known.learn_if_large(value)
+        _keep_if_unchanged(known, value, snapshots)
     except Exception:
         # Its own `==` raises: whoever looks the key up will see.
         return KnownKey(typed, hash(typed))
@@ -179,6 +244,25 @@ def static_key(value: Any) -> Hashable:
         _forget_unused()
     _met[id(value)] = weakref.ref(known)
     return known
+
+
+def _snapshots_if_large(value: Any) -> tuple[Snapshot, Snapshot | None] | None:
+    with contextlib.suppress(Exception):
+        return snapshots_of(value) if is_large(value) else None
+    return None
+
+
+def _keep_if_unchanged(
+    known: KnownKey, value: Any, snapshots: tuple[Snapshot, Snapshot | None] | None
+) -> None:
+    """Keep the snapshots of a large value, whose key then isn't made a second time."""
+    if snapshots is None:
+        return
+    known.is_large = True
+    _large.add(known)
+    with contextlib.suppress(Exception):
+        if snapshots[0].matches(value):
+            known.keep(value, *snapshots)
 
 
 def _matches(known: KnownKey, value: Any) -> bool:
@@ -212,8 +296,13 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
     """
     if seen is not None and (found := seen.get(id(value))) is not None:
         return bool(found[1] == key)
-    if type(key) is KnownKey and _matches(key, value):
-        found_key: Hashable = key
+    of_trace = None
+    if type(key) is TracedKey:
+        of_trace, key = key.traced.key_of(value), key.known
+    if of_trace is not None:
+        found_key: Hashable = of_trace
+    elif type(key) is KnownKey and _matches(key, value):
+        found_key = key
     else:
         found_key = static_key(value)
     if seen is not None:
@@ -221,23 +310,26 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
     return found_key is key or bool(found_key == key)
 
 
-def learned_key(value: Any) -> Hashable:
-    """Return the typed static key of a value that will be compared with others from now on."""
-    key = static_key(value)
-    if type(key) is KnownKey and not key.is_learned(value):
-        key.learn(value)
+def learned_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
+    """Return the typed static key of a value that guards will compare with others from now on."""
+    key = static_key(value, traced)
+    if type(key) is KnownKey:
+        if key.is_large and traced is not None:
+            return TracedKey(key, traced)
+        if not key.is_learned(value):
+            key.learn(value)
     return key
 
 
-def metadata_key(metadata: Any) -> Hashable:
+def metadata_key(metadata: Any, traced: TracedObjects | None = None) -> Hashable:
     """Return the typed static key of a node's metadata, which may be made anew each time."""
     if type(metadata) is tuple:
-        return (tuple, tuple([static_key(part) for part in metadata]))
-    return typed_key(metadata) if type(metadata) is list else static_key(metadata)
+        return (tuple, tuple([static_key(part, traced) for part in metadata]))
+    return typed_key(metadata) if type(metadata) is list else static_key(metadata, traced)
 
 
-def treedef_key(treedef: PyTreeDef) -> Hashable:
+def treedef_key(treedef: PyTreeDef, traced: TracedObjects | None = None) -> Hashable:
     """Return the typed static key of a structure: its nodes, with typed keys of metadata."""
     kinds, arities, metadata, classes = zip(*treedef_rows(treedef), strict=True)
-    keys = tuple([None if data is None else metadata_key(data) for data in metadata])
+    keys = tuple([None if data is None else metadata_key(data, traced) for data in metadata])
     return (Constants((kinds, arities, classes)), keys)

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import types
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -14,8 +14,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from .._compat import ArrayImpl, PyTreeDef, fields_of
-from .key_cache import static_key, treedef_key
+from .._compat import ArrayImpl, PyTreeDef, fields_of, treedef_rows
+from .key_cache import TracedObjects, static_key, treedef_key
 from .modules import is_module_class
 from .static_key import CONSTANTS, constants_key
 
@@ -56,26 +56,50 @@ class StaticTree:
 
     - `treedef`: its structure.
     - `leaves`: its leaves, with `DYNAMIC` in the place of each array.
+    - `traced`: the large static objects whose keys are told by identity; None if there are none.
     """
 
-    __slots__ = ("__weakref__", "_key", "leaves", "treedef")
+    __slots__ = ("__weakref__", "_key", "leaves", "traced", "treedef")
 
-    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], key: Hashable = None):
+    def __init__(
+        self,
+        treedef: PyTreeDef,
+        leaves: tuple[Any, ...],
+        key: Hashable = None,
+        traced: TracedObjects | None = None,
+    ):
         self.treedef = treedef
         self.leaves = leaves
         self._key = key
+        self.traced = traced
 
     @property
     def key(self) -> Hashable:
         """The typed static key of both, as it was when it was first asked for."""
         if self._key is None:
-            self._key = self.current_key
+            self._key = _key(self.treedef, self.leaves, self.traced)
         return self._key
+
+    def prepare_trace(self) -> None:
+        """Make the key anew where identity stood for some of it, and note what is traced."""
+        if self.traced is not None:
+            if self.traced:
+                self._key = self.current_key
+            self.traced.add(self._values())
+
+    def _values(self) -> Iterator[Any]:
+        yield from self.leaves
+        for _, _, data, _ in treedef_rows(self.treedef):
+            yield from data if type(data) is tuple else (data,)
 
     @property
     def current_key(self) -> Hashable:
         """The key that it has now: static objects may have been changed in place."""
         return _key(self.treedef, self.leaves)
+
+    def with_leaves(self, leaves: tuple[Any, ...]) -> "StaticTree":
+        """Return the same structure with other leaves."""
+        return StaticTree(self.treedef, leaves, None, self.traced)
 
     @property
     def n_arrays(self) -> int:
@@ -110,12 +134,13 @@ def has_tracers(leaves: Collection[Any]) -> bool:
     )
 
 
-def partition(pytree: Any) -> tuple[list[Any], StaticTree]:
+def partition(pytree: Any, traced: TracedObjects | None = None) -> tuple[list[Any], StaticTree]:
     """Split a pytree by `equinox.is_array`.
 
     **Arguments:**
 
     - `pytree`: any pytree.
+    - `traced`: the large static objects whose keys are told by identity; None to look into all.
 
     **Returns:**
 
@@ -131,13 +156,16 @@ def partition(pytree: Any) -> tuple[list[Any], StaticTree]:
     check_tree(pytree)
     leaves, treedef = tree_flatten(pytree)
     dynamic, static = split_leaves(leaves)
-    return dynamic, StaticTree(treedef, static)
+    return dynamic, StaticTree(treedef, static, None, traced)
 
 
-def _key(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
+def _key(
+    treedef: PyTreeDef, leaves: Iterable[Any], traced: TracedObjects | None = None
+) -> Hashable:
     leaves = tuple(leaves)
-    key = constants_key(leaves, _KEYED_TOGETHER) or tuple([_leaf_key(leaf) for leaf in leaves])
-    return (treedef_key(treedef), key)
+    key = constants_key(leaves, _KEYED_TOGETHER)
+    key = key or tuple([_leaf_key(leaf, traced) for leaf in leaves])
+    return (treedef_key(treedef, traced), key)
 
 
 def with_structs_as_arrays(leaves: list[Any], static: StaticTree) -> tuple[list[Any], StaticTree]:
@@ -158,7 +186,7 @@ def with_structs_as_arrays(leaves: list[Any], static: StaticTree) -> tuple[list[
     kept = tuple(
         [DYNAMIC if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in static.leaves]
     )
-    return leaves, StaticTree(static.treedef, kept, _key(static.treedef, kept))
+    return leaves, static.with_leaves(kept)
 
 
 def _canonical(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -181,12 +209,12 @@ def split_leaves(leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
     return dynamic, tuple(static)
 
 
-def _leaf_key(leaf: Any) -> Hashable:
+def _leaf_key(leaf: Any, traced: TracedObjects | None) -> Hashable:
     if leaf is DYNAMIC:
         return DYNAMIC
     # Upstream refuses what can't be hashed, and so it can't be changed unseen after the call.
     hash(leaf)
-    return static_key(leaf)
+    return static_key(leaf, traced)
 
 
 def check_tree(pytree: Any) -> None:

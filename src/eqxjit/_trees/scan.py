@@ -19,7 +19,7 @@ import numpy as np
 from jax.tree_util import all_leaves
 
 from .._compat import ArrayImpl, fields_of
-from .key_cache import static_key
+from .key_cache import TracedObjects, static_key
 from .modules import is_module_class, keeps_fields_plainly
 from .partition import is_array_leaf
 from .static_key import CONSTANTS, constants_key
@@ -59,8 +59,10 @@ class Scanned(NamedTuple):
     known_by_address: list[Any]
 
 
-def scan(pytree: Any) -> Scanned | None:
+def scan(pytree: Any, traced: TracedObjects | None = None) -> Scanned | None:
     """Scan a pytree; None if there is anything unknown in it, or too much.
+
+    `traced` are the large static objects whose keys are told by identity.
 
     **Raises:**
 
@@ -104,7 +106,7 @@ def scan(pytree: Any) -> Scanned | None:
         elif cls in _BY_VALUE:
             key += (cls, node)
         elif cls in _LEAVES:
-            key += (cls, _mark(node, known_by_address))
+            key += (cls, _mark(node, known_by_address, traced))
         elif cls is dict and len(node) == 1:
             labels = []
             while type(node) is dict and len(node) == 1 and len(labels) < _MAX_NODES:
@@ -128,7 +130,7 @@ def scan(pytree: Any) -> Scanned | None:
             static = layout.static(fields)
             kinds = tuple(map(type, static))
             if not _BY_VALUE.issuperset(kinds):
-                static = tuple([_mark(value, known_by_address) for value in static])
+                static = tuple([_mark(value, known_by_address, traced) for value in static])
             key += (cls, kinds, static)
             pending += layout.dynamic(fields)
         elif is_plain_namedtuple(cls):
@@ -140,21 +142,21 @@ def scan(pytree: Any) -> Scanned | None:
             take(node)
             note(_ARRAY)
         else:
-            key += (cls, _mark(node, known_by_address))
+            key += (cls, _mark(node, known_by_address, traced))
     return None
 
 
-def _mark(value: Any, known_by_address: list[Any]) -> Hashable:
+def _mark(value: Any, known_by_address: list[Any], traced: TracedObjects | None) -> Hashable:
     """Return what stands in a key for a static value, given its type."""
     kind = type(value)
     if kind in _BY_VALUE or (kind is float and value and value == value):
         return value
     if kind is tuple and len(value) < _FEW:
-        marks = tuple([_mark(element, known_by_address) for element in value])
+        marks = tuple([_mark(element, known_by_address, traced) for element in value])
         return (tuple(map(type, value)), marks)
     if kind.__eq__ is not object.__eq__:
         # A dtype's own `==` tells as much as its typed key.
-        return value if issubclass(kind, np.dtype) else static_key(value)
+        return value if issubclass(kind, np.dtype) else static_key(value, traced)
     known_by_address.append(value)
     return id(value)
 

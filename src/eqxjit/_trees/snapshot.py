@@ -352,7 +352,7 @@ def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
         return _Same(value, len(value)), _Marshalled(value, len(value))
     survey = _survey(value)
     whole = _whole(value, survey)
-    if whole is not None and survey.size > LARGEST:
+    if whole is not None and survey.size > LARGEST and is_constant(value):
         return whole, None
     made = _looked_into(value)
     common = _Marshalled(value, survey.size) if survey.is_marshalled else made
@@ -361,12 +361,16 @@ def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
     return common if isinstance(made, _Elements) and made.parts else made, common
 
 
-def compared_by_identity(value: Any) -> Snapshot | None:
-    """Return the snapshot of a value that is too large to be looked into."""
+def is_large(value: Any) -> bool:
+    """Return whether looking into a value takes longer than a whole call of upstream's."""
     if type(value) in (tuple, list) and _is_small_and_of(CONSTANTS, value):
-        return None
-    survey = _survey(value)
-    return _whole(value, survey) if survey.size > LARGEST else None
+        return False
+    return _survey(value).size > LARGEST
+
+
+def compared_by_identity(value: Any) -> Snapshot | None:
+    """Return a snapshot by identity; None if it would keep alive what it mustn't."""
+    return _whole(value, _survey(value))
 
 
 def _is_small_and_of(kinds: frozenset[type], values: Any) -> bool:
