@@ -127,8 +127,8 @@ class Dispatcher(MissPath):
             self.cache.drop(entry.key, entry)
             entry = None
         if entry is None or not entry.traces:
-            if self.renew_if_changed(self.wrapped.is_wholly_unmodified()):
-                return self.call(args, kwargs)
+            if self.renew_if_changed(self.wrapped.has_large_unmodified()):
+                bound = None
             # One that another thread is tracing: waits for that trace, and traces if it fails.
             return self.miss(bound or self.partition(args, kwargs))
         __eqxjit_entry__ = entry  # noqa: F841
@@ -169,8 +169,7 @@ class Dispatcher(MissPath):
         __tracebackhide__ = True
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
-        if self.renew_if_changed(self.wrapped.is_wholly_unmodified()):
-            return self.call(args, kwargs)
+        self.renew_if_changed(self.wrapped.has_large_unmodified())
         return self.miss_in_turn(self.partition(args, kwargs))
 
     def call_unjitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -116,9 +116,14 @@ class WrappedFunction:
         """Return whether what a warm call looks into is unmodified since it was wrapped."""
         return are_unchanged(self.mutable)
 
+    def has_large_unmodified(self) -> bool:
+        """Return whether what a warm call doesn't look into is unmodified, as a trace must know."""
+        self._look()
+        return are_unchanged(self._large)
+
     def is_wholly_unmodified(self) -> bool:
-        """Return whether all static objects in it are: what a trace must know."""
-        return are_unchanged([*self.mutable, *self._large])
+        """Return whether all static objects in it are unmodified."""
+        return self.is_unmodified() and self.has_large_unmodified()
 
     @property
     def _key(self) -> Hashable:
