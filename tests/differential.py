@@ -83,6 +83,17 @@ def statics(tree: Any) -> list[Any]:
     return [leaf for leaf in tree_leaves(tree) if not eqx.is_array(leaf)]
 
 
+#: Of an equal value of these types nobody can tell whose it is.
+_NOBODYS = (bool, int, float, complex, str, bytes, range)
+
+
+def is_nobodys(value: Any) -> bool:
+    """Whether an equal value, of the same type, may stand for this one."""
+    if type(value) is frozenset:
+        return all(map(is_nobodys, value))
+    return type(value) in _NOBODYS or isinstance(value, np.dtype)
+
+
 def containers(tree: Any) -> Iterator[Any]:
     """The nodes of a tree that could be changed in place."""
     one_level = default_registry.flatten_one_level(tree)
@@ -257,8 +268,8 @@ class Comparison:
         self._upstream = self._new_side(eqx.filter_jit)
         #: By what is traced: a `equinox.filter_jit` for that alone, so that it is never stale.
         self._references: dict[str, Side] = {}
-        #: By what was traced: the static leaves that our trace returned.
-        self._traced: dict[str, list[Any]] = {}
+        #: By what was traced: the static leaves that came in, and those that our trace returned.
+        self._traced: dict[str, tuple[list[Any], list[Any]]] = {}
         self._structures: set[str] = set()
         self._n_traces = 0
         self._changed = False
@@ -278,7 +289,7 @@ class Comparison:
 
     def call(self, context: str, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Makes a call on all sides."""
-        traced_for, structure = self._what_is_traced(args, kwargs)
+        traced_for, structure, given = self._what_is_traced(args, kwargs)
         if traced_for == UNTRACEABLE and context == "disable_jit":
             # Equinox refuses nothing then; eqxjit is as strict as ever.
             context = "plain"
@@ -294,17 +305,21 @@ class Comparison:
             self._compare_errors(ours, expected, plain)
         else:
             self._compare_values(ours.value, expected.value, plain)
-            self._compare_traces(traced_for, structure, context, ours, args, kwargs)
+            traced = self._compare_traces(traced_for, structure, context, ours, args, kwargs, given)
+            self._check_statics(statics(ours.value), given, *traced)
             self._check_freshness(ours.value, (args, kwargs))
 
-    def _what_is_traced(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[str, str]:
+    def _what_is_traced(
+        self, args: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[str, str, list[Any]]:
         try:
             bound = inspect.signature(self._plain.call).bind(*args, **kwargs)
             arguments = bound.args, bound.kwargs
-            hash(tuple(statics(arguments)))
-            return described(arguments), described(arguments, avals=False)
+            given = statics(arguments)
+            hash(tuple(given))
+            return described(arguments), described(arguments, avals=False), given
         except Exception:
-            return UNTRACEABLE, ""
+            return UNTRACEABLE, "", []
 
     def _snapshot(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         with contextlib.suppress(Exception):
@@ -338,9 +353,11 @@ class Comparison:
         ours: Outcome,
         args: list[Any],
         kwargs: dict[str, Any],
-    ) -> None:
+        given: list[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        """Checks whether ours traced. Returns the statics that came in, and out, when it did."""
         is_new = traced_for not in self._traced
-        returned = self._ours.returned
+        traced = given, self._ours.returned
         if context == "disable_jit":
             assert ours.runs == 1
         elif is_new:
@@ -351,14 +368,10 @@ class Comparison:
             # It would have returned static objects that their owner has changed since.
             assert self._statics_changed, "traced again"
         else:
-            returned = self._traced[traced_for]
+            traced = self._traced[traced_for]
         if ours.runs and context != "disable_jit":
             self._n_traces += 1
-            self._traced[traced_for] = returned
-        if ours.runs or not self._statics_changed:
-            given = statics(ours.value)
-            assert len(given) == len(returned)
-            assert all(a is b for a, b in zip(given, returned, strict=True))
+            self._traced[traced_for] = traced
         info = self._ours.jitted.cache_info()
         assert (info.entries, info.traces) == (len(self._structures), self._n_traces)
         traces = self._ours.jitted.traces()
@@ -367,6 +380,21 @@ class Comparison:
         for trace in traces[1:]:
             assert trace.differences
             assert "not known" not in [difference.category for difference in trace.differences]
+        return traced
+
+    def _check_statics(
+        self, output: list[Any], given: list[Any], given_then: list[Any], returned: list[Any]
+    ) -> None:
+        """Checks whose static leaves are in an output.
+
+        What came in with the call that was traced is this call's own, from the same place in its
+        arguments; the rest is what was returned to the call that was traced.
+        """
+        for ours, theirs in zip(output, returned, strict=True):
+            pairs = zip(given, given_then, strict=True)
+            own = [now for now, then in pairs if then is theirs]
+            expected = own + [theirs] * (not own or is_nobodys(theirs))
+            assert any(ours is each for each in expected), (ours, expected)
 
     def _check_upstream_traces(
         self, traced_for: str, args: list[Any], kwargs: dict[str, Any]
