@@ -77,7 +77,7 @@ class StaticTree:
     def key(self) -> Hashable:
         """The typed static key of both, as it was when it was first asked for."""
         if self._key is None:
-            self._key = _key(self.treedef, self.leaves, self.traced)
+            self._key = _key(self.treedef, self.leaves, self.traced or None)
         return self._key
 
     def prepare_trace(self) -> None:

@@ -68,6 +68,7 @@ def scan(pytree: Any, traced: TracedObjects | None = None) -> Scanned | None:
 
     Whatever the `__hash__` or the `__eq__` of a static value raises.
     """
+    traced = traced or None
     arrays: list[Any] = []
     key: list[Hashable] = []
     known_by_address: list[Any] = []

@@ -35,6 +35,9 @@ from .static_key import (
 #: identity first: by then looking at each takes as long as a whole call of `equinox.filter_jit`.
 LARGEST = 3_072
 
+# Up to so many constants are compared sooner than the array of their addresses is made.
+_FEW = 16
+
 # Comparing so many bytes takes as long as comparing an element.
 _BYTES_PER_ELEMENT = 128
 
@@ -189,6 +192,7 @@ class _Elements:
         "has_fixed_classes",
         "hashed",
         "hashes",
+        "is_short",
         "kind",
         "others",
         "parts",
@@ -229,11 +233,15 @@ class _Elements:
         self.constants_types = None
         if all(map(_is_told_by_equality, self.constants)):
             self.constants_types = [*map(type, self.constants)]
+        is_plain = self.constants_types is not None and not parts and not weak
+        self.is_short = is_plain and len(elements) <= _FEW
 
     def matches(self, value: Any) -> bool:
         if type(value) is not self.kind:
             return False
         items = self.read(value)
+        if self.is_short:
+            return [*map(type, items)] == self.constants_types and items == self.constants
         if len(items) != len(self.constants):
             return False
         # The address of an object that died may be another's by now.
