@@ -121,8 +121,8 @@ def _why_invalid(array: np.ndarray | np.generic) -> str:
     return f"{what} convert it to one of JAX's, as by `.astype(np.float32)`."
 
 
-# How XLA begins to say that it was given a deleted buffer.
-_INVALID_BUFFER = "INVALID_ARGUMENT: Invalid buffer passed to Execute()"
+# How XLA begins to say that it was given a deleted buffer, in JAX 0.8 and 0.10 alike.
+_INVALID_BUFFER = "INVALID_ARGUMENT: Invalid buffer passed"
 
 
 def _deleted_array(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
