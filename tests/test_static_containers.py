@@ -703,6 +703,7 @@ def test_a_trace_looks_into_large_objects_of_the_function():
     for _ in range(CALLS):
         assert (f(y) == 8 * y).all()
         assert (eqxjit.filter_jit(Scale([1] * size))(y) == y).all()
+    assert "`fun.config` is another list" in f.traces()[-1].reason
 
 
 # --- Nothing kept alive ---------------------------------------------------------------------------

@@ -11,20 +11,13 @@ from .._code.tracebacks import trimming
 from .._plan.verify import identical
 from .._trees.given import Given
 from .._trees.out_spec import Output
-from .._trees.partition import (
-    StaticTree,
-    split_leaves,
-)
+from .._trees.partition import StaticTree, split_leaves
 from .._trees.scan import Scanned, scan
 from .entry import ENTRY_VARIABLE, CacheEntry, holds_tracer, wait_for
 from .function import WrappedFunction, wrap_function
 from .miss import MissPath
 from .request import BoundArguments, Call
-from .specialize import (
-    is_worth_specializing,
-    may_be_specialized,
-    specialize,
-)
+from .specialize import is_worth_specializing, may_be_specialized, specialize
 from .state import SpecializedCall
 from .traced import CacheMiss
 
@@ -79,15 +72,13 @@ class Dispatcher(MissPath):
         if wrapper is not None:
             wrapper.__call__ = self.linking_call
 
-    def renew_if_changed(self, is_unmodified: bool) -> bool:
-        """Wrap the function anew, if a static object in it was changed since it was wrapped."""
-        if not is_unmodified:
-            traces = self.cache.traces
-            fun = self.wrapped.fun.combine(self.fun_leaves)
-            self.wrapped, _ = wrap_function(fun, self.wrapped.options)
-            self.cache.continue_traces(traces)
-            self.unlink()
-        return not is_unmodified
+    def renew(self) -> None:
+        """Wrap the function anew, as a static object in it was changed since it was wrapped."""
+        traces = self.cache.traces
+        fun = self.wrapped.fun.combine(self.fun_leaves)
+        self.wrapped, _ = wrap_function(fun, self.wrapped.options)
+        self.cache.continue_traces(traces)
+        self.unlink()
 
     def specialized_calls(self) -> list[SpecializedCall]:
         """Return those of the function in the order of trial: the wrapper's own first."""
@@ -127,10 +118,8 @@ class Dispatcher(MissPath):
             self.cache.drop(entry.key, entry)
             entry = None
         if entry is None or not entry.traces:
-            if self.renew_if_changed(self.wrapped.has_large_unmodified()):
-                bound = None
             # One that another thread is tracing: waits for that trace, and traces if it fails.
-            return self.miss(bound or self.partition(args, kwargs))
+            return self.miss(self.bound_for_trace(args, kwargs, bound))
         __eqxjit_entry__ = entry  # noqa: F841
         try:
             output = entry.execute(entry.jitted, entry.flat(self.fun_leaves, leaves))
@@ -143,7 +132,7 @@ class Dispatcher(MissPath):
             self.explain(args, kwargs)
             raise
         if output is None:
-            return self.retrace(args, kwargs)
+            return self.miss_in_turn(self.bound_for_trace(args, kwargs, bound))
         entry.count_hit()
         next(self.cache.traces.hits)
         if is_worth_specializing(entry, len(leaves)):
@@ -161,7 +150,8 @@ class Dispatcher(MissPath):
     def call_if_unmodified(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function that holds static objects which can be changed in place."""
         __tracebackhide__ = True
-        self.renew_if_changed(self.wrapped.is_unmodified())
+        if not self.wrapped.is_unmodified():
+            self.renew()
         return self.call(args, kwargs)
 
     def retrace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -169,8 +159,7 @@ class Dispatcher(MissPath):
         __tracebackhide__ = True
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
-        self.renew_if_changed(self.wrapped.has_large_unmodified())
-        return self.miss_in_turn(self.partition(args, kwargs))
+        return self.miss_in_turn(self.bound_for_trace(args, kwargs))
 
     def call_unjitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function itself, on a copy of its arguments, under `jax.disable_jit`."""
@@ -186,7 +175,8 @@ class Dispatcher(MissPath):
     def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Any]:
         """Trace and lower what a call would run; return the call, and JAX's own `Lowered`."""
         __tracebackhide__ = True
-        self.renew_if_changed(self.wrapped.is_wholly_unmodified())
+        if not self.wrapped.is_wholly_unmodified():
+            self.renew()
         return self.stage(lambda jitted: jitted.lower, args, kwargs)
 
     def is_settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -203,6 +193,21 @@ class Dispatcher(MissPath):
         except Exception as error:
             self.explain_arguments(error, bound.args, bound.kwargs)
             raise
+
+    def bound_for_trace(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        bound: BoundArguments | None = None,
+    ) -> BoundArguments:
+        """Return the arguments of a call that is about to be traced; `bound`, if they are split.
+
+        A warm call doesn't look into large static objects of the function; a trace must.
+        """
+        if not self.wrapped.has_large_unmodified():
+            self.renew()
+            bound = None
+        return bound or self.partition(args, kwargs)
 
     def meet(self, entry: CacheEntry, scanned: Scanned, bound: BoundArguments) -> None:
         """Make a scan find an entry, if it finds the arrays that JAX's registry finds."""

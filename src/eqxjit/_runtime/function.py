@@ -28,12 +28,12 @@ class WrappedFunction:
     __slots__ = (
         "_cache",
         "_home",
-        "_large",
         "_mutable",
         "_place",
         "attributes",
         "fun",
         "keeps_arrays",
+        "large",
         "options",
         "signature",
     )
@@ -47,8 +47,8 @@ class WrappedFunction:
         # Not made before a call asks: that looks into all that the function holds.
         self._cache = cache
         self._mutable: list[Mutable] | None = [] if cache is not None else None
-        #: Those of the mutable objects that a warm call doesn't look into.
-        self._large: list[Mutable] = []
+        #: Those that can be changed, too, and that a warm call doesn't look into.
+        self.large: list[Mutable] = []
         self._home = home_of(fun)
         self._place = place_of(fun, self._home)
         self.signature = Signature(fun, *names_of(fun)) if cache is None else cache.signature
@@ -92,7 +92,7 @@ class WrappedFunction:
                 raise
             found = mutable(self.fun.treedef, self.fun.leaves)
             found = [pair for pair in found if not is_frozen(pair.value)]
-            self._large = [pair for pair in found if has_large_key(pair)]
+            self.large = [pair for pair in found if has_large_key(pair)]
             self._mutable = [pair for pair in found if not has_large_key(pair)]
 
     def _explain(self, error: Exception) -> None:
@@ -119,7 +119,7 @@ class WrappedFunction:
     def has_large_unmodified(self) -> bool:
         """Return whether what a warm call doesn't look into is unmodified, as a trace must know."""
         self._look()
-        return are_unchanged(self._large)
+        return are_unchanged(self.large)
 
     def is_wholly_unmodified(self) -> bool:
         """Return whether all static objects in it are unmodified."""

@@ -7,12 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._compat import JITTED_FRAME_MARK
-from .._trees.partition import (
-    DYNAMIC,
-    StaticTree,
-    partition,
-    with_structs_as_arrays,
-)
+from .._trees.partition import DYNAMIC, StaticTree, partition, with_structs_as_arrays
 from .cache import FunctionCache
 from .donation import hide_donation_warning
 from .entry import CacheEntry, wait_for
@@ -97,6 +92,7 @@ class MissPath:
         """Return a call, and what `stage(jitted)` makes of its arrays; it isn't run."""
         __tracebackhide__ = True
         bound = self.partition_for_stage(args, kwargs)
+        bound.static.prepare_trace()
         entry = self.find_or_add(bound)
         # Who compiles ahead of time wants what comes later to be fast.
         entry.count_seconds(math.inf)
@@ -145,7 +141,6 @@ class MissPath:
         """Return the arguments, with arrays in the place of `jax.ShapeDtypeStruct`s."""
         bound = self.partition(args, kwargs)
         leaves, static = with_structs_as_arrays(bound.leaves, bound.static)
-        static.prepare_trace()
         return BoundArguments(args, kwargs, leaves, static)
 
     def find_or_add(self, bound: BoundArguments) -> CacheEntry:

@@ -104,7 +104,7 @@ class Call:
     @property
     def fun_varies(self) -> bool:
         """True where wrappers that share the entry may hold other arrays or static values."""
-        return bool(self.fun_leaves or self.wrapped.mutable)
+        return bool(self.fun_leaves or self.wrapped.mutable or self.wrapped.large)
 
     @property
     def counter(self) -> TraceCounter:
