@@ -8,7 +8,8 @@ from .._code.place import place_of
 from .._compat import MISSING
 from .._plan.signature import Signature
 from .._trees.given import NOTHING, Given
-from .._trees.mutation import Mutable, are_unchanged, has_large_key, is_frozen, mutable, snapshot
+from .._trees.key_cache import is_large
+from .._trees.mutation import Mutable, are_unchanged, is_frozen, mutable, snapshot
 from .._trees.partition import DYNAMIC, StaticTree, partition
 from .cache import FunctionCache, cache_of, home_of, names_of
 from .errors import argument_error, not_callable
@@ -92,8 +93,8 @@ class WrappedFunction:
                 raise
             found = mutable(self.fun.treedef, self.fun.leaves)
             found = [pair for pair in found if not is_frozen(pair.value)]
-            self.large = [pair for pair in found if has_large_key(pair)]
-            self._mutable = [pair for pair in found if not has_large_key(pair)]
+            self.large = [pair for pair in found if is_large(pair.key)]
+            self._mutable = [pair for pair in found if not is_large(pair.key)]
 
     def _explain(self, error: Exception) -> None:
         """Raise an error that names the static value at fault, if one is found."""

@@ -9,10 +9,10 @@ containers of constants.
 import contextlib
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 from .._compat import PyTreeDef, treedef_rows
-from .snapshot import Snapshot, compared_by_identity, is_large, snapshots_of
+from .snapshot import Snapshot, compared_by_identity, snapshots_if_large, snapshots_of
 from .static_key import (
     SIMPLE_KEYS,
     ByEquality,
@@ -32,16 +32,14 @@ class KnownKey:
     """A typed static key, with snapshots of objects that have it.
 
     - `typed`: the typed static key.
-    - `is_large`: whether its objects are larger than what is looked into in each call.
     - `refs`: the weak references in it, once somebody has looked for them.
     """
 
-    __slots__ = ("__weakref__", "_by_id", "_common", "_hash", "is_large", "refs", "typed")
+    __slots__ = ("__weakref__", "_by_id", "_common", "_hash", "refs", "typed")
 
     def __init__(self, typed: Hashable, hashed: int):
         self.typed = typed
         self._hash = hashed
-        self.is_large = False
         self.refs: list[weakref.ref[Any]] | None = None
         #: Snapshots of objects, by `id`, the latest last; and one for all that are equal to those.
         self._by_id: dict[int, Snapshot] = {}
@@ -156,7 +154,7 @@ class TracedObjects:
         for value in values:
             ref = _met.get(id(value))
             known = None if ref is None else ref()
-            if known is None or not known.is_large:
+            if not is_large(known):
                 continue
             whole = compared_by_identity(value)
             address = id(value)
@@ -186,8 +184,13 @@ class TracedKey:
         self.traced = traced
 
 
-#: The keys of large objects.
+#: The keys of objects that are larger than what is looked into in each call.
 _large: weakref.WeakSet[KnownKey] = weakref.WeakSet()
+
+
+def is_large(key: Hashable) -> TypeGuard[KnownKey]:
+    """Return whether a key is that of objects which a warm call doesn't look into."""
+    return type(key) is KnownKey and key in _large
 
 
 def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
@@ -221,7 +224,7 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     if known is not None and _matches(known, value):
         return known
     # Before its key: another thread may be changing it.
-    snapshots = _snapshots_if_large(value)
+    snapshots = snapshots_if_large(value)
     typed = typed_key(value)
     if type(compared_by_equality(typed)) is not ByEquality and not is_container(kind):
         return typed
@@ -246,19 +249,12 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     return known
 
 
-def _snapshots_if_large(value: Any) -> tuple[Snapshot, Snapshot | None] | None:
-    with contextlib.suppress(Exception):
-        return snapshots_of(value) if is_large(value) else None
-    return None
-
-
 def _keep_if_unchanged(
     known: KnownKey, value: Any, snapshots: tuple[Snapshot, Snapshot | None] | None
 ) -> None:
     """Keep the snapshots of a large value, whose key then isn't made a second time."""
     if snapshots is None:
         return
-    known.is_large = True
     _large.add(known)
     with contextlib.suppress(Exception):
         if snapshots[0].matches(value):
@@ -296,15 +292,12 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
     """
     if seen is not None and (found := seen.get(id(value))) is not None:
         return bool(found[1] == key)
-    of_trace = None
+    found_key: Hashable = None
     if type(key) is TracedKey:
-        of_trace, key = key.traced.key_of(value), key.known
-    if of_trace is not None:
-        found_key: Hashable = of_trace
-    elif type(key) is KnownKey and _matches(key, value):
-        found_key = key
-    else:
-        found_key = static_key(value)
+        found_key, key = key.traced.key_of(value), key.known
+    if found_key is None:
+        is_known = type(key) is KnownKey and _matches(key, value)
+        found_key = key if is_known else static_key(value)
     if seen is not None:
         seen[id(value)] = (value, found_key)
     return found_key is key or bool(found_key == key)
@@ -314,7 +307,7 @@ def learned_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     """Return the typed static key of a value that guards will compare with others from now on."""
     key = static_key(value, traced)
     if type(key) is KnownKey:
-        if key.is_large and traced is not None:
+        if traced is not None and is_large(key):
             return TracedKey(key, traced)
         if not key.is_learned(value):
             key.learn(value)

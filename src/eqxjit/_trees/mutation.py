@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 from .._compat import PyTreeDef, treedef_rows, with_metadata
-from .key_cache import KnownKey, Seen, has_key, static_key
+from .key_cache import Seen, has_key, static_key
 from .partition import DYNAMIC, StaticTree
 from .static_key import compared_fields, identity_suffices
 
@@ -61,11 +61,6 @@ def is_hashable(value: Any) -> bool:
     except Exception:
         return False
     return True
-
-
-def has_large_key(pair: Mutable) -> bool:
-    """Return whether looking into an object takes longer than a warm call may."""
-    return type(pair.key) is KnownKey and pair.key.is_large
 
 
 def are_unchanged(objects: Iterable[Mutable], seen: Seen | None = None) -> bool:

@@ -358,7 +358,22 @@ def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
     if type(value) is tuple and _is_small_and_of(_MARSHALLED_CONSTANTS, value):
         # As below: what most are.
         return _Same(value, len(value)), _Marshalled(value, len(value))
-    survey = _survey(value)
+    return _snapshots(value, _survey(value))
+
+
+def snapshots_if_large(value: Any) -> tuple[Snapshot, Snapshot | None] | None:
+    """Return the same of a value that takes longer to look into than upstream's whole call."""
+    with contextlib.suppress(Exception):
+        if type(value) in (tuple, list) and _is_small_and_of(CONSTANTS, value):
+            return None
+        survey = _survey(value)
+        if survey.size > LARGEST:
+            return _snapshots(value, survey)
+    # What can't be read is left to the typed key.
+    return None
+
+
+def _snapshots(value: Any, survey: "_Survey") -> tuple[Snapshot, Snapshot | None]:
     whole = _whole(value, survey)
     if whole is not None and survey.size > LARGEST and is_constant(value):
         return whole, None
@@ -367,13 +382,6 @@ def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
     if whole is not None and is_constant(value):
         return whole, common
     return common if isinstance(made, _Elements) and made.parts else made, common
-
-
-def is_large(value: Any) -> bool:
-    """Return whether looking into a value takes longer than a whole call of upstream's."""
-    if type(value) in (tuple, list) and _is_small_and_of(CONSTANTS, value):
-        return False
-    return _survey(value).size > LARGEST
 
 
 def compared_by_identity(value: Any) -> Snapshot | None:
