@@ -30,7 +30,7 @@ from .._compat import PyTreeDef, fields_of, is_sharded_aval, treedef_rows
 from .._lock import Lock
 from .._trees.key_cache import static_key, treedef_key
 from .._trees.partition import is_array_leaf
-from .._trees.static_key import identity_suffices, register_interned
+from .._trees.static_key import Hashed, identity_suffices, register_interned
 from .buffers import Shape, is_computable, is_key, join, key_data_shape, split
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.
@@ -210,31 +210,15 @@ class _ChangeableLayout(Layout):
 # --- Interning --------------------------------------------------------------------------------
 
 
-class _Content:
-    """The content by which layouts are told apart: a key, alive as long as its layout."""
-
-    __slots__ = ("__weakref__", "hash", "key")
-
-    def __init__(self, key: Hashable):
-        self.key = key
-        self.hash = hash(key)
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Content) and self.key == other.key
-
-
-# Weak on both sides: the table keeps neither layouts nor what they are told apart by.
-_layouts: weakref.WeakKeyDictionary[_Content, weakref.ref[Layout]] = weakref.WeakKeyDictionary()
+# By their content, alive as long as the layout. Weak on both sides: the table keeps neither.
+_layouts: weakref.WeakKeyDictionary[Hashed, weakref.ref[Layout]] = weakref.WeakKeyDictionary()
 _interning = Lock()
 
 
 def _interned(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Layout:
     if not _is_settled(treedef, leaves):
         return _ChangeableLayout(treedef, leaves)
-    content = _Content(_content_key(treedef, leaves))
+    content = Hashed(_content_key(treedef, leaves))
     with _interning:
         reference = _layouts.get(content)
         layout = None if reference is None else reference()

@@ -17,6 +17,7 @@ from .static_key import (
     SIMPLE_KEYS,
     ByEquality,
     Constants,
+    Hashed,
     compared_by_equality,
     compares_by_identity,
     is_container,
@@ -100,24 +101,8 @@ class KnownKey:
             excess -= snapshot.size
 
 
-class _Hashed:
-    """A typed static key with its hash, which tuples make anew each time that they are asked."""
-
-    __slots__ = ("_hash", "typed")
-
-    def __init__(self, typed: Hashable):
-        self.typed = typed
-        self._hash = hash(typed)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Hashed and self._hash == other._hash and self.typed == other.typed
-
-
 #: The keys that are in use, by their typed static keys: equal objects have the very same key.
-_in_use: weakref.WeakValueDictionary[_Hashed, KnownKey] = weakref.WeakValueDictionary()
+_in_use: weakref.WeakValueDictionary[Hashed, KnownKey] = weakref.WeakValueDictionary()
 
 #: The keys of the objects met, by `id`: a guess, as others may be at their addresses by now.
 _met: dict[int, weakref.ref[KnownKey]] = {}
@@ -149,6 +134,7 @@ class TracedObjects:
     def add(self, values: Iterable[Any]) -> None:
         """Note those of some values that are large: their keys have just been made."""
         if not _large:
+            # Mostly, and to walk a wide tree takes long.
             return
         found = self._found
         for value in values:
@@ -235,7 +221,7 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
             known.learn(value)
         return known
     try:
-        hashed = _Hashed(typed)
+        hashed = Hashed(typed)
         known = _in_use.get(hashed)
         if known is None:
             known = _in_use[hashed] = KnownKey(typed, hash(hashed))

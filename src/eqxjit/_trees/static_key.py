@@ -27,6 +27,22 @@ from jax.tree_util import tree_flatten
 from .._compat import MISSING, ArrayImpl, PyTreeDef, treedef_rows
 
 
+class Hashed:
+    """A key with its hash, which tuples make anew each time that they are asked."""
+
+    __slots__ = ("__weakref__", "_hash", "key")
+
+    def __init__(self, key: Hashable):
+        self.key = key
+        self._hash = hash(key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Hashed and self._hash == other._hash and bool(self.key == other.key)
+
+
 class ByHashAndEquality:
     """A value compared by its own `==`, with the hash that it had: a change of it shows in that."""
 
