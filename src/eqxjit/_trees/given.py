@@ -78,22 +78,24 @@ NOTHING = StaticTree(tree_structure(()), ())
 class Given:
     """The static objects that came in with one call: its arguments' and its function's."""
 
-    __slots__ = ("halves",)
+    __slots__ = ("_subtrees", "halves")
 
     def __init__(self, arguments: StaticTree, fun: StaticTree):
         self.halves = arguments, fun
+        #: How to find a subtree of each half, once somebody has looked for one.
+        self._subtrees: list[Callable[[tuple[int, ...]], PyTreeDef]] = []
 
-    def reader(self) -> Callable[[int, tuple[int, ...]], PyTreeDef]:
-        """Return a function that gives the treedef at a path in one of the halves."""
-        readers = [subtrees_of(half.treedef) for half in self.halves]
-        return lambda half, path: readers[half](path)
+    def subtree(self, half: int, path: tuple[int, ...]) -> PyTreeDef:
+        """Return the treedef at a path in one of the halves."""
+        if not self._subtrees:
+            self._subtrees = [subtrees_of(half.treedef) for half in self.halves]
+        return self._subtrees[half](path)
 
     def get(self, position: Position) -> Any:
         """Return the object at a position."""
-        half = self.halves[position.half]
         if position.is_leaf:
-            return half.leaves[position.part]
-        return _part(subtrees_of(half.treedef)(position.path), position.part)
+            return self.halves[position.half].leaves[position.part]
+        return _part(self.subtree(position.half, position.path), position.part)
 
 
 def subtrees_of(treedef: PyTreeDef) -> Callable[[tuple[int, ...]], PyTreeDef]:
@@ -408,14 +410,11 @@ class StaticOutput:
             [step] = self._steps
             return self._leaves, step.treedef  # type: ignore[union-attr]
         assert given is not None
-        at = given.reader()
 
         def value_of(value: Any) -> Any:
             kind = type(value)
             if kind is Position:
-                if value.is_leaf:
-                    return given.halves[value.half].leaves[value.part]
-                return _part(at(value.half, value.path), value.part)
+                return given.get(value)
             return value.get() if kind is _Weak else value
 
         made: list[PyTreeDef] = []
@@ -423,7 +422,7 @@ class StaticOutput:
             if type(step) is _Same:
                 made.append(step.treedef)
             elif type(step) is Position:
-                made.append(at(step.half, step.path))
+                made.append(given.subtree(step.half, step.path))
             else:
                 assert type(step) is _Node
                 parts = [value_of(part) for _, part in step.parts]
@@ -436,7 +435,6 @@ class StaticOutput:
     def positions(self, given: Given) -> dict[tuple[tuple[int, ...], int], Position]:
         """Return where the static objects in nodes came in: by the node's path, and the part."""
         _, treedef = self.resolve(given)
-        at = given.reader()
         found: dict[tuple[tuple[int, ...], int], Position] = {}
         nodes = iter(_all_subtrees(treedef, {}))
         for step in self._steps:
@@ -444,7 +442,7 @@ class StaticOutput:
                 for _ in treedef_rows(step.treedef):
                     next(nodes)
             elif type(step) is Position:
-                for source in _all_subtrees(at(step.half, step.path), {}):
+                for source in _all_subtrees(given.subtree(step.half, step.path), {}):
                     path = next(nodes).path
                     for part, value in _parts(source.row):
                         if not is_plain(value):
