@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
-from .._compat import PyTreeDef, treedef_rows, with_metadata
+from .._compat import PyTreeDef, with_metadata
 from .key_cache import Seen, has_key, static_key
-from .partition import DYNAMIC, StaticTree
+from .partition import DYNAMIC, StaticTree, metadata_of
 from .static_key import compared_fields, identity_suffices
 
 
@@ -24,7 +24,7 @@ def mutable(treedef: PyTreeDef, leaves: Iterable[Any]) -> list[Mutable]:
     """Return the static objects of a structure, leaves included, whose typed keys can change."""
     # A leaf that can't be hashed didn't come in by its key: it is the function's own object.
     values = [leaf for leaf in leaves if leaf is not DYNAMIC and is_hashable(leaf)]
-    return mutable_among(values + _metadata(treedef))
+    return mutable_among([*values, *metadata_of(treedef)])
 
 
 def mutable_among(values: Iterable[Any]) -> list[Mutable]:
@@ -39,18 +39,10 @@ def mutable_among(values: Iterable[Any]) -> list[Mutable]:
     return found
 
 
-def _metadata(treedef: PyTreeDef) -> list[Any]:
-    found: list[Any] = []
-    for _, _, data, kind in treedef_rows(treedef):
-        # The keys of a dict belong to the treedef.
-        if kind is not None and kind is not dict:
-            found += data if type(data) is tuple else [data]
-    return found
-
-
 def are_repeated(treedef: PyTreeDef, others: Iterable[Any]) -> bool:
     """Return whether an object that can be changed in place is there twice, or among others."""
-    found = [id(value) for value in (*_metadata(treedef), *others) if not identity_suffices(value)]
+    values = (*metadata_of(treedef), *others)
+    found = [id(value) for value in values if not identity_suffices(value)]
     return len(found) > len({*found})
 
 

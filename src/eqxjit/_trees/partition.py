@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import itertools
 import types
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from typing import Any
@@ -85,12 +86,7 @@ class StaticTree:
         if self.traced is not None:
             if self.traced:
                 self._key = self.current_key
-            self.traced.add(self._values())
-
-    def _values(self) -> Iterator[Any]:
-        yield from self.leaves
-        for _, _, data, _ in treedef_rows(self.treedef):
-            yield from data if type(data) is tuple else (data,)
+            self.traced.add(itertools.chain(self.leaves, metadata_of(self.treedef)))
 
     @property
     def current_key(self) -> Hashable:
@@ -112,6 +108,13 @@ class StaticTree:
         arrays = iter(dynamic)
         leaves = [next(arrays) if leaf is DYNAMIC else leaf for leaf in self.leaves]
         return tree_unflatten(self.treedef, leaves)
+
+
+def metadata_of(treedef: PyTreeDef) -> Iterator[Any]:
+    """Yield the static objects in the nodes of a structure, but for the keys of dicts."""
+    for _, _, data, kind in treedef_rows(treedef):
+        if kind is not None and kind is not dict:
+            yield from data if type(data) is tuple else (data,)
 
 
 class CyclicPytree(ValueError):
