@@ -11,13 +11,9 @@ from hypothesis import HealthCheck, Phase, settings
 # Half of the suite's time went into XLA, much of it for programs that other tests have, too. Also
 # for the processes that tests start, and before JAX is imported.
 PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "programs"
-for name, value in {
-    "DIR": str(PROGRAMS),
-    "MIN_COMPILE_TIME_SECS": "0",
-    "MIN_ENTRY_SIZE_BYTES": "-1",
-}.items():
-    prefix = "JAX_COMPILATION_CACHE_" if name == "DIR" else "JAX_PERSISTENT_CACHE_"
-    os.environ.setdefault(prefix + name, value)
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 # Before any test module imports eqxjit.
 if HIDDEN:
