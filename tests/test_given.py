@@ -203,9 +203,15 @@ def test_by_keyword_and_beside_others(form, path):
     assert len(f.traces()) == 1
 
 
-@pytest.mark.parametrize("form", ["nested", "layers", "metadata in a tuple", "a dataclass"])
+def config_as_leaf(make):
+    return Wide((make(), X), 1, "static")
+
+
+@pytest.mark.parametrize(
+    "form", ["nested", "layers", "metadata in a tuple", "a dataclass", "a leaf"]
+)
 def test_a_wrapped_module_returns_its_own(form, path):
-    make, action = FORMS[form]
+    make, action = FORMS.get(form, (config_as_leaf, lambda a: (a.layers[0], a)))
 
     class Callable(eqx.Module):
         held: Any

@@ -687,6 +687,18 @@ def test_only_what_was_traced_is_compared_by_identity(make):
 
 
 @pytest.mark.usefixtures("path")
+def test_a_large_object_at_the_address_of_another_is_no_other():
+    f = eqxjit.filter_jit(lambda model, x: x * model.config[0])
+    addresses = set()
+    for i in range(1, 12):
+        value = np.full(_snapshot.LARGEST * 17, float(i))
+        addresses.add(id(value))
+        assert (f(configured(X, value), X) == i * X).all()
+        del value
+    assert len(addresses) < 11
+
+
+@pytest.mark.usefixtures("path")
 def test_a_trace_looks_into_large_objects_of_the_function():
     class Scale(eqx.Module):
         config: list = eqx.field(static=True)
