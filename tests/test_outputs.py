@@ -385,6 +385,73 @@ def test_the_static_output_is_that_of_the_trace_that_ran(filter_jit):
             assert_same(f(value), describe(value))
 
 
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    width: int
+    note: object = dataclasses.field(default=None, compare=False)
+
+
+class AllEqual:
+    def __init__(self, note):
+        self.note = note
+
+    def __eq__(self, other):
+        return type(other) is AllEqual
+
+    def __hash__(self):
+        return 0
+
+
+@dataclasses.dataclass(eq=True, unsafe_hash=True)
+class Width:
+    width: Any
+
+
+class WidthOnly(tuple):
+    note = None
+
+
+def noted(made, note):
+    made.note = note
+    return made
+
+
+#: How a static object that equals all others is made, and how its note is read.
+EQUAL_BUT_NOT_ALIKE = {
+    "a field that isn't compared": (lambda note: Noted(1, note), lambda made: made.note),
+    "an attribute that isn't a field": (
+        lambda note: noted(Width(1), note),
+        lambda made: made.note,
+    ),
+    "an `==` of its own": (AllEqual, lambda made: made.note),
+    "a subclass of a container": (
+        lambda note: noted(WidthOnly((1,)), note),
+        lambda made: made.note,
+    ),
+    "in a tuple": (lambda note: (1, AllEqual(note)), lambda made: made[1].note),
+    "in a list": (lambda note: [AllEqual(note)], lambda made: made[0].note),
+    "in a dict": (lambda note: {1: Noted(1, note)}, lambda made: made[1].note),
+    "a key of a dict": (lambda note: {AllEqual(note): 1}, lambda made: next(iter(made)).note),
+    "in a dataclass": (lambda note: Width(AllEqual(note)), lambda made: made.width.note),
+}
+
+
+@both
+@pytest.mark.parametrize("name", EQUAL_BUT_NOT_ALIKE)
+def test_a_static_object_is_that_of_the_trace_that_ran(filter_jit, name):
+    """What is made anew in each trace may equal another trace's, and yet differ from it."""
+    make, note_of = EQUAL_BUT_NOT_ALIKE[name]
+    f = filter_jit(lambda x: Layer(x, name=make(x.shape)))
+    for _ in range(CALLS):
+        for n in (1, 2, 1):
+            assert note_of(f(jnp.ones(n)).name) == (n,)
+
+
+def test_outputs_that_do_not_differ_are_described_once():
+    f = eqxjit.filter_jit(lambda x: Layer(x, name=[{"a": Width((x.ndim, None)), "b": {1.5}}]))
+    assert len({id(f(jnp.ones(n)).name) for n in range(1, 5)}) == 1
+
+
 @both
 def test_structures_of_the_output_that_depend_on_the_shape(filter_jit):
     def rows(x):

@@ -27,6 +27,9 @@ ENTRY_VARIABLE = "__eqxjit_entry__"
 # How many traces that aren't compiled are remembered, the latest ones.
 _MAX_UNCOMPILED = 256
 
+# The output of a new trace is compared with the first one and so many others: each takes a while.
+_MAX_COMPARED = 16
+
 _NOTHING = object()
 
 
@@ -115,7 +118,7 @@ class CacheEntry(EntryState):
         """Return to JAX the arrays in the output of the user's function, and describe the rest."""
         leaves, treedef = tree_flatten(out)
         dynamic, static = split_leaves(leaves)
-        for out_spec in tuple(self.out_specs):
+        for out_spec in (*self.out_specs[:1], *self.out_specs[1:][-_MAX_COMPARED:]):
             if out_spec.describes(treedef, static, given):
                 break
         else:

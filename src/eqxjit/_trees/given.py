@@ -5,6 +5,7 @@ What is equal needn't be the same: of an object that came in with the traced cal
 is kept, where each call has its own. So an entry doesn't keep alive what it was made for, either.
 """
 
+import itertools
 import operator
 import types
 import weakref
@@ -19,7 +20,7 @@ from .._compat import CAN_ASSEMBLE, LEAF_KIND, PyTreeDef, TreedefRow, assembled,
 from .key_cache import KnownKey
 from .mutation import is_hashable
 from .partition import DYNAMIC, StaticTree
-from .static_key import CONSTANTS, Constants, stays
+from .static_key import CONSTANTS, Constants, keyed_fields, stays
 
 _NO_REFERENTS = frozenset({*CONSTANTS, Constants, type, type(DYNAMIC), type(eqx.Module)})
 
@@ -294,16 +295,33 @@ def _strongly(value: Any) -> Any:
 
 def have_same_given(ours: PyTreeDef, theirs: PyTreeDef, given: Given) -> bool:
     """Return whether two treedefs hold what came in with a call in the same places."""
+    differing = _differing(ours, theirs)
+    return differing is not None and _none_came_in(differing, given)
+
+
+def may_stand_for(ours: PyTreeDef, theirs: PyTreeDef, given: Given) -> bool:
+    """Return whether one treedef may stand for another whose typed static key is equal."""
+    differing = _differing(ours, theirs)
+    if differing is None or not all(map(_is_told_by_key, differing)):
+        return False
+    return _none_came_in(differing, given)
+
+
+def _differing(ours: PyTreeDef, theirs: PyTreeDef) -> list[Any] | None:
+    """Return what isn't plain in a treedef, nor the same in another; None if their sizes differ."""
     differing: list[Any] = []
     for our_row, their_row in zip(treedef_rows(ours), treedef_rows(theirs), strict=True):
         our_parts, their_parts = _values(our_row), _values(their_row)
         if len(our_parts) != len(their_parts):
-            return False
+            return None
         if not all(map(operator.is_, our_parts, their_parts)):
             pairs = zip(our_parts, their_parts, strict=True)
             differing += [their for our, their in pairs if our is not their]
-    differing = [value for value in differing if not is_plain(value)]
-    if not differing:
+    return [value for value in differing if not is_plain(value)]
+
+
+def _none_came_in(values: list[Any], given: Given) -> bool:
+    if not values:
         return True
     came_in = {
         id(value)
@@ -312,7 +330,20 @@ def have_same_given(ours: PyTreeDef, theirs: PyTreeDef, given: Given) -> bool:
         for value in _values(row)
     }
     came_in.update([id(leaf) for half in given.halves for leaf in half.leaves])
-    return came_in.isdisjoint(map(id, differing))
+    return came_in.isdisjoint(map(id, values))
+
+
+def _is_told_by_key(value: Any) -> bool:
+    """Return whether a value's typed static key tells all of it, as not every `==` does."""
+    kind = type(value)
+    if kind in (tuple, list, set, frozenset):
+        return all(map(_is_told_by_key, value))
+    if kind is dict:
+        return all(map(_is_told_by_key, itertools.chain(value, value.values())))
+    fields = keyed_fields(kind)
+    if fields is not None and vars(value).keys() == {*fields}:
+        return all(map(_is_told_by_key, vars(value).values()))
+    return is_plain(value)
 
 
 class _Same:

@@ -6,7 +6,7 @@ from typing import Any
 from jax.tree_util import tree_unflatten
 
 from .._compat import PyTreeDef
-from .given import Given, StaticOutput, have_same_given
+from .given import Given, StaticOutput, may_stand_for
 from .key_cache import treedef_key
 from .mutation import mutable_among
 from .partition import DYNAMIC
@@ -55,7 +55,7 @@ class OutSpec(StaticOutput):
                 return False
             if not all(ours is theirs for ours, theirs in zip(own, leaves, strict=True)):
                 return False
-            if not have_same_given(own_treedef, treedef, given):
+            if not may_stand_for(own_treedef, treedef, given):
                 return False
             return treedef_key(own_treedef) == treedef_key(treedef)
         except Exception:
