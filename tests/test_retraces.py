@@ -10,6 +10,7 @@ import operator
 import os
 import pathlib
 import re
+import sys
 import threading
 import warnings
 from typing import Any
@@ -1689,3 +1690,52 @@ def test_floats_are_told_apart_by_their_text(values):
         f(jnp.ones(3), value)
     [difference] = f.traces()[1].differences
     assert (difference.old, difference.new) == tuple(map(repr, values))
+
+
+def frames_of_jax(call):
+    """How many Python functions of JAX's a call runs."""
+    called = 0
+
+    def see(frame, event, _):
+        nonlocal called
+        called += event == "call" and frame.f_code.co_filename.startswith(_JAX)
+
+    sys.setprofile(see)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+_JAX = os.path.dirname(jax.__file__) + os.sep
+
+
+def test_warm_calls_are_dispatched_in_c_whatever_was_traced_before():
+    """JAX goes on in Python, slowly, with arguments for which a call of it has failed."""
+    fails = True
+
+    def fun(x):
+        if fails and x.dtype == jnp.int32:
+            raise ZeroDivisionError
+        return x + 1
+
+    f = eqxjit.filter_jit(fun)
+    shapes = [X, Y, jnp.ones((2, 2))]
+    for x in shapes:
+        for _ in range(CALLS):
+            f(x)
+    with pytest.raises(ZeroDivisionError):
+        f(jnp.arange(2))
+    fails = False
+    f.compile(jax.ShapeDtypeStruct((7,), jnp.float32))
+    jax.clear_caches()
+    shapes += [jnp.arange(2), jnp.ones(7)]
+    for x in shapes * 2:
+        f(x)
+    fresh = eqxjit.filter_jit(lambda x: x + 1)
+    for _ in range(CALLS):
+        fresh(X)
+    least = frames_of_jax(lambda: fresh(X))
+    assert least < 5
+    assert [frames_of_jax(lambda x=x: f(x)) for x in shapes] == [least] * len(shapes)

@@ -214,6 +214,18 @@ except Exception:
         return None
 
 
+def drop_slow_dispatch(jitted: Any) -> None:
+    """Empty JAX's table, in C++, of the programs of one jitted function; nothing is compiled anew.
+
+    JAX marks the arguments of a call that failed, as one does that has to go through the miss path:
+    all later calls with such are dispatched in Python, at several times the cost. The method is
+    private. Without it those calls stay slow.
+    """
+    drop = getattr(jitted, "_clear_cache", None)
+    if drop is not None:
+        drop()
+
+
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:
     """Return the values that a tracer of `vmap`, `jvp` or `grad` wraps; none where it is one of
     `jit`.

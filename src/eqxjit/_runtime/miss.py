@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .._compat import JITTED_FRAME_MARK
+from .._compat import JITTED_FRAME_MARK, drop_slow_dispatch
 from .._trees.partition import DYNAMIC, StaticTree, partition, with_structs_as_arrays
 from .cache import FunctionCache
 from .donation import hide_donation_warning
@@ -63,6 +63,7 @@ class MissPath:
         bound.static.prepare_trace()
         entry = self.find_or_add(bound)
         call = self.request(entry, bound)
+        drop_slow_dispatch(entry.jitted)
         try:
             output = self.run(entry.jitted, call)
             if call.traces:
