@@ -5,8 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
-from hiding import HIDDEN, import_without
 from hypothesis import HealthCheck, Phase, settings
+
+from tests.support.hiding import HIDDEN, import_without
+from tests.support.profile import PROFILE
 
 # Half of the suite's time went into XLA, much of it for programs that other tests have, too. Also
 # for the processes that tests start, and before JAX is imported.
@@ -23,11 +25,6 @@ from eqxjit._plan import budget as _budget  # noqa: E402
 
 # Else a busy machine, or a collection of garbage, decides what is specialised.
 MANY_NODES, _budget._MANY_NODES = _budget._MANY_NODES, math.inf
-
-PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "fast")
-
-#: How many sequences of calls are drawn; each compiles for about a quarter of a second.
-SCENARIOS = {"fast": 280, "thorough": 10_500}[PROFILE]
 
 settings.register_profile(
     "fast",
@@ -49,7 +46,7 @@ settings.load_profile(PROFILE)
 
 # Doctest would import these: one has classes that don't like to be looked into, the other needs
 # eight devices.
-collect_ignore = ["hostile.py", "eight_devices.py"]
+collect_ignore = ["support/hostile.py", "product/eight_devices.py"]
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""The wrapped function: its attributes, methods, pytree, and ahead-of-time compilation."""

@@ -1,0 +1,327 @@
+"""Ahead of time: `f.lower(...)`, its `compile()`, and calls of what that returns."""
+
+import inspect
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from tests.support.helpers import SPECIALIZING, Own, assert_same
+from tests.support.sides import CALLS, both
+
+X = jnp.arange(1.0, 4.0)
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    scale: float = eqx.field(static=True, default=2.0)
+
+    def __call__(self, x):
+        return self.weight * x * self.scale
+
+
+class Stepping(eqx.Module):
+    weight: jax.Array
+
+    @eqxjit.filter_jit
+    def step(self, x, n=1):
+        return self.weight * x * n
+
+
+def run(model, x, n=1, *, mode="sum"):
+    y = model(x) * n
+    return {"y": y.sum() if mode == "sum" else y, "model": model, "mode": mode, "f": run}
+
+
+def _pair(**options):
+    """Upstream's and our wrapper, each of a function of its own."""
+
+    def theirs(model, x, n=1, *, mode="sum"):
+        return run(model, x, n, mode=mode)
+
+    def ours(model, x, n=1, *, mode="sum"):
+        return run(model, x, n, mode=mode)
+
+    return eqx.filter_jit(theirs, **options), eqxjit.filter_jit(ours, **options)
+
+
+@both
+def test_lowered_is_jaxs_with_its_text(filter_jit):
+    lowered = filter_jit(run).lower(Model(X), X, 2, mode="none")
+    assert isinstance(lowered.lowered, jax.stages.Lowered)
+    assert lowered.as_text() == lowered.lowered.as_text()
+    assert "module @jit_run" in lowered.as_text()
+    assert "stablehlo.multiply" in lowered.as_text()
+
+
+@both
+def test_compiled_is_jaxs_with_its_analysis(filter_jit):
+    compiled = filter_jit(lambda a, b: a @ b).lower(jnp.ones((8, 16)), jnp.ones((16, 4))).compile()
+    assert isinstance(compiled.compiled, jax.stages.Compiled)
+    assert compiled.compiled.cost_analysis()["flops"] == 2 * 8 * 16 * 4
+    assert compiled.compiled.memory_analysis() is not None
+    assert "f32[8,16]" in compiled.compiled.as_text()
+
+
+def test_the_analysis_of_what_was_lowered_and_compiled():
+    lowered = eqxjit.filter_jit(lambda a, b: a @ b).lower(jnp.ones((8, 16)), jnp.ones((16, 4)))
+    compiled = lowered.compile()
+    for stage in (lowered, compiled):
+        assert stage.cost_analysis()["flops"] == 2 * 8 * 16 * 4
+    assert lowered.cost_analysis() == lowered.lowered.cost_analysis()
+    assert compiled.cost_analysis() == compiled.compiled.cost_analysis()
+    n_bytes = 4 * (8 * 16 + 16 * 4), 4 * 8 * 4
+    assert compiled.cost_analysis()["bytes accessed"] == sum(n_bytes)
+    memory = compiled.memory_analysis()
+    assert (memory.argument_size_in_bytes, memory.output_size_in_bytes) == n_bytes
+
+
+def test_a_compiled_function_returns_what_a_call_returns():
+    theirs, ours = _pair()
+    arguments = (Model(X), X, 3)
+    compiled, expected = ours.lower(*arguments).compile(), theirs.lower(*arguments).compile()
+    for model in (Model(X), Model(-X), Model(X)) * 2:
+        out = compiled(model, X, 3)
+        assert_same(out, expected(model, X, 3))
+        assert_same(out, ours(model, X, 3))
+        assert out["f"] is run
+
+
+@both
+def test_arguments_are_bound_as_in_a_call(filter_jit):
+    f = filter_jit(run)
+    compiled = f.lower(Model(X), x=X, mode="none", n=3).compile()
+    for _ in range(CALLS):
+        expected = run(Model(X), X, 3, mode="none")
+        assert_same(compiled(Model(X), X, 3, mode="none"), expected)
+        assert_same(compiled(mode="none", n=3, x=X, model=Model(X)), expected)
+        with pytest.raises(TypeError):
+            compiled(Model(X))
+        with pytest.raises(TypeError):
+            compiled(Model(X), X, 3, mode="none", other=1)
+
+
+@both
+def test_compiler_options(filter_jit):
+    lowered = filter_jit(run).lower(Model(X), X)
+    if "compiler_options" not in inspect.signature(lowered.compile).parameters:
+        assert filter_jit is eqx.filter_jit
+        pytest.skip("This release of Equinox doesn't take them.")
+    compiled = lowered.compile(compiler_options={"xla_embed_ir_in_executable": True})
+    assert compiled(Model(X), X)["y"] == (X * X * 2).sum()
+    assert lowered.compile({"xla_embed_ir_in_executable": True})(Model(X), X)["mode"] == "sum"
+    with pytest.raises(Exception, match="no_such_option"):
+        lowered.compile(compiler_options={"no_such_option": True})
+
+
+def test_other_static_arguments_are_an_error():
+    """Upstream silently computes with those that it was lowered with."""
+    theirs, ours = _pair()
+    old = theirs.lower(Model(X), X, 2).compile()
+    assert_same(old(Model(X), X, 3)["y"], old(Model(X), X, 2)["y"])
+
+    compiled = ours.lower(Model(X), X, 2).compile()
+    for _ in range(CALLS):
+        for arguments, keywords, difference in [
+            ((Model(X), X, 3), {}, "`n` was 2, is 3"),
+            ((Model(X), X, 2.0), {}, "`n` was 2, is 2.0"),
+            ((Model(X), X, True), {}, "`n` was 2, is True"),
+            ((Model(X), X, X), {}, "`n` was 2, is float32["),
+            ((Model(X), 2, 2), {}, "], is 2"),
+            ((Model(X), X, 2), {"mode": "none"}, "`mode` was absent, is 'none'"),
+            ((Model(X), X), {}, "`n` was 2, is absent"),
+            ((Model(X, 3.0), X, 2), {}, "`model.scale` was 2.0, is 3.0"),
+            (((X, X), X, 2), {}, "`model` was Model, is tuple of 2"),
+        ]:
+            with pytest.raises(
+                ValueError, match="was lowered for other static arguments"
+            ) as caught:
+                compiled(*arguments, **keywords)
+            assert difference in str(caught.value), str(caught.value)
+        assert compiled(Model(X), X, 2)["y"] == (X * X * 4).sum()
+
+
+@both
+def test_another_shape_or_dtype_is_jaxs_error(filter_jit):
+    compiled = filter_jit(lambda x, n: x * n).lower(X, 2).compile()
+    for _ in range(CALLS):
+        for bad in (jnp.ones(5), X.astype(jnp.int32)):
+            with pytest.raises(TypeError, match="compiled"):
+                compiled(bad, 2)
+        assert_same(compiled(X, 2), X * 2)
+
+
+def test_warm_calls_are_specialised():
+    class Scale(eqx.Module):
+        by: jax.Array
+
+        @eqxjit.filter_jit
+        def step(self, x, n=2):
+            return {"y": self.by * x * n, "n": n}
+
+    model = Scale(X)
+    for compiled, arguments in [
+        (eqxjit.filter_jit(run).lower(Model(X), X).compile(), (Model(X), X)),
+        (eqxjit.filter_jit(Model.__call__).lower(Model(X), X).compile(), (Model(X), X)),
+        (eqxjit.filter_jit(Model(X)).lower(X).compile(), (X,)),
+        (model.step.lower(X).compile(), (X,)),
+        (model.step.lower(X, n=3).compile(), (X, 3)),
+    ]:
+        results = [compiled(*arguments) for _ in range(CALLS)]
+        for result in results:
+            assert_same(result, results[0])
+        fun = getattr(compiled.__call__, "func", compiled.__call__)
+        assert ("guards_hold" in fun.__code__.co_varnames) == SPECIALIZING
+        for _ in range(CALLS):
+            with pytest.raises(ValueError, match="was lowered for other static arguments"):
+                compiled(*arguments[:-1], "text")
+            assert_same(compiled(*arguments), results[0])
+
+
+def test_a_returned_object_changed_in_place_is_an_error():
+    for n_calls in range(CALLS):
+        compiled = eqxjit.filter_jit(lambda x: (x, Own("a"))).lower(X).compile()
+        for _ in range(n_calls):
+            compiled(X)
+        _, named = compiled(X)
+        named.value = "b"
+        with pytest.raises(ValueError, match="changed in place"):
+            compiled(X)
+        named.value = "a"
+        assert compiled(X)[1] is named
+
+
+def test_an_object_of_the_function_changed_in_place_is_an_error():
+    class Holding(eqx.Module):
+        static: Any = eqx.field(static=True)
+
+        def __call__(self, x):
+            return x * self.static[0]
+
+    for n_calls in range(CALLS):
+        static = [2]
+        compiled = eqxjit.filter_jit(Holding(static)).lower(X).compile()
+        for _ in range(n_calls):
+            assert_same(compiled(X), X * 2)
+        static[0] = 3
+        with pytest.raises(ValueError, match="`Holding` holds was changed in place"):
+            compiled(X)
+        static[0] = 2
+        assert_same(compiled(X), X * 2)
+
+
+def test_errors_at_runtime_are_raised_at_the_call():
+    harmless = eqxjit.filter_jit(lambda x: x * 2).lower(X).compile()
+    harmless(X)
+    entry = harmless._call.entry
+    assert not entry.unclassified
+    assert not entry.blocks
+    f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
+    compiled = f.lower(X).compile()
+    for _ in range(CALLS):
+        compiled(X)
+        with pytest.raises(eqx.EquinoxRuntimeError, match="negative"):
+            compiled(-X - 1)
+
+
+def test_two_lowerings_do_not_share_their_static_arguments():
+    _, f = _pair()
+    two, three = f.lower(Model(X), X, 2).compile(), f.lower(Model(X), X, 3).compile()
+    five = f.lower(Model(X), jnp.ones(1), 5).compile()
+    for _ in range(CALLS):
+        assert two(Model(X), X, 2)["y"] * 3 == three(Model(X), X, 3)["y"] * 2
+        assert five(Model(X), jnp.ones(1), 5)["y"] == X.sum() * 10
+        with pytest.raises(ValueError, match="`n` was 3, is 2"):
+            three(Model(X), X, 2)
+
+
+@pytest.mark.parametrize("order", ["lower first", "call first"])
+def test_lowering_and_calling_share_one_trace(order):
+    counts = []
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        runs = 0
+
+        @filter_jit
+        def f(model, x, n):
+            nonlocal runs
+            runs += 1
+            return model(x) * n
+
+        for _ in range(CALLS):
+            if order == "call first":
+                f(Model(X), X, 2)
+            compiled = f.lower(Model(X), X, 2).compile()
+            f(Model(X), X, 2)
+            compiled(Model(X), X, 2)
+        counts.append(runs)
+    assert counts == [1, 1]
+
+
+@both
+def test_a_compiled_function_outlives_the_cache(filter_jit):
+    f = filter_jit(run)
+    compiled = f.lower(Model(X), X, 2).compile()
+    if filter_jit is eqxjit.filter_jit:
+        f.clear_cache()
+    jax.clear_caches()
+    for _ in range(CALLS):
+        assert compiled(Model(X), X, 2)["y"] == (X * X * 4).sum()
+        assert f(Model(X), X, 2)["y"] == (X * X * 4).sum()
+
+
+@both
+def test_lowering_neither_runs_nor_donates(filter_jit):
+    f = filter_jit(lambda x, y: (x + y, x * 2), donate="all")
+    x, y = X + 0, X + 1
+    compiled = f.lower(x, y).compile()
+    assert not x.is_deleted()
+    assert not y.is_deleted()
+    assert_same(compiled(x, y), (X + X + 1, X * 2))
+    assert x.is_deleted()
+
+
+@both
+def test_bound_functions_and_methods(filter_jit):
+    bound = filter_jit(Model(X)).lower(X).compile()
+    step = Stepping(X).step.lower(X, n=2).compile()
+    for _ in range(CALLS):
+        assert_same(bound(X), X * X * 2)
+        if filter_jit is eqxjit.filter_jit:
+            assert_same(step(X, n=2), X * X * 2)
+
+
+def test_a_method_lowered_through_its_class_is_called_as_upstreams():
+    """Its instance is an argument like the others."""
+
+    class Theirs(eqx.Module):
+        weight: jax.Array
+
+        @eqx.filter_jit
+        def step(self, x, n=1):
+            return self.weight * x * n
+
+    theirs = Theirs.step.lower(Theirs(X), X, n=2).compile()
+    ours = Stepping.step.lower(Stepping(X), X, n=2).compile()
+    for _ in range(CALLS):
+        assert_same(ours(Stepping(X), X, n=2), theirs(Theirs(X), X, n=2))
+
+
+@both
+def test_outputs_without_arrays(filter_jit):
+    compiled = filter_jit(lambda n: (n + 1, "text", None)).lower(1).compile()
+    for _ in range(CALLS):
+        assert compiled(1) == (2, "text", None)
+
+
+@both
+def test_inside_a_transformation_the_compiled_function_is_refused(filter_jit):
+    """As JAX's own: it holds machine code, which nothing can be derived from."""
+    compiled = filter_jit(lambda x: x * 2).lower(X).compile()
+    for transformation in (jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())):
+        with pytest.raises(TypeError, match="transformations"):
+            transformation(compiled)(X)
+    for _ in range(CALLS):
+        assert_same(compiled(X), X * 2)

@@ -1,0 +1,564 @@
+"""Methods: decorated ones, how they are inherited and combined, and what `model.step` is."""
+
+import abc
+import copy
+import functools
+import inspect
+import pickle
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+import eqxjit
+from tests.support.helpers import assert_same, warm
+from tests.support.sides import CALLS, both
+
+x = jnp.arange(1.0, 4.0)
+
+
+def make_model(filter_jit):
+    """A Module with decorated methods, and the list of what of it was traced."""
+    traces = []
+
+    class Model(eqx.Module):
+        weight: Any
+        bias: Any = 0.5
+        power: int = eqx.field(static=True, default=2)
+
+        @filter_jit
+        def __call__(self, x):
+            traces.append("call")
+            return (self.weight * x) ** self.power + self.bias
+
+        @filter_jit
+        def step(self, x, rate=0.1, *, sign=1):
+            """One step."""
+            traces.append("step")
+            return Model(self.weight - sign * rate * x, self.bias, self.power)
+
+        @filter_jit
+        def both(self, x):
+            return self(x), self.step(x)(x)
+
+        @filter_jit
+        def __getitem__(self, index):
+            return self.weight[index]
+
+        @filter_jit
+        def __add__(self, other):
+            return self.weight + other.weight
+
+        @property
+        @filter_jit
+        def doubled(self):
+            return 2 * self.weight
+
+        @classmethod
+        @filter_jit
+        def of(cls, weight):
+            return cls(weight, power=3)
+
+        @staticmethod
+        @filter_jit
+        def scaled(x, by=2):
+            return by * x
+
+        @filter_jit
+        def renamed(this, func, args=1, *, keywords=2):
+            return this.weight * func + args * keywords
+
+        def plain(self, x):
+            return (self.weight * x) ** self.power + self.bias
+
+    return Model, traces
+
+
+@both
+def test_a_decorated_call(filter_jit):
+    Model, traces = make_model(filter_jit)
+    for i in range(CALLS):
+        model = Model(x + i)
+        for _ in range(CALLS):
+            assert_same(model(x), model.plain(x))
+            assert_same(model(x=x), model.plain(x))
+            assert_same(Model.__call__(model, x), model.plain(x))
+    assert traces == ["call"]
+
+
+@both
+def test_a_decorated_method(filter_jit):
+    Model, traces = make_model(filter_jit)
+    model = Model(x)
+    for _ in range(CALLS):
+        assert_same(model.step(x).weight, x - 0.1 * x)
+        assert_same(model.step(x, 0.2).weight, x - 0.2 * x)
+        assert_same(model.step(x, rate=0.2).weight, x - 0.2 * x)
+        assert_same(model.step(x, sign=-1).weight, x + 0.1 * x)
+        assert_same(Model.step(model, x).weight, x - 0.1 * x)
+        assert_same(model.both(x), (model.plain(x), Model(x - 0.1 * x).plain(x)))
+        assert type(model.step(x)) is Model
+    assert traces == ["step"] * 3 + ["call"]
+
+
+@both
+def test_a_loop_of_steps(filter_jit):
+    """Each step on what the one before returned: one trace."""
+    Model, traces = make_model(filter_jit)
+    model = Model(jnp.zeros(3))
+    weight = jnp.zeros(3)
+    for i in range(2 * CALLS):
+        model = model.step(x + i, 1.0)
+        weight = weight - 1.0 * (x + i)
+        assert_same(model.weight, weight)
+    assert traces == ["step"]
+
+
+@both
+def test_other_static_fields_are_another_entry(filter_jit):
+    Model, traces = make_model(filter_jit)
+    models = [Model(x, power=2), Model(x, power=3), Model(x, 7), Model(x, x)]
+    for _ in range(CALLS):
+        for model in models:
+            assert_same(model(x), model.plain(x))
+    assert traces == ["call"] * 4
+
+
+@both
+def test_special_methods_and_properties(filter_jit):
+    Model, _ = make_model(filter_jit)
+    for i in range(CALLS):
+        model = Model(x + i)
+        assert_same(model[1], model.weight[1])
+        assert_same(model[jnp.array([0, 1])], model.weight[:2])
+        assert_same(model + model, 2 * model.weight)
+        assert_same(model.doubled, 2 * model.weight)
+
+
+@both
+def test_class_and_static_methods(filter_jit):
+    """`@classmethod` and `@staticmethod` above `@filter_jit`."""
+    Model, _ = make_model(filter_jit)
+
+    class Child(Model):
+        pass
+
+    model = Model(x)
+    for i in range(CALLS):
+        assert_same(Model.of(x + i), Model(x + i, power=3))
+        assert_same(model.of(x + i), Model(x + i, power=3))
+        assert type(Child.of(x)) is Child
+        assert_same(Model.scaled(x + i), 2 * (x + i))
+        assert_same(model.scaled(x + i, by=3), 3 * (x + i))
+
+
+@both
+def test_class_methods_below_are_refused(filter_jit):
+    with pytest.raises(TypeError):
+
+        class Model(eqx.Module):
+            @filter_jit
+            @classmethod
+            def of(cls, x):
+                return x
+
+
+@both
+def test_parameters_named_like_the_attributes_of_a_partial(filter_jit):
+    Model, _ = make_model(filter_jit)
+    model = Model(x)
+    for _ in range(CALLS):
+        assert_same(model.renamed(func=x), x * x + 2)
+        assert_same(model.renamed(x, args=2, keywords=3), x * x + 6)
+
+
+@both
+def test_a_field_changed_on_the_instance_is_seen(filter_jit):
+    Model, _ = make_model(filter_jit)
+    model = Model(x)
+    for field, value in [("weight", 3 * x), ("bias", x), ("bias", 2), ("power", 3), ("bias", 2.5)]:
+        for _ in range(CALLS):
+            assert_same(model(x), model.plain(x))
+        object.__setattr__(model, field, value)
+        assert_same(model(x), model.plain(x))
+
+
+# --- Inheritance ------------------------------------------------------------------------------
+
+
+@both
+def test_an_inherited_method_serves_the_subclass(filter_jit):
+    Model, _ = make_model(filter_jit)
+
+    class Child(Model):
+        extra: Any = 1.0
+
+        def plain(self, x):
+            return super().plain(x)
+
+    for i in range(CALLS):
+        for model in (Model(x + i), Child(x + i), Child(x + i, 0.5, 3, x)):
+            assert_same(model(x), model.plain(x))
+            assert type(model.step(x)) is Model
+
+
+@both
+def test_super(filter_jit):
+    """An override, decorated or not, calls what it overrides."""
+    Model, traces = make_model(filter_jit)
+
+    class Decorated(Model):
+        @filter_jit
+        def __call__(self, x):
+            return 10 * super().__call__(x)
+
+        @filter_jit
+        def step(self, x):
+            return super().step(x, rate=1.0).weight
+
+    class Undecorated(Model):
+        def __call__(self, x):
+            return 10 * super().__call__(x)
+
+    class Grandchild(Decorated):
+        @filter_jit
+        def __call__(self, x):
+            return 10 * super().__call__(x)
+
+    for i in range(CALLS):
+        w = x + i
+        assert_same(Decorated(w)(x), 10 * Model(w).plain(x))
+        assert_same(Undecorated(w)(x), 10 * Model(w).plain(x))
+        assert_same(Grandchild(w)(x), 100 * Model(w).plain(x))
+        assert_same(Decorated(w).step(x), w - x)
+    assert traces.count("call") == 3
+
+
+@both
+def test_a_method_of_a_plain_class(filter_jit):
+    """`self` is static there: each object is another static value."""
+    traces = []
+
+    class Plain:
+        def __init__(self, by):
+            self.by = by
+
+        @filter_jit
+        def scale(self, x):
+            traces.append(self.by)
+            return self.by * x
+
+    two, three = Plain(2), Plain(3)
+    for _ in range(CALLS):
+        assert_same(two.scale(x), 2 * x)
+        assert_same(three.scale(x), 3 * x)
+    assert traces == [2, 3]
+
+
+@both
+def test_a_function_set_on_the_class_later(filter_jit):
+    class Model(eqx.Module):
+        weight: Any
+
+    type.__setattr__(Model, "later", filter_jit(lambda self, x: self.weight * x))
+    for _ in range(CALLS):
+        assert_same(Model(x).later(x), x * x)
+
+
+@both
+def test_a_wrapper_in_a_field_is_no_method(filter_jit):
+    """It is called without the instance, and its arrays belong to the Module."""
+
+    class Model(eqx.Module):
+        fun: Any
+        weight: Any
+
+    model = Model(filter_jit(eqx.Partial(jnp.multiply, x)), x)
+    for _ in range(CALLS):
+        assert_same(model.fun(x), x * x)
+    assert len(jtu.tree_leaves(eqx.filter(model, eqx.is_array))) == 2
+
+
+# --- Abstract methods -------------------------------------------------------------------------
+
+
+def abstract_outside():
+    class Base(eqx.Module):
+        @abc.abstractmethod
+        @eqxjit.filter_jit
+        def step(self, x):
+            """One step."""
+
+    return Base
+
+
+def abstract_inside():
+    class Base(eqx.Module):
+        @eqxjit.filter_jit
+        @abc.abstractmethod
+        def step(self, x):
+            """One step."""
+
+    return Base
+
+
+def abstract_plain():
+    class Base(abc.ABC):
+        @abc.abstractmethod
+        @eqxjit.filter_jit
+        def step(self, x):
+            """One step."""
+
+    return Base
+
+
+@pytest.mark.parametrize("make", [abstract_outside, abstract_inside, abstract_plain])
+def test_an_abstract_method_stays_abstract(make):
+    """Either order of the decorators works."""
+    Base = make()
+    assert Base.__abstractmethods__ == {"step"}
+    with pytest.raises(TypeError, match="abstract"):
+        Base()
+
+    class Missing(Base):
+        pass
+
+    with pytest.raises(TypeError, match="abstract"):
+        Missing()
+
+    class Concrete(Base):
+        @eqxjit.filter_jit
+        def step(self, x):
+            return 2 * x
+
+    for _ in range(CALLS):
+        assert_same(Concrete().step(x), 2 * x)
+
+
+def test_abstract_methods_under_upstream():
+    """One order raises, the other one forgets that the method is abstract."""
+    with pytest.raises(Exception, match="abstract"):
+        abc.abstractmethod(eqx.filter_jit(lambda self: None))
+    forgetful = eqx.filter_jit(abc.abstractmethod(lambda self: None))
+    assert not getattr(forgetful, "__isabstractmethod__", False)
+
+
+@both
+def test_a_concrete_method_is_not_abstract(filter_jit):
+    class Base(abc.ABC):  # noqa: B024
+        @filter_jit
+        def step(self, x):
+            return 2 * x
+
+    assert not Base.__abstractmethods__
+    assert_same(warm(Base().step, x), 2 * x)
+
+
+@both
+def test_a_decorated_override_of_an_abstract_method(filter_jit):
+    class Base(eqx.Module):
+        @abc.abstractmethod
+        def step(self, x):
+            """One step."""
+
+        def twice(self, x):
+            return self.step(self.step(x))
+
+    class Concrete(Base):
+        @filter_jit
+        def step(self, x):
+            return 2 * x
+
+    assert_same(warm(Concrete().twice, x), 4 * x)
+
+
+# --- What `model.step` is ---------------------------------------------------------------------
+
+
+@both
+def test_it_has_the_parts_of_a_partial(filter_jit):
+    Model, _ = make_model(filter_jit)
+    model = Model(x)
+    step = model.step
+    assert step.func is Model.step
+    assert step.args == (model,)
+    assert step.args[0] is model
+    assert step.keywords == {}
+    assert callable(step)
+    assert Model.step is Model.__dict__["step"]
+
+
+@both
+def test_it_is_a_pytree_with_the_arrays_of_the_instance(filter_jit):
+    Model, traces = make_model(filter_jit)
+    model = Model(x)
+    step = model.step
+    (leaf,) = jtu.tree_leaves(eqx.filter(step, eqx.is_array))
+    assert leaf is model.weight
+    for i in range(CALLS):
+        moved = jax.tree.map(lambda a, i=i: a + i if eqx.is_array(a) else a, step)
+        assert type(moved) is type(step)
+        assert_same(moved(x).weight, x + i - 0.1 * x)
+        again = jtu.tree_unflatten(jtu.tree_structure(step), jtu.tree_leaves(step))
+        assert_same(again(x).weight, x - 0.1 * x)
+        assert again.args[0].power == 2
+    assert traces == ["step"]
+
+
+@both
+def test_tree_at_reaches_the_instance(filter_jit):
+    Model, _ = make_model(filter_jit)
+    step = Model(x).step
+    for i in range(CALLS):
+        changed = eqx.tree_at(lambda s: s.args[0].weight, step, x + i)
+        assert_same(changed(x).weight, x + i - 0.1 * x)
+        assert_same(changed.args[0].weight, x + i)
+        assert_same(step(x).weight, x - 0.1 * x)
+    with_keyword = eqx.tree_at(lambda s: s.keywords, step, {"rate": 1.0})
+    assert_same(warm(with_keyword, x).weight, x - x)
+
+
+def test_paths_are_upstreams():
+    """The names of `func`, `args` and `keywords` show in the paths of its leaves."""
+    paths = []
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        Model, _ = make_model(filter_jit)
+        pairs, _ = jtu.tree_flatten_with_path(Model(x).step)
+        paths.append([jtu.keystr(path) for path, leaf in pairs if eqx.is_array(leaf)])
+    assert paths[0] == paths[1] == [".args[0].weight"]
+
+
+@both
+def test_it_goes_into_other_transformations(filter_jit):
+    Model, traces = make_model(filter_jit)
+
+    @filter_jit
+    def apply(fun, x):
+        traces.append("apply")
+        return fun(x)
+
+    def loss(step, x):
+        return jnp.sum(step(x).weight ** 2)
+
+    for i in range(CALLS):
+        model = Model(x + i)
+        assert_same(apply(model.step, x).weight, x + i - 0.1 * x)
+        gradient = eqx.filter_grad(loss)(model.step, x)
+        assert np.allclose(gradient.args[0].weight, 2 * (x + i - 0.1 * x))
+        stepped = eqx.filter_vmap(model.step)(jnp.stack([x, 2 * x])).weight
+        assert np.allclose(stepped, jnp.stack([x + i - 0.1 * x, x + i - 0.2 * x]))
+    assert traces.count("apply") == 1
+
+
+@both
+def test_it_can_be_wrapped_again(filter_jit):
+    Model, traces = make_model(filter_jit)
+    for i in range(CALLS):
+        f = filter_jit(Model(x + i).step)
+        for _ in range(CALLS):
+            assert_same(f(x).weight, x + i - 0.1 * x)
+    assert traces == ["step"]
+
+
+@both
+def test_equality_and_hash(filter_jit):
+    Model, _ = make_model(filter_jit)
+    model = Model(3.0)
+    assert model.step == model.step
+    assert model.step == Model(3.0).step
+    assert bool(Model(x).step == Model(x).step)
+    assert not bool(Model(x).step == Model(2 * x).step)
+    assert not bool(model.step == Model(4.0).step)
+    assert not bool(model.step == model.both)
+    assert model.step != "step"
+    with pytest.raises(TypeError):
+        hash(Model(x).step)
+
+
+def test_bound_methods_without_arrays_can_be_hashed():
+    """Upstream's can't: a `Partial` holds a dict."""
+    Model, _ = make_model(eqxjit.filter_jit)
+    assert len({Model(3.0).step, Model(3.0).step, Model(4.0).step}) == 2
+    Model, _ = make_model(eqx.filter_jit)
+    with pytest.raises(TypeError):
+        hash(Model(3.0).step)
+
+
+def test_its_signature_lacks_self():
+    Model, _ = make_model(eqxjit.filter_jit)
+    assert str(inspect.signature(Model(x).step)) == "(x, rate=0.1, *, sign=1)"
+    assert str(inspect.signature(Model.step)) == "(self, x, rate=0.1, *, sign=1)"
+    assert "step" in repr(Model(x).step)
+    assert Model.step.__doc__ == "One step."
+
+
+@both
+def test_wrong_calls(filter_jit):
+    Model, _ = make_model(filter_jit)
+    model = Model(x)
+    for _ in range(CALLS):
+        for call in [
+            lambda: model.step(),
+            lambda: model.step(x, 1, 2),
+            lambda: model.step(x, no_such=1),
+            lambda: Model.step(),
+        ]:
+            with pytest.raises(TypeError):
+                call()
+        assert_same(model.step(x).weight, x - 0.1 * x)
+
+
+@both
+def test_lowering_a_method(filter_jit):
+    Model, _ = make_model(filter_jit)
+    model = Model(x)
+    compiled = Model.step.lower(model, x).compile()
+    for i in range(CALLS):
+        assert_same(compiled(model, x + i).weight, x - 0.1 * (x + i))
+
+
+def test_lowering_a_bound_method():
+    """The instance is filled in when it is lowered and when it is called."""
+    Model, _ = make_model(eqxjit.filter_jit)
+    model = Model(x)
+    compiled = model.step.lower(x).compile()
+    for i in range(CALLS):
+        assert_same(compiled(x + i).weight, x - 0.1 * (x + i))
+
+
+def test_a_bound_method_has_what_the_wrapper_has():
+    Model, _ = make_model(eqxjit.filter_jit)
+    model = Model(x)
+    warm(model.step, x)
+    assert model.step.cache_info() == Model.step.cache_info()
+    assert model.step.cache_info() == (1, 1, 0, 1024, CALLS - 1)
+    assert model.step.specialized_source() == Model.step.specialized_source()
+    model.step.clear_cache()
+    assert model.step.cache_info().entries == 0
+    with pytest.raises(AttributeError):
+        _ = model.step.no_such_name
+
+
+class Saved(eqx.Module):
+    weight: Any
+
+    @eqxjit.filter_jit
+    def step(self, x, rate=1.0):
+        return self.weight * x * rate
+
+
+@pytest.mark.parametrize(
+    "make",
+    [copy.copy, copy.deepcopy, lambda step: pickle.loads(pickle.dumps(step))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_copies_of_a_bound_method(make):
+    step = Saved(x).step
+    again = make(step)
+    assert type(again) is type(step)
+    assert_same(warm(again, x), x * x)
+    assert_same(warm(functools.partial(again, rate=2.0), x), 2 * x * x)

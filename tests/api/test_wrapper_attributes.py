@@ -1,0 +1,627 @@
+"""The public surface: how a function is wrapped, its options, and what the wrapper offers."""
+
+import copy
+import functools
+import inspect
+import operator
+import pickle
+import pydoc
+import re
+import threading
+import typing
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from tests.support.helpers import assert_same, warm
+from tests.support.sides import CALLS, both
+
+x = jnp.arange(3.0)
+
+
+def documented(
+    x: jax.Array, /, scale: float = 2.0, *args: int, key: str = "k", **more
+) -> jax.Array:
+    """Scales."""
+    return x * scale
+
+
+class Model(eqx.Module):
+    """A model."""
+
+    weight: jax.Array
+    name: str = eqx.field(static=True, default="net")
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Applies it."""
+        return self.weight * x
+
+    def step(self, x, rate=0.1):
+        """One step."""
+        return self.weight * x * rate
+
+
+class Plain:
+    """A callable object."""
+
+    def __call__(self, x):
+        return x
+
+
+@eqxjit.filter_jit
+def at_module_level(x):
+    """Decorated."""
+    return 2 * x
+
+
+FUNCTIONS = {
+    "function": documented,
+    "lambda": lambda x: x,
+    "Module": Model(x),
+    "method": Model(x).step,
+    "plain object": Plain(),
+    "method of a plain object": Plain().__call__,
+    "class": Model,
+    "functools.partial": functools.partial(documented, x),
+    "eqx.Partial": eqx.Partial(documented, x),
+    "jax Partial": jax.tree_util.Partial(documented, x),
+    "filter_grad": eqx.filter_grad(documented),
+    "filter_vmap": eqx.filter_vmap(Model(x)),
+    "jax.jit": jax.jit(documented),
+    "wrapped by functools": functools.wraps(documented)(lambda *args: documented(*args)),
+    "builtin": abs,
+    "a wrapper": at_module_level,
+}
+
+
+# --- How a function is wrapped ----------------------------------------------------------------
+
+
+def test_both_names_are_one_object():
+    assert eqxjit.fast_filter_jit is eqxjit.filter_jit
+    assert {"filter_jit", "fast_filter_jit", "currently_jitting"} <= set(eqxjit.__all__)
+    assert all(hasattr(eqxjit, name) for name in eqxjit.__all__)
+
+
+@both
+def test_the_forms_of_the_decorator(filter_jit):
+    @filter_jit
+    def bare(x):
+        return 2 * x
+
+    @filter_jit(donate="none")
+    def with_options(x):
+        return 2 * x
+
+    @filter_jit()
+    def without_options(x):
+        return 2 * x
+
+    def function(x):
+        return 2 * x
+
+    for f in [
+        bare,
+        with_options,
+        without_options,
+        filter_jit(function),
+        filter_jit(fun=function),
+        filter_jit(function, donate="none"),
+        filter_jit(function, inline=True),
+        filter_jit(inline=True, donate="none")(function),
+        functools.partial(filter_jit, donate="none")(function),
+    ]:
+        assert type(f) is type(bare)
+        assert_same(warm(f, x), 2 * x)
+
+
+def test_a_decorator_serves_several_functions():
+    decorate = eqxjit.filter_jit(donate="none")
+    double, triple = decorate(lambda x: 2 * x), decorate(lambda x: 3 * x)
+    for _ in range(CALLS):
+        assert_same((double(x), triple(x)), (2 * x, 3 * x))
+
+
+@both
+def test_options_are_keyword_only(filter_jit):
+    with pytest.raises(TypeError):
+        filter_jit(documented, "none")
+
+
+def test_type_checkers_see_the_signature_of_the_function():
+    """An overload each for `@filter_jit` and `@filter_jit(...)`; both keep a `ParamSpec`."""
+    overloads = typing.get_overloads(eqxjit.filter_jit)
+    assert len(overloads) == 2
+    for overload in overloads:
+        hints = typing.get_type_hints(overload)
+        assert "~" in str(hints["return"]) or "ParamSpec" in str(hints["return"])
+        assert set(typing.get_args(hints["donate"])) == {
+            "all",
+            "all-except-first",
+            "warn",
+            "warn-except-first",
+            "none",
+        }
+
+
+# --- Options ----------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("donate", ["all", "all-except-first", "warn", "warn-except-first", "none"])
+def test_the_values_of_donate(filter_jit, donate):
+    f = filter_jit(lambda a, b: a + b, donate=donate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that some buffers were not usable
+        for i in range(CALLS):
+            assert_same(f(x + i, x + 1), x + i + (x + 1))
+
+
+@both
+@pytest.mark.parametrize("donate", ["ALL", "first", "", None, True, False, 1, ("all",), ["all"]])
+def test_other_values_of_donate_are_refused(filter_jit, donate):
+    with pytest.raises(ValueError, match="donate"):
+        filter_jit(documented, donate=donate)
+    with pytest.raises(ValueError, match="donate"):
+        filter_jit(donate=donate)(documented)
+
+
+@both
+def test_an_unknown_option_is_refused_when_wrapping(filter_jit):
+    for wrap in (
+        lambda: filter_jit(donat="all")(lambda x: x),
+        lambda: filter_jit(lambda x: x, donat="all"),
+    ):
+        with pytest.raises(TypeError, match="donat"):
+            wrap()
+
+
+@both
+@pytest.mark.parametrize(
+    "argument",
+    ["static_argnums", "static_argnames", "donate_argnums", "in_shardings", "out_shardings"],
+)
+def test_jit_arguments_that_are_refused(filter_jit, argument):
+    for value in (0, None, "x"):
+        with pytest.raises(ValueError, match=argument):
+            filter_jit(documented, **{argument: value})
+        with pytest.raises(ValueError, match=argument):
+            filter_jit(**{argument: value})(documented)
+
+
+@both
+@pytest.mark.parametrize("argument", ["default", "fn", "args", "kwargs", "out"])
+def test_arguments_of_old_are_refused(filter_jit, argument):
+    """Those of Equinox before 0.10."""
+    with pytest.raises(ValueError, match=r"0\.10"):
+        filter_jit(documented, **{argument: True})
+
+
+@both
+def test_an_argument_that_jax_does_not_know_is_refused(filter_jit):
+    with pytest.raises(TypeError, match="nonsense"):
+        filter_jit(documented, nonsense=1)(x)
+
+
+@pytest.mark.parametrize("maxsize", [0, -1, 1.5, "3", True, (3,)])
+def test_a_maxsize_that_is_no_number_of_entries_is_refused(maxsize):
+    with pytest.raises((TypeError, ValueError), match="maxsize"):
+        eqxjit.filter_jit(documented, maxsize=maxsize)
+
+
+@both
+@pytest.mark.parametrize(
+    "fun",
+    [None, 1, "f", jnp.ones(2), [max], property(documented)],
+    ids=lambda fun: type(fun).__name__,
+)
+def test_what_can_not_be_called_can_not_be_wrapped(filter_jit, fun):
+    with pytest.raises(TypeError):
+        filter_jit(fun)
+
+
+@pytest.mark.parametrize("kind", [classmethod, staticmethod])
+def test_the_wrong_order_of_decorators_is_explained(kind):
+    """A `staticmethod` can be called, a `classmethod` can't."""
+    if callable(kind(documented)):
+        assert_same(warm(eqxjit.filter_jit(kind(documented)), x), 2 * x)
+    else:
+        with pytest.raises(TypeError, match=f"@{kind.__name__}"):
+            eqxjit.filter_jit(kind(documented))
+
+
+# --- Arguments of `jax.jit` are passed on -----------------------------------------------------
+
+
+@both
+def test_inline_is_passed_on(filter_jit):
+    def calls_in(**options):
+        f = filter_jit(lambda x: jnp.sin(x) + 1, **options)
+        return jax.jit(lambda x: f(x)).lower(x).as_text().count(" call @")
+
+    assert calls_in(inline=True) == 0
+    assert calls_in(inline=False) == calls_in() == 1
+
+
+@both
+def test_keep_unused_is_passed_on(filter_jit):
+    def parameters(**options):
+        f = filter_jit(lambda x, unused: x, **options)
+        return f.lower(x, jnp.ones((7, 7))).as_text().count("7x7")
+
+    assert parameters(keep_unused=True) > 0
+    assert parameters() == parameters(keep_unused=False) == 0
+
+
+@both
+def test_compiler_options_are_passed_on(filter_jit):
+    f = filter_jit(lambda x: 2 * x, compiler_options={"xla_cpu_enable_fast_math": True})
+    assert_same(warm(f, x), 2 * x)
+    for _ in range(CALLS):
+        with pytest.raises(Exception, match="xla_no_such_option"):
+            filter_jit(lambda x: x, compiler_options={"xla_no_such_option": True})(x)
+
+
+@both
+@pytest.mark.filterwarnings("ignore:.*(backend|device).*:DeprecationWarning")
+@pytest.mark.parametrize("option", ["device", "backend"])
+def test_device_and_backend_are_passed_on(filter_jit, option):
+    value = {"device": jax.devices("cpu")[0], "backend": "cpu"}[option]
+    f = filter_jit(lambda x: 2 * x, **{option: value})
+    assert warm(f, x).devices() == {jax.devices("cpu")[0]}
+    if option == "backend":
+        with pytest.raises(Exception, match="no_such"):
+            filter_jit(lambda x: 2 * x, backend="no_such")(x)
+
+
+def test_block_is_for_eqxjit_alone():
+    """Whether each call waits; the result is the same."""
+    f = eqxjit.filter_jit(lambda x: 2 * x, block=True)
+    assert_same(warm(f, x), 2 * x)
+
+
+# --- What the wrapper takes over --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attribute", ["__name__", "__qualname__", "__doc__", "__module__"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_attributes_of_the_function(name, attribute):
+    fun = FUNCTIONS[name]
+    ours, upstream = eqxjit.filter_jit(fun), eqx.filter_jit(fun)
+    expected = getattr(fun, attribute, None)
+    assert getattr(ours, attribute, None) == expected
+    if isinstance(getattr(fun, attribute, None), str):
+        # Where there is none, upstream shows its wrapper's own, or a placeholder.
+        assert getattr(upstream, attribute) == expected
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_signature_is_the_functions(name):
+    fun = FUNCTIONS[name]
+    signature = inspect.signature(eqxjit.filter_jit(fun))
+    assert signature == inspect.signature(eqx.filter_jit(fun)) == inspect.signature(fun)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_wrapped_is_the_function(name):
+    fun = FUNCTIONS[name]
+    ours, upstream = eqxjit.filter_jit(fun), eqx.filter_jit(fun)
+    assert_same(ours.__wrapped__, fun)
+    assert_same(upstream.__wrapped__, fun)
+    if inspect.isfunction(fun):
+        assert ours.__wrapped__ is fun
+
+
+@both
+def test_annotations_are_the_functions(filter_jit):
+    f = filter_jit(documented)
+    assert f.__annotations__ == documented.__annotations__
+    assert typing.get_type_hints(f) == typing.get_type_hints(documented)
+
+
+@both
+def test_introspection(filter_jit):
+    f = filter_jit(documented)
+    assert callable(f)
+    assert f
+    assert inspect.unwrap(f) is documented
+    assert inspect.getsource(f) == inspect.getsource(documented)
+    assert "Scales." in pydoc.render_doc(f)
+    assert inspect.getdoc(f) == "Scales."
+    assert not inspect.iscoroutinefunction(f)
+    assert not hasattr(f, "no_such_attribute")
+    assert {"lower", "__wrapped__"} <= {*dir(f), "__wrapped__"}
+    wrapper = functools.wraps(f)(lambda *args: f(*args))
+    assert wrapper.__name__ == "documented"
+    assert inspect.signature(wrapper) == inspect.signature(documented)
+    assert not getattr(f, "__isabstractmethod__", False)
+
+
+def test_an_attribute_that_is_not_there_is_named():
+    f = eqxjit.filter_jit(documented)
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        _ = f.no_such_attribute
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        _ = Model(x).step.no_such_attribute
+
+
+@both
+def test_it_is_called_by_what_calls_functions(filter_jit):
+    f = filter_jit(lambda x, y=1: x * y)
+    for i in range(CALLS):
+        a = x + i
+        assert_same(operator.call(f, a, y=a), a * a)
+        assert_same([*map(f, [a, a])], [a, a])
+        assert_same(functools.partial(f, y=a)(a), a * a)
+        assert_same(functools.reduce(f, [a, a, a]), a * a * a)
+        assert_same(f.__call__(a), a)
+
+
+class TestRepr:
+    """A helpful `repr`."""
+
+    def test_of_a_function(self):
+        assert repr(eqxjit.filter_jit(documented)) == "filter_jit(documented)"
+        assert "TestRepr" in repr(eqxjit.filter_jit(lambda x: x))
+
+    def test_of_a_module(self):
+        text = repr(eqxjit.filter_jit(Model(x)))
+        assert text.startswith("filter_jit(Model(")
+        assert "weight=f32[3]" in text
+
+    def test_of_a_method(self):
+        assert "step" in repr(eqxjit.filter_jit(Model(x).step))
+
+    def test_of_a_large_module_is_one_line(self):
+        mlp = eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0))
+        text = repr(eqxjit.filter_jit(mlp))
+        assert text.startswith("filter_jit(MLP( layers=( Linear(")
+        assert len(text.splitlines()) == 1
+        assert len(text) < 100
+
+    def test_of_a_bound_method(self):
+        class Small(eqx.Module):
+            weight: jax.Array
+
+            @eqxjit.filter_jit
+            def step(self):
+                return self
+
+        text = repr(Small(x).step)
+        assert re.fullmatch(
+            r"<bound filter_jit\(.*Small.step\) of .*Small\(weight=f32\[3\]\)>", text
+        )
+
+        class Large(eqx.Module):
+            mlp: eqx.nn.MLP
+
+            @eqxjit.filter_jit(donate="all")
+            def step(self):
+                return self
+
+        text = repr(Large(eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0))).step)
+        assert re.match(
+            r"<bound filter_jit\(.*Large.step, donate='all'\) of .*Large\( mlp=MLP\(", text
+        )
+        assert len(text) < 200
+        assert len(text.splitlines()) == 1
+
+    def test_of_a_method_of_what_cannot_be_shown(self):
+        class Shy:
+            @eqxjit.filter_jit
+            def step(self):
+                return 1
+
+            def __repr__(self):
+                raise ZeroDivisionError
+
+        assert repr(Shy().step).endswith(" of Shy object>")
+
+    def test_of_what_was_lowered_and_compiled(self):
+        f = eqxjit.filter_jit(documented)
+        for lowered, name in (
+            (f.lower(x, y=3), "documented(x: float32[3], y=3)"),
+            (eqxjit.filter_jit(Model(x)).lower(x), "Model(x: float32[3], fun: Model with 1 array)"),
+        ):
+            assert repr(lowered) == f"<Lowered {name}>"
+            assert repr(lowered.compile()) == f"<Compiled {name}>"
+        many = eqxjit.filter_jit(lambda **kwargs: 1).lower(**{f"number_{i}": i for i in range(50)})
+        assert repr(many).startswith("<Lowered <lambda>(number_0=0, number_1=1, ")
+        assert repr(many).endswith("...)>")
+        assert len(repr(many)) < 150
+
+    def test_of_an_installation(self):
+        with eqxjit.install() as installation:
+            assert re.fullmatch(
+                r"<Installation: active, equinox\.filter_jit replaced in \d+ modules>",
+                repr(installation),
+            )
+        assert repr(installation) == "<Installation: ended>"
+
+    def test_tells_what_is_donated(self):
+        assert "donate='all'" in repr(eqxjit.filter_jit(documented, donate="all"))
+        assert "donate" not in repr(eqxjit.filter_jit(documented, donate="none"))
+
+    def test_while_traced(self):
+        seen = []
+        jax.jit(lambda x: seen.append(repr(eqxjit.filter_jit(Model(x)))))(x)
+        assert "filter_jit(Model(" in seen[0]
+
+    @pytest.mark.parametrize("name", FUNCTIONS)
+    def test_of_everything(self, name):
+        assert repr(eqxjit.filter_jit(FUNCTIONS[name])).startswith("filter_jit(")
+
+
+# --- The cache --------------------------------------------------------------------------------
+
+
+def test_cache_info():
+    """As of `functools.lru_cache`: a named tuple."""
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    info = f.cache_info()
+    assert info == (0, 0, 0, 1024, 0)
+    assert info == eqxjit.CacheInfo(entries=0, traces=0, recompilations=0, maxsize=1024)
+    assert info._fields == ("entries", "traces", "recompilations", "maxsize", "hits")
+    for _ in range(CALLS):
+        f(x, 2)  # one structure
+    assert f.cache_info() == (1, 1, 0, 1024, CALLS - 1)
+    for _ in range(CALLS):
+        f(x, 3)  # another static value
+        f(jnp.ones(7), 3)  # another shape
+    n_hits = 3 * (CALLS - 1)
+    assert f.cache_info() == (2, 3, 0, 1024, n_hits)
+    shown = f"CacheInfo(entries=2, traces=3, recompilations=0, maxsize=1024, hits={n_hits})"
+    assert repr(f.cache_info()) == shown
+
+
+def test_hits_are_the_calls_that_trace_nothing():
+    """Of all wrappers of a function, on all paths, in a specialised call as in any other."""
+    f = eqxjit.filter_jit(Model(x))
+    wrappers = [f, f, eqxjit.filter_jit(Model(x + 1))]
+    f.clear_cache()  # Of the other tests of such a Module.
+    assert f.cache_info().hits == 0
+    for i in range(10 * CALLS):
+        wrappers[i % 3](jnp.ones((i % 2 + 1, 3), [int, float][i % 4 // 2]))
+        info = f.cache_info()
+        assert info.hits == i + 1 - info.traces
+    assert f.cache_info().traces == 4
+    f.clear_cache()
+    assert f.cache_info().hits == 0
+    warm(f, x)
+    assert f.cache_info()[1:] == (1, 0, 1024, CALLS - 1)
+
+
+def test_what_is_no_hit():
+    f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x[0] < 0, "negative"))
+    for i in range(1, CALLS):
+        f(x)
+        with pytest.raises(Exception, match="negative"):
+            f(x - 1)
+        with jax.disable_jit():
+            f(x)
+        with pytest.raises(TypeError):
+            f()
+        assert f.cache_info().hits == i - 1
+    hits = f.cache_info().hits
+    compiled = f.lower(x).compile()
+    for _ in range(CALLS):
+        compiled(x)
+    assert f.cache_info().hits == hits
+    jax.clear_caches()
+    f(x)
+    assert (f.cache_info().hits, f.cache_info().traces) == (hits, 2)
+
+
+def test_hits_inside_other_functions():
+    f = eqxjit.filter_jit(lambda x: x * 2)
+    outer = jax.jit(lambda x: f(x) + f(x) + f(x))
+    for _ in range(CALLS):
+        outer(x)
+    # Only the outer function's trace calls it.
+    assert f.cache_info()[1:] == (1, 0, 1024, 2)
+
+
+def test_hits_of_threads():
+    f = eqxjit.filter_jit(lambda x: x * 2)
+    f(x)
+    n_threads, n_calls = 4, 500
+    threads = [
+        threading.Thread(target=lambda: [f(x) for _ in range(n_calls)]) for _ in range(n_threads)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert f.cache_info()[1:] == (1, 0, 1024, n_threads * n_calls)
+
+
+def test_traces_are_those_that_happened():
+    traces = []
+    f = eqxjit.filter_jit(lambda x, n=1: traces.append(n) or x * n)
+    for i in range(3 * CALLS):
+        f(jnp.ones(i % 3), i % 2)
+        f(jnp.ones(i % 3, int))
+        assert f.cache_info().traces == len(traces)
+    assert f.cache_info().entries == 3
+
+
+def test_clear_cache():
+    traces = []
+    f = eqxjit.filter_jit(lambda x: traces.append(1) or 2 * x)
+    for times in range(1, 4):
+        for _ in range(CALLS):
+            assert_same(f(x), 2 * x)
+        assert len(traces) == times
+        f.clear_cache()
+        assert f.cache_info() == (0, 0, 0, 1024, 0)
+
+
+@pytest.mark.parametrize("maxsize", [1, 3])
+def test_maxsize_bounds_the_entries(maxsize):
+    """The least recently used entry goes first."""
+    traces = []
+    f = eqxjit.filter_jit(lambda x, n: traces.append(n) or x * n, maxsize=maxsize)
+    for n in range(6):
+        for _ in range(CALLS):
+            assert_same(f(x, n), x * n)
+        assert f.cache_info()[:4] == (min(n + 1, maxsize), n + 1, 0, maxsize)
+    for _ in range(CALLS):
+        f(x, 5)
+    assert traces == [0, 1, 2, 3, 4, 5]
+    f(x, 0)
+    assert traces[6:] == [0]
+
+
+def test_an_entry_in_use_is_not_the_least_recently_used():
+    traces = []
+    f = eqxjit.filter_jit(lambda x, n: traces.append(n) or x * n, maxsize=3)
+    f(x, 0)
+    for n in range(1, 6):
+        f(x, n)
+        f(x, 0)
+    assert traces.count(0) == 1
+
+
+def test_maxsize_none_bounds_nothing():
+    f = eqxjit.filter_jit(lambda x, n: n, maxsize=None)
+    for n in range(20):
+        f(x, n)
+    assert f.cache_info() == (20, 20, 0, None, 0)
+
+
+# --- Copies in files and other processes ------------------------------------------------------
+
+
+def test_a_decorated_function_is_pickled_by_its_name():
+    assert pickle.loads(pickle.dumps(at_module_level)) is at_module_level
+    assert copy.copy(at_module_level) == at_module_level
+
+
+def test_a_wrapper_is_pickled_with_what_it_wraps():
+    f = eqxjit.filter_jit(Model(x), maxsize=7)
+    expected = f(x)
+    again = pickle.loads(pickle.dumps(f))
+    assert again == f
+    assert again.cache_info().maxsize == 7
+    for _ in range(CALLS):
+        assert_same(again(x), expected)
+    method: Any = pickle.loads(pickle.dumps(eqxjit.filter_jit(Model(x).step)))
+    assert_same(warm(method, x), Model(x).step(x))
+
+
+@both
+def test_the_call_of_its_type(filter_jit):
+    f = filter_jit(lambda x, *, n: x * n)
+    g = filter_jit(lambda x: x + 1)
+    for _ in range(CALLS):
+        assert type(f).__call__(f, jnp.ones(2), n=3).tolist() == [3, 3]
+        assert type(g).__call__(g, jnp.ones(2)).tolist() == [2, 2]
+    with pytest.raises(TypeError):
+        type(f).__call__(f)
+    assert callable(type(f))
+    inspect.signature(type(f))

@@ -1,0 +1,528 @@
+"""The wrapper as a pytree: it has the arrays of the function it wraps, and copies share entries."""
+
+import copy
+import functools
+import io
+import operator
+import types
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import optax
+import pytest
+
+import eqxjit
+from eqxjit._runtime.cache import _clear_tables
+from tests.support.helpers import assert_same
+from tests.support.sides import CALLS, both
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    bias: Any
+    power: int = eqx.field(static=True, default=2)
+
+    def __call__(self, x):
+        traces.append(self.power)
+        return (self.weight * x) ** self.power + self.bias
+
+    def shifted(self, x, *, by=1.0):
+        traces.append("shifted")
+        return self.weight * x + by
+
+    @eqxjit.filter_jit
+    def jitted(self, x):
+        return self.weight * x
+
+
+#: What was traced: a Module can't count, and wrapping its call would make it another function.
+traces: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_traces():
+    eqx.clear_caches()
+    # Which may not reach them (`nox -s private`).
+    _clear_tables()
+    traces.clear()
+
+
+def model(scale=1.0):
+    return Model(scale * jnp.arange(1.0, 4.0), scale * jnp.ones(()))
+
+
+def double(x):
+    return 2 * x
+
+
+def scale(weight, x):
+    traces.append("scale")
+    return weight * x
+
+
+WRAPPED = {
+    "a function": lambda: double,
+    "a jitted function": lambda: jnp.tanh,
+    "a Module": model,
+    "a bound method": lambda: model().shifted,
+    "a decorated bound method": lambda: model().jitted,
+    "an eqx.Partial": lambda: eqx.Partial(scale, jnp.arange(3.0)),
+    "a jax Partial": lambda: jtu.Partial(scale, jnp.arange(3.0)),
+    "a functools.partial": lambda: functools.partial(scale, jnp.arange(3.0)),
+    "a Module of Modules": lambda: eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0)),
+    "filter_grad of a function": lambda: eqx.filter_grad(lambda x: jnp.sum(x**2)),
+    "filter_vmap of a Module": lambda: eqx.filter_vmap(model()),
+    "NumPy arrays": lambda: eqx.Partial(scale, np.arange(3.0, dtype=np.float32)),
+    "a wrapper": lambda: eqxjit.filter_jit(model()),
+}
+x = jnp.arange(3.0) + 1
+
+
+def arrays(tree):
+    return jtu.tree_leaves(eqx.filter(tree, eqx.is_array))
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_its_arrays_are_those_of_the_function(name):
+    fun = WRAPPED[name]()
+    ours, upstream = eqxjit.filter_jit(fun), eqx.filter_jit(fun)
+    assert [*map(id, arrays(ours))] == [*map(id, arrays(fun))] == [*map(id, arrays(upstream))]
+    assert_same(ours.__wrapped__, upstream.__wrapped__)
+    for _ in range(CALLS):
+        assert_same(ours(x), upstream(x))
+
+
+COPIES = {
+    "flattened": lambda f: jtu.tree_unflatten(jtu.tree_structure(f), jtu.tree_leaves(f)),
+    "mapped": lambda f: jax.tree.map(lambda leaf: leaf, f),
+    "combined": lambda f: eqx.combine(*eqx.partition(f, eqx.is_inexact_array)),
+    "copied": copy.copy,
+    "deeply copied": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("name", WRAPPED)
+def test_copies_work_and_share_entries(name, how):
+    fun = WRAPPED[name]()
+    wrapper = eqxjit.filter_jit(fun)
+    expected = wrapper(x)
+    compiled = wrapper.cache_info()[:3]
+    again = COPIES[how](wrapper)
+    assert type(again) is type(wrapper)
+    assert again is not wrapper
+    for _ in range(CALLS):
+        assert_same(again(x), expected)
+    assert again == wrapper
+    assert again.cache_info()[:3] == wrapper.cache_info()[:3] == compiled
+
+
+def test_a_deep_copy_has_arrays_of_its_own():
+    """Upstream's can't be called (Equinox 0.13.8)."""
+    weight = np.ones(3, np.float32)
+    f = eqxjit.filter_jit(eqx.Partial(scale, weight))
+    shallow, deep = copy.copy(f), copy.deepcopy([f])[0]
+    for i in range(CALLS):
+        weight[:] = i
+        assert_same(shallow(1.0), i * jnp.ones(3))
+        assert_same(f(1.0), i * jnp.ones(3))
+        assert_same(deep(1.0), jnp.ones(3))
+    assert traces == ["scale"]
+
+
+@both
+def test_tree_map_changes_what_it_computes_with(filter_jit):
+    """Call by call other arrays, one trace."""
+    f = filter_jit(model())
+    for i in range(CALLS):
+        g = jax.tree.map(lambda leaf, i=i: leaf * i if eqx.is_array(leaf) else leaf, f)
+        assert_same(g(x), model(float(i))(x))
+        assert_same(f(x), model()(x))
+        assert traces.count(2) == 1 + 2 * (i + 1)  # eager runs aside: one
+    assert jtu.tree_structure(f) == jtu.tree_structure(filter_jit(model(3.0)))
+
+
+@both
+def test_tree_map_over_two_wrappers(filter_jit):
+    total = jax.tree.map(
+        lambda a, b: a + b if eqx.is_array(a) else a, filter_jit(model()), filter_jit(model(2.0))
+    )
+    for _ in range(CALLS):
+        assert_same(total(x), model(3.0)(x))
+    other = filter_jit(Model(x, x, 3))
+    with pytest.raises(ValueError, match=r"ismatch|different"):
+        jax.tree.map(lambda a, b: a, total, other)
+
+
+@both
+def test_other_shapes_and_structures_of_its_arrays(filter_jit):
+    """A copy may hold other kinds of arrays; it is traced for them, and the original stays warm."""
+    f = filter_jit(model())
+    for _ in range(CALLS):
+        assert f(x).shape == (3,)
+        wider = jax.tree.map(lambda a: a[None] if eqx.is_array(a) else a, f)
+        assert_same(wider(x), model()(x)[None])
+        integers = jax.tree.map(lambda a: a.astype(int) if eqx.is_array(a) else a, f)
+        assert integers(2).dtype == jnp.int32
+
+
+@both
+def test_tree_map_to_what_is_no_array(filter_jit):
+    """As when `eqx.partition` leaves `None` behind, which `eqx.combine` fills again."""
+    f = filter_jit(model())
+    dynamic, static = eqx.partition(f, eqx.is_array)
+    for _ in range(CALLS):
+        assert_same(eqx.combine(dynamic, static)(x), model()(x))
+    shapes = eqx.filter_eval_shape(lambda f: f, f)
+    assert [leaf.shape for leaf in jtu.tree_leaves(shapes) if hasattr(leaf, "shape")] == [(3,), ()]
+
+
+@both
+def test_tree_at_reaches_through_it(filter_jit):
+    f = filter_jit(model())
+    for i in range(CALLS):
+        weight = jnp.full(3, float(i))
+        g = eqx.tree_at(lambda f: f.__wrapped__.weight, f, weight)
+        assert_same(g(x), Model(weight, jnp.ones(()))(x))
+        assert_same(g.__wrapped__.weight, weight)
+        assert_same(f(x), model()(x))
+
+
+@both
+def test_gradients_through_it(filter_jit):
+    """With respect to the wrapper: its gradient is a wrapper of gradients."""
+
+    def loss(f, x):
+        return jnp.sum(f(x))
+
+    f = filter_jit(model())
+    for i in range(CALLS):
+        xs = x + i
+        gradient = eqx.filter_grad(loss)(f, xs)
+        expected = eqx.filter_grad(loss)(model(), xs)
+        assert type(gradient) is type(f)
+        assert_same(arrays(gradient), arrays(expected))
+        value, jitted = eqx.filter_jit(eqx.filter_value_and_grad(loss))(f, xs)
+        assert np.allclose(value, loss(model(), xs))
+        assert eqx.tree_equal(arrays(jitted), arrays(expected), rtol=1e-6)
+
+
+@both
+def test_a_wrapper_trains(filter_jit):
+    """As a model in an optax loop, the step jitted around it."""
+    target = 2.0 * x
+
+    @filter_jit
+    def step(f, state):
+        loss, gradient = eqx.filter_value_and_grad(lambda f: jnp.mean((f(x) - target) ** 2))(f)
+        updates, state = optimiser.update(gradient, state)
+        return eqx.apply_updates(f, updates), state, loss
+
+    optimiser = optax.adam(0.1)
+    f = filter_jit(model())
+    state = optimiser.init(eqx.filter(f, eqx.is_array))
+    losses = []
+    for _ in range(CALLS):
+        f, state, loss = step(f, state)
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+    assert traces == [2]
+
+
+@both
+def test_vmap_over_it(filter_jit):
+    """An ensemble of wrapped Modules."""
+    stacked = eqx.filter_vmap(lambda s: model(s))(jnp.arange(1.0, 5.0))
+    f = filter_jit(stacked)
+    for i in range(CALLS):
+        ours = eqx.filter_vmap(lambda f, x: f(x), in_axes=(eqx.if_array(0), None))(f, x + i)
+        assert_same(ours, jnp.stack([model(s)(x + i) for s in (1.0, 2.0, 3.0, 4.0)]))
+
+
+@both
+def test_it_goes_into_and_out_of_jitted_functions(filter_jit):
+    """As argument, as output, and as a field of a Module."""
+
+    class Holder(eqx.Module):
+        fun: Any
+
+    @filter_jit
+    def apply(holder, x):
+        traces.append("apply")
+        return holder.fun(x), jax.tree.map(lambda a: 2 * a if eqx.is_array(a) else a, holder)
+
+    for i in range(CALLS):
+        holder = Holder(filter_jit(model(i + 1.0)))
+        y, doubled = apply(holder, x)
+        assert_same(y, model(i + 1.0)(x))
+        assert_same(doubled.fun(x), model(2.0 * (i + 1))(x))
+    assert traces.count("apply") == 1
+
+
+def test_it_goes_through_scan_and_serialisation():
+    f = eqxjit.filter_jit(model())
+    dynamic, static = eqx.partition(f, eqx.is_array)
+
+    def body(dynamic, x):
+        f = eqx.combine(dynamic, static)
+        y = f(x)
+        return eqx.filter(jax.tree.map(lambda a: a * 2, f), eqx.is_array), y
+
+    _, ys = jax.lax.scan(body, dynamic, jnp.stack([x, x]))
+    assert_same(ys, jnp.stack([model()(x), model(2.0)(x)]))
+    file = io.BytesIO()
+    eqx.tree_serialise_leaves(file, f)
+    file.seek(0)
+    loaded = eqx.tree_deserialise_leaves(file, eqxjit.filter_jit(model(0.0)))
+    for _ in range(CALLS):
+        assert_same(loaded(x), f(x))
+
+
+def test_paths_to_its_leaves():
+    """Each leaf has a path of its own, in the order of the leaves."""
+    f = eqxjit.filter_jit(model())
+    paths, structure = jtu.tree_flatten_with_path(f)
+    assert [leaf for _, leaf in paths] == jtu.tree_leaves(f)
+    assert structure == jtu.tree_structure(f)
+    assert len({jtu.keystr(path) for path, _ in paths}) == 2
+
+
+# --- Equality and hash ------------------------------------------------------------------------
+
+
+PAIRS = {
+    "the same function": lambda jit: (jit(double), jit(double)),
+    "other functions": lambda jit: (jit(double), jit(jnp.tanh)),
+    "other donation": lambda jit: (jit(double), jit(double, donate="all")),
+    "the same donation": lambda jit: (jit(double, donate="warn"), jit(double, donate="warn")),
+    "equal Modules": lambda jit: (jit(model()), jit(model())),
+    "other arrays": lambda jit: (jit(model()), jit(model(2.0))),
+    "other shapes": lambda jit: (jit(model()), jit(Model(jnp.ones(2), jnp.ones(())))),
+    "other statics": lambda jit: (jit(model()), jit(Model(x, x, 3))),
+    "array and NumPy": lambda jit: (
+        jit(eqx.Partial(scale, x)),
+        jit(eqx.Partial(scale, np.array(x))),
+    ),
+    "Module and its method": lambda jit: (jit(model()), jit(model().shifted)),
+    "wrapper and function": lambda jit: (jit(double), double),
+    "wrapper and None": lambda jit: (jit(double), None),
+    "copy": lambda jit: (f := jit(model()), copy.copy(f)),
+    "NaN": lambda jit: (f := jit(model(float("nan"))), f),
+    "partial": lambda jit: (jit(functools.partial(double, 1)), jit(functools.partial(double, 1))),
+}
+
+
+def outcome(action, *args):
+    try:
+        return repr(action(*args))
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_equality_and_hash_are_upstreams(name):
+    ours, upstream = PAIRS[name](eqxjit.filter_jit), PAIRS[name](eqx.filter_jit)
+    for operation in (operator.eq, operator.ne):
+        assert outcome(operation, *ours) == outcome(operation, *upstream)
+        assert outcome(operation, *reversed(ours)) == outcome(operation, *reversed(upstream))
+    for f, g in zip(ours, upstream, strict=True):
+        hashable = not isinstance(outcome(hash, g), type)
+        assert (not isinstance(outcome(hash, f), type)) == hashable
+    same_hash = outcome(hash, upstream[0]) == outcome(hash, upstream[1])
+    assert (outcome(hash, ours[0]) == outcome(hash, ours[1])) == same_hash
+
+
+def test_a_wrapper_equals_no_wrapper_of_upstream():
+    assert eqxjit.filter_jit(double) != eqx.filter_jit(double)
+    assert eqx.filter_jit(double) != eqxjit.filter_jit(double)
+
+
+def test_wrappers_of_one_function_are_one_key():
+    table = {eqxjit.filter_jit(double): "double", eqxjit.filter_jit(jnp.tanh): "tanh"}
+    assert table[eqxjit.filter_jit(double)] == "double"
+    assert len({jtu.tree_structure(eqxjit.filter_jit(model(s))) for s in (1.0, 2.0)}) == 1
+
+
+# --- Wrapping again ---------------------------------------------------------------------------
+
+
+def counting():
+    """A new function, and what counts its traces."""
+    count = []
+
+    def fun(x, *rest):
+        count.append(1)
+        return jnp.sum(x**2)
+
+    return fun, count
+
+
+REWRAPPED = {
+    "the function": lambda fun: fun,
+    "filter_grad": eqx.filter_grad,
+    "filter_value_and_grad": eqx.filter_value_and_grad,
+    "filter_vmap": eqx.filter_vmap,
+    "eqx.Partial": lambda fun: eqx.Partial(fun, x),
+    "jax Partial": lambda fun: jtu.Partial(fun, x),
+    "eqx.Partial of filter_grad": lambda fun: eqx.Partial(eqx.filter_grad(fun), x),
+    "filter_jit": eqxjit.filter_jit,
+}
+
+
+@both
+@pytest.mark.parametrize("name", REWRAPPED)
+def test_wrapping_anew_each_iteration_does_not_retrace(filter_jit, name):
+    fun, count = counting()
+    for i in range(CALLS):
+        f = filter_jit(REWRAPPED[name](fun))
+        for _ in range(3):
+            assert_same(f(x + i), REWRAPPED[name](fun)(x + i)) if i == 0 else f(x + i)
+        if i == 0:
+            count.clear()
+    assert count == []
+
+
+@both
+def test_wrapping_a_bound_method_anew_does_not_retrace(filter_jit):
+    for i in range(CALLS):
+        m = model(i + 1.0)
+        f = filter_jit(m.shifted)
+        for _ in range(CALLS):
+            assert_same(f(x, by=2.0), m.weight * x + 2)
+    assert traces.count("shifted") == 1
+
+
+@both
+def test_wrapping_an_equal_module_anew_does_not_retrace(filter_jit):
+    for i in range(CALLS):
+        f = filter_jit(model(i + 1.0))
+        for _ in range(CALLS):
+            f(x)
+    assert traces == [2]
+
+
+@both
+def test_wrapping_another_function_traces_it(filter_jit):
+    """A new lambda, or a new `functools.partial`, is another static value."""
+    count = []
+    for _ in range(3):
+        f = filter_jit(lambda x: count.append(1) or x)
+        g = filter_jit(functools.partial(lambda y, x: count.append(1) or x, 1))
+        for _ in range(CALLS):
+            f(x), g(x)
+    assert len(count) == 6
+
+
+def test_wrapping_twice_shares_entries():
+    fun, count = counting()
+    first, second = eqxjit.filter_jit(fun), eqxjit.filter_jit(fun)
+    for f in (first, second, eqxjit.filter_jit(fun), copy.copy(first)):
+        for _ in range(CALLS):
+            f(x)
+        assert f.cache_info()[:4] == (1, 1, 0, 1024)
+    assert count == [1]
+    second(x, 1)
+    assert first.cache_info().entries == 2
+    first.clear_cache()
+    assert second.cache_info()[:4] == (0, 0, 0, 1024)
+    second(x)
+    assert len(count) == 3
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+def test_other_options_have_entries_of_their_own():
+    fun, _ = counting()
+    plain = eqxjit.filter_jit(fun)
+    others = [
+        eqxjit.filter_jit(fun, donate="warn"),
+        eqxjit.filter_jit(fun, inline=True),
+        eqxjit.filter_jit(fun, maxsize=3),
+        eqxjit.filter_jit(fun, block=True),
+    ]
+    for _ in range(CALLS):
+        plain(x + 0)
+    assert [f.cache_info().entries for f in others] == [0] * 4
+    for f in others:
+        f(x + 0)
+        assert f.cache_info().entries == 1
+
+
+# --- What other code copies -------------------------------------------------------------------
+
+
+@both
+def test_functools_wraps_copies_no_compiled_code(filter_jit):
+    """`functools.wraps` copies a function's `__dict__`, with all that is kept there."""
+
+    def double(x):
+        return 2 * x
+
+    jitted = filter_jit(double)
+    for _ in range(CALLS):
+        assert_same(jitted(x), 2 * x)
+
+    @functools.wraps(double)
+    def triple(x):
+        return 3 * x
+
+    @functools.wraps(jitted)
+    def fourfold(x):
+        return 4 * x
+
+    wrappers = [filter_jit(double), filter_jit(triple), filter_jit(fourfold)]
+    for _ in range(CALLS):
+        assert [float(f(x)[0]) for f in wrappers] == [2, 3, 4]
+    vars(double).update({k: v for k, v in vars(triple).items() if k != "__wrapped__"})
+    wrappers = [filter_jit(triple), filter_jit(double), *wrappers]
+    for _ in range(CALLS):
+        assert [float(f(x)[0]) for f in wrappers] == [3, 2, 2, 3, 4]
+
+
+@both
+def test_a_copy_of_a_function_is_another_function(filter_jit):
+    """Made by hand, with the same `__dict__`, other globals and another closure."""
+
+    def make(by):
+        return lambda x: by * x
+
+    double = make(2)
+    jitted = filter_jit(double)
+    for _ in range(CALLS):
+        jitted(x)
+    triple = types.FunctionType(double.__code__, double.__globals__, closure=make(3).__closure__)
+    triple.__dict__ = double.__dict__
+    wrappers = [filter_jit(triple), filter_jit(double), filter_jit(triple)]
+    for _ in range(CALLS):
+        assert [float(f(x)[0]) for f in wrappers] == [3, 2, 3]
+
+
+@both
+def test_update_wrapper_on_a_callable_object(filter_jit):
+    def double(x):
+        return 2 * x
+
+    jitted = filter_jit(double)
+    jitted(x), jitted(x)
+
+    class Triple:
+        def __call__(self, x):
+            return 3 * x
+
+    triple = filter_jit(functools.update_wrapper(Triple(), double))
+    for _ in range(CALLS):
+        assert_same(triple(x), 3 * x)
+        assert_same(jitted(x), 2 * x)
+
+
+def test_wrappers_of_equal_modules_share_a_program_and_no_arrays():
+    wrappers = [eqxjit.filter_jit(model(float(s))) for s in range(1, 5)]
+    for i in range(CALLS):
+        for s, f in enumerate(wrappers, start=1):
+            assert_same(f(x + i), model(float(s))(x + i))
+    infos = wrappers[0].cache_info(), wrappers[-1].cache_info()
+    assert infos[0] == infos[1]
+    assert infos[0][:4] == (1, 1, 0, 1024)

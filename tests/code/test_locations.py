@@ -1,0 +1,177 @@
+"""Messages name lines as their reader does: by a path from here, or by a notebook's cell."""
+
+import os
+import pathlib
+import sys
+import sysconfig
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from eqxjit._code import call_site as _call_site
+from eqxjit._code.call_site import CallSite, is_users, is_users_module, location
+from tests.support.processes import run
+
+X = jnp.arange(3.0)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The working directory, in a home directory of its own."""
+    home = tmp_path / "home"
+    folder = home / "project"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(home))
+    return folder
+
+
+def test_paths_are_from_the_working_directory(here, monkeypatch):
+    assert location(str(here / "src" / "train.py"), 31) == "src/train.py:31"
+    assert location(str(here / "train.py"), 3) == "train.py:3"
+    assert location(str(here / ".." / "project" / "train.py"), 3) == "train.py:3"
+    assert location(str(here.parent / "other" / "train.py"), 3) == "~/other/train.py:3"
+    assert location(str(here) + "2/train.py", 3) == "~/project2/train.py:3"
+    assert location("/elsewhere/train.py", 3) == "/elsewhere/train.py:3"
+    assert location("train.py", 3) == "train.py:3"
+    assert location("<stdin>", 3) == "<stdin>:3"
+    monkeypatch.chdir(here.parent)
+    assert location(str(here / "train.py"), 3) == "project/train.py:3"
+    # All is below the root.
+    monkeypatch.chdir("/")
+    assert location("/elsewhere/train.py", 3) == "/elsewhere/train.py:3"
+
+
+def test_a_link_to_the_working_directory(here):
+    (here / "train.py").write_text("")
+    (here.parent.parent / "link").symlink_to(here)
+    assert location(str(here.parent.parent / "link" / "train.py"), 3) == "train.py:3"
+
+
+def test_a_working_directory_that_was_removed(here):
+    here.rmdir()
+    assert location(str(here / "train.py"), 3) == "~/project/train.py:3"
+
+
+def test_all_messages_name_lines_so(here, caplog):
+    source = (
+        "def f(model, x):\n    for _ in range(300): x = x + 1\n    return x\n"
+        "def make():\n    return lambda x: x\n"
+        "def call(f, *args):\n    return f(*args)\n"
+        "def define(filter_jit):\n    return filter_jit(lambda x: x)\n"
+    )
+    folder = here / "src"
+    names: dict = {}
+    exec(compile(source, str(folder / "train.py"), "exec"), names)
+    f = eqxjit.filter_jit(names["f"], max_traces=2)
+    with eqxjit.compile_report() as report, eqxjit.explain_retraces():
+        names["call"](f, names["make"](), X)
+        names["call"](f, names["make"](), X)
+        with pytest.raises(eqxjit.TooManyTracesError, match=r"the call at src/train\.py:7 "):
+            names["call"](f, None, X)
+        for _ in range(2):
+            names["call"](names["define"](eqxjit.filter_jit), X)
+    trace = f.traces()[1]
+    assert str(trace.call_site) == "src/train.py:7"
+    assert " at src/train.py:7: " in repr(trace)
+    [difference] = trace.differences
+    assert difference.new == "`<lambda>` at src/train.py:5"
+    assert "same code (src/train.py:5)" in difference.remedy
+    assert trace.arguments["model"] == "`<lambda>` at src/train.py:5"
+    [row] = [row for row in report.rows if row.function == "f"]
+    assert row.busiest_line == "src/train.py:2 (300)"
+    assert "for the call at src/train.py:7, in " in caplog.text
+    assert "same code (src/train.py:9) was traced before" in caplog.text
+
+
+def test_another_working_directory_makes_no_difference(here, monkeypatch):
+    f = eqxjit.filter_jit(lambda x, *functions: x)
+    f(X, lambda x: x)
+    first = f.traces()[0].arguments["functions[0]"]
+    function = lambda x: x  # noqa: E731
+    f(X, function)
+    f(X[:2], function)
+    monkeypatch.chdir(pathlib.Path(__file__).parent)
+    assert f.traces()[0].arguments["functions[0]"] != first
+    assert f.traces()[0].arguments["functions[0]"].startswith("`<lambda>` at test_locations.py:")
+    f(X[:1], function)
+    assert [d.path for d in f.traces()[-1].differences] == ["x"]
+
+
+def test_what_is_the_users(monkeypatch):
+    # Or that of `python -m pytest`, which isn't.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/home/me/train.py", raising=False)
+    stdlib = sysconfig.get_path("stdlib")
+    for filename in (jax.__file__, pytest.__file__, f"{stdlib}/json/decoder.py", "<frozen zip>"):
+        assert not is_users(filename)
+    for filename in (
+        __file__,
+        "<stdin>",
+        "<string>",
+        "/tmp/ipykernel_1/2.py",
+        "<ipython-input-1-2>",
+    ):
+        assert is_users(filename)
+    for module in ("builtins", "json", "functools", "jax.numpy", "sys"):
+        assert not is_users_module(module)
+    for module in (__name__, "__main__", "of nobody", None):
+        assert is_users_module(module) == (module is not None)
+
+
+def test_the_line_of_a_call_is_the_users(tmp_path):
+    """That of a library in between says nothing to the user."""
+    names: dict = {}
+    path = tmp_path / "site-packages" / "library.py"
+    exec(compile("def call(f, *args):\n    return f(*args)\n", str(path), "exec"), names)
+    f = eqxjit.filter_jit(lambda x: x)
+    names["call"](f, X)
+    assert f.traces()[0].call_site.filename == __file__
+
+
+CELLS = """
+    import logging, sys
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    from IPython.core.interactiveshell import InteractiveShell
+    {setting}
+    shell = InteractiveShell.instance()
+    for cell in [
+        "import jax, jax.numpy as jnp, eqxjit",
+        "@eqxjit.filter_jit\\ndef f(x, g):\\n    return g(x)\\n",
+        "def make():\\n    return lambda x: x",
+        "with eqxjit.explain_retraces():\\n"
+        "    for _ in range(2):\\n        f(jnp.ones(3), make())",
+    ]:
+        result = shell.run_cell(cell, store_history=True)
+        result.raise_error()
+    print(shell.user_ns["f"].traces()[1])
+"""
+
+# As `ipykernel` names cells: by files that may not exist.
+KERNEL = """
+    from IPython.core import compilerop
+    compilerop.code_name = lambda code, number=0: f"/tmp/ipykernel_1/{abs(hash(code))}.py"
+"""
+
+
+@pytest.mark.parametrize("setting", ["", KERNEL.strip().replace("\n    ", "\n    ")])
+def test_cells_of_a_notebook(setting):
+    pytest.importorskip("IPython")
+    printed = run(CELLS.format(setting=setting))
+    assert "for the call at Cell In[4], line 3, in " in printed
+    assert "is another `<lambda>` at Cell In[3], line 2" in printed
+    assert "the same code (Cell In[3], line 2)" in printed
+    assert "ipykernel" not in printed
+    assert "<ipython" not in printed
+
+
+def test_cells_where_no_session_is_left(monkeypatch):
+    assert location("<ipython-input-11-abc>", 3) == "Cell In[11], line 3"
+    assert str(CallSite("/tmp/ipykernel_1/2.py", 3)) == "/tmp/ipykernel_1/2.py:3"
+
+
+def test_a_session_of_another_release_is_none(monkeypatch):
+    monkeypatch.setattr("builtins.get_ipython", lambda: None, raising=False)
+    assert location(__file__, 3) == f"{os.path.relpath(__file__)}:3"
+    assert _call_site._cell(__file__) == ""

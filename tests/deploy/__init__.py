@@ -1,0 +1,1 @@
+"""What comes after training: freeze, save and load; pack; install in Equinox's place."""

@@ -1,0 +1,502 @@
+"""`freeze`: the same results as `filter_jit`, with the arrays compiled in."""
+
+import collections
+import functools
+import gc
+import pickle
+import re
+import sys
+import weakref
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+from tests.support.helpers import SPECIALIZING, Own, assert_same
+from tests.support.sides import CALLS
+
+KEY = jax.random.key(0)
+X = jnp.arange(1.0, 5.0)
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    mode: str = eqx.field(static=True, default="times")
+
+    def __call__(self, x, n=1):
+        return self.weight * x * n if self.mode == "times" else self.weight + x
+
+    @eqxjit.filter_jit
+    def step(self, x, *, n=1):
+        return {"y": self.weight * x * n, "mode": self.mode}
+
+
+def mlp():
+    return eqx.nn.MLP(4, 3, 8, 2, key=KEY)
+
+
+def assert_close(one, other):
+    # What is constant may be computed at compile time, in another order.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other)
+
+
+def cases():
+    model = mlp()
+    batch = jnp.ones((5, 4))
+    cnn = eqx.nn.Sequential(
+        [eqx.nn.Conv2d(1, 2, 3, key=KEY), eqx.nn.Dropout(0.5), eqx.nn.Lambda(jnp.ravel)]
+    )
+    return {
+        "a Module": (model, (), {}, (X,)),
+        "a batch": (jax.vmap(model), (), {}, (batch,)),
+        "a batch by filter_vmap": (eqx.filter_vmap(model), (), {}, (batch,)),
+        "a function of a model": (lambda m, x: jax.vmap(m)(x), (model,), {}, (batch,)),
+        "keywords": (lambda x, m: m(x), (), {"m": model}, (X,)),
+        "static arguments": (Model(X), (), {}, (X, 3)),
+        "a static argument given": (Model(X), (), {"n": 2}, (X,)),
+        "a bound method": (Model(X).__call__, (), {}, (X, 2)),
+        "an unbound method": (Model.__call__, (Model(X),), {}, (X,)),
+        "a decorated method": (Model(X).step, (), {}, (X,)),
+        "a wrapped function": (eqxjit.filter_jit(lambda m, x: m(x)), (model,), {}, (X,)),
+        "a wrapped Module": (eqxjit.filter_jit(model), (), {}, (X,)),
+        "a partial": (functools.partial(lambda m, x: m(x), model), (), {}, (X,)),
+        "an equinox partial": (eqx.Partial(lambda m, x: m(x), model), (), {}, (X,)),
+        "inference mode": (eqx.nn.inference_mode(cnn), (), {}, (jnp.ones((1, 5, 5)),)),
+        "a cell": (eqx.nn.GRUCell(4, 3, key=KEY), (), {}, (X, jnp.ones(3))),
+        "NumPy weights": (Model(np.arange(4.0)), (), {}, (X,)),
+        "a weak type": (Model(jnp.asarray(2.0)), (), {}, (X.astype(jnp.bfloat16),)),
+        "half precision": (Model(X.astype(jnp.bfloat16)), (), {}, (X.astype(jnp.bfloat16),)),
+        "a PRNG key": (lambda key, x: jax.random.normal(key, x.shape) + x, (KEY,), {}, (X,)),
+        "no arrays": (jnp.sin, (), {}, (X,)),
+    }
+
+
+@pytest.mark.parametrize("bound", [0, 100, 2**20])
+@pytest.mark.parametrize("name", cases())
+def test_the_same_results(name, bound):
+    fun, args, kwargs, rest = cases()[name]
+    expected = eqx.filter_jit(lambda *rest: fun(*args, *rest, **kwargs))(*rest)
+    frozen = eqxjit.freeze(fun, *args, max_constant_bytes=bound, **kwargs)
+    for _ in range(CALLS):
+        result = frozen(*rest)
+        assert jax.tree.structure(result) == jax.tree.structure(expected)
+        arrays = eqx.filter((result, expected), eqx.is_array)
+        assert_close(*arrays)
+        avals = [[leaf.aval for leaf in jax.tree.leaves(side)] for side in arrays]
+        assert avals[0] == avals[1]
+    assert frozen.cache_info()[:3] == (1, 1, 0)
+
+
+def test_small_arrays_are_constants_and_large_ones_are_passed():
+    model = eqx.nn.Linear(4, 100, key=KEY)
+    for bound, n_bytes, n_passed in [(0, 0, 2), (400, 400, 1), (1600, 2000, 0)]:
+        frozen = eqxjit.freeze(model, max_constant_bytes=bound)
+        assert frozen.constant_bytes == n_bytes
+        assert [leaf.shape for leaf in jax.tree.leaves(frozen)] == [(100, 4), (100,)][:n_passed]
+        text = frozen.lower(X).as_text()
+        assert f"%arg{n_passed}:" in text
+        assert f"%arg{n_passed + 1}:" not in text
+        assert repr(frozen) == f"freeze(Linear, {n_bytes:,} bytes compiled in)"
+
+
+def test_it_is_a_snapshot():
+    weight = np.arange(4.0, dtype=np.float32)
+    model = Model(weight)
+    donated = Model(jnp.arange(4.0))
+    frozen, of_donated = eqxjit.freeze(model), eqxjit.freeze(donated)
+    passed = eqxjit.freeze(donated, max_constant_bytes=0)
+    eqxjit.filter_jit(lambda m: jax.tree.map(lambda w: w + 1, m), donate="all")(donated)
+    weight += 7
+    object.__setattr__(model, "weight", X)
+    for i in range(CALLS):
+        x = jnp.ones(4) * i
+        for f in (frozen, of_donated, passed):
+            np.testing.assert_array_equal(f(x), np.arange(4.0) * i)
+
+
+class Configured(eqx.Module):
+    config: Any = eqx.field(static=True)
+    inner: Any = None
+
+    def __call__(self, x):
+        config = self.config[0] if type(self.config) is tuple else self.config
+        if isinstance(config, dict):
+            return config["by"](x * config["scales"][0])
+        return x * (config[0][0] if isinstance(config[0], list) else config[0])
+
+
+CONFIGS = {
+    "dict": lambda: {"scales": [2], "by": jax.nn.relu},
+    "OrderedDict": lambda: collections.OrderedDict(scales=[2], by=jax.nn.relu),
+    "Counter": lambda: collections.Counter(scales=[2], by=jax.nn.relu),
+    "list": lambda: [2],
+    "list of lists": lambda: [[2]],
+    "NumPy": lambda: np.array([2]),
+    "in a tuple": lambda: ({"scales": [2], "by": jax.nn.relu}, 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")  # NumPy's
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("calls", [0, 1, CALLS])
+@pytest.mark.parametrize("nested", [False, True])
+def test_it_is_a_snapshot_of_static_objects_too(kind, calls, nested):
+    config = CONFIGS[kind]()
+    model = Configured(config)
+    whole = Configured([3], [None, model, {"a": X}]) if nested else model
+    frozen = eqxjit.freeze(lambda m, x: m(x) if m.inner is None else m.inner[1](x), whole)
+    for _ in range(calls):
+        assert_same(frozen(X), X * 2)
+    changed = config[0] if type(config) is tuple else config
+    changed = changed["scales"] if isinstance(changed, dict) else changed
+    (changed[0] if isinstance(changed[0], list) else changed)[0] = 5
+    assert_same(model(X), X * 5)
+    for _ in range(CALLS):
+        assert_same(frozen(X), X * 2)
+        assert_same(frozen(X[:2]), X[:2] * 2)
+        assert_same(jax.vmap(frozen)(X), X * 2)
+
+
+@pytest.mark.parametrize("make", [lambda n: [n], lambda n: ([n],)])
+def test_a_snapshot_is_not_handed_out(make):
+    class Scale(eqx.Module):
+        config: Any = eqx.field(static=True)
+
+        def __call__(self, x):
+            return x * jax.tree.leaves(self.config)[0], Scale(self.config)
+
+    frozen = eqxjit.freeze(Scale(make(2)))
+    x = jnp.ones(3)
+    for _ in range(4):
+        y, returned = frozen(x)
+        assert (y == 2 * x).all()
+        assert returned.config == make(2)
+        jax.tree.leaves(returned.config, is_leaf=lambda node: type(node) is list)[0][0] = 100
+
+
+def test_a_snapshot_of_a_deep_model():
+    scales = {"scales": [2], "by": jax.nn.relu}
+    model = Configured(scales)
+    for _ in range(400):
+        model = [model]
+
+    def innermost(model, x):
+        while isinstance(model, list):
+            [model] = model
+        return model(x)
+
+    frozen = eqxjit.freeze(innermost, model)
+    scales["scales"][0] = 5
+    for _ in range(CALLS):
+        assert_same(frozen(X), X * 2)
+
+
+class Unlike(Own):
+    """Its copies aren't equal to it."""
+
+    def __deepcopy__(self, memo):
+        return type(self)(7)
+
+    def __getitem__(self, index):
+        return self.value
+
+
+class Uncopied(dict):
+    def __copy__(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "config", [Uncopied(scales=[2], by=jax.nn.relu), Unlike(2), [Unlike(2)[0], Unlike(3)]]
+)
+def test_what_cannot_be_copied_stays(config):
+    frozen = eqxjit.freeze(Configured(config))
+    assert_same(frozen(X), X * 2)
+
+
+def test_arrays_in_a_partial_are_frozen_as_well():
+    weight = np.arange(4.0, dtype=np.float32)
+    frozen = eqxjit.freeze(functools.partial(lambda w, x: w * x, weight))
+    assert frozen.constant_bytes == weight.nbytes
+    weight[:] = 0
+    for _ in range(CALLS):
+        assert_same(frozen(X), jnp.arange(4.0) * X)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_mapped_model_gives_no_warning():
+    # `equinox.Partial` warns of `jax.vmap(model)` inside it, and of the copy that isn't trained.
+    assert eqxjit.freeze(jax.vmap(mlp()))(jnp.ones((2, 4))).shape == (2, 3)
+
+
+def test_each_freeze_is_one_of_its_own():
+    for i in range(4):
+        np.testing.assert_array_equal(eqxjit.freeze(Model(X * i))(X), X * i * X)
+
+
+def test_frozen_functions_as_arguments_are_told_apart():
+    apply = eqxjit.filter_jit(lambda f, x: f(x))
+    upstream = eqx.filter_jit(lambda f, x: f(x))
+    for _ in range(2):
+        for i in range(3):
+            for each in (apply, upstream):
+                np.testing.assert_array_equal(each(eqxjit.freeze(Model(X * i)), X), X * i * X)
+
+
+def test_several_structures():
+    frozen = eqxjit.freeze(lambda m, x: jax.tree.map(m, x), Model(X))
+    for _ in range(CALLS):
+        for x in (X, [X, X], {"a": X}, (X,)):
+            assert_close(frozen(x), jax.tree.map(lambda leaf: X * leaf, x))
+    assert frozen.cache_info().entries == 4
+
+
+def test_transformations_and_nesting():
+    model = mlp()
+    frozen = eqxjit.freeze(model)
+    batch = jnp.ones((5, 4))
+    for _ in range(CALLS):
+        assert_close(jax.vmap(frozen)(batch), jax.vmap(model)(batch))
+        assert_close(jax.grad(lambda x: frozen(x).sum())(X), jax.grad(lambda x: model(x).sum())(X))
+        assert_close(jax.jit(frozen)(X), model(X))
+        assert_close(eqxjit.filter_jit(lambda f, x: f(x) * 2)(frozen, X), model(X) * 2)
+        assert_close(
+            jax.lax.scan(lambda c, x: (c, frozen(x)), None, batch)[1], jax.vmap(model)(batch)
+        )
+    again = eqxjit.freeze(frozen)
+    assert_close(again(X), model(X))
+
+
+def test_donation_takes_the_arguments_and_leaves_the_weights():
+    class Scale(eqx.Module):
+        weight: jax.Array
+
+        @eqxjit.filter_jit(donate="all")
+        def step(self, x):
+            # As many outputs as there are arrays that could be donated.
+            return x * self.weight, x + self.weight
+
+    for bound in (0, 2**20):
+        for frozen in (
+            eqxjit.freeze(Scale.step, Scale(X), max_constant_bytes=bound),
+            eqxjit.freeze(Scale(X).step, max_constant_bytes=bound),
+        ):
+            x = jnp.ones(4)
+            for i in range(1, CALLS):
+                y, _ = frozen(x)
+                assert x.is_deleted()
+                np.testing.assert_allclose(y, X**i)
+                x = y
+
+
+def test_errors_name_what_is_wrong():
+    with pytest.raises(TypeError, match="`freeze` takes a callable; got 3"):
+        eqxjit.freeze(3)
+    with pytest.raises(TypeError, match=r"Model.*too many positional arguments"):
+        eqxjit.freeze(Model(X), 1, 2, 3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'donate'"):
+        eqxjit.freeze(Model(X), donate="all")
+    with pytest.raises(TypeError, match="'max_constant_byte': did you mean `max_constant_bytes`"):
+        eqxjit.freeze(Model(X), max_constant_byte=3)
+    with pytest.raises(TypeError, match=r"lambda.*argument 'm': did you mean `mm`\?"):
+        eqxjit.freeze(lambda mm, x: x, Model(X), m=3)
+    with pytest.raises(TypeError, match="`max_constant_bytes` must be an int"):
+        eqxjit.freeze(Model(X), max_constant_bytes="1 MB")
+    with pytest.raises(ValueError, match=r"kwargs\['m'\]|weight|m"):
+        eqxjit.freeze(lambda x, m: x, m={"a": set()})
+    with pytest.raises(ValueError, match="call it outside of `jit`"):
+        jax.jit(lambda w: eqxjit.freeze(Model(w))(X))(X)
+    with pytest.raises(TypeError, match=r"missing .* argument"):
+        eqxjit.freeze(Model(X))()
+    with pytest.raises(TypeError, match="can't be pickled"):
+        pickle.dumps(eqxjit.freeze(Model(X)))
+
+
+def test_it_is_freed():
+    model = mlp()
+    frozen = eqxjit.freeze(model)
+    for _ in range(CALLS):
+        frozen(X)
+    watched = [weakref.ref(frozen), weakref.ref(frozen._wrapped.cache)]
+    watched += map(weakref.ref, jax.tree.leaves(eqx.filter(model, eqx.is_array)))
+    del frozen, model
+    gc.collect()
+    assert [ref() for ref in watched if ref() is not None] == []
+
+
+# --- Ahead of time ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [0, 2**20])
+@pytest.mark.parametrize(
+    "example", [X, np.ones(4, np.float32), jax.ShapeDtypeStruct((4,), jnp.float32)], ids=type
+)
+def test_compiled_ahead_of_time_the_first_call_compiles_nothing(example, bound):
+    frozen = eqxjit.freeze(mlp(), max_constant_bytes=bound)
+    program = frozen.compile(example)
+    assert program.seconds > 0
+    assert program.executable_bytes is None or program.executable_bytes > 0
+    with eqxjit.compile_report() as report:
+        for _ in range(CALLS):
+            frozen(X)
+    assert report.rows == []
+    assert frozen.cache_info()[:3] == (1, 1, 0)
+    frozen(jnp.ones((4,), jnp.int32))
+    assert frozen.cache_info().traces == 2
+
+
+def test_other_shapes_can_be_refused():
+    frozen = eqxjit.freeze(mlp())
+    frozen.compile(X, other_shapes="raise")
+    for _ in range(CALLS):
+        frozen(X)
+        with pytest.raises(eqxjit.TooManyTracesError) as caught:
+            frozen(X.astype(jnp.int32))
+        message = str(caught.value)
+        assert message.startswith("`MLP` was compiled ahead of time, and nothing else is to be ")
+        assert "dtype: `x` was float32, is int32" in message
+    frozen.compile(X.astype(jnp.int32), other_shapes="raise")
+    frozen(X.astype(jnp.int32)), frozen(X)
+    with pytest.raises(eqxjit.TooManyTracesError):
+        frozen(X.astype(jnp.bfloat16))
+    frozen.compile(X)
+    frozen(X.astype(jnp.bfloat16))
+    with pytest.raises(ValueError, match='"compile" or "raise"'):
+        frozen.compile(X, other_shapes="ignore")
+    with pytest.raises(TypeError, match="Pass an array"):
+        frozen.compile(jax.eval_shape(lambda: KEY))
+
+
+def test_other_shapes_are_refused_until_it_is_compiled_anew():
+    frozen = eqxjit.freeze(eqxjit.filter_jit(mlp(), max_traces=2))
+    frozen.compile(X, other_shapes="raise")
+    frozen.clear_cache()
+    for x in (X, X.astype(jnp.int32)):
+        with pytest.raises(eqxjit.TooManyTracesError, match="was compiled ahead of time"):
+            frozen(x)
+    frozen.compile(X)
+    frozen(X), frozen(X.astype(jnp.int32))
+    with pytest.raises(eqxjit.TooManyTracesError, match="may be traced 2 times"):
+        frozen(X.astype(jnp.bfloat16))
+
+
+class Frames:
+    """Counts the Python functions that are called, but for those of this file."""
+
+    def __enter__(self):
+        self.called: collections.Counter[str] = collections.Counter()
+        sys.setprofile(self._see)
+        return self.called
+
+    def __exit__(self, *_):
+        sys.setprofile(None)
+
+    def _see(self, frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename != __file__:
+            self.called[f"{code.co_filename}: {code.co_name}"] += 1
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="No call is specialised.")
+@pytest.mark.parametrize("donate", ["none", "all"])
+@pytest.mark.parametrize("example", ["struct", "JAX", "NumPy"])
+def test_the_first_call_of_a_warm_function_is_as_all_others(example, donate):
+    model, x = mlp(), X + 1
+    given = {"struct": jax.ShapeDtypeStruct(X.shape, X.dtype), "JAX": x, "NumPy": np.asarray(x)}
+    frozen = eqxjit.freeze(eqxjit.filter_jit(lambda x: (model(x), x * 2), donate=donate))
+    frozen.compile(given[example], warm=True, other_shapes="raise")
+    assert not x.is_deleted()
+    assert frozen.cache_info().traces == 1
+    arrays = {"JAX": [X + i for i in range(3)], "NumPy": [np.asarray(X) + i for i in range(3)]}
+    for kind in arrays if example == "struct" else [example]:
+        counts = []
+        for array in arrays[kind]:
+            with Frames() as called:
+                out = frozen(array)
+            counts.append(called)
+            assert_close(out[1], (np.asarray(X) + len(counts) - 1) * 2)
+        assert counts[0] == counts[1] == counts[2]
+        assert not [n for n in counts[0] if re.search(r"\b(dispatch|miss|pjit)\.py", n)]
+
+
+def test_what_is_not_warm_runs_the_function_never():
+    runs = []
+
+    def fun(x):
+        jax.debug.callback(lambda: runs.append(1))
+        return x * 2
+
+    frozen = eqxjit.freeze(fun)
+    frozen.compile(X)
+    jax.effects_barrier()
+    assert runs == []
+    frozen.compile(X, warm=True)
+    jax.effects_barrier()
+    assert len(runs) == frozen.cache_info().hits > 2
+
+
+@pytest.mark.parametrize(
+    "struct",
+    [
+        jax.ShapeDtypeStruct((), jnp.float32, weak_type=True),
+        jax.ShapeDtypeStruct((4,), jnp.bfloat16),
+        jax.ShapeDtypeStruct((4,), np.float64),
+        jax.ShapeDtypeStruct(
+            (4,), jnp.int32, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        ),
+    ],
+    ids=str,
+)
+def test_warm_for_each_kind_of_array(struct):
+    frozen = eqxjit.freeze(lambda x: x * 2)
+    frozen.compile({"x": struct}["x"], warm=True, other_shapes="raise")
+    if getattr(struct, "weak_type", False):
+        array = jnp.asarray(2.0)
+    elif struct.sharding is not None:
+        array = jax.device_put(jnp.ones(4, jnp.int32), struct.sharding)
+    else:
+        array = jnp.ones(struct.shape, jax.dtypes.canonicalize_dtype(struct.dtype))
+    assert_same(frozen(array), array * 2)
+    assert frozen.cache_info()[:3] == (1, 1, 0)
+
+
+def test_warm_where_no_call_can_be_specialised():
+    class Odd(dict):
+        pass
+
+    jax.tree_util.register_pytree_node(
+        Odd,
+        lambda odd: (list(odd.values()), list(odd)),
+        lambda keys, values: Odd(zip(keys, values, strict=True)),
+    )
+    frozen = eqxjit.freeze(lambda odd: odd["x"] * 2)
+    frozen.compile(Odd(x=X), warm=True)
+    with jax.disable_jit():
+        eqxjit.freeze(lambda x: x * 2).compile(X, warm=True)
+    assert frozen.cache_info().traces == 1
+
+
+def test_an_unknown_option_is_named_with_the_nearest(tmp_path):
+    frozen = eqxjit.freeze(Model(X))
+    for keyword, nearest in {"other_shape": "other_shapes", "xx": "x"}.items():
+        match = rf"`compile` of freeze\(Model, .*'{keyword}': did you mean `{nearest}`\?"
+        with pytest.raises(TypeError, match=match):
+            frozen.compile(X, **{keyword: "raise"})
+    with pytest.raises(TypeError, match=r"`save` of .* keyword argument 'zzz'\.$"):
+        frozen.save(tmp_path / "model", X, zzz=1)
+    # What takes any keyword takes that.
+    program = eqxjit.freeze(lambda x, **kwargs: x * kwargs["other_shape"]).compile(X, other_shape=3)
+    assert program.seconds > 0
+    assert frozen.cache_info().traces == 0
+
+
+def test_static_arguments_ahead_of_time():
+    frozen = eqxjit.freeze(Model(X))
+    frozen.compile(jax.ShapeDtypeStruct((4,), jnp.float32), n=3, other_shapes="raise")
+    assert_same(frozen(X, 3), X * X * 3)
+    with pytest.raises(eqxjit.TooManyTracesError, match="`n` was 3, is 4"):
+        frozen(X, 4)

@@ -1,0 +1,884 @@
+"""`eqxjit.install`: upstream's `filter_jit` is ours, for what is wrapped and what will be."""
+
+import contextlib
+import copy
+import functools
+import gc
+import logging
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+import warnings
+import weakref
+
+import cloudpickle
+import diffrax
+import equinox as eqx
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import lineax
+import numpy as np
+import optimistix
+import pytest
+
+import eqxjit
+from eqxjit import _compat
+from eqxjit._deploy import install as _install
+from tests.support.helpers import assert_same, assert_specialized, warm
+from tests.support.processes import run
+from tests.support.sides import CALLS
+
+# Not by itself: a module's attribute would be replaced.
+UPSTREAM = functools.partial(eqx.filter_jit)
+X = jnp.arange(3.0)
+
+
+def state():
+    """All that an installation changes."""
+    return [
+        eqx.filter_jit,
+        eqx._jit.filter_jit,
+        *[vars(_compat.UpstreamWrapper)[name] for name in ("__call__", "lower", "__get__")],
+    ]
+
+
+BEFORE = state()
+
+
+@pytest.fixture(autouse=True)
+def uninstalled():
+    yield
+    eqxjit.uninstall()
+    assert all(now is before for now, before in zip(state(), BEFORE, strict=True))
+    assert _install._replaced == []
+    assert _install._methods == {}
+
+
+def ours(wrapper):
+    """Our wrapper of the same function, by which what is compiled for it can be asked."""
+    return eqxjit.filter_jit(wrapper.__wrapped__)
+
+
+@pytest.fixture
+def no_upstream(monkeypatch):
+    """A context in which eqxjit is installed, and any call that upstream would serve fails."""
+
+    @contextlib.contextmanager
+    def context():
+        def refused(wrapper, *args):
+            raise AssertionError(f"upstream was called: {wrapper.fn}")
+
+        with eqxjit.install(), monkeypatch.context() as patch:
+            patch.setattr(eqx._jit, "_call", refused)
+            yield
+
+    return context
+
+
+def arrays(tree):
+    return jax.tree.leaves(eqx.filter(tree, eqx.is_array))
+
+
+# --- Libraries ----------------------------------------------------------------------------------
+
+
+def decay(t, y, rate):
+    return -rate * y
+
+
+def solve(y0=X, rate=0.7, controller=None, steps=100):
+    return diffrax.diffeqsolve(
+        diffrax.ODETerm(decay),
+        diffrax.Tsit5(),
+        0.0,
+        1.0,
+        0.1,
+        y0,
+        args=jnp.asarray(rate),
+        stepsize_controller=controller or diffrax.ConstantStepSize(),
+        max_steps=steps,
+    )
+
+
+ADAPTIVE = diffrax.PIDController(rtol=1e-4, atol=1e-6)
+
+
+def cube(y, value):
+    return y**3 - value
+
+
+def line(coefficients, points):
+    return coefficients[0] * points + coefficients[1] - jnp.sin(points)
+
+
+POINTS = jnp.linspace(0.0, 1.0, 8)
+MATRIX = jnp.eye(3) + 0.1
+
+CALLS_OF_LIBRARIES = {
+    "fixed steps": solve,
+    "adaptive steps": lambda: solve(controller=ADAPTIVE),
+    "gradient": lambda: jax.grad(lambda rate: solve(rate=rate).ys.sum())(0.7),
+    "gradient of adaptive steps": lambda: eqx.filter_grad(
+        lambda y: solve(y, controller=ADAPTIVE).ys.sum()
+    )(X),
+    "vmap": lambda: jax.vmap(lambda rate: solve(rate=rate).ys)(POINTS),
+    "filter_vmap": lambda: eqx.filter_vmap(lambda y: solve(y, controller=ADAPTIVE).ys)(POINTS),
+    "jax.jit": lambda: jax.jit(lambda y: solve(y).ys)(X),
+    "filter_jit": lambda: eqx.filter_jit(lambda y: solve(y).ys)(X),
+    "interpolation": lambda: diffrax.LinearInterpolation(POINTS, POINTS**2).evaluate(0.3),
+    "brownian": lambda: diffrax.VirtualBrownianTree(0, 1, 0.01, (2,), jax.random.key(0)).evaluate(
+        0.4
+    ),
+    "root_find": lambda: optimistix.root_find(cube, optimistix.Newton(1e-5, 1e-5), X + 1, args=X),
+    "least_squares": lambda: optimistix.least_squares(
+        line, optimistix.LevenbergMarquardt(1e-5, 1e-5), jnp.zeros(2), args=POINTS
+    ),
+    "linear_solve": lambda: lineax.linear_solve(lineax.MatrixLinearOperator(MATRIX), X),
+}
+
+
+@pytest.mark.parametrize("call", CALLS_OF_LIBRARIES.values(), ids=CALLS_OF_LIBRARIES)
+@pytest.mark.slow
+def test_libraries_return_the_same(call, no_upstream):
+    expected = arrays(call())
+    with no_upstream():
+        for _ in range(CALLS):
+            assert_same(arrays(call()), expected)
+    assert_same(arrays(call()), expected)
+
+
+FAILING = {
+    "diffeqsolve": lambda: solve(steps=2),
+    "diffeqsolve, adaptive": lambda: solve(controller=ADAPTIVE, rate=1e4, steps=4),
+    "root_find": lambda: optimistix.root_find(
+        lambda y, _: y**2 + 1, optimistix.Newton(1e-5, 1e-5), X, max_steps=3
+    ),
+    "linear_solve": lambda: lineax.linear_solve(lineax.MatrixLinearOperator(MATRIX * jnp.nan), X),
+    "error_if": lambda: eqx.error_if(X, X > 1, "too large"),
+    "error_if, compiled": lambda: eqx.filter_jit(lambda x: eqx.error_if(x, x > 1, "large"))(X),
+}
+
+
+@pytest.mark.parametrize("call", FAILING.values(), ids=FAILING)
+@pytest.mark.slow
+def test_libraries_raise_the_same(call, no_upstream):
+    def raised():
+        with pytest.raises(RuntimeError) as info:
+            call()
+        # Before it stands the stack, which is that of the call that traced.
+        return type(info.value), str(info.value).rpartition("EquinoxRuntimeError: ")[2]
+
+    expected = raised()
+    assert expected[0] is eqx.EquinoxRuntimeError
+    assert len(expected[1].split("-----")[0]) > 5
+    with no_upstream():
+        for _ in range(CALLS):
+            assert raised() == expected
+
+
+IMPORTED_LATER = """
+    import sys
+
+    import eqxjit
+
+    eqxjit.install()
+    import diffrax, lineax, optimistix
+
+    for wrapped in (diffrax.diffeqsolve, lineax.linear_solve, optimistix.root_find):
+        assert type(wrapped) is type(eqxjit.filter_jit(max)), wrapped
+    eqxjit.uninstall()
+
+    from tests.deploy import test_install as tests
+
+    for call in tests.CALLS_OF_LIBRARIES.values():
+        for _ in range(tests.CALLS):
+            result = tests.arrays(call())
+    print(diffrax.diffeqsolve.cache_info().entries > 0)
+    for array in tests.arrays([tests.CALLS_OF_LIBRARIES[name]() for name in sys.argv[1:]]):
+        print(array.tolist())
+"""
+
+
+@pytest.mark.slow
+def test_libraries_that_are_imported_later():
+    names = ["adaptive steps", "gradient", "vmap", "least_squares", "linear_solve"]
+    expected = arrays([CALLS_OF_LIBRARIES[name]() for name in names])
+    printed = run(IMPORTED_LATER, *names).splitlines()
+    assert printed == ["True", *[str(array.tolist()) for array in expected]]
+
+
+def test_libraries_are_specialised(no_upstream):
+    with no_upstream():
+        for _ in range(CALLS):
+            lineax.linear_solve(lineax.MatrixLinearOperator(MATRIX), X)
+    assert_specialized(ours(lineax.linear_solve))
+
+
+# --- What is redirected ---------------------------------------------------------------------------
+
+
+def make(fun=lambda x, n=2: x * n, **options):
+    """A function wrapped by upstream, a new one each time."""
+
+    @functools.wraps(fun)
+    def function(*args, **kwargs):
+        return fun(*args, **kwargs)
+
+    return UPSTREAM(function, **options)
+
+
+def test_filter_jit_is_ours_wherever_it_is_looked_up():
+    importer, other = types.ModuleType("importer"), types.ModuleType("other")
+    importer.filter_jit = importer.another_name = UPSTREAM.func
+    other.filter_jit = make
+    sys.modules |= {"importer": importer, "other": other, "no module": UPSTREAM.func}
+    try:
+        with eqxjit.install():
+            for holder in (eqx, eqx._jit, importer):
+                assert holder.filter_jit is eqxjit.filter_jit
+            assert importer.another_name is eqxjit.filter_jit
+            assert other.filter_jit is make
+        assert importer.filter_jit is importer.another_name is UPSTREAM.func
+    finally:
+        for name in ("importer", "other", "no module"):
+            del sys.modules[name]
+
+
+def test_a_module_that_waits_for_its_first_use_goes_on_waiting():
+    program = """
+        import importlib.util, sys
+
+        spec = importlib.util.find_spec("colorsys")
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        module = sys.modules["colorsys"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        import eqxjit
+
+        eqxjit.install()
+        print("rgb_to_hsv" in object.__getattribute__(module, "__dict__"))
+    """
+    assert run(program) == "False\n"
+
+
+def test_static_values_are_compared_with_their_types():
+    f = make()
+    assert f(X, 1).dtype == f(X, 1.0).dtype == jnp.float32
+    ints = jnp.arange(3)
+    assert [f(ints, n).dtype for n in (2, 2.0)] == [jnp.int32, jnp.int32]
+    with eqxjit.install():
+        assert [f(ints, n).dtype for n in (2, 2.0)] == [jnp.int32, jnp.float32]
+    assert [f(ints, n).dtype for n in (2, 2.0)] == [jnp.int32, jnp.int32]
+
+
+def test_calls_dont_wait():
+    f = make(lambda x: x @ x)
+    with eqxjit.install():
+        warm(f, jnp.ones((2, 2)))
+    [entry] = ours(f)._wrapped.cache.entries.values()
+    assert not entry.blocks
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+
+    @UPSTREAM
+    def step(self, x, n=1):
+        return self.weight * x * n
+
+    @staticmethod
+    @UPSTREAM
+    def helper(x):
+        return x - 1
+
+    @property
+    @UPSTREAM
+    def double(self):
+        return self.weight * 2
+
+    def __call__(self, x):
+        return self.weight + x
+
+
+def test_methods(no_upstream):
+    model = Model(X)
+    expected = model.step(X, 3), model.helper(X), model.double, eqx.filter_jit(model)(X)
+    wrapped = UPSTREAM(model)
+    before = model.step
+    with no_upstream():
+        for _ in range(CALLS):
+            assert_same((model.step(X, 3), model.helper(X), model.double, wrapped(X)), expected)
+            assert_same(Model.step(model, X, n=3), expected[0])
+            assert_same(before(X, 3), expected[0])
+        meanwhile = model.step
+        assert type(meanwhile).__name__ == "BoundFilterPjitFunction"
+        assert Model.step is vars(Model)["step"]
+    assert_same((meanwhile(X, 3), model.step(X, 3)), (expected[0], expected[0]))
+    assert type(model.step) is eqx.Partial
+
+
+def test_what_a_wrapper_holds_is_passed_along(no_upstream):
+    wrapped = UPSTREAM(Model(X))
+    other = eqx.tree_at(lambda f: f.__wrapped__.weight, wrapped, X + 1)
+    with no_upstream():
+        for _ in range(CALLS):
+            assert_same(wrapped(X), X + X)
+            assert_same(other(X), X + 1 + X)
+            assert_same(eqx.filter_jit(lambda f, x: f(x))(other, X), X + 1 + X)
+        assert ours(wrapped).cache_info().traces == 1
+
+
+DONATIONS = ["none", "all", "all-except-first", "warn", "warn-except-first"]
+
+
+@pytest.mark.parametrize("donate", DONATIONS)
+def test_donation(donate, no_upstream):
+    # One more array than can be used, for the warning about those.
+    def step(x, y, z):
+        return x + 1, y + z.sum()
+
+    def deleted_and_warned(f):
+        args = [jnp.arange(3.0), jnp.arange(3.0), jnp.arange(4.0)]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            f(*args)
+        about = [w for w in caught if "donated buffers were not usable" in str(w.message)]
+        return [arg.is_deleted() for arg in args], len(about)
+
+    expected = deleted_and_warned(UPSTREAM(step, donate=donate))
+    f = make(step, donate=donate)
+    with no_upstream():
+        assert deleted_and_warned(f) == expected
+        assert [deleted_and_warned(f)[0] for _ in range(CALLS)] == [expected[0]] * CALLS
+
+
+def test_lower(no_upstream):
+    f = make()
+    with no_upstream():
+        compiled = f.lower(X, 3).compile()
+        assert_same(compiled(X, 3), X * 3)
+        assert ours(f).cache_info().traces == 1
+        assert_same(f(X, 3), X * 3)
+        assert ours(f).cache_info().traces == 1
+    assert isinstance(f.lower(X, 3), eqx._compile_utils.Lowered)
+
+
+def test_equinox_own_uses_go_on(no_upstream):
+    limited = make(eqx.debug.assert_max_traces(lambda x: x + 1, max_traces=1))
+    f = make()
+
+    def loop(x):
+        return eqxi.while_loop(
+            lambda v: v[0] < 3, lambda v: (v[0] + 1, f(v[1])), (0, x), kind="bounded", max_steps=4
+        )[1]
+
+    with no_upstream():
+        for _ in range(CALLS):
+            limited(X)
+            assert eqx.filter_eval_shape(f, X).shape == (3,)
+            assert_same(eqx.filter_closure_convert(f, X)(X), X * 2)
+            assert_same(eqxi.noinline(f)(X), X * 2)
+            assert_same(eqx.filter_grad(lambda x: loop(x).sum())(X), X * 0 + 8)
+            assert_same(eqx.filter_checkpoint(f)(X), X * 2)
+        with pytest.raises(RuntimeError, match="can only be traced 1 times"):
+            limited(X[:2])
+    with eqxjit.install(), jax.disable_jit():
+        assert_same(f(X), X * 2)
+
+
+def test_a_wrapper_stays_the_pytree_that_it_was(no_upstream):
+    f = make()
+    g, structure, text = make(f.__wrapped__), jax.tree.structure(f), repr(f)
+    with no_upstream():
+        warm(f, X)
+    assert jax.tree.structure(f) == structure
+    assert repr(f) == text
+    assert f == eqx.tree_at(lambda f: f.fn, f, f.fn)
+    assert hash(f) == hash(copy.copy(f))
+    assert g != f
+
+
+def test_copies_of_a_warm_wrapper(no_upstream):
+    f = UPSTREAM(Model(X))
+    with no_upstream():
+        warm(f, X)
+        assert_same(warm(copy.copy(f), X), X + X)
+    assert_same(copy.copy(f)(X), X + X)
+
+
+def test_deep_copies_of_a_warm_wrapper(caplog):
+    f = make()
+    with eqxjit.install():
+        warm(f, X)
+        g = copy.deepcopy(f)
+        # JAX doesn't copy what tells of options.
+        assert_same(g(X), X * 2)
+        assert "may have been given options" in caplog.text
+        assert_same(warm(g, X), X * 2)
+
+
+def test_a_warm_wrapper_is_pickled_without_its_link(no_upstream):
+    f = make()
+    with no_upstream():
+        warm(f, X)
+    state = {**_compat.fields_of(f)}
+    assert isinstance(state[_install._LINK], _install._Link)
+    assert cloudpickle.loads(cloudpickle.dumps(state[_install._LINK])) is None
+
+
+# --- What stays with upstream ---------------------------------------------------------------------
+
+
+def with_options(x):
+    return x * 2
+
+
+class Holder:
+    pass
+
+
+@pytest.fixture(params=[sys.modules[__name__], Holder], ids=["module", "class"])
+def holder(request):
+    yield request.param
+    del request.param.held
+
+
+@pytest.mark.filterwarnings("error")
+def test_wrappers_with_options_stay_and_are_named(holder, caplog):
+    before = holder.held = UPSTREAM(with_options, inline=True)
+    handle = eqxjit.install()
+    [message] = caplog.messages
+    assert re.search(r"`test_install.with_options`.*options of.*Wrap yours by", message)
+    assert [(r.name, r.levelname) for r in caplog.records] == [("eqxjit", "WARNING")]
+    with handle:
+        later = UPSTREAM(with_options, keep_unused=True)
+        later(X)
+        assert "`test_install.with_options`" in caplog.messages[1]
+        for f in (before, later):
+            for _ in range(CALLS):
+                assert_same(f(X), X * 2)
+            assert f.lower(X).compile()(X).tolist() == [0, 2, 4]
+            assert f._cached._cache_size() == 1
+            # Once.
+            eqxjit.install().uninstall()
+    assert len(caplog.messages) == 2
+
+
+def test_no_advice_is_given_about_a_librarys_wrappers(monkeypatch, caplog):
+    """Its user can't wrap them by another `filter_jit`."""
+    held = UPSTREAM(optimistix.root_find.__wrapped__, inline=True)
+    monkeypatch.setattr(optimistix, "held", held, raising=False)
+    eqxjit.install()
+    [message] = caplog.messages
+    assert "root_find`. They may have been given options" in message
+    assert "Wrap" not in message
+
+
+@pytest.mark.filterwarnings("error")
+def test_methods_with_options_stay_and_are_named(caplog):
+    class Model:
+        @functools.partial(UPSTREAM, inline=True)
+        def method(self, x):
+            return x * 2
+
+    with eqxjit.install():
+        assert type(Model().method) is eqx.Partial
+        assert "Model.method`" in caplog.text
+        assert_same(Model().method(X), X * 2)
+
+
+def test_options_that_are_defaults_are_no_options(no_upstream, caplog):
+    f = make(inline=False)
+    with no_upstream():
+        assert_same(warm(f, X), X * 2)
+    assert caplog.messages == []
+
+
+def test_wrappers_from_before_caches_were_cleared(no_upstream):
+    f = make()
+    eqx.clear_caches()
+    with no_upstream():
+        assert_same(warm(f, X), X * 2)
+
+
+def test_without_what_jax_keeps_of_options(monkeypatch):
+    """As under `EQX_ON_ERROR=breakpoint`, for which Equinox replaces `jax.jit`."""
+    jit = jax.jit
+    monkeypatch.setattr(jax, "jit", lambda fun, **options: functools.partial(jit(fun, **options)))
+    f, g = make(), make(inline=True)
+    assert _compat.upstream_donation(f) == "none"
+    assert _compat.upstream_donation(g) is None
+    # Of these it can't be told.
+    eqx.clear_caches()
+    assert _compat.upstream_donation(f) is None
+
+
+UNKNOWN = """
+    import logging
+    import equinox as eqx
+    import equinox._jit
+    import diffrax, jax.numpy as jnp
+    {change}
+    import eqxjit
+
+    upstream, wrapper = eqx.filter_jit, vars(eqx._jit._JitWrapper).copy()
+    records = []
+    logging.getLogger("eqxjit").addFilter(records.append)
+    installed = eqxjit.install()
+    [record] = records
+    assert "`diffrax._integrate.diffeqsolve`" in record.getMessage(), record
+    assert "unknown to eqxjit" in record.getMessage()
+    assert eqx.filter_jit is eqxjit.filter_jit
+    assert vars(eqx._jit._JitWrapper) == wrapper
+    assert diffrax.linear_interpolation._cached._cache_size() == 0
+    diffrax.linear_interpolation(jnp.arange(3.0), jnp.arange(3.0))
+    assert diffrax.linear_interpolation._cached._cache_size() == 1
+    installed.uninstall()
+    assert eqx.filter_jit is upstream
+    print("fine")
+"""
+
+CHANGES = {
+    "another option": "eqx._jit._JitWrapper.__dataclass_fields__['block'] = None",
+    "no module": (
+        "import sys; sys.modules['equinox._jit'] = None; "
+        "import eqxjit; sys.modules['equinox._jit'] = eqx._jit"
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_wrappers_that_are_unknown_stay_and_are_named(change):
+    assert run(UNKNOWN.format(change=change)).endswith("fine\n")
+
+
+# --- Memory ---------------------------------------------------------------------------------------
+
+
+def test_dropped_wrappers_are_freed():
+    """Also one that its own function refers to, by its name in an enclosing function."""
+
+    def recursive():
+        @UPSTREAM
+        def f(x, n):
+            return x if n == 0 else f(x + 1, n - 1)
+
+        return f
+
+    alive = []
+    with eqxjit.install():
+        for _ in range(3):
+            f = recursive()
+            assert_same(warm(f, X, 2), X + 2)
+            twin = _compat.fields_of(f)[_install._LINK].twin
+            alive += [weakref.ref(f), weakref.ref(f.__wrapped__), weakref.ref(twin)]
+            del f, twin
+        gc.collect()
+        assert [ref() for ref in alive] == [None] * 9
+
+
+# --- Installing -----------------------------------------------------------------------------------
+
+
+def test_installing_twice_and_ending_in_any_order():
+    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
+        handles = [eqxjit.install() for _ in range(3)]
+        for i in order[:2]:
+            handles[i].uninstall()
+            handles[i].uninstall()
+            assert eqx.filter_jit is eqxjit.filter_jit
+        handles[order[2]].uninstall()
+        assert eqx.filter_jit is UPSTREAM.func
+        handles[order[0]].uninstall()
+        # One that has ended doesn't end another.
+        with eqxjit.install() as handle:
+            handles[0].uninstall()
+            assert eqx.filter_jit is eqxjit.filter_jit
+            handle.uninstall()
+            assert eqx.filter_jit is UPSTREAM.func
+
+
+def test_uninstall_ends_all():
+    eqxjit.uninstall()
+    with eqxjit.install() as one:
+        eqxjit.install()
+        eqxjit.uninstall()
+        assert eqx.filter_jit is UPSTREAM.func
+        other = eqxjit.install()
+        one.uninstall()
+        assert eqx.filter_jit is eqxjit.filter_jit
+    assert eqx.filter_jit is eqxjit.filter_jit
+    other.uninstall()
+    eqxjit.uninstall()
+
+
+def test_leaving_by_an_error_uninstalls():
+    with pytest.raises(ZeroDivisionError), eqxjit.install():
+        raise ZeroDivisionError
+    assert eqx.filter_jit is UPSTREAM.func
+
+
+def test_a_handler_of_the_log_that_fails_leaves_nothing_installed(monkeypatch):
+    Holder.held = UPSTREAM(with_options, inline=True)
+
+    def emit(record):
+        raise ZeroDivisionError
+
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", emit)
+    logging.getLogger("eqxjit").addHandler(handler)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            eqxjit.install()
+    finally:
+        logging.getLogger("eqxjit").removeHandler(handler)
+    assert eqx.filter_jit is UPSTREAM.func
+    assert not _install._installations
+    del Holder.held
+
+
+def test_what_another_tool_put_there_is_left_alone(monkeypatch):
+    with eqxjit.install():
+        monkeypatch.setattr(eqx, "filter_jit", make)
+    assert eqx.filter_jit is make
+    assert eqx._jit.filter_jit is UPSTREAM.func
+    # And taken for upstream's if it was there first.
+    with eqxjit.install():
+        assert eqx.filter_jit is eqx._jit.filter_jit is eqxjit.filter_jit
+    assert eqx.filter_jit is make
+    monkeypatch.undo()
+    eqx.filter_jit = UPSTREAM.func
+
+
+def test_another_tool_around_the_wrapper(monkeypatch):
+    kind, f, calls = _compat.UpstreamWrapper, make(), []
+    original = vars(kind)["__call__"]
+    try:
+        with eqxjit.install():
+            inner = vars(kind)["__call__"]
+
+            def traced(self, /, *args, **kwargs):
+                calls.append(self)
+                return inner(self, *args, **kwargs)
+
+            type.__setattr__(kind, "__call__", traced)
+        assert vars(kind)["__call__"] is traced
+        assert_same(f(X), X * 2)
+        # What stays with upstream doesn't go round in a circle.
+        with eqxjit.install():
+            g = make(inline=True)
+            assert_same(g(X), X * 2)
+        assert vars(kind)["__call__"] is traced
+    finally:
+        type.__setattr__(kind, "__call__", original)
+    assert len(calls) == 1
+
+
+def test_what_is_wrapped_meanwhile_goes_on():
+    with eqxjit.install():
+
+        @eqx.filter_jit
+        def f(x):
+            return x + 1
+
+        @eqx.filter_jit(donate="all")
+        def g(x):
+            return x + 1
+
+    assert type(f) is type(g) is type(eqxjit.filter_jit(max))
+    assert_same(warm(f, X), X + 1)
+    assert_same(g(jnp.arange(3.0)), X + 1)
+
+
+@pytest.mark.slow
+def test_threads_that_call_while_others_install():
+    functions = [make(lambda x, n=i: x * n) for i in range(4)]
+    stop, errors = threading.Event(), []
+
+    def caller(seed):
+        i = seed
+        while not stop.is_set():
+            i += 1
+            n, size = i % 4, 1 + i % 3
+            result = functions[n](np.ones(size, np.float32))
+            if result.tolist() != [n] * size:
+                errors.append((n, result))
+
+    def installer():
+        for i in range(30):
+            handles = [eqxjit.install() for _ in range(2)]
+            if eqx.filter_jit is not eqxjit.filter_jit:
+                errors.append("not installed")
+            for handle in handles[:: 1 if i % 2 else -1]:
+                handle.uninstall()
+
+    def guarded(target, *args):
+        try:
+            target(*args)
+        except BaseException as error:
+            errors.append(error)
+
+    callers = [threading.Thread(target=guarded, args=(caller, i)) for i in range(3)]
+    installers = [threading.Thread(target=guarded, args=(installer,)) for _ in range(3)]
+    for thread in callers + installers:
+        thread.start()
+    for thread in installers:
+        thread.join()
+    stop.set()
+    for thread in callers:
+        thread.join()
+    assert errors == []
+    assert eqx.filter_jit is UPSTREAM.func
+
+
+# --- python -m eqxjit -----------------------------------------------------------------------------
+
+SCRIPT = """
+    import multiprocessing
+    import pickle
+    import sys
+    import threading
+
+    import equinox as eqx
+    from equinox import filter_jit
+
+    import eqxjit
+
+
+    class Here:
+        pass
+
+
+    def double(x):
+        return 2 * x
+
+
+    def fail():
+        raise ValueError("as planned")
+
+
+    def late():
+        threading.main_thread().join()
+        print("late:", type(pickle.loads(pickle.dumps(Here()))) is Here, flush=True)
+
+
+    if __name__ == "__main__":
+        whose = {eqx.filter_jit, filter_jit, eqxjit.filter_jit}
+        print("ours" if len(whose) == 1 else "upstream's", flush=True)
+        print(sys.argv[0], sys.argv[1:], flush=True)
+        print(__name__, __file__ == sys.modules["__main__"].__file__, sys.path[0], flush=True)
+        print(type(pickle.loads(pickle.dumps(Here()))) is Here, flush=True)
+        match sys.argv[1:]:
+            case ["exit", status]:
+                sys.exit(int(status))
+            case ["fail"]:
+                fail()
+            case ["interrupt"]:
+                raise KeyboardInterrupt
+            case ["spawn"]:
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    print(pool.map(double, [1, 2]), flush=True)
+            case ["late"]:
+                threading.Thread(target=late).start()
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scripts") / "a_script.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    return path
+
+
+def python(*arguments, cwd):
+    paths = [str(pathlib.Path(eqxjit.__file__).parent.parent), *filter(None, sys.path)]
+    result = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["-x", "--help", "-m"], ["exit", "7"], ["fail"], ["interrupt"], ["spawn"], ["late"]],
+    ids=" ".join,
+)
+@pytest.mark.slow
+def test_a_script_runs_as_under_python(script, arguments):
+    name, folder = f"{script.parent.name}/a_script.py", script.parent.parent
+    status, stdout, stderr = python(name, *arguments, cwd=folder)
+    assert stdout.startswith(f"upstream's\n{name} {arguments}\n__main__ True {script.parent}")
+    expected = status, stdout.replace("upstream's", "ours"), stderr
+    assert python("-m", "eqxjit", name, *arguments, cwd=folder) == expected
+
+
+def test_a_module_runs_as_under_python(script):
+    status, stdout, stderr = python("-m", "eqxjit", "-m", "a_script", "fail", cwd=script.parent)
+    assert status == 1
+    assert stdout.splitlines() == [
+        "ours",
+        f"{script} ['fail']",
+        f"__main__ True {script.parent}",
+        "True",
+    ]
+    frames = [line.split(",")[0].strip() for line in stderr.splitlines() if "File" in line]
+    assert frames == [f'File "{script}"'] * 2
+    assert stderr.endswith("ValueError: as planned\n")
+
+
+def test_a_folder_runs_as_under_python(script, tmp_path):
+    (tmp_path / "__main__.py").write_text(script.read_text())
+    status, stdout, _ = python("-m", "eqxjit", str(tmp_path), "exit", "3", cwd=script.parent)
+    assert status == 3
+    assert stdout.splitlines()[2] == f"__main__ True {tmp_path}"
+
+
+def test_a_syntax_error_is_shown_alone(tmp_path):
+    (tmp_path / "bad.py").write_text("x =\n")
+    assert python("-m", "eqxjit", "bad.py", cwd=tmp_path) == python("bad.py", cwd=tmp_path)
+
+
+def test_a_variable_that_is_set_too_late_is_named(tmp_path, monkeypatch):
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import os\n"
+        "os.environ['JAX_ENABLE_X64'] = '1'\n"
+        "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n"
+        "import jax, jax.numpy as jnp\n"
+        "print(jnp.ones(1).dtype, jax.device_count())\n"
+    )
+    status, stdout, stderr = python("-m", "eqxjit", "late.py", cwd=tmp_path)
+    assert (status, stdout) == (0, "float32 2\n")
+    assert re.search(r"late.py:2: `JAX_ENABLE_X64` is set when.*Set it outside", stderr)
+    assert "XLA_FLAGS" not in stderr
+    assert python("-W", "error", "-m", "eqxjit", "late.py", cwd=tmp_path)[:2] == (status, stdout)
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    assert python("-m", "eqxjit", "late.py", cwd=tmp_path) == (0, "float64 2\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["--help"], 0, "runs a script, or a module"),
+        ([], 2, "required"),
+        (["nosuch.py"], 2, "can't open file 'nosuch.py'"),
+        (["-m", "nosuch"], 1, "No module named nosuch"),
+    ],
+    ids=["help", "nothing", "no script", "no module"],
+)
+def test_command_lines(arguments, status, text, tmp_path):
+    found = python("-m", "eqxjit", *arguments, cwd=tmp_path)
+    assert found[0] == status
+    assert text in found[1] + found[2]
+    assert "Traceback" not in found[2]

@@ -1,0 +1,716 @@
+"""`eqxjit.pack`: what it takes, what it gives back, and how it behaves as a pytree."""
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import eqxjit
+from eqxjit._deploy.layout import MAX_LEAVES_PER_BUFFER
+from tests.support import nodes
+from tests.support.helpers import assert_same, assert_specialized, same_leaf, warm
+from tests.support.profile import SCENARIOS
+from tests.support.strategies import made, trees
+from tests.support.strategies import numpy_array as numbers
+
+FILTER_JITS = [eqxjit.filter_jit, eqx.filter_jit]
+DTYPES = [
+    "bool",
+    "int8",
+    "uint16",
+    "int32",
+    "int4",
+    "uint4",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float32",
+    "complex64",
+]
+
+
+def strong(leaf):
+    """A leaf as `unpack` gives it: of strong type, and JAX's own."""
+    if not eqx.is_array(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    if leaf.dtype.kind in "OUSMm":
+        return leaf
+    return jax.lax.convert_element_type(jnp.asarray(leaf), jnp.asarray(leaf).dtype)
+
+
+def assert_unpacked(packed, tree):
+    """A `Packed` gives back the tree: but for leaves that were left alone, which may be weak."""
+    assert_same(jax.tree.map(strong, packed.unpack()), jax.tree.map(strong, tree))
+    unpacked = jax.tree.leaves(packed.unpack())
+    for (index, slot), leaf in zip(
+        packed.layout.slots(), filter(eqx.is_array, jax.tree.leaves(tree)), strict=True
+    ):
+        if slot.row is None:
+            assert unpacked[index] is packed.arrays[slot.array] is leaf
+        else:
+            assert not getattr(unpacked[index], "weak_type", False)
+
+
+def mlp(depth=2, width=8, key=0):
+    """Not drawn by JAX, which would compile that for each shape."""
+    functions = {"activation": nodes.plus_one, "final_activation": nodes.plus_one}
+    build = lambda: eqx.nn.MLP(3, 2, width, depth, **functions, key=jr.key(0))  # noqa: E731
+    draw = np.random.default_rng(key).normal
+    return jax.tree.map(
+        lambda leaf: (
+            jnp.asarray(draw(size=leaf.shape), leaf.dtype)
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+            else leaf
+        ),
+        eqx.filter_eval_shape(build),
+    )
+
+
+class Model(eqx.Module):
+    """A model with static fields of many kinds."""
+
+    layers: list
+    name: str = eqx.field(static=True)
+    sizes: tuple = eqx.field(static=True)
+    activation: object = eqx.field(static=True)
+
+
+def model(name="m", sizes=(1, 2.0), activation=jax.nn.relu):
+    return Model([jnp.ones((2, 3)), jnp.zeros(3)], name, sizes, activation)
+
+
+# --- There and back ---------------------------------------------------------------------------
+
+
+@settings(max_examples=SCENARIOS // 14)
+@given(trees)
+def test_random_trees_come_back(make):
+    tree = make()
+    assert_unpacked(eqxjit.pack(tree), tree)
+
+
+@settings(max_examples=SCENARIOS // 14)
+@given(
+    st.lists(
+        made(
+            numbers,
+            st.sampled_from(DTYPES),
+            st.sampled_from([(), (1,), (0,), (2, 0), (3,), (2, 3)]),
+            st.integers(0, 3),
+        ),
+        max_size=12,
+    )
+)
+def test_random_arrays_of_all_dtypes_come_back(makes):
+    tree = [jnp.asarray(make()) for make in makes]
+    packed = eqxjit.pack(tree)
+    assert_unpacked(packed, tree)
+    n_dtypes = len({leaf.dtype for leaf in tree})
+    assert len(packed.arrays) <= n_dtypes * (1 + len(tree) // MAX_LEAVES_PER_BUFFER)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(dtype):
+    tree = [jnp.arange(4).reshape(2, 2).astype(dtype), jnp.asarray(1).astype(dtype)]
+    packed = eqxjit.pack(tree)
+    [buffer] = packed.arrays
+    assert buffer.shape == (5,)
+    assert buffer.dtype == dtype
+    step = eqxjit.filter_jit(lambda p: p.repack(p.unpack()), donate="all")
+    for _ in range(4):
+        packed = step(packed)
+    assert_unpacked(packed, tree)
+
+
+def test_one_buffer_a_dtype():
+    tree = {"a": jnp.ones(2), "b": jnp.ones(3, int), "c": jnp.ones(()), "d": jnp.arange(2)}
+    packed = eqxjit.pack(tree)
+    assert [(a.shape, a.dtype) for a in packed.arrays] == [((3,), "float32"), ((5,), "int32")]
+    assert [*packed.arrays[0]] == [1, 1, 1]
+    assert [*packed.arrays[1]] == [1, 1, 1, 0, 1]
+
+
+def test_typed_keys():
+    tree = {
+        "key": jr.key(1),
+        "keys": jr.split(jr.key(2), (2, 3)),
+        "other": [jr.key(3, impl="rbg"), jr.split(jr.key(4, impl="rbg"), 2)],
+        "old": jr.PRNGKey(5),
+    }
+    packed = eqxjit.pack(tree)
+    assert len(packed.arrays) == 1
+    assert_unpacked(packed, tree)
+    drawn = eqxjit.filter_jit(lambda p: jr.normal(p.unpack()["other"][1][0]))(packed)
+    assert drawn == jr.normal(tree["other"][1][0])
+
+
+def test_weak_types_become_strong():
+    tree = [jnp.asarray(1.0), jnp.asarray(2.0), jnp.ones(3)]
+    assert tree[0].weak_type
+    assert not any(leaf.weak_type for leaf in eqxjit.pack(tree).unpack())
+    # Alone in its dtype, it would gain nothing.
+    assert eqxjit.pack(tree[:1]).arrays[0] is tree[0]
+
+
+def test_numpy_arrays_become_jax_arrays_of_the_dtype_under_jit():
+    tree = [np.ones(2), np.float64(2), np.arange(2), np.ones(1, np.float32), np.int32(3)]
+    packed = eqxjit.pack(tree)
+    assert_same(packed.unpack(), [jnp.asarray(leaf) for leaf in tree])
+    tree[0][:] = 7
+    assert [*packed.unpack()[0]] == [1, 1]
+
+
+def test_x64():
+    with jax.enable_x64(True):
+        tree = [np.ones(2), jnp.arange(3), jnp.ones(2), jnp.ones(1, int)]
+        packed = eqxjit.pack(tree)
+        assert [a.dtype for a in packed.arrays] == ["float64", "int64"]
+        assert_unpacked(packed, tree)
+
+
+def test_arrays_that_jax_does_not_take_stay():
+    words, dates = np.array(["a", "b"]), np.array(["2020-01-01"], "datetime64[D]")
+    objects, record = np.array([None, {}], object), np.zeros(2, [("a", int), ("b", float)])
+    tree = [jnp.ones(2), words, dates, objects, record, jnp.ones(3)]
+    packed = eqxjit.pack(tree)
+    assert len(packed.arrays) == 5
+    assert all(a is b for a, b in zip(packed.unpack()[1:5], tree[1:5], strict=True))
+
+
+def test_static_values_are_the_same_objects():
+    activation, sizes = jax.nn.gelu, (1, (2, 3))
+    tree = model("a name", sizes, activation)
+    got = eqxjit.pack([tree, print, 3.5]).unpack()
+    assert got[0].activation is activation
+    assert got[0].sizes is sizes
+    assert got[1] is print
+
+
+@pytest.mark.parametrize("tree", [(), None, {}, 1.5, print, [None, 3], jnp.ones(3), [jnp.ones(0)]])
+def test_nothing_to_share(tree):
+    packed = eqxjit.pack(tree)
+    assert_same(packed.unpack(), tree)
+    assert all(a is b for a, b in zip(packed.arrays, jax.tree.leaves(tree), strict=False))
+
+
+def test_large_leaves_are_left_alone():
+    small, large = jnp.ones(64), jnp.ones(65)
+    tree = [small, large, small + 1, large + 1]
+    packed = eqxjit.pack(tree, max_leaf_bytes=256)
+    assert [a.shape for a in packed.arrays] == [(128,), (65,), (65,)]
+    assert packed.arrays[1] is large
+    assert packed.unpack()[1] is large
+    assert_unpacked(packed, tree)
+    assert len(eqxjit.pack(tree, max_leaf_bytes=0).arrays) == 4
+    assert len(eqxjit.pack(tree, max_leaf_bytes=10**9).arrays) == 1
+    assert eqxjit.pack(tree, max_leaf_bytes=0).layout is not packed.layout
+
+
+def test_the_default_size():
+    tree = [jnp.ones(1024), jnp.ones(1025), jnp.ones(1024)]
+    assert [a.shape for a in eqxjit.pack(tree).arrays] == [(2048,), (1025,)]
+
+
+def test_a_bound_on_the_leaves_of_a_buffer():
+    tree = [jnp.full(2, i) for i in range(2 * MAX_LEAVES_PER_BUFFER + 1)]
+    packed = eqxjit.pack(tree)
+    assert 1 < len(packed.arrays) <= 3
+    assert_unpacked(packed, tree)
+
+
+@pytest.mark.parametrize("n_layers", [9, 11, 12])
+def test_what_fits_one_buffer_is_in_one(n_layers):
+    packed = eqxjit.pack([jnp.ones(shape) for shape in n_layers * [(4, 4), (4,)]])
+    assert [a.shape for a in packed.arrays] == [(20 * n_layers,)]
+
+
+def test_buffers_of_equal_layers_are_alike():
+    """So that XLA compiles what it does with one for all of them."""
+    layer = [(4, 4), (4,), (2, 4), (4,), (3,)]
+    shapes = [(7, 4), *(layer * 12), (4, 7)]
+    packed = eqxjit.pack([jnp.ones(shape) for shape in shapes])
+    in_buffers = [
+        [packed.layout.leaves[index].type.shape for index in members]
+        for members in packed.layout.members
+    ]
+    # What occurs once would shift all that follows.
+    assert in_buffers == [[(7, 4), (4, 7)], *3 * [4 * layer]]
+
+
+def test_packing_copies():
+    leaf = jnp.ones(3)
+    packed = eqxjit.pack([leaf, jnp.zeros(0)])
+    eqxjit.filter_jit(lambda p: p.repack(p.unpack()), donate="all")(packed)
+    assert not leaf.is_deleted()
+
+
+def test_a_packed_in_a_packed():
+    tree = [eqxjit.pack(mlp()), jnp.ones(3)]
+    packed = eqxjit.pack(tree)
+    assert packed.unpack()[0].layout is tree[0].layout
+    assert_same(packed.unpack()[0].unpack(), tree[0].unpack())
+
+
+def test_state_of_batch_norm():
+    norm, state = nodes.batch_norm()
+    x = jr.normal(jr.key(0), (4, 2))
+
+    def loss(norm, state, x):
+        out, state = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
+            x, state
+        )
+        return jnp.sum(out**3), state
+
+    def leaves(tree):
+        return jax.tree.leaves(eqx.filter(tree, eqx.is_array))
+
+    def packed_loss(params, packed, x):
+        value, state = loss(params.unpack(), packed.unpack(), x)
+        return value, packed.repack(state)
+
+    plain = eqxjit.filter_jit(eqx.filter_value_and_grad(loss, has_aux=True))
+    (value, new), gradient = plain(norm, state, x)
+    step = eqxjit.filter_jit(eqx.filter_value_and_grad(packed_loss, has_aux=True))
+    got = warm(step, eqxjit.pack(norm), eqxjit.pack(state), x)
+    (packed_value, packed_new), packed_gradient = got
+    pairs = zip(
+        leaves((packed_value, packed_new.unpack(), packed_gradient.unpack())),
+        leaves((value, new, gradient)),
+        strict=True,
+    )
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+# --- The layout -------------------------------------------------------------------------------
+
+
+def test_equal_trees_share_one_layout():
+    one, other = eqxjit.pack(mlp(key=0)), eqxjit.pack(mlp(key=1))
+    assert one.layout is other.layout
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    assert one.repack(other.unpack()).layout is one.layout
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (model(sizes=(1,)), model(sizes=(True,))),
+        (model(sizes=(1,)), model(sizes=(1.0,))),
+        (model(sizes=0.0), model(sizes=-0.0)),
+        (model("a"), model("b")),
+        (model(activation=lambda x: x), model(activation=lambda x: x)),
+        ([jnp.ones(2), 1], [jnp.ones(2), True]),
+        ({1: jnp.ones(2)}, {True: jnp.ones(2)}),
+        ([jnp.ones(2)], [jnp.ones(3)]),
+        ([jnp.ones(2)], [jnp.ones(2, int)]),
+        ([jnp.ones(2), jnp.ones(2)], [jnp.ones((2, 1)), jnp.ones((1, 2))]),
+        ([jr.key(0), jr.key(1)], [jr.PRNGKey(0), jr.PRNGKey(1)]),
+    ],
+)
+def test_different_trees_have_different_layouts(one, other):
+    one, other = eqxjit.pack(one), eqxjit.pack(other)
+    assert one.layout is not other.layout
+    assert one.layout != other.layout
+    assert jax.tree.structure(one) != jax.tree.structure(other)
+
+
+def test_a_layout_is_compared_by_identity():
+    f = eqxjit.filter_jit(lambda p, x: p.unpack()(x))
+    packed, x = eqxjit.pack(mlp()), jnp.ones(3)
+    warm(f, packed, x)
+    assert_specialized(f)
+    source = f.specialized_source()
+    if source is not None:
+        assert "['layout'] is " in source
+        assert "has_key" not in source
+
+
+@pytest.mark.parametrize("filter_jit", FILTER_JITS)
+def test_models_built_alike_do_not_retrace(filter_jit):
+    traced = []
+
+    @filter_jit
+    def f(p, x):
+        traced.append(1)
+        return p.unpack()(x)
+
+    for key in range(4):
+        f(eqxjit.pack(mlp(key=key)), jnp.ones(3))
+        f(pickle.loads(pickle.dumps(eqxjit.pack(mlp(key=key)))), jnp.ones(3))
+    assert len(traced) == 1
+
+
+class Listing(eqx.Module):
+    """A model with a list in a static field."""
+
+    weights: list
+    options: list = eqx.field(static=True)
+
+    def __call__(self, x):
+        return self.weights[0] * x + len(self.options)
+
+
+def test_a_static_value_that_changes_in_place_is_seen():
+    tree = Listing([jnp.ones(2), jnp.zeros(2)], ["a"])
+    packed = eqxjit.pack(tree)
+    f = eqxjit.filter_jit(lambda p, x: p.unpack()(x))
+    assert [*warm(f, packed, jnp.ones(2))] == [2, 2]
+    tree.options.append("b")
+    assert packed.unpack().options is tree.options
+    assert [*warm(f, packed, jnp.ones(2))] == [3, 3]
+    # Nor does another tree get what this one has become.
+    other = eqxjit.pack(Listing([jnp.ones(2), jnp.zeros(2)], ["a"]))
+    assert other.unpack().options == ["a"]
+    assert [*warm(f, other, jnp.ones(2))] == [2, 2]
+
+
+def test_layouts_and_what_they_hold_die():
+    class Local:
+        """Compared by identity."""
+
+    static = Local()
+    tree = [jnp.ones(2), jnp.ones(3), static]
+    packed = eqxjit.pack(tree)
+    references = [weakref.ref(packed.layout), weakref.ref(static), weakref.ref(packed.arrays[0])]
+    del packed, tree, static
+    gc.collect()
+    assert [reference() for reference in references] == [None, None, None]
+
+
+def test_a_layout_dies_that_its_own_static_values_refer_to():
+    # A class that equals its like, and whose instance holds what was made of it.
+    def local(x):
+        return held
+
+    held = eqxjit.pack([jnp.ones(2), jnp.ones(3), local])
+    reference = weakref.ref(held.layout)
+    del held, local
+    gc.collect()
+    assert reference() is None
+
+
+def test_functions_under_which_a_packed_ran_die():
+    def run():
+        f = eqxjit.filter_jit(lambda p, x: p.repack(jax.tree.map(lambda a: a + x, p.unpack())))
+        marker = nodes.Plain()
+        packed = eqxjit.pack([jnp.ones(2), jnp.ones(3)])
+        f.__wrapped__.marker = marker
+        warm(f, packed, jnp.ones(()))
+        return weakref.ref(marker)
+
+    reference = run()
+    gc.collect()
+    assert reference() is None
+
+
+# --- As a pytree ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jit", [*FILTER_JITS, jax.jit])
+@pytest.mark.parametrize("donate", [False, True])
+def test_under_every_jit(jit, donate):
+    def step(p, x):
+        new = jax.tree.map(lambda a: a * x if eqx.is_array(a) else a, p.unpack())
+        return p.repack(new), new.layers[0].weight
+
+    if jit is jax.jit:
+        step = jit(step, donate_argnums=(0,) if donate else ())
+    else:
+        step = jit(step, donate="all" if donate else "none")
+    tree = mlp()
+    packed = eqxjit.pack(tree)
+    for power in range(1, 6):
+        before = packed
+        packed, weight = step(packed, jnp.asarray(2.0))
+        assert_same(weight, tree.layers[0].weight * 2.0**power)
+        assert all(a.is_deleted() == donate for a in before.arrays)
+    assert packed.layout is eqxjit.pack(tree).layout
+
+
+def twin_of(packed, how):
+    if how == "pickle":
+        return pickle.loads(pickle.dumps(packed))
+    if how == "deepcopy":
+        return copy.deepcopy(packed)
+    if how == "copy":
+        return copy.copy(packed)
+    if how == "flattened":
+        leaves, treedef = jax.tree.flatten(packed)
+        return jax.tree.unflatten(treedef, leaves)
+    file = io.BytesIO()
+    eqx.tree_serialise_leaves(file, packed)
+    file.seek(0)
+    like = eqxjit.pack(jax.tree.map(lambda a: a + 1 if eqx.is_array(a) else a, packed.unpack()))
+    return eqx.tree_deserialise_leaves(file, like)
+
+
+def test_deep_copies_with_an_activation_that_is_an_object():
+    packed = eqxjit.pack([jnp.ones(2), jnp.ones(3), jax.nn.relu])
+    assert copy.deepcopy(packed).layout is packed.layout
+
+
+def test_deep_copies_of_what_can_change():
+    tree = Listing([jnp.ones(2), jnp.zeros(2)], ["a"])
+    packed = eqxjit.pack(tree)
+    twin = copy.deepcopy(packed)
+    assert twin.layout == packed.layout
+    tree.options.append("b")
+    assert twin.unpack().options == ["a"]
+    assert_same(pickle.loads(pickle.dumps(packed)).unpack(), tree)
+
+
+@pytest.mark.parametrize("how", ["pickle", "deepcopy", "copy", "flattened", "serialised"])
+def test_copies_have_the_same_layout(how):
+    tree = [mlp(), {"b": jnp.ones(2, int), "a": (jnp.zeros(2), 2)}]
+    packed = eqxjit.pack(tree)
+    twin = twin_of(packed, how)
+    assert twin.layout is packed.layout
+    assert eqx.tree_equal(packed, twin)
+    assert_same(twin.unpack(), packed.unpack())
+
+
+def test_typed_keys_are_copied():
+    packed = eqxjit.pack([jr.key(0), jr.key(1), jr.key(2, impl="rbg")])
+    for how in ("pickle", "deepcopy"):
+        twin = twin_of(packed, how)
+        assert twin.layout is packed.layout
+        assert_same(twin.unpack(), packed.unpack())
+
+
+def test_a_pickle_can_be_read_without_the_packed_alive():
+    data = pickle.dumps(eqxjit.pack(mlp()))
+    gc.collect()
+    assert_same(pickle.loads(data).unpack(), mlp())
+
+
+def test_tree_equal():
+    packed = eqxjit.pack(mlp())
+    assert eqx.tree_equal(packed, eqxjit.pack(mlp()))
+    assert not eqx.tree_equal(packed, eqxjit.pack(mlp(key=1)))
+    assert not eqx.tree_equal(packed, eqxjit.pack(mlp(width=4)))
+
+
+def test_filtered_and_combined():
+    tree = [jnp.ones(2), jnp.arange(3), jnp.ones(3), jnp.arange(2)]
+    packed = eqxjit.pack(tree)
+    floats, others = eqx.partition(packed, eqx.is_inexact_array)
+    assert_same(floats.unpack(), [tree[0], None, tree[2], None])
+    assert_same(others.unpack(), [None, tree[1], None, tree[3]])
+    assert_same(eqx.combine(floats, others).unpack(), tree)
+
+
+def test_evaluated_shapes():
+    shapes = eqx.filter_eval_shape(lambda key: eqxjit.pack(mlp(key=0)), jr.key(0))
+    assert shapes.layout is eqxjit.pack(mlp()).layout
+    model = eqx.filter_eval_shape(lambda p: p.unpack(), shapes)
+    assert model.layers[0].weight.shape == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        ([jnp.ones(10), jnp.ones(())], "Packed(2 arrays in 1 buffer, 44 B)"),
+        ([jnp.ones(500)] * 2 + [jnp.ones(2, int)] * 2, "Packed(4 arrays in 2 buffers, 4.0 KB)"),
+        (
+            [jnp.ones(2), jnp.ones(2), jnp.ones(300_000)],
+            "Packed(2 arrays in 1 buffer, 1 as it is, 1.2 MB)",
+        ),
+        ([jnp.ones(2), jnp.ones(2, int)], "Packed(0 arrays in 0 buffers, 2 as they are, 16 B)"),
+        (None, "Packed(0 arrays in 0 buffers, 0 B)"),
+    ],
+)
+def test_printed(tree, text):
+    packed = eqxjit.pack(tree)
+    assert repr(packed) == str(packed) == eqx.tree_pformat(packed) == text
+    assert repr(eqx.filter(packed, lambda _: False)) == text
+    assert "0x" not in repr(packed.layout)
+    assert eqx.tree_pformat([packed]) == f"[{text}]"
+
+
+# --- Repacking --------------------------------------------------------------------------------
+
+
+def test_repack():
+    packed = eqxjit.pack(mlp())
+    new = jax.tree.map(lambda a: a + 1 if eqx.is_array(a) else a, mlp())
+    again = packed.repack(new)
+    assert again.layout is packed.layout
+    assert_same(again.unpack(), new)
+    assert_same(packed.unpack(), mlp())
+
+
+def with_bias(bias):
+    return lambda model: eqx.tree_at(lambda m: m.layers[1].bias, model, bias)
+
+
+def with_layers(change):
+    return lambda model: eqx.tree_at(lambda m: m.layers, model, change(model.layers))
+
+
+def with_depth(model):
+    object.__setattr__(model, "depth", 3)
+    return model
+
+
+BIAS = ["`tree.layers[1].bias` was float32[8]"]
+
+
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [
+        (with_bias(jnp.ones(9)), [*BIAS, "float32[9]"]),
+        (with_bias(jnp.ones(8, int)), [*BIAS, "int32[8]"]),
+        (with_bias(jr.split(jr.key(0), 8)), [*BIAS, "key<fry>[8]"]),
+        (with_bias(1.5), [*BIAS, "1.5"]),
+        (with_bias(None), [*BIAS, "None"]),
+        (with_bias([jnp.ones(8)]), [*BIAS, "a list"]),
+        (with_layers(lambda layers: layers[:2]), ["`tree.layers[2]` was a Linear", "absent"]),
+        (with_layers(lambda layers: 2 * layers), ["`tree.layers[3]` was absent", "a Linear"]),
+        (with_layers(list), ["`tree.layers` was a tuple", "a list"]),
+        (lambda m: mlp(width=9), ["`tree.layers[0].weight` was float32[8,3]", "float32[9,3]"]),
+        (lambda m: eqx.nn.Linear(3, 3, key=jr.key(0)), ["`tree` was a MLP", "a Linear"]),
+        (lambda m: None, ["`tree` was a MLP", "None"]),
+        (lambda m: eqx.tree_at(lambda m: m.activation, m, jax.nn.tanh), ["`tree.activation`"]),
+        (with_depth, ["`tree.depth` was 2", "is 3"]),
+        (lambda m: eqxjit.pack(m), ["`tree` was a MLP", "a Packed"]),
+    ],
+)
+def test_wrong_repacks_are_refused(change, texts):
+    packed = eqxjit.pack(mlp())
+    arrays = packed.arrays
+    with pytest.raises(ValueError, match=r"`repack` takes a tree of the same structure") as caught:
+        packed.repack(change(mlp()))
+    for text in texts:
+        assert text in str(caught.value)
+    # Inside a jitted function, likewise.
+    with pytest.raises(ValueError, match=r"`repack` takes a tree of the same structure"):
+        eqxjit.filter_jit(lambda p: p.repack(change(p.unpack())))(packed)
+    assert packed.arrays is arrays
+    assert_same(packed.unpack(), mlp())
+
+
+def test_static_values_are_compared_by_type():
+    packed = eqxjit.pack(model(sizes=(1,)))
+    with pytest.raises(ValueError, match=r"tree\.sizes`? was \(1,\); here, it is \(True,\)"):
+        packed.repack(model(sizes=(True,)))
+    with pytest.raises(ValueError, match=r"tree\[1\]` was 1; here, it is 1.0"):
+        eqxjit.pack([jnp.ones(2), 1]).repack([jnp.ones(2), 1.0])
+
+
+@settings(max_examples=SCENARIOS // 14)
+@given(trees, trees)
+def test_random_repacks(make, make_other):
+    tree, other = make(), make_other()
+    packed = eqxjit.pack(tree)
+    same = eqxjit.pack(other).layout is packed.layout
+    before = packed.unpack()
+    try:
+        again = packed.repack(other)
+    except ValueError:
+        assert not same
+    else:
+        # Static values stay those of the layout, which may be equal objects.
+        for got, leaf in zip(jax.tree.leaves(again.unpack()), jax.tree.leaves(other), strict=True):
+            assert not eqx.is_array(leaf) or same_leaf(strong(got), strong(leaf))
+    after = packed.unpack()
+    pairs = zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True)
+    assert all(same_leaf(a, b) for a, b in pairs)
+
+
+# --- Mistakes ---------------------------------------------------------------------------------
+
+
+def test_forgetting_to_unpack():
+    packed = eqxjit.pack(mlp())
+    with pytest.raises(AttributeError, match=r"packed\.unpack\(\)\.layers"):
+        packed.layers  # noqa: B018
+    with pytest.raises(TypeError, match=r"packed\.unpack\(\)\(\.\.\.\)"):
+        packed(jnp.ones(3))
+    with pytest.raises(TypeError, match=r"packed\.unpack\(\)\(\.\.\.\)"):
+        eqxjit.filter_jit(lambda p, x: jax.vmap(p)(x))(packed, jnp.ones((2, 3)))
+    with pytest.raises(AttributeError, match=r"packed\.unpack\(\)\.layers"):
+        eqx.tree_at(lambda p: p.layers[0].weight, packed, jnp.ones(3))
+    as_dict = eqxjit.pack({"w": jnp.ones(2)})
+    with pytest.raises(TypeError, match=r"packed\.unpack\(\)\['w'\]"):
+        as_dict["w"]
+    with pytest.raises(TypeError, match=r"packed\.unpack\(\)\["):
+        iter(as_dict).__next__()
+    assert not hasattr(packed, "__array__")
+    assert not hasattr(packed, "shape")
+
+
+def test_a_packed_in_the_place_of_an_array():
+    packed, linear = eqxjit.pack(mlp()), eqx.nn.Linear(3, 3, key=jr.key(0))
+    with pytest.raises(TypeError, match=r"write `\.unpack\(\)` where the model"):
+        jnp.sum(packed)
+    for compute in (linear, lambda p: 2 * p, lambda p: jnp.ones(3) + p, lambda p: p @ jnp.ones(3)):
+        with pytest.raises(TypeError, match=r"can't be computed with.*`packed\.unpack\(\)`"):
+            compute(packed)
+    assert packed != 1
+
+
+def test_a_structure_that_changes_in_a_loop():
+    """JAX's error shows what was there, and what is."""
+    packed = eqxjit.pack([jnp.ones(2), jnp.ones(3)])
+    shorter = eqxjit.pack([jnp.ones(1), jnp.ones(3)])
+    told = r"float32\[2\], float32\[3\](.|\n)*float32\[1\], float32\[3\]"
+    with pytest.raises(TypeError, match=told):
+        jax.lax.fori_loop(0, 2, lambda _, __: shorter, packed)
+
+
+def test_inference_mode_is_of_the_unpacked():
+    """It looks for attributes, and would find none."""
+    packed = eqxjit.pack([mlp(), eqx.nn.Dropout(0.5)])
+    with pytest.raises(TypeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
+        eqx.nn.inference_mode((packed, None))
+    unpacked = eqx.nn.inference_mode(packed.unpack())
+    assert eqxjit.pack(unpacked).unpack()[1].inference
+    without = eqxjit.pack(mlp())
+    assert eqx.nn.inference_mode(without).layout is without.layout
+    with pytest.raises(AttributeError, match=r"packed\.unpack\(\)\.inference"):
+        without.inference  # noqa: B018
+
+
+def test_unpacking_what_is_no_longer_a_packed_tree():
+    packed = eqxjit.pack(mlp())
+    with pytest.raises(TypeError, match=r"takes apart arrays.*holds True"):
+        jax.tree.map(lambda _: True, packed).unpack()
+    with pytest.raises(ValueError, match=r"last axis.*of shape \(1,\)"):
+        jax.tree.map(lambda a: a[:1], packed).unpack()
+
+
+@pytest.mark.parametrize("size", [1.5, "1", None, True])
+def test_sizes_that_are_no_integers(size):
+    with pytest.raises(TypeError, match="max_leaf_bytes"):
+        eqxjit.pack([], max_leaf_bytes=size)
+
+
+def test_negative_size():
+    with pytest.raises(ValueError, match="max_leaf_bytes"):
+        eqxjit.pack([], max_leaf_bytes=-1)
+
+
+def test_a_tree_that_contains_itself():
+    tree = []
+    tree.append(tree)
+    with pytest.raises(ValueError, match="contains itself"):
+        eqxjit.pack(tree)
+
+
+def test_deleted_arrays():
+    leaf = jnp.ones(3)
+    leaf.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        eqxjit.pack([leaf, jnp.ones(2)])

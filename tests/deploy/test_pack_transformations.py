@@ -1,0 +1,307 @@
+"""A `Packed` under JAX's transformations gives what its tree gives, by as few operations."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import eqxjit
+from eqxjit._deploy.layout import MAX_LEAVES_PER_BUFFER
+from tests.support.helpers import assert_same, warm
+
+
+@functools.cache
+def model():
+    """Every leaf is a matrix of 4 by 4 or a vector of 4: few shapes to compile for."""
+    return built(jr.key(0))
+
+
+def built(key):
+    return eqx.nn.MLP(4, 4, 4, 2, activation=jnp.tanh, key=key)
+
+
+def loss(model, x):
+    return jnp.mean(jax.vmap(model)(x) ** 2)
+
+
+def packed_loss(packed, x):
+    return loss(packed.unpack(), x)
+
+
+def arrays(tree):
+    return eqx.filter(tree, eqx.is_inexact_array)
+
+
+def assert_close(packed, tree):
+    """The `Packed` of a derivative holds the derivatives of the tree."""
+    assert isinstance(packed, eqxjit.Packed)
+    got, expected = jax.tree.leaves(packed.unpack()), jax.tree.leaves(tree)
+    for one, other in zip(filter(eqx.is_array, got), filter(eqx.is_array, expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+@pytest.fixture
+def x():
+    return jr.normal(jr.key(1), (5, 4))
+
+
+@pytest.fixture
+def packed():
+    """The biases are in a buffer, the matrices are as they were."""
+    return eqxjit.pack(model(), max_leaf_bytes=32)
+
+
+@pytest.fixture
+def tangent():
+    return jax.tree.map(lambda a: jr.normal(jr.key(2), a.shape), arrays(model()))
+
+
+def along(packed, tangent):
+    """A tree of tangents as a tangent of a `Packed`."""
+    static = eqx.filter(packed.unpack(), eqx.is_inexact_array, inverse=True)
+    return arrays(packed.repack(eqx.combine(tangent, static)))
+
+
+def test_grad(packed, x):
+    gradient = eqx.filter_grad(packed_loss)(packed, x)
+    assert gradient.layout is packed.layout
+    assert_close(gradient, eqx.filter_grad(loss)(model(), x))
+    jitted = warm(eqxjit.filter_jit(eqx.filter_grad(packed_loss)), packed, x)
+    assert_close(jitted, eqx.filter_grad(loss)(model(), x))
+
+
+def test_value_and_grad_inside_a_step(packed, x):
+    value, gradient = eqxjit.filter_jit(eqx.filter_value_and_grad(packed_loss))(packed, x)
+    expected, wanted = eqx.filter_value_and_grad(loss)(model(), x)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    assert_close(gradient, wanted)
+
+
+def test_jvp(packed, x, tangent):
+    got = eqx.filter_jvp(packed_loss, (packed, x), (along(packed, tangent), None))
+    expected = eqx.filter_jvp(loss, (model(), x), (tangent, None))
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_grad_of_grad(packed, x, tangent):
+    def along_gradient(loss, tangent):
+        def inner(params, x):
+            gradient = eqx.filter_grad(loss)(params, x)
+            pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(tangent), strict=True)
+            return sum(jnp.vdot(a, b) for a, b in pairs)
+
+        return eqx.filter_grad(inner)
+
+    got = along_gradient(packed_loss, along(packed, tangent))(packed, x)
+    assert_close(got, along_gradient(loss, tangent)(model(), x))
+
+
+def test_third_derivative(packed, x, tangent):
+    """Forward over forward over reverse."""
+
+    def third(loss, params, tangent):
+        dynamic, static = eqx.partition(params, eqx.is_inexact_array)
+        gradient = lambda p: jax.grad(lambda p: loss(eqx.combine(p, static), x))(p)  # noqa: E731
+        once = lambda p: jax.jvp(gradient, (p,), (tangent,))[1]  # noqa: E731
+        return jax.jvp(once, (dynamic,), (tangent,))[1]
+
+    got = third(packed_loss, packed, along(packed, tangent))
+    assert_close(got, third(loss, model(), tangent))
+
+
+def flat(tree):
+    return ravel_pytree(arrays(tree))
+
+
+def test_hessian(x):
+    """Forward over reverse; `test_grad_of_grad` is reverse over reverse."""
+    packed = eqxjit.pack(model())
+    dynamic, static = eqx.partition(packed, eqx.is_inexact_array)
+    got = jax.jit(jax.hessian(lambda p: packed_loss(eqx.combine(p, static), x)))(dynamic)
+    [[matrix]] = [inner.arrays for inner in got.arrays]
+    vector, rebuild = flat(model())
+    other = eqx.filter(model(), eqx.is_inexact_array, inverse=True)
+    expected = jax.jit(jax.hessian(lambda v: loss(eqx.combine(rebuild(v), other), x)))(vector)
+    np.testing.assert_allclose(matrix, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_linearize_and_its_transpose(packed, x, tangent):
+    dynamic, static = eqx.partition(packed, eqx.is_inexact_array)
+    value, linear = jax.linearize(lambda p: packed_loss(eqx.combine(p, static), x), dynamic)
+    expected = eqx.filter_jvp(loss, (model(), x), (tangent, None))
+    np.testing.assert_allclose((value, linear(along(packed, tangent))), expected, rtol=1e-5)
+    [transposed] = jax.linear_transpose(linear, dynamic)(jnp.ones(()))
+    assert_close(transposed, eqx.filter_grad(loss)(model(), x))
+
+
+def test_vmap_over_a_packed(x):
+    """An ensemble: packed inside `vmap`, called inside, and unpacked outside."""
+    keys = jr.split(jr.key(0), 3)
+    ensemble = eqx.filter_vmap(built)(keys)
+    packed = eqx.filter_vmap(lambda key: eqxjit.pack(built(key)))(keys)
+    assert packed.layout is eqxjit.pack(model()).layout
+    assert_same(packed.unpack(), ensemble)
+    got = eqxjit.filter_jit(eqx.filter_vmap(packed_loss, in_axes=(eqx.if_array(0), None)))(
+        packed, x
+    )
+    expected = eqx.filter_vmap(loss, in_axes=(eqx.if_array(0), None))(ensemble, x)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_vmap_along_another_axis(x, axis):
+    packed = eqxjit.pack(model())
+    stacked = jax.tree.map(lambda a: jnp.stack([a, 2 * a], axis), packed)
+    got = eqx.filter_vmap(packed_loss, in_axes=(eqx.if_array(axis), None))(stacked, x)
+    twice = packed.repack(jax.tree.map(lambda a: 2 * a if eqx.is_array(a) else a, model()))
+    expected = [packed_loss(packed, x), packed_loss(twice, x)]
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_gradients_for_each_example(packed, x):
+    per_example = jax.vmap(
+        lambda x: eqx.filter_grad(packed_loss)(packed, x[None]), in_axes=0, out_axes=0
+    )(x)
+    expected = jax.vmap(lambda x: eqx.filter_grad(loss)(model(), x[None]))(x)
+    assert_close(per_example, expected)
+
+
+def test_jacobians(x):
+    packed = eqxjit.pack(model())
+    dynamic, static = eqx.partition(packed, eqx.is_inexact_array)
+    f = lambda p: eqx.combine(p, static).unpack()(x[0])  # noqa: E731
+    forward, reverse = jax.jacfwd(f)(dynamic), jax.jacrev(f)(dynamic)
+    np.testing.assert_allclose(forward.arrays[0], reverse.arrays[0], rtol=1e-5, atol=1e-6)
+    assert reverse.unpack().layers[0].weight.shape == (4, 4, 4)
+
+
+def test_checkpoint(packed, x):
+    rematerialised = eqx.filter_checkpoint(packed_loss)
+    assert_close(eqx.filter_grad(rematerialised)(packed, x), eqx.filter_grad(loss)(model(), x))
+
+
+def test_scan(packed, x):
+    """Gradient descent in a loop: the `Packed` is carried, and stacked."""
+    dynamic, static = eqx.partition(packed, eqx.is_array)
+
+    def step(dynamic, x):
+        packed = eqx.combine(dynamic, static)
+        gradient = eqx.filter_grad(packed_loss)(packed, x[None])
+        packed = eqx.apply_updates(packed, jax.tree.map(lambda g: -0.1 * g, gradient))
+        dynamic = eqx.filter(packed, eqx.is_array)
+        return dynamic, dynamic
+
+    last, all_ = jax.jit(lambda dynamic, x: jax.lax.scan(step, dynamic, x))(dynamic, x)
+    tree = model()
+    for row in x:
+        gradient = eqx.filter_grad(loss)(tree, row[None])
+        tree = eqx.apply_updates(tree, jax.tree.map(lambda g: -0.1 * g, gradient))
+    assert_close(eqx.combine(last, static), tree)
+    stacked = eqx.combine(all_, static).unpack()
+    assert stacked.layers[0].weight.shape == (5, 4, 4)
+    np.testing.assert_array_equal(
+        stacked.layers[0].weight[-1], eqx.combine(last, static).unpack().layers[0].weight
+    )
+
+
+def test_gradient_through_a_scan_over_the_packed(x):
+    packed = eqxjit.pack(model())
+
+    def rolled(unpack):
+        def run(params, h):
+            step = lambda h, _: (h + 0.1 * jnp.sum(unpack(params)(h)), None)  # noqa: E731
+            return jnp.sum(jax.lax.scan(step, h, None, length=4)[0])
+
+        return run
+
+    got = eqx.filter_grad(rolled(lambda p: p.unpack()))(packed, x[0])
+    assert_close(got, eqx.filter_grad(rolled(lambda p: p))(model(), x[0]))
+
+
+def test_while_and_cond(x):
+    packed = eqxjit.pack(model())
+    dynamic, static = eqx.partition(packed, eqx.is_array)
+    doubled = jax.lax.while_loop(
+        lambda p: p.arrays[0][0] < 100, lambda p: jax.tree.map(lambda a: a * 2, p), dynamic
+    ) if dynamic.arrays[0][0] > 0 else dynamic  # fmt: skip
+    chosen = jax.lax.cond(True, lambda a, b: a, lambda a, b: b, dynamic, doubled)
+    assert_same(eqx.combine(chosen, static).unpack(), packed.unpack())
+
+
+def test_pack_inside_transformations(x):
+    def through_pack(tree, x):
+        return packed_loss(eqxjit.pack(tree), x)
+
+    expected = eqx.filter_grad(loss)(model(), x)
+    gradient = eqx.filter_grad(through_pack)
+    for transformed in (gradient, eqxjit.filter_jit(gradient)):
+        got = transformed(model(), x)
+        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    layouts = []
+
+    def body(carry, _):
+        packed = eqxjit.pack(eqx.combine(carry, static))
+        layouts.append(packed.layout)
+        return eqx.filter(packed.unpack(), eqx.is_array), packed.arrays
+
+    dynamic, static = eqx.partition(model(), eqx.is_array)
+    last, stacked = jax.lax.scan(body, dynamic, None, length=2)
+    assert_same(last, dynamic)
+    assert layouts[0] is eqxjit.pack(model()).layout
+    assert stacked[0].shape == (2, eqxjit.pack(model()).arrays[0].size)
+    # Leaves with and without the mapped axis share a buffer.
+    half = eqx.tree_at(lambda m: m.layers[0].bias, model(), jnp.ones((3, 4)))
+    axes = jax.tree.map(lambda _: None, half, is_leaf=eqx.is_array)
+    axes = eqx.tree_at(lambda m: m.layers[0].bias, axes, 0, is_leaf=lambda a: a is None)
+    got = eqx.filter_vmap(through_pack, in_axes=(axes, None))(half, x)
+    assert_same(got, eqx.filter_vmap(loss, in_axes=(axes, None))(half, x))
+
+
+def test_gradients_of_integers_where_they_are_allowed():
+    packed = eqxjit.pack([jnp.ones(2), jnp.arange(3), jnp.zeros(()), jnp.arange(2), jr.key(0)])
+    f = lambda p: jnp.sum(p.unpack()[0] * 2)  # noqa: E731
+    gradient = jax.grad(f, allow_int=True)(packed).unpack()
+    assert [*gradient[0]] == [2, 2]
+    assert gradient[1].dtype == jax.dtypes.float0
+    assert gradient[1].shape == (3,)
+
+
+# --- What derivatives cost --------------------------------------------------------------------
+
+
+def equations(jaxpr):
+    """All equations of a jaxpr, those of inner ones included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else [value]:
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
+
+
+@pytest.mark.parametrize("depth", [2, 10])
+def test_the_transpose_is_one_concatenation_for_each_buffer(depth):
+    packed = eqxjit.pack(eqx.nn.MLP(3, 2, 4, depth, activation=jnp.tanh, key=jr.key(0)))
+    x = jnp.ones((5, 3))
+    dynamic, static = eqx.partition(packed, eqx.is_array)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda p: packed_loss(eqx.combine(p, static), x)))(dynamic)
+    found = list(equations(jaxpr.jaxpr))
+    names = [equation.primitive.name for equation in found]
+    n_buffers = -(-2 * (depth + 1) // MAX_LEAVES_PER_BUFFER)
+    assert len(packed.arrays) == names.count("concatenate") == n_buffers
+    sizes = {array.size for array in packed.arrays}
+    of_buffer_size = [
+        equation.primitive.name
+        for equation in found
+        for out in equation.outvars
+        if getattr(out.aval, "shape", ()) in {(size,) for size in sizes}
+    ]
+    assert of_buffer_size == ["concatenate"] * n_buffers
+    assert not {"pad", "scatter-add", "scatter", "dynamic_update_slice"}.intersection(names)

@@ -1,0 +1,1 @@
+"""Explanations: why a function was traced, and where the time went."""

@@ -1,0 +1,337 @@
+"""`compile_report`: everything that is compiled is in one table, whoever compiles it."""
+
+import os
+import re
+import sys
+import threading
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from tests.support.hiding import LOOKED_AT_FOR_STAGING, needs
+from tests.support.processes import run
+from tests.support.sides import CALLS
+
+X = jnp.arange(3.0)
+
+
+def rows(report):
+    return {row.function: row for row in report.rows}
+
+
+@needs(*LOOKED_AT_FOR_STAGING, why="an addition is traced, to ask whether JAX is tracing")
+def test_rows_of_nested_and_foreign_functions(capsys):
+    @eqxjit.filter_jit
+    def inner(x):
+        return jnp.sin(x)
+
+    @eqxjit.filter_jit
+    def outer(x, n):
+        return inner(x) * n
+
+    @jax.jit
+    def plain(x):
+        return outer(x, 3) + 1
+
+    with eqxjit.compile_report() as report:
+        for n in (1, 2, 2):
+            outer(X, n)
+        for _ in range(CALLS):
+            plain(X)
+    found = rows(report)
+    assert (found["outer"].traces, found["inner"].traces, found["plain"].traces) == (3, 1, 1)
+    assert found["outer"].reason == "static value changed: n (2 times)"
+    assert found["inner"].reason == ""
+    # What is part of an outer program is lowered and compiled there.
+    assert found["inner"].seconds.compiling == found["inner"].seconds.lowering == 0
+    for name in ("outer", "plain"):
+        assert min(found[name].seconds.lowering, found[name].seconds.compiling) > 0
+    assert all(row.seconds.tracing > 0 for row in found.values())
+    assert (found["outer"].equations, found["inner"].equations) == (3, 1)
+    assert found["plain"].equations is None
+    totals = [row.seconds.total for row in report.rows]
+    assert totals == sorted(totals, reverse=True)
+    assert sum(row.share for row in report.rows) == pytest.approx(1)
+    assert report.total_seconds == pytest.approx(sum(totals))
+    printed = capsys.readouterr().out
+    # However wide the terminal is, and so wherever lines are folded.
+    for text in ("outer", "inner", "plain", "compile s", "n (2 times)"):
+        assert text in " ".join(printed.split())
+    assert str(report).split() == printed.split()
+
+
+def test_seconds_are_a_functions_own():
+    """A nested function's time is in its own row, and once."""
+
+    def sleeper(seconds):
+        def sleep(x):
+            time.sleep(seconds)
+            return x
+
+        return sleep
+
+    def outer(x):
+        time.sleep(0.1)
+        return inner(x)
+
+    for is_outer_ours in (True, False):
+        inner = eqxjit.filter_jit(sleeper(0.3))
+        jitted = eqxjit.filter_jit(outer) if is_outer_ours else jax.jit(outer)
+        with eqxjit.compile_report() as report:
+            start = time.perf_counter()
+            jitted(X)
+            elapsed = time.perf_counter() - start
+        own = [rows(report)[name].seconds.tracing for name in ("sleep", "outer")]
+        assert own[0] >= 0.3
+        assert own[1] >= 0.1
+        assert sum(own) <= elapsed
+        if is_outer_ours:
+            [trace] = jitted.traces()
+            assert sum(own) == pytest.approx(trace.seconds.tracing)
+
+
+def test_its_repr():
+    def slow(x):
+        time.sleep(0.3)
+        return x
+
+    with eqxjit.compile_report() as report:
+        assert repr(report) == "<CompileReport: nothing was compiled>"
+        eqxjit.filter_jit(slow)(X)
+        text = repr(report)
+    label = report.rows[0].function
+    assert label.endswith("slow")
+    pattern = r"<CompileReport: 1 function in 0\.\d+ s, (.*) 100%>"
+    assert re.fullmatch(pattern, text)[1] == label
+
+
+@needs("jax._src.source_info_util", why="no line of the user's stands out")
+def test_an_unrolled_loop_is_named():
+    @eqxjit.filter_jit
+    def unrolled(model, x):
+        for _ in range(100):
+            x = model(x)
+        return x
+
+    @eqxjit.filter_jit
+    def rolled(model, x):
+        return jax.lax.fori_loop(0, 100, lambda _, x: model(x), x)
+
+    model = eqx.nn.Linear(3, 3, key=jax.random.key(0))
+    with eqxjit.compile_report() as report:
+        unrolled(model, X)
+        rolled(model, X)
+    found = rows(report)
+    line = unrolled.__wrapped__.__code__.co_firstlineno + 3
+    n_equations = found["unrolled"].equations or 0
+    assert found["unrolled"].busiest_line == f"{os.path.relpath(__file__)}:{line} ({n_equations:,})"
+    assert n_equations >= 200
+    assert (found["rolled"].equations or 99) < 20
+    assert found["rolled"].busiest_line == ""
+    [note] = report.notes()
+    assert "unrolled" in note
+    assert "jax.lax.scan" in note
+    assert report.rows[0].function == unrolled.traces()[0].function
+    assert unrolled.traces()[0].equations == n_equations
+
+
+@needs("jax._src.source_info_util", why="no line of the user's stands out")
+@pytest.mark.parametrize(
+    ("counts", "stands_out"),
+    [((300, 100, 100), True), ((100, 270, 130), True), ((210, 200, 200), False), ((170,), False)],
+)
+def test_a_line_stands_out_by_its_share(counts, stands_out):
+    """Of many equations, half must be made by one line."""
+    steps = "\n".join(f"    for _ in range({count}): x = x + 1" for count in counts)
+    namespace: dict = {}
+    exec(compile(f"def f(x):\n{steps}\n    return x", "steps.py", "exec"), namespace)
+    f = eqxjit.filter_jit(namespace["f"])
+    f.lower(X)
+    [trace] = f.traces()
+    assert trace.equations == sum(counts)
+    line = 2 + counts.index(max(counts))
+    assert trace.busiest_line == (f"steps.py:{line} ({max(counts)})" if stands_out else "")
+
+
+def test_ahead_of_time_and_jaxs_own_operations():
+    f = eqxjit.filter_jit(lambda x: jnp.cos(x))
+    before = f.lower(X)
+    with eqxjit.compile_report() as report:
+        before.compile()
+        jnp.linspace(0, 1, 37).sum()
+    found = rows(report)
+    assert found["<lambda>"].seconds.tracing == 0
+    assert found["<lambda>"].seconds.compiling > 0
+    assert len(found) > 1
+
+
+def test_nothing_outside_and_nothing_twice():
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    f(X, 1)
+    with eqxjit.compile_report() as outer:
+        f(X, 2)
+        with eqxjit.compile_report() as inner:
+            f(X, 3)
+            f(X, 1)
+        f(X, 4)
+    f(X, 5)
+    assert (rows(inner)["<lambda>"].traces, rows(outer)["<lambda>"].traces) == (1, 3)
+
+
+def test_an_error_inside(capsys):
+    f = eqxjit.filter_jit(lambda x: x * 2)
+    report = None
+
+    def fail():
+        nonlocal report
+        with eqxjit.compile_report() as report:
+            f(X)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert "<lambda>" in capsys.readouterr().out
+    assert rows(report)["<lambda>"].traces == 1
+
+
+def test_a_function_that_fails_while_it_is_traced():
+    f = eqxjit.filter_jit(lambda x: x @ jnp.ones(7))
+    g = eqxjit.filter_jit(lambda x: x * 2)
+    with eqxjit.compile_report() as report:
+        for _ in range(CALLS):
+            with pytest.raises(TypeError):
+                f(X)
+        g(X)
+    # The accounts of time are balanced again.
+    assert all(0 <= row.seconds.total < 60 for row in report.rows)
+    assert g.traces()[0].seconds.total <= report.total_seconds
+
+
+def test_other_threads_are_included():
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    with eqxjit.compile_report() as report:
+        threads = [threading.Thread(target=f, args=(X, n)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert rows(report)["<lambda>"].traces == 4
+
+
+def test_the_table_fits_a_narrow_terminal():
+    program = """
+        import jax.numpy as jnp, eqxjit
+
+        class Trainer:
+            def evaluate_the_model_on_a_whole_batch_of_examples(self, x, n):
+                return x * n
+
+        f = eqxjit.filter_jit(Trainer.evaluate_the_model_on_a_whole_batch_of_examples)
+        with eqxjit.compile_report():
+            for n in range(3):
+                f(None, jnp.ones(3), n)
+    """
+    lines = run(program, COLUMNS="80").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    assert "static value changed: n (2 times)" in " ".join(" ".join(lines).split())
+
+
+def test_nothing_compiled(capsys):
+    with eqxjit.compile_report() as report:
+        pass
+    assert report.rows == []
+    assert report.total_seconds == 0
+    assert "Nothing was compiled." in capsys.readouterr().out
+
+
+def test_the_live_line_shows_on_a_terminal_only():
+    program = """
+        import io, sys, time
+        import jax.numpy as jnp, eqxjit
+        import rich.console
+
+        text = io.StringIO()
+        plain = rich.console.Console
+
+        def terminal(*args, **kwargs):
+            return plain(*args, **{**kwargs, "file": text, "force_terminal": %r})
+
+        rich.console.Console = terminal
+
+        @eqxjit.filter_jit
+        def slow_to_trace(x):
+            time.sleep(0.5)
+            return x * 2
+
+        with eqxjit.compile_report():
+            slow_to_trace(jnp.ones(3))
+        print("tracing slow_to_trace" in text.getvalue(), "compile s" in text.getvalue())
+    """
+    for is_terminal in (True, False):
+        # `TERM=dumb`, as in some CIs, is no terminal to rich.
+        printed = run(program % is_terminal, TERM="xterm")
+        assert printed.split() == [str(is_terminal), "True"]
+
+
+def test_without_rich_the_rows_are_printed():
+    program = """
+        import sys
+
+        sys.modules["rich"] = sys.modules["rich.console"] = None
+        import jax.numpy as jnp, eqxjit
+
+        with eqxjit.compile_report() as report:
+            eqxjit.filter_jit(lambda x: x * 2)(jnp.ones(3))
+        assert str(report)
+    """
+    assert "<lambda>: 1 traces, " in run(program)
+
+
+SECONDS = eqxjit.Seconds(1234.5678, 123.4567, 98765.4321)
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """A report of a function with a long name, large numbers and a reason."""
+
+    def a_function_whose_name_is_long_enough_to_be_wrapped_at_most_widths(x, n):
+        for _ in range(200):
+            x = x + n
+        return x
+
+    f = eqxjit.filter_jit(a_function_whose_name_is_long_enough_to_be_wrapped_at_most_widths)
+    with eqxjit.compile_report() as report:
+        f.lower(X, 1), f.lower(X, 2)
+    [function] = report._functions.values()
+    function.seconds = SECONDS
+    return report
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 70, 80, 100, 120, 200])
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_it_is_readable_at_any_width(wide, width, with_rich, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.delenv("TERM", raising=False)
+    if not with_rich:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    text = str(wide)
+    assert max(map(len, text.splitlines())) <= width
+    # No number is broken, cut or elided: each is a word of its own on one line.
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    words = set(re.split(r"[\s(),]+", text))
+    if with_rich:
+        parts = {f"{s:.3f}" for s in (SECONDS.tracing, SECONDS.lowering, SECONDS.compiling)}
+        assert parts <= words or f"{SECONDS.total:.3f}" in words
+        assert (parts <= words) == (width >= 70)
+        assert {"2", "traces"} <= words
+    else:
+        assert {"2", f"{SECONDS.total:.3g}", f"{SECONDS.compiling:.3g}"} <= words
+    # Wrapped, in a column of its own or over whole lines.
+    wrapped = "".join(re.sub(r"[\d.,%]+|─", "", text).split())
+    for said in (wide.rows[0].function, wide.rows[0].reason, "jax.lax.scan"):
+        assert "".join(re.sub(r"[\d.,%]+", "", said).split()) in wrapped

@@ -1,0 +1,1 @@
+"""Specialised calls: binding, guards, outputs and the generated source."""

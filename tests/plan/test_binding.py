@@ -1,0 +1,412 @@
+"""Binding: how a call's arguments become parameters, and what a wrong call raises."""
+
+import functools
+import inspect
+import re
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+from tests.support.helpers import Counted, Twins, assert_same
+from tests.support.sides import CALLS, both
+
+x, y, z = jnp.float32(2), jnp.float32(3), jnp.float32(5)
+
+
+def plain(a, b):
+    return {"a": a, "b": b}
+
+
+def defaults(a, b=10, c=20.0):
+    return {"a": a, "b": b, "c": c}
+
+
+def all_defaults(a=1, b=2):
+    return {"a": a, "b": b}
+
+
+def positional_only(a, b=10, /):
+    return {"a": a, "b": b}
+
+
+def keyword_only(a, *, b, c=20.0):
+    return {"a": a, "b": b, "c": c}
+
+
+def only_keyword_only(*, b, c=20.0):
+    return {"b": b, "c": c}
+
+
+def variadic(a, *args):
+    return {"a": a, "args": args}
+
+
+def keywords(a, **kwargs):
+    return {"a": a, "kwargs": kwargs}
+
+
+def anything(*args, **kwargs):
+    return {"args": args, "kwargs": kwargs}
+
+
+def everything(a, b=10, /, c=20, d=30.0, *args, e, f=50, **kwargs):
+    return {"a": a, "b": b, "c": c, "d": d, "args": args, "e": e, "f": f, "kwargs": kwargs}
+
+
+def variadic_after_default(a=1, *args, b=2):
+    return {"a": a, "args": args, "b": b}
+
+
+def nothing():
+    return {}
+
+
+FUNCTIONS = {
+    fun.__name__: fun
+    for fun in [
+        plain,
+        defaults,
+        all_defaults,
+        positional_only,
+        keyword_only,
+        only_keyword_only,
+        variadic,
+        keywords,
+        anything,
+        everything,
+        variadic_after_default,
+        nothing,
+    ]
+}
+
+ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((), {}),
+    ((x,), {}),
+    ((x, y), {}),
+    ((x, 1), {}),
+    ((x, y, z), {}),
+    ((x, y, z, 1, 2), {}),
+    ((x,), {"b": y}),
+    ((x,), {"b": 1}),
+    ((x,), {"c": y}),
+    ((x,), {"c": y, "b": z}),
+    ((x, y), {"c": z}),
+    ((x, y), {"b": z}),
+    ((), {"a": x, "b": y}),
+    ((), {"b": y, "a": x}),
+    ((), {"b": y}),
+    ((), {"b": y, "c": z}),
+    ((x,), {"e": y}),
+    ((x, y), {"e": z, "d": 1}),
+    ((x, y, z, 1), {"e": 2, "f": x, "g": y}),
+    ((x, y, z, 1, 2, y), {"e": 2, "f": x, "g": y, "aa": z}),
+    ((x,), {"a": 1, "e": y}),
+    ((x,), {"zz": y, "aa": 1}),
+    ((x,), {"self": y}),
+    ((), {"args": x, "kwargs": y}),
+    ((), {}),
+]
+
+
+def outcome(f, args, kwargs):
+    """What a call returns, or the type of what it raises."""
+    try:
+        return f(*args, **kwargs)
+    except TypeError:
+        return TypeError
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_call_binds_as_upstream_and_as_python(name):
+    fun = FUNCTIONS[name]
+    twins = Twins(fun)
+    accepted = 0
+    for _ in range(CALLS):
+        for args, kwargs in ARGUMENTS:
+            expected = outcome(fun, args, kwargs)
+            ours, theirs = outcome(twins.ours, args, kwargs), outcome(twins.upstream, args, kwargs)
+            if expected is TypeError:
+                assert ours is theirs is TypeError
+            else:
+                assert_same(ours, expected)
+                assert_same(theirs, expected)
+                accepted += 1
+    assert accepted
+    assert twins.ours.traces == twins.upstream.traces
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_wrong_call_raises_what_python_raises(name):
+    """A wrong call is a `TypeError` that Python itself would raise, for the user's function."""
+    fun = FUNCTIONS[name]
+    jitted = eqxjit.filter_jit(fun)
+    for args, kwargs in ARGUMENTS * 2:
+        try:
+            fun(*args, **kwargs)
+        except TypeError as error:
+            with pytest.raises(TypeError, match=re.escape(str(error))):
+                jitted(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f: f(), "scale() missing 1 required positional argument: 'model'"),
+        (lambda f: f(x), "scale() missing 1 required keyword-only argument: 'by'"),
+        (lambda f: f(x, bye=1), "scale() got an unexpected keyword argument 'bye'"),
+        (lambda f: f(x, y, by=1), "scale() takes 1 positional argument but 2"),
+        (lambda f: f(x, by=1, model=x), "scale() got multiple values for argument 'model'"),
+    ],
+)
+def test_arity_errors_name_the_users_function_and_parameter(call, message):
+    def scale(model, *, by):
+        return model * by
+
+    scale.__qualname__ = "scale"
+    jitted = eqxjit.filter_jit(scale)
+    for _ in range(CALLS):
+        with pytest.raises(TypeError, match=re.escape(message)):
+            call(jitted)
+        assert jitted(x, by=2) == 4  # the next good call works, from the first to a warm one
+    with pytest.raises(TypeError):
+        call(eqx.filter_jit(scale))
+
+
+def test_arity_errors_of_a_module_name_its_call():
+    class Model(eqx.Module):
+        def __call__(self, x):
+            return x
+
+    jitted = eqxjit.filter_jit(Model())
+    for _ in range(CALLS):
+        with pytest.raises(TypeError, match=r"takes 1 positional argument but 2|takes 2 .* but 3"):
+            jitted(x, y)
+
+
+# --- Which calls are the same -----------------------------------------------------------------
+
+
+def test_a_positional_argument_may_be_passed_by_name():
+    """`f(x, y=1)` is `f(x, 1)`: one entry, one trace."""
+    twins = Twins(defaults)
+    for _ in range(CALLS):
+        for f in (twins.ours, twins.upstream):
+            results = [f(x, y), f(x, b=y), f(a=x, b=y), f(b=y, a=x)]
+            for result in results:
+                assert_same(result, {"a": x, "b": y, "c": 20.0})
+    assert (twins.ours.traces, twins.upstream.traces) == (1, 1)
+    assert twins.ours.jitted.cache_info().entries == 1
+
+
+def test_keyword_arguments_in_another_order_are_the_same():
+    twins = Twins(keywords)
+    for _ in range(CALLS):
+        for f in (twins.ours, twins.upstream):
+            assert_same(f(x, one=y, two=z), keywords(x, one=y, two=z))
+            assert_same(f(x, two=z, one=y), keywords(x, one=y, two=z))
+    assert (twins.ours.traces, twins.upstream.traces) == (1, 1)
+
+
+def test_the_function_gets_its_keyword_arguments_in_one_order():
+    """The order in which a function sees `**kwargs` is JAX's, for both: sorted."""
+    twins = Twins(lambda **kwargs: list(kwargs))
+    assert twins(b=x, a=y, c=1) == ["a", "b", "c"]
+
+
+def test_defaults_are_not_filled_in():
+    """`f(x)` and `f(x, 10)` are two calls, and the function fills in its own default."""
+    twins = Twins(defaults)
+    for _ in range(CALLS):
+        for f in (twins.ours, twins.upstream):
+            assert_same(f(x), {"a": x, "b": 10, "c": 20.0})
+            assert_same(f(x, 10), {"a": x, "b": 10, "c": 20.0})
+            assert_same(f(x, 10, 20.0), {"a": x, "b": 10, "c": 20.0})
+    assert (twins.ours.traces, twins.upstream.traces) == (3, 3)
+
+
+@both
+def test_an_array_as_default_is_a_constant_of_the_program(filter_jit):
+    """It is never an argument of the jitted function, and so it isn't donated either."""
+    default = jnp.arange(3.0)
+
+    @filter_jit
+    def f(x, scale=default):
+        assert scale is default
+        return x * scale
+
+    for i in range(CALLS):
+        assert_same(f(jnp.float32(i)), i * default)
+    donating = filter_jit(lambda x, scale=default: x * scale, donate="all")
+    for _ in range(CALLS):
+        assert_same(donating(jnp.full(3, 2.0)), 2 * default)
+    assert not default.is_deleted()
+
+
+@both
+def test_a_default_that_can_not_be_hashed(filter_jit):
+    f = filter_jit(lambda x, options={"a": [1]}, *, more=[2]: (x, len(options), len(more)))
+    for _ in range(CALLS):
+        assert_same(f(x), (x, 1, 1))
+
+
+def test_the_sentinel_of_an_absent_argument_is_no_secret_value():
+    """Any value can be passed for an optional parameter, `inspect.Parameter.empty` too."""
+    twins = Twins(lambda x, option=None: (x, repr(option)))
+    for value in (None, ..., inspect.Parameter.empty, NotImplemented, (), "absent"):
+        twins(x, value)
+        twins(x, option=value)
+    twins(x)
+
+
+# --- Callables --------------------------------------------------------------------------------
+
+
+class Plain:
+    """A callable that is no Module."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, x, y=1):
+        return x * self.by + y
+
+
+class Scale(eqx.Module):
+    by: Any
+
+    def __call__(self, x, y=1, *, z=2):
+        return x * self.by + y * z
+
+    def method(self, x, *args, **kwargs):
+        return x * self.by, args, kwargs
+
+    @classmethod
+    def of_class(cls, x):
+        return cls.__name__, x
+
+    @staticmethod
+    def of_nothing(x, y=3):
+        return x * y
+
+
+def outer(fun):
+    @functools.wraps(fun)
+    def inner(*args, **kwargs):
+        return fun(*args, **kwargs)
+
+    return inner
+
+
+CALLABLES = {
+    "lambda": (lambda x, y=1: x * y, [((x,), {}), ((x, y), {})]),
+    "callable object": (Plain(3), [((x,), {}), ((x, y), {}), ((x,), {"y": y})]),
+    "Module": (Scale(x), [((x,), {}), ((x, y), {"z": z}), ((), {"x": x})]),
+    "bound method": (Scale(x).method, [((x,), {}), ((x, y, 1), {"k": z})]),
+    "bound method of a plain object": (Plain(3).__call__, [((x,), {}), ((x, y), {})]),
+    "classmethod": (Scale.of_class, [((x,), {})]),
+    "staticmethod": (Scale.of_nothing, [((x,), {}), ((x, y), {})]),
+    "class": (Scale, [((x,), {}), ((), {"by": x})]),
+    "functools.partial": (
+        functools.partial(everything, x, e=1),
+        [((y,), {}), ((y, z), {"e": 2}), ((), {"d": y})],
+    ),
+    "jax Partial": (jax.tree_util.Partial(defaults, x, c=y), [((), {}), ((z,), {"c": 1})]),
+    "eqx.Partial": (eqx.Partial(defaults, x), [((), {}), ((z,), {"c": 1}), ((), {"b": z})]),
+    "functools.wraps": (outer(defaults), [((x,), {}), ((x,), {"b": y}), ((x, y, z), {})]),
+    "jitted function": (jax.jit(lambda x, y=2: x * y), [((x,), {}), ((x, y), {})]),
+    "filter_grad": (eqx.filter_grad(lambda x, y=1.0: x * x * y), [((x,), {}), ((x, y), {})]),
+    "filter_vmap": (eqx.filter_vmap(lambda v, y: v * y), [((jnp.ones(3), jnp.ones(3)), {})]),
+    "builtin with a signature": (abs, [((x,), {})]),
+    "jax ufunc": (jnp.add, [((x, y), {})]),
+}
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_every_callable_is_called_as_upstream(name):
+    fun, calls = CALLABLES[name]
+    ours, upstream = eqxjit.filter_jit(fun), eqx.filter_jit(fun)
+    for _ in range(CALLS):
+        for args, kwargs in calls:
+            assert_same(ours(*args, **kwargs), upstream(*args, **kwargs))
+    assert inspect.signature(ours) == inspect.signature(upstream)
+
+
+@pytest.mark.parametrize(
+    ("fun", "args"),
+    [
+        (max, (3, 1, 2)),
+        (max, ((1, 5),)),
+        (getattr, ("abc", "missing", 7)),
+        (dict, ()),
+        (type, (1,)),
+        (vars, (int,)),
+    ],
+    ids=repr,
+)
+def test_a_callable_without_a_signature_works(fun, args):
+    """Upstream can't wrap it."""
+    with pytest.raises(ValueError, match="signature"):
+        eqx.filter_jit(fun)
+    jitted = eqxjit.filter_jit(fun)
+    for _ in range(CALLS):
+        assert jitted(*args) == fun(*args)
+    assert repr(jitted)
+
+
+def test_a_callable_without_a_signature_gets_arrays_and_keywords():
+    jitted = eqxjit.filter_jit(dict)
+    for i in range(CALLS):
+        value = jnp.arange(3.0) + i
+        assert_same(jitted(a=value, b=1), {"a": value, "b": 1})
+        assert_same(jitted({"k": value}, c=i), {"k": value, "c": i})
+    with pytest.raises(TypeError):
+        jitted(1, 2, 3)
+
+
+def test_a_signature_set_by_hand_is_the_one_that_counts():
+    def f(*args, **kwargs):
+        return args, kwargs
+
+    parameter = inspect.Parameter
+    f.__signature__ = inspect.Signature(
+        [
+            parameter("first", parameter.POSITIONAL_OR_KEYWORD),
+            parameter("second", parameter.POSITIONAL_OR_KEYWORD, default=3),
+        ]
+    )
+    twins = Twins(f)
+    assert_same(twins(x, second=y), ((x, y), {}))
+    assert_same(twins(first=x), ((x,), {}))
+    for jitted in (twins.ours, twins.upstream):
+        with pytest.raises(TypeError):
+            jitted(x, y, z)
+
+
+def test_a_mutable_default_belongs_to_the_function():
+    """As without `filter_jit`, a trace may change it; calls that aren't traced don't."""
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+
+        def f(x, seen=[]):  # noqa: B006
+            seen.append(1)
+            return x, len(seen)
+
+        jitted = Counted(filter_jit, f)
+        assert [jitted(x)[1] for _ in range(CALLS)] == [1] * CALLS
+        assert [jitted(y.astype(int))[1] for _ in range(CALLS)] == [2] * CALLS
+
+
+def test_more_than_255_arguments():
+    names = [f"p{i}" for i in range(300)]
+    namespace: dict[str, Any] = {}
+    exec(f"def f({', '.join(names)}):\n    return [{', '.join(names)}]", namespace)
+    jitted = eqxjit.filter_jit(namespace["f"])
+    values = [np.float32(i) if i % 2 else i for i in range(300)]
+    for _ in range(CALLS):
+        assert jitted(*values) == values
+        assert jitted(**dict(zip(names, values, strict=True))) == values
+    assert jitted.cache_info().entries == 1

@@ -1,0 +1,1235 @@
+"""Exactness: a warm call sees every change of its arguments, whatever the structure and the names.
+
+Each test warms a call up until the specialised call serves it, changes one thing, and calls again.
+"""
+
+import argparse
+import collections
+import dataclasses
+import threading
+import types
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+import eqxjit
+from tests.support.helpers import SPECIALIZING, Counted, Own, assert_same, assert_specialized
+from tests.support.sides import CALLS
+
+
+def read(tree):
+    """All that a program may depend on: the arrays, doubled, and the rest as it is."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) * 2 if eqx.is_array(leaf) else leaf, tree)
+
+
+class Warm:
+    """A jitted function that is called until its specialised call serves, and the plain one."""
+
+    def __init__(self, fun=read):
+        self.fun = fun
+        self.jitted = Counted(eqxjit.filter_jit, fun)
+
+    def __call__(self, *args, specialized=True):
+        for _ in range(CALLS):
+            self.check(*args)
+        if specialized:
+            assert_specialized(self.jitted.jitted)
+
+    def check(self, *args):
+        expected = self.fun(*args)
+        result = self.jitted(*args)
+        assert_same(result, expected)
+        return result
+
+
+class Layer(eqx.Module):
+    weight: Any
+    bias: Any = None
+    rate: Any = eqx.field(static=True, default=0.5)
+    modes: Any = eqx.field(static=True, default=())
+
+
+def layer(**fields):
+    return Layer(**{"weight": jnp.arange(2.0), **fields})
+
+
+class Backwards(NamedTuple):
+    a: Any
+    b: Any
+
+
+@jtu.register_pytree_node_class
+class Fickle:
+    """A registered node whose number of children depends on its content."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def tree_flatten(self):
+        return (item for item in self.items if item is not None), [
+            item is None for item in self.items
+        ]
+
+    @classmethod
+    def tree_unflatten(cls, absent, children):
+        children = iter(children)
+        return cls([None if is_absent else next(children) for is_absent in absent])
+
+
+@jtu.register_pytree_node_class
+class Labelled:
+    """A registered node with a static part."""
+
+    def __init__(self, item, label):
+        self.item, self.label = item, label
+
+    def tree_flatten(self):
+        return (self.item,), self.label
+
+    @classmethod
+    def tree_unflatten(cls, label, children):
+        return cls(*children, label)
+
+
+# --- Modules changed in place -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("weight", jnp.ones(2)),
+        ("weight", jnp.ones(3)),
+        ("weight", jnp.ones(2, jnp.int32)),
+        ("weight", np.ones(2, np.float32)),
+        ("weight", None),
+        ("weight", 2.0),
+        ("weight", "static"),
+        ("weight", [jnp.ones(2)]),
+        ("weight", (jnp.ones(2), jnp.ones(3))),
+        ("weight", Layer(jnp.ones(2))),
+        ("bias", jnp.ones(2)),
+        ("bias", "none"),
+        ("bias", ()),
+        ("rate", 0.25),
+        ("rate", 0),
+        ("rate", None),
+        ("rate", "0.5"),
+        ("modes", ("a",)),
+        ("modes", []),
+        ("modes", None),
+    ],
+)
+def test_a_field_changed_by_setattr_is_seen(field, value):
+    model, warm = layer(), Warm()
+    warm(model)
+    before = getattr(model, field)
+    for new in (value, before, value):
+        object.__setattr__(model, field, new)
+        warm.check(model)
+
+
+def test_a_field_of_a_module_deep_inside_is_seen():
+    inner = layer()
+    tree, warm = {"a": [(1, Layer(inner, {"b": inner}))]}, Warm()
+    warm(tree)
+    for field, value in [("weight", jnp.ones(2)), ("rate", 1), ("bias", "b"), ("rate", True)]:
+        object.__setattr__(inner, field, value)
+        warm.check(tree)
+
+
+@pytest.mark.parametrize("field", ["weight", "bias", "rate", "modes"])
+def test_a_field_deleted_from_the_instance_is_seen(field):
+    """What is deleted falls back on the class's default, where there is one."""
+    model = layer(bias=jnp.ones(2), rate=0.1, modes=("a",))
+
+    def present(model):
+        return [hasattr(model, name) for name in ("weight", "bias", "rate", "modes")], read(model)
+
+    warm = Warm(present)
+    warm(model)
+    value = getattr(model, field)
+    object.__delattr__(model, field)
+    warm(model, specialized=False)
+    object.__setattr__(model, field, value)
+    warm.check(model)
+
+
+def test_a_field_added_to_the_instance_does_not_disturb():
+    """What is no field isn't part of the pytree: upstream's flatten leaves it out, too."""
+    model, warm = layer(), Warm()
+    warm(model)
+    object.__setattr__(model, "note", "not a field")
+    assert_same(warm.jitted(model), eqx.filter_jit(read)(model))
+    object.__delattr__(model, "rate")  # as many entries in its `__dict__` as it has fields
+    assert_same(warm.jitted(model), eqx.filter_jit(read)(model))
+    assert_same(warm.jitted(model), eqx.filter_jit(read)(model))
+
+
+@pytest.mark.parametrize("name", ["__doc__", "__name__", "__module__"])
+def test_a_wrapper_field_added_to_the_instance_is_seen(name):
+    """Equinox carries `__name__`, `__doc__`, ... of an instance through a call."""
+
+    def named(model):
+        return str(vars(model).get(name)), read(model)
+
+    model, warm = layer(), Warm(named)
+    warm(model)
+    object.__setattr__(model, name, "first")
+    warm(model, specialized=False)
+    object.__setattr__(model, name, "second")
+    warm.check(model)
+
+
+def test_another_class_of_the_instance_is_seen():
+    class Other(Layer):
+        pass
+
+    model, warm = layer(), Warm(lambda model: (type(model).__name__, read(model)))
+    warm(model)
+    object.__setattr__(model, "__class__", Other)
+    warm.check(model)
+    warm.check(layer())
+
+
+class Late(eqx.Module):
+    """A class some of whose fields only some instances have."""
+
+    weight: Any
+    extra: Any
+
+    def __init__(self, weight, **extra):
+        self.weight = weight
+        for name, value in extra.items():
+            setattr(self, name, value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_instances_that_lack_a_field():
+    def f(model):
+        return hasattr(model, "extra"), read(model)
+
+    warm = Warm(f)
+    object.__setattr__(whole := Late(jnp.ones(2), extra=jnp.ones(3)), "weight", jnp.zeros(2))
+    partial = jtu.tree_unflatten(jtu.tree_structure(whole), jtu.tree_leaves(whole))
+    object.__delattr__(partial, "extra")
+    for _ in range(CALLS):
+        for model in (whole, partial):
+            warm.check(model)
+
+
+# --- Containers changed in place --------------------------------------------------------------
+
+
+def _replace(container, key, value):
+    container[key] = value
+
+
+CHANGES = {
+    "list: item": (lambda: [jnp.zeros(2), 1], lambda c: _replace(c, 1, 2)),
+    "list: array for static": (lambda: [jnp.zeros(2), 1], lambda c: _replace(c, 1, jnp.ones(2))),
+    "list: static for array": (lambda: [jnp.zeros(2), 1], lambda c: _replace(c, 0, 0)),
+    "list: longer": (lambda: [jnp.zeros(2)], lambda c: c.append(jnp.ones(2))),
+    "list: shorter": (lambda: [jnp.zeros(2), jnp.ones(2)], lambda c: c.pop()),
+    "list: order": (lambda: [jnp.zeros(2), 1], lambda c: c.reverse()),
+    "long list: longer": (lambda: [jnp.zeros(2)] * 20, lambda c: c.append(jnp.ones(2))),
+    "long list: static item": (lambda: [jnp.zeros(2)] * 20, lambda c: _replace(c, 7, 7)),
+    "long list: string": (lambda: [jnp.zeros(2)] * 20, lambda c: _replace(c, 7, "seven")),
+    "long list: None": (lambda: [jnp.zeros(2)] * 20, lambda c: _replace(c, 7, None)),
+    "long list: nested": (lambda: [jnp.zeros(2)] * 20, lambda c: _replace(c, 7, [jnp.ones(2)])),
+    "long list: NumPy": (lambda: [jnp.zeros(2)] * 20, lambda c: _replace(c, 7, np.float32(7))),
+    "dict: item": (lambda: {"a": jnp.zeros(2), "b": 1}, lambda c: _replace(c, "b", "x")),
+    "dict: added": (lambda: {"a": jnp.zeros(2)}, lambda c: _replace(c, "b", jnp.ones(2))),
+    "dict: removed": (lambda: {"a": jnp.zeros(2), "b": 1}, lambda c: c.pop("b")),
+    "dict: other key": (lambda: {"a": jnp.zeros(2)}, lambda c: _replace(c, "b", c.pop("a"))),
+    "dict: key of another type": (lambda: {1: jnp.zeros(2)}, lambda c: _replace(c, True, c.pop(1))),
+    "dict: one key of another type": (
+        lambda: {0: jnp.zeros(2), 1: jnp.ones(2)},
+        lambda c: _replace(c, True, c.pop(1)),
+    ),
+    "dict: order": (
+        lambda: {"a": jnp.zeros(2), "b": jnp.ones(2)},
+        lambda c: _replace(c, "a", c.pop("a")),
+    ),
+    "OrderedDict: order": (
+        lambda: collections.OrderedDict(a=jnp.zeros(2), b=jnp.ones(2)),
+        lambda c: c.move_to_end("a"),
+    ),
+    "defaultdict: factory": (
+        lambda: collections.defaultdict(list, a=jnp.zeros(2)),
+        lambda c: setattr(c, "default_factory", dict),
+    ),
+    "static list": (lambda: layer(modes=[1, [2]]), lambda c: c.modes[1].append(3)),
+    "static list: type": (lambda: layer(modes=[1, [2]]), lambda c: _replace(c.modes[1], 0, 2.0)),
+    "static list in a tuple": (lambda: layer(modes=(1, [2])), lambda c: c.modes[1].append(3)),
+    "static dict": (lambda: layer(modes={"a": 1}), lambda c: _replace(c.modes, "b", 2)),
+    "static dict: type": (lambda: layer(modes={"a": 1}), lambda c: _replace(c.modes, "a", True)),
+    "static dict: key": (
+        lambda: layer(modes={1: "a"}),
+        lambda c: _replace(c.modes, 1.0, c.modes.pop(1)),
+    ),
+    "static defaultdict: factory": (
+        lambda: layer(modes=collections.defaultdict(list)),
+        lambda c: setattr(c.modes, "default_factory", dict),
+    ),
+    "static dict: order": (
+        lambda: layer(modes={"a": 1, "b": 2}),
+        lambda c: _replace(c.modes, "a", c.modes.pop("a")),
+    ),
+    "static set": (lambda: layer(modes={1, 2}), lambda c: c.modes.add(3)),
+    "static array": (
+        lambda: layer(modes=[np.zeros(2)]),
+        lambda c: _replace(c.modes[0], slice(None), 1.0),
+    ),
+    "static Module": (
+        lambda: layer(modes=Layer("a")),
+        lambda c: object.__setattr__(c.modes, "weight", "b"),
+    ),
+}
+
+
+def everything(tree):
+    """As `read`, and the static fields in words: their objects are the caller's own."""
+    statics = [repr(node.modes) for node in [tree] if isinstance(node, Layer)]
+    factories = [node.default_factory for node in [tree] if hasattr(node, "default_factory")]
+    if isinstance(tree, Layer):
+        tree = tree.weight
+    keys = [(type(key).__name__, key) for key in tree] if isinstance(tree, dict) else None
+    return statics, factories, keys, read(tree)
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_container_changed_in_place_is_seen(name):
+    make, change = CHANGES[name]
+    container = make()
+
+    def f(tree, other):
+        return everything(tree), other
+
+    # JAX sorts the keys of a plain dict.
+    def eager(tree, other):
+        return f(jax.tree.map(lambda leaf: leaf, tree), other)
+
+    warm = Warm(f)
+    warm.fun = eager
+    warm(container, 1)
+    change(container)
+    warm.check(container, 1)
+    warm(container, 1)
+    # And what was first is still served rightly.
+    warm.check(make(), 1)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Thawed:
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: Any
+
+
+#: Where a static value may be, with the way to find it there.
+HIDING_PLACES = {
+    "an argument": (lambda v: v, lambda t: t),
+    "a tuple": (lambda v: (v, 1), lambda t: t[0]),
+    "a static field": (lambda v: layer(rate=v), lambda t: t.rate),
+    "a tuple in a static field": (lambda v: layer(rate=(v, 1)), lambda t: t.rate[0]),
+    "a list in a static field": (lambda v: layer(rate=[v]), lambda t: t.rate[0]),
+    "a dict in a static field": (lambda v: layer(rate={"k": v}), lambda t: t.rate["k"]),
+    "a registered node": (lambda v: Labelled(jnp.ones(2), v), lambda t: t.label),
+    "a frozen dataclass": (lambda v: Frozen((v,)), lambda t: t.value[0]),
+}
+
+
+@pytest.mark.parametrize("make", [Own, Thawed, Frozen])
+@pytest.mark.parametrize("place", HIDING_PLACES)
+def test_a_static_object_changed_in_place_is_seen(make, place):
+    """Upstream returns what it was before: it finds the very same object (JAX 0.10.2)."""
+    put, get = HIDING_PLACES[place]
+    static = make(1)
+    tree = put(static)
+    warm = Warm(lambda tree: get(tree).value)
+    warm(tree)
+    for value in (2, 1, 2, 3):
+        object.__setattr__(static, "value", value)
+        warm.check(tree)
+        warm.check(tree)
+
+
+@pytest.mark.parametrize("make", [Thawed, Frozen])
+def test_a_dataclass_in_a_static_field_changed_in_place_is_seen(make):
+    static = make([1])
+    model, warm = layer(modes=static), Warm(lambda m: repr(m.modes.value))
+    warm(model)
+    static.value.append(2)
+    warm.check(model)
+    object.__setattr__(static, "value", (3,))
+    warm.check(model)
+
+
+def test_a_numpy_array_changed_in_place_is_seen():
+    array, warm = np.zeros(3, np.float32), Warm(lambda tree: jnp.sum(tree[0]["a"]) + tree[1])
+    tree = [{"a": array}, np.float32(1)]
+    warm(tree)
+    for i in range(CALLS):
+        array[i % 3] += 1
+        assert warm.jitted(tree) == i + 2
+    array.resize((2, 2), refcheck=False)
+    assert warm.jitted(tree) == array.sum() + 1
+
+
+def test_a_numpy_array_of_the_wrapped_function_changed_in_place_is_seen():
+    """As upstream: the wrapper holds the array that the Module held."""
+    model = Layer(np.zeros(2, np.float32))
+    array = model.weight
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        array[:] = 0
+        f = filter_jit(eqx.Partial(lambda model, x: model.weight.sum() + x, model))
+        for i in range(CALLS):
+            assert f(1.0) == 1 + 2 * i
+            array += 1
+
+
+# --- Static values ----------------------------------------------------------------------------
+
+EQUALS = [
+    (1, True, 1.0, 1 + 0j),
+    (0, False, 0.0, -0.0, None),
+    ("a", b"a", type("Text", (str,), {})("a")),
+    ((1, 2), [1, 2], (1, 2.0), {1: 2}, frozenset({1, 2})),
+    (1000, 1000.0, 10**3),
+]
+
+
+@pytest.mark.parametrize("values", EQUALS, ids=repr)
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda v: v,
+        lambda v: {"a": (v,)},
+        lambda v: layer(bias=v),
+        lambda v: layer(rate=v),
+        lambda v: layer(modes=[(v,)]),
+    ],
+)
+def test_an_equal_value_of_another_type_is_seen(values, place):
+    """Each value is warmed up while the others have specialised calls already."""
+
+    def f(tree):
+        return (
+            jtu.tree_structure(tree),
+            [
+                (type(leaf).__name__, repr(leaf))
+                for leaf in jtu.tree_leaves(tree)
+                if not eqx.is_array(leaf)
+            ],
+            repr(
+                [(type(v), v) for v in (tree.rate, tree.modes)] if isinstance(tree, Layer) else ()
+            ),
+        )
+
+    jitted = eqxjit.filter_jit(f)
+    for first in values:
+        for _ in range(CALLS):
+            assert jitted(place(first))[1:] == f(place(first))[1:]
+        for value in values:
+            assert jitted(place(value))[1:] == f(place(value))[1:]
+
+
+class CountedEq:
+    """Counts how often its `==` runs, which may raise."""
+
+    def __init__(self, value, log, raises=False):
+        self.value, self.log, self.raises = value, log, raises
+
+    def __eq__(self, other):
+        self.log.append("==")
+        if self.raises or getattr(other, "raises", False):
+            raise RuntimeError("refuses to be compared")
+        return type(other) is CountedEq and self.value == other.value
+
+    def __hash__(self):
+        return hash(self.value)
+
+
+def test_a_guard_that_raises_has_no_visible_effect():
+    """A static value that refuses to be compared is another one, as long as its hash is."""
+    warm = Warm(lambda tree, x: (tree[0].value, x * 2))
+    log = []
+    warm([CountedEq(1, log)], jnp.ones(2))
+    with pytest.raises(ValueError, match="compared"):
+        warm.jitted([CountedEq(1, log, raises=True)], jnp.ones(2))
+    raising = CountedEq(2, log, raises=True)
+    for _ in range(CALLS):
+        warm.check([raising], jnp.ones(2))
+        warm.check([CountedEq(1, log)], jnp.ones(2))
+
+
+def test_user_code_runs_once_for_each_call():
+    """Also if the guards of one specialised call after the other fail."""
+    runs = []
+
+    def f(tree, n):
+        runs.append(n)
+        return read(tree)
+
+    jitted = eqxjit.filter_jit(f)
+    with jax.disable_jit():
+        for i in range(CALLS):
+            jitted([jnp.ones(2)], i % 2)
+    assert len(runs) == CALLS
+    for _ in range(CALLS):
+        jitted([jnp.ones(2)], 7)
+        jitted((jnp.ones(2),), 7)
+    assert len(runs) == CALLS + 2
+
+
+# --- Several structures at one call site ------------------------------------------------------
+
+
+def structures(n):
+    """Trees that differ in one thing each."""
+    kinds = [
+        lambda i: [jnp.ones(2)] * (i + 1),
+        lambda i: {"a": jnp.ones(2), f"k{i}": i},
+        lambda i: (jnp.ones(2), i),
+        lambda i: layer(rate=i),
+        lambda i: layer(modes=[i], bias=jnp.ones(i)),
+        lambda i: (jnp.ones(2), float(i)),
+        lambda i: (jnp.ones(2), str(i)),
+        lambda i: eqx.Partial(max, jnp.ones(2), key=i),
+    ]
+    return [kinds[i % len(kinds)](i // len(kinds)) for i in range(n)]
+
+
+@pytest.mark.parametrize("n", [2, 8, 64])
+def test_a_call_site_that_alternates_between_structures(n):
+    jitted = Counted(eqxjit.filter_jit, read)
+    trees = structures(n)
+    expected = [read(tree) for tree in trees]
+    orders = [range(n), range(n), reversed(range(n)), *[range(n)] * 3, range(0, n, 3)]
+    for order in orders:
+        for i in order:
+            assert_same(jitted(trees[i]), expected[i])
+    for i in range(n):  # each warm, then the next
+        for _ in range(3):
+            assert_same(jitted(trees[i]), expected[i])
+    rng = np.random.default_rng(0)
+    for i in rng.integers(n, size=200):
+        assert_same(jitted(trees[i]), expected[i])
+    assert jitted.traces == jitted.jitted.cache_info().traces
+    assert jitted.jitted.cache_info().entries == n
+
+
+def test_structures_beyond_maxsize():
+    """Evicted entries come back with a new trace, and right results."""
+    jitted = Counted(eqxjit.filter_jit, read, maxsize=2)
+    trees = structures(5)
+    for _ in range(3):
+        for tree in trees:
+            for _ in range(CALLS):
+                assert_same(jitted(tree), read(tree))
+            assert jitted.jitted.cache_info().entries <= 2
+    assert jitted.traces == 15
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_arguments_in_another_order(names):
+    """By name, in the order of the parameters or not, and through `**`."""
+
+    def f(a, b=2.0, *, c=3.0, **rest):
+        return a - b * c, read(rest)
+
+    warm = Counted(eqxjit.filter_jit, f)
+    one, two = jnp.float32(5), jnp.float32(7)
+    for _ in range(CALLS):
+        values = dict(zip(names, (one, two), strict=True))
+        assert_same(warm(**values), f(**values))
+        assert_same(warm(c=two, **values), f(c=two, **values))
+        assert_same(warm(one, z=two, y=one), f(one, z=two, y=one))
+        assert_same(warm(one, y=one, z=two), f(one, y=one, z=two))
+    assert warm.traces == 3
+
+
+def test_keyword_arguments_have_a_specialised_call():
+    """JAX sorts them, whatever the order of the parameters and of the call."""
+    jitted = eqxjit.filter_jit(lambda *, z, a, m=1, **more: (z, a, m, read(more)))
+    one, two, three, four = (jnp.float32(i) for i in range(4))
+    for _ in range(CALLS):
+        assert_same(
+            jitted(z=one, y=two, b=three, a=four), (one, four, 1, read({"b": three, "y": two}))
+        )
+    assert_specialized(jitted)
+
+
+def test_traces_of_one_structure_differ_in_their_static_output():
+    """One entry, several shapes: the warm call returns the static output of its own trace."""
+    warm = Counted(eqxjit.filter_jit, lambda x: {"shape": x.shape, "dtype": str(x.dtype), "x": x})
+    inputs = [jnp.ones(2), jnp.ones(3), jnp.ones((2, 2)), jnp.ones(2, jnp.int32), np.ones(2)]
+    for i in range(CALLS * 2):
+        for x in inputs if i % 2 else reversed(inputs):
+            out = warm(x)
+            assert out["shape"] == x.shape
+            assert out["dtype"] == str(out["x"].dtype)
+    assert warm.traces == len(inputs) - (not jax.config.jax_enable_x64)
+
+
+def test_outputs_of_one_structure_differ_in_their_nodes():
+    def f(x):
+        return [(x, None), [x], {"a": {"b": x}}, layer(weight=x), (x, x, 1)][x.shape[0] - 1]
+
+    warm = Warm(f)
+    for i in range(CALLS * 2):
+        for n in range(1, 6):
+            warm.check(jnp.ones(n) * i)
+
+
+# --- Equal items, which generated code loops over --------------------------------------------
+
+ITEMS = {
+    "arrays": lambda i: jnp.full(2, float(i)),
+    "Modules": lambda i: layer(weight=jnp.full(2, float(i)), modes=[1]),
+    "pairs": lambda i: (jnp.full(2, float(i)), "a"),
+    "dicts": lambda i: {"x": jnp.full(2, float(i)), "y": [jnp.ones(1), 3]},
+    "lists": lambda i: [layer(weight=jnp.full(2, float(i) + j)) for j in range(5)],
+    "lists between": lambda i: {
+        "a": jnp.full(2, float(i)),
+        "b": [layer(weight=jnp.full(2, i + j / 8)) for j in range(5)],
+        "c": jnp.full(2, i + 0.9),
+        "d": [jnp.full(2, i + j / 7) for j in range(4)],
+        "e": [layer(weight=jnp.full(2, i + j / 6)) for j in range(5)],
+    },
+    "named tuples": lambda i: Backwards(jnp.full(2, float(i)), None),
+    "registered nodes": lambda i: Fickle([jnp.full(2, float(i)), None]),
+}
+
+
+def _with_arrays(change, item):
+    return jax.tree.map(lambda a: change(a) if eqx.is_array(a) else a, item)
+
+
+#: What may happen to one item of a list.
+ITEM_CHANGES = {
+    "another array": lambda item: _with_arrays(lambda a: a + 1, item),
+    "another shape": lambda item: _with_arrays(lambda a: jnp.ones(3), item),
+    "a NumPy array": lambda item: _with_arrays(np.asarray, item),
+    "a static value for an array": lambda item: _with_arrays(lambda a: 1, item),
+    "an item less": lambda item: None,
+    "a level more": lambda item: [item],
+    "another type": lambda item: tuple(item) if type(item) is list else (item,),
+}
+
+
+@pytest.mark.parametrize("n", [3, 9])
+@pytest.mark.parametrize("name", ITEMS)
+def test_a_change_in_one_of_many_equal_items_is_seen(name, n):
+    warm = Warm()
+    items = [ITEMS[name](i) for i in range(n)]
+    warm({"items": items, "last": 1})
+    for i, change in enumerate(ITEM_CHANGES.values()):
+        index = i % n
+        before = items[index]
+        items[index] = change(before)
+        warm.check({"items": items, "last": 1})
+        items[index] = before
+        warm.check({"items": items, "last": 1})
+    for others in ([*items, items[0]], items[1:], tuple(items)):
+        warm.check({"items": others, "last": 1})
+
+
+def test_equal_items_beside_others():
+    """Several runs of them at one place, alike in all but what `==` overlooks, too."""
+    x = jnp.ones(2)
+    items = [layer(rate=rate) for rate in [1] * 5 + [2] * 5 + [True] * 5 + [1] * 5]
+    ones = [(x, one) for one in (1, True, 1.0) * 4]
+    tree = {"items": items, "ones": ones, "mixed": ["head", *[[x, i // 5] for i in range(20)], x]}
+    warm = Warm()
+    warm(tree)
+    for index in (0, 7, 12, 19):
+        before, items[index] = items[index], layer(rate=3)
+        warm.check(tree)
+        items[index] = before
+        warm.check(tree)
+    for index, other in [(0, (x, True)), (4, (x, 1)), (5, (1.0, x)), (11, (x, 1, 1))]:
+        before, ones[index] = ones[index], other
+        warm.check(tree)
+        ones[index] = before
+        warm.check(tree)
+    tree["mixed"][8] = [x + 1, 1]
+    warm.check(tree)
+    tree["mixed"][8] = [x + 1, True]
+    warm.check(tree)
+
+
+@pytest.mark.parametrize("index", [0, 3, 8])
+def test_a_static_change_within_one_of_many_equal_items_is_seen(index):
+    def statics(items):
+        return repr([(i.rate, i.modes, type(i).__name__) for i in items]), read(items)
+
+    warm = Warm(statics)
+    items = [layer(modes=["a", [1]], rate=0.5) for _ in range(9)]
+    warm(items)
+    for field, value in [("rate", 1), ("rate", True), ("modes", ["a", [1.0]]), ("modes", ())]:
+        before = getattr(items[index], field)
+        object.__setattr__(items[index], field, value)
+        assert warm.jitted(items)[0] == statics(items)[0]
+        object.__setattr__(items[index], field, before)
+        warm.check(items)
+    items[index].modes[1].append(2)
+    assert warm.jitted(items)[0] == statics(items)[0]
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_many_equal_items_come_out(name):
+    """Each is made of its own arrays, and is an object of its own."""
+
+    def f(x):
+        items = [_with_arrays(lambda a: a * x + 1, ITEMS[name](i)) for i in range(9)]
+        return x, items, (*items[:5], "odd", *items[5:]), {"items": tuple(items)}
+
+    warm = Warm(f)
+    warm(jnp.float32(2))
+    for i in range(3):
+        _, items, *_ = warm.check(jnp.float32(i))
+        if not eqx.is_array(items[0]):
+            assert len({*map(id, items)}) == len(items)
+        items.clear()
+
+
+# --- Large and deep ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda xs: xs,
+        lambda xs: [Layer(x, rate=i % 5) for i, x in enumerate(xs)],
+    ],
+    ids=["a list", "Modules"],
+)
+def test_a_tree_of_10_000_leaves(make):
+    tree = make([np.float32(i) for i in range(10_000)])
+
+    @eqxjit.filter_jit
+    def f(tree):
+        leaves = jtu.tree_leaves(eqx.filter(tree, eqx.is_array))
+        return leaves[0] + leaves[-1], len(leaves), leaves[1]
+
+    for i in range(CALLS):
+        (tree[0],) = make([np.float32(i)])
+        assert f(tree) == (i + 9_999, 10_000, 1)
+    tree[5000] = None
+    assert f(tree)[1] == 9_999
+
+
+def test_10_000_leaves_go_out():
+    @eqxjit.filter_jit
+    def f(x):
+        return [{"i": i, "x": None} for i in range(4_000)], [x] * 1_000, {"x": x}
+
+    for i in range(CALLS):
+        dicts, arrays, named = f(jnp.float32(i))
+        assert (len(dicts), len(arrays)) == (4_000, 1_000)
+        assert dicts[-1] == {"i": 3_999, "x": None}
+        assert arrays[-1] == named["x"] == i
+
+
+def _nested(kind, depth, leaf):
+    for _ in range(depth):
+        leaf = kind(leaf)
+    return leaf
+
+
+NESTINGS = {
+    "tuple": lambda t: (t, 1),
+    "list": lambda t: [t],
+    "dict": lambda t: {"a": t},
+    "Module": lambda t: Layer(t, 1),
+}
+
+
+@pytest.mark.parametrize(
+    "make", [types.SimpleNamespace, argparse.Namespace], ids=["SimpleNamespace", "argparse"]
+)
+def test_an_unhashable_static_object_with_its_own_equality_changed_in_place(make):
+    """Upstream returns what it was before: it compares an object with itself."""
+    f = eqxjit.filter_jit(lambda model, x: x * model.modes.rate)
+    g = eqx.filter_jit(lambda model, x: x * model.modes.rate)
+    x, static = jnp.ones(2), make(rate=1)
+    for rate in (1, 1, 1, 7, 7, 7, 1, 2):
+        static.rate = rate
+        assert f(layer(modes=static), x).tolist() == [rate, rate]
+        assert g(layer(modes=static), x).tolist() == [1, 1]
+        assert f(layer(modes=make(rate=5)), x).tolist() == [5, 5]
+    assert f.cache_info()[:2] == (4, 4)
+
+
+@dataclasses.dataclass
+class Owned:
+    """Hashable by its content, and changeable."""
+
+    content: list
+
+    def __hash__(self):
+        return hash(tuple(self.content))
+
+
+#: Trees that hold a list which the caller can change in place, and the way to that list.
+RETURNED = {
+    "static field": (lambda items: layer(modes=items), lambda tree: tree.modes),
+    "nested": (lambda items: layer(modes=("a", {"k": items})), lambda tree: tree.modes[1]["k"]),
+    "registered node": (lambda items: Labelled(jnp.ones(2), items), lambda tree: tree.label),
+    "static leaf": (lambda items: {"n": Owned(items)}, lambda tree: tree["n"].content),
+    "many equal items": (
+        lambda items: [layer(modes=items) for _ in range(6)],
+        lambda tree: tree[4].modes,
+    ),
+}
+
+
+@pytest.mark.parametrize("calls", [1, 2, CALLS])
+@pytest.mark.parametrize("kind", RETURNED)
+def test_a_returned_static_object_that_was_changed_by_its_owner(kind, calls):
+    """What was traced returns the first caller's object, which is no longer the later one's equal.
+
+    Found by the thorough property tests: the copy in the key still fits, the object doesn't.
+    """
+    make, find = RETURNED[kind]
+    f = eqxjit.filter_jit(lambda tree, x: (tree, x))
+    first = make([1, 2])
+    for _ in range(calls):
+        f(first, jnp.ones(2))
+        f(first, jnp.ones(3))
+    find(first)[0] = 9
+    for i in range(CALLS):
+        for size in (2, 3):
+            tree, x = f(make([1, 2]), jnp.full(size, i))
+            assert find(tree) == [1, 2]
+            assert_same(x, jnp.full(size, i))
+    # And an output that its receiver changes.
+    find(f(make([1, 2]), jnp.ones(2))[0]).append(3)
+    for _ in range(CALLS):
+        assert find(f(make([1, 2]), jnp.ones(2))[0]) == [1, 2]
+        assert find(f(first, jnp.ones(2))[0]) == [9, 2]
+
+
+def test_the_functions_own_static_object_is_returned_as_it_is():
+    mine = {1}
+    traces = []
+
+    @eqxjit.filter_jit
+    def f(x):
+        traces.append(x)
+        return x, mine
+
+    for i in range(CALLS):
+        mine.add(i)
+        assert f(jnp.ones(2))[1] is mine
+    assert len(traces) == 1
+
+
+# --- Objects that the wrapped function holds ------------------------------------------------------
+
+
+class Power(eqx.Module):
+    """A function whose static fields can be changed in place."""
+
+    weight: Any
+    static: Any = eqx.field(static=True)
+
+    def __call__(self, x):
+        exponent = self.static["powers"][0] if isinstance(self.static, dict) else self.static[0]
+        return (self.weight * x) ** exponent
+
+    def method(self, x):
+        return self(x)
+
+
+HOLDERS = {
+    "Module": lambda power: power,
+    "method": lambda power: power.method,
+    "Partial": lambda power: eqx.Partial(lambda power, x: power(x), power),
+    "nested": lambda power: eqxjit.filter_jit(power.method),
+}
+STATIC = {
+    "list": lambda: [2, "b"],
+    "dict": lambda: {"powers": [2], "by": jnp.tanh},
+    "NumPy": lambda: np.array([2, 3]),
+}
+
+
+def _set_power(static, power):
+    (static["powers"] if isinstance(static, dict) else static)[0] = power
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")  # NumPy's
+@pytest.mark.parametrize("kind", STATIC)
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("warm", [0, 1, 2, CALLS])
+def test_a_wrapped_function_whose_static_object_is_changed(holder, kind, warm):
+    """Upstream takes the program for the old one, but for a new shape traces with the new one."""
+    static, x = STATIC[kind](), jnp.arange(3.0)
+    f = eqxjit.filter_jit(HOLDERS[holder](Power(jnp.ones(()), static)))
+    copied = jax.tree.map(lambda leaf: leaf * 2 if eqx.is_array(leaf) else leaf, f)
+    outer = eqxjit.filter_jit(lambda f, x: f(x))
+    for power in (2, 3, 2, 4, 3):
+        _set_power(static, power)
+        for i in range(warm if power == 2 else CALLS):
+            assert_same(f(x + i), (x + i) ** power)
+            assert_same(copied(x + i), (2 * (x + i)) ** power)
+            assert_same(outer(f, x + i), (x + i) ** power)
+            assert_same(f(x.reshape(3, 1)), x.reshape(3, 1) ** power)
+        assert f.lower(x).compile()(x).tolist() == (x**power).tolist()
+    entries = f._wrapped.cache.entries.values()
+    hits = [entry.hits for entry in entries]
+    f(x)
+    assert [entry.hits for entry in entries] == hits or not SPECIALIZING
+
+
+def test_a_wrapped_function_is_compiled_once_for_each_content():
+    traces = []
+
+    class Counting(eqx.Module):
+        names: Any = eqx.field(static=True)
+
+        def __call__(self, x):
+            traces.append(tuple(self.names))
+            return x
+
+    names = ["a"]
+    f = eqxjit.filter_jit(Counting(names))
+    for name in ("a", "b", "a", "c", "b"):
+        names[0] = name
+        for _ in range(CALLS):
+            f(jnp.ones(2))
+    assert traces == [("a",), ("b",), ("c",)]
+    # What only `object.__setattr__` can change is not asked after.
+    frozen = eqxjit.filter_jit(Counting((1, ("b", 2.0), Setting("c"))))
+    assert frozen._wrapped.mutable == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    name: str
+
+
+# --- Classes that become pytrees ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("calls", [1, 2, CALLS])
+@pytest.mark.parametrize("place", ["argument", "in a list", "in many", "in a field"])
+def test_a_class_that_is_registered_after_warm_calls(place, calls):
+    class Box:
+        def __init__(self, content):
+            self.content = content
+
+    places = {
+        "argument": lambda box: box,
+        "in a list": lambda box: [1, box],
+        "in many": lambda box: [(jnp.ones(2), box)] * 20,
+        "in a field": lambda box: layer(bias=box),
+    }
+    box = Box(jnp.ones(2))
+    tree = places[place](box)
+
+    def total(tree):
+        boxes = jax.tree.leaves(tree, is_leaf=lambda node: type(node) is Box)
+        return sum(2 * node.content for node in boxes if type(node) is Box)
+
+    f = eqxjit.filter_jit(total)
+    expected = total(tree)
+    for _ in range(calls):
+        assert_same(f(tree), expected)
+    jtu.register_pytree_node(Box, lambda box: ((box.content,), None), lambda _, c: Box(*c))
+    for i in range(CALLS):
+        box.content = jnp.full(2, i)
+        assert_same(f(tree), total(tree))
+
+
+def _recursion_left():
+    try:
+        return 1 + _recursion_left()
+    except RecursionError:
+        return 0
+
+
+@pytest.mark.parametrize("depth", [60, 150, 500])
+@pytest.mark.parametrize("kind", NESTINGS)
+def test_nesting_500_deep(kind, depth):
+    """In and out; and afterwards Python code may recurse as deep as before."""
+    recursion_left = _recursion_left()
+    warm = eqxjit.filter_jit(read)
+    for i in range(CALLS):
+        tree = _nested(NESTINGS[kind], depth, jnp.float32(i))
+        assert_same(jtu.tree_leaves(warm(tree)), jtu.tree_leaves(read(tree)))
+        assert jtu.tree_structure(warm(tree)) == jtu.tree_structure(tree)
+
+    assert _recursion_left() == recursion_left
+
+
+def test_nesting_of_a_static_value():
+    warm = Warm(lambda m: str(m.modes))
+    model, other = [layer(modes=_nested(lambda t: (t,), 150, end)) for end in (1, 2)]
+    warm(model)
+    for _ in range(CALLS):
+        warm.check(other)
+        warm.check(model)
+
+
+# --- Names ------------------------------------------------------------------------------------
+
+#: What generated code might call something itself.
+NAMES = """
+    self cls fun func f call receive bind absent missing args kwargs args_2 kwargs_2 _ __
+    jitted leaves out output token arrays array x x_2 otherwise retrace explain wait make
+    make_call make_receiver guards_hold site entry type len dict list tuple map all frozenset
+    isinstance Exception CacheMiss Array is_array fields_of has_key has_key_2 only_arrays
+    flatten_one_level rebuild unflatten new_object new_tuple set_fields fun_array_0
+    _absent x_fields x_key x_0 x_parts x_children int_1 out_0 object print exec locals globals
+    tree_flatten jax eqxjit KeyError None_ match case __class__ __name__ __call__ __eqxjit__
+"""
+
+# With the ways in which each can be called.
+SIGNATURES = {
+    "{name}, {other}=1": ["{model}", "{model}, {tree}", "{model}, {other}={tree}"],
+    "{other}, /, {name}=1": ["{model}", "{model}, {tree}", "{model}, {name}={tree}"],
+    "{other}, *, {name}=None": ["{model}", "{model}, {name}={tree}"],
+    "{other}, *{name}": ["{model}", "{model}, {tree}, 1"],
+    "{other}, **{name}": ["{model}", "{model}, {name}={tree}, zz=1"],
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["out", "jitted", "absent", "leaves", "type", "len", "tuple", "args", "self", "fun"]
+)
+def test_parameter_names_that_clash_with_generated_ones(name):
+    """Each as a function's own, and as a parameter of each kind, beside one called `x`."""
+    words = {"name": name, "other": "x", "model": "M", "tree": "T"}
+    values = {"M": layer(), "T": {name: 1, "a": [jnp.ones(2), "s"]}}
+    for parameters, calls in SIGNATURES.items():
+        definition = f"def {name}({parameters}):\n    return {name}, x".format(**words)
+        namespace: dict[str, Any] = {}
+        exec(definition, namespace)
+        jitted = eqxjit.filter_jit(namespace[name])
+        for _ in range(4):
+            for call in calls:
+                expression = f"f({call})".format(**words)
+                expected = eval(expression, {"f": namespace[name], **values})
+                assert_same(eval(expression, {"f": jitted, **values}), expected)
+
+
+@pytest.mark.parametrize(
+    "separators", [("", ""), ("", ", /"), ("*, ", "")], ids=["any", "positional", "keyword"]
+)
+@pytest.mark.parametrize("default", ["", "=None"], ids=["required", "optional"])
+def test_all_parameter_names_that_could_clash(separators, default):
+    """One function that has them all."""
+    names = NAMES.split()
+    before, after = separators
+    parameters = before + ", ".join(name + default for name in names) + after
+    namespace: dict[str, Any] = {}
+    exec(f"def f({parameters}):\n    return [{', '.join(names)}]", namespace)
+    fun = namespace["f"]
+    kinds = [jnp.ones(2), layer(), 1, {"a": [jnp.ones(2)]}, None, "s"]
+    arguments = [kinds[i % len(kinds)] for i in range(len(names))]
+    jitted = eqxjit.filter_jit(fun)
+    for _ in range(CALLS):
+        if "*" in before:
+            result = jitted(**dict(zip(names, arguments, strict=True)))
+        else:
+            result = jitted(*arguments)
+        assert_same(result, arguments)
+    assert_specialized(jitted)
+
+
+def test_keyword_arguments_that_are_no_identifiers():
+    def f(**kwargs):
+        return {key: value * 2 for key, value in kwargs.items()}
+
+    names = ["a b", "class", "", "1", "x²", "ﬁ", "fi", "é", "é", "\n", "'", '"', "{", "out"]
+    kwargs = {name: jnp.float32(i) for i, name in enumerate(names)}
+    statics = {name: i for i, name in enumerate(names)}
+    jitted = eqxjit.filter_jit(f)
+    for _ in range(CALLS):
+        assert_same(jitted(**kwargs), f(**kwargs))
+        assert_same(jitted(**statics), f(**statics))
+        assert_same(jitted(**dict(reversed(kwargs.items()))), f(**kwargs))
+
+
+@pytest.mark.parametrize(("one", "other"), [("\u00b5", "\u03bc"), ("ﬁ", "fi"), ("x₁", "x1")])
+def test_names_that_are_one_identifier_to_python(one, other):
+    """Python normalises identifiers: in source `µ` (micro) and `μ` (mu) are the same variable."""
+    x, y = jnp.float32(1), jnp.float32(5)
+    items, others = [layer(weight=x)] * 4, [layer(weight=y)] * 4
+    warm = Warm()
+    # The same arrays under both names while the specialised call is made.
+    for a, b in [(x, y), ([x] * 4, [y] * 4), (items, others)]:
+        warm({one: a, other: a})
+        warm.check({one: a, other: b})
+    keywords = eqxjit.filter_jit(lambda **kwargs: kwargs[one] - 2 * kwargs[other])
+    for _ in range(CALLS):
+        assert keywords(**{one: x, other: x}) == -1
+    assert keywords(**{one: x, other: y}) == -9
+
+
+def test_dict_keys_and_fields_that_are_no_identifiers():
+    warm = Warm(lambda tree: read(tree))
+    names = ["a b", "class", "", "1", "x²", "ﬁ", "fi", "é", "e\u0301", "\n", "'", '"', "{", "#"]
+    warm(dict.fromkeys(names, jnp.ones(2)), specialized=False)
+    warm({name: [i, jnp.float32(i)] for i, name in enumerate(names)}, specialized=False)
+    for _ in range(CALLS):
+        for name in names:
+            warm.check({name: jnp.ones(2), "static": name})
+
+
+@pytest.mark.parametrize(
+    "value", ["a\nb", "# }", "'''", '"""', "{x}", "%s", "\\", "\0", "\udcff", "é" * 100]
+)
+def test_static_values_whose_text_could_break_generated_code(value):
+    """Where it does break it, the generic path serves."""
+
+    class Loud:
+        def __repr__(self):
+            return value
+
+    loud = Loud()
+    warm = Warm(lambda x, *rest: (read(x), rest))
+    arguments = [value, {"k": value}, layer(rate=value, modes=[value]), {value: 1}]
+    warm(jnp.ones(2), *arguments)
+    warm(jnp.ones(2), *arguments, loud)
+
+
+class Silent:
+    """A static value that can't be shown."""
+
+    def __repr__(self):
+        raise RuntimeError("can't be shown")
+
+
+def test_a_static_value_that_can_not_be_shown():
+    silent = Silent()
+    jitted = eqxjit.filter_jit(lambda x, s: (x * 2, s))
+    for _ in range(CALLS):
+        assert jitted(jnp.ones(2), silent)[1] is silent
+
+
+# --- Nodes that could defeat generated code ---------------------------------------------------
+
+
+class Tagged(tuple):
+    """A named tuple to JAX, made by hand: its `__new__` does more than make the tuple."""
+
+    _fields = ("a", "b")
+
+    def __new__(cls, a, b):
+        self = super().__new__(cls, (a, b))
+        self.made = "by hand"
+        return self
+
+    def __getnewargs__(self):
+        return tuple(self)
+
+
+class BackwardsChild(Backwards):
+    def __iter__(self):
+        return reversed(tuple(self[i] for i in range(2)))
+
+
+@pytest.mark.parametrize("make", [Tagged, Backwards, BackwardsChild])
+def test_named_tuples_with_a_will_of_their_own(make):
+    f = eqxjit.filter_jit(lambda t: make(t[1] * 2, t[0]))
+    upstream = eqx.filter_jit(lambda t: make(t[1] * 2, t[0]))
+    for i in range(CALLS):
+        argument = make(jnp.float32(i), jnp.float32(7))
+        ours, theirs = f(argument), upstream(argument)
+        assert_same(ours, theirs)
+        assert getattr(ours, "made", None) == getattr(theirs, "made", None)
+
+
+def test_a_node_whose_flatten_looks_at_its_content():
+    node = Fickle([jnp.ones(2), None, jnp.zeros(2)])
+    warm = Warm(lambda node: Fickle(list(node.items)))
+    warm(node)
+    for items in ([None, jnp.ones(2), jnp.zeros(2)], [], [None], [jnp.ones(2), None, 3]):
+        node.items = items
+        warm.check(node)
+        warm.check(node)
+
+
+class Intercepted(eqx.Module):
+    """Has its say in how its fields are read."""
+
+    weight: Any
+    shift = 0
+
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        return value + self.shift if name == "weight" and self.shift else value
+
+
+def test_a_module_with_a_will_of_its_own():
+    """It is read as Equinox reads it."""
+    model = Intercepted(jnp.ones(2))
+    ours, upstream = (jit(lambda m: m.weight) for jit in (eqxjit.filter_jit, eqx.filter_jit))
+    for shift in (0, 1, 2):
+        type.__setattr__(Intercepted, "shift", shift)
+        for _ in range(CALLS):
+            assert_same(ours(model), upstream(model))
+        object.__setattr__(model, "weight", model.weight + 1)
+
+
+def test_the_same_array_in_several_places():
+    x = jnp.ones(2)
+    warm = Warm(lambda a, b, c: (a - c[0], b["k"] + a, c))
+    warm(x, {"k": x}, [x, x])
+    warm.check(x, {"k": x + 1}, [x + 2, x])
+
+
+def test_threads_share_a_warm_function():
+    """Several threads, several structures, from the first call on."""
+    jitted = eqxjit.filter_jit(read)
+    trees = structures(12)
+    expected = [read(tree) for tree in trees]
+    errors = []
+
+    def work(seed):
+        try:
+            for i in np.random.default_rng(seed).integers(12, size=150):
+                assert_same(jitted(trees[i]), expected[i])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors[0]
+
+
+def test_the_source_of_a_specialized_call():
+    """A comment for each argument; none before the call is warm."""
+
+    @eqxjit.filter_jit
+    def predict(model, x, *, train=False):
+        return model.weight * x
+
+    assert predict.specialized_source() is None
+    for _ in range(CALLS):
+        predict(layer(), jnp.ones(2), train=True)
+    source = predict.specialized_source()
+    if not SPECIALIZING:
+        assert source is None
+        return
+    compile(source, "<source>", "exec")
+    assert "def predict(model, x, *, train=" in source
+    comments = [line.strip() for line in source.splitlines() if line.strip().startswith("#")]
+    for name in ("model", "x", "train"):
+        assert any(comment.startswith(f"# {name}:") for comment in comments)

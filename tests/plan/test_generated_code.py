@@ -1,0 +1,363 @@
+"""The source of a specialised call: readable, shown in tracebacks, and out of the user's way."""
+
+import ast
+import dataclasses
+import gc
+import inspect
+import linecache
+import os
+import pathlib
+import traceback
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from eqxjit._trees import key_cache as _key_cache
+from tests.support.hiding import needs
+from tests.support.processes import run
+from tests.support.sides import CALLS, both
+
+specializing = pytest.mark.skipif(
+    os.environ.get("EQXJIT_SPECIALIZE") == "0", reason="no code is generated then"
+)
+
+X = jnp.arange(1.0, 4.0)
+
+# Where frames of ours, and of generated code, come from.
+OURS = (str(pathlib.Path(eqxjit.__file__).parent), "<eqxjit")
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    scale: float = eqx.field(static=True)
+
+    def __call__(self, x):
+        return self.weight * x * self.scale
+
+
+def everything(model, x, /, flag, *rest, scale=2.0, tree=None, **options):
+    return {"y": model(x) * scale, "model": model, "flag": flag, "rest": rest}
+
+
+def warm(f, *args, **kwargs):
+    for _ in range(CALLS):
+        f(*args, **kwargs)
+    return f
+
+
+# --- The source -------------------------------------------------------------------------------
+
+
+@specializing
+def test_the_source_is_python_with_the_users_signature_and_a_comment_per_argument():
+    f = eqxjit.filter_jit(everything)
+    assert f.specialized_source() is None
+    warm(f, Model(X, 2.0), X, "flag", 1, X, tree={"k": [X, None]}, mode=X)
+    source = f.specialized_source()
+    compile(source, "<source>", "exec")
+
+    functions = {n.name: n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)}
+    arguments = functions["everything"].args
+    assert [a.arg for a in arguments.posonlyargs] == ["model", "x"]
+    assert [a.arg for a in arguments.args] == ["flag"]
+    assert [a.arg for a in arguments.kwonlyargs] == ["scale", "tree"]
+    assert (arguments.vararg.arg, arguments.kwarg.arg) == ("rest", "options")
+
+    comments = [line.strip() for line in source.splitlines() if line.strip().startswith("#")]
+    for name in ("model", "x", "flag", "*rest", "scale", "tree", "**options"):
+        assert any(comment.startswith(f"# {name}:") for comment in comments), name
+
+
+@specializing
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (X,),
+        (Model(X, 1.0), [Model(X, 2.0)] * 5, {"a": (X, "text", None)}),
+        ([X] * 300,),
+        ({f"key_{i}": [X, i] for i in range(100)},),
+        (eqx.nn.MLP(3, 3, 8, 4, key=jax.random.key(0)),),
+    ],
+    ids=["array", "modules", "long list", "long dict", "MLP"],
+)
+def test_the_source_is_formatted(arguments):
+    def f(*arguments):
+        return arguments
+
+    source = warm(eqxjit.filter_jit(f), *arguments).specialized_source()
+    compile(source, "<source>", "exec")
+    assert source.endswith("\n")
+    for line in source.splitlines():
+        assert line == line.rstrip()
+        assert len(line) <= 100
+        assert (len(line) - len(line.lstrip(" "))) % 4 == 0
+    assert "\t" not in source
+    assert "0x" not in source
+
+
+@specializing
+def test_the_source_is_that_of_the_latest_structure():
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    seen = set()
+    for n in (1, "two".__len__(), 2.5):
+        warm(f, X, n)
+        seen.add(f.specialized_source())
+    assert len(seen) == 3
+    f.clear_cache()
+    assert f.specialized_source() is None
+    warm(f, X, 1)
+    assert f.specialized_source() in seen
+
+
+@specializing
+def test_the_function_has_its_arrays_after_those_of_the_first_argument():
+    """Upstream's order, in which JAX reuses donated ones: however the arguments are read."""
+
+    class Scaled(eqx.Module):
+        scale: jax.Array
+
+        def __call__(self, first, second, *, third):
+            return [jnp.sum(self.scale * each["w"]) for each in (*first, *second, *third)]
+
+    f = eqxjit.filter_jit(Scaled(jnp.asarray(2.0)))
+    groups = [[{"w": jnp.full(2, 10.0 * i + j)} for j in range(5)] for i in range(3)]
+    for _ in range(CALLS):
+        found = f(groups[0], groups[1], third=groups[2])
+        assert found == [4 * (10.0 * i + j) for i in range(3) for j in range(5)]
+    source = f.specialized_source()
+    assert source is not None
+    assert "jitted(*first_arrays, fun_array_0, *second_arrays, *third_arrays)" in source
+
+
+@specializing
+def test_wrappers_of_one_function_each_try_their_own_structure_first():
+    def named(x, n):
+        return x * n
+
+    wrappers = [eqxjit.filter_jit(named) for _ in range(3)]
+    sources = [warm(f, X, n).specialized_source() for n, f in enumerate(wrappers)]
+    assert len(set(sources)) == 3
+    for n, (f, source) in enumerate(zip(wrappers, sources, strict=True)):
+        assert f.specialized_source() == source
+        f(X, n)
+        assert inspect.getsource(f.__call__) in source
+    wrappers[0].clear_cache()
+    assert [f.specialized_source() for f in wrappers] == [None] * 3
+
+
+def test_the_environment_variable_decides():
+    program = """
+        import eqxjit, jax.numpy as jnp
+        f = eqxjit.filter_jit(lambda x, n: x * n)
+        for _ in range(4):
+            f(jnp.ones(2), 3)
+        print(f.specialized_source() is None)
+    """
+    assert run(program, EQXJIT_SPECIALIZE="0") == "True\n"
+    assert run(program, EQXJIT_SPECIALIZE="1") == "False\n"
+
+
+@specializing
+def test_inspect_and_debuggers_find_the_source():
+    def named(x, n):
+        return x * n
+
+    f = warm(eqxjit.filter_jit(named), X, 2)
+    # The slot that CPython calls holds the generated function itself.
+    generated = f.__call__
+    assert inspect.getsource(generated) in f.specialized_source()
+    linecache.checkcache()
+    first_line = linecache.getline(
+        generated.__code__.co_filename, generated.__code__.co_firstlineno
+    )
+    assert first_line.strip().startswith("def named(x, n")
+
+
+@specializing
+def test_generated_files_have_names_of_their_own():
+    def named(x, n):
+        return x * n
+
+    f = eqxjit.filter_jit(named)
+    names = set()
+    for n in range(3):
+        warm(f, X, n)
+        names.add(f.__call__.__code__.co_filename)
+    assert len(names) == 3
+    assert all("named" in name for name in names)
+
+
+@specializing
+def test_the_source_is_dropped_with_the_function():
+    # All functions of these parameters share one source, which binds arguments to them.
+    warm(eqxjit.filter_jit(lambda x, n=0: x * n), X)
+    gc.collect()
+    before = set(linecache.cache)
+    for n in range(10):
+        warm(eqxjit.filter_jit(lambda x, n=n: x * n), X)
+    gc.collect()
+    assert not [name for name in set(linecache.cache) - before if name.startswith("<eqxjit")]
+
+
+# --- Tracebacks -------------------------------------------------------------------------------
+
+
+def helper(x, fail):
+    if fail == "python":
+        raise ValueError("in the user's helper")
+    if fail == "jax":
+        return x + jnp.ones(x.size + 1)
+    return x
+
+
+def fails(model, x, fail):
+    return model(helper(x, fail))
+
+
+def caller(f, *args):
+    return f(*args)
+
+
+def _frames(f, *args):
+    """The frames of the traceback of a failing call: file and function."""
+    with pytest.raises((ValueError, TypeError)) as caught:
+        caller(f, *args)
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    return [(frame.filename, frame.name, frame.line) for frame in frames]
+
+
+def _of_this_file(frames):
+    return [name for filename, name, _ in frames if filename == __file__]
+
+
+@pytest.fixture(params=["off", "tracebackhide", "remove_frames", "quiet_remove_frames"])
+def filtering(request):
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", request.param)
+    yield request.param
+    jax.config.update("jax_traceback_filtering", before)
+
+
+@pytest.mark.parametrize("fail", ["python", "jax"])
+@both
+def test_user_frames_stay_where_they_are(filter_jit, filtering, fail):
+    f = filter_jit(fails)
+    warm(f, Model(X, 2.0), X, None)
+    for n in range(3, 3 + CALLS):  # A new shape each, through the warm call.
+        x = jnp.ones(n)
+        frames = _frames(f, Model(x, 2.0), x, fail)
+        assert _of_this_file(frames) == ["_frames", "caller", "fails", "helper"]
+        if fail == "python":
+            assert frames[-1][1:] == ("helper", 'raise ValueError("in the user\'s helper")')
+        # Between the user's frames are JAX's only where they aren't filtered.
+        of_jax = [name for name, _, _ in frames if f"{os.sep}jax{os.sep}_src" in name]
+        assert bool(of_jax) == (filtering in ("off", "tracebackhide")) or fail == "jax"
+        warm(f, Model(X, 2.0), X, None)
+
+
+def test_every_frame_of_ours_shows_its_source(filtering):
+    f = eqxjit.filter_jit(fails)
+    warm(f, Model(X, 2.0), X, None)
+    for fail in ("python", "jax"):
+        for n in range(2, 2 + CALLS):
+            frames = _frames(f, Model(jnp.ones(n), 2.0), jnp.ones(n), fail)
+            ours = [frame for frame in frames if frame[0].startswith(OURS)]
+            assert ours
+            assert all(line for _, _, line in ours)
+
+
+def test_pytest_shows_the_users_frame_last():
+    f = eqxjit.filter_jit(fails)
+    arguments = (Model(X, 2.0), X)
+    for _ in range(CALLS):
+        with pytest.raises(ValueError, match="helper") as caught:
+            caller(f, *arguments, "python")
+        shown = [str(entry.path) for entry in caught.traceback.filter(caught)]
+        assert shown[-1] == __file__
+        warm(f, *arguments, None)
+
+
+@needs("jax._src.traceback_util", why="frames of ours are shown")
+@both
+def test_frames_of_nested_wrappers_are_filtered(filter_jit):
+    """An error inside the inner function passes JAX's boundary of the outer one."""
+    inner = filter_jit(fails)
+
+    @filter_jit
+    def outer(x, fail):
+        return caller(inner, Model(x, 2.0), x, fail)
+
+    warm(inner, Model(X, 2.0), X, None)
+    warm(outer, X, None)
+    frames = _frames(outer, X, "python")
+    assert _of_this_file(frames) == ["_frames", "caller", "outer", "caller", "fails", "helper"]
+    files_and_names = [frame[:2] for frame in frames]
+    inside = frames[files_and_names.index((__file__, "outer")) :]
+    if filter_jit is eqxjit.filter_jit:
+        assert not [frame for frame in inside if frame[0].startswith(OURS)]
+
+
+@both
+def test_an_arity_error_points_at_the_call(filter_jit):
+    f = filter_jit(fails)
+    for _ in range(2):
+        frames = _frames(f, Model(X, 2.0))
+        assert _of_this_file(frames)[-1] == "caller"
+        warm(f, Model(X, 2.0), X, None)
+    if filter_jit is eqxjit.filter_jit:
+        # CPython's own binding of arguments: no frame of ours exists.
+        assert frames[-1][1] == "caller"
+
+
+class _Unprintable:
+    def __init__(self, say):
+        self.say = say
+
+    def __repr__(self):
+        return self.say()
+
+
+def _raise(error):
+    raise error
+
+
+@specializing
+@pytest.mark.parametrize(
+    "say",
+    [
+        lambda: "NUL \0",
+        lambda: "two\nlines\r\x0c",
+        lambda: "half \ud800",
+        lambda: "x" * 1_000_000,
+        lambda: None,
+        lambda: _raise(ValueError("no")),
+        lambda: _raise(GeneratorExit("no")),
+    ],
+)
+def test_a_static_leaf_of_any_repr_is_specialised(say):
+    f = warm(eqxjit.filter_jit(lambda x, n: x), X, _Unprintable(say))
+    assert f.specialized_source() is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: int = 1
+
+
+@pytest.mark.parametrize("static", [float("nan"), -0.0, Frozen()])
+def test_guards_make_no_key_of_an_array(static, monkeypatch):
+    """That would copy it, and compare the copy."""
+    f = eqxjit.filter_jit(lambda x, y: x)
+    for _ in range(CALLS):
+        f(X, static)
+    keyed = []
+    typed_key = _key_cache.typed_key
+    monkeypatch.setattr(
+        _key_cache, "typed_key", lambda value: (keyed.append(type(value)), typed_key(value))[1]
+    )
+    for _ in range(CALLS):
+        f(X, X)
+    assert type(X) not in keyed

@@ -1,0 +1,587 @@
+"""Outputs: what a call returns is what the function returned, made anew on each call."""
+
+import collections
+import dataclasses
+import functools
+import gc
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import equinox as eqx
+import flax.core
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import optax
+import pytest
+
+import eqxjit
+from tests.support.helpers import SPECIALIZING, Twins, assert_same, assert_specialized, warm
+from tests.support.sides import CALLS, both
+
+x = jnp.arange(3.0)
+
+
+class Layer(eqx.Module):
+    weight: Any
+    bias: Any = None
+    name: str = eqx.field(static=True, default="layer")
+
+    def __call__(self, x):
+        return self.weight * x
+
+    def applied(self, x):
+        return self.weight + x
+
+
+class Child(Layer):
+    extra: Any = 1
+
+    @property
+    def doubled(self):
+        return 2 * self.weight
+
+
+class Slot:
+    __slots__ = ("note",)
+
+
+class SlottedBase(Slot, eqx.Module):
+    """Of another layout than a plain object."""
+
+    weight: Any
+
+
+class Slotted(eqx.Module):
+    """Of yet another."""
+
+    __slots__ = ("note",)
+    weight: Any
+
+
+class Constructed:
+    __slots__ = ()
+
+    def __init__(self, *args):
+        raise AssertionError("only the user makes one")
+
+
+class Mixed(Constructed, eqx.Module):
+    """With a base that Equinox didn't make."""
+
+    weight: Any
+
+    def __init__(self, weight):
+        self.weight = weight
+
+
+Scalar = TypeVar("Scalar")
+
+
+class Typed(eqx.Module, Generic[Scalar]):
+    weight: Any
+    class_: int = 1
+
+
+class Finalized(eqx.Module):
+    """Counts those that went, by whether they had been whole."""
+
+    weight: Any
+    gone: ClassVar[list[bool]] = []
+
+    def __del__(self):
+        self.gone.append(hasattr(self, "weight"))
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any = 2
+
+
+class PointChild(Point):
+    """A subclass, with a method and an attribute of its own."""
+
+    @property
+    def total(self):
+        return self.x + self.y
+
+
+@functools.partial(jtu.register_dataclass, data_fields=["weight"], meta_fields=["name"])
+@dataclasses.dataclass
+class Record:
+    weight: Any
+    name: str
+
+
+class Opaque:
+    """No pytree: a static object."""
+
+
+opaque = Opaque()
+index = eqx.nn.StateIndex(jnp.zeros(3))
+
+#: Functions of an array, each returning another kind of thing.
+RETURNED = {
+    "array": lambda x: x + 1,
+    "scalar": lambda x: x.sum(),
+    "empty array": lambda x: x[:0],
+    "integer": lambda x: x.astype(int),
+    "bool": lambda x: x > 1,
+    "bfloat16": lambda x: x.astype(jnp.bfloat16),
+    "int4": lambda x: x.astype(jnp.int4),
+    "complex": lambda x: x + 1j,
+    "weakly typed": lambda x: jnp.asarray(2.0),
+    "typed keys": lambda x: jax.random.split(jax.random.key(x[0].astype(int)), 3),
+    "None": lambda x: None,
+    "nothing": lambda x: (),
+    "static number": lambda x: 3,
+    "static string": lambda x: "three",
+    "static float": lambda x: -0.0,
+    "NaN": lambda x: float("nan"),
+    "statics only": lambda x: {"a": 1, "b": (True, None, "c"), "d": jnp.tanh},
+    "an argument": lambda x: x,
+    "the same array twice": lambda x: [y := x * 2, y, (y, x)],
+    "a constant": lambda x: (jnp.ones(3), x),
+    "NumPy constant": lambda x: (np.ones(3, np.float32), np.float32(2), np.arange(3), x),
+    "tuple": lambda x: (x, 1),
+    "list": lambda x: [x, [x + 1], []],
+    "dict": lambda x: {"b": x, "a": [x + 1], "c": {}},
+    "dict of integers": lambda x: {2: x, 1: x + 1, -1: 1},
+    "dict of tuples": lambda x: {(1, "a"): x, (0, "b"): x + 1},
+    "OrderedDict": lambda x: collections.OrderedDict(b=x, a=x + 1),
+    "defaultdict": lambda x: collections.defaultdict(list, b=x, a=[x]),
+    "named tuple": lambda x: Point(x, Point(x + 1)),
+    "named tuple's subclass": lambda x: PointChild(x),
+    "Module": lambda x: Layer(x),
+    "Modules": lambda x: Layer(Layer(x, 1, name="a"), [Layer(x + 1), None], name="b"),
+    "Module's subclass": lambda x: Child(x, x + 1, "c", x + 2),
+    "Module with a slot": lambda x: Slotted(x),
+    "Module with a slotted base": lambda x: SlottedBase(x),
+    "Module with another base": lambda x: Mixed(x),
+    "generic Module": lambda x: [Typed[float](x), Typed(1, x)],
+    "equinox layers": lambda x: eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0)),
+    "Module with a wrapper's name": lambda x: eqx.filter_vmap(Layer(x)),
+    "bound method": lambda x: Layer(x).applied,
+    "eqx.Partial": lambda x: eqx.Partial(jnp.add, x, y=1),
+    "jax Partial": lambda x: jtu.Partial(jnp.add, x),
+    "registered dataclass": lambda x: Record(x, "record"),
+    "FrozenDict": lambda x: flax.core.freeze({"b": {"c": x}, "a": 1}),
+    "optax state": lambda x: optax.adam(0.1).init({"w": x}),
+    "State": lambda x: eqx.nn.State(index).set(index, x),
+    "jitted wrapper": lambda x: eqxjit.filter_jit(Layer(x)),
+    "shape": lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
+    "a large tree": lambda x: [{"x": x + i, "i": i, "p": Point(i, (x,))} for i in range(40)],
+    "equal arrays": lambda x: [x] * 9,
+    "equal items": lambda x: [Layer(x + i) for i in range(9)],
+    "equal items between others": lambda x: ("head", *[[x + i, 1] for i in range(9)], {"tail": x}),
+    "items that differ in a leaf": lambda x: [(x + i, i) for i in range(9)],
+    "items that differ in a type": lambda x: [(x, one) for one in (1, True, 1.0) * 3],
+    "items that differ in a static field": lambda x: [Layer(x, name=str(i)) for i in range(9)],
+    "deep": lambda x: functools.reduce(lambda t, i: [t, {"i": i}], range(40), x),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_everything_comes_out_as_upstream_returns_it(name):
+    fun = RETURNED[name]
+    twins = Twins(fun)
+    for i in range(CALLS):
+        ours, theirs = twins.ours(x + i), twins.upstream(x + i)
+        assert_same(ours, theirs)
+        for node, twin in zip(nodes(ours), nodes(theirs), strict=True):
+            assert type(node) is type(twin)
+            assert list(vars_of(node)) == list(vars_of(twin))
+    assert_specialized(twins.ours.jitted)
+    assert (twins.ours.traces, twins.upstream.traces) == (1, 1)
+
+
+def nodes(tree):
+    """A tree, and all trees below it."""
+    found = [tree]
+    for node in found:
+        if not jtu.all_leaves([node]) and node is not None:
+            found.extend(jtu.tree_leaves(node, is_leaf=lambda child, node=node: child is not node))
+    return found
+
+
+def vars_of(node):
+    """The names that an object holds its parts under, in their order."""
+    return node if isinstance(node, dict) else getattr(node, "__dict__", {})
+
+
+@both
+def test_modules_come_out_whole(filter_jit):
+    """Frozen, equal, with their methods, properties and fields: not to be told from made ones."""
+    f = filter_jit(lambda x: Child(x, (x, 1), "name", x + 2))
+    for i in range(CALLS):
+        made = Child(x + i, (x + i, 1), "name", x + i + 2)
+        out = f(x + i)
+        assert type(out) is Child
+        assert bool(eqx.tree_equal(out, made))
+        assert_same(out.doubled, made.doubled)
+        assert_same(out(x), made(x))
+        assert repr(out) == repr(made)
+        assert dataclasses.fields(out) == dataclasses.fields(made)
+        assert vars(out).keys() == vars(made).keys()
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            out.weight = x
+        assert_same(dataclasses.replace(out, weight=x).weight, x)
+        assert_same(eqx.tree_at(lambda m: m.bias[0], out, x).bias[0], x)
+        assert out.name == "name"
+
+
+def test_only_whole_modules_are_finalized():
+    f = eqxjit.filter_jit(lambda x: Finalized(x))
+    for _ in range(2 * CALLS):
+        f(x)
+    gc.collect()
+    assert len(Finalized.gone) >= 2 * CALLS
+    assert all(Finalized.gone)
+
+
+@both
+def test_named_tuples_come_out_whole(filter_jit):
+    f = filter_jit(lambda x: (Point(x), PointChild(x, x)))
+    for i in range(CALLS):
+        point, child = f(x + i)
+        assert type(point) is Point
+        assert type(child) is PointChild
+        assert_same(child.total, 2 * (x + i))
+        assert point.y == 2
+        assert_same(point._replace(y=3), Point(x + i, 3))
+
+
+@both
+def test_static_objects_come_out_by_identity(filter_jit):
+    holder = Layer(jnp.tanh, bias=opaque)
+    f = filter_jit(lambda x: {"opaque": opaque, "fun": jnp.linspace, "module": holder, "x": x})
+    for _ in range(CALLS):
+        out = f(x)
+        assert out["opaque"] is opaque
+        assert out["fun"] is jnp.linspace
+        assert out["module"].weight is jnp.tanh
+        assert out["module"].bias is opaque
+
+
+@both
+def test_static_arguments_come_out_by_identity(filter_jit):
+    """Those of the call that was traced."""
+    f = filter_jit(lambda x, static: (x, static))
+    static = Opaque()
+    for _ in range(CALLS):
+        assert f(x, static)[1] is static
+
+
+@both
+def test_a_static_object_made_while_tracing_is_one(filter_jit):
+    """Tracing happens once, and so the object is the same on every call."""
+    f = filter_jit(lambda x: (x, Opaque(), lambda: x.shape))
+    _, first, function = f(x)
+    for i in range(CALLS):
+        _, again, again_function = f(x + i)
+        assert again is first
+        assert again_function is function
+        assert function() == (3,)
+    _, other, _ = f(jnp.ones(4))
+    assert other is not first
+
+
+@both
+@pytest.mark.parametrize("value", [{1, 2}, bytearray(b"a"), collections.deque([1]), slice(1, 2)])
+def test_static_outputs_need_not_be_hashable(filter_jit, value):
+    f = filter_jit(lambda x: [x, value])
+    for _ in range(CALLS):
+        assert f(x)[1] is value
+        assert_same(f(x)[0], x)
+
+
+@both
+def test_numpy_outputs_become_jax_arrays(filter_jit):
+    f = filter_jit(lambda x: [np.ones(2), np.float32(3), np.arange(2), np.bool_(True), x])
+    for _ in range(CALLS):
+        out = f(np.ones(3, np.float32))
+        assert [type(leaf) for leaf in out] == [type(x)] * 5
+        assert [str(leaf.dtype) for leaf in out] == [
+            "float32",
+            "float32",
+            "int32",
+            "bool",
+            "float32",
+        ]
+
+
+@both
+def test_containers_are_fresh_on_every_call(filter_jit):
+    """What a caller does to one call's result isn't seen in the next one's."""
+
+    def make(x):
+        return {"list": [x, [1]], "dict": {"a": x}, "module": Layer([x], {"k": 1})}
+
+    f = filter_jit(make)
+    previous = []
+    for i in range(2 * CALLS):
+        out = f(x + i)
+        assert_same(out, make(x + i))
+        for node in nodes(out):
+            if isinstance(node, (list, dict, Layer)):
+                assert all(node is not old for old in previous)
+                previous.append(node)
+        out["list"][1].append("changed")
+        out["list"].clear()
+        out["dict"]["b"] = "changed"
+        out["module"].bias.clear()
+        object.__setattr__(out["module"], "name", "changed")
+        out["extra"] = 1
+
+
+@both
+def test_a_container_that_went_in_does_not_come_out(filter_jit):
+    f = filter_jit(lambda tree: tree)
+    tree = {"a": [x, 1], "b": Layer(x, [2])}
+    for _ in range(CALLS):
+        out = f(tree)
+        assert_same(out, tree)
+        assert out is not tree
+        assert out["a"] is not tree["a"]
+        assert out["b"] is not tree["b"]
+        out["a"].append(3)
+        assert len(tree["a"]) == 2
+
+
+@both
+def test_dicts_come_out_sorted(filter_jit):
+    """JAX sorts the keys of a dict; an `OrderedDict` keeps its order."""
+    f = filter_jit(
+        lambda x: ({"b": x, "a": 1}, collections.OrderedDict(b=x, a=1, c=collections.OrderedDict()))
+    )
+    for _ in range(CALLS):
+        plain, ordered = f(x)
+        assert list(plain) == ["a", "b"]
+        assert list(ordered) == ["b", "a", "c"]
+        ordered.move_to_end("b")
+
+
+@both
+def test_a_defaultdict_keeps_its_factory(filter_jit):
+    f = filter_jit(lambda x: collections.defaultdict(list, a=x))
+    for _ in range(CALLS):
+        out = f(x)
+        assert out.default_factory is list
+        out["b"].append(1)
+        assert out["b"] == [1]
+
+
+@both
+def test_the_static_output_is_that_of_the_trace_that_ran(filter_jit):
+    """One structure, several shapes and dtypes, warm in turn."""
+
+    def describe(x):
+        return {"shape": x.shape, "dtype": str(x.dtype), "kind": [Layer, Child][x.ndim](x), "x": x}
+
+    f = filter_jit(describe)
+    inputs = [jnp.ones(()), jnp.ones(3), jnp.ones(4), jnp.ones(4, jnp.int32), jnp.ones((), bool)]
+    for i in range(2 * CALLS):
+        for value in inputs if i % 2 else inputs[::-1]:
+            assert_same(f(value), describe(value))
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    width: int
+    note: object = dataclasses.field(default=None, compare=False)
+
+
+class AllEqual:
+    def __init__(self, note):
+        self.note = note
+
+    def __eq__(self, other):
+        return type(other) is AllEqual
+
+    def __hash__(self):
+        return 0
+
+
+@dataclasses.dataclass(eq=True, unsafe_hash=True)
+class Width:
+    width: Any
+
+
+class WidthOnly(tuple):
+    note = None
+
+
+def noted(made, note):
+    made.note = note
+    return made
+
+
+#: How a static object that equals all others is made, and how its note is read.
+EQUAL_BUT_NOT_ALIKE = {
+    "a field that isn't compared": (lambda note: Noted(1, note), lambda made: made.note),
+    "an attribute that isn't a field": (
+        lambda note: noted(Width(1), note),
+        lambda made: made.note,
+    ),
+    "an `==` of its own": (AllEqual, lambda made: made.note),
+    "a subclass of a container": (
+        lambda note: noted(WidthOnly((1,)), note),
+        lambda made: made.note,
+    ),
+    "in a tuple": (lambda note: (1, AllEqual(note)), lambda made: made[1].note),
+    "in a list": (lambda note: [AllEqual(note)], lambda made: made[0].note),
+    "in a dict": (lambda note: {1: Noted(1, note)}, lambda made: made[1].note),
+    "a key of a dict": (lambda note: {AllEqual(note): 1}, lambda made: next(iter(made)).note),
+    "in a dataclass": (lambda note: Width(AllEqual(note)), lambda made: made.width.note),
+}
+
+
+@both
+@pytest.mark.parametrize("name", EQUAL_BUT_NOT_ALIKE)
+def test_a_static_object_is_that_of_the_trace_that_ran(filter_jit, name):
+    """What is made anew in each trace may equal another trace's, and yet differ from it."""
+    make, note_of = EQUAL_BUT_NOT_ALIKE[name]
+    f = filter_jit(lambda x: Layer(x, name=make(x.shape)))
+    for _ in range(CALLS):
+        for n in (1, 2, 1):
+            assert note_of(f(jnp.ones(n)).name) == (n,)
+
+
+def test_outputs_that_do_not_differ_are_described_once():
+    f = eqxjit.filter_jit(lambda x: Layer(x, name=[{"a": Width((x.ndim, None)), "b": {1.5}}]))
+    assert len({id(f(jnp.ones(n)).name) for n in range(1, 5)}) == 1
+
+
+@both
+def test_structures_of_the_output_that_depend_on_the_shape(filter_jit):
+    def rows(x):
+        return [Layer(row, i) for i, row in enumerate(x)], None if len(x) > 1 else x
+
+    f = filter_jit(rows)
+    for _ in range(CALLS):
+        for n in (1, 2, 0, 3, 1):
+            value = jnp.arange(2.0 * n).reshape(n, 2)
+            assert_same(f(value), rows(value))
+
+
+@both
+def test_outputs_while_traced(filter_jit):
+    """Under a transformation, an output holds that one's tracers, in the same containers."""
+    inner = filter_jit(lambda x: Child(x, {"k": [x, "static", None]}))
+
+    def outer(x):
+        out = inner(x)
+        assert type(out) is Child
+        assert out.bias["k"][1:] == ["static", None]
+        assert isinstance(out.weight, jax.core.Tracer)
+        return out.weight * out.bias["k"][0]
+
+    for i in range(CALLS):
+        value = x + i
+        assert_same(jax.jit(outer)(value), value * value)
+        assert_same(jax.vmap(outer)(value), value * value)
+        assert_same(jax.grad(lambda x: outer(x).sum())(value), 2 * value)
+        assert_same(inner(value).weight, value)
+
+
+@both
+def test_an_output_that_keeps_a_tracer_hidden(filter_jit):
+    """A static object that hides an array is the user's leak: the tracer comes out, unusable."""
+
+    class Box:
+        def __init__(self, value):
+            self.value = value
+
+    f = filter_jit(lambda x: (x + 1, Box(x)))
+    for _ in range(CALLS):
+        y, box = f(x)
+        assert_same(y, x + 1)
+        with pytest.raises(jax.errors.UnexpectedTracerError):
+            _ = box.value + 1
+
+
+@both
+def test_what_is_called_for_its_effect_alone(filter_jit):
+    """No output to wait for: the effect happens on every call all the same."""
+    seen = []
+
+    @filter_jit
+    def f(x):
+        jax.debug.callback(lambda x: seen.append(float(x.sum())), x)
+
+    for i in range(CALLS):
+        assert f(x * i) is None
+        jax.effects_barrier()
+    assert seen == [3.0 * i for i in range(CALLS)]
+
+
+ones = jnp.ones(3)
+Made = collections.namedtuple("Made", "x y", defaults=[3])
+
+
+class Counting(collections.namedtuple("Counting", "x y")):
+    """Made by its own `__new__`, which counts."""
+
+    __slots__ = ()
+    made: ClassVar[list[int]] = []
+
+    def __new__(cls, x, y):
+        cls.made.append(1)
+        return super().__new__(cls, x, y)
+
+
+class SlottedPair(Made):
+    __slots__ = ()
+
+
+class Initialised(Made):
+    def __init__(self, *_):
+        self.note = "initialised"
+
+
+class Meta(type):
+    def __call__(cls, *args):
+        return super().__call__(*args)
+
+
+Replaced = collections.namedtuple("Replaced", "x y")
+_new = Replaced.__new__
+Replaced.__new__ = lambda cls, *args: _new(cls, *args)
+Managed = Meta("Managed", (tuple,), {**vars(Made), "__slots__": ()})
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="No source is generated.")
+@pytest.mark.parametrize(
+    ("kind", "is_standard"),
+    [
+        (Point, True),
+        (Made, True),
+        (PointChild, False),
+        (SlottedPair, False),
+        (Counting, False),
+        (Initialised, False),
+        (Replaced, False),
+        (Managed, False),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_named_tuple_is_made_without_a_call_of_its_class(kind, is_standard):
+    """Where that does no more than make the tuple."""
+    f = eqxjit.filter_jit(lambda x: kind(x, x * 2))
+    for i in range(CALLS):
+        out = f(ones + i)
+        assert type(out) is kind
+        assert_same(out, kind(ones + i, (ones + i) * 2))
+        assert vars(out) == vars(kind(ones, ones)) if hasattr(out, "__dict__") else True
+    source = f.specialized_source()
+    assert (f"new_tuple({kind.__name__}, (" in source) == is_standard
+    assert (f" {kind.__name__}(" in source) != is_standard
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="No source is generated.")
+def test_a_named_tuples_own_new_runs_on_every_call():
+    f = eqxjit.filter_jit(lambda x: Counting(x, x))
+    warm(f, ones)
+    before = len(Counting.made)
+    f(ones)
+    assert len(Counting.made) == before + 1

@@ -1,0 +1,1 @@
+"""The product as a whole: generated programs, other tools, processes, packaging, docs."""

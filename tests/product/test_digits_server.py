@@ -1,0 +1,504 @@
+"""The server of the digits: right answers under load, and a reason for whatever it refuses."""
+
+import asyncio
+import contextlib
+import io
+import itertools
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import equinox as eqx
+import httpx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+import eqxjit
+from bench import digits
+from bench.examples.digits_server import classifier, image, latency
+from bench.examples.digits_server.__main__ import main
+from tests.support.processes import ROOT
+
+pytestmark = pytest.mark.slow
+
+_EPOCHS = 10
+# A proxy in the environment is not for the loopback.
+_OPTIONS = {"headers": {"content-type": "application/json"}, "timeout": 30, "trust_env": False}
+_HEAD = b"""POST /predict HTTP/1.1\r
+Host: localhost\r
+Content-Type: application/json\r
+Content-Length: %d\r
+\r
+"""
+
+_CLIENTS = 16
+_REQUESTS = 2_000
+
+
+# --- Processes --------------------------------------------------------------------------------
+
+
+def serve(path, port, stderr):
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench.examples.digits_server", "serve", path, f"--port={port}"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    )
+
+
+def end(process):
+    """Whatever a test came to, nothing is left running."""
+    process.kill()
+    process.communicate()
+
+
+class Server:
+    """A server process on a free port, which is up."""
+
+    def __init__(self, path, log, stack):
+        self.log = log
+        with log.open("w") as stderr:
+            self.process = serve(path, 0, stderr)
+        stack.callback(end, self.process)
+        deadline = time.monotonic() + 300
+        while not (found := re.search(r"running on http://127\.0\.0\.1:(\d+)", log.read_text())):
+            assert self.process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, "not up within five minutes"
+            time.sleep(0.05)
+        self.port = int(found[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def end(self, number):
+        """Sends a signal, and returns what is printed then."""
+        self.process.send_signal(number)
+        printed, _ = self.process.communicate(timeout=15)
+        assert self.process.returncode == 0
+        return json.loads(printed)
+
+
+@contextlib.contextmanager
+def serving(path, log):
+    with contextlib.ExitStack() as stack:
+        yield Server(path, log, stack)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """The plain Equinox model, trained under upstream's `filter_jit`."""
+    training, _ = digits.digits()
+    *_, last = digits.train(eqx.filter_jit, training, _EPOCHS)
+    return last.model
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """The file that the command line writes, of the same weights."""
+    path = tmp_path_factory.mktemp("digits") / "model.eqxjit"
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main(["train", str(path), "--epochs", str(_EPOCHS)])
+    assert float(re.search(r"test accuracy (.*)%", printed.getvalue())[1]) > 90
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(path, tmp_path_factory):
+    with serving(path, tmp_path_factory.mktemp("server") / "log") as server:
+        yield server
+        server.end(signal.SIGINT)
+        log = server.log.read_text()
+        assert "Traceback" not in log
+        assert "ERROR" not in log
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with httpx.Client(base_url=server.url, **_OPTIONS) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Those of the test set, with pixels from 0 to 16."""
+    _, (images, _) = digits.digits()
+    return images.reshape(-1, 8, 8) * 16
+
+
+@pytest.fixture(scope="module")
+def expected(model, images):
+    """The probabilities of each."""
+    logits = jax.vmap(model)(jnp.asarray(images).reshape(-1, 64) / 16)
+    probabilities = np.asarray(jax.nn.softmax(logits))
+    # No two are so much alike that an answer to one would do for the other.
+    for one, other in itertools.pairwise(np.array(sorted(probabilities.tolist()))):
+        assert not is_close(one, other)
+    return probabilities
+
+
+def is_close(one, other):
+    return np.allclose(one, other, rtol=1e-4, atol=1e-7)
+
+
+def body(pixels):
+    return json.dumps({"image": np.asarray(pixels).tolist()})
+
+
+def assert_answer(response, probabilities):
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    assert answer.keys() == {"digit", "probabilities"}
+    assert is_close(answer["probabilities"], probabilities)
+    assert answer["digit"] == np.argmax(probabilities)
+
+
+def report(client):
+    return client.get("/latency").json()
+
+
+async def in_parallel(server, requests):
+    """Has several clients send requests, each one after the other; returns the responses."""
+    responses = [None] * len(requests)
+    left = iter(enumerate(requests))
+
+    async def send():
+        async with httpx.AsyncClient(base_url=server.url, **_OPTIONS) as client:
+            for i, content in left:
+                responses[i] = await client.post("/predict", content=content)
+
+    async with asyncio.timeout(300):
+        await asyncio.gather(*(send() for _ in range(_CLIENTS)))
+    return responses
+
+
+# --- Answers ----------------------------------------------------------------------------------
+
+
+def test_under_load_each_request_gets_its_own_answer(server, client, images, expected):
+    before = report(client)
+    order = np.random.default_rng(0).permutation(np.resize(np.arange(len(images)), _REQUESTS))
+    responses = asyncio.run(in_parallel(server, [body(images[i]) for i in order]))
+    for i, response in zip(order, responses, strict=True):
+        assert_answer(response, expected[i])
+    _, (_, labels) = digits.digits()
+    right = [r.json()["digit"] == labels[i] for i, r in zip(order, responses, strict=True)]
+    assert np.mean(right) > 0.9
+
+    after = report(client)
+    for what in ("model", "request"):
+        assert after[what]["count"] - before[what]["count"] == _REQUESTS
+        times = after[what]["microseconds"]
+        assert 0 < times["p50"] <= times["p99"] <= times["p99.9"]
+    assert after["model"]["microseconds"]["p50"] < after["request"]["microseconds"]["p50"]
+    assert after["refused"] == before["refused"]
+    assert after["traces"] == 1
+
+
+def test_good_and_bad_requests_at_once(server, client, images, expected):
+    before = report(client)
+    n = 200
+    bad = [b"{", body(images[0][:7]), body(-images[1] - 1), b" " * 100_000]
+    bad = list(itertools.islice(itertools.cycle(bad), n))
+    requests = [content for i in range(n) for content in (body(images[i]), bad[i])]
+    responses = asyncio.run(in_parallel(server, requests))
+    for i in range(n):
+        assert_answer(responses[2 * i], expected[i])
+    statuses = [response.status_code for response in responses[1::2]]
+    assert statuses == [400, 422, 422, 413] * (n // 4)
+
+    after = report(client)
+    assert after["model"]["count"] - before["model"]["count"] == n
+    assert after["request"]["count"] - before["request"]["count"] == 2 * n
+    counts = {
+        status: after["refused"][status] - before["refused"].get(status, 0)
+        for status in ("400", "413", "422")
+    }
+    assert counts == {"400": n // 4, "413": n // 4, "422": n // 2}
+    assert after["traces"] == 1
+
+
+def test_a_slow_client_holds_up_nobody(server, client, images, expected):
+    content = body(images[0]).encode()
+    with server.connect() as slow:
+        slow.sendall(_HEAD % len(content) + content[:50])
+        for i in range(20):
+            assert_answer(client.post("/predict", content=body(images[i])), expected[i])
+        slow.sendall(content[50:])
+        assert slow.recv(1024).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_leaves_is_counted(server, client, images, expected):
+    before = report(client)["refused"].get("400", 0)
+    with server.connect() as slow:
+        slow.sendall(_HEAD % 100 + b"{")
+    deadline = time.monotonic() + 30
+    while report(client)["refused"].get("400", 0) == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert_answer(client.post("/predict", content=body(images[0])), expected[0])
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [np.zeros((8, 8)), np.full((8, 8), 16), np.eye(8, dtype=int) * 7, -np.zeros((8, 8))],
+    ids=["darkest", "brightest", "integers", "minus zero"],
+)
+def test_the_ends_of_the_range(client, model, pixels):
+    logits = model(jnp.asarray(pixels, jnp.float32).ravel() / 16)
+    assert_answer(client.post("/predict", content=body(pixels)), np.asarray(jax.nn.softmax(logits)))
+
+
+def test_forms_of_a_request(client, images, expected):
+    content = body(images[3])
+    for kind in ("Application/JSON", "application/json; charset=utf-8"):
+        response = client.post("/predict", content=content, headers={"content-type": kind})
+        assert_answer(response, expected[3])
+    # In parts, of unknown length; and as large as may be.
+    assert_answer(client.post("/predict", content=iter([content.encode()])), expected[3])
+    assert_answer(client.post("/predict", content=content.ljust(16 * 1024)), expected[3])
+
+
+def test_health(client):
+    response = client.get("/health")
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+def test_it_listens_on_the_loopback_alone(server):
+    connections = psutil.Process(server.process.pid).net_connections("inet")
+    listening = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
+    assert [tuple(address) for address in listening] == [("127.0.0.1", server.port)]
+
+
+# --- Refusals ---------------------------------------------------------------------------------
+
+
+def with_pixel(pixel):
+    rows = [["0"] * 8 for _ in range(8)]
+    rows[2][5] = pixel
+    written = ", ".join(f"[{', '.join(row)}]" for row in rows)
+    return f'{{"image": [{written}]}}'
+
+
+_ZEROS = [[0] * 8] * 8
+
+BAD = {
+    "no body": (b"", 400, "isn't JSON"),
+    "half an object": ('{"image": [', 400, "isn't JSON"),
+    "not UTF-8": (b'{"image": "\xff"}', 400, "isn't JSON"),
+    "NaN": (with_pixel("NaN"), 400, "no NaN"),
+    "Infinity": (with_pixel("Infinity"), 400, "no Infinity"),
+    "-Infinity": (with_pixel("-Infinity"), 400, "no -Infinity"),
+    "more digits than Python reads": (with_pixel("1" * 5_000), 400, "isn't JSON"),
+    "deeply nested": ("[" * 16_000, 400, "isn't JSON|nested too deeply"),
+    "too large": (" " * (16 * 1024 + 1), 413, "larger than 16,384 bytes"),
+    "much too large": ("0" * 2_000_000, 413, "larger than 16,384 bytes"),
+    "a list": (_ZEROS, 422, "The body is an array"),
+    "a number": (3, 422, "The body is a number"),
+    "null": (None, 422, "The body is null"),
+    "another key": ({"picture": _ZEROS}, 422, '"image" as its only key'),
+    "one key more": ({"image": _ZEROS, "id": 1}, 422, '"image" as its only key'),
+    "no rows": ({"image": []}, 422, "image has a length of 0"),
+    "a row less": ({"image": _ZEROS[1:]}, 422, "image has a length of 7"),
+    "a row more": ({"image": [*_ZEROS, [0] * 8]}, 422, "image has a length of 9"),
+    "flat": ({"image": [0] * 64}, 422, "image has a length of 64"),
+    "a string of 8": ({"image": "12345678"}, 422, "image is a string"),
+    "an object of 8": ({"image": dict.fromkeys("12345678", _ZEROS[0])}, 422, "image is an object"),
+    "ragged": ({"image": [*_ZEROS[:7], [0] * 7]}, 422, r"image\[7\] has a length of 7"),
+    "a row too long": ({"image": [[0] * 9, *_ZEROS[:7]]}, 422, r"image\[0\] has a length of 9"),
+    "a string as row": ({"image": [*_ZEROS[:7], "1" * 8]}, 422, r"image\[7\] is a string"),
+    "numbers as rows": ({"image": [0] * 8}, 422, r"image\[0\] is a number"),
+    "a string as pixel": (with_pixel('"1"'), 422, r"image\[2\]\[5\] is a string"),
+    "half a character": (with_pixel(r'"\ud800"'), 422, r"image\[2\]\[5\] is a string"),
+    "a boolean": (with_pixel("true"), 422, r"image\[2\]\[5\] is a boolean"),
+    "null as pixel": (with_pixel("null"), 422, r"image\[2\]\[5\] is null"),
+    "one dimension more": (with_pixel("[0]"), 422, r"image\[2\]\[5\] is an array"),
+    "negative": (with_pixel("-0.001"), 422, r"image\[2\]\[5\] is out of range"),
+    "too bright": (with_pixel("16.001"), 422, r"image\[2\]\[5\] is out of range"),
+    "infinite to a float": (with_pixel("1e999"), 422, r"image\[2\]\[5\] is out of range"),
+    "an integer no float holds": (with_pixel("1" * 400), 422, r"image\[2\]\[5\] is out of range"),
+}
+
+
+@pytest.fixture
+def still_serves(client, images, expected):
+    """What was refused is counted, was no call of the model, and leaves it as it was."""
+    before = report(client)
+    yield
+    assert report(client)["model"]["count"] == before["model"]["count"]
+    assert_answer(client.post("/predict", content=body(images[5])), expected[5])
+    after = report(client)
+    assert sum(after["refused"].values()) == sum(before["refused"].values()) + 1
+    assert after["traces"] == before["traces"] == 1
+
+
+def assert_refused(response, status, reason):
+    assert response.status_code == status, response.text
+    assert re.search(reason, response.json()["error"])
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.usefixtures("still_serves")
+def test_a_bad_body_is_refused_with_the_reason(client, name, in_parts):
+    content, status, reason = BAD[name]
+    content = content if isinstance(content, (str, bytes)) else json.dumps(content)
+    content = content.encode() if isinstance(content, str) else content
+    parts = (content[i : i + 10_000] for i in range(0, len(content), 10_000))
+    response = client.post("/predict", content=parts if in_parts else content)
+    assert_refused(response, status, reason)
+    assert response.json()["error"].endswith("8 rows of 8 numbers from 0 to 16.")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded", "json"])
+@pytest.mark.usefixtures("still_serves")
+def test_another_content_type_is_refused(client, images, kind):
+    response = client.post("/predict", content=body(images[0]), headers={"content-type": kind})
+    assert_refused(response, 415, f"'{kind}', not 'application/json'.*Send JSON")
+
+
+@pytest.mark.parametrize(
+    ("method", "place", "status"),
+    [
+        ("GET", "/predict", 405),
+        ("DELETE", "/predict", 405),
+        ("POST", "/health", 405),
+        ("GET", "/", 404),
+        ("POST", "/predict/1", 404),
+        ("POST", "/predict/", 404),
+    ],
+)
+@pytest.mark.usefixtures("still_serves")
+def test_another_place_is_refused(client, method, place, status):
+    response = client.request(method, place)
+    assert_refused(response, status, "There are POST /predict, GET /latency and GET /health")
+    assert ("allow" in response.headers) == (status == 405)
+
+
+def test_a_body_that_never_ends_is_refused(monkeypatch):
+    monkeypatch.setattr(image, "_MAX_SECONDS", 0.05)
+    headers = [(b"content-type", b"application/json")]
+    request = Request({"type": "http", "headers": headers}, lambda: asyncio.sleep(60))
+    with pytest.raises(HTTPException, match="took longer than") as caught:
+        asyncio.run(image.read_image(request))
+    assert caught.value.status_code == 408
+
+
+# --- Beginning and end ------------------------------------------------------------------------
+
+
+def test_a_signal_ends_it_with_a_report(path, images, tmp_path):
+    with serving(path, tmp_path / "log") as server:
+        with httpx.Client(base_url=server.url, **_OPTIONS) as client:
+            for pixels in images[:7]:
+                client.post("/predict", content=body(pixels))
+            client.post("/predict", content=b"")
+            last = report(client)
+            # With a connection that is kept alive, and a request that never ends.
+            with server.connect() as slow:
+                slow.sendall(_HEAD % 100 + b"{")
+                start = time.monotonic()
+                printed = server.end(signal.SIGTERM)
+                assert time.monotonic() - start < 10
+    assert printed["model"] == last["model"]
+    assert (printed["model"]["count"], printed["refused"]) == (7, {"400": 1})
+
+
+def test_a_signal_ends_it_cleanly_with_half_a_request_sent(path, tmp_path):
+    with serving(path, tmp_path / "log") as server, contextlib.ExitStack() as stack:
+        head = _HEAD % 100
+        halves = [head[: len(head) // 2], head, head + b'{"image": [', b"POST"]
+        clients = [stack.enter_context(server.connect()) for _ in halves]
+        for client, half in zip(clients, halves, strict=True):
+            client.sendall(half)
+        # Until all are being read.
+        with httpx.Client(base_url=server.url, **_OPTIONS) as client:
+            report(client)
+        start = time.monotonic()
+        printed = server.end(signal.SIGTERM)
+        assert time.monotonic() - start < 10
+        assert printed["refused"] == {}
+        for client, half in zip(clients, halves, strict=True):
+            answer = client.recv(4096)
+            assert answer[:12] == (b"HTTP/1.1 503" if len(half) >= len(head) else b"")
+        log = server.log.read_text()
+    assert "Finished server process" in log
+    assert "Traceback" not in log
+    assert "ERROR" not in log
+
+
+def test_the_command_that_the_page_shows(server):
+    page = (ROOT / "docs" / "pages" / "low-latency.md").read_text()
+    [command] = re.findall(r"```sh\n(curl .*?)```", page, re.DOTALL)
+    assert "127.0.0.1:8000/" in command
+    command = command.replace(":8000/", f":{server.port}/").replace("curl ", "curl --noproxy '*' ")
+    printed = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(printed.stdout)["digit"] == 0
+
+
+def test_what_cannot_be_served_ends_it_with_the_reason(server, path, tmp_path):
+    damaged = tmp_path / "damaged.eqxjit"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    reasons = {
+        (damaged, 0): "can't be served: .*damaged.eqxjit is damaged",
+        (tmp_path / "none.eqxjit", 0): "can't be served: .*No such file.*none.eqxjit",
+        (path, server.port): "address already in use",
+    }
+    with contextlib.ExitStack() as stack:
+        # Side by side: each takes seconds to import JAX.
+        processes = [serve(*where, subprocess.PIPE) for where in reasons]
+        for process in processes:
+            stack.callback(end, process)
+        for process, reason in zip(processes, reasons.values(), strict=True):
+            printed, log = process.communicate(timeout=300)
+            assert process.returncode not in (0, None)
+            assert re.search(reason, log)
+            assert "Traceback" not in log
+            assert "running on" not in log
+            assert printed == ""
+
+
+@pytest.mark.parametrize(
+    ("fun", "example", "message"),
+    [
+        (lambda x: x[0], np.zeros((8, 8), np.float32), "doesn't return ten probabilities"),
+        (lambda x: x.ravel()[:10], np.zeros((8, 8), np.float32), "doesn't return ten"),
+        (lambda x: x * jnp.nan, np.zeros((8, 8), np.float32), "doesn't return ten"),
+        (lambda x: x[:10], np.zeros(64, np.float32), r"saved for float32\[64\]"),
+    ],
+)
+def test_another_model_is_refused(tmp_path, fun, example, message):
+    path = tmp_path / "model.eqxjit"
+    eqxjit.freeze(fun).save(path, example)
+    with pytest.raises(ValueError, match=message):
+        classifier.load(path)
+
+
+def test_latencies_are_of_the_latest():
+    latencies = latency.Latencies()
+    assert latencies.report()["microseconds"] == {"p50": None, "p99": None, "p99.9": None}
+    for _ in range(50_000):
+        latencies.add(1.0)
+    latest = np.random.default_rng(0).uniform(size=2**14) * 1e-3
+    for seconds in latest:
+        latencies.add(seconds)
+    found = latencies.report()
+    assert found["count"] == 50_000 + 2**14
+    expected = np.percentile(latest, [50, 99, 99.9]) * 1e6
+    np.testing.assert_allclose(list(found["microseconds"].values()), expected, atol=0.06)

@@ -1,0 +1,136 @@
+"""The tools that users know keep working: on upstream's wrapper, on `jax.jit`, and on ours."""
+
+import logging
+import pathlib
+import re
+
+import chex
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from tests.support.sides import CALLS, both, since_jax_0_9
+
+X = jnp.arange(3.0)
+
+
+@both
+def test_equinox_counts_traces_inside(filter_jit):
+    @filter_jit
+    @eqx.debug.assert_max_traces(max_traces=2)
+    def f(x, n):
+        return x * n
+
+    for n in (1, 2):
+        for _ in range(CALLS):
+            f(X, n)
+    assert eqx.debug.get_num_traces(f) == 2
+    with pytest.raises(RuntimeError, match="can only be traced 2 times"):
+        f(X, 3)
+    if filter_jit is eqxjit.filter_jit:
+        assert f.cache_info().traces == len(f.traces()) == 2
+
+
+@both
+def test_chex_counts_traces_inside(filter_jit):
+    def f(x, n):
+        return x * n
+
+    # It goes by a function's source, whichever `filter_jit` is around it.
+    chex.clear_trace_counter()
+    f = filter_jit(chex.assert_max_traces(f, n=2))
+    for n in (1, 2):
+        for _ in range(CALLS):
+            f(X, n)
+    with pytest.raises(AssertionError, match="traced > 2 times"):
+        f(X, 3)
+
+
+@pytest.mark.parametrize("jit", [jax.jit, eqxjit.filter_jit], ids=["jax", "eqxjit"])
+def test_chex_outside_raises_its_ordering_error(jit):
+    """On upstream's wrapper it is silent, and never counts."""
+
+    class Model(eqx.Module):
+        def __call__(self, x):
+            return x
+
+        step = jit(__call__)
+
+    wrapped = [jit(lambda x: x)]
+    if jit is eqxjit.filter_jit:
+        wrapped += [jit(Model()), Model().step]
+    for f in wrapped:
+        with pytest.raises(ValueError, match="must not wrap JAX-transformed function"):
+            chex.assert_max_traces(f, n=1)
+    chex.assert_max_traces(eqx.filter_jit(lambda x: x), n=1)
+
+
+@both
+def test_log_compiles(filter_jit, caplog):
+    @filter_jit
+    def a_name_to_look_for(x):
+        return x * 2
+
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        a_name_to_look_for(X)
+    text = "\n".join(caplog.messages)
+    assert re.search(r"Finished tracing (.* )?a_name_to_look_for for ", text)
+    assert "Finished XLA compilation of jit(a_name_to_look_for)" in text
+    caplog.clear()
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        for _ in range(CALLS):
+            a_name_to_look_for(X)
+    assert caplog.messages == []
+
+
+@both
+def test_explain_cache_misses(filter_jit, caplog):
+    @filter_jit
+    def another_name(x):
+        return x * 2
+
+    with jax.explain_cache_misses(True), caplog.at_level(logging.WARNING):
+        another_name(X)
+        caplog.clear()
+        another_name(X[:2])
+    text = "\n".join(caplog.messages)
+    assert "another_name" in text
+    assert "f32[2]" in text or "float32[2]" in text
+    with jax.explain_cache_misses(True), caplog.at_level(logging.WARNING):
+        caplog.clear()
+        for _ in range(CALLS):
+            another_name(X[:2])
+    assert not [message for message in caplog.messages if "another_name" in message]
+
+
+@both
+@pytest.mark.parametrize("warm", [1, CALLS])
+def test_no_tracing(filter_jit, warm):
+    f = filter_jit(lambda x: x * 2)
+    for _ in range(warm):
+        f(X)
+    with jax.no_tracing():
+        for _ in range(CALLS):
+            assert f(X).tolist() == [0, 2, 4]
+        with pytest.raises(RuntimeError, match="no_tracing"):
+            f(X[:2])
+    assert f(X[:2]).tolist() == [0, 2]
+
+
+@since_jax_0_9
+@both
+def test_names_in_profiles(filter_jit, tmp_path):
+    @filter_jit
+    def profiled_name(x):
+        return x * 2
+
+    for _ in range(CALLS):
+        profiled_name(X)
+    with jax.profiler.trace(str(tmp_path)):
+        profiled_name(X).block_until_ready()
+    [path] = pathlib.Path(tmp_path).rglob("*.xplane.pb")
+    data = jax.profiler.ProfileData.from_file(str(path))
+    names = {event.name for plane in data.planes for line in plane.lines for event in line.events}
+    assert "PjitFunction(profiled_name)" in names

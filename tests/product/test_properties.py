@@ -1,0 +1,67 @@
+"""Generated calls of generated functions: eqxjit, Equinox and plain Python agree on all that shows.
+
+With `HYPOTHESIS_PROFILE=thorough`, `pytest` on this file draws more than 10,000 scenarios.
+"""
+
+import gc
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import equinox as eqx
+import jax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eqxjit._trees.partition import partition
+from tests.support.differential import (
+    FORMS,
+    HOLDING_FORMS,
+    PIECES,
+    TELLING_PIECES,
+    compare,
+    compare_held,
+    described,
+)
+from tests.support.profile import SCENARIOS
+from tests.support.strategies import held_models, pairs, scenarios
+
+_drawn = itertools.count(1)
+
+
+def _bound_memory():
+    """Equinox and JAX keep each program that they have compiled."""
+    if next(_drawn) % 100 == 0:
+        eqx.clear_caches()
+        jax.clear_caches()
+        gc.collect()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=SCENARIOS // len(FORMS))
+@given(data=st.data())
+@pytest.mark.slow
+def test_sequences_of_calls(form, data):
+    _bound_memory()
+    scenario = data.draw(scenarios(form, list(PIECES)))
+    # A thread has a stack of its own: what upstream's failures take of it for good goes with it.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(compare, scenario).result()
+
+
+@settings(max_examples=SCENARIOS // 2)
+@given(held_models(HOLDING_FORMS, TELLING_PIECES))
+@pytest.mark.slow
+def test_static_objects_of_a_wrapped_function_are_changed(held):
+    _bound_memory()
+    compare_held(held)
+
+
+@settings(max_examples=2 * SCENARIOS)
+@given(pairs())
+def test_static_keys_are_equal_where_structures_print_alike(pair):
+    tree, other = pair
+    first, again, varied = [partition(make())[1].key for make in (tree, tree, other)]
+    assert (first, hash(first)) == (again, hash(again))
+    print_alike = described(tree(), avals=False) == described(other(), avals=False)
+    assert (first == varied) is print_alike

@@ -1,0 +1,1 @@
+"""Calls: the generic path, compilation, errors, donation, threads, memory."""

@@ -1,0 +1,513 @@
+"""Which programs a call waits for: those that can raise once they run, and no others."""
+
+import functools
+import os
+
+import equinox as eqx
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import lineax
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import eqxjit
+from tests.runtime.test_nesting import shard_map
+from tests.support import foreign
+from tests.support.processes import run
+from tests.support.sides import CALLS, both
+
+X = jnp.arange(1.0, 4.0)
+SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+#: Enough arithmetic for JAX to let a program run on while the call returns.
+LARGE = jnp.eye(32)
+
+
+def blocks(f):
+    """Whether the programs of each structure of a wrapper are waited for: all must be classed."""
+    entries = list(f._wrapped.cache.entries.values())
+    assert not any(entry.unclassified for entry in entries)
+    return [entry.blocks for entry in entries]
+
+
+def classed(function, *args, **options):
+    """The class of a function's program: the same after its first call as after warm ones."""
+    f = eqxjit.filter_jit(function, **options)
+    f(*args)
+    (first,) = blocks(f)
+    for _ in range(CALLS):
+        f(*args)
+    assert blocks(f) == [first]
+    return first
+
+
+def _solve(x, **options):
+    operator = lineax.MatrixLinearOperator(jnp.diag(x) + 1)
+    return lineax.linear_solve(operator, x, **options).value
+
+
+def _matrix(x):
+    return jnp.diag(x) + jnp.outer(x, x)
+
+
+# --- The kinds --------------------------------------------------------------------------------
+
+
+def callback(x):
+    return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+RAISING = {
+    "pure_callback": callback,
+    "io_callback": lambda x: io_callback(np.asarray, SHAPE, x),
+    "ordered io_callback": lambda x: io_callback(np.asarray, SHAPE, x, ordered=True),
+    "debug.callback": lambda x: (jax.debug.callback(lambda x: None, x), x)[1],
+    "ordered debug.callback": lambda x: (jax.debug.callback(id, x, ordered=True), x)[1],
+    "debug.print": lambda x: (jax.debug.print("{}", x), x)[1],
+    "error_if": lambda x: eqx.error_if(x, x < 0, "negative"),
+    "branched_error_if": lambda x: eqx.branched_error_if(x, x < 0, jnp.array(0), ["negative"]),
+    "a solve that throws": _solve,
+    "noinline": lambda x: eqxi.noinline(lambda x: x * 2)(x),
+    "noinline of error_if": lambda x: eqxi.noinline(lambda x: eqx.error_if(x, x < 0, "no"))(x),
+    "equinox's while loop with a check": lambda x: eqxi.while_loop(
+        lambda x: x[0] < 5, lambda x: eqx.error_if(x + 1, x < 0, "no"), x, kind="lax"
+    ),
+}
+
+HARMLESS = {
+    "arithmetic": lambda x: x * 2,
+    "nothing": lambda x: x,
+    "no output": lambda x: None,
+    "matmul": lambda x: x @ x,
+    "a solve that doesn't throw": functools.partial(_solve, throw=False),
+    "error_if switched off": lambda x: eqx.error_if(x, x < 0, "negative", on_error="off"),
+    "error_if with NaN": lambda x: eqx.error_if(x, x < 0, "negative", on_error="nan"),
+    "an error_if that is dead code": lambda x: (eqx.error_if(x, x < 0, "negative"), x)[1],
+    "inv": lambda x: jnp.linalg.inv(_matrix(x)),
+    "lu": lambda x: jax.scipy.linalg.lu(_matrix(x)),
+    "qr": lambda x: jnp.linalg.qr(_matrix(x)),
+    "svd": lambda x: jnp.linalg.svd(_matrix(x)),
+    "eig": lambda x: jnp.linalg.eig(_matrix(x)),
+    "eigh": lambda x: jnp.linalg.eigh(_matrix(x)),
+    "cholesky": lambda x: jnp.linalg.cholesky(_matrix(x)),
+    "schur": lambda x: jax.scipy.linalg.schur(_matrix(x)),
+    "expm": lambda x: jax.scipy.linalg.expm(_matrix(x)),
+    "tridiagonal solve": lambda x: jax.lax.linalg.tridiagonal_solve(x, x + 2, x, x[:, None]),
+    "fft": jnp.fft.fft,
+    "top_k": lambda x: jax.lax.top_k(x, 2),
+    "approx_max_k": lambda x: jax.lax.approx_max_k(x, 2),
+    "sort": jnp.sort,
+    "erfinv": jax.scipy.special.erfinv,
+    "random": lambda x: jax.random.normal(jax.random.key(0), x.shape) * x,
+    "random rbg": lambda x: jax.random.normal(jax.random.key(0, impl="rbg"), x.shape) * x,
+    "random gamma": lambda x: jax.random.gamma(jax.random.key(0), x),
+    "convolution": lambda x: jnp.convolve(x, x),
+    "optimization barrier": jax.lax.optimization_barrier,
+}
+
+
+@pytest.mark.parametrize("kind", RAISING)
+def test_a_program_that_can_raise_is_waited_for(kind):
+    assert classed(RAISING[kind], X)
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_a_program_that_cannot_raise_is_not(kind):
+    assert not classed(HARMLESS[kind], X)
+
+
+# --- Depth ------------------------------------------------------------------------------------
+
+
+def _custom_vjp(f):
+    g = jax.custom_vjp(f)
+    g.defvjp(lambda x: (f(x), None), lambda _, t: (t,))
+    return g
+
+
+def _custom_jvp(f):
+    g = jax.custom_jvp(f)
+    g.defjvp(lambda x, t: (f(*x), t[0]))
+    return g
+
+
+def _in_shard_map(f):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("i",))
+    return shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
+
+
+PLACES = {
+    "jit": jax.jit,
+    "equinox.filter_jit": lambda f: eqx.filter_jit(f),
+    "eqxjit.filter_jit": lambda f: eqxjit.filter_jit(f),
+    "cond": lambda f: lambda x: jax.lax.cond(x[0] > 9, f, lambda x: x, x),
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 2)[0],
+    "while_loop": lambda f: lambda x: jax.lax.while_loop(lambda x: x[0] < 5, lambda x: f(x) + 1, x),
+    "map": lambda f: lambda x: jax.lax.map(f, x[None]),
+    "checkpoint": jax.checkpoint,
+    "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x])),
+    "value_and_grad": lambda f: jax.value_and_grad(lambda x: _custom_vjp(f)(x).sum()),
+    "custom_vjp": _custom_vjp,
+    "custom_jvp": _custom_jvp,
+    "shard_map": _in_shard_map,
+    "five deep": lambda f: jax.jit(
+        lambda x: jax.lax.scan(lambda c, _: (jax.checkpoint(_custom_vjp(f))(c), 0), x, None, 1)[0]
+    ),
+}
+
+
+def sequential_callback(x):
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.pure_callback(np.asarray, shape, x, vmap_method="sequential")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_callback_is_found_at_any_depth(place):
+    assert classed(PLACES[place](sequential_callback), X)
+    assert not classed(PLACES[place](lambda x: x * 2), X)
+
+
+def test_a_callback_in_a_method_and_in_a_bound_function():
+    class Model(eqx.Module):
+        weight: jax.Array
+        check: bool = eqx.field(static=True)
+
+        @eqxjit.filter_jit
+        def step(self, x):
+            return self(x)
+
+        def __call__(self, x):
+            return callback(x) if self.check else x * self.weight
+
+    for _ in range(CALLS):
+        Model(X, True).step(X)
+        Model(X, False).step(X)
+    assert blocks(Model.step) == [True, False]
+    assert classed(Model(X, True), X)
+    assert not classed(Model(X, False), X)
+
+
+# --- Inputs of all kinds ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_the_class_whatever_the_inputs(checks):
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("i",)), PartitionSpec("i"))
+    for x in (
+        np.ones(3, np.float32),
+        np.float32(1.0),
+        jnp.ones(3, jnp.bfloat16),
+        jnp.array(True),
+        jnp.zeros((0, 3)),
+        jax.device_put(X, sharding),
+        jax.device_put(X, jax.devices()[0]),
+    ):
+        assert classed(callback if checks else (lambda x: x), x) is checks
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_the_class_without_an_array_among_the_inputs(checks):
+    function = callback if checks else jnp.sin
+    assert classed(lambda: function(X)) is checks
+    assert classed(lambda key: function(jax.random.normal(key, (3,))), jax.random.key(0)) is checks
+
+
+@pytest.mark.parametrize("donate", ["all", "all-except-first", "warn", "warn-except-first"])
+@pytest.mark.parametrize("checks", [False, True])
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_donated_inputs_do_not_get_in_the_way(donate, checks):
+    f = eqxjit.filter_jit(lambda x, y: (callback(x) if checks else x + 1, y * 2), donate=donate)
+    for _ in range(CALLS):
+        y = X + 1
+        f(X + 0, y)
+        assert blocks(f) == [checks]
+        assert y.is_deleted()
+
+
+# --- Classed anew -----------------------------------------------------------------------------
+
+
+def _changes(what, warm):
+    """A warm wrapper, and what makes its next call run another program of the same entry."""
+    contexts = {
+        "x64": lambda: jax.enable_x64(True),
+        "precision": lambda: jax.default_matmul_precision("float32"),
+    }
+
+    @eqxjit.filter_jit
+    def f(x):
+        checks = {
+            "shape": x.shape != (3,),
+            "dtype": x.dtype != jnp.float32,
+            "x64": jax.config.jax_enable_x64,
+            "precision": jax.config.jax_default_matmul_precision is not None,
+        }
+        return callback(x) if checks[what] else x * 2
+
+    def other():
+        if what in contexts:
+            with contexts[what]():
+                return f(X)
+        return f(jnp.ones(2) if what == "shape" else X.astype(jnp.int32))
+
+    for _ in range(warm):
+        f(X)
+    return f, other
+
+
+@pytest.mark.parametrize("what", ["shape", "dtype", "x64", "precision"])
+@pytest.mark.parametrize("warm", [1, 2, CALLS])
+def test_another_program_of_a_warm_entry_is_classed_anew(what, warm):
+    f, other = _changes(what, warm)
+    assert blocks(f) == [False]
+    other()
+    assert blocks(f) == [True]
+    for _ in range(CALLS):
+        f(X)
+        other()
+        assert blocks(f) == [True]
+
+
+@pytest.mark.parametrize("clear", [jax.clear_caches, eqx.clear_caches])
+def test_the_class_after_cleared_caches(clear):
+    checking, plain = eqxjit.filter_jit(callback), eqxjit.filter_jit(lambda x: x * 2)
+    for _ in range(2):
+        for _ in range(CALLS):
+            checking(X)
+            plain(X)
+            assert (blocks(checking), blocks(plain)) == ([True], [False])
+        clear()
+
+
+@pytest.mark.parametrize("around", [jax.jit, jax.vmap, eqx.filter_jit, jax.checkpoint])
+def test_a_trace_made_inside_a_transformation_is_classed_by_the_first_call_outside(around):
+    checking = eqxjit.filter_jit(sequential_callback)
+    plain = eqxjit.filter_jit(lambda x: x * 2)
+    for _ in range(2):
+        around(checking)(X)
+        around(plain)(X)
+    for _ in range(CALLS):
+        for x in (X, X[0]):
+            checking(x)
+            plain(x)
+        assert (blocks(checking), blocks(plain)) == ([True], [False])
+
+
+@pytest.mark.parametrize("warm", [1, 2, CALLS])
+def test_a_trace_made_inside_another_is_not_forgotten(warm):
+    """JAX keeps it: the first call outside that it serves compiles it, but doesn't trace."""
+    f = eqxjit.filter_jit(lambda x: sequential_callback(x) if x.shape == (3,) else x * 2)
+    jax.jit(f)(X)
+    for _ in range(warm):
+        f(jnp.ones(2))
+    assert blocks(f) == [False]
+    for _ in range(2):
+        f(X)
+    assert blocks(f) == [True]
+
+
+def test_structures_are_classed_one_by_one():
+    f = eqxjit.filter_jit(lambda x, checks: callback(x) if checks else x)
+    for _ in range(CALLS):
+        f(X, True)
+        f(X, False)
+        assert blocks(f) == [True, False]
+
+
+def test_disable_jit_classes_nothing():
+    f = eqxjit.filter_jit(callback)
+    with jax.disable_jit():
+        f(X)
+    f(X)
+    assert blocks(f) == [True]
+
+
+# --- EQX_ON_ERROR -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("raise", True), ("nan", False), ("off", False), ("breakpoint", True)]
+)
+def test_eqx_on_error_decides_the_class(value, expected):
+    program = """
+        import equinox as eqx, eqxjit, jax.numpy as jnp
+        f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
+        for _ in range(4):
+            f(jnp.ones(2))
+        (entry,) = f._wrapped.cache.entries.values()
+        print(entry.blocks, entry.unclassified)
+    """
+    assert run(program, EQX_ON_ERROR=value) == f"{expected} False\n"
+
+
+# --- Waiting, as it can be seen ---------------------------------------------------------------
+
+
+def _returns_before_it_is_done(call):
+    """Whether a call with much to compute returns before the result is there, at least once."""
+    return any(not call().is_ready() for _ in range(10))
+
+
+def heavy(x):
+    for _ in range(8):
+        x = x @ x / 1000
+    return x
+
+
+HEAVY = jnp.ones((700, 700))
+
+
+@pytest.fixture
+def dispatches_asynchronously():
+    """JAX itself returns before a program is done."""
+    if os.environ.get("JAX_CPU_ENABLE_ASYNC_DISPATCH") == "0":
+        pytest.skip("JAX is told to be synchronous")
+    if not _returns_before_it_is_done(lambda: jax.jit(heavy)(HEAVY)):
+        assert jax.__version_info__ < (0, 9)
+        pytest.skip("JAX 0.8.0 can run all programs inline, once a callback has raised")
+
+
+@pytest.mark.usefixtures("dispatches_asynchronously")
+def test_a_harmless_program_is_dispatched_asynchronously():
+    f = eqxjit.filter_jit(lambda x, n: {"y": heavy(x), "n": n})
+    assert _returns_before_it_is_done(lambda: f(HEAVY, 3)["y"])
+    for _ in range(CALLS):
+        f(HEAVY, 3)["y"].block_until_ready()
+    assert _returns_before_it_is_done(lambda: f(HEAVY, 3)["y"])
+
+
+def test_upstream_and_block_wait():
+    theirs = eqx.filter_jit(heavy)
+    ours = eqxjit.filter_jit(heavy, block=True)
+    decorated = eqxjit.filter_jit(block=True)(heavy)
+    nested = eqxjit.filter_jit(lambda x: eqxjit.filter_jit(heavy)(x), block=True)
+    for f in (theirs, ours, decorated, nested):
+        assert not _returns_before_it_is_done(lambda f=f: f(HEAVY))
+    assert blocks(ours) == blocks(decorated) == blocks(nested) == [True]
+
+
+@pytest.fixture
+def foreign_call():
+    foreign.register()
+
+
+def checked(x):
+    return x @ x @ x + foreign.check(x)
+
+
+@foreign.needs_compiler
+@pytest.mark.usefixtures("foreign_call", "dispatches_asynchronously")
+class TestForeignCalls:
+    """Without the wait their errors would come after the call, at whatever uses the result."""
+
+    def test_jax_does_not_wait_for_them(self):
+        f = jax.jit(checked)
+        f(LARGE).block_until_ready()
+        result = f(-LARGE)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
+            result.block_until_ready()
+
+    def test_they_are_waited_for(self):
+        assert classed(checked, LARGE)
+        for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+            f = filter_jit(lambda x: checked(x))
+            for _ in range(CALLS):
+                assert f(LARGE).is_ready()
+                with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
+                    f(-LARGE)
+
+    def test_an_unknown_target_is_found_in_what_was_lowered(self):
+        f = eqxjit.filter_jit(lambda x: foreign.check(x, "a_target_that_nobody_registered"))
+        assert "a_target_that_nobody_registered" in f.lower(X).as_text()
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            f(X)
+
+    @both
+    def test_under_an_eager_transformation(self, filter_jit):
+        f = filter_jit(lambda x: checked(x))
+        returned = []
+
+        def calls(x):
+            returned.append(f(jax.lax.stop_gradient(x)))
+            return x.sum()
+
+        for around in (lambda x: jax.vmap(calls)(x[None]), jax.grad(calls)):
+            for _ in range(CALLS):
+                around(LARGE)
+                returned.clear()
+                with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a negative"):
+                    around(-LARGE)
+                # It was the call that raised, not what came after it.
+                assert returned == []
+
+    @pytest.mark.parametrize("warm", [1, 2, CALLS])
+    def test_a_specialised_call_learns_to_wait(self, warm):
+        f = eqxjit.filter_jit(lambda x: checked(x) if x.shape == LARGE.shape else x @ x)
+        small = jnp.eye(16)
+        for _ in range(warm):
+            f(small)
+        for _ in range(CALLS):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
+                f(-LARGE)
+            f(small)
+
+    @pytest.mark.parametrize("warm", [1, 2, CALLS])
+    def test_a_program_traced_inside_another_is_waited_for_at_once(self, warm):
+        f = eqxjit.filter_jit(lambda x: checked(x) if x.shape == LARGE.shape else x @ x)
+        jax.jit(f)(LARGE)
+        for _ in range(warm):
+            f(jnp.eye(16))
+        for _ in range(CALLS):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
+                f(-LARGE)
+
+    def test_nested_donating_and_bound(self):
+        class Model(eqx.Module):
+            weight: jax.Array
+
+            def __call__(self, x):
+                return eqxjit.filter_jit(checked)(x) * self.weight
+
+        for f in (
+            eqxjit.filter_jit(Model(LARGE)),
+            eqxjit.filter_jit(checked, donate="all"),
+            eqxjit.filter_jit(lambda x: eqx.filter_jit(checked)(x)),
+        ):
+            for _ in range(CALLS):
+                assert f(LARGE + 0).is_ready()
+                with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
+                    f(-LARGE)
+
+    def test_a_compiled_function_waits_too(self):
+        compiled = eqxjit.filter_jit(checked).lower(LARGE).compile()
+        for _ in range(CALLS):
+            assert compiled(LARGE).is_ready()
+            with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
+                compiled(-LARGE)
+
+    def test_another_device(self):
+        program = """
+            import jax, jax.numpy as jnp, eqxjit
+            from tests.support import foreign
+            from tests.runtime.test_asynchronous import CALLS, LARGE, blocks, checked
+            foreign.register()
+            first, second = jax.devices()
+            f = eqxjit.filter_jit(checked)
+            plain = eqxjit.filter_jit(lambda x: x @ x)
+            for device in (first, second, first, second):
+                x = jax.device_put(LARGE, device)
+                for _ in range(CALLS):
+                    assert f(x).is_ready()
+                    plain(x)
+                    try:
+                        f(-x)
+                    except jax.errors.JaxRuntimeError as error:
+                        assert "a negative number" in str(error)
+                    else:
+                        raise AssertionError(device)
+                assert (blocks(f), blocks(plain)) == ([True], [False])
+        """
+        run(program, XLA_FLAGS="--xla_force_host_platform_device_count=2")

@@ -1,0 +1,632 @@
+"""Bad arguments: an error that names the argument, caches unharmed, the next good call works."""
+
+import collections
+import dataclasses
+import functools
+import sys
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+from tests.support.processes import run
+from tests.support.sides import CALLS, both
+
+X = jnp.arange(1.0, 4.0)
+
+
+class Layer(eqx.Module):
+    weight: jax.Array
+    extra: object = eqx.field(static=True, default=None)
+
+
+class Holder(eqx.Module):
+    child: object
+    weight: jax.Array
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+
+class HashRaises:
+    def __hash__(self):
+        raise RuntimeError("no hash today")
+
+
+class EqRaises:
+    def __eq__(self, other):
+        raise RuntimeError("no comparison today")
+
+    def __hash__(self):
+        return 1
+
+
+class EqReturnsArray:
+    def __eq__(self, other):
+        return jnp.array([True, False])
+
+    def __hash__(self):
+        return 1
+
+
+def new():
+    """A function of its own, with caches of its own, that takes anything as its first argument."""
+
+    def first(tree, x):
+        return x * 2
+
+    return first
+
+
+def run_both(bad, match, *, upstream=Exception, error=ValueError, good=(X, X)):
+    """A bad call fails as often as it is made, and spoils neither caches nor the good calls."""
+    theirs, ours = eqx.filter_jit(new()), eqxjit.filter_jit(new())
+    for f, expected in ((theirs, upstream), (ours, error)):
+        for _ in range(CALLS):
+            with pytest.raises(expected) as caught:
+                f(*bad)
+        if f is ours:
+            assert match in str(caught.value), str(caught.value)
+    assert ours.cache_info()[:2] == (0, 0)
+    for _ in range(CALLS):
+        assert ours(*good).tolist() == theirs(*good).tolist()
+        with pytest.raises(error):
+            ours(*bad)
+    assert ours.cache_info()[:2] == (1, 1)
+
+
+# --- Static values that can't be hashed or compared -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{1, 2}, bytearray(b"a"), Unhashable(), HashRaises()],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_unhashable_static_value(value):
+    match = f"The static value `tree` of type `{type(value).__name__}` can't be hashed"
+    run_both((value, X), match)
+
+
+@pytest.mark.parametrize(
+    ("tree", "path"),
+    [
+        ((X, [Unhashable()]), "tree[1][0]"),
+        ({"a": {"b": Unhashable()}}, "tree['a']['b']"),
+        (Holder({"k": Unhashable()}, X), "tree.child['k']"),
+        (Pair(X, Unhashable()), "tree.second"),
+        (collections.OrderedDict(z=Unhashable()), "tree['z']"),
+        ([Holder(Unhashable(), X)] * 2, "tree[0].child"),
+    ],
+)
+def test_the_path_of_an_unhashable_static_value(tree, path):
+    run_both((tree, X), f"The static value `{path}` of type ")
+
+
+def test_the_path_names_keywords_and_variadic_arguments():
+    @eqxjit.filter_jit
+    def f(x, *rest, scale=1, **options):
+        return x * scale
+
+    for _ in range(CALLS):
+        with pytest.raises(ValueError, match=r"`rest\[1\]\[0\]`"):
+            f(X, 1, [Unhashable()])
+        with pytest.raises(ValueError, match=r"`scale`"):
+            f(X, scale=Unhashable())
+        with pytest.raises(ValueError, match=r"`mode\['a'\]`"):
+            f(X, mode={"a": Unhashable()})
+        assert f(X, 1, [2], scale=2, mode={"a": 1}).tolist() == (X * 2).tolist()
+
+
+def test_an_unhashable_static_value_in_the_function_itself():
+    class Model(eqx.Module):
+        names: object
+
+        def __call__(self, x):
+            return x
+
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        with pytest.raises((TypeError, ValueError), match="hash"):
+            filter_jit(Model({"a", "b"}))(X)
+    with pytest.raises(ValueError, match=r"`fun\.names` of type `set`"):
+        eqxjit.filter_jit(Model({"a", "b"}))
+    assert eqxjit.filter_jit(Model("ab"))(X).tolist() == X.tolist()
+
+
+@both
+def test_an_unhashable_value_in_a_static_field_is_compared(filter_jit):
+    """It is no bad input there: `==` decides, and a change is seen."""
+    f = filter_jit(lambda layer: layer.weight * sum(layer.extra))
+    for extra in ([1, 2], [4, 3], [1, 2], [1, 2], [1, 2], [4, 3]):
+        assert f(Layer(X, extra)).tolist() == (X * sum(extra)).tolist()
+    f = filter_jit(lambda layer: layer.weight * (type(layer.extra) is HashRaises))
+    for extra in (HashRaises(), HashRaises(), None, HashRaises()):
+        for _ in range(CALLS):
+            assert f(Layer(X, extra)).tolist() == (X if extra else X * 0).tolist()
+
+
+@pytest.mark.parametrize("kind", [EqRaises, EqReturnsArray])
+@pytest.mark.parametrize(
+    "place",
+    [lambda value: value, lambda value: Layer(X, value), lambda value: Layer(X, [1, value])],
+    ids=["leaf", "static field", "list in a static field"],
+)
+def test_a_value_is_compared_only_with_another(kind, place):
+    """The same object is always found again, whatever its `__eq__` does; another one isn't."""
+    theirs, ours = eqx.filter_jit(new()), eqxjit.filter_jit(new())
+    value, other = place(kind()), place(kind())
+    for _ in range(CALLS):
+        assert ours(value, X).tolist() == theirs(value, X).tolist() == (X * 2).tolist()
+    with pytest.raises(ValueError, match="comparable"):
+        theirs(other, X)
+    path = "tree.extra" if isinstance(value, Layer) else "tree"
+    for _ in range(CALLS):
+        with pytest.raises(ValueError, match="can't be compared") as caught:
+            ours(other, X)
+        assert f"`{path}" in str(caught.value)
+        assert ours(value, X).tolist() == (X * 2).tolist()
+
+
+def _set_later(kind, name, value):
+    """A Module with a field that its construction would refuse."""
+    module = kind(None, X)
+    object.__setattr__(module, name, value)
+    return module
+
+
+# --- Structures -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tree", "path"),
+    [
+        ({1: X, "a": X}, "tree"),
+        ([{"k": {None: X, 2: X}}], "tree[0]['k']"),
+        (_set_later(Holder, "child", {"b": 1, 3: X}), "tree.child"),
+        ((collections.defaultdict(list, {1: X, "a": X}),), "tree[0]"),
+    ],
+)
+def test_a_dict_whose_keys_cannot_be_sorted(tree, path):
+    run_both((tree, X), f"The keys of the dict `{path}` can't be sorted")
+
+
+@pytest.mark.parametrize("kind", [dict, functools.partial(collections.defaultdict, list)])
+def test_keys_that_cannot_be_sorted_take_nothing_of_the_recursion_limit(kind):
+    tree = kind({1: X, "a": X})
+    for _ in range(50):
+        tree = [tree]
+    f = eqxjit.filter_jit(lambda tree: 1)
+    recursion_depth = _recursion_depth()
+    for _ in range(CALLS):
+        with pytest.raises(ValueError, match="can't be sorted"):
+            f(tree)
+    assert _recursion_depth() == recursion_depth
+
+
+def test_a_static_dict_of_mixed_keys_is_fine():
+    """JAX doesn't flatten it. Found by the thorough property tests."""
+
+    class Static(eqx.Module):
+        weight: jax.Array
+        table: object = eqx.field(static=True)
+
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        f = filter_jit(lambda model, x: model.weight * x * model.table["a"])
+        for factor in (2, 3):
+            model = Static(X, {"a": factor})
+            model.table[1] = None  # Equinox flattens what a Module is made from.
+            for _ in range(CALLS):
+                assert f(model, X).tolist() == (X * X * factor).tolist()
+
+
+@pytest.mark.parametrize("method", ["__len__", "__bool__"])
+@pytest.mark.parametrize("levels", [0, 250])
+def test_a_tuple_that_refuses_to_say_whether_it_is_empty(method, levels):
+    """To JAX a subclass of `tuple` is a leaf, hence static."""
+
+    def refuse(self):
+        raise ValueError("ambiguous")
+
+    value = type("Refusing", (tuple,), {method: refuse})((1, 2))
+    for _ in range(levels):
+        value = [value]
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        f = filter_jit(lambda x, value: x)
+        for _ in range(CALLS):
+            assert f(X, value).tolist() == X.tolist()
+
+
+def test_a_static_value_that_contains_itself():
+    @dataclasses.dataclass
+    class Node:
+        children: list
+
+    @dataclasses.dataclass(eq=False)
+    class ByIdentity:
+        children: list
+
+    class Static(eqx.Module):
+        tree: object = eqx.field(static=True)
+
+        def __call__(self, x):
+            return x * len(self.tree.children)
+
+    bad, good = Static(Node([])), Static(ByIdentity([]))
+    for model in (bad, good):
+        model.tree.children.append(model.tree)
+    f = eqxjit.filter_jit(lambda model, x: model(x))
+    for _ in range(CALLS):
+        with pytest.raises(ValueError, match=r"`model\.tree`.*contains itself.*`eq=False`"):
+            f(bad, X)
+        with pytest.raises(ValueError, match=r"`fun\.tree`.*contains itself"):
+            eqxjit.filter_jit(bad)(X)
+        assert f(good, X).tolist() == eqxjit.filter_jit(good)(X).tolist() == X.tolist()
+
+
+def test_an_ordered_dict_of_mixed_keys_is_fine():
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        f = filter_jit(lambda tree: tree[1] + tree["a"])
+        for _ in range(CALLS):
+            tree = collections.OrderedDict([(1, X), ("a", X)])
+            assert f(tree).tolist() == (2 * X).tolist()
+
+
+def _cyclic_list():
+    cyclic = [X]
+    cyclic.append(cyclic)
+    return cyclic
+
+
+def _cyclic_dict():
+    cyclic = {"x": X}
+    cyclic["self"] = (cyclic,)
+    return cyclic
+
+
+def _cyclic_module():
+    module = Holder(None, X)
+    object.__setattr__(module, "child", [module])
+    return module
+
+
+def _cycle_further_down():
+    return {"a": [X, _cyclic_module()]}
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (_cyclic_list, "tree"),
+        (_cyclic_dict, "tree"),
+        (_cyclic_module, "tree"),
+        (_cycle_further_down, "tree['a'][1]"),
+    ],
+)
+def test_a_pytree_that_contains_itself(make, path):
+    recursion_depth = _recursion_depth()
+    f = eqxjit.filter_jit(new())
+    for _ in range(CALLS):
+        with pytest.raises(ValueError, match="contains itself") as caught:
+            f(make(), X)
+        assert f"`{path}" in str(caught.value)
+        assert f(X, X).tolist() == (2 * X).tolist()
+    # JAX never gives back the part of the interpreter's recursion limit that flattening took.
+    assert _recursion_depth() == recursion_depth
+
+
+def _recursion_depth():
+    try:
+        return 1 + _recursion_depth()
+    except RecursionError:
+        return 1
+
+
+def test_upstream_on_a_pytree_that_contains_itself():
+    """In a process of its own: the interpreter is short of stack afterwards."""
+    program = """
+        import equinox, jax.numpy as jnp, test_bad_input
+        f = equinox.filter_jit(lambda x: 1)
+        before = test_bad_input._recursion_depth()
+        for make in (test_bad_input._cyclic_list, test_bad_input._cyclic_module):
+            try:
+                f(make())
+            except Exception as error:
+                print(type(error).__name__)
+        print(before - test_bad_input._recursion_depth() > 300)
+    """
+    assert set(run(program).split()) <= {"SystemError", "RecursionError", "True", "False"}
+
+
+@both
+def test_a_deep_tree_is_no_cycle(filter_jit):
+    tree = X
+    for _ in range(300):
+        tree = [tree]
+    f = filter_jit(lambda tree: jax.tree.leaves(tree)[0] * 2)
+    for _ in range(CALLS):
+        assert f(tree).tolist() == (2 * X).tolist()
+
+
+# --- Arrays -----------------------------------------------------------------------------------
+
+
+@both
+def test_a_tracer_leaked_from_a_finished_trace(filter_jit):
+    leaked = []
+
+    @jax.jit
+    def leaks(x):
+        leaked.append(x * 2)
+        return x
+
+    leaks(X)
+    f = filter_jit(lambda tree, x: tree["a"][0] + x)
+    for _ in range(CALLS):
+        with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
+            f({"a": leaked}, X)
+        assert f({"a": [X]}, X).tolist() == (2 * X).tolist()
+    if filter_jit is eqxjit.filter_jit:
+        notes = "".join(caught.value.__notes__)
+        assert "`tree['a'][0]` held a tracer" in notes
+        assert f.cache_info()[:2] == (1, 1)
+
+
+@both
+def test_a_deleted_array(filter_jit):
+    donate = filter_jit(lambda x: x + 1, donate="all")
+    f = filter_jit(lambda tree, x: tree["a"][0] + x)
+    for _ in range(CALLS):
+        array = X + 0
+        donate(array)
+        assert array.is_deleted()
+        with pytest.raises((RuntimeError, ValueError), match="deleted") as caught:
+            f({"a": [array]}, X)
+        assert f({"a": [X]}, X).tolist() == (2 * X).tolist()
+    if filter_jit is eqxjit.filter_jit:
+        assert "The array `tree['a'][0]` has been deleted" in str(caught.value)
+        assert f.cache_info()[:2] == (1, 1)
+
+
+@both
+def test_a_deleted_array_on_the_first_call(filter_jit):
+    array = X + 0
+    array.delete()
+    f = filter_jit(lambda x: x + 1)
+    with pytest.raises((RuntimeError, ValueError), match="deleted"):
+        f(array)
+    for _ in range(CALLS):
+        assert f(X).tolist() == (X + 1).tolist()
+
+
+STRANGE_ARRAYS = {
+    "strings": (np.array(["a", "b"]), "tuple"),
+    "bytes": (np.array([b"a"]), "tuple"),
+    "objects": (np.array([None, object()]), "tuple"),
+    "dates": (np.array(["2020-01-01"], dtype="datetime64[D]"), "as numbers"),
+    "durations": (np.array([1], dtype="timedelta64[s]"), "as numbers"),
+    "a date": (np.datetime64("2020-01-01"), "as numbers"),
+    "a string": (np.str_("a"), "tuple"),
+    "records": (np.zeros(2, dtype=[("a", int), ("b", float)]), "fields"),
+    "long doubles": (np.zeros(2, dtype=np.longdouble), "astype"),
+    "masked": (np.ma.array([1.0, 2.0], mask=[True, False]), "filled"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE_ARRAYS)
+def test_an_array_that_jax_cannot_trace(kind):
+    array, remedy = STRANGE_ARRAYS[kind]
+    if array.dtype == np.float64 and kind == "long doubles":
+        pytest.skip("no such type here")
+    error = ValueError if kind == "masked" else TypeError
+    if isinstance(array, np.ndarray):  # Scalars are refused once they are traced.
+        run_both(((X, {"a": [array]}), X), "The array `tree[1]['a'][0]` ", error=error)
+    f = eqxjit.filter_jit(new())
+    for warm in (False, True):
+        if warm:
+            for _ in range(CALLS):
+                f({"a": np.ones(3)}, X)
+        for call in (f, f.lower) if isinstance(array, np.ndarray) else (f,):
+            with pytest.raises(error, match=r"`tree\['a'\]`") as caught:
+                call({"a": array}, X)
+            assert remedy in str(caught.value)
+            assert "static_arg" not in str(caught.value)
+    held = eqxjit.filter_jit(CallableHolder(array, X))
+    with pytest.raises(error, match=r"`fun\.child`"):
+        held(X)
+
+
+class CallableHolder(Holder):
+    def __call__(self, x):
+        return x * self.weight
+
+
+def test_a_deleted_array_of_the_function():
+    weight = X + 0
+    f = eqxjit.filter_jit(CallableHolder(None, weight))
+    weight.delete()
+    with pytest.raises((RuntimeError, ValueError), match=r"`fun\.weight` has been deleted"):
+        f(X)
+
+
+@both
+def test_what_a_callback_says_of_deletion_is_no_deleted_array(filter_jit):
+    """Buffers that this very call was given are deleted by then."""
+
+    def fails(x):
+        if x < 0:
+            raise ValueError("the row was deleted or donated")
+        return np.asarray(x)
+
+    @filter_jit(donate="all")
+    def f(x):
+        return jax.pure_callback(fails, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+    for _ in range(CALLS):
+        assert f(jnp.array(1.0)) == 1
+        with pytest.raises(Exception, match="the row was deleted or donated"):
+            f(jnp.array(-1.0))
+
+
+# --- What can't be wrapped --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [3, None, "f", [max], X, sys, property(new())])
+@both
+def test_what_is_not_callable_cannot_be_wrapped(filter_jit, value):
+    with pytest.raises(TypeError, match="callable"):
+        filter_jit(value)
+    with pytest.raises(TypeError, match="callable"):
+        filter_jit(donate="all")(value)
+
+
+@pytest.mark.parametrize(
+    "wrap", [eqxjit.filter_jit, lambda f, **options: eqxjit.filter_jit(**options)]
+)
+@pytest.mark.parametrize(
+    ("option", "nearest"),
+    [
+        ("max_trace", "max_traces"),
+        ("max_size", "maxsize"),
+        ("donated", "donate"),
+        ("blocks", "block"),
+        ("inlined", "inline"),
+        ("compiler_option", "compiler_options"),
+        ("keep_unsed", "keep_unused"),
+        ("func", "fun"),
+        ("static_argnum", "static_argnums"),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_nearest(wrap, option, nearest):
+    message = f"`filter_jit` has no option `{option}`: did you mean `{nearest}`?"
+    with pytest.raises(TypeError) as caught:
+        wrap(lambda x: x, **{option: 1})
+    assert str(caught.value).startswith(message)
+
+
+@both
+def test_an_option_like_no_other_is_unknown(filter_jit):
+    with pytest.raises(TypeError, match="zzz"):
+        filter_jit(lambda x: x, zzz=1)
+    if filter_jit is eqxjit.filter_jit:
+        with pytest.raises(
+            TypeError, match=r"has no option `zzz`: there are `donate`, .* `inline`"
+        ):
+            filter_jit(lambda x: x, inline=True, zzz=1)
+
+
+def test_decorators_in_the_wrong_order_are_told():
+    with pytest.raises(TypeError, match="Put `@classmethod` above `@filter_jit`"):
+        eqxjit.filter_jit(classmethod(new()))
+    with pytest.raises(TypeError, match="Put `@property` above `@filter_jit`"):
+        eqxjit.filter_jit(property(new()))
+
+
+# --- Exceptions while tracing -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("place", ["function", "unflatten", "flatten of the output"])
+@both
+def test_an_exception_while_tracing_leaves_no_half_made_entry(filter_jit, kind, place):
+    fail = True
+
+    def failing():
+        if fail:
+            raise kind("interrupted")
+
+    @jax.tree_util.register_pytree_node_class
+    class Node:
+        def __init__(self, x):
+            self.x = x
+
+        def tree_flatten(self):
+            if place == "flatten of the output" and isinstance(self.x, jax.core.Tracer):
+                failing()
+            return (self.x,), None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            if place == "unflatten" and isinstance(children[0], jax.core.Tracer):
+                failing()
+            return cls(*children)
+
+    @filter_jit
+    def f(node, n):
+        if place == "function":
+            failing()
+        return Node(node.x * n)
+
+    for _ in range(2):
+        fail = True
+        for _ in range(CALLS):
+            with pytest.raises(kind, match="interrupted"):
+                f(Node(X), 2)
+        if filter_jit is eqxjit.filter_jit:
+            assert f.cache_info()[:2] == (0, 0)
+        fail = False
+        for _ in range(CALLS):
+            assert f(Node(X), 2).x.tolist() == (2 * X).tolist()
+        if filter_jit is eqxjit.filter_jit:
+            assert f.cache_info()[:2] == (1, 1)
+            f.clear_cache()
+        else:
+            jax.clear_caches()
+
+
+@both
+def test_an_exception_while_a_warm_entry_traces_a_new_shape(filter_jit):
+    runs = 0
+
+    @filter_jit
+    def f(x):
+        nonlocal runs
+        runs += 1
+        if x.shape == (2,):
+            raise KeyboardInterrupt
+        return x * 2
+
+    for _ in range(CALLS):
+        assert f(X).tolist() == (2 * X).tolist()
+    for _ in range(CALLS):
+        with pytest.raises(KeyboardInterrupt):
+            f(jnp.ones(2))
+        assert f(X).tolist() == (2 * X).tolist()
+    assert runs == 1 + CALLS
+    if filter_jit is eqxjit.filter_jit:
+        assert f.cache_info()[:2] == (1, 1)
+
+
+@both
+def test_an_exception_while_lowering(filter_jit):
+    @filter_jit
+    def f(x, n):
+        if n == 0:
+            raise KeyboardInterrupt
+        return x * n
+
+    for _ in range(CALLS):
+        with pytest.raises(KeyboardInterrupt):
+            f.lower(X, 0)
+        assert f(X, 2).tolist() == (2 * X).tolist()
+    if filter_jit is eqxjit.filter_jit:
+        assert f.cache_info()[:2] == (1, 1)
+
+
+@both
+def test_an_output_that_is_no_tree(filter_jit):
+    """What a function returns can be bad, too."""
+    f = filter_jit(lambda x, bad: {1: x, "a": x} if bad else x)
+    for _ in range(CALLS):
+        with pytest.raises(ValueError, match="sort"):
+            f(X, True)
+        assert f(X, False).tolist() == X.tolist()

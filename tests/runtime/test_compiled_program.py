@@ -1,0 +1,224 @@
+"""The compiled program: named after the user's function, and the same text in every process."""
+
+import functools
+import logging
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from tests.support.processes import run
+from tests.support.sides import CALLS
+
+X = jnp.arange(1.0, 4.0)
+
+
+def module_level(x):
+    return x * 2
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+
+    def __call__(self, x):
+        return self.weight * x
+
+    def method(self, x):
+        return self.weight + x
+
+
+class CallableObject:
+    def __call__(self, x):
+        return x * 2
+
+    def method(self, x):
+        return x * 2
+
+
+@functools.wraps(module_level)
+def wrapping(*args):
+    return module_level(*args)
+
+
+@eqx.filter_custom_jvp
+def with_custom_jvp(x):
+    return x * 2
+
+
+with_custom_jvp.def_jvp(lambda primals, tangents: (primals[0] * 2, tangents[0] * 2))
+
+
+FUNCTIONS = {
+    "a function": module_level,
+    "a lambda": lambda x: x * 2,
+    "functools.wraps": wrapping,
+    "functools.partial": functools.partial(lambda n, x: x * n, 3),
+    "partial of partial": functools.partial(functools.partial(module_level)),
+    "jax Partial": jax.tree_util.Partial(module_level),
+    "eqx.Partial": eqx.Partial(module_level),
+    "a Module": Model(X),
+    "a bound method": Model(X).method,
+    "a callable object": CallableObject(),
+    "a method of an object": CallableObject().method,
+    "filter_grad": eqx.filter_grad(lambda x: (x**2).sum()),
+    "filter_vmap": eqx.filter_vmap(module_level),
+    "jax.grad": jax.grad(lambda x: (x**2).sum()),
+    "jax.jit": jax.jit(module_level),
+    "filter_custom_jvp": with_custom_jvp,
+    "a wrapper": eqxjit.filter_jit(module_level),
+    "eqx.nn.MLP": eqx.nn.MLP(3, 1, 4, 1, key=jax.random.key(0)),
+}
+
+
+def _program_name(text):
+    return re.search(r"^(?:HloModule |module @)([\w.<>-]+)", text, re.MULTILINE).group(1)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_program_is_named_as_upstreams(name):
+    function = FUNCTIONS[name]
+    ours = eqxjit.filter_jit(function).lower(X)
+    theirs = eqx.filter_jit(function).lower(X)
+    assert _program_name(ours.as_text()) == _program_name(theirs.as_text())
+    assert _program_name(ours.compile().compiled.as_text()) == (
+        _program_name(theirs.compile().compiled.as_text())
+    )
+
+
+def test_the_name_is_jit_and_the_functions():
+    assert _program_name(eqxjit.filter_jit(module_level).lower(X).as_text()) == "jit_module_level"
+
+    class Stepping(eqx.Module):
+        @eqxjit.filter_jit
+        def step(self, x):
+            return x * 2
+
+    assert _program_name(Stepping.step.lower(Stepping(), X).as_text()) == "jit_step"
+
+
+def test_a_nested_program_keeps_its_name():
+    inner = eqxjit.filter_jit(module_level)
+
+    @eqxjit.filter_jit
+    def outer(x):
+        return inner(x) + 1
+
+    assert "@module_level" in outer.lower(X).as_text()
+    assert "name=module_level" in str(jax.make_jaxpr(outer)(X))
+
+
+def _compiled_names(caplog):
+    names = re.findall(r"Compiling (?:jit\()?([\w<>]+)\)?", caplog.text)
+    caplog.clear()
+    return names
+
+
+def test_log_compiles_tells_the_name_once(caplog):
+    def logged(x, n):
+        return x * n
+
+    caplog.set_level(logging.WARNING)
+    told = []
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        f = filter_jit(logged)
+        x, y = X + 1, jnp.ones(2)
+        caplog.clear()
+        with jax.log_compiles():
+            for arguments in ((x, 1), (x, 2), (y, 1)):
+                for _ in range(CALLS):
+                    f(*arguments)
+                told.append(_compiled_names(caplog))
+    # A name for each static value and each shape, whatever eqxjit does behind it.
+    assert told == [["logged"]] * 6
+
+
+PROGRAM = """
+    import collections, hashlib, sys, typing
+    import equinox as eqx, eqxjit, jax, jax.numpy as jnp, numpy as np
+
+    events = collections.Counter()
+    jax.monitoring.register_event_listener(lambda name, **_: events.update([name]))
+
+    class Pair(typing.NamedTuple):
+        first: object
+        second: object
+
+    class Result(eqx.Module):
+        value: jax.Array
+        make: object = eqx.field(static=True)
+
+    # Generated files are numbered; this process may have made others before.
+    for n in range(int(sys.argv[1])):
+        eqxjit.filter_jit(lambda: n)()
+
+    x = jnp.arange(1.0, 4.0)
+    mlp = eqx.nn.MLP(3, 3, 8, 2, key=jax.random.key(0))
+    # What varies from process to process: addresses, the order of sets, ids in names.
+    unordered = frozenset("abcdefgh")
+    thing = object()
+
+    def anything(tree, x, flag=None):
+        total = sum(leaf.sum() for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf))
+        result = Result(x * 2, lambda: x)
+        return {"y": mlp(x), "total": total, "pair": Pair(x + 1, thing), "result": result}
+
+    def static_only(x):
+        return thing, unordered
+
+    def train(model, x):
+        def loss(model):
+            return (jax.vmap(model)(x) ** 2).mean()
+        value, gradient = eqx.filter_value_and_grad(loss)(model)
+        return value, eqx.apply_updates(model, gradient)
+
+    wrapped = [
+        (eqxjit.filter_jit(anything), ({"b": x, "a": [thing, unordered]}, x, lambda: 3)),
+        (eqxjit.filter_jit(anything), ((x, x), x)),
+        (eqxjit.filter_jit(static_only), (x,)),
+        (eqxjit.filter_jit(train, donate="all-except-first"), (mlp, jnp.ones((5, 3)))),
+        (eqxjit.filter_jit(mlp), (x,)),
+        (eqxjit.filter_jit(lambda x: x), (np.ones(3),)),
+    ]
+    for f, arguments in wrapped:
+        print(hashlib.sha256(f.lower(*arguments).as_text().encode()).hexdigest())
+    for f, arguments in wrapped * 4:
+        f(*arguments)
+    print("hits", events["/jax/compilation_cache/cache_hits"])
+    print("misses", events["/jax/compilation_cache/cache_misses"])
+"""
+
+
+@pytest.mark.slow
+def test_the_persistent_compilation_cache_hits_in_a_second_process(tmp_path):
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    # Another seed, another order of sets; another module, other addresses.
+    first = run(PROGRAM, "1", PYTHONHASHSEED="1", **cache).splitlines()
+    entries = {path.name for path in tmp_path.iterdir()}
+    second = run(
+        PROGRAM.replace("import", "import sqlite3,", 1), "7", PYTHONHASHSEED="2", **cache
+    ).splitlines()
+
+    assert second[:6] == first[:6]
+    assert len(set(first[:6])) == 6
+    assert any("anything" in entry for entry in entries)
+    assert int(first[-1].split()[1]) > 6
+    assert second[-1] == "misses 0"
+    assert int(second[-2].split()[1]) >= int(first[-1].split()[1])
+    new = {path.name for path in tmp_path.iterdir()} - entries
+    assert not [name for name in new if not name.endswith("-atime")]
+
+
+def test_the_text_holds_no_address():
+    def returns_objects(x):
+        return {"x": x, "thing": object(), "f": lambda: x}
+
+    for tree in (X, [X, object()], {"f": module_level, "x": X}):
+        text = eqxjit.filter_jit(lambda tree: returns_objects(X)).lower(tree).as_text()
+        assert not re.search(r"0x[0-9a-f]{6}|object|lambda:", text)

@@ -1,0 +1,480 @@
+"""Donation: whose buffers are deleted, which output reuses which, and when JAX warns of it."""
+
+import pickle
+import threading
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+from tests.support.helpers import assert_same
+from tests.support.sides import CALLS, both
+
+DONATE = ["all", "all-except-first", "warn", "warn-except-first", "none"]
+
+ignore_warning = pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+
+
+class Layer(eqx.Module):
+    weight: Any
+    bias: Any = None
+    name: str = eqx.field(static=True, default="layer")
+
+    def __call__(self, x):
+        return self.weight + x
+
+    def step(self, x):
+        return Layer(self.weight + x, self.bias)
+
+
+def array(value=0.0, shape=(16,), dtype=jnp.float32):
+    """A buffer of its own, freshly made."""
+    return jax.block_until_ready(jnp.full(shape, value, dtype) + jnp.ones((), dtype))
+
+
+#: Functions, and fresh arguments for a call: positional and by keyword.
+WORKLOADS = {
+    "one": (lambda a: a + 1, lambda: ((array(),), {})),
+    "two": (lambda a, b: (a + 1, b * 2), lambda: ((array(), array(1)), {})),
+    "swapped": (lambda a, b: (b * 2, a + 1), lambda: ((array(), array(1)), {})),
+    "by keyword": (lambda a, b: (a + 1, b * 2), lambda: ((), {"b": array(1), "a": array()})),
+    "keyword-only": (lambda *, a, b: (a + 1, b * 2), lambda: ((), {"a": array(), "b": array(1)})),
+    "unpacked": (
+        lambda *args, **kwargs: jax.tree.map(lambda leaf: leaf + 1, (args, kwargs)),
+        lambda: ((array(), array(1), array(2)), {"z": array(3), "a": array(4)}),
+    ),
+    "one output": (lambda a, b, c: a + b + c, lambda: ((array(), array(1), array(2)), {})),
+    "no output of that shape": (lambda a, b: a.sum() + b.sum(), lambda: ((array(), array(1)), {})),
+    "unused": (lambda a, b: a + 1, lambda: ((array(), array(1)), {})),
+    "identity": (lambda a, b: (b, a), lambda: ((array(), array(1)), {})),
+    "trees": (
+        lambda model, state, x: (jax.tree.map(lambda w: w + x, model), [state["s"] * 2]),
+        lambda: ((Layer(array(), array(1)), {"s": array(2), "t": array(3, (4,))}, array(4)), {}),
+    ),
+    "static first": (lambda n, a: a * n, lambda: ((3, array()), {})),
+    "several dtypes": (
+        lambda a, b, c: (c + 1, b + 1, a + 1),
+        lambda: ((array(), array(1, dtype=jnp.int32), array(1, (16,), jnp.bfloat16)), {}),
+    ),
+    "NumPy": (lambda a, b: (a + 1, b + 1), lambda: ((np.ones(16, np.float32), array()), {})),
+    "keys": (
+        lambda key, a: (jax.vmap(jax.random.fold_in, (0, None))(key, 1), a + 1),
+        lambda: ((jax.random.split(jax.random.key(0), 4), array()), {}),
+    ),
+    "nothing": (lambda: jnp.ones(3), lambda: ((), {})),
+}
+
+
+def pointer(leaf):
+    """Where the data of an array is."""
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    return leaf.unsafe_buffer_pointer()
+
+
+def arrays(tree):
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
+
+
+def effects(f, args, kwargs):
+    """What a call returns, which arrays it deletes, and which output lies where an argument lay."""
+    inputs = arrays((args, kwargs))
+    before = {pointer(leaf): i for i, leaf in enumerate(inputs)}
+    out = jax.block_until_ready(f(*args, **kwargs))
+    reused = [before.get(pointer(leaf)) for leaf in arrays(out)]
+    return jax.device_get(out), [leaf.is_deleted() for leaf in inputs], reused
+
+
+@ignore_warning
+@pytest.mark.parametrize("donate", DONATE)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_what_is_deleted_and_what_is_reused(name, donate):
+    fun, make = WORKLOADS[name]
+    ours, upstream = eqxjit.filter_jit(fun, donate=donate), eqx.filter_jit(fun, donate=donate)
+    for _ in range(CALLS):
+        out, deleted, reused = effects(ours, *make())
+        expected_out, expected_deleted, expected_reused = effects(upstream, *make())
+        assert_same(out, expected_out)
+        assert deleted == expected_deleted
+        assert reused == expected_reused
+    if donate == "none":
+        assert not any(deleted)
+
+
+@both
+@pytest.mark.parametrize(
+    ("donate", "deleted"),
+    [
+        ("all", (True, True, True)),
+        ("warn", (True, True, True)),
+        ("all-except-first", (False, True, True)),
+        ("warn-except-first", (False, True, True)),
+        ("none", (False, False, False)),
+    ],
+)
+def test_whose_arrays_are_deleted(filter_jit, donate, deleted):
+    """The table in the documentation: the first argument is all that is in it."""
+    f = filter_jit(
+        lambda first, second, *, third: jax.tree.map(lambda a: a + 1, (first, second, third)),
+        donate=donate,
+    )
+    for _ in range(CALLS):
+        arguments = (Layer(array(), array(1)), {"a": [array(2)]}, (array(3), 4))
+        f(arguments[0], arguments[1], third=arguments[2])
+        for argument, is_deleted in zip(arguments, deleted, strict=True):
+            assert {leaf.is_deleted() for leaf in arrays(argument)} == {is_deleted}
+
+
+@both
+def test_a_donated_buffer_is_reused(filter_jit):
+    """The point of it: no memory is allocated for the output, from the first to a warm call."""
+    f = filter_jit(lambda a: a + 1, donate="all")
+    a = array(shape=(1024,))
+    where = pointer(a)
+    for i in range(CALLS):
+        a = f(a)
+        assert pointer(a) == where
+        assert a[0] == i + 2
+
+
+@both
+def test_a_training_loop_is_the_same_with_and_without(filter_jit):
+    """Donating step after step changes no bit of the result."""
+
+    def step(model, momentum, x):
+        momentum = 0.9 * momentum + model.weight * x
+        return Layer(model.weight - 0.1 * momentum, model.bias), momentum
+
+    results = []
+    for donate in DONATE[:2] + DONATE[-1:]:
+        jitted = filter_jit(step, donate=donate)
+        model, momentum = Layer(array(), 3), array(0)
+        for i in range(2 * CALLS):
+            model, momentum = jitted(model, momentum, array(i))
+        results.append((model, momentum))
+    assert_same(results[0], results[1])
+    assert_same(results[0], results[2])
+
+
+# --- The arrays of the function ---------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("donate", DONATE)
+def test_the_arrays_of_the_function_are_donated(filter_jit, donate):
+    """With all but `"none"`, also where the first argument isn't; then it can't be called again."""
+    model, x, y = Layer(array()), array(1), array(2)
+    f = filter_jit(
+        eqx.Partial(lambda model, x, y: (model.weight + 1, x + 1, y + 1), model), donate=donate
+    )
+    f(x, y)
+    assert model.weight.is_deleted() == y.is_deleted() == (donate != "none")
+    assert x.is_deleted() == (donate in ("all", "warn"))
+    for _ in range(CALLS):
+        if donate == "none":
+            f(x, y)
+        else:
+            with pytest.raises(Exception, match=r"deleted|donated"):
+                f(array(1), array(2))
+
+
+@both
+@ignore_warning
+@pytest.mark.parametrize("donate", ["all", "warn"])
+def test_a_wrapped_module_that_donates_can_be_called_again(filter_jit, donate):
+    """Where there is one output for two donated arrays, the first argument's buffer is taken."""
+    f = filter_jit(Layer(array()), donate=donate)
+    for i in range(CALLS):
+        x = array(i)
+        assert_same(f(x), array() + array(i))
+        assert x.is_deleted()
+
+
+@ignore_warning
+@pytest.mark.parametrize("donate", DONATE)
+def test_which_buffer_a_wrapped_module_gives(donate):
+    """The first argument's, as by upstream, then the Module's, then the others'."""
+    taken = []
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        for n_outputs in (1, 2, 3):
+            model, x, y = Layer(array()), array(1), array(2)
+            places = [pointer(a) for a in (x, y, model.weight)]
+            f = filter_jit(
+                eqx.Partial(
+                    lambda m, x, y, n=n_outputs: [m.weight + x + y + i for i in range(n)], model
+                ),
+                donate=donate,
+            )
+            out = jax.block_until_ready(f(x, y))
+            taken.append([places.index(pointer(a)) if pointer(a) in places else None for a in out])
+    assert taken[:3] == taken[3:]
+
+
+@both
+@ignore_warning
+def test_a_method_with_all_except_first(filter_jit):
+    """`self` is the first argument."""
+
+    class Model(eqx.Module):
+        weight: Any
+
+        @filter_jit(donate="all-except-first")
+        def step(self, x):
+            return self.weight + x
+
+        @filter_jit(donate="all")
+        def consume(self, x):
+            return Model(self.weight + x)
+
+    model = Model(array())
+    for i in range(CALLS):
+        x = array(i)
+        model.step(x)
+        assert x.is_deleted()
+        assert not model.weight.is_deleted()
+        x, old = array(i), model
+        model = model.consume(x)
+        assert old.weight.is_deleted()
+
+
+# --- Warnings ---------------------------------------------------------------------------------
+
+
+def warned(f, *args):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        f(*args)
+    return sum("donated buffers were not usable" in str(warning.message) for warning in caught)
+
+
+@both
+@pytest.mark.parametrize("donate", DONATE)
+def test_the_warning(filter_jit, donate):
+    """Shown for `"warn..."` once a compilation, hidden for `"all..."`."""
+    f = filter_jit(lambda a, b: a.sum() + b.sum(), donate=donate)
+    shown = int(donate.startswith("warn"))
+    for shape in [(16,), (3,), (2, 2)]:
+        assert warned(f, array(shape=shape), array(shape=shape)) == shown
+        for _ in range(CALLS):
+            assert warned(f, array(shape=shape), array(shape=shape)) == 0
+
+
+@both
+@pytest.mark.parametrize("donate", ["all", "warn"])
+def test_the_warning_of_a_new_trace_in_a_warm_call(filter_jit, donate):
+    """A new dtype, and caches that were cleared, after a specialised call has taken over."""
+    f = filter_jit(lambda a: a.sum(), donate=donate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(CALLS):
+            f(array())
+    shown = int(donate == "warn")
+    assert warned(f, array(dtype=jnp.bfloat16)) == shown
+    jax.clear_caches()
+    assert warned(f, array()) == shown
+
+
+#: Calls that have JAX lower a warm function, without tracing it: a transformation, run eagerly.
+EAGER = {
+    "grad": lambda f: jax.grad(lambda a: f(a, 2))(array()),
+    "vmap": lambda f: jax.vmap(lambda a: f(a, 2))(array(shape=(2, 16))),
+    "jvp": lambda f: jax.jvp(lambda a: f(a, 2), (array(),), (array(),)),
+    "linearize": lambda f: jax.linearize(lambda a: f(a, 2), array())[1](array()),
+    "vjp": lambda f: jax.vjp(lambda a: f(a, 2), array())[1](jnp.ones(())),
+}
+
+
+@pytest.mark.parametrize("warm", [1, 2, CALLS])
+@pytest.mark.parametrize("donate", DONATE)
+@pytest.mark.parametrize("kind", EAGER)
+def test_the_warning_of_a_transformation_in_a_warm_call(kind, donate, warm):
+    """Shown where upstream shows it, and nowhere else; a pullback runs outside of the call."""
+    seen = []
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        f = filter_jit(lambda a, n: a.sum() * n, donate=donate)
+        before = [warned(f, array(), 2) for _ in range(warm)]
+        seen.append([before, *(warned(EAGER[kind], f) for _ in range(2))])
+    assert seen[1] == seen[0]
+
+
+@both
+@pytest.mark.parametrize("kind", ["grad", "vmap", "jvp"])
+def test_no_warning_becomes_an_error(filter_jit, kind):
+    """Under `-W error`, in a call that compiles once more; and no call fails for good."""
+    f = filter_jit(lambda a, n: a.sum() * n, donate="all")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = list(warnings.filters)
+        for _ in range(CALLS):
+            f(array(), 2)
+        for _ in range(2):
+            EAGER[kind](f)
+            f(array(), 2)
+        assert warnings.filters == before
+
+
+@ignore_warning
+def test_what_compiles_once_more_for_a_transformation_is_compiled_once():
+    counts = []
+    for donate in ("none", "all"):
+        f = eqxjit.filter_jit(lambda a, n: a.sum() * n, donate=donate)
+        for kind in EAGER:
+            for _ in range(CALLS):
+                f(array(), 2)
+                EAGER[kind](f)
+        counts.append(f.cache_info())
+    assert counts[0] == counts[1]
+    assert counts[0].recompilations
+
+
+@both
+def test_a_nested_function_is_hidden_with_the_outer_one(filter_jit):
+    """One that runs while another is traced: whoever is on the stack hides the warning."""
+    inner = filter_jit(lambda a: a.sum(), donate="warn")
+
+    def outer(a):
+        with jax.ensure_compile_time_eval():
+            inner(jnp.ones(16) + 1)
+        return a + 1
+
+    assert warned(filter_jit(outer, donate="all"), array()) == 0
+    jax.clear_caches()
+    assert warned(filter_jit(outer, donate="none"), array()) == 1
+
+
+def test_the_warning_of_another_thread_is_shown():
+    """While one compiles what hides it; upstream hides it in all threads."""
+    hiding, hidden = threading.Event(), threading.Event()
+
+    def slow(a):
+        hiding.set()
+        assert hidden.wait(60)
+        return a.sum()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        thread = threading.Thread(target=eqxjit.filter_jit(slow, donate="all"), args=(array(),))
+        thread.start()
+        assert hiding.wait(60)
+        eqxjit.filter_jit(lambda a: a.sum(), donate="warn")(array())
+        eqxjit.filter_jit(lambda a: a.sum() + 1, donate="all")(array())
+        pickle.loads(pickle.dumps(warnings.filters))
+        hidden.set()
+        thread.join()
+        assert len(caught) == 1
+
+
+@both
+def test_other_warnings_are_shown(filter_jit):
+    def f(a):
+        warnings.warn("while tracing", stacklevel=2)
+        return a.sum()
+
+    jitted = filter_jit(f, donate="all")
+    with pytest.warns(UserWarning, match="while tracing"):
+        jitted(array())
+
+
+def test_no_warning_filter_is_touched_by_a_warm_call(monkeypatch):
+    """Upstream changes the filters, which are global to the process, twice a call."""
+    functions = [
+        filter_jit(lambda a: a + 1, donate="all")
+        for filter_jit in (eqx.filter_jit, eqxjit.filter_jit)
+    ]
+    for f in functions:
+        for _ in range(CALLS):
+            f(array())
+    arguments = [array() for _ in range(2 * CALLS)]
+    touched = []
+    enter = warnings.catch_warnings.__enter__
+    monkeypatch.setattr(
+        warnings.catch_warnings, "__enter__", lambda self: touched.append(1) or enter(self)
+    )
+    before = list(warnings.filters)
+    counts = []
+    for f in functions:
+        touched.clear()
+        for _ in range(CALLS):
+            f(arguments.pop())
+        counts.append(len(touched))
+    assert counts == [CALLS, 0]
+    assert warnings.filters == before
+
+
+# --- What must stay alive ---------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("make", [lambda a: a, lambda a: [a, a], lambda a: Layer(a)])
+def test_a_result_is_never_the_callers_own_array(filter_jit, make):
+    """Donating a result must not delete the argument that it was made from, unchanged."""
+    identity = filter_jit(lambda tree: tree)
+    consume = filter_jit(lambda tree: jax.tree.map(lambda a: a + 1, tree), donate="all")
+    a = array()
+    for _ in range(CALLS):
+        out = identity(make(a))
+        for leaf in arrays(out):
+            assert leaf is not a
+            consume(leaf)
+        assert not a.is_deleted()
+        assert_same(a, array())
+
+
+@both
+def test_an_identity_that_donates(filter_jit):
+    f = filter_jit(lambda a, b: (a, b), donate="all")
+    a, b = array(), array(1)
+    for _ in range(CALLS):
+        old = a, b
+        a, b = f(a, b)
+        assert_same((a, b), (array(), array(1)))
+        assert all(leaf.is_deleted() for leaf in old)
+
+
+@both
+def test_numpy_arrays_are_never_overwritten(filter_jit):
+    f = filter_jit(lambda a, b: (a + 1, b * 2), donate="all")
+    a, b = np.ones(64, np.float32), np.ones((), np.float32)
+    for _ in range(CALLS):
+        assert_same(f(a, b)[0], jnp.full(64, 2.0, jnp.float32))
+        assert (a == 1).all()
+        assert b == 1
+
+
+@both
+def test_the_same_array_twice(filter_jit):
+    """XLA refuses to donate one buffer twice; a good call still works afterwards."""
+    f = filter_jit(lambda a, b: (a + 1, b + 1), donate="all")
+    for _ in range(CALLS):
+        a = array()
+        with pytest.raises(Exception, match="donate"):
+            f(a, a)
+        assert_same(f(array(), array(1)), (array(1), array(2)))
+
+
+@both
+def test_donating_under_another_jit(filter_jit):
+    """Tracers aren't deleted; the outer arguments belong to the caller."""
+    f = filter_jit(lambda a: a + 1, donate="all")
+    outer = filter_jit(lambda a: f(a) + f(a) + a)
+    a = array()
+    for _ in range(CALLS):
+        assert_same(outer(a), 3 * a + 2)
+        assert_same(jax.jit(lambda a: f(a))(a), a + 1)
+        assert not a.is_deleted()
+
+
+@both
+def test_an_array_that_was_donated_is_refused(filter_jit):
+    f = filter_jit(lambda a: a + 1, donate="all")
+    gone = array()
+    f(gone)
+    for _ in range(CALLS):
+        with pytest.raises(Exception, match=r"deleted|donated"):
+            f(gone)
+        assert_same(f(array()), array(1))

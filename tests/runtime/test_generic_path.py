@@ -1,0 +1,490 @@
+"""Calls that no specialised call serves; what wrapping, specialising and describing cost."""
+
+import collections
+import gc
+import itertools
+import sys
+import weakref
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+from eqxjit._diagnostics import description as _description
+from eqxjit._diagnostics import history as _history
+from eqxjit._diagnostics.outline import outline
+from eqxjit._plan import budget as _budget
+from eqxjit._runtime import miss as _miss
+from eqxjit._runtime import specialize as _specialize
+from eqxjit._trees.partition import partition
+from eqxjit._trees.scan import scan
+from tests.support.helpers import SPECIALIZING
+
+X = jnp.arange(3.0)
+
+
+class Layer(eqx.Module):
+    weight: Any
+    setting: Any = eqx.field(static=True, default=None)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Name(str):
+    pass
+
+
+def function() -> None:
+    pass
+
+
+def calls_of(action) -> int:
+    """How many functions are called while an action runs, in Python and in C."""
+    count = 0
+
+    def hook(_frame, event, _argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(hook)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+# --- Wrapping ---------------------------------------------------------------------------------
+
+
+class Hostile(list):
+    """Refuses to be looked at."""
+
+    def refuse(self, *_: Any):
+        raise AssertionError
+
+    __iter__ = __eq__ = __hash__ = __len__ = __getitem__ = __repr__ = __deepcopy__ = refuse  # type: ignore
+
+
+class Refusing:
+    def refuse(self, *_: Any):
+        raise AssertionError
+
+    __iter__ = __eq__ = __hash__ = __len__ = __getitem__ = __repr__ = __getattr__ = refuse  # type: ignore
+
+
+def closure(value):
+    def f(x):
+        return x if value is None else x + 1
+
+    return f
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    setting: Any = eqx.field(static=True)
+
+    def __call__(self, x):
+        return self.weight * x
+
+    def method(self, x):
+        return self.weight * x
+
+
+HOLDERS = {
+    "closure": closure,
+    "decorated closure": lambda value: jax.grad(closure(value)),
+    "Module": lambda value: Model(X, value),
+    "method": lambda value: Model(X, value).method,
+    "partial": lambda value: eqx.Partial(function, Model(X, value)),
+}
+CAPTURED = {
+    "pairs": lambda size: [(i, [i]) for i in range(size)],
+    "dict": lambda size: {f"key {i}": i for i in range(size)},
+    "set": lambda size: {*range(size)},
+    "nest": lambda size: nest(size, lambda inner: [inner], 1),
+    "objects": lambda size: [Refusing() for _ in range(size)],
+}
+
+
+def nest(depth, around, inner=X):
+    for _ in range(depth):
+        inner = around(inner)
+    return inner
+
+
+@pytest.mark.parametrize("captured", CAPTURED)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_wrapping_looks_into_nothing(holder, captured):
+    small, large = (HOLDERS[holder](CAPTURED[captured](size)) for size in (3, 900))
+    eqxjit.filter_jit(small)
+    assert calls_of(lambda: eqxjit.filter_jit(large)) == calls_of(lambda: eqxjit.filter_jit(small))
+
+
+@pytest.mark.parametrize("kind", [Hostile, Refusing])
+def test_what_a_function_captured_is_never_asked(kind):
+    for _ in range(2):
+        f = eqxjit.filter_jit(closure(kind()))
+        assert f(X).tolist() == (X + 1).tolist()
+    if kind is Refusing:
+        assert f.traces()[0].differences[0].category == "function defined again"
+
+
+def test_a_function_around_much_is_recognised_without_looking_at_all_of_it():
+    looked_at = []
+    for _ in range(2):
+        f = eqxjit.filter_jit(closure([(i, i) for i in range(100_000)]))
+        looked_at.append(calls_of(lambda f=f: f._wrapped.cache.traces.hook._definition.code))
+        f(X)
+    assert f.traces()[0].differences[0].category == "function defined again"
+    assert max(looked_at) < 20_000
+
+
+def test_a_captured_array_is_not_read_and_nothing_is_kept():
+    class Held:
+        pass
+
+    held = Held()
+    ref = weakref.ref(held)
+    f = eqxjit.filter_jit(closure([{"a": (held, X)}, Layer(X, held)]))
+    f(X)
+    del f, held
+    gc.collect()
+    assert ref() is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, True),
+        (1, 1.0),
+        (0.0, -0.0),
+        ([1], (1,)),
+        ([1, 2], [1, 3]),
+        ({"a": 1}, {"b": 1}),
+        (Layer(X, 1), Layer(X, 2)),
+        (function, test_wrapping_looks_into_nothing),
+        ("a" * 1_000, "a" * 1_001),
+        (2**70, 2**80),
+    ],
+)
+def test_outlines(one, other):
+    assert outline([one]) == outline([one]) != outline([other])
+    assert hash(outline([one])) == hash(outline([one]))
+
+
+# --- Finding a structure again ----------------------------------------------------------------
+
+MARK = object()
+TREES = [
+    *(1, True, 1.0, 0, False, 0.0, -0.0, float("nan"), None, "a", Name("a"), b"a", "", 1j, 2**70),
+    *((), [], {}, (1,), [1], (1, 1), [1, [1]], [[1], 1], {"a": 1}, {"b": 1}, {"a": {"a": 1}}),
+    *(X, np.ones(2), np.float32(1), [X], (X,), [X] * 9, [X] * 8, [X] * 8 + [1], [*[X] * 8, [X]]),
+    *([1] * 9, [True] * 9, [1.0] * 9, [0.0] * 9, [-0.0] * 9, [1] * 8 + [True], ["a"] * 9),
+    *([None] * 9, [None] * 8, (None,) * 9, [np.ones(2)] * 9, [*[X] * 8, np.ones(2)]),
+    *(Pair(1, 2), Pair(X, 2), Pair(2, X), (X, 2), Pair(1, True), collections.OrderedDict(a=1)),
+    *(collections.OrderedDict(b=1, a=2), collections.OrderedDict(a=2, b=1), {"b": 1, "a": 2}),
+    *(collections.defaultdict(int, a=1), {1: X}, {True: X}, {1: 1, 2: 2}, {2: 2, 1: 1}),
+    *(Layer(X), Layer(X, 1), Layer(X, True), Layer(X, 1.0), Layer(1, 1), Layer(Layer(X), 1)),
+    *(Layer(X, (1, 2)), Layer(X, (True, 2)), Layer(X, [1, 2]), Layer(X, [True, 2]), Layer(X, ())),
+    *(Layer(X, ((1,), 2)), Layer(X, (1, (2,))), Layer(X, -0.0), Layer(X, 0.0), Layer(X, MARK)),
+    *(Layer(X, function), Layer(X, (function,)), function, jnp.tanh, jax.nn.relu, int, bool),
+    *(Layer(X, np.dtype("int32")), Layer(X, {"a": 1}), Layer(X, {"a": True}), Layer(X, {1, 2})),
+    *(Layer(X, id(function)), id(function), [function], Layer(X, Name("a")), Layer(X, "a")),
+    *(eqx.nn.Linear(2, 2, key=jax.random.key(0)), eqx.Partial(max, X), eqx.nn.Identity()),
+]
+
+
+def test_scans_tell_what_typed_keys_tell():
+    scanned = [scan(((tree,), {})) for tree in TREES]
+    keys = [partition(((tree,), {}))[1].key for tree in TREES]
+    known = [(s, k) for s, k in zip(scanned, keys, strict=True) if s is not None]
+    assert len(known) > 80
+    for (one, key), (other, other_key) in itertools.product(known, known):
+        if one.key == other.key:
+            assert key == other_key
+            assert hash(one.key) == hash(other.key)
+
+
+def test_scans_find_the_arrays_that_jax_finds():
+    for tree in TREES:
+        for each in (
+            tree,
+            {"b": [X + 1, tree, X], "a": Pair(X * 2, tree)},
+            [[tree] * 9, (X, tree)],
+        ):
+            scanned = scan(each)
+            if scanned is not None:
+                ours, theirs = scanned.arrays, partition(each)[0]
+                assert list(map(id, ours)) == list(map(id, theirs))
+
+
+def test_chains_of_containers_of_one_are_told_apart():
+    shared: dict[str, Any] = {"a": 0}
+    trees = [
+        *([X], [[X]], [[[X]]], [(X,)], ([X],), (X,), [[[]]], [], [[1]], [[True]], [[[X], X]]),
+        *({"a": X}, {"b": X}, {"a": {"b": X}}, {"b": {"a": X}}, {"a": {"a": X}}, {"a": [X]}),
+        *({"a": {}}, {}, {"a": {"b": X, "c": X}}, {"a": {"a": {"b": X, "c": X}}}, shared),
+    ]
+    found = [scan(tree) for tree in trees]
+    assert None not in found
+    assert len({scanned.key for scanned in found}) == len(trees)
+    for tree, scanned in zip(trees, found, strict=True):
+        assert list(map(id, scanned.arrays)) == [id(x) for x in jax.tree.leaves(tree) if x is X]
+    shared["a"] = shared
+    circle: list[Any] = []
+    circle.append(circle)
+    assert (scan(shared), scan(circle), scan({"a": {1: X}})) == (None, None, None)
+
+
+@pytest.fixture
+def unspecialized(monkeypatch):
+    monkeypatch.setattr(_specialize, "SPECIALIZING", False)
+
+
+STRUCTURES = {
+    "MLPs": lambda i: eqx.nn.MLP(2, 2, 3, i % 5 + 1, key=jax.random.key(0)),
+    "static fields": lambda i: Layer(X, i),
+    "functions": lambda i: Layer(X, lambda: i),
+    "differing at the end": lambda i: [*[Layer(X, j) for j in range(20)], Layer(X, 100 + i)],
+    "lists 150 deep": lambda i: nest(150, lambda inner: [inner, X, i]),
+    "dicts 150 deep": lambda i: nest(150, lambda inner: {"b": inner, "a": X, "c": i}),
+    "Modules 100 deep": lambda i: nest(100, lambda inner: Layer(inner, i)),
+    "numbers": lambda i: [float(i), *map(float, range(1_000))],
+    "named tuples": lambda i: Pair([X] * 10, Pair(i, None)),
+    "NumPy arrays": lambda i: [np.ones(3), i, X],
+}
+
+
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_a_structure_met_before_is_found_without_flattening(kind, unspecialized, monkeypatch):
+    trees = [STRUCTURES[kind](i) for i in range(4)]
+
+    def last(tree):
+        return [leaf for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf)][-1:]
+
+    f = eqxjit.filter_jit(lambda tree, x: (sum(map(jnp.sum, last(tree)), x), tree))
+    expected = [f(tree, X)[0].tolist() for tree in trees]
+    for tree in trees:
+        f(tree, X)
+    monkeypatch.setattr(_miss, "partition", None)
+    traces = f.cache_info().traces
+    for tree, values in zip(trees, expected, strict=True):
+        result, returned = f(tree, X)
+        assert result.tolist() == values
+        assert jax.tree.structure(returned) == jax.tree.structure(tree)
+    assert f.cache_info().traces == traces
+
+
+def test_a_new_object_at_a_dead_ones_address(unspecialized):
+    class Static:
+        def __init__(self, value):
+            self.value = value
+
+    f = eqxjit.filter_jit(lambda layer, x: x * layer.setting.value)
+    for value in range(1, 12):
+        layer = Layer(X, Static(value))
+        for _ in range(4):
+            assert f(layer, X).tolist() == (X * value).tolist()
+        del layer
+
+
+def test_a_static_object_that_is_changed_in_place(unspecialized):
+    f = eqxjit.filter_jit(lambda layer, x: x * sum(layer.setting["a"]))
+    layer = Layer(X, {"a": [1]})
+    for value in (1, 2, 1, 1, 3, 3, 3, 2):
+        layer.setting["a"][0] = value
+        for _ in range(4):
+            assert f(layer, X).tolist() == (X * value).tolist()
+    assert f.cache_info().traces == 3
+
+
+def test_a_callback_that_changes_a_static_object(unspecialized):
+    layer, changes = Layer(X, [1]), iter([1, 2, 2, 1, 1, 2, 1])
+
+    def change(x):
+        layer.setting[0] = next(changes)
+        return x
+
+    def fun(layer, x):
+        factor = layer.setting[0]
+        return jax.pure_callback(change, jax.ShapeDtypeStruct((3,), x.dtype), x) * factor
+
+    f = eqxjit.filter_jit(fun)
+    factors = []
+    for _ in range(7):
+        before = layer.setting[0]
+        assert f(layer, X).tolist() == (X * before).tolist()
+        factors.append(before)
+    assert {*factors} == {1, 2}
+
+
+def test_the_least_recently_used_structure_goes(unspecialized):
+    f = eqxjit.filter_jit(lambda x, n: x * n, maxsize=3)
+    for n in (1, 2, 3, 1, 2, 4, 1, 2, 4):
+        f(X, n)
+    assert f.cache_info()[:2] == (3, 4)
+    f(X, 3)
+    assert f.cache_info()[:2] == (3, 5)
+
+
+def test_a_pytree_that_contains_itself_is_refused_and_harms_nothing():
+    cycle: list[Any] = [X]
+    cycle.append(cycle)
+    f = eqxjit.filter_jit(lambda tree, x: x)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="contains itself"):
+            f(cycle, X)
+    assert f(nest(300, lambda inner: [inner]), X).tolist() == X.tolist()
+
+
+# --- Specialising -----------------------------------------------------------------------------
+
+
+class Clock:
+    """A thread's time that goes on by so much each time that somebody asks."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self.now = seconds, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
+@pytest.mark.parametrize("returned", [False, True])
+def test_no_specialised_call_takes_longer_than_its_budget(monkeypatch, budget, returned):
+    """A slow machine: a fifth of a millisecond for each step."""
+    clock = Clock(0.0002)
+    monkeypatch.setattr(_budget.time, "thread_time", clock)
+    small, large = [Layer(X, i) for i in range(2)], [Layer(X, i) for i in range(1_000)]
+    for tree, is_specialized in ((small, True), (large, False)):
+        f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1) if returned else x + 1)
+        start = clock.now
+        for _ in range(6):
+            f(tree, X)
+        assert clock.now - start < 0.2
+        assert (f.specialized_source() is not None) == is_specialized
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
+@pytest.mark.parametrize("n_slow", [1, 3])
+def test_a_specialised_call_that_took_too_long_is_tried_again(monkeypatch, budget, n_slow):
+    """Garbage may have been collected meanwhile: three attempts, each after ten times as many."""
+    tree, attempted_at = [Layer(X, i) for i in range(300)], []
+    make = _specialize.specialized_call
+
+    def counted(*args):
+        attempted_at.append(f.cache_info().hits)
+        slow = len(attempted_at) <= n_slow
+        monkeypatch.setattr(_budget.time, "thread_time", Clock(1.0 if slow else 0.0))
+        return make(*args)
+
+    monkeypatch.setattr(_budget, "_seconds_per_character", lambda: 0.0)
+    monkeypatch.setattr(_specialize, "specialized_call", counted)
+    f = eqxjit.filter_jit(lambda tree, x: x + 1)
+    for _ in range(150):
+        assert f(tree, X).tolist() == (X + 1).tolist()
+    assert attempted_at == [1, 11, 111][: n_slow + 1]
+    assert (f.specialized_source() is None) == (n_slow == 3)
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
+def test_a_short_first_call_allows_for_little(budget):
+    for seconds, allowed in ((0.0, 0.01), (0.05, 0.05), (100.0, 0.18)):
+        assert _budget.Budget(seconds, 10_000).seconds == allowed
+    with pytest.raises(_budget.TooLong):
+        _budget.Budget(0.02, 10_000).check_compiling("a = 1\n" * 1_000_000, 0.0)
+    with pytest.raises(_budget.TooLong):
+        _budget.Budget(0.02, 10_000).check_compiling("a = 1\n", 0.03)
+    _budget.Budget(0.02, 10_000).check_compiling("a = 1\n", 0.0)
+
+
+NUMBERS = {
+    "floats": ([float(i) for i in range(1, 400)], [(5, 5), (7, -7.0), (9, np.nan), (0, True)]),
+    "zeros": ([0.0] * 400, [(5, -0.0), (7, 0), (9, False), (0, np.nan)]),
+    "NaN": ([float("nan")] * 400, [(5, -0.0), (7, 0)]),
+    "ints": ([*range(400)], [(1, True), (0, False), (5, 5.0), (300, "300")]),
+    "texts": ([f"text {i}" for i in range(400)], [(5, Name("text 5")), (7, b"text 7"), (9, "")]),
+    "mixed": ([1, "a", True, 2.5, b"c"] * 80, [(0, True), (2, 1), (3, 2), (4, "c")]),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+@pytest.mark.parametrize("sequence", [list, tuple])
+def test_a_run_of_numbers_is_compared_as_one(kind, sequence):
+    values, changes = NUMBERS[kind]
+    f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1))
+    for _ in range(6):
+        tree = sequence([X, *values, X])
+        returned, _ = f(tree, X)
+        assert type(returned) is sequence
+        assert list(map(id, returned[1:-1])) == list(map(id, tree[1:-1])) or kind == "NaN"
+    copied = sequence([X, *[type(value)(value) for value in values], X])
+    assert f.cache_info().traces == 1
+    f(copied, X)
+    assert f.cache_info().traces == 1
+    source = f.specialized_source()
+    assert (source is None) == (not SPECIALIZING)
+    assert source is None or len(source) < 4_000
+    for n, (index, value) in enumerate(changes):
+        changed = list(values)
+        changed[index] = value
+        returned, _ = f(sequence([X, *changed, X]), X)
+        assert type(returned[index + 1]) is type(value)
+        assert repr(returned[index + 1]) == repr(value)
+        assert f.cache_info().traces == n + 2
+
+
+# --- Describing -------------------------------------------------------------------------------
+
+
+def test_a_new_shape_redoes_the_arrays_alone(monkeypatch):
+    described = []
+    original = _description._template_of
+    monkeypatch.setattr(
+        _description, "_template_of", lambda *a: described.append(a) or original(*a)
+    )
+    f = eqxjit.filter_jit(lambda layers, x: x)
+    layers = [Layer(X, i) for i in range(20)]
+    for n in range(1, 5):
+        f(layers, jnp.ones(n))
+    assert len(described) == 1
+    assert [t.reason for t in f.traces()][1:] == [
+        f"shape: `x` was float32[{n}], is float32[{n + 1}]" for n in range(1, 4)
+    ]
+    f([*layers, X], X)
+    assert len(described) == 2
+    assert f.traces()[-1].arguments["layers[20]"] == "float32[3]"
+
+
+def test_descriptions_hold_nothing_and_are_of_the_traced_values():
+    class Held:
+        pass
+
+    layer = Layer(X, [Held(), "first"])
+    ref = weakref.ref(layer.setting[0])
+    f = eqxjit.filter_jit(lambda layer, x: x)
+    f(layer, X), f(layer, X[1:])
+    layer.setting[1] = "second"
+    f(layer, X), f(layer, X[1:])
+    texts = [trace.arguments["layer.setting[1]"] for trace in f.traces()]
+    assert texts == ["'first'", "'first'", "'second'", "'second'"]
+    del layer
+    gc.collect()
+    assert ref() is None
+
+
+def test_descriptions_are_kept_for_a_few_structures_only():
+    f = eqxjit.filter_jit(lambda x, n: x)
+    for n in range(_history._MAX_TEMPLATES + 5):
+        f(X, n)
+    assert len(f._wrapped.cache.traces.hook._templates) == _history._MAX_TEMPLATES

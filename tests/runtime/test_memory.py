@@ -1,0 +1,663 @@
+"""What is dropped is freed: functions with their programs, arrays, structures beyond the bound."""
+
+import functools
+import gc
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+
+import eqxjit
+from tests.support.sides import CALLS, both
+
+X = jnp.arange(1.0, 4.0)
+
+#: How many functions of each kind, of which none may remain; of the plainest kind there are more.
+SOME, MANY = 10, 50
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    static: object = eqx.field(static=True, default=None)
+
+    def __call__(self, x):
+        return self.weight * x
+
+    def method(self, x):
+        return self.weight + x
+
+    @eqxjit.filter_jit
+    def step(self, x, n=1):
+        return self.weight * x * n
+
+
+class Owner:
+    """A plain object with a method; compared by identity."""
+
+    def __init__(self, i):
+        self.i = i
+
+    def method(self, x):
+        return x * self.i
+
+    def __call__(self, x):
+        return x * self.i
+
+
+def executables():
+    gc.collect()
+    return len(jax.devices()[0].client.live_executables())
+
+
+# --- Functions ------------------------------------------------------------------------------------
+
+
+def plain(filter_jit, i):
+    def f(x):
+        return x * i
+
+    return f, filter_jit(f)
+
+
+def closure_over_arrays(filter_jit, i):
+    weight = X * i
+
+    def f(x):
+        return x * weight
+
+    return f, filter_jit(f)
+
+
+def decorated(filter_jit, i):
+    @filter_jit
+    def f(x):
+        return x * i
+
+    return f.__wrapped__, f
+
+
+def with_static_output(filter_jit, i):
+    def f(x):
+        return {"y": x * i, "static": Owner(i), "f": lambda: i, "n": i}
+
+    return f, filter_jit(f)
+
+
+def returning_itself(filter_jit, i):
+    def f(x):
+        return x * i, f
+
+    return f, filter_jit(f)
+
+
+def returning_its_wrapper(filter_jit, i):
+    def f(x):
+        return x * i, wrapper, Model(x, wrapper)
+
+    wrapper = filter_jit(f)
+    return f, wrapper
+
+
+def recursive(filter_jit, i):
+    def f(x, n=2):
+        return wrapper(x, n - 1) if n else x * i
+
+    wrapper = filter_jit(f)
+    return f, wrapper
+
+
+def nested(filter_jit, i):
+    def f(x):
+        return inner(x) + 1
+
+    inner = filter_jit(lambda x: x * i)
+    return f, filter_jit(f)
+
+
+def under_filter_grad(filter_jit, i):
+    def f(x):
+        return (x * i).sum()
+
+    return f, filter_jit(eqx.filter_grad(f))
+
+
+def under_filter_vmap(filter_jit, i):
+    def f(x):
+        return x * i
+
+    return f, filter_jit(eqx.filter_vmap(f))
+
+
+def under_partial(filter_jit, i):
+    def f(n, x):
+        return x * i * n
+
+    return f, filter_jit(functools.partial(f, 2))
+
+
+def under_tree_partial(filter_jit, i):
+    def f(y, x):
+        return x * i * y
+
+    return f, filter_jit(jax.tree_util.Partial(f, X))
+
+
+def wrapped_twice(filter_jit, i):
+    def f(x):
+        return x * i
+
+    return f, filter_jit(filter_jit(f))
+
+
+def with_options(filter_jit, i):
+    def f(x):
+        return x * i
+
+    return f, filter_jit(f, donate="all-except-first", inline=True)
+
+
+def with_a_static_default(filter_jit, i):
+    def f(x, owner=Owner(2)):  # noqa: B008
+        return x * i * owner.i
+
+    return f, filter_jit(f)
+
+
+def with_a_runtime_check(filter_jit, i):
+    def f(x):
+        return eqx.error_if(x, x < 0, "negative") * i
+
+    return f, filter_jit(f)
+
+
+def with_a_callback(filter_jit, i):
+    def f(x):
+        return jax.pure_callback(lambda x: np.asarray(x) * i, x, x)
+
+    return f, filter_jit(f)
+
+
+def a_method_of_an_object(filter_jit, i):
+    owner = Owner(i)
+    return owner, filter_jit(owner.method)
+
+
+def a_callable_object(filter_jit, i):
+    owner = Owner(i)
+    return owner, filter_jit(owner)
+
+
+FUNCTIONS = [
+    plain,
+    closure_over_arrays,
+    decorated,
+    with_static_output,
+    returning_itself,
+    returning_its_wrapper,
+    recursive,
+    nested,
+    under_filter_grad,
+    under_filter_vmap,
+    under_partial,
+    under_tree_partial,
+    wrapped_twice,
+    with_options,
+    with_a_static_default,
+    with_a_runtime_check,
+    with_a_callback,
+    a_method_of_an_object,
+    a_callable_object,
+]
+
+
+def _left_over(make, filter_jit, calls, number=SOME):
+    """How many functions, and how many more programs, are left of those that were dropped."""
+    before = executables()
+    alive = []
+    for i in range(number):
+        function, wrapper = make(filter_jit, i)
+        alive.append(weakref.ref(function))
+        for _ in range(calls):
+            wrapper(X)
+        del function, wrapper
+    after = executables()
+    return sum(ref() is not None for ref in alive), after - before
+
+
+@pytest.mark.parametrize("make", FUNCTIONS)
+def test_a_dropped_function_is_collected_with_its_programs(make):
+    # What all of them share, such as the jitted part of `error_if`, is there from now on.
+    make(eqxjit.filter_jit, -1)[1](X)
+    functions, programs = _left_over(make, eqxjit.filter_jit, CALLS)
+    assert functions == 0
+    assert programs <= 0
+
+
+def test_upstream_keeps_them():
+    assert _left_over(plain, eqx.filter_jit, 1, MANY) == (MANY, MANY)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, CALLS])
+def test_fifty_of_fifty_at_every_stage(calls):
+    functions, programs = _left_over(plain, eqxjit.filter_jit, calls, MANY)
+    assert functions == 0
+    assert programs <= 0
+
+
+def test_functions_that_fail_are_collected():
+    def make(filter_jit, i):
+        def f(x):
+            if i % 2:
+                raise KeyError(i)
+            return eqx.error_if(x, x > 0, "positive")
+
+        wrapper = filter_jit(f)
+
+        def call(x):
+            for bad in (x, {1: x, "a": x}):
+                with pytest.raises((KeyError, ValueError, RuntimeError)):
+                    wrapper(bad)
+
+        return f, call
+
+    make(eqxjit.filter_jit, 0)[1](X)
+    functions, programs = _left_over(make, eqxjit.filter_jit, CALLS)
+    assert functions == 0
+    assert programs <= 0
+
+
+def test_lowered_and_compiled_functions_are_collected():
+    before = executables()
+    alive = []
+    for i in range(SOME):
+        function, wrapper = plain(eqxjit.filter_jit, i)
+        alive.append(weakref.ref(function))
+        compiled = wrapper.lower(X).compile()
+        compiled(X)
+        del function, wrapper, compiled
+    assert executables() <= before
+    assert not any(ref() is not None for ref in alive)
+
+
+def test_functions_called_inside_transformations_are_collected():
+    def make(filter_jit, i):
+        function, wrapper = plain(filter_jit, i)
+
+        def call(x):
+            jax.vmap(wrapper)(x)
+            jax.grad(lambda x: wrapper(x).sum())(x)
+
+        return function, call
+
+    assert _left_over(make, eqxjit.filter_jit, 1)[0] == 0
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("calls", [1, CALLS])
+@pytest.mark.slow
+def test_functions_that_block_are_collected_after_a_recompilation(check, calls):
+    """JAX compiles for an eager `vmap` what is traced already."""
+
+    def make(i):
+        def f(x):
+            return eqx.error_if(x, x < 0, "negative") * i if check else x * i
+
+        return f, eqxjit.filter_jit(f, block=not check)
+
+    def called(i):
+        function, wrapper = make(i)
+        for _ in range(calls):
+            wrapper(X)
+        for _ in range(2):
+            jax.vmap(wrapper)(X[None])
+        wrapper(X)
+        assert wrapper.cache_info().recompilations
+        return weakref.ref(function)
+
+    called(-1)  # The jitted part of `error_if` is shared, and keeps what first called it.
+    alive = [called(i) for i in range(SOME)]
+    gc.collect()
+    assert not any(ref() is not None for ref in alive)
+
+
+@pytest.mark.slow
+def test_modules_as_functions_are_kept_within_a_bound():
+    """They have no function of their own to be kept with: the latest 128 forms are (README)."""
+    before = executables()
+    for i in range(133):
+        eqxjit.filter_jit(Model(X, i))(X)
+    assert executables() - before <= 128
+    eqx.clear_caches()
+    assert executables() <= before
+
+
+@pytest.mark.parametrize("calls", [0, 1, CALLS])
+def test_a_module_goes_with_the_wrapper_of_its_magic_method(calls):
+    """Python binds `model.__call__` itself, not Equinox: to `filter_jit` the model is static."""
+    alive = []
+    for i in range(SOME):
+        model = Model(X + i, i)
+        wrapper = eqxjit.filter_jit(model.__call__)
+        for _ in range(calls):
+            wrapper(X)
+        alive.append(weakref.ref(model.weight))
+    del model, wrapper
+    gc.collect()
+    assert not any(ref() is not None for ref in alive)
+
+
+def test_the_arrays_of_a_module_as_function_go_at_once():
+    """Without the garbage collector: no cycle holds on to what may be gigabytes."""
+    gc.collect()
+    gc.disable()
+    try:
+        for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+            for calls in range(CALLS + 1):
+                for function in (lambda model: model, lambda model: model.method):
+                    model = Model(X + calls)
+                    alive = weakref.ref(model.weight)
+                    wrapper = filter_jit(function(model))
+                    for _ in range(calls):
+                        wrapper(X)
+                    del wrapper, model
+                    assert alive() is None
+    finally:
+        gc.enable()
+
+
+# --- Arguments ------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("calls", range(1, CALLS + 1))
+def test_arrays_passed_in_are_not_kept(filter_jit, calls):
+    f = filter_jit(lambda model, x, *rest, **options: (model.weight * x, model, rest, options))
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(jax.live_arrays())
+        alive = []
+        for i in range(calls):
+            model, x, y = Model(X + i), X + i, np.arange(3.0)
+            alive += [weakref.ref(model.weight), weakref.ref(x), weakref.ref(y)]
+            alive += [weakref.ref(leaf) for leaf in jax.tree.leaves(f(model, x, x + 1, k=[y, x]))]
+        del model, x, y
+        # Nor by a cycle, which the next collection would have to find.
+        assert not any(ref() is not None for ref in alive)
+        assert len(jax.live_arrays()) <= before
+    finally:
+        gc.enable()
+
+
+def test_arrays_of_calls_of_every_kind_are_not_kept():
+    f = eqxjit.filter_jit(lambda model, x, n=1: {"y": eqx.error_if(x, x < 0, "no") * n, "n": n})
+    donating = eqxjit.filter_jit(lambda x: x + 1, donate="all")
+
+    def calls():
+        model, x = Model(X + 1), X + 1
+        f(model, x)
+        f(model, x, n=2)
+        model.step(x, n=3)
+        eqxjit.filter_jit(model)(x)
+        eqxjit.filter_jit(model.method)(x)
+        jax.vmap(lambda x: f(model, x)["y"])(x)
+        jax.grad(lambda x: model.step(x).sum())(x)
+        f.lower(model, x).compile()(model, x)
+        for bad in (-x, {"a": x, 1: x}, [x, {1}], "x"):
+            with pytest.raises((RuntimeError, ValueError, TypeError)):
+                f(model, bad)
+        donating(x)
+        return [weakref.ref(model.weight), weakref.ref(x)]
+
+    for _ in range(2):
+        calls()
+    gc.collect()
+    before = len(jax.live_arrays())
+    for _ in range(CALLS):
+        alive = calls()
+        gc.collect()
+        assert not any(ref() is not None for ref in alive)
+        assert len(jax.live_arrays()) <= before
+
+
+def test_an_entry_holds_none_of_the_arrays_it_was_made_from():
+    f = eqxjit.filter_jit(lambda tree: tree["x"] * 2)
+    x = X + 1
+    alive = weakref.ref(x)
+    for n in range(CALLS):
+        f({"x": x, "n": n})
+    del x
+    assert alive() is None
+    assert f.cache_info().entries == CALLS
+
+
+# --- Static values --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_entries_are_bounded():
+    f = eqxjit.filter_jit(lambda x, n: x * n, maxsize=4)
+    assert (X * 2).tolist() == [2, 4, 6]  # Compiled, as the products below.
+    before = executables()
+    for n in range(30):
+        for _ in range(n % 4 + 1):
+            assert f(X, n).tolist() == (X * n).tolist()
+        assert f.cache_info().entries == min(n + 1, 4)
+    assert f.cache_info()[:4] == (4, 30, 0, 4)
+    assert executables() - before <= 4
+
+
+def test_bounds_of_one_and_of_none():
+    one = eqxjit.filter_jit(lambda x, n: x * n, maxsize=1)
+    unbounded = eqxjit.filter_jit(lambda x, n: x * n, maxsize=None)
+    for n in (1, 2, 1, 1, 1, 1, 3, 3, 3, 3):
+        assert one(X, n).tolist() == unbounded(X, n).tolist() == (X * n).tolist()
+    assert one.cache_info() == (1, 4, 0, 1, 6)
+    assert unbounded.cache_info() == (3, 3, 0, None, 7)
+    assert eqxjit.filter_jit(lambda: None).cache_info().maxsize == 1024
+
+
+@pytest.mark.parametrize("warm", [1, 2, CALLS])
+def test_the_least_recently_used_entry_goes(warm):
+    traced = []
+
+    def f(x, n):
+        traced.append(n)
+        return x * n
+
+    f = eqxjit.filter_jit(f, maxsize=3)
+    for n in (1, 2, 3):
+        for _ in range(warm):
+            f(X, n)
+    # What is called again and again stays, whatever comes and goes beside it.
+    for n in range(4, 20):
+        for _ in range(CALLS):
+            f(X, 1)
+        f(X, n)
+    assert traced == [1, 2, 3, *range(4, 20)]
+    f(X, 2)
+    assert traced[-1] == 2
+
+
+class _Static:
+    """Compared by identity, and weakly referable, as most objects are."""
+
+
+STATICS = {
+    "a lambda": lambda: lambda: None,
+    "an object": _Static,
+    "a method of an object": lambda: Owner(1).method,
+    "an object in a tuple": lambda: (1, (_Static(), "a")),
+    "an object in a static field": lambda: Model(X, _Static()),
+    "a list in a static field": lambda: Model(X, [_Static()]),
+    "a dict key in a static field": lambda: Model(X, {_Static(): 1}),
+}
+
+
+@pytest.mark.parametrize("kind", STATICS)
+def test_an_entry_goes_with_the_object_that_it_was_made_for(kind):
+    f = eqxjit.filter_jit(lambda static, x: x * 2)
+    for _ in range(3):
+        static = STATICS[kind]()
+        f(static, X)
+        assert f.cache_info().entries <= 2
+    del static
+    gc.collect()
+    assert f.cache_info().entries == 0
+
+
+@pytest.mark.parametrize("kind", ["a lambda", "an object in a static field"])
+def test_specialised_calls_keep_the_latest_objects_at_most(kind):
+    """They compare with the object itself; there are eight of them at most."""
+    f = eqxjit.filter_jit(lambda static, x: x * 2)
+    before = executables()
+    for _ in range(11):
+        static = STATICS[kind]()
+        for _ in range(CALLS):
+            f(static, X)
+    del static
+    gc.collect()
+    assert f.cache_info().entries <= 8
+    f.clear_cache()
+    assert executables() <= before
+
+
+RETURNED = {
+    "a lambda": lambda owner: lambda: owner,
+    "an object in a field": lambda owner: Model(X, owner),
+    "a lambda in the place of an array": lambda owner: Model(lambda: owner),
+    "a lambda in tuples in a field": lambda owner: Model(X, (1, (lambda: owner, "a"))),
+    "a method": lambda owner: owner.method,
+    "a method in a field": lambda owner: Model(X, owner.method),
+    "a partial": lambda owner: eqx.Partial(lambda x: owner, X),
+    "in a dict": lambda owner: {"a": lambda: owner, "b": Model(X, owner)},
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_an_entry_goes_although_it_returns_what_it_was_given(kind):
+    f = eqxjit.filter_jit(lambda static, x: (static, x * 2))
+    alive = []
+    for i in range(SOME):
+        owner = Owner(i)
+        alive.append(weakref.ref(owner))
+        static = RETURNED[kind](owner)
+        for x in (X, jnp.ones(4)):
+            back, _ = f(static, x)
+            for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(static), strict=True):
+                assert isinstance(one, jax.Array) or one is other or one == other
+            assert jax.tree.structure(back) == jax.tree.structure(static)
+    del owner, static, back, one, other
+    gc.collect()
+    assert sum([ref() is not None for ref in alive]) == 0
+    assert f.cache_info().entries == 0
+
+
+def test_a_module_as_function_that_returns_itself_is_not_kept():
+    alive = []
+    for i in range(SOME):
+        owner = Owner(i)
+        alive.append(weakref.ref(owner))
+        model = ReturnsItself(X, owner)
+        assert eqxjit.filter_jit(model)(X).static is owner
+    del owner, model
+    gc.collect()
+    assert sum([ref() is not None for ref in alive]) == 0
+
+
+class ReturnsItself(Model):
+    def __call__(self, x):
+        return self
+
+
+def test_the_entry_of_a_living_object_stays():
+    f = eqxjit.filter_jit(lambda static, x: x * 2)
+    kept = [_Static() for _ in range(5)]
+    for _ in range(CALLS):
+        for static in kept:
+            f(static, X)
+    gc.collect()
+    assert f.cache_info()[:2] == (5, 5)
+
+
+def test_a_new_object_at_a_dead_ones_address_is_another():
+    """`id` is reused at once: a stale entry would be found."""
+    f = eqxjit.filter_jit(lambda static, x: x * static.value)
+    for value in range(1, 30):
+        static = _Static()
+        static.value = value
+        for _ in range(2 if value % 2 else CALLS):
+            assert f(static, X).tolist() == (X * value).tolist()
+        del static
+
+
+# --- The long run ---------------------------------------------------------------------------------
+
+
+def _growth(work, times):
+    """By how many MiB the process grows over some rounds of work, after as many to settle in."""
+    process = psutil.Process()
+    for _ in range(times):
+        work()
+    gc.collect()
+    before = process.memory_info().rss
+    for _ in range(times):
+        work()
+    gc.collect()
+    return (process.memory_info().rss - before) / 2**20
+
+
+@pytest.mark.slow
+def test_warm_calls_take_no_memory():
+    """A hundred bytes kept by each call would be 6 MiB here."""
+    model, big = Model(X), Model(jnp.ones(1000), "static")
+    f = eqxjit.filter_jit(lambda model, x, n: {"y": model(x) * n, "model": model, "n": n})
+    assert eqxjit.filter_jit(model).cache_info() is not None
+
+    def work():
+        for _ in range(20_000):
+            f(model, X, 2)
+            f(big, big.weight, 2)
+            model.step(X)
+
+    assert _growth(work, 1) < 4
+
+
+@pytest.mark.slow
+def test_reinitialised_models_take_no_memory():
+    f = eqxjit.filter_jit(lambda model, x: jax.vmap(model)(x))
+    alive = []
+
+    def work():
+        for i in range(50):
+            model = jax.tree.map(
+                lambda x: x, eqx.nn.MLP(4, 4, 64, 2, key=jax.random.key(i), activation=jnp.tanh)
+            )
+            f(model, jnp.ones((2, 4)))
+            alive.append(weakref.ref(model.layers[0].weight))
+
+    growth = _growth(work, 1)
+    assert f.cache_info()[:2] == (1, 1)
+    del f
+    assert not any(ref() is not None for ref in alive)
+    assert growth < 10
+
+
+def test_many_static_values_take_no_more_memory_than_the_bound():
+    f = eqxjit.filter_jit(lambda x, n: x * n, maxsize=8)
+    count = iter(range(10**9))
+    before = executables()
+
+    def work():
+        for _ in range(25):
+            n = next(count)
+            for _ in range(CALLS):
+                f(X, n)
+
+    assert _growth(work, 1) < 20
+    assert f.cache_info().entries == 8
+    assert executables() - before <= 8

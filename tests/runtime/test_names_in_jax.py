@@ -1,0 +1,293 @@
+"""JAX's errors, logs and dumps name the user's function, its file and line, and its arguments."""
+
+import collections
+import dataclasses
+import functools
+import inspect
+import logging
+import re
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from tests.support.hiding import needs
+from tests.support.processes import run
+from tests.support.sides import CALLS
+
+pytestmark = needs("jax._src.api_util", why="arguments are called `leaves[0]` then")
+
+X, FLAG = jnp.ones(3), jnp.array(True)
+
+
+class Layer(eqx.Module):
+    size: int = eqx.field(static=True)
+    weight: jax.Array
+
+
+class Model(eqx.Module):
+    layers: list
+
+    def __call__(self, x):
+        return bool(self.layers[1].weight)
+
+    def plain(self, x):
+        return bool(self.layers[1].weight)
+
+    @eqxjit.filter_jit
+    def jitted(self, x):
+        return bool(self.layers[1].weight)
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Data:
+    u: object
+    v: object
+
+
+@jax.tree_util.register_pytree_node_class
+class Unnamed:
+    def __init__(self, child):
+        self.child = child
+
+    def tree_flatten(self):
+        return (self.child,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def user(first, second=None, *rest, scale=1, **options):
+    for leaf in jax.tree.leaves((first, second, rest, scale, options)):
+        if eqx.is_array(leaf) and leaf.shape == ():
+            bool(leaf)
+
+
+# How a call is made, and what JAX is to call the one array that is a flag.
+CALLED = {
+    "first": ((FLAG, X), {}),
+    "second": ((X, FLAG), {}),
+    "a keyword": ((X,), {"second": FLAG}),
+    "rest": ((X, X, X, {"k": [X, FLAG]}), {}),
+    "keyword only": ((X,), {"scale": (X, FLAG)}),
+    "options": ((X,), {"mode": X, "flags": {"a": FLAG}}),
+    "a named tuple": ((X, Pair(X, FLAG)), {}),
+    "a dataclass": ((Data(X, [FLAG]), X), {}),
+    "unnamed": ((Unnamed({"a": FLAG}),), {}),
+    "an ordered dict": ((collections.OrderedDict(z=X, a=FLAG),), {}),
+    "a default dict": ((collections.defaultdict(list, z=X, a=FLAG),), {}),
+    "a number as key": (({1: X, 2: FLAG},), {}),
+    "None beside it": (([None, (), FLAG],), {}),
+}
+
+ARGUMENT = re.compile(r"value of the argument (.*?)\.(?: See|\n|$)")
+
+
+def message(f, *args, **kwargs):
+    with pytest.raises(jax.errors.JAXTypeError) as caught:
+        f(*args, **kwargs)
+    return str(caught.value)
+
+
+def place(text):
+    [found] = re.findall(r"tracing the function (.*) for jit", text)
+    return found
+
+
+def at(fun):
+    _, line = inspect.getsourcelines(fun)
+    return f"{fun.__name__} at {__file__}:{line}"
+
+
+@pytest.mark.parametrize("called", CALLED)
+def test_the_words_are_those_of_jax_jit(called):
+    args, kwargs = CALLED[called]
+    expected = message(jax.jit(user), *args, **kwargs)
+    assert place(expected) == at(user)
+    f = eqxjit.filter_jit(user)
+    for _ in range(CALLS):
+        assert message(f, *args, **kwargs) == expected
+    assert message(f.lower, *args, **kwargs) == expected
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda b: 1 if b else 2,
+        lambda b: float(b),
+        lambda b: int(b),
+        lambda b: complex(b),
+        lambda b: range(b),
+        lambda b: [1, 2][b],
+        lambda b: X[: b.astype(int)],
+        lambda b: X[b < X],
+        lambda b: X.__array__() + b.__array__(),
+        lambda b: jnp.zeros(b),
+        lambda b: jnp.arange(b),
+        lambda b: b.item(),
+        lambda b: jax.jit(lambda c: bool(c))(b),
+        lambda b: jax.lax.cond(b > 0, lambda c: bool(c), lambda c: c, b),
+    ],
+)
+@pytest.mark.parametrize("warm", [False, True])
+def test_every_kind_of_conversion(fails, warm):
+    def named(b):
+        return fails(b) if b.ndim == 0 else b
+
+    f = eqxjit.filter_jit(named)
+    for _ in range(CALLS if warm else 0):
+        f(X)
+    errors = []
+    for jitted in (jax.jit(named), f):
+        with pytest.raises((TypeError, IndexError)) as caught:
+            jitted(jnp.array(1))
+        errors.append((type(caught.value), re.sub(r"object id \d+", "", str(caught.value))))
+    assert errors[0] == errors[1]
+    assert "eqxjit" not in errors[1][1]
+
+
+def test_a_leaked_tracer_names_the_function():
+    kept = []
+
+    def leaks(x):
+        kept.append(x * 2)
+        return x
+
+    texts = []
+    for jitted in (jax.jit(leaks), eqxjit.filter_jit(leaks)):
+        jitted(X)
+        with pytest.raises(jax.errors.UnexpectedTracerError) as caught:
+            kept[-1] + 1
+        texts.append(re.sub(r"\(<module>|:\d+:\d+|id=\d+", "", str(caught.value)))
+    assert at(leaks) in texts[1]
+    assert "eqxjit" not in texts[1]
+    assert f"{__file__}" in texts[1]
+
+
+def test_arrays_of_the_function_itself():
+    model = Model([Layer(1, X), Layer(1, FLAG)])
+    text = message(eqxjit.filter_jit(model), X)
+    assert ARGUMENT.findall(text) == ["fun.layers[1].weight"]
+    assert place(text) == at(Model.__call__).replace("__call__", "Model")
+    text = message(eqxjit.filter_jit(model.plain), X)
+    assert ARGUMENT.findall(text) == ["self.layers[1].weight"]
+    assert place(text) == at(Model.plain)
+    text = message(model.jitted, X)
+    assert ARGUMENT.findall(text) == ["self.layers[1].weight"]
+    assert place(text).startswith(f"jitted at {__file__}:")
+    text = message(eqxjit.filter_jit(lambda model, x: model(x)), model, X)
+    assert ARGUMENT.findall(text) == ["model.layers[1].weight"]
+
+
+def test_partials_and_frozen_functions():
+    for f in (eqxjit.filter_jit(functools.partial(user, X)), eqxjit.freeze(user, X)):
+        text = message(f, FLAG)
+        assert ARGUMENT.findall(text) == ["second"]
+        assert place(text) == at(user)
+    frozen = eqxjit.freeze(user, max_constant_bytes=0, first=FLAG)
+    assert place(message(frozen)) == at(user)
+    wrapped = functools.wraps(user)(lambda *args: user(*args))
+    assert place(message(eqxjit.filter_jit(wrapped), FLAG)) == at(user)
+
+
+def test_the_order_of_arrays_is_that_of_the_names():
+    """The first argument's arrays come first, then the function's own."""
+
+    class Scale(eqx.Module):
+        a: jax.Array
+        b: jax.Array
+
+        def __call__(self, first, second, *, third):
+            arrays = {"self.a": self.a, "self.b": self.b}
+            arrays |= {"first[0]": first[0], "first[1]": first[1]}
+            arrays |= {"second": second, "third": third}
+            bool(arrays[name])
+
+    f = eqxjit.filter_jit(Scale(FLAG, FLAG))
+    for name in ("self.a", "self.b", "first[0]", "first[1]", "second", "third"):
+        f.clear_cache()
+        [found] = ARGUMENT.findall(message(f, [FLAG, FLAG], FLAG, third=FLAG))
+        assert found == name.replace("self", "fun")
+
+
+def test_what_is_built_in_is_called_by_its_name():
+    text = message(eqxjit.filter_jit(jnp.nonzero), X)
+    assert place(text).startswith("nonzero at ")
+
+
+def test_names_of_a_compiled_function_and_of_another_device():
+    compiled = eqxjit.filter_jit(lambda model, x: x).lower(Model([Layer(1, X)]), X).compile()
+    with pytest.raises(TypeError, match="Argument 'x' compiled with") as caught:
+        compiled(Model([Layer(1, X)]), jnp.ones(4))
+    assert "leaves" not in str(caught.value)
+
+
+def test_logs_and_dumps(caplog):
+    f = eqxjit.filter_jit(user)
+    options = ("jax_log_compiles", "jax_explain_cache_misses")
+    for option in options:
+        jax.config.update(option, True)
+    try:
+        with caplog.at_level(logging.WARNING, "jax"):
+            for n in (3, 4):
+                for _ in range(CALLS):
+                    f(Model([Layer(1, X)]), jnp.ones(n))
+    finally:
+        for option in options:
+            jax.config.update(option, False)
+    assert f"defined at {at(user).partition(' at ')[2]}" in caplog.text
+    assert "Compiling jit(user)" in caplog.text
+    assert "at second, now f32[4] and before f32[3]" in caplog.text
+    assert not re.search(r"leaves|eqxjit[/>]|_entry", caplog.text)
+
+    def computes(model, x):
+        return model.layers[0].weight * x
+
+    text = eqxjit.filter_jit(computes).lower(Model([Layer(1, X)]), X).lowered
+    text = text.as_text(debug_info=True)
+    assert "@jit_computes" in text
+    assert "model.layers[0].weight" in text
+    assert not re.search(r"leaves|eqxjit[/>]|_entry", text)
+
+
+PROGRAM = """
+    import jax, jax.numpy as jnp, eqxjit
+
+    class Key:
+        def __init__(self, n): self.n = n
+        def __lt__(self, other): return self.n < other.n
+        def __hash__(self): return self.n
+        def __eq__(self, other): return self.n == other.n
+
+    def f(tree, x):
+        return [leaf * x for leaf in jax.tree.leaves(tree)]
+
+    tree = {Key(1): jnp.ones(2), Key(2): [jnp.ones(2)]}
+    lowered = eqxjit.filter_jit(f).lower(tree, jnp.ones(2))
+    print(lowered.lowered.as_text(debug_info=True))
+"""
+
+
+def test_names_are_the_same_in_every_process():
+    first, second = run(PROGRAM, PYTHONHASHSEED="1"), run(PROGRAM, PYTHONHASHSEED="2")
+    assert "tree[" in first
+    assert "0x" not in first
+    assert first == second
+
+
+def test_naming_makes_no_trace_more():
+    f = eqxjit.filter_jit(lambda tree, x: user(tree, x))
+    for n in (3, 4, 3, 4):
+        for _ in range(CALLS):
+            f({"a": X}, jnp.ones(n))
+    assert f.cache_info()[:3] == (1, 2, 0)

@@ -1,0 +1,503 @@
+"""Calls inside transformations, inside each other, and under JAX's contexts and cleared caches."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+import eqxjit
+from tests.support.helpers import assert_same
+from tests.support.hiding import needs
+from tests.support.processes import run
+from tests.support.sides import CALLS, both, since_jax_0_9
+
+try:
+    shard_map = jax.shard_map
+except AttributeError:
+    from jax.experimental.shard_map import shard_map  # pyright: ignore
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    power: int = eqx.field(static=True)
+
+    def __call__(self, x):
+        return jnp.tanh(self.weight @ x) ** self.power
+
+
+def model():
+    return Model(jnp.linspace(-1.0, 1.0, 9).reshape(3, 3), 2)
+
+
+def points():
+    return jnp.linspace(0.5, 2.0, 12).reshape(4, 3)
+
+
+class Counted:
+    """A function, jitted or not, and how often its Python code ran."""
+
+    def __init__(self, filter_jit=None):
+        self.runs = 0
+
+        def f(model, x, n):
+            self.runs += 1
+            return Model(model.weight * n, model.power), model(x) * n
+
+        self.call = f if filter_jit is None else filter_jit(f)
+
+    def __call__(self, x, n=2):
+        doubled, y = self.call(model(), x, n)
+        return doubled.weight.sum() + y.sum()
+
+
+def _custom_vjp(f, xs):
+    @jax.custom_vjp
+    def g(x):
+        return f(x)
+
+    g.defvjp(lambda x: (f(x), x), lambda x, t: (t * f(x) * x,))
+    return jax.value_and_grad(g)(xs[0])
+
+
+def _custom_jvp(f, xs):
+    @jax.custom_jvp
+    def g(x):
+        return f(x)
+
+    g.defjvp(lambda x, t: (f(x[0]), f(x[0]) * t[0].sum()))
+    return jax.jvp(g, (xs[0],), (xs[1],))
+
+
+def _shard_map(f, xs):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("i",))
+    spec = PartitionSpec("i")
+    return jax.jit(shard_map(jax.vmap(f), mesh=mesh, in_specs=spec, out_specs=spec))(xs)
+
+
+def _eval_shape(f, xs):
+    shape = jax.eval_shape(f, jax.ShapeDtypeStruct((3,), jnp.float32))
+    return jnp.zeros(shape.shape, shape.dtype)
+
+
+def _make_jaxpr(f, xs):
+    closed = jax.make_jaxpr(f)(xs[0])
+    return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, xs[0])
+
+
+TRANSFORMATIONS = {
+    "jit": lambda f, xs: jax.jit(f)(xs[0]),
+    "vmap": lambda f, xs: jax.vmap(f)(xs),
+    "grad": lambda f, xs: jax.grad(f)(xs[0]),
+    "hessian": lambda f, xs: jax.hessian(f)(xs[0]),
+    "jvp": lambda f, xs: jax.jvp(f, (xs[0],), (xs[1],)),
+    "linearize": lambda f, xs: jax.linearize(f, xs[0])[1](xs[1]),
+    "vjp": lambda f, xs: jax.vjp(f, xs[0])[1](jnp.ones(())),
+    "scan": lambda f, xs: jax.lax.scan(lambda c, x: (c + f(x), f(x)), 0.0, xs),
+    "map": lambda f, xs: jax.lax.map(f, xs),
+    "cond": lambda f, xs: jax.lax.cond(xs[0, 0] > 0, f, jnp.sum, xs[0]),
+    "switch": lambda f, xs: jax.lax.switch(1, [jnp.sum, f], xs[0]),
+    "while_loop": lambda f, xs: jax.lax.while_loop(
+        lambda state: state[0] < 3, lambda state: (state[0] + 1, state[1] * f(state[1])), (0, xs[0])
+    ),
+    "fori_loop": lambda f, xs: jax.lax.fori_loop(0, 3, lambda i, x: x * f(x), xs[0]),
+    "checkpoint": lambda f, xs: jax.grad(jax.checkpoint(f))(xs[0]),
+    "custom_vjp": _custom_vjp,
+    "custom_jvp": _custom_jvp,
+    "eval_shape": _eval_shape,
+    "make_jaxpr": _make_jaxpr,
+    "shard_map": _shard_map,
+    "ensure_compile_time_eval": lambda f, xs: jax.jit(
+        lambda: _at_compile_time(functools.partial(f, xs[0]))
+    )(),
+    "jit of vmap of grad": lambda f, xs: jax.jit(jax.vmap(jax.grad(f)))(xs),
+    "grad of scan of jit": lambda f, xs: jax.grad(
+        lambda c: jax.lax.scan(lambda c, x: (jax.jit(f)(x * c), None), c, xs)[0]
+    )(1.0),
+    "filter_jit": lambda f, xs: eqx.filter_jit(f)(xs[0]),
+    "eqxjit.filter_jit": lambda f, xs: eqxjit.filter_jit(f)(xs[0]),
+    "filter_vmap": lambda f, xs: eqx.filter_vmap(f)(xs),
+    "filter_grad": lambda f, xs: eqx.filter_grad(f)(xs[0]),
+    "filter_checkpoint": lambda f, xs: eqx.filter_grad(eqx.filter_checkpoint(f))(xs[0]),
+}
+
+
+def _at_compile_time(f):
+    with jax.ensure_compile_time_eval():
+        return f()
+
+
+def _assert_close(ours, theirs):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), ours, theirs)
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_a_call_inside_a_transformation(name, start):
+    transform = TRANSFORMATIONS[name]
+    xs = points()
+    ours, theirs, plain = Counted(eqxjit.filter_jit), Counted(eqx.filter_jit), Counted()
+    if start == "warm":
+        for _ in range(CALLS):
+            assert_same(ours(xs[0]), theirs(xs[0]))
+    for _ in range(1 if start == "warm" else CALLS // 2):
+        assert_same(transform(ours, xs), transform(theirs, xs))
+        # And back outside, where what was compiled for tracers must not be mistaken.
+        assert_same(ours(xs[1]), theirs(xs[1]))
+    _assert_close(transform(ours, xs), transform(plain, xs))
+    transform(theirs, xs)  # As often as ours.
+    assert ours.runs <= theirs.runs
+
+
+@pytest.mark.parametrize("name", ["vmap", "grad", "jvp", "scan", "jit of vmap of grad"])
+@both
+def test_the_wrapper_itself_is_transformed(filter_jit, name):
+    f = filter_jit(lambda x: jnp.sin(x).sum())
+    for _ in range(CALLS):
+        _assert_close(
+            TRANSFORMATIONS[name](f, points()),
+            TRANSFORMATIONS[name](lambda x: jnp.sin(x).sum(), points()),
+        )
+
+
+@both
+def test_equinox_transformations_of_static_and_dynamic_arguments(filter_jit):
+    @filter_jit
+    def loss(model, x, n):
+        return model(x).sum() * n
+
+    for _ in range(CALLS):
+        value, gradient = eqx.filter_value_and_grad(loss)(model(), points()[0], 3)
+        assert gradient.power == 2
+        assert gradient.weight.shape == (3, 3)
+        _assert_close(value, model()(points()[0]).sum() * 3)
+        mapped = eqx.filter_vmap(loss, in_axes=(None, 0, None))(model(), points(), 3)
+        _assert_close(mapped, jnp.stack([model()(x).sum() * 3 for x in points()]))
+        shape = eqx.filter_eval_shape(loss, model(), points()[0], 3)
+        assert shape == jax.ShapeDtypeStruct((), jnp.float32)
+        jaxpr, _, _ = eqx.filter_make_jaxpr(loss)(model(), points()[0], 3)
+        assert "tanh" in str(jaxpr)
+
+
+@both
+def test_a_static_output_of_a_nested_call_stays_static(filter_jit):
+    @filter_jit
+    def inner(x, n):
+        return x * n, n + 1, "name"
+
+    @filter_jit
+    def outer(x, n):
+        y, m, name = inner(x, n)
+        assert (m, name) == (n + 1, "name")
+        return y, m, inner
+
+    for n in (1, 2, 1, 2, 1, 2, 1, 2):
+        y, m, returned = outer(jnp.ones(2), n)
+        assert_same(y, jnp.full(2, n, jnp.float32))
+        assert type(m) is int
+        assert m == n + 1
+        assert returned == inner
+
+
+@both
+def test_a_wrapper_of_a_wrapper(filter_jit):
+    f = filter_jit(filter_jit(lambda x, n: x * n))
+    for n in (2, 3) * CALLS:
+        assert_same(f(jnp.ones(2), n), jnp.full(2, n, jnp.float32))
+
+
+@both
+def test_recursion_with_a_static_argument(filter_jit):
+    @filter_jit
+    def power(x, n):
+        return x if n == 0 else x * power(x, n - 1)
+
+    for n in (5, 0, 3, 5, 5, 5, 5):
+        assert_same(power(jnp.full(2, 2.0), n), jnp.full(2, 2.0) ** (n + 1))
+
+
+@both
+def test_recursion_down_a_tree(filter_jit):
+    @filter_jit
+    def total(tree):
+        if isinstance(tree, jax.Array):
+            return tree.sum()
+        return sum(total(subtree) for subtree in tree)
+
+    tree = [jnp.ones(2), [jnp.ones(3), [jnp.ones(4)], []]]
+    for _ in range(CALLS):
+        assert total(tree) == 9
+        assert total(tree[1]) == 7
+
+
+@both
+def test_mutual_recursion(filter_jit):
+    @filter_jit
+    def even(x, n):
+        return x if n == 0 else odd(x, n - 1) + 1
+
+    @filter_jit
+    def odd(x, n):
+        return -x if n == 0 else even(x, n - 1) + 10
+
+    for _ in range(CALLS):
+        assert even(jnp.array(0.0), 4) == 22
+        assert odd(jnp.array(0.0), 4) == 22
+
+
+@since_jax_0_9
+@both
+def test_recursion_into_the_call_in_progress_is_refused(filter_jit):
+    """JAX can't trace a structure that is being traced, however the recursion would have ended."""
+    depths = [2, 0]
+
+    @filter_jit
+    def f(x):
+        depth = depths.pop(0)
+        return f(x) + 1 if depth else x
+
+    with pytest.raises(RecursionError, match="Recursively calling"):
+        f(jnp.array(1.0))
+    depths[:] = [0]
+    for x in (1.0, 2.0, 3.0, 4.0):
+        assert f(jnp.array(x)) == x
+
+
+@both
+def test_shard_map_over_devices(filter_jit):
+    program = """
+        import sys, equinox, eqxjit, jax, jax.numpy as jnp, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        from tests.runtime.test_nesting import shard_map
+        filter_jit = {"equinox": equinox, "eqxjit": eqxjit}[sys.argv[1]].filter_jit
+
+        mesh = Mesh(np.array(jax.devices()), ("i",))
+        assert mesh.size == 4
+
+        @filter_jit
+        def local(x, n):
+            return jax.lax.psum(x, "i") * n
+
+        @filter_jit
+        def everywhere(x, n):
+            return shard_map(lambda x: local(x, n), mesh=mesh, in_specs=P("i"), out_specs=P("i"))(x)
+
+        x = jnp.arange(8.0)
+        for n in (2, 3) * 4:
+            expected = np.tile(x.reshape(4, 2).sum(0), 4) * n
+            np.testing.assert_array_equal(everywhere(x, n), expected)
+            np.testing.assert_array_equal(jax.grad(lambda x: everywhere(x, n).sum())(x), 4.0 * n)
+
+        @filter_jit
+        def double(x):
+            return x * 2
+
+        sharded = jax.device_put(x, NamedSharding(mesh, P("i")))
+        replicated = jax.device_put(x, NamedSharding(mesh, P()))
+        for _ in range(4):
+            assert double(sharded).sharding == sharded.sharding
+            assert double(replicated).sharding == replicated.sharding
+            assert double(x).devices() == x.devices()
+    """
+    name = filter_jit.__module__.partition(".")[0]
+    run(program, name, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+
+
+# --- Contexts ---------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("warm", [0, 1, CALLS])
+def test_disable_jit_runs_the_function_as_it_stands(filter_jit, warm):
+    seen = []
+
+    @filter_jit
+    def f(model, x, n):
+        seen.append(isinstance(x, jax.core.Tracer))
+        return Model(model.weight * n, n), model(x), "static"
+
+    arguments = model(), points()[0], 3
+    expected = f.__wrapped__(*arguments)
+    for _ in range(warm):
+        f(*arguments)
+    traced = list(seen)
+    with jax.disable_jit():
+        for _ in range(CALLS):
+            assert_same(f(*arguments)[:2], expected[:2])
+    # Once for each call, with the arrays themselves.
+    assert seen[len(traced) :] == [False] * CALLS
+    seen.clear()
+    for _ in range(CALLS):
+        _assert_close(f(*arguments)[:2], expected[:2])
+        assert f(*arguments)[2] == "static"
+    assert seen == ([] if warm else [True])
+
+
+@both
+def test_disable_jit_allows_decisions_on_values(filter_jit):
+    @filter_jit
+    def f(x):
+        return x * 2 if x > 0 else x
+
+    for _ in range(CALLS):
+        with jax.disable_jit():
+            assert f(jnp.array(2.0)) == 4
+            assert f(jnp.array(-2.0)) == -2
+        with pytest.raises(jax.errors.TracerBoolConversionError):
+            f(jnp.array(2.0))
+
+
+def test_disable_jit_compiles_nothing():
+    f = eqxjit.filter_jit(lambda x, n: (x * n, object()))
+    with jax.disable_jit():
+        for n in range(CALLS):
+            f(jnp.ones(2), n)
+    assert f.cache_info().traces == 0
+    for _ in range(CALLS):
+        f(jnp.ones(2), 1)
+    assert f.cache_info().traces == 1
+
+
+# Not a variable of the test: asked who refers to a closure's cell, JAX's checker may fail itself.
+leaked = []
+
+
+@both
+def test_checking_leaks_finds_a_leak_and_nothing_else(filter_jit):
+    @filter_jit
+    def f(model, x, leak):
+        if leak:
+            leaked.append(x + 1)
+        return model(x), leak
+
+    arguments = model(), points()[0]
+    for _ in range(CALLS):
+        f(*arguments, False)
+    with jax.checking_leaks():
+        f(*arguments, False)
+        jax.vmap(lambda x: f(model(), x, False)[0])(points())
+        with pytest.raises(Exception, match="Leaked"):
+            f(*arguments, True)
+    leaked.clear()
+    f(*arguments, False)
+
+
+@both
+def test_debug_nans_names_the_nan(filter_jit):
+    @filter_jit
+    def root(x, n):
+        return jnp.sqrt(x) * n
+
+    positive, negative = jnp.array([1.0, 4.0]), jnp.array([-1.0, 4.0])
+    for _ in range(CALLS):
+        with jax.debug_nans(True):
+            assert_same(root(positive, 2), jnp.array([2.0, 4.0]))
+            with pytest.raises(FloatingPointError, match="nan"):
+                root(negative, 2)
+        assert jnp.isnan(root(negative, 2)[0])
+
+
+@both
+def test_enable_x64_switched_between_calls(filter_jit):
+    @filter_jit
+    def f(x, n):
+        return {"sum": x.sum() * n, "new": jnp.linspace(0.0, 1.0, 3), "n": n}
+
+    numbers = np.linspace(0.0, 1.0, 7)
+    for _ in range(CALLS):
+        single = f(numbers, 3)
+        with jax.enable_x64(True):
+            double = f(numbers, 3)
+        assert {single["sum"].dtype, single["new"].dtype} == {jnp.dtype("float32")}
+        assert {double["sum"].dtype, double["new"].dtype} == {jnp.dtype("float64")}
+        np.testing.assert_allclose(double["sum"], numbers.sum() * 3, rtol=1e-15)
+        _assert_close(single["sum"], np.float32(double["sum"]))
+
+
+@both
+def test_matmul_precision_switched_between_calls(filter_jit):
+    seen = []
+
+    @filter_jit
+    def f(x):
+        seen.append(jax.config.jax_default_matmul_precision)
+        return x @ x
+
+    for _ in range(CALLS):
+        f(jnp.eye(2))
+        with jax.default_matmul_precision("float32"):
+            f(jnp.eye(2))
+    assert seen == [None, "float32"]
+
+
+@both
+def test_default_device_switched_between_calls(filter_jit):
+    program = """
+        import sys, equinox, eqxjit, jax, jax.numpy as jnp, numpy as np
+        filter_jit = {"equinox": equinox, "eqxjit": eqxjit}[sys.argv[1]].filter_jit
+        first, second = jax.devices()
+
+        @filter_jit
+        def f(x, n):
+            return x * n, jnp.arange(3)
+
+        for _ in range(5):
+            for device in (first, second, None):
+                with jax.default_device(device):
+                    outputs = f(np.ones(2, np.float32), 2)
+                where = {output.devices().pop() for output in outputs}
+                assert where == {device or first}, (where, device)
+        committed = jax.device_put(np.ones(2, np.float32), second)
+        for _ in range(5):
+            assert f(committed, 2)[0].devices() == {second}
+    """
+    name = filter_jit.__module__.partition(".")[0]
+    run(program, name, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+
+
+# --- Cleared caches ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clear", [jax.clear_caches, eqx.clear_caches], ids=["jax", "equinox"])
+@pytest.mark.parametrize("warm", [1, CALLS])
+def test_clearing_caches(clear, warm):
+    xs = points()
+    ours, theirs = Counted(eqxjit.filter_jit), Counted(eqx.filter_jit)
+    for _ in range(3):
+        for _ in range(warm):
+            assert_same(ours(xs[0]), theirs(xs[0]))
+            assert_same(ours(xs[0], 3), theirs(xs[0], 3))
+        clear()
+    assert_same(jax.grad(ours)(xs[0]), jax.grad(theirs)(xs[0]))
+    assert ours.runs == theirs.runs
+
+
+@needs("equinox._caches", why="`equinox.clear_caches` doesn't reach what is compiled here")
+@both
+def test_equinox_forgets_for_functions_wrapped_later(filter_jit):
+    def f(x):
+        traces.append(x)
+        return x * 2
+
+    traces = []
+    living = filter_jit(f)
+    for clear, expected in ((lambda: None, 1), (eqx.clear_caches, 2)):
+        clear()
+        for _ in range(CALLS):
+            assert living(jnp.ones(2)).tolist() == filter_jit(f)(jnp.ones(2)).tolist() == [2, 2]
+        assert len(traces) == expected
+
+
+@pytest.mark.parametrize("clear", [jax.clear_caches, eqx.clear_caches], ids=["jax", "equinox"])
+@both
+def test_caches_cleared_while_tracing(filter_jit, clear):
+    @filter_jit
+    def f(x, n):
+        clear()
+        return x * n
+
+    for n in (1, 2, 1, 2, 1, 1, 1):
+        assert_same(f(jnp.ones(2), n), jnp.full(2, n, jnp.float32))

@@ -1,0 +1,547 @@
+"""`eqx.error_if` under the wrapper: what is raised, where, in which words; all else untouched."""
+
+import itertools
+import logging
+import re
+import traceback
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+from tests.support.hiding import needs
+from tests.support.processes import run, start
+from tests.support.sides import CALLS, both
+
+# `error_if` is jitted itself: with an equal message it would reuse the trace, and hence tell the
+# stack, of another test.
+_serial = itertools.count()
+
+#: What JAX raises for a failed callback: the first from Python, the second from its C++ fast path.
+JAX_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
+
+needs_upstreams_text = needs(
+    "equinox._jit", "jax._src.traceback_util", why="the stack is left out, or has frames of ours"
+)
+
+GOOD, BAD = jnp.array(1.0), jnp.array(-1.0)
+
+
+def _message():
+    return f"number {next(_serial)} is negative"
+
+
+def _raised(f, *args, **kwargs):
+    with pytest.raises(eqx.EquinoxRuntimeError) as caught:
+        f(*args, **kwargs)
+    return caught.value
+
+
+def _stack(error):
+    """The functions in the stack inside of JIT that the error's text shows."""
+    text = str(error).partition("Below is the stack inside of JIT:")[2]
+    return re.findall(r'File ".*", line \d+, in (\S+)', text)
+
+
+@pytest.mark.parametrize("warm", [0, 1, CALLS])
+@both
+def test_error_if_raises_at_the_call(filter_jit, warm):
+    message = _message()
+
+    @filter_jit
+    def f(x, n):
+        return {"y": eqx.error_if(x, x < 0, message) * n, "n": n}
+
+    for _ in range(warm):
+        assert f(GOOD, 2)["y"] == 2
+    for _ in range(CALLS):
+        error = _raised(f, BAD, 2)
+        assert type(error) is eqx.EquinoxRuntimeError
+        assert f"equinox.EquinoxRuntimeError: {message}\n" in str(error)
+        assert error.__cause__ is None
+        assert error.__suppress_context__
+        assert f(GOOD, 2)["y"] == 2
+
+
+@both
+def test_branched_error_if_tells_its_branch(filter_jit):
+    messages = [f"branch {i}: {_message()}" for i in range(3)]
+
+    @filter_jit
+    def f(x, index):
+        return eqx.branched_error_if(x, x < 0, index, messages)
+
+    for index in (0, 2, 1, 0, 2, 1):
+        error = _raised(f, BAD, jnp.array(index))
+        assert messages[index] in str(error)
+        assert f(GOOD, jnp.array(index)) == 1
+
+
+def check(x, message):
+    return eqx.error_if(x, x < 0, message)
+
+
+class Checked(eqx.Module):
+    scale: jax.Array
+    message: str
+
+    def __call__(self, x):
+        return check(x * self.scale, self.message)
+
+
+def _custom_vjp(x, message):
+    @jax.custom_vjp
+    def g(x):
+        return check(x, message)
+
+    g.defvjp(lambda x: (check(x, message), None), lambda _, t: (t,))
+    return g(x)
+
+
+PLACES = {
+    "jit": lambda x, message: jax.jit(lambda x: check(x, message))(x),
+    "filter_jit": lambda x, message: eqxjit.filter_jit(check)(x, message),
+    "vmap": lambda x, message: jax.vmap(lambda x: check(x, message))(x[None])[0],
+    "cond": lambda x, message: jax.lax.cond(x < 5, lambda x: check(x, message), lambda x: x, x),
+    "scan": lambda x, message: jax.lax.scan(lambda c, _: (check(c, message), c), x, None, 3)[0],
+    "while_loop": lambda x, message: jax.lax.while_loop(
+        lambda s: s[0] < 3, lambda s: (s[0] + 1, check(s[1], message)), (0, x)
+    )[1],
+    "grad": lambda x, message: jax.grad(lambda x: check(x, message) ** 2)(x) / 2,
+    "checkpoint": lambda x, message: jax.checkpoint(lambda x: check(x, message))(x),
+    "custom_vjp": _custom_vjp,
+    "Module": lambda x, message: Checked(jnp.ones(()), message)(x),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@both
+def test_an_error_from_any_depth(filter_jit, place):
+    message = _message()
+    f = filter_jit(lambda x: PLACES[place](x, message))
+    for _ in range(CALLS):
+        assert f(GOOD) == 1
+        assert message in str(_raised(f, BAD))
+
+
+AROUND = {
+    "vmap": lambda f, x: jax.vmap(f)(jnp.stack([GOOD, x]))[0],
+    "grad": lambda f, x: jax.grad(lambda x: f(x) ** 2)(x) / 2,
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,))[0],
+    "value_and_grad of vmap": lambda f, x: jax.value_and_grad(
+        lambda x: jax.vmap(f)(jnp.stack([GOOD, x])).sum()
+    )(x)[1],
+    "filter_vmap": lambda f, x: eqx.filter_vmap(f)(jnp.stack([GOOD, x]))[0],
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@both
+def test_an_error_under_a_transformation_of_the_wrapper(filter_jit, around):
+    message = _message()
+    f = filter_jit(lambda x: check(x, message))
+    for _ in range(CALLS):
+        assert AROUND[around](f, GOOD) == 1
+        assert message in str(_raised(lambda: AROUND[around](f, BAD)))
+        assert message in str(_raised(f, BAD))
+
+
+@both
+def test_any_bad_element_of_a_batch_raises(filter_jit):
+    message = _message()
+    f = filter_jit(jax.vmap(lambda x: check(x, message)))
+    for _ in range(CALLS):
+        assert f(jnp.ones(3)).tolist() == [1, 1, 1]
+        for i in range(3):
+            assert message in str(_raised(f, jnp.ones(3).at[i].set(-1)))
+
+
+@both
+def test_errors_of_methods_bound_functions_and_keywords(filter_jit):
+    class Model(eqx.Module):
+        message: str
+
+        @filter_jit
+        def step(self, x, *, n=1):
+            return check(x, self.message) * n
+
+    model = Model(_message())
+    bound = filter_jit(Checked(jnp.ones(()), _message()))
+    for _ in range(CALLS):
+        assert model.step(GOOD, n=2) == 2
+        assert model.message in str(_raised(model.step, BAD, n=2))
+        assert bound(GOOD) == 1
+        assert bound.__wrapped__.message in str(_raised(bound, BAD))
+
+
+@both
+def test_an_error_from_a_new_shape_of_a_warm_entry(filter_jit):
+    message = _message()
+
+    @filter_jit
+    def f(x):
+        return check(x, message) if x.ndim else x
+
+    for _ in range(CALLS):
+        f(BAD)
+    for n in range(2, 4):
+        for _ in range(CALLS):
+            assert message in str(_raised(f, jnp.full(n, -1.0)))
+            assert f(BAD) == -1
+            assert f(jnp.ones(n)).tolist() == [1] * n
+
+
+@both
+def test_an_error_with_donated_arguments(filter_jit):
+    message = _message()
+
+    @filter_jit(donate="all")
+    def f(x):
+        return check(x, message) + 1
+
+    for _ in range(CALLS):
+        assert f(jnp.ones(3)).tolist() == [2, 2, 2]
+        assert message in str(_raised(f, -jnp.ones(3)))
+
+
+def test_an_error_leaves_the_compiled_program_in_place():
+    message = _message()
+    f = eqxjit.filter_jit(lambda x: check(x, message))
+    for x in (BAD, GOOD) * CALLS:
+        if x is BAD:
+            _raised(f, x)
+        else:
+            f(x)
+    assert f.cache_info()[:2] == (1, 1)
+
+
+def test_a_compiled_function_raises_the_same_error():
+    """Upstream raises JAX's error there."""
+    errors = []
+    for filter_jit in (eqxjit.filter_jit, eqx.filter_jit):
+        message = _message()
+        compiled = filter_jit(lambda x, message=message: check(x, message)).lower(GOOD).compile()
+        for _ in range(CALLS):
+            assert compiled(GOOD) == 1
+            with pytest.raises(Exception, match=message) as caught:
+                compiled(BAD)
+        errors.append(type(caught.value))
+    assert errors == [eqx.EquinoxRuntimeError, jax.errors.JaxRuntimeError]
+
+
+@both
+def test_without_jit_the_error_is_that_of_eager_execution(filter_jit):
+    message = _message()
+    f = filter_jit(lambda x: check(x, message))
+    for _ in range(CALLS):
+        with jax.disable_jit():
+            assert f(GOOD) == 1
+            with pytest.raises(Exception, match=message) as caught:
+                f(BAD)
+        assert type(caught.value).__name__ == "EquinoxTracetimeError"
+        assert message in str(_raised(f, BAD))
+
+
+# --- The stack inside of JIT --------------------------------------------------------------------
+
+
+def _caller(f, x):
+    """Stands for the frames outside, which the stack inside of JIT must leave out."""
+    return f(x)
+
+
+@needs_upstreams_text
+def test_the_text_is_upstreams_on_every_call():
+    texts = {}
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        message = _message()
+
+        @filter_jit
+        def jitted(x, message=message):
+            return check(x, message)
+
+        texts[filter_jit] = [
+            str(_raised(_caller, jitted, BAD)).replace(message, "...") for _ in range(CALLS)
+        ]
+    first, *later = texts[eqx.filter_jit]
+    assert texts[eqxjit.filter_jit] == [first] * CALLS
+    # Upstream trims the stack on the call that traced only.
+    assert all(len(text) > len(first) and "_caller" in text for text in later)
+
+
+@needs_upstreams_text
+@pytest.mark.parametrize("warm", [0, 1, CALLS])
+def test_the_stack_is_trimmed_where_the_program_was_traced_by_a_good_call(warm):
+    message = _message()
+
+    @eqxjit.filter_jit
+    def jitted(x):
+        return check(x, message)
+
+    for _ in range(warm):
+        _caller(jitted, GOOD)
+    for _ in range(CALLS):
+        assert _stack(_raised(_caller, jitted, BAD)) == ["jitted", "check"]
+
+
+@needs_upstreams_text
+def test_the_stack_reaches_out_to_the_outermost_jitted_function():
+    stacks = {}
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        message = _message()
+
+        @filter_jit
+        def inner(x, message=message):
+            return check(x, message)
+
+        @filter_jit
+        def outer(x, inner=inner):
+            return _caller(inner, x)
+
+        stacks[filter_jit] = [_stack(_raised(_caller, outer, BAD)) for _ in range(CALLS)]
+    expected = ["outer", "_caller", "inner", "check"]
+    assert stacks[eqx.filter_jit][0] == expected
+    assert stacks[eqxjit.filter_jit] == [expected] * CALLS
+
+
+@needs_upstreams_text
+def test_the_stack_of_a_mixed_nest():
+    """Upstream's wrapper inside ours: all frames are told, from the outermost wrapper inwards."""
+    message = _message()
+
+    @eqx.filter_jit
+    def inner(x):
+        return check(x, message)
+
+    @eqxjit.filter_jit
+    def outer(x):
+        return _caller(inner, x)
+
+    for _ in range(CALLS):
+        assert _stack(_raised(_caller, outer, BAD)) == ["outer", "_caller", "inner", "check"]
+
+
+@needs_upstreams_text
+def test_the_stack_of_a_recursion():
+    message = _message()
+
+    @eqxjit.filter_jit
+    def f(x, n):
+        return f(x, n - 1) if n else check(x, message)
+
+    for _ in range(CALLS):
+        assert _stack(_raised(_caller, lambda x: f(x, 2), BAD)) == ["f", "f", "f", "check"]
+
+
+# --- Nothing but the error ----------------------------------------------------------------------
+
+
+@both
+def test_nothing_is_printed_or_logged(filter_jit, capfd, caplog):
+    message = _message()
+    f = filter_jit(lambda x: check(x, message))
+    caplog.set_level(logging.WARNING)
+    for x in (BAD, BAD, BAD, GOOD, BAD, GOOD, BAD, BAD):
+        if x is BAD:
+            _raised(f, x)
+        else:
+            f(x)
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+    assert caplog.records == []
+
+
+def test_an_uncaught_error_prints_its_own_text_only():
+    program = """
+        import sys, equinox, eqxjit, jax.numpy as jnp
+        filter_jit = {"equinox": equinox, "eqxjit": eqxjit}[sys.argv[1]].filter_jit
+
+        @filter_jit
+        def f(x):
+            return equinox.error_if(x, x < 0, "negative")
+
+        for _ in range(4):
+            f(jnp.array(1.0))
+        f(jnp.array(-1.0))
+    """
+    printed = {}
+    for name in ("equinox", "eqxjit"):
+        result = start(program, name)
+        assert result.returncode == 1
+        assert result.stdout == ""
+        printed[name] = result.stderr
+    # From the error's type on, that is its text, they are equal but for upstream's longer stack.
+    ours, theirs = (printed[name].partition("\nEquinoxRuntimeError: ")[2] for name in printed)
+    assert ours.count("\n") > 10
+    assert ours.splitlines()[0] == theirs.splitlines()[0]
+    assert (
+        ours.partition("\nequinox.EquinoxRuntimeError")[2]
+        == (theirs.partition("\nequinox.EquinoxRuntimeError")[2])
+    )
+    # Before it, the frames of the user's own code, and none of JAX's.
+    frames = re.findall(r'File "(.*)", line', printed["eqxjit"].partition("EquinoxRuntime")[0])
+    assert frames[0] == "<string>"
+    assert not [frame for frame in frames if "/jax/" in frame or "/equinox/" in frame]
+    assert "Traceback (most recent call last)" not in ours
+    assert printed["eqxjit"].count("Traceback (most recent call last)") == 1
+
+
+# --- EQX_ON_ERROR -------------------------------------------------------------------------------
+
+ON_ERROR = """
+    import equinox, eqxjit, jax, jax.numpy as jnp
+
+    def check(x):
+        return equinox.error_if(x, x < 0, "negative")
+
+    def outcome(f, x):
+        try:
+            return str(f(x))
+        except Exception as error:
+            return str(error).rpartition("Error: ")[2].splitlines()[0]
+
+    for name, module in {"equinox": equinox, "eqxjit": eqxjit}.items():
+        f = module.filter_jit(lambda x: check(x) * 2)
+        nested = module.filter_jit(lambda x: module.filter_jit(check)(x) * 2)
+        print("BEGIN", name)
+        for x in (1.0, -1.0) * 4:
+            x = jnp.array(x)
+            print("OUTCOMES", outcome(f, x), outcome(nested, x))
+        print("END")
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"),
+    [
+        ("raise", "negative negative"),
+        ("nan", "nan nan"),
+        ("off", "-2.0 -2.0"),
+        ("breakpoint", "nan nan"),
+    ],
+)
+def test_eqx_on_error(value, outcome):
+    # The debugger is told to continue, each time that it asks.
+    output = run(ON_ERROR, EQX_ON_ERROR=value, stdin="c\n" * 100)
+    theirs, ours = re.findall(r"BEGIN \w+\n(.*?)END", output, re.DOTALL)
+    assert ours == theirs
+    assert re.findall(r"OUTCOMES (.*)", ours) == ["2.0 2.0", outcome] * 4
+    assert ours.count("Opening a breakpoint") == (8 if value == "breakpoint" else 0)
+
+
+def test_a_replaced_jax_jit_has_no_lower():
+    """There `jax.jit` returns a plain function: neither implementation can lower, both can call."""
+    program = """
+        import equinox, eqxjit, jax.numpy as jnp
+        for module in (equinox, eqxjit):
+            f = module.filter_jit(lambda x, n: x * n)
+            for _ in range(4):
+                assert f(jnp.ones(2), 3).tolist() == [3, 3]
+            try:
+                f.lower(jnp.ones(2), 3)
+            except AttributeError as error:
+                print(error)
+    """
+    theirs, ours = run(program, EQX_ON_ERROR="breakpoint").splitlines()
+    assert ours == theirs
+
+
+def test_an_unknown_value_is_refused_by_equinox():
+    result = start("import eqxjit", EQX_ON_ERROR="nonsense")
+    assert result.returncode == 1
+    assert "EQX_ON_ERROR" in result.stderr or "nonsense" in result.stderr
+
+
+# --- Other errors -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [ValueError, RuntimeError, KeyError, KeyboardInterrupt, SystemExit]
+)
+@both
+def test_an_exception_while_tracing_is_the_users_own_object(filter_jit, kind):
+    error = kind("the user's")
+
+    @filter_jit
+    def f(x, fail):
+        if fail:
+            raise error
+        return x
+
+    for _ in range(CALLS):
+        with pytest.raises(kind) as caught:
+            f(GOOD, True)
+        assert caught.value is error
+        assert traceback.extract_tb(error.__traceback__)[-1].name == "f"
+        assert f(GOOD, False) == 1
+
+
+@both
+def test_an_exception_in_a_callback_stays_jaxs(filter_jit):
+    def fails(x):
+        if x < 0:
+            raise ValueError("the user's callback")
+        return np.asarray(x)
+
+    @filter_jit
+    def f(x):
+        return jax.pure_callback(fails, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+    for _ in range(CALLS):
+        assert f(GOOD) == 1
+        with pytest.raises(JAX_ERRORS, match="ValueError: the user's callback"):
+            f(BAD)
+        # Nor mistaken for the Equinox error that came before it.
+        message = _message()
+        _raised(filter_jit(lambda x, message=message: check(x, message)), BAD)
+
+
+@both
+def test_an_error_at_trace_time_stays_equinoxs(filter_jit):
+    @filter_jit
+    def f(x):
+        return eqx.error_if(x, True, "always")
+
+    for _ in range(CALLS):
+        with pytest.raises(RuntimeError, match="always") as caught:
+            f(GOOD)
+        assert type(caught.value).__name__ == "EquinoxTracetimeError"
+
+
+@both
+def test_under_plain_jax_jit_the_error_is_jaxs(filter_jit):
+    message = _message()
+    f = filter_jit(lambda x: check(x, message))
+    outer = jax.jit(lambda x: f(x) + 1)
+    for _ in range(CALLS):
+        assert outer(GOOD) == 2
+        with pytest.raises(JAX_ERRORS, match=message):
+            outer(BAD)
+        assert message in str(_raised(f, BAD))
+
+
+@both
+def test_an_error_caught_by_the_user_is_over(filter_jit):
+    """An exception that is being handled at the time of a call changes nothing."""
+    message = _message()
+    f = filter_jit(lambda x: check(x, message))
+    for _ in range(CALLS):
+        try:
+            f(BAD)
+        except eqx.EquinoxRuntimeError:
+            assert f(GOOD) == 1
+            error = _raised(f, BAD)
+            assert error.__suppress_context__
+
+
+def test_the_message_is_found_without_what_equinox_keeps(monkeypatch):
+    monkeypatch.setattr("eqxjit._runtime.errors.last_runtime_error", lambda: (None, []))
+    message = f"{_message()}\nin two lines"
+    f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, message))
+    for _ in range(CALLS):
+        text = str(_raised(f, BAD))
+        assert f"equinox.EquinoxRuntimeError: {message}\n" in text
+        assert "_EquinoxRuntimeError" not in text

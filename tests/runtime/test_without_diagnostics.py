@@ -1,0 +1,132 @@
+"""The runtime without diagnostics: what is behaviour works, and nothing is explained or logged."""
+
+import pathlib
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from eqxjit._runtime import hooks as _hooks
+from tests.support.processes import run
+from tests.support.sides import CALLS
+
+X = jnp.arange(3.0)
+
+
+@pytest.fixture(autouse=True)
+def _without_diagnostics():
+    installed = _hooks.install(_hooks.NoTraceHook)
+    yield
+    _hooks.install(installed)
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    n: int = 2
+
+    def __call__(self, x):
+        return self.weight * x**self.n
+
+
+def test_calls_and_retraces_are_counted(caplog):
+    f = eqxjit.filter_jit(lambda model, x: model(x))
+    for x in (X, jnp.ones(2), X):
+        weight = jnp.ones(x.shape)
+        for _ in range(CALLS):
+            assert f(Model(weight), x).tolist() == (x**2).tolist()
+    assert f(Model(X, 3), X).tolist() == (X**4).tolist()
+    with eqxjit.explain_retraces():
+        f(Model(jnp.ones(5)), jnp.ones(5))
+    assert f.cache_info()[:3] == (2, 4, 0)
+    assert f.cache_info().hits == 3 * CALLS - 2
+    assert f.traces() == caplog.messages == []
+
+
+def test_the_limit_holds():
+    f = eqxjit.filter_jit(lambda x: x + 1, max_traces=2)
+    f(X), f(X[1:])
+    with pytest.raises(eqxjit.TooManyTracesError, match=r"may be traced 2 times .* be trace 3\.\n"):
+        f(X[2:])
+    assert f(X).tolist() == [1, 2, 3]
+    f.clear_cache()
+    assert f(X[2:]).tolist() == [3]
+
+
+def test_a_first_compilation_is_no_recompilation():
+    f = eqxjit.filter_jit(lambda x: jnp.cos(x) * 2)
+    lowered = f.lower(X)
+    f(X)
+    lowered.compile()
+    g = eqxjit.filter_jit(lambda x: jnp.cos(x) * 3)
+    jax.jit(lambda x: g(x))(X)
+    g(X)
+    assert f.cache_info()[1:3] == g.cache_info()[1:3] == (1, 0)
+    assert repr(lowered) == "<Lowered <lambda>(...)>"
+    with pytest.raises(TypeError, match=r"argument"):
+        lowered.compile()(X, X)
+
+
+def test_donation_and_errors():
+    f = eqxjit.filter_jit(lambda x: x + 1, donate="all")
+    x = X + 0
+    assert f(x).tolist() == [1, 2, 3]
+    assert x.is_deleted()
+    with pytest.raises((RuntimeError, ValueError), match="`x` has been deleted"):
+        f(x)
+
+
+def test_freezing():
+    frozen = eqxjit.freeze(Model(X))
+    frozen.compile(jax.ShapeDtypeStruct((3,), jnp.float32), other_shapes="raise", warm=True)
+    assert frozen(X).tolist() == (X**3).tolist()
+    with pytest.raises(eqxjit.TooManyTracesError, match="compiled ahead of time"):
+        frozen(jnp.ones((2, 3)))
+
+
+def test_no_module_of_diagnostics_is_needed():
+    """On another device JAX compiles without tracing, which is counted, and looked at."""
+    program = """
+        import sys, types
+
+        package = sys.modules["eqxjit"] = types.ModuleType("eqxjit")
+        package.__path__ = [sys.argv[1]]  # Without its `__init__`, which brings diagnostics in.
+
+        import jax, jax.numpy as jnp
+        from eqxjit._runtime.counter import TooManyTracesError
+        from eqxjit._runtime.options import check_options
+        from eqxjit._runtime.dispatch import Dispatcher
+        from eqxjit._runtime.function import wrap_function
+
+        class Wrapper:
+            __slots__ = ("__call__", "__weakref__")
+
+        for n_calls in (1, 4):
+            options = check_options("none", False, 2, 2, {})
+            wrapped, arrays = wrap_function(lambda x, n: x * n, options)
+            f = Wrapper()
+            site = Dispatcher(wrapped, arrays, f)
+            f.__call__ = site.linking_call
+            x = jnp.arange(3.0)
+            for i in (0, 1):
+                for _ in range(n_calls):
+                    f(jax.device_put(x, jax.devices()[i]), 2)
+            info = wrapped.cache.info()
+            assert info[:3] == (1, 1, 1) and info.hits == 2 * n_calls - 1, info
+            try:
+                f(jax.device_put(x, jax.devices()[2]), 2)
+            except TooManyTracesError as error:
+                assert "(`max_traces=2`), and the call at " in str(error)
+            else:
+                raise AssertionError("no error")
+            (entry,) = wrapped.cache.entries.values()
+            for _ in range(4):
+                assert f(jax.device_put(x, jax.devices()[0]), 2).tolist() == [0, 2, 4]
+            assert not entry.unclassified
+        assert not [name for name in sys.modules if name.startswith("eqxjit._diagnostics")]
+        print("done")
+    """
+    flags = "--xla_force_host_platform_device_count=3"
+    folder = str(pathlib.Path(eqxjit.__file__).parent)
+    assert run(program, folder, XLA_FLAGS=flags) == "done\n"

@@ -1,0 +1,1 @@
+"""What the tests share: both implementations side by side, generated arguments, processes."""

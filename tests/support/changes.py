@@ -1,0 +1,176 @@
+"""Changes arguments in place, behind the back of the function that they were passed to."""
+
+import collections
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+from jax.tree_util import default_registry
+
+from tests.support import nodes
+from tests.support.strategies import Change
+
+
+def apply(change: Change, args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """Makes a change somewhere in the arguments.
+
+    **Returns:**
+
+    Whether a static value may have been changed. `equinox.filter_jit` doesn't see that where it
+    compares an object with itself, or an `OrderedDict` with a `dict`.
+    """
+    places = [place for value in (*args, *kwargs.values()) for place in _places(value)]
+    # An argument itself can be replaced, but not left out, and none added: that would be an error.
+    places += [_Place(part, [_replace_item]) for part in (args, kwargs)]
+    return _apply(change, places)
+
+
+def apply_to_static_fields(change: Change, value: Any) -> None:
+    """Makes a change somewhere in what the static fields of a value hold."""
+    _apply(change, [place for place in _places(value) if place.is_in_field])
+
+
+def _apply(change: Change, places: list["_Place"]) -> bool:
+    place = places[change.place % len(places)]
+    way = place.ways[change.way % len(place.ways)]
+    # Read-only, empty, or unhashable: then nothing is changed.
+    with contextlib.suppress(ValueError, TypeError, LookupError, ZeroDivisionError):
+        way(place.target, change)
+    return place.is_static
+
+
+def _instead_of(old: Any, change: Change) -> Any:
+    """An equal value of another type, or the other zero; where there is none, a new one."""
+    kinds = [int, bool, float]
+    if type(old) is float and old == 0 and math.copysign(1, old) > 0:
+        return -0.0
+    if type(old) in kinds and old in (0, 1):
+        return kinds[kinds.index(type(old)) - 2](old)
+    containers = {
+        list: tuple,
+        tuple: list,
+        dict: collections.OrderedDict,
+        collections.OrderedDict: dict,
+    }
+    if type(old) in containers:
+        return containers[type(old)](old)
+    # Never an array in a static field: it doesn't belong there.
+    return change.array() if eqx.is_array(old) else change.value()
+
+
+_Way = Callable[[Any, Change], Any]
+
+
+@dataclasses.dataclass
+class _Place:
+    """An object that can be changed in place, in some ways.
+
+    - `is_static`: whether that may change a static value.
+    - `is_in_field`: whether it is in a static field.
+    """
+
+    target: Any
+    ways: list[_Way]
+    is_static: bool = False
+    is_in_field: bool = False
+
+
+def _places(value: Any, is_static: bool = False) -> Iterator[_Place]:
+    """Each object below a value that can be changed, static fields and what they hold included."""
+    ways = next((ways for kind, ways in _WAYS.items() if isinstance(value, kind)), None)
+    if ways is not None:
+        always_static = not isinstance(value, (list, dict, np.ndarray))
+        yield _Place(value, ways, is_static or always_static, is_static)
+    if isinstance(value, (eqx.Module, nodes.Settings, nodes.Config)):
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                static = is_static or field.metadata.get("static", False)
+                yield from _places(getattr(value, field.name), static)
+        return
+    try:
+        one_level = default_registry.flatten_one_level(value)
+    except (TypeError, ValueError, AttributeError):
+        # An `eqx.nn.State` that is out of date; keys that can't be sorted; a deleted attribute.
+        return
+    for child in [] if one_level is None else one_level[0]:
+        yield from _places(child, is_static)
+
+
+def _replace_item(target: Any, change: Change) -> None:
+    key = _key(target, change)
+    target[key] = _instead_of(target[key], change)
+
+
+def _replace_key(target: Any, change: Change) -> None:
+    key = _key(target, change)
+    new = _instead_of(key, change)
+    hash(new)
+    target[new] = target.pop(key)
+
+
+def _key(target: Any, change: Change) -> Any:
+    keys = list(target) if isinstance(target, dict) else range(len(target))
+    return keys[change.place % len(keys)]
+
+
+def _reorder(target: Any, change: Change) -> None:
+    for key in sorted(target, reverse=True):
+        target[key] = target.pop(key)
+
+
+def _replace_attribute(target: Any, change: Change) -> None:
+    attributes = vars(target)
+    name = _key(attributes, change)
+    # Also where the class is frozen.
+    object.__setattr__(target, name, _instead_of(attributes[name], change))
+
+
+def _delete_attribute(target: Any, change: Change) -> None:
+    object.__delattr__(target, _key(vars(target), change))
+
+
+def _add_attribute(target: Any, change: Change) -> None:
+    object.__setattr__(target, "not_a_field", change.value())
+
+
+def _set_wrapper_field(target: Any, change: Change) -> None:
+    object.__setattr__(target, "__doc__", "A docstring of its own.")
+
+
+def _overwrite(target: np.ndarray, change: Change) -> None:
+    target[...] = target == 0
+
+
+def _resize(target: np.ndarray, change: Change) -> None:
+    target.resize((1, *target.shape), refcheck=False)
+
+
+_WAYS: dict[type, list[_Way]] = {
+    list: [
+        _replace_item,
+        lambda target, change: target.append(target[0]),
+        lambda target, change: target.pop(),
+        lambda target, change: target.reverse(),
+    ],
+    dict: [
+        _replace_item,
+        _replace_key,
+        _reorder,
+        lambda target, change: target.update(new=change.value()),
+        lambda target, change: target.popitem(),
+    ],
+    eqx.Module: [_replace_attribute, _delete_attribute, _add_attribute, _set_wrapper_field],
+    nodes.FlaxState: [_replace_attribute],
+    nodes.Bag: [_replace_attribute],
+    nodes.Record: [_replace_attribute],
+    nodes.StaticNode: [_replace_attribute],
+    nodes.Settings: [_replace_attribute],
+    set: [lambda target, change: target.add(change.value())],
+    np.ndarray: [_overwrite, _resize],
+    # Such a state is out of date from then on.
+    eqx.nn.State: [lambda target, change: target.update(target.substate(()))],
+}

@@ -1,0 +1,464 @@
+"""Runs one scenario under eqxjit, under Equinox and without JIT, and compares all that shows."""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import inspect
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import default_registry, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+import eqxjit
+from tests.support import changes, nodes
+from tests.support.sides import CALLS
+from tests.support.strategies import BOOM, Change, Held, Scenario
+
+# --- What a tree looks like -------------------------------------------------------------------
+
+
+def described(tree: Any, avals: bool = True) -> str:
+    """A tree's structure, static values and (unless told not to) the shapes of its arrays, as text.
+
+    All that `filter_jit` compiles for, and nothing else: JAX and Python print `1`, `True` and `1.0`
+    differently, and equal values of one type equally. Shares nothing with eqxjit's own keys.
+    """
+    leaves, treedef = tree_flatten(tree)
+    return f"{treedef} {[_described_leaf(leaf, avals) for leaf in leaves]}"
+
+
+def _described_leaf(leaf: Any, avals: bool) -> str:
+    if not eqx.is_array(leaf):
+        return f"{type(leaf).__qualname__}:{leaf!r}"
+    if not avals:
+        return "*"
+    aval = jax.typeof(leaf)
+    return f"{aval.dtype}{aval.shape}{'weak' if getattr(aval, 'weak_type', False) else ''}"
+
+
+# How the text of equal values of different types is made the same.
+_UNTYPED = [
+    (r"\b(?:bool|int|float|complex|Fraction|Level|str|Unit):", ""),
+    (r"<(?:Level|Unit)\.\w+: (\d|'m')>", r"\1"),
+    (r"Fraction\((\d+), 1\)", r"\1"),
+    (r"Pair\(first=(.*?), second=", r"(\1, "),
+    (r"\bTrue\b", "1"),
+    (r"\bFalse\b", "0"),
+    (r"\((-?\d+)[+-]0j\)", r"\1"),
+    (r"\b0j", "0"),
+    (r"(\d)\.0\b", r"\1"),
+    (r"-0\b(?!\.)", "0"),
+]
+
+
+def untyped(description: str) -> str:
+    """A description as `==` sees it, on which `equinox.filter_jit` relies."""
+    for pattern, replacement in _UNTYPED:
+        description = re.sub(pattern, replacement, description)
+    return description
+
+
+def content(tree: Any) -> list[Any]:
+    """The bytes of a tree's arrays."""
+    return [_bytes(leaf) for leaf in tree_leaves(tree) if eqx.is_array(leaf)]
+
+
+def _bytes(array: Any) -> bytes:
+    array = jnp.asarray(array)
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    return np.asarray(array).tobytes()
+
+
+def statics(tree: Any) -> list[Any]:
+    """The static leaves of a tree."""
+    return [leaf for leaf in tree_leaves(tree) if not eqx.is_array(leaf)]
+
+
+#: Of an equal value of these types nobody can tell whose it is.
+_NOBODYS = (bool, int, float, complex, str, bytes, range)
+
+
+def is_nobodys(value: Any) -> bool:
+    """Whether an equal value, of the same type, may stand for this one."""
+    if type(value) is frozenset:
+        return all(map(is_nobodys, value))
+    return type(value) in _NOBODYS or isinstance(value, np.dtype)
+
+
+def containers(tree: Any) -> Iterator[Any]:
+    """The nodes of a tree that could be changed in place."""
+    one_level = default_registry.flatten_one_level(tree)
+    if one_level is not None:
+        if isinstance(tree, (list, dict)) or (
+            getattr(tree, "__dict__", None) and not isinstance(tree, (tuple, nodes.StaticNode))
+        ):
+            yield tree
+        for child in one_level[0]:
+            yield from containers(child)
+
+
+# --- What the jitted functions do -------------------------------------------------------------
+
+
+class Boom(Exception):
+    """Raised by a function that meets the static value `BOOM`."""
+
+
+def _double(leaf: Any) -> Any:
+    if not eqx.is_array(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf
+    return jnp.add(leaf, leaf)
+
+
+def _first(inputs: dict[str, Any]) -> Any:
+    return next((_double(leaf) for leaf in tree_leaves(inputs) if eqx.is_array(leaf)), jnp.ones(2))
+
+
+def _seen(inputs: dict[str, Any]) -> Any:
+    # A compiled program that serves a call it wasn't made for is caught by either part.
+    text = described(inputs)
+    return text, np.uint32(zlib.crc32(text.encode()))
+
+
+def _built(inputs: dict[str, Any]) -> Any:
+    layer = nodes.Layer(jnp.zeros(2), np.arange(3), size=[len(inputs)])
+    return nodes.FlaxState(nodes.Bag("label", layer, None, ()), step=1.0), np.float32(1), 1
+
+
+def _twice(inputs: dict[str, Any]) -> Any:
+    shared = [_first(inputs), BOOM]
+    return {"b": shared, "a": shared}
+
+
+#: What the output of a function may consist of.
+PIECES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "inputs": lambda inputs: inputs,
+    "doubled": lambda inputs: tree_map(_double, inputs),
+    "first": _first,
+    "seen": _seen,
+    "statics": statics,
+    "built": _built,
+    "twice": _twice,
+    "nothing": lambda inputs: None,
+}
+
+#: Those that show what static values a program was compiled for.
+TELLING_PIECES = ["inputs", "doubled", "seen", "statics"]
+
+#: What is jitted, made of a function and a value that it takes first.
+FORMS: dict[str, Callable[[Callable[..., Any], Any], Any]] = {
+    "function": lambda function, bound: function,
+    "functools_partial": functools.partial,
+    "jax_partial": jax.tree_util.Partial,
+    "equinox_partial": eqx.Partial,
+    "module": nodes.Calling,
+    "bound_method": lambda function, bound: nodes.Calling(function, bound).forward,
+    "method": lambda function, bound: function,
+}
+
+#: Those that make the value a part of the function, its static fields included.
+HOLDING_FORMS = ["jax_partial", "equinox_partial", "module", "bound_method"]
+
+
+class Side:
+    """The scenario's function in one form: jitted by one implementation, or by none.
+
+    - `runs`: how often its Python code ran.
+    - `returned`: the static leaves that the last run returned.
+    - `call`: what is called.
+    """
+
+    def __init__(self, scenario: Scenario, bound: Any, jit: Callable[[Any], Any]):
+        self.runs = 0
+        self.returned: list[Any] = []
+        self._jit = jit
+        self._fun = FORMS[scenario.form](scenario.function.make(self._body), bound)
+        # A method is looked up on an instance, after it was jitted.
+        self._self = [bound] if scenario.form == "method" else []
+        self.wrap()
+
+    def wrap(self) -> None:
+        self._use(self._jit(self._fun))
+
+    def copy(self) -> None:
+        self._use(copy.copy(self.jitted))
+
+    def flatten(self) -> None:
+        leaves, treedef = tree_flatten(self.jitted)
+        self._use(tree_unflatten(treedef, leaves))
+
+    def _use(self, jitted: Any) -> None:
+        self.jitted = jitted
+        self.call = jitted.__get__(*self._self, None) if self._self else jitted
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> None:
+        # A method bound by Equinox would take no keyword argument called `self`.
+        type(self.jitted).lower(self.jitted, *self._self, *args, **kwargs)
+
+    def _body(self, inputs: dict[str, Any], pieces: tuple[str, ...]) -> Any:
+        self.runs += 1
+        # Raises for arrays that JAX doesn't take: also without JIT, where JAX itself doesn't look.
+        text = described(inputs)
+        if BOOM in [leaf for leaf in tree_leaves(inputs) if type(leaf) is str]:
+            raise Boom(text)
+        parts = [PIECES[piece](inputs) for piece in pieces]
+        output = parts[0] if len(parts) == 1 else tuple(parts)
+        self.returned = statics(output)
+        return output
+
+
+# --- The comparison ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a call returned or raised, and how often Python code ran for it."""
+
+    value: Any
+    error: Exception | None
+    runs: int
+
+
+def _outcome(side: Side, context: str, args: list[Any], kwargs: dict[str, Any]) -> Outcome:
+    before = side.runs
+    value, error = None, None
+    try:
+        if context == "nested":
+            value = eqx.filter_jit(lambda a, k: side.call(*a, **k))(args, kwargs)
+        else:
+            with jax.disable_jit() if context == "disable_jit" else contextlib.nullcontext():
+                value = side.call(*args, **kwargs)
+    except Exception as raised:
+        error = raised
+    return Outcome(value, error, side.runs - before)
+
+
+def _taken_apart(tree: Any) -> Any:
+    """A tree as it comes out of being flattened, if it can be.
+
+    A Module that lacks a field isn't quite the same then.
+    """
+    try:
+        return tree_map(lambda leaf: leaf, tree)
+    except Exception:
+        return tree
+
+
+#: What stands for arguments that don't fit, or that no jitted function takes.
+UNTRACEABLE = "not to be traced"
+
+
+class Comparison:
+    """All sides of one scenario, and what is expected of the next call."""
+
+    def __init__(self, scenario: Scenario):
+        self._new_side = functools.partial(Side, scenario, scenario.bound())
+        self._plain = self._new_side(lambda fun: fun)
+        self._ours = self._new_side(eqxjit.filter_jit)
+        # Never gives results, since those can be stale: it is only asked when it traces.
+        self._upstream = self._new_side(eqx.filter_jit)
+        #: By what is traced: a `equinox.filter_jit` for that alone, so that it is never stale.
+        self._references: dict[str, Side] = {}
+        #: By what was traced: the static leaves that came in, and those that our trace returned.
+        self._traced: dict[str, tuple[list[Any], list[Any]]] = {}
+        self._structures: set[str] = set()
+        self._n_traces = 0
+        self._changed = False
+        self._statics_changed = False
+        #: All that was returned: kept, so that no `id` is used again.
+        self._returned: list[Any] = []
+        self._returned_ids: set[int] = set()
+
+    def change(self, before: Change | str, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Changes the arguments in place, or makes the jitted functions anew."""
+        if isinstance(before, Change):
+            self._changed = True
+            self._statics_changed |= changes.apply(before, args, kwargs)
+        else:
+            for side in self._ours, self._upstream:
+                getattr(side, before)()
+
+    def call(self, context: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Makes a call on all sides."""
+        traced_for, structure, given = self._what_is_traced(args, kwargs)
+        if traced_for == UNTRACEABLE and context == "disable_jit":
+            # Equinox refuses nothing then; eqxjit is as strict as ever.
+            context = "plain"
+        if traced_for not in self._references:
+            self._references[traced_for] = self._new_side(eqx.filter_jit)
+        before = self._snapshot(args, kwargs)
+        ours = _outcome(self._ours, context, args, kwargs)
+        assert self._snapshot(args, kwargs) == before, "the arguments were changed"
+        expected = _outcome(self._references[traced_for], context, args, kwargs)
+        plain = _outcome(self._plain, "plain", *_taken_apart((args, kwargs)))
+
+        if expected.error is not None or ours.error is not None:
+            self._compare_errors(ours, expected, plain)
+        else:
+            self._compare_values(ours.value, expected.value, plain)
+            traced = self._compare_traces(traced_for, structure, context, ours, args, kwargs, given)
+            self._check_statics(statics(ours.value), given, *traced)
+            self._check_freshness(ours.value, (args, kwargs))
+
+    def _what_is_traced(
+        self, args: list[Any], kwargs: dict[str, Any]
+    ) -> tuple[str, str, list[Any]]:
+        try:
+            bound = inspect.signature(self._plain.call).bind(*args, **kwargs)
+            arguments = bound.args, bound.kwargs
+            given = statics(arguments)
+            hash(tuple(given))
+            return described(arguments), described(arguments, avals=False), given
+        except Exception:
+            return UNTRACEABLE, "", []
+
+    def _snapshot(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        with contextlib.suppress(Exception):
+            leaves = tree_leaves((args, kwargs))
+            nodes_ = containers((args, kwargs))
+            return described((args, kwargs)), content(leaves), [*map(id, leaves), *map(id, nodes_)]
+        return None
+
+    def _compare_errors(self, ours: Outcome, expected: Outcome, plain: Outcome) -> None:
+        errors = {type(ours.error), type(expected.error)}
+        # A change may have made a second argument bad: then either may be found first.
+        assert len(errors) == 1 or (self._changed and errors == {TypeError, ValueError}), (
+            ours.error,
+            expected.error,
+        )
+        assert ours.runs == expected.runs
+        if isinstance(expected.error, Boom):
+            assert str(ours.error) == str(expected.error) == str(plain.error)
+
+    def _compare_values(self, ours: Any, expected: Any, plain: Outcome) -> None:
+        assert plain.error is None
+        assert described(ours) == described(expected) == described(_taken_apart(plain.value))
+        assert content(ours) == content(expected) == content(plain.value)
+        assert [*map(type, tree_leaves(ours))] == [*map(type, tree_leaves(expected))]
+
+    def _compare_traces(
+        self,
+        traced_for: str,
+        structure: str,
+        context: str,
+        ours: Outcome,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        given: list[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        """Checks whether ours traced. Returns the statics that came in, and out, when it did."""
+        is_new = traced_for not in self._traced
+        traced = given, self._ours.returned
+        if context == "disable_jit":
+            assert ours.runs == 1
+        elif is_new:
+            assert ours.runs == 1, "not traced: a stale program"
+            self._check_upstream_traces(traced_for, args, kwargs)
+            self._structures.add(structure)
+        elif ours.runs:
+            # It would have returned static objects that their owner has changed since.
+            assert self._statics_changed, "traced again"
+        else:
+            traced = self._traced[traced_for]
+        if ours.runs and context != "disable_jit":
+            self._n_traces += 1
+            self._traced[traced_for] = traced
+        info = self._ours.jitted.cache_info()
+        assert (info.entries, info.traces) == (len(self._structures), self._n_traces)
+        traces = self._ours.jitted.traces()
+        assert len(traces) == info.traces + info.recompilations
+        assert [trace.number for trace in traces] == [*range(1, len(traces) + 1)]
+        for trace in traces[1:]:
+            assert trace.differences
+            assert "not known" not in [difference.category for difference in trace.differences]
+        return traced
+
+    def _check_statics(
+        self, output: list[Any], given: list[Any], given_then: list[Any], returned: list[Any]
+    ) -> None:
+        """Checks whose static leaves are in an output.
+
+        What came in with the call that was traced is this call's own, from the same place in its
+        arguments; the rest is what was returned to the call that was traced.
+        """
+        for ours, theirs in zip(output, returned, strict=True):
+            pairs = zip(given, given_then, strict=True)
+            own = [now for now, then in pairs if then is theirs]
+            expected = own + [theirs] * (not own or is_nobodys(theirs))
+            assert any(ours is each for each in expected), (ours, expected)
+
+    def _check_upstream_traces(
+        self, traced_for: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        """Checks that Equinox traces here, too, unless `==` makes it believe that it has."""
+        before = self._upstream.runs
+        self._upstream.lower(*args, **kwargs)
+        if self._upstream.runs == before and not self._statics_changed:
+            assert untyped(traced_for) in {untyped(traced) for traced in self._traced}
+
+    def _check_freshness(self, output: Any, arguments: Any) -> None:
+        fresh = list(containers(output))
+        ids = {id(node) for node in fresh}
+        assert len(ids) == len(fresh), "one container, twice"
+        assert not ids & self._returned_ids, "a container that was returned before"
+        assert ids.isdisjoint(id(node) for node in containers(arguments)), "a container passed in"
+        self._returned.append(fresh)
+        self._returned_ids |= ids
+
+
+def compare(scenario: Scenario) -> None:
+    """Plays a scenario on all sides.
+
+    **Raises:**
+
+    - `AssertionError`, where they differ.
+    """
+    comparison = Comparison(scenario)
+    slots = [make() for make in scenario.slots]
+    for each in scenario.rounds:
+        if each.before == "rebuild":
+            slots[each.slot] = scenario.slots[each.slot]()
+        elif each.before is not None:
+            comparison.change(each.before, *slots[each.slot])
+        args, kwargs = slots[each.slot]
+        for _ in range(each.times):
+            comparison.call(each.context, args, kwargs)
+
+
+def compare_held(held: Held) -> None:
+    """Changes static objects in a wrapped function, and compares each call with plain Python.
+
+    **Raises:**
+
+    - `AssertionError`, where a call's output shows that they were otherwise.
+    """
+    model, n_runs = held.model(), 0
+
+    def body(model: Any) -> Any:
+        nonlocal n_runs
+        n_runs += 1
+        return tuple([PIECES[piece]({"model": model}) for piece in held.pieces])
+
+    def forward(model: Any) -> Any:
+        return body(model)
+
+    fun = FORMS[held.form](forward, model)
+    f = eqxjit.filter_jit(fun)
+    for change in (None, *held.changes):
+        if change is not None:
+            changes.apply_to_static_fields(change, model)
+        for call in range(CALLS):
+            n_before = n_runs
+            ours = f()
+            assert n_runs - n_before <= (call == 0), "traced again"
+            expected = fun()
+            assert described(ours) == described(expected)
+            assert content(ours) == content(expected)

@@ -1,0 +1,128 @@
+"""A function under both implementations, and comparison of what they return to the last bit."""
+
+import functools
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
+
+import eqxjit
+from tests.support.sides import CALLS
+
+SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE") != "0"
+
+
+class Counted:
+    """A function under one `filter_jit`, and how often it was traced."""
+
+    def __init__(self, filter_jit: Callable[..., Any], fun: Callable[..., Any], **options: Any):
+        self.traces = 0
+
+        @functools.wraps(fun)
+        def counted(*args, **kwargs):
+            self.traces += 1
+            return fun(*args, **kwargs)
+
+        self.jitted = filter_jit(counted, **options)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.jitted(*args, **kwargs)
+
+
+class Twins:
+    """One function under `equinox.filter_jit` and under eqxjit's."""
+
+    def __init__(self, fun: Callable[..., Any], **options: Any):
+        self.fun = fun
+        self.upstream = Counted(eqx.filter_jit, fun, **options)
+        self.ours = Counted(eqxjit.filter_jit, fun, **options)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Our answer to a call, the same from the first call to a warm one, and upstream's."""
+        expected = self.upstream(*args, **kwargs)
+        for _ in range(CALLS):
+            result = self.ours(*args, **kwargs)
+            assert_same(result, expected)
+        return result  # pyright: ignore
+
+    def answers(self, /, *args: Any, **kwargs: Any) -> tuple[str, str]:
+        """What upstream and ours say to a call that may be wrong: a value's text, or the error."""
+        return answer(self.upstream, *args, **kwargs), answer(self.ours, *args, **kwargs)
+
+    def assert_no_more_traces(self) -> None:
+        assert self.ours.traces <= self.upstream.traces
+
+
+class Own:
+    """Hashable, with its own `==`, and changeable."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return type(other) is Own and self.value == other.value
+
+    def __hash__(self):
+        return hash(self.value)
+
+    def __repr__(self):
+        return f"Own({self.value})"
+
+
+def assert_specialized(wrapper: Any) -> None:
+    """A warm function has a specialised call, unless those are switched off."""
+    assert (wrapper.specialized_source() is not None) == SPECIALIZING
+
+
+def answer(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> str:
+    """The text of what a call returns, or of what it raises."""
+    try:
+        return repr(f(*args, **kwargs))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def warm(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """What a call returns, the same from the first call to a warm one."""
+    first = f(*args, **kwargs)
+    for _ in range(CALLS - 1):
+        assert_same(f(*args, **kwargs), first)
+    return first
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Two pytrees agree: in structure, in the types of their leaves, and bit for bit."""
+    assert tree_structure(one) == tree_structure(other)
+    leaves, _ = tree_flatten_with_path(one)
+    others, _ = tree_flatten_with_path(other)
+    assert [path for path, _ in leaves] == [path for path, _ in others]
+    for (path, leaf), (_, twin) in zip(leaves, others, strict=True):
+        assert same_leaf(leaf, twin), f"{keystr(path)}: {leaf!r} is not {twin!r}"
+
+
+def same_leaf(one: Any, other: Any) -> bool:
+    """Whether two leaves agree in type and value, down to the sign of zero and the kind of NaN."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, jax.Array):
+        if one.aval != other.aval:  # shape, dtype, weak type
+            return False
+        if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        return np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    if isinstance(one, (np.ndarray, np.generic)):
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        )
+    if isinstance(one, float):
+        return math.copysign(1, one) == math.copysign(1, other) and (
+            one == other or (one != one and other != other)
+        )
+    return one is other or bool(one == other)

@@ -1,0 +1,8 @@
+"""How much is drawn: `HYPOTHESIS_PROFILE=thorough` draws more than the suite has time for."""
+
+import os
+
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "fast")
+
+#: How many sequences of calls are drawn; each compiles for about a quarter of a second.
+SCENARIOS = {"fast": 280, "thorough": 10_500}[PROFILE]

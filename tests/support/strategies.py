@@ -1,0 +1,680 @@
+"""Hypothesis strategies for what a jitted function may meet: values, signatures, series of calls.
+
+Values are drawn as `Made`: recipes that make equal values, sharing nothing, as often as one likes.
+"""
+
+import collections
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import strategies as st
+
+from tests.support import nodes
+
+
+class Made:
+    """A recipe: calling it makes a value anew."""
+
+    def __init__(self, make: Callable[..., Any], *parts: Any):
+        self.make = make
+        self.parts = parts
+
+    def __call__(self) -> Any:
+        return self.make(*[part() if isinstance(part, Made) else part for part in self.parts])
+
+    def places(self) -> list[tuple[int, ...]]:
+        """Where in this recipe there are recipes without parts of their own."""
+        return [
+            (index, *place)
+            for index, part in enumerate(self.parts)
+            if isinstance(part, Made)
+            for place in part.places()
+        ] or [()]
+
+    def at(self, place: tuple[int, ...]) -> "Made":
+        return self.parts[place[0]].at(place[1:]) if place else self
+
+    def replaced(self, place: tuple[int, ...], new: "Made") -> "Made":
+        """This recipe with another one at that place."""
+        if not place:
+            return new
+        parts = list(self.parts)
+        parts[place[0]] = parts[place[0]].replaced(place[1:], new)
+        return Made(self.make, *parts)
+
+    def __repr__(self) -> str:
+        name = getattr(self.make, "__name__", repr(self.make))
+        return f"{name}({', '.join(map(repr, self.parts))})"
+
+
+def same(value: Any) -> Any:
+    """What is made by this is one object, always."""
+    return value
+
+
+def made(make: Callable[..., Any], *parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Made]:
+    return st.builds(Made, st.just(make), *parts)
+
+
+# --- Arrays -----------------------------------------------------------------------------------
+
+# Few of each, so that JAX compiles few operations for calls that aren't jitted.
+_SHAPES = [(), (2,), (2, 3), (0,)]
+_DTYPES = ["float32", "int32", "bool", "complex64", "bfloat16", "uint8"]
+
+
+def jax_array(dtype, shape, start):
+    return jnp.asarray(numpy_array(dtype, shape, start))
+
+
+def numpy_array(dtype, shape, start):
+    return np.arange(start, start + np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+
+
+def numpy_scalar(dtype, start):
+    return np.dtype(dtype).type(start)
+
+
+def weak_array(value):
+    return jnp.asarray(value)
+
+
+def transposed(dtype, start):
+    return numpy_array(dtype, (2, 3), start).T
+
+
+def read_only(dtype, start):
+    array = numpy_array(dtype, (2,), start)
+    array.flags.writeable = False
+    return array
+
+
+def prng_key(seed):
+    return jax.random.key(seed)
+
+
+def words(_):
+    # NumPy's, so it is an array; but none that JAX takes.
+    return np.array(["not", "numbers"])
+
+
+_ARRAY_KINDS = {
+    jax_array,
+    numpy_array,
+    numpy_scalar,
+    weak_array,
+    transposed,
+    read_only,
+    prng_key,
+}
+
+_starts = st.integers(-1, 2).map(abs)
+_dtypes = st.sampled_from(_DTYPES)
+_shapes = st.sampled_from(_SHAPES)
+
+arrays = st.one_of(
+    made(jax_array, st.just("float32"), _shapes, _starts),
+    made(jax_array, _dtypes, _shapes, _starts),
+    made(numpy_array, _dtypes | st.sampled_from(["float64", "int64"]), _shapes, _starts),
+    made(numpy_scalar, st.sampled_from(["float64", "float32", "int64", "bool"]), _starts),
+    made(weak_array, st.sampled_from([1, 2, 1.0, 2.0])),
+    made(transposed, st.just("float32"), _starts),
+    made(read_only, st.just("float32"), _starts),
+    made(prng_key, _starts),
+)
+
+# --- Static values ----------------------------------------------------------------------------
+
+#: A function raises when it meets this static value.
+BOOM = "boom"
+
+# Values that `==` doesn't tell apart; and NaN, which it tells apart from itself.
+_TWINS = [
+    [
+        *(Made(same, zero) for zero in (0, False, nodes.Level.LOW)),
+        *(Made(float, zero) for zero in ("0.0", "-0.0")),
+        *(Made(complex, zero) for zero in ("0j", "-0j")),
+    ],
+    [
+        *(Made(same, one) for one in (1, True, nodes.Level.HIGH)),
+        *(Made(kind, "1") for kind in (float, complex, Fraction)),
+    ],
+    [Made(same, 2), Made(float, "2")],
+    [Made(same, "m"), Made(same, nodes.Unit.METRE)],
+    [Made(float, "nan"), Made(complex, "1+nanj")],
+]
+
+_confusing = st.sampled_from(_TWINS).flatmap(st.sampled_from)
+
+_hashable_atoms = st.one_of(
+    _confusing,
+    st.sampled_from(
+        [
+            # Made anew: equal, but not the same object.
+            *(Made(int, text) for text in ("1000", "-7", "123456789012345678901234567890")),
+            *(Made(str.join, "", list(text)) for text in ("", "a", "same", "'\"\\\n{}")),
+            Made(str.encode, "a"),
+            Made(np.dtype, "float32"),
+            Made(range, 3),
+            Made(nodes.Release, 1, 0),
+            Made(nodes.Release, 1, 5),
+            Made(nodes.Release, 2, 0),
+            Made(jax.ShapeDtypeStruct, (2,), jnp.float32),
+            *(
+                Made(same, value)
+                for value in (
+                    *nodes.Colour,
+                    *nodes.Unit,
+                    *nodes.PLAIN,
+                    nodes.LAMBDA,
+                    nodes.PARTIAL,
+                    nodes.plus_one,
+                    nodes.Layer,
+                    jnp.sin,
+                    jax.nn.relu,
+                    max,
+                    int,
+                    ...,
+                )
+            ),
+        ]
+    ),
+)
+
+
+def frozenset_of(value):
+    return frozenset([value])
+
+
+#: Static leaves: hashable, and no node of a pytree.
+static_leaves = st.one_of(
+    _confusing,
+    _hashable_atoms,
+    made(nodes.Config, _hashable_atoms, _hashable_atoms),
+    made(frozenset_of, _confusing),
+)
+
+
+def list_of(*values):
+    return list(values)
+
+
+def tuple_of(*values):
+    return tuple(values)
+
+
+def set_of(value):
+    return {value}
+
+
+def dict_of(keys, *values):
+    return dict(zip(keys, values, strict=True))
+
+
+def ordered_dict_of(keys, *values):
+    return collections.OrderedDict(zip(keys, values, strict=True))
+
+
+def default_dict_of(factory, keys, *values):
+    return collections.defaultdict(factory, zip(keys, values, strict=True))
+
+
+# Keys that can be sorted. Some are names that generated code may want for itself.
+_dict_keys = st.sampled_from(
+    [
+        *[(), ("a",), ("a", "b"), ("b", "a"), ("type", "class"), ("output", "x y")],
+        *[(1, 2), (True, 2), (1.0, 2), (-0.0,), (0.0,), (0,)],
+        *[(nodes.Level.HIGH,), ((1,), (True, 0))],
+    ]
+)
+
+
+def _of_many(make: Callable[..., Any], values: st.SearchStrategy[Made]) -> Any:
+    return st.lists(values, max_size=3).map(lambda parts: Made(make, *parts))
+
+
+def _of_keys(make: Callable[..., Any], values: st.SearchStrategy[Made]) -> Any:
+    @st.composite
+    def of_keys(draw: st.DrawFn) -> Made:
+        keys = draw(_dict_keys)
+        return Made(make, keys, *[draw(values) for _ in keys])
+
+    return of_keys()
+
+
+def _containers_in_static_fields(values: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
+    return st.one_of(
+        _of_many(list_of, values),
+        _of_many(tuple_of, values),
+        _of_keys(dict_of, values),
+        made(nodes.Config, values),
+        made(nodes.Settings, values),
+        made(nodes.Pair, values, values),
+        made(slice, values),
+    )
+
+
+#: What a static field may hold: also what can be changed in place.
+static_fields = st.recursive(
+    static_leaves | made(set_of, _confusing) | st.just(Made(same, None)),
+    _containers_in_static_fields,
+    max_leaves=4,
+)
+
+# --- Trees ------------------------------------------------------------------------------------
+
+
+def bound_method(module):
+    return module.method
+
+
+def partial(kind, function, *parts):
+    *args, keyword = parts
+    return kind(function, *args, keyword=keyword)
+
+
+def state_of_batch_norm():
+    return nodes.batch_norm()[1]
+
+
+def batch_norm_and_state():
+    return nodes.batch_norm()
+
+
+def linear(size):
+    return eqx.nn.Linear(size, 2, key=jax.random.key(0))
+
+
+def mlp(activation):
+    return eqx.nn.MLP(2, 2, 2, 1, activation=activation, key=jax.random.key(0))
+
+
+def dropout(p):
+    return eqx.nn.Dropout(p)
+
+
+_ready_made = st.one_of(
+    st.sampled_from(
+        [
+            Made(same, None),
+            Made(nodes.Empty),
+            Made(nodes.Nothing),
+            Made(state_of_batch_norm),
+            Made(batch_norm_and_state),
+            Made(linear, 2),
+            Made(mlp, jax.nn.relu),
+            Made(mlp, jnp.tanh),
+            *(Made(dropout, p) for p in (0, 0.0, 0.5, 1, True)),
+        ]
+    ),
+    made(nodes.optimiser_state, st.sampled_from(["adam", "sgd", "injected"]), st.just(2)),
+    made(nodes.OnlyStatic, static_fields),
+    made(nodes.StaticNode, static_fields),
+)
+
+
+def _nodes_over(trees: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
+    modules = st.one_of(
+        made(nodes.Layer, trees, trees, static_fields),
+        made(nodes.Derived, trees, trees, static_fields, static_fields, trees),
+        made(nodes.Converted, trees, static_fields),
+        made(nodes.GenericBox, trees),
+        made(nodes.wrapper, st.sampled_from([nodes.plus_one, nodes.LAMBDA]), trees),
+        made(bound_method, made(nodes.Layer, trees, trees, static_fields)),
+        made(
+            partial,
+            st.sampled_from([eqx.Partial, jax.tree_util.Partial]),
+            st.sampled_from([nodes.plus_one, nodes.LAMBDA]),
+            trees,
+            trees,
+        ),
+        made(eqx.Partial, made(nodes.Layer, trees, trees), trees),
+    )
+    builtin = st.one_of(
+        _of_many(list_of, trees),
+        _of_many(tuple_of, trees),
+        _of_keys(dict_of, trees),
+        _of_keys(ordered_dict_of, trees),
+        *[_of_keys(functools.partial(default_dict_of, kind), trees) for kind in (list, None)],
+        made(nodes.Pair, trees, trees),
+        made(nodes.CheckedPair, trees),
+    )
+    registered = st.one_of(
+        made(nodes.FlaxState, trees, static_fields),
+        made(nodes.Bag, static_fields, trees, trees),
+        made(nodes.Record, trees, static_fields),
+    )
+    return modules | builtin | registered
+
+
+leaves = arrays | static_leaves
+
+
+@st.composite
+def _rows(draw: st.DrawFn) -> Made:
+    """Many equal items in a row, which generated code treats as one; there may be an odd one."""
+    item = draw(arrays | _nodes_over(leaves))
+    items = [item] * draw(st.integers(4, 9))
+    if draw(st.booleans()):
+        items[draw(st.sampled_from([0, 4, -1])) % len(items)] = draw(leaves)
+    return Made(draw(st.sampled_from([list_of, tuple_of])), *items)
+
+
+#: Pytrees of all kinds of nodes.
+trees = st.one_of(
+    leaves,
+    st.recursive(leaves | _ready_made, _nodes_over, max_leaves=6),
+    _rows(),
+)
+
+#: Arguments that no jitted function can take.
+bad_trees = st.sampled_from(
+    [
+        Made(words, 0),
+        Made(set_of, 1),
+        Made(nodes.Settings, 1),
+        Made(dict_of, ("a", 1), 0, 0),
+        Made(list_of, Made(bytearray, b"a")),
+    ]
+)
+
+# --- Functions --------------------------------------------------------------------------------
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+# Names that generated code might want for itself.
+_NAMES = ["x", "self", "args", "kwargs", "type", "len", "fun"]
+_NAMES += ["jitted", "output", "absent", "has_key", "arrays", "otherwise"]
+
+
+class _Source(str):
+    """Shows as it is where `repr` would add quotes."""
+
+    __repr__ = str.__str__
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A function to be made.
+
+    - `signature`: its parameters, defaults included.
+    - `pieces`: what its output consists of, by names in `differential.PIECES`.
+    """
+
+    signature: inspect.Signature
+    pieces: tuple[str, ...]
+
+    def make(self, body: Callable[[dict[str, Any], tuple[str, ...]], Any]) -> Callable[..., Any]:
+        """A new function of this signature that returns `body(its arguments by name, pieces)`."""
+        parameters = self.signature.parameters
+        header = self.signature.replace(
+            parameters=[
+                parameter
+                if parameter.default is inspect.Parameter.empty
+                else parameter.replace(default=_Source(f"defaults_[{parameter.name!r}]"))
+                for parameter in parameters.values()
+            ]
+        )
+        arguments = ", ".join(f"{name!r}: {name}" for name in parameters)
+        source = f"def f{header}:\n    return body_({{{arguments}}}, pieces_)"
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
+        namespace = {"body_": body, "pieces_": self.pieces, "defaults_": defaults}
+        exec(source, namespace)
+        return namespace["f"]  # type: ignore[return-value]
+
+
+@st.composite
+def functions(draw: st.DrawFn, takes_model: bool, names: list[str], pieces: list[str]) -> Function:
+    """Functions; their first parameter is a required, positional `model` if `takes_model`."""
+    remaining_names = iter(draw(st.permutations(names)))
+    kind = inspect.Parameter
+    parameters: list[inspect.Parameter] = []
+
+    def add(kind: Any, default: bool = False) -> None:
+        value = draw(leaves | st.just(Made(same, None)))() if default else inspect.Parameter.empty
+        parameters.append(inspect.Parameter(next(remaining_names), kind, default=value))
+
+    n_positional_only = draw(st.integers(0, 1))
+    n_positional = n_positional_only + draw(st.integers(0, 2))
+    n_required = draw(st.integers(0, n_positional))
+    if takes_model:
+        model_kind = (
+            kind.POSITIONAL_ONLY if n_positional_only else draw(st.sampled_from(_POSITIONAL))
+        )
+        parameters.append(inspect.Parameter("model", model_kind))
+    for index in range(n_positional):
+        add(_POSITIONAL[index >= n_positional_only], default=index >= n_required)
+    if draw(st.booleans()):
+        add(kind.VAR_POSITIONAL)
+    for _ in range(draw(st.integers(0, 1))):
+        add(kind.KEYWORD_ONLY, default=draw(st.booleans()))
+    if draw(st.booleans()):
+        add(kind.VAR_KEYWORD)
+    chosen = draw(st.lists(st.sampled_from(pieces), min_size=1, max_size=2))
+    return Function(inspect.Signature(parameters), tuple(chosen))
+
+
+# --- Calls ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call, to be made."""
+
+    args: tuple[Made, ...]
+    kwargs: dict[str, Made]
+
+    def __call__(self) -> tuple[list[Any], dict[str, Any]]:
+        return [value() for value in self.args], {k: value() for k, value in self.kwargs.items()}
+
+    def replaced(self, name: int | str, value: Made) -> "Arguments":
+        """These arguments, but for one of them."""
+        if isinstance(name, str):
+            return Arguments(self.args, {**self.kwargs, name: value})
+        return Arguments((*self.args[:name], value, *self.args[name + 1 :]), self.kwargs)
+
+
+@st.composite
+def arguments_of(
+    draw: st.DrawFn, parameters: list[inspect.Parameter], names: list[str]
+) -> Arguments:
+    """Arguments for these parameters; some don't fit. `names` are free for `**kwargs`."""
+    kind = inspect.Parameter
+    values = trees
+    args: list[Made] = []
+    kwargs: dict[str, Made] = {}
+    by_position = True
+    for parameter in parameters:
+        name = parameter.name
+        is_optional = parameter.default is not inspect.Parameter.empty
+        if parameter.kind == kind.VAR_POSITIONAL:
+            if by_position:
+                args += draw(st.lists(values, max_size=2))
+        elif parameter.kind == kind.VAR_KEYWORD:
+            # The names of positional-only parameters are free. (Where those have a default, Python
+            # 3.11 doesn't know it in `inspect.Signature.bind`, which Equinox relies on.)
+            taken = {
+                p.name
+                for p in parameters
+                if p.kind != kind.POSITIONAL_ONLY or p.default is not kind.empty
+            }
+            for extra in draw(st.sets(st.sampled_from([*names, "class", "model"]), max_size=2)):
+                if extra not in taken:
+                    kwargs[extra] = draw(values)
+        elif is_optional and draw(st.booleans()):
+            by_position = by_position and parameter.kind == kind.KEYWORD_ONLY
+        elif parameter.kind == kind.KEYWORD_ONLY:
+            kwargs[name] = draw(values)
+        elif by_position and (parameter.kind == kind.POSITIONAL_ONLY or draw(st.booleans())):
+            args.append(draw(values))
+        elif parameter.kind != kind.POSITIONAL_ONLY:
+            by_position = False
+            kwargs[name] = draw(values)
+    return Arguments(tuple(args), kwargs)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Made, Made]:
+    """Two trees, most often nearly the same."""
+    tree = draw(trees)
+    return tree, draw(variations_of(Arguments((tree,), {}))).args[0]
+
+
+@st.composite
+def variations_of(draw: st.DrawFn, arguments: Arguments) -> Arguments:
+    """Arguments that differ in one value, most often hardly."""
+    names = [*range(len(arguments.args)), *arguments.kwargs]
+    if not names:
+        return arguments
+    name = draw(st.sampled_from(names))
+    old = arguments.args[name] if isinstance(name, int) else arguments.kwargs[name]
+    place = draw(st.sampled_from(old.places()))
+    twins = [value for values in _TWINS if old.at(place) in values for value in values]
+    if twins:
+        new = draw(st.sampled_from(twins))
+    else:
+        # Where there is no array there may be a static field, which is no place for one.
+        new = draw(leaves if old.at(place).make in _ARRAY_KINDS else static_leaves)
+    return arguments.replaced(name, old.replaced(place, new))
+
+
+@st.composite
+def spoiled(draw: st.DrawFn, arguments: Arguments) -> Arguments:
+    """Arguments that can't be bound, or can't be jitted with, or that the function refuses."""
+    names = [*range(len(arguments.args)), *arguments.kwargs]
+    ways = ["unknown", "more", "less"] + ["bad", "boom"] * bool(names)
+    way = draw(st.sampled_from(ways))
+    if way == "unknown":
+        return Arguments(arguments.args, {**arguments.kwargs, "unknown": Made(same, 1)})
+    if way == "more":
+        return Arguments((*arguments.args, *[Made(same, 1)] * 5), arguments.kwargs)
+    if way == "less":
+        return Arguments(arguments.args[1:], arguments.kwargs)
+    new = draw(bad_trees) if way == "bad" else Made(same, BOOM)
+    return arguments.replaced(draw(st.sampled_from(names)), new)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A change of one argument in place: `changes` finds what can be changed, and how.
+
+    - `place`, `way`: which of the places, and which of the ways; modulo their number.
+    - `array`, `value`: what replaces an array, or something else.
+    """
+
+    place: int
+    way: int
+    array: Made
+    value: Made
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """Some calls with the same arguments.
+
+    - `slot`: whose arguments: each slot holds its own.
+    - `before`: what happens first: a `Change`; `"rebuild"` makes the slot's arguments anew; other
+        words make the wrapper anew.
+    - `context`: how the calls are made.
+    - `times`: how many there are.
+    """
+
+    slot: int
+    before: Change | str | None
+    context: str
+    times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """A function, how it is wrapped, and what it is called with.
+
+    - `bound`: what the wrapped callable holds, where it holds something.
+    - `slots`: the arguments that each slot of the rounds holds at first.
+    """
+
+    function: Function
+    form: str
+    bound: Made
+    slots: tuple[Arguments, ...]
+    rounds: tuple[Round, ...]
+
+
+N_SLOTS = 3
+
+_changes = st.builds(Change, st.integers(0, 11), st.integers(0, 5), arrays, static_fields)
+_rounds = st.builds(
+    Round,
+    st.integers(0, N_SLOTS - 1),
+    st.one_of(
+        st.none(),
+        st.just("rebuild"),
+        _changes,
+        _changes,
+        st.sampled_from(["wrap", "copy", "flatten"]),
+    ),
+    st.sampled_from(["plain"] * 14 + ["nested", "disable_jit"]),
+    st.integers(1, 4),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """A model that a wrapped function holds, and changes of it in place.
+
+    - `model`: holds something that can be changed in a static field.
+    - `form`: how the function holds it (see `differential.FORMS`).
+    - `pieces`: what the function returns.
+    - `changes`: between the calls.
+    """
+
+    model: Made
+    form: str
+    pieces: tuple[str, ...]
+    changes: tuple[Change, ...]
+
+
+@st.composite
+def held_models(draw: st.DrawFn, forms: list[str], pieces: list[str]) -> Held:
+    changeable = st.one_of(
+        _of_many(list_of, static_fields),
+        _of_keys(dict_of, static_fields),
+        made(nodes.Settings, static_fields),
+        made(tuple_of, made(nodes.Settings, static_fields), made(set_of, _confusing)),
+    )
+    model = made(nodes.Layer, arrays, trees, changeable)
+    return Held(
+        draw(model | made(tuple_of, model, model)),
+        draw(st.sampled_from(forms)),
+        tuple(draw(st.lists(st.sampled_from(pieces), min_size=1, max_size=2))),
+        tuple(draw(st.lists(_changes, min_size=1, max_size=5))),
+    )
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, form: str, pieces: list[str]) -> Scenario:
+    takes_model = form != "function"
+    # Equinox' Partial can't pass on a keyword argument called `self`.
+    names = [name for name in _NAMES if not (takes_model and name == "self")]
+    function = draw(functions(takes_model, names, pieces))
+    parameters = [*function.signature.parameters.values()][takes_model:]
+    fresh = arguments_of(parameters, names)
+    slots = [draw(fresh)]
+    for _ in range(N_SLOTS - 1):
+        way = draw(st.sampled_from(["varied"] * 6 + ["same", "fresh", "spoiled"]))
+        if way == "varied":
+            slots.append(draw(variations_of(slots[-1])))
+        elif way == "fresh":
+            slots.append(draw(fresh))
+        else:
+            slots.append(slots[0] if way == "same" else draw(spoiled(slots[0])))
+    rounds = draw(st.lists(_rounds, min_size=3, max_size=7))
+    return Scenario(function, form, draw(trees), tuple(slots), tuple(rounds))

@@ -1,0 +1,451 @@
+"""Partition: what is traced, what is static, and that each kind of node gets through a call."""
+
+import collections
+import dataclasses
+import enum
+import functools
+import operator
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import flax.core
+import flax.struct
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import optax
+import pytest
+
+import eqxjit
+from tests.support.helpers import Twins, assert_same, assert_specialized
+from tests.support.sides import CALLS, both
+
+# --- Leaves -----------------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    rate: float
+
+
+def _array(dtype, shape=(2,)):
+    return jnp.ones(shape, dtype)
+
+
+DYNAMIC = {
+    "float32": _array(jnp.float32),
+    "bfloat16": _array(jnp.bfloat16),
+    "float8": _array(jnp.float8_e4m3fn),
+    "int4": _array(jnp.int4),
+    "uint8": _array(jnp.uint8),
+    "bool": _array(bool),
+    "complex64": _array(jnp.complex64),
+    "scalar array": _array(jnp.float32, ()),
+    "weakly typed array": jnp.asarray(2.0),
+    "empty array": _array(jnp.float32, (0, 3)),
+    "typed key": jax.random.key(0),
+    "typed keys": jax.random.split(jax.random.key(0, impl="rbg"), 3),
+    "raw key": jax.random.PRNGKey(0),
+    "numpy float32": np.ones(2, np.float32),
+    "numpy float64": np.ones(2),
+    "numpy int64": np.arange(3),
+    "numpy bool": np.array([True, False]),
+    "numpy zero-dimensional": np.array(1.5, np.float32),
+    "numpy Fortran order": np.asfortranarray(np.arange(6.0, dtype=np.float32).reshape(2, 3)),
+    "numpy not contiguous": np.arange(6, dtype=np.int32)[::2],
+    "numpy subclass": np.ones(2, np.float32).view(type("Sub", (np.ndarray,), {})),
+    "numpy float32 scalar": np.float32(1.5),
+    "numpy float64 scalar": np.float64(1.5),
+    "numpy int64 scalar": np.int64(3),
+    "numpy bool scalar": np.bool_(True),
+    "numpy complex64 scalar": np.complex64(1j),
+}
+
+STATIC = {
+    "bool": True,
+    "int": 3,
+    "big int": 10**30,
+    "float": 1.5,
+    "complex": 1j,
+    "str": "tanh",
+    "bytes": b"tanh",
+    "function": jnp.tanh,
+    "lambda": lambda x: x,
+    "builtin": max,
+    "class": dict,
+    "jax type": jnp.float32,
+    "dtype": np.dtype("float32"),
+    "ellipsis": ...,
+    "enum": Colour.RED,
+    "frozen dataclass": Setting(1e-3),
+    "range": range(3),
+    "frozenset": frozenset({1, 2}),
+    "object": object(),
+    "shape": jax.ShapeDtypeStruct((2,), jnp.float32),
+    "functools.partial": functools.partial(max, 1),
+    "method of a plain object": [1].append,
+}
+
+
+def describe(x):
+    """Whether JAX traces a value, and if so, as what."""
+    return str(x.aval) if isinstance(x, jax.core.Tracer) else None
+
+
+def everywhere(leaf):
+    """A leaf as an argument, and within nodes of several kinds."""
+    return leaf, (1, leaf), {"leaf": leaf}, eqx.nn.Lambda(leaf), eqx.Partial(max, leaf)
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_arrays_are_traced(name):
+    value = DYNAMIC[name]
+    twins = Twins(lambda *tree: (tree, [describe(leaf) for leaf in jax.tree.leaves(tree)]))
+    _, seen = twins(*everywhere(value))
+    assert [kind is not None for kind in seen] == [
+        leaf is value for leaf in jax.tree.leaves(everywhere(value))
+    ]
+    assert twins.ours.traces == 1
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_all_else_is_static(name):
+    tree = everywhere(STATIC[name])
+    twins = Twins(lambda *tree: (jnp.zeros(()), jax.tree.leaves(tree)))
+    _, leaves = twins(*tree)
+    assert [*map(id, leaves)] == [*map(id, jax.tree.leaves(tree))]
+    assert twins.ours.traces == 1
+
+
+@pytest.mark.parametrize("name", [*DYNAMIC, *STATIC])
+def test_is_array_decides(name):
+    value = (DYNAMIC | STATIC)[name]
+    ours = eqxjit.filter_jit(lambda x: isinstance(x, jax.core.Tracer))
+    for _ in range(CALLS):
+        assert ours(value) is eqx.is_array(value)
+
+
+@both
+def test_a_ref_is_as_is_array_says(filter_jit):
+    """`jax.Ref` isn't a `jax.Array`: static upstream, and here."""
+    if not hasattr(jax, "new_ref"):
+        pytest.skip("before jax.new_ref")
+    ref = jax.new_ref(jnp.zeros(2))
+    assert not eqx.is_array(ref)
+    f = filter_jit(lambda r: r is ref)
+    for _ in range(CALLS):
+        assert f(ref)
+
+
+@both
+def test_tracers_are_traced(filter_jit):
+    """Under a transformation arguments are tracers, and so are those of the inner program."""
+    inner = filter_jit(lambda x, n: (x * n, isinstance(x, jax.core.Tracer)))
+
+    def outer(x):
+        y, is_tracer = inner(x, 3)
+        assert is_tracer
+        return y
+
+    for i in range(CALLS):
+        x = jnp.arange(3.0) + i
+        assert_same(jax.jit(outer)(x), x * 3)
+        assert_same(jax.vmap(outer)(x), x * 3)
+        assert_same(jax.grad(lambda x: outer(x).sum())(x), jnp.full(3, 3, x.dtype))
+        assert_same(inner(x, 3)[0], x * 3)
+
+
+def test_an_array_may_take_the_place_of_another_kind():
+    """JAX, NumPy and Python-scalar arguments in turn: what is an array shares an entry."""
+    twins = Twins(lambda x: (jax.tree.map(operator.neg, x), describe(x)))
+    values = [np.ones(2, np.float32), jnp.ones(2), np.float32(1), 1.5, jnp.ones(()), 2, None]
+    for value in values * CALLS:
+        assert_same(twins.ours(value), twins.upstream(value))
+    twins.assert_no_more_traces()
+
+
+@both
+@pytest.mark.parametrize("value", [np.array(["a"]), np.array([None]), np.str_("a")])
+def test_arrays_that_jax_refuses_are_arrays_all_the_same(filter_jit, value):
+    f = filter_jit(lambda x: 1)
+    for _ in range(CALLS):
+        with pytest.raises(TypeError):
+            f(value)
+
+
+# --- Nodes ------------------------------------------------------------------------------------
+
+
+class Inner(eqx.Module):
+    weight: jax.Array
+    bias: jax.Array | None
+    power: int = eqx.field(static=True)
+    activation: Any = jnp.tanh
+
+    def __call__(self, x):
+        bias = 0 if self.bias is None else self.bias
+        return self.activation(self.weight * x + bias) ** self.power
+
+
+class Outer(eqx.Module):
+    layers: list
+    scale: float
+    name: str = eqx.field(static=True)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x * self.scale
+
+
+class Converted(eqx.Module):
+    weight: jax.Array = eqx.field(converter=jnp.asarray)
+    sizes: tuple = eqx.field(converter=tuple, static=True)
+
+
+class Checked(eqx.Module):
+    weight: jax.Array
+
+    def __check_init__(self):
+        assert self.weight.shape == (2,)
+
+
+class Base(eqx.Module):
+    weight: jax.Array
+    kind: str = eqx.field(static=True)
+
+
+class Derived(Base):
+    extra: jax.Array
+    kind: str = eqx.field(static=True, default="derived")
+
+    def __init__(self, weight, extra):
+        self.weight = weight
+        self.extra = extra
+
+
+class Empty(eqx.Module):
+    pass
+
+
+class Strange(eqx.Module):
+    """Fields whose names could mean something to generated code."""
+
+    self_: jax.Array
+    _private: jax.Array
+    __mangled: jax.Array
+    type: Any
+    len: Any = eqx.field(static=True)
+    été: jax.Array | None = None
+
+
+class Decorator(eqx.Module):
+    """A Module that looks like the function it wraps: `__name__`, `__doc__`, ... are its fields."""
+
+    fun: Any
+    weight: jax.Array
+
+    @property
+    def __wrapped__(self):
+        return self.fun
+
+    def __call__(self, x):
+        return self.fun(x) * self.weight
+
+
+def decorated():
+    def documented(x):
+        """Documented."""
+        return x
+
+    return eqx.module_update_wrapper(Decorator(documented, _array(jnp.float32)))
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any = 2
+
+
+class TupleSubclass(tuple):
+    """No pytree node: JAX goes by the exact type, so this is a static leaf."""
+
+
+@flax.struct.dataclass
+class FlaxNode:
+    weight: Any
+    rate: float = flax.struct.field(pytree_node=False)
+
+
+@functools.partial(jtu.register_dataclass, data_fields=["weight", "power"], meta_fields=["name"])
+@dataclasses.dataclass
+class JaxNode:
+    weight: Any
+    power: Any
+    name: str
+
+
+@jtu.register_pytree_node_class
+class OwnNode:
+    """A node that keeps its children under other names, and makes them anew."""
+
+    def __init__(self, *items, label):
+        self.items = list(items)
+        self.label = label
+
+    def tree_flatten(self):
+        return reversed(self.items), (self.label, len(self.items))
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*reversed(tuple(children)), label=aux[0])
+
+
+def _state():
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, axis_name="batch", mode="batch")
+    return norm, state
+
+
+w = jnp.arange(1.0, 3.0)
+NODES = {
+    "Module": Inner(w, None, 2),
+    "nested Modules": Outer([Inner(w, w, 2), Inner(w, None, 3), eqx.nn.Identity()], 0.5, "net"),
+    "Module with converters": Converted(np.arange(2.0), [4, 2]),
+    "Module with __check_init__": Checked(w),
+    "Module under inheritance": Derived(w, w + 1),
+    "Module without fields": Empty(),
+    "Module with strange names": Strange(w, w + 1, w + 2, "type", 3, w + 3),
+    "Module with wrapper fields": decorated(),
+    "equinox layers": eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0)),
+    "tuple": (w, 1, (), (w,)),
+    "named tuple": Point(w, Point(1, w)),
+    "tuple subclass": TupleSubclass((1, 2)),
+    "list": [w, 1, [], [w]],
+    "dict": {"b": w, "a": 1, "c": {}, "d": {"e": w}},
+    "dict with integer keys": {2: w, 1: w + 1},
+    "OrderedDict": collections.OrderedDict(b=w, a=w + 1),
+    "defaultdict": collections.defaultdict(list, b=w, a=w + 1),
+    "None": None,
+    "None within": (None, [None, w], {"a": None}),
+    "jax Partial": jtu.Partial(operator.mul, w, key=w),
+    "equinox Partial": eqx.Partial(Inner(w, None, 2), w),
+    "bound method": Inner(w, None, 2).__call__,
+    "nn.State": _state()[1],
+    "nn.State and its Module": _state(),
+    "flax dataclass": FlaxNode(w, 0.1),
+    "FrozenDict": flax.core.freeze({"b": {"w": w}, "a": w}),
+    "registered dataclass": JaxNode(w, 2, "node"),
+    "own node": OwnNode(w, 2, {"a": w}, label="own"),
+    "optax state": optax.adam(1e-3).init({"w": w, "b": w}),
+    "optax chain": optax.chain(optax.clip(1.0), optax.trace(0.9)).init(
+        eqx.filter(Inner(w, w, 2), eqx.is_array)
+    ),
+    "optax masked": optax.masked(optax.adam(0.1), {"w": True, "b": False}).init({"w": w, "b": w}),
+    "wrapper": eqxjit.filter_jit(Inner(w, None, 2)),
+    "upstream's wrapper": eqx.filter_jit(Inner(w, None, 2)),
+}
+
+
+def moved(tree, by):
+    """The tree with other values in its inexact arrays."""
+    return jax.tree.map(lambda leaf: leaf + by if eqx.is_inexact_array(leaf) else leaf, tree)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_each_node_goes_in_and_out(name):
+    """The function sees what the caller passed, and the caller gets what it returned: each time."""
+    tree = NODES[name]
+    seen = []
+
+    def f(tree, n):
+        seen.append(jax.tree.structure(tree))
+        return moved(tree, n)
+
+    twins = Twins(f)
+    for i in range(CALLS):
+        argument = moved(tree, i)
+        ours, theirs = twins.ours(argument, 2), twins.upstream(argument, 2)
+        assert_same(ours, theirs)
+        assert_same(ours, moved(argument, 2))
+        assert type(ours) is type(tree)
+    assert seen == [jax.tree.structure(tree)] * 2
+    assert_specialized(twins.ours.jitted)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_each_node_can_be_made_inside(name):
+    """A node that goes out without having come in, built around the traced arrays."""
+    leaves, treedef = jax.tree.flatten(NODES[name])
+
+    def f(x):
+        return jax.tree.unflatten(
+            treedef, [leaf + x if eqx.is_inexact_array(leaf) else leaf for leaf in leaves]
+        )
+
+    twins = Twins(f)
+    for i in range(CALLS):
+        x = jnp.float32(i)
+        assert_same(twins.ours(x), twins.upstream(x))
+    assert (twins.ours.traces, twins.upstream.traces) == (1, 1)
+
+
+@both
+def test_passing_a_module_does_not_make_it_again(filter_jit):
+    """Neither `__init__` nor converters nor `__check_init__` run when a Module is rebuilt."""
+    ran = []
+
+    class Loud(eqx.Module):
+        weight: jax.Array = eqx.field(converter=lambda w: ran.append("converter") or w)
+
+        def __post_init__(self):
+            ran.append("init")
+
+        def __check_init__(self):
+            ran.append("check")
+
+    f = filter_jit(lambda m: m)
+    loud = Loud(w)
+    once = list(ran)
+    for _ in range(CALLS):
+        loud = f(loud)
+    assert ran == once
+    assert {"init", "check"} <= set(once)
+
+
+@both
+def test_an_outdated_state_is_refused(filter_jit):
+    """`eqx.nn.State` refuses to be flattened once it has been updated, also by a warm call."""
+    index = eqx.nn.StateIndex(jnp.zeros(()))
+    f = filter_jit(lambda state: state.get(index) + 1)
+    for _ in range(CALLS):
+        state = eqx.nn.State(index)
+        assert f(state) == 1
+        assert f(state.set(index, jnp.ones(()))) == 2
+        with pytest.raises(ValueError, match="state"):
+            f(state)
+
+
+@both
+def test_a_stateful_model_trains(filter_jit):
+    """BatchNorm's running statistics go through call after call, as without `filter_jit`."""
+
+    def step(model, state, x):
+        y, state = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
+            x, state
+        )
+        return y.sum(), state
+
+    model, state = _state()
+    jitted, eager = filter_jit(step), step
+    expected = state
+    for i in range(CALLS):
+        x = jax.random.normal(jax.random.key(i), (4, 2))
+        y, state = jitted(model, state, x)
+        y_eager, expected = eager(model, expected, x)
+        assert jax.tree.structure(state) == jax.tree.structure(expected)
+        assert np.allclose(y, y_eager, atol=1e-6)
+        assert eqx.tree_equal(state, expected, rtol=1e-5, atol=1e-6)

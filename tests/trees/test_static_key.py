@@ -1,0 +1,522 @@
+"""The typed static key: static values that `==` takes for the same although a program tells them.
+
+Upstream's answer stands beside ours wherever it is wrong, so that a fix there is noticed here.
+"""
+
+import collections
+import dataclasses
+import decimal
+import enum
+import fractions
+import functools
+import math
+import types
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+from eqxjit._trees.given import referents
+from eqxjit._trees.partition import partition
+from tests.support.helpers import Twins, assert_same
+from tests.support.sides import CALLS, both
+
+
+class Level(enum.IntEnum):
+    ONE = 1
+    TWO = 2
+
+
+class Text(str):
+    pass
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class OtherPair(NamedTuple):
+    first: Any
+    second: Any
+
+
+#: Values that are equal, and hash alike, but aren't the same to a program.
+CONFUSABLE = {
+    "one": (1, True, 1.0),
+    "signs": (0.0, -0.0),
+    "zero": (0, False, 0.0, -0.0, complex(0.0, 0.0), complex(0.0, -0.0), complex(-0.0, 0.0)),
+    "two": (2, 2.0, 2 + 0j, Level.TWO, decimal.Decimal(2), fractions.Fraction(2)),
+    "big": (2**53, float(2**53)),
+    "str": ("a", Text("a")),
+    "tuple": ((1, (2,)), (1, (2.0,)), (True, (2,)), Pair(1, (2,)), OtherPair(1, (2,))),
+    "frozenset": (frozenset({1, "a"}), frozenset({1.0, "a"}), frozenset({True, "a"})),
+    "range": (range(0, 3, 2), range(0, 4, 2)),
+}
+
+#: The same for values that can't be hashed, and hence only stand in static fields.
+CONFUSABLE_UNHASHABLE = {
+    "list": ([1, [0.0]], [True, [0.0]], [1, [-0.0]], [1, [0]]),
+    "dict": (
+        {"a": 1},
+        {"a": 1.0},
+        {"a": True},
+        collections.OrderedDict(a=1),
+        collections.defaultdict(list, a=1),
+        collections.Counter(a=1),
+    ),
+    "keys": ({1: "a"}, {True: "a"}, {1.0: "a"}, {Level.ONE: "a"}),
+    "keys within": ({"a": {(0, 1): 2}}, {"a": {(0, True): 2}}, {"a": {(-0.0, 1): 2}}),
+    "set": ({1, 2}, {1.0, 2}, frozenset({1, 2})),
+    "deque": (collections.deque([1], maxlen=3), collections.deque([1], maxlen=4)),
+    "default": (collections.defaultdict(int, a=1), collections.defaultdict(float, a=1)),
+    "counter": (collections.Counter(a=1), collections.Counter(a=True)),
+    "proxy": (types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": 1.0})),
+    "namespace": (types.SimpleNamespace(a=[1]), types.SimpleNamespace(a=[True])),
+    "order of a dict": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "order of a dict within": ([{"a": {0: 1, 1: 2}}], [{"a": {1: 2, 0: 1}}]),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenChild(Frozen):
+    pass
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Thawed:
+    value: Any
+
+
+class Holder(eqx.Module):
+    value: Any = eqx.field(static=True)
+
+
+class LeafHolder(eqx.Module):
+    value: Any
+
+
+#: Where a static value can be that is a leaf: how it is put there, and how a function finds it.
+AS_LEAF = {
+    "an argument": (lambda v: v, lambda t: t),
+    "a tuple": (lambda v: (v, 1), lambda t: t[0]),
+    "a list of lists": (lambda v: [[v], []], lambda t: t[0][0]),
+    "a dict": (lambda v: {"k": v}, lambda t: t["k"]),
+    "a Module's field": (LeafHolder, lambda t: t.value),
+    "a Partial": (lambda v: eqx.Partial(max, v), lambda t: t.args[0]),
+    "a frozen dataclass": (Frozen, lambda t: t.value),
+    "an inherited dataclass": (FrozenChild, lambda t: t.value),
+    "a dataclass that can change": (Thawed, lambda t: t.value),
+    "a dataclass within": (lambda v: Frozen((Frozen(v), 1)), lambda t: t.value[0].value),
+}
+
+#: Where it can be as metadata of a node.
+AS_METADATA = {
+    "a static field": (Holder, lambda t: t.value),
+    "a static field within": (
+        lambda v: [LeafHolder({"a": Holder(v)})],
+        lambda t: t[0].value["a"].value,
+    ),
+    "a tuple in a static field": (lambda v: Holder((2, (v,))), lambda t: t.value[1][0]),
+    "a list in a static field": (lambda v: Holder([2, [v]]), lambda t: t.value[1][0]),
+    "a dict in a static field": (lambda v: Holder({"k": v}), lambda t: t.value["k"]),
+    "a slice in a static field": (lambda v: Holder(slice(1, v)), lambda t: t.value.stop),
+    "a dataclass in a static field": (lambda v: Holder(Frozen(v)), lambda t: t.value.value),
+    "a Module in a static field": (lambda v: Holder(Holder(v)), lambda t: t.value.value),
+}
+
+#: Each kind of value as a leaf and as metadata, and the telling ones in all other places.
+CASES = [
+    *[("an argument", group) for group in CONFUSABLE],
+    *[("a static field", group) for group in CONFUSABLE | CONFUSABLE_UNHASHABLE],
+    *[
+        (place, group)
+        for place in AS_LEAF | AS_METADATA
+        if place not in ("an argument", "a static field")
+        for group in ("one", "signs", "tuple")
+    ],
+]
+
+
+def shown(value):
+    """All that `==` overlooks."""
+    return type(value).__name__, repr(value)
+
+
+@pytest.mark.parametrize(("place", "group"), CASES)
+def test_equal_values_that_differ_are_told_apart(place, group):
+    """Upstream returns the first one's result for the others."""
+    put, get = (AS_LEAF | AS_METADATA)[place]
+    values = (CONFUSABLE | CONFUSABLE_UNHASHABLE)[group]
+    twins = Twins(lambda tree: shown(get(tree)))
+    right = [shown(value) for value in values]
+    assert [twins.upstream(put(value)) for value in values] != right
+    for _ in range(CALLS):
+        assert [twins.ours(put(value)) for value in values] == right
+    assert twins.ours.traces == len(values)
+
+
+def test_the_wrong_results_of_upstream():
+    """What a user sees of it: a program for one value computes for another."""
+    x = jnp.arange(4)
+    divided = Twins(lambda x, by: x // by)
+    assert divided.upstream(x, 2).dtype == divided.upstream(x, 2.0).dtype == jnp.int32  # wrong
+    raised = Twins(lambda x, keepdims: x.sum(keepdims=bool(keepdims is True)))
+    assert raised.upstream(x, 1).shape == raised.upstream(x, True).shape == ()  # wrong
+    signed = Twins(lambda x, by: jnp.copysign(x, by))
+    assert signed.upstream(1.0 * x, 0.0)[1] == signed.upstream(1.0 * x, -0.0)[1] == 1  # wrong
+    for _ in range(CALLS):
+        assert divided.ours(x, 2).dtype == jnp.int32
+        assert divided.ours(x, 2.0).dtype == jnp.float32
+        assert raised.ours(x, 1).shape == ()
+        assert raised.ours(x, True).shape == (1,)
+        assert signed.ours(1.0 * x, 0.0)[1] == 1
+        assert signed.ours(1.0 * x, -0.0)[1] == -1
+
+
+def test_steps_in_another_order():
+    """What a static dict's order means to a function that goes through it."""
+    steps = {"double": lambda x: 2 * x, "add": lambda x: x + 1}
+    models = [Holder(steps), Holder(dict(reversed(steps.items())))]
+    twins = Twins(lambda x, model: functools.reduce(lambda x, f: f(x), model.value.values(), x))
+    right = [21.0, 22.0]
+    assert [twins.upstream(jnp.asarray(10.0), model) for model in models] == [21.0, 21.0]  # wrong
+    for _ in range(CALLS):
+        assert [twins.ours(jnp.asarray(10.0), model) for model in models] == right
+    steps["double"] = steps.pop("double")
+    for _ in range(CALLS):
+        assert twins.ours(jnp.asarray(10.0), models[0]) == 22.0
+
+
+# How a value reaches the function, other than as a positional argument of the call.
+CALL_FORMS = {
+    "keyword": lambda f, v: f(value=v),
+    "keyword-only": lambda f, v: f(None, only=v),
+    "variadic": lambda f, v: f(None, 0, v),
+    "further keyword": lambda f, v: f(None, other=v),
+}
+
+
+@pytest.mark.parametrize("form", CALL_FORMS)
+def test_equal_values_are_told_apart_however_they_are_passed(form):
+    def f(value=None, unused=0, *values, only=None, **others):
+        return [shown(v) for v in (value, *values, only, others.get("other")) if v is not None]
+
+    twins, call = Twins(f), CALL_FORMS[form]
+    values = CONFUSABLE["one"]
+    assert [call(twins.upstream, v) for v in values] != [[shown(v)] for v in values]
+    for _ in range(CALLS):
+        assert [call(twins.ours, v) for v in values] == [[shown(v)] for v in values]
+
+
+@pytest.mark.parametrize("values", [(1, True, 1.0), (0.0, -0.0)])
+def test_keys_of_dict_arguments_are_told_apart(values):
+    """The keys of a dict are metadata of its node."""
+    twins = Twins(lambda d: [shown(key) for key in d])
+    for make in (lambda v: {v: jnp.zeros(2), 5: 6}, lambda v: {(v, 2): jnp.zeros(2)}):
+        right = [[shown(key) for key in sorted(make(v))] for v in values]
+        assert [twins.upstream(make(v)) for v in values] != right
+        for _ in range(CALLS):
+            assert [twins.ours(make(v)) for v in values] == right
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda v: functools.partial(lambda v, x: (x, shown(v)), v),
+        lambda v: eqx.Partial(lambda v, x: (x, shown(v)), v),
+    ],
+    ids=["functools.partial", "eqx.Partial"],
+)
+def test_equal_values_within_the_function_are_told_apart(wrap):
+    for value in CONFUSABLE["one"] * 2:
+        f = eqxjit.filter_jit(wrap(value))
+        for _ in range(CALLS):
+            assert f(jnp.zeros(2))[1] == shown(value)
+
+
+class Scaled(eqx.Module):
+    weight: Any
+    by: Any = eqx.field(static=True)
+
+    def __call__(self, x):
+        return x * self.weight, shown(self.by)
+
+
+def test_equal_fields_of_a_wrapped_module_are_told_apart():
+    """Upstream's wrappers of Modules share one cache, and so here do those of equal Modules."""
+    models = [Scaled(jnp.ones(2), v) for v in CONFUSABLE["one"]]
+    upstream = [eqx.filter_jit(model)(1.0)[1] for model in models]
+    assert upstream != [shown(model.by) for model in models]
+    for _ in range(CALLS):
+        for model in models:
+            assert eqxjit.filter_jit(model)(1.0)[1] == shown(model.by)
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+def test_arrays_in_static_fields_are_told_apart():
+    """By `==`, which broadcasts and converts, upstream takes these for one another."""
+    arrays = [
+        *(jnp.ones(1), jnp.ones((1, 1)), jnp.ones((), int), jnp.ones(()), jnp.asarray(1.0)),
+        *(jnp.zeros(1), -jnp.zeros(1)),
+    ]
+    models = [Scaled(jnp.ones(2), array) for array in arrays]
+    twins = Twins(lambda model: (model.weight, repr(model.by)))
+    assert len({twins.upstream(model)[1] for model in models}) < len(models)
+    for _ in range(CALLS):
+        for model in models:
+            assert twins.ours(model)[1] == repr(model.by)
+        assert twins.ours(Scaled(jnp.ones(2), jnp.ones(1)))[1] == repr(jnp.ones(1))
+    assert twins.ours.traces == len(models)
+
+
+# --- NaN --------------------------------------------------------------------------------------
+
+NANS = {
+    "float": lambda: float("nan"),
+    "negative": lambda: -float("nan"),
+    "complex": lambda: complex(float("nan"), 1.0),
+    "within a tuple": lambda: (1, (float("nan"),)),
+    "within a frozenset": lambda: frozenset({float("nan")}),
+    "within a dataclass": lambda: Frozen(float("nan")),
+    "in a static field": lambda: Holder(float("nan")),
+    "in a list in a static field": lambda: Holder([float("nan")]),
+    "in a dict in a static field": lambda: Holder({"a": float("nan")}),
+    "as a key in a static field": lambda: Holder({float("nan"): 1}),
+}
+
+
+@pytest.mark.parametrize("name", NANS)
+def test_nan_equals_nan(name):
+    """Upstream traces again for each new NaN."""
+    twins = Twins(lambda x, value: (x * 2, shown(value)))
+    make = NANS[name]
+    for i in range(CALLS):
+        x = jnp.arange(3.0) + i
+        value = make()
+        assert_same(twins.ours(x, value), (x * 2, shown(value)))
+        assert_same(twins.upstream(x, value), (x * 2, shown(value)))
+    assert twins.ours.traces == 1
+    assert twins.upstream.traces == CALLS
+
+
+def test_several_nan_in_a_set():
+    twins = Twins(lambda x, model: len(model.value))
+    models = [Holder({float("nan") for _ in range(n)}) for n in (1, 2, 1)]
+    for _ in range(CALLS):
+        assert [twins.ours(jnp.zeros(2), model) for model in models] == [1, 2, 1]
+    assert twins.ours.traces == 2
+
+
+def test_nan_is_no_other_number():
+    f = eqxjit.filter_jit(lambda v: shown(v))
+    values = [math.nan, 0.0, math.inf, -math.inf, 1.0, "nan", complex(math.nan, 0), math.nan]
+    for _ in range(CALLS):
+        assert [f(v) for v in values] == [shown(v) for v in values]
+
+
+# --- Never more traces than upstream, those cases aside --------------------------------------
+
+
+class ByName:
+    """Equal where its own `==` says so, whatever else it holds."""
+
+    def __init__(self, name, note):
+        self.name = name
+        self.note = note
+
+    def __eq__(self, other):
+        return type(other) is type(self) and self.name == other.name
+
+    def __hash__(self):
+        return hash(self.name)
+
+
+class ByNameUnhashable(ByName):
+    __hash__ = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    value: Any
+    note: str = dataclasses.field(default="", compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounded:
+    """Its own `==`, which a dataclass keeps."""
+
+    value: float
+
+    def __eq__(self, other):
+        return type(other) is Rounded and round(self.value) == round(other.value)
+
+    def __hash__(self):
+        return hash(round(self.value))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByIdentity:
+    value: Any
+
+
+def a_function():
+    pass
+
+
+kept = ByIdentity(1)
+
+#: Pairs of static values that upstream takes for the same, and rightly so.
+SAME = {
+    "ints": (10**20, 10**19 * 10),
+    "floats": (0.1 + 0.2, 0.30000000000000004),
+    "strings": ("ab" * 9, "".join(["ab"] * 9)),
+    "tuples": ((1, ("a", 2.0)), (1, ("a", 2.0))),
+    "ranges": (range(3), range(3)),
+    "frozensets": (frozenset("abc"), frozenset("cba")),
+    "enum": (Level.ONE, Level(1)),
+    "own ==": (ByName("a", 1), ByName("a", 2)),
+    "own == of a dataclass": (Rounded(1.0), Rounded(1.1)),
+    "field that isn't compared": (Noted(1, "a"), Noted(1, "b")),
+    "dataclass": (Frozen((1, 2.0)), Frozen((1, 2.0))),
+    "dataclass by identity": (kept, kept),
+    "function": (a_function, a_function),
+    "bound method of a plain object": (kept.__repr__, kept.__repr__),
+    "decimals": (decimal.Decimal("1.0"), decimal.Decimal("1.00")),
+    "dtypes": (np.dtype("float32"), jnp.zeros(1).dtype),
+    "types": (jnp.float32, jnp.float32),
+    "Modules without arrays": (LeafHolder((1, "a")), LeafHolder((1, "a"))),
+    "static fields": (Holder({"a": [1, {2}], "b": 3}), Holder({"a": [1, {2}], "b": 3})),
+    "own == in a static field": (Holder(ByName("a", 1)), Holder(ByName("a", 2))),
+    "own == that can't be hashed": (
+        Holder(ByNameUnhashable("a", 1)),
+        Holder(ByNameUnhashable("a", 2)),
+    ),
+    "own == in a list in a static field": (Holder([ByName("a", 1)]), Holder([ByName("a", 2)])),
+    "Module in a static field": (Holder(LeafHolder("a")), Holder(LeafHolder("a"))),
+    "shapes": (eqx.filter_eval_shape(jnp.ones, 3), eqx.filter_eval_shape(jnp.zeros, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_same_values_share_a_trace(name):
+    twins = Twins(lambda x, value: x * 2)
+    for i in range(CALLS):
+        for value in SAME[name]:
+            x = jnp.arange(3.0) + i
+            assert_same(twins.ours(x, value), x * 2)
+            assert_same(twins.upstream(x, value), x * 2)
+    assert (twins.ours.traces, twins.upstream.traces) == (1, 1)
+
+
+#: Pairs that both take for different.
+DIFFERENT = {
+    "numbers": (1, 2),
+    "strings": ("a", "b"),
+    "types": (1, "1"),
+    "identity": (ByIdentity(1), ByIdentity(1)),
+    "lambdas": (lambda: 1, lambda: 1),
+    "objects": (object(), object()),
+    "functools.partial": (functools.partial(max, 1), functools.partial(max, 1)),
+    "tuple and list": ((1,), [1]),
+    "missing and None": ({}, {"a": None}),
+    "dict order in an OrderedDict": (
+        collections.OrderedDict(a=1, b=1),
+        collections.OrderedDict(b=1, a=1),
+    ),
+    "default factories": (
+        collections.defaultdict(list, a=1),
+        collections.defaultdict(tuple, a=1),
+    ),
+    "names of static fields": (Holder("a"), LeafHolder("a")),
+    "dtypes": (Noted(jnp.float32), Noted(jnp.float16)),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_different_values_do_not(name):
+    twins = Twins(lambda x, value: (x * 2, [value]))
+    for i in range(CALLS):
+        for value in DIFFERENT[name]:
+            x = jnp.arange(3.0) + i
+            assert_same(twins.ours(x, value), (x * 2, [value]))
+            assert_same(twins.upstream(x, value), (x * 2, [value]))
+    assert (twins.ours.traces, twins.upstream.traces) == (2, 2)
+
+
+def test_traces_over_a_long_mixed_sequence():
+    """Shapes, dtypes, structures and statics in turn: not one trace more than upstream."""
+    twins = Twins(lambda tree, n=1, *, mode="a": (tree, n, mode))
+    trees = [
+        jnp.ones(2),
+        jnp.ones(3),
+        np.ones(2, np.float32),
+        np.float32(1),
+        jnp.asarray(1.0),
+        jnp.ones(2, jnp.int32),
+        (jnp.ones(2), None),
+        [jnp.ones(2)],
+        {"a": jnp.ones(2)},
+        Holder("a"),
+        Scaled(jnp.ones(2), "a"),
+    ]
+    calls = [
+        lambda f, t: f(t),
+        lambda f, t: f(t, 1),
+        lambda f, t: f(t, n=1),
+        lambda f, t: f(tree=t, n=2),
+        lambda f, t: f(t, mode="b"),
+    ]
+    for _ in range(CALLS):
+        for tree in trees:
+            for call in calls:
+                assert_same(call(twins.ours, tree), call(twins.upstream, tree))
+    assert twins.ours.traces == twins.upstream.traces
+
+
+def test_the_answers_of_a_users_eq_decide():
+    """An `==` that errs is the user's: a value that changed unseen by it is unseen here, too."""
+    twins = Twins(lambda value: value.note)
+    for _ in range(CALLS):
+        assert twins.ours(ByName("a", 1)) == twins.upstream(ByName("a", 1)) == 1
+        assert twins.ours(ByName("a", 2)) == twins.upstream(ByName("a", 2)) == 1
+
+
+OWN_EQUALITY = """
+@dataclasses.dataclass(frozen=True)
+class Own:
+    n: int
+
+    def __eq__(self, other):
+        return type(other) is Own and self.extra == other.extra
+
+    def __hash__(self):
+        return hash(self.extra)
+"""
+
+
+@both
+def test_a_dataclass_with_its_own_equality_from_a_string(filter_jit):
+    """`dataclasses` compiles its methods from strings, too."""
+    namespace = {"dataclasses": dataclasses}
+    exec(OWN_EQUALITY, namespace)
+    f = filter_jit(lambda x, own: x * own.extra)
+    for extra in (1, 2, 1, 2, 1, 2, 1, 3):
+        own = namespace["Own"](1)
+        object.__setattr__(own, "extra", extra)
+        assert f(jnp.ones(()), own) == extra
+
+
+def test_the_key_of_plain_modules_refers_to_nothing():
+    """Equinox's own mark of a missing field is no object of the user's."""
+    _, static = partition([eqx.nn.Linear(2, 2, key=jax.random.key(0)) for _ in range(3)])
+    assert [*referents(static.key)] == []
