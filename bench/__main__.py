@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     chosen = parser.parse_args()
     # Imported only now: the commands need different packages and different JAX settings.
-    return importlib.import_module(f"bench.{chosen.command}").main(chosen.arguments)
+    return importlib.import_module(f"bench.commands.{chosen.command}").main(chosen.arguments)
 
 
 if __name__ == "__main__":

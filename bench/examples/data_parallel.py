@@ -26,7 +26,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import eqxjit
 
-from ..models import training_step
+from ..models.networks import training_step
 
 PROCESSES = 2
 TOLERANCE = 1e-5
@@ -39,7 +39,7 @@ HEARTBEAT_SECONDS = 10  # by which a process that no longer answers is noticed
 def train(epochs: int, fail_at: int) -> list[np.ndarray]:
     """The training script, the same for any number of processes and devices: the final weights."""
     # Only here: the launcher does without scikit-learn, which takes its time to import.
-    from ..digits import BATCH, accuracy, digits, loss
+    from ..models.digits import BATCH, accuracy, digits, loss
 
     mesh = jax.make_mesh((jax.device_count(),), ("batch",), axis_types=(AxisType.Auto,))
     replicated, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ([], ["batch"]))

@@ -8,8 +8,8 @@ import numpy as np
 import onnxruntime
 import torch
 
-from ..inference import FixedModel
-from ..measure import Case
+from ..harness.measure import Case
+from ..models.inference import FixedModel
 from .pytorch import torch_input
 from .pytorch_models import torch_model
 

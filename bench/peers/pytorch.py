@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..inference import FixedModel
-from ..measure import Case
+from ..harness.measure import Case
+from ..models.inference import FixedModel
 from .pytorch_models import torch_model
 
 torch.set_num_threads(1)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..inference import GRUStep
-from ..models import Block, Transformer
+from ..models.inference import GRUStep
+from ..models.networks import Block, Transformer
 
 
 @functools.singledispatch

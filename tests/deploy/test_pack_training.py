@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import eqxjit
-from bench.training import floor, packed
-from bench.training_models import mlp
+from bench.models.training_steps import floor, packed
+from bench.models.training_tasks import mlp
 
 STEPS = 3
 

@@ -23,9 +23,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 import eqxjit
-from bench import digits
 from bench.examples.digits_server import classifier, image, latency
 from bench.examples.digits_server.__main__ import main
+from bench.models import digits
 from tests.support.processes import ROOT
 
 pytestmark = pytest.mark.slow

@@ -38,7 +38,7 @@ def train(path: str, epochs: int) -> None:
     # Imported only now: serving needs neither the data nor the optimiser.
     import eqxjit
 
-    from ... import digits
+    from ...models import digits
 
     training, test = digits.digits()
     *_, last = digits.train(eqxjit.filter_jit, training, epochs)

@@ -10,9 +10,9 @@ import optax
 from flax import nnx
 from jaxtyping import Array
 
-from .competitors import Cases
-from .measure import Case
-from .models import Block, ConvNet, Transformer, attention, call, mean_squared_error
+from ..harness.competitors import Cases
+from ..harness.measure import Case
+from .networks import Block, ConvNet, Transformer, attention, call, mean_squared_error
 
 Outputs = tuple[str, ...]
 

@@ -10,8 +10,8 @@ import numpy as np
 
 import eqxjit
 
-from .inference import MODELS, FixedModel
-from .measure import Case
+from ..harness.measure import Case
+from ..models.inference import MODELS, FixedModel
 
 
 def names(fixed: FixedModel) -> dict[str, object]:
@@ -35,7 +35,7 @@ def names(fixed: FixedModel) -> dict[str, object]:
 
 
 def main() -> None:
-    """`python -m bench.advice_probe MODEL CALLS WAY`, the way as JSON."""
+    """`python -m bench.probes.advice MODEL CALLS WAY`, the way as JSON."""
     model, calls, way = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     for name, value in way["config"].items():

@@ -37,10 +37,10 @@ import jax.random as jr  # noqa: E402
 
 import eqxjit  # noqa: E402
 
-from .competitors import passed  # noqa: E402
-from .measure import Case, Race  # noqa: E402
-from .training import packed  # noqa: E402
-from .training_models import TASKS  # noqa: E402
+from ..harness.competitors import passed  # noqa: E402
+from ..harness.measure import Case, Race  # noqa: E402
+from ..models.training_steps import packed  # noqa: E402
+from ..models.training_tasks import TASKS  # noqa: E402
 
 TRAINED = ("MLP + adam", "several MB + adam")
 READ_AFTER = (0, 2)  # more steps

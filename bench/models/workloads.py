@@ -11,10 +11,10 @@ import jax.random as jr
 import optax
 from jaxtyping import Array
 
+from ..harness.competitors import FILTER_JITS, Cases, FilterJit, jitted
+from ..harness.measure import Case
 from . import nnx_models
-from .competitors import FILTER_JITS, Cases, FilterJit, jitted
-from .measure import Case
-from .models import (
+from .networks import (
     ConvNet,
     DropoutNet,
     Transformer,

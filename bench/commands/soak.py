@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .random_work import TASKS, difference, mutate, outcome_of, random_tree, refill
+from ..models.random_work import TASKS, difference, mutate, outcome_of, random_tree, refill
 
 PATIENCE = 120.0  # seconds for a thread to come back after the end: longer is a hang
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .competitors import FILTER_JITS, FilterJit
-from .models import call
+from ..harness.competitors import FILTER_JITS, FilterJit
+from ..models.networks import call
 
 TENTHS = 10
 

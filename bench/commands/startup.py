@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .environment import facts
-from .probes import PROBES, Figures
-from .processes import output_of
+from ..harness.environment import facts
+from ..harness.processes import output_of
+from ..probes.startup import PROBES, Figures
 
 IMPORT_TARGET = 0.020  # seconds more than importing Equinox
 FIRST_CALL_TARGET = 1.02  # of upstream
@@ -67,7 +67,7 @@ def _run(probe: str, name: str) -> Figures:
     """One probe in a process of its own."""
     # An installed package comes with its bytecode: compiling it isn't part of importing.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    output = output_of("bench.probes", probe, name, environment=environment)
+    output = output_of("bench.probes.startup", probe, name, environment=environment)
     return json.loads(output.splitlines()[-1])
 
 

@@ -12,7 +12,6 @@ All others donate what they carry. The first call's seconds are those of tracing
 compiling, with JAX's caches emptied before.
 """
 
-import functools
 import gc
 import json
 import sys
@@ -22,33 +21,21 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-import optax
-from jax.flatten_util import ravel_pytree
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-import eqxjit
-
-from .competitors import FilterJit, passed
-from .environment import results, write
-from .measure import Case, Race, options
-from .training_models import TASKS, Task
-
-SCANNED = 10
-STATEMENT = "carry, loss = f(batch, *carry)"
-OUTPUTS = ("carry", "loss")
-DONATE = "all-except-first"
+from ..harness.environment import results, write
+from ..harness.measure import Case, Race, options
+from ..models.training_steps import KEPT, SCANNED, WAYS, carry_of
+from ..models.training_tasks import TASKS, Task
 
 # Packed over floor, over eqxjit, and the first call over eqxjit's: the most that they may be.
 OVER_FLOOR = {"MLP + adam": 0.50, "deep MLP + adamw": 0.35, "several MB + adam": 1.02}
 OVER_PLAIN = 1.02
 FIRST_OVER_PLAIN = ((20, 1.0), (130, 1.5), (440, 2.5))  # by the number of arrays
-
-Builder = Callable[[Task], Case]
 
 
 def main(argv: list[str]) -> int:
@@ -78,7 +65,7 @@ def main(argv: list[str]) -> int:
         console.print(line)
     if writes:
         # Needs matplotlib, which the tests of these tasks do without.
-        from . import pictures
+        from ..harness import pictures
 
         times = {name: rows[name]["us"] for name in TASKS if name in rows}
         pictures.ratios(times, written.with_suffix(".png"))
@@ -103,141 +90,6 @@ def _row(
     us = race.microseconds()
     us["scan"] /= SCANNED
     return {"arrays": _n_arrays(task), "us": us, "first_call_s": first}
-
-
-# --- The ways -----------------------------------------------------------------------------------
-
-
-def step_of(task: Task, optimiser: optax.GradientTransformation | None = None) -> Callable:
-    """A step `(batch, model, state, opt_state) -> ((model, state, opt_state), loss)`, on trees."""
-    optimiser = optimiser or task.optimiser
-
-    def step(batch: Any, model: Any, state: Any, opt_state: Any) -> Any:
-        def loss_of(model: Any) -> Any:
-            return task.loss(model, state, *batch)
-
-        (loss, state), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(model)
-        weights = eqx.filter(model, eqx.is_inexact_array)
-        updates, opt_state = optimiser.update(grads, opt_state, weights)
-        return (eqx.apply_updates(model, updates), state, opt_state), loss
-
-    return step
-
-
-def packed_step_of(task: Task) -> Callable:
-    """The same, for a model and a state that are packed."""
-
-    def step(batch: Any, params: Any, state: Any, opt_state: Any) -> Any:
-        def loss_of(params: Any) -> Any:
-            if state is None:
-                return task.loss(params.unpack(), None, *batch)
-            loss, new = task.loss(params.unpack(), state.unpack(), *batch)
-            return loss, state.repack(new)
-
-        (loss, state), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(params)
-        weights = eqx.filter(params, eqx.is_inexact_array)
-        updates, opt_state = task.optimiser.update(grads, opt_state, weights)
-        return (eqx.apply_updates(params, updates), state, opt_state), loss
-
-    return step
-
-
-def _carry(task: Task, model: Any, optimiser: optax.GradientTransformation | None = None) -> Any:
-    init = (optimiser or task.optimiser).init
-    return (model, task.state, init(eqx.filter(model, eqx.is_inexact_array)))
-
-
-def _case(function: Any, batch: Any, carry: Any, donated: bool = True) -> Case:
-    names = {"f": function, "batch": batch}
-    return Case(STATEMENT, lambda: {**names, "carry": passed(carry, donated)}, OUTPUTS)
-
-
-def floor(task: Task, steps: int = 1) -> Case:
-    """Flat lists in, flat lists out."""
-    dynamic, static = eqx.partition(_carry(task, task.model), eqx.is_array)
-    leaves, treedef = jtu.tree_flatten(dynamic)
-    step = step_of(task)
-
-    def on_lists(batch: Any, leaves: Any) -> Any:
-        carry = eqx.combine(jtu.tree_unflatten(treedef, leaves), static)
-        carry, loss = step(batch, *carry)
-        return jtu.tree_leaves(eqx.filter(carry, eqx.is_array)), loss
-
-    def scanned(batches: Any, leaves: Any) -> Any:
-        leaves, losses = jax.lax.scan(lambda c, b: on_lists(b, c), leaves, batches)
-        return leaves, losses[-1]
-
-    batch = task.batch
-    if steps > 1:
-        batch = jax.tree.map(lambda a: jnp.stack([a] * steps), batch)
-    function = jax.jit(scanned if steps > 1 else on_lists, donate_argnums=1)
-    names = {"f": function, "batch": batch}
-    return Case(
-        "carry, loss = f(batch, carry)",
-        lambda: {**names, "carry": passed(leaves, consumed=True)},
-        OUTPUTS,
-    )
-
-
-def on_trees(task: Task, flatten: bool = False) -> Case:
-    """`jax.jit` over trees of arrays, what is static closed over."""
-    optimiser = optax.flatten(task.optimiser) if flatten else task.optimiser
-    dynamic, static = eqx.partition(_carry(task, task.model, optimiser), eqx.is_array)
-    step = step_of(task, optimiser)
-
-    def on_arrays(batch: Any, *dynamic: Any) -> Any:
-        carry, loss = step(batch, *eqx.combine(dynamic, static))
-        return eqx.filter(carry, eqx.is_array), loss
-
-    return _case(jax.jit(on_arrays, donate_argnums=(1, 2, 3)), task.batch, dynamic)
-
-
-def raveled(task: Task) -> Case:
-    """`jax.jit` over one vector of weights, which the loss unravels and the optimiser sees."""
-    weights, rest = eqx.partition(task.model, eqx.is_inexact_array)
-    vector, unravel = ravel_pytree(weights)
-    carry = (vector, *_carry(task, vector)[1:])
-    dynamic, static = eqx.partition(carry, eqx.is_array)
-    loss = lambda v, state, *batch: task.loss(eqx.combine(unravel(v), rest), state, *batch)  # noqa: E731
-    step = step_of(Task(vector, task.optimiser, loss, task.batch))
-
-    def on_arrays(batch: Any, *dynamic: Any) -> Any:
-        carry, loss = step(batch, *eqx.combine(dynamic, static))
-        return eqx.filter(carry, eqx.is_array), loss
-
-    return _case(jax.jit(on_arrays, donate_argnums=(1, 2, 3)), task.batch, dynamic)
-
-
-def filtered(task: Task, filter_jit: FilterJit, donate: str = DONATE) -> Case:
-    """The step on trees under a `filter_jit`."""
-    function = filter_jit(step_of(task), donate=donate)
-    return _case(function, task.batch, _carry(task, task.model), donate == DONATE)
-
-
-def packed(task: Task, donate: Any = DONATE, **options: Any) -> Case:
-    """eqxjit's, with model and state packed."""
-    params, _, opt_state = _carry(task, eqxjit.pack(task.model, **options))
-    function = eqxjit.filter_jit(packed_step_of(task), donate=donate)
-    state = None if task.state is None else eqxjit.pack(task.state, **options)
-    return _case(function, task.batch, (params, state, opt_state), donate == DONATE)
-
-
-WAYS: dict[str, Builder] = {
-    "floor": floor,
-    "jit": on_trees,
-    "ravel": raveled,
-    "optax.flatten": functools.partial(on_trees, flatten=True),
-    "scan": functools.partial(floor, steps=SCANNED),
-    "eqx": functools.partial(filtered, filter_jit=eqx.filter_jit),
-    "eqxjit": functools.partial(filtered, filter_jit=eqxjit.filter_jit),
-    "packed": packed,
-}
-KEPT: dict[str, Builder] = {
-    "eqxjit, kept": functools.partial(filtered, filter_jit=eqxjit.filter_jit, donate="none"),
-    "packed, kept": functools.partial(packed, donate="none"),
-}
-
-# --- Measuring ----------------------------------------------------------------------------------
 
 
 def _first_calls(task: Task, times: int, advance: Callable[[], None]) -> dict[str, float]:
@@ -269,7 +121,7 @@ def _check(name: str, cases: dict[str, Case]) -> None:
 
 
 def _n_arrays(task: Task) -> int:
-    return len([a for a in jtu.tree_leaves(_carry(task, task.model)) if eqx.is_array(a)])
+    return len([a for a in jtu.tree_leaves(carry_of(task, task.model)) if eqx.is_array(a)])
 
 
 def _table(name: str, row: dict[str, Any]) -> Table:

@@ -1,7 +1,7 @@
 """The tree workloads by hand, without a single check: what Python itself makes of a tree's leaves.
 
-Takes the arrays out of the tree of `models.tree_of`, whose shape it knows, and puts them into a new
-one, by the fastest ways that there are; a tree of any other shape would give a wrong result.
+Takes the arrays out of the tree of `networks.tree_of`, whose shape it knows, and puts them into a
+new one, by the fastest ways that there are; a tree of any other shape would give a wrong result.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,13 +10,21 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from eqxjit._compat import fields_of
-from eqxjit._plan.rebuild import _plain_class
-
-from .measure import Case
-from .models import Affine
+from ..harness.measure import Case
+from .networks import Affine
 
 _PER_CONTAINER = 10  # children, or at the bottom arrays
+
+# The C-level getter: `module.__dict__` runs Python.
+_fields_of: Callable[[Any], dict[str, Any]] = vars(eqx.Module)["__dict__"].__get__
+
+
+class _Fields:
+    """An object whose fields are stored at no cost, and which is then made a Module."""
+
+    weight: jax.Array
+    bias: jax.Array
+    name: str
 
 
 def unchecked(fun: Callable[[Any], Any], tree: Any, *, rebuild: bool) -> Case:
@@ -53,7 +61,7 @@ def _reader(depth: int, levels: int) -> Callable[[Any, list[jax.Array]], None]:
 
         def read(node: Any, arrays: list[jax.Array]) -> None:
             for module in items(node):
-                fields = fields_of(module)
+                fields = _fields_of(module)
                 arrays.append(fields["weight"])
                 arrays.append(fields["bias"])
 
@@ -67,15 +75,13 @@ def _maker(depth: int, levels: int) -> Callable[[list[jax.Array]], Any]:
         def make_children(arrays: list[jax.Array]) -> list[Any]:
             return [make_child(arrays[i : i + size]) for i in range(0, len(arrays), size)]
     else:
-        fields, name = _plain_class(Affine, ("weight", "bias", "name")), f"level {depth + 1}"
-        assert fields is not None
-        new: Callable[[], Any] = fields
+        name = f"level {depth + 1}"
 
         def make_children(arrays: list[jax.Array]) -> list[Any]:
             modules: list[Any] = []
             remaining = iter(arrays)
             for weight, bias in zip(remaining, remaining, strict=True):
-                module = new()
+                module: Any = _Fields()
                 module.weight = weight
                 module.bias = bias
                 module.name = name

@@ -15,11 +15,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from . import pictures
-from .competitors import Cases
-from .environment import write
-from .measure import options, race_all
-from .workloads import WORKLOADS, Workload
+from ..harness import pictures
+from ..harness.competitors import Cases
+from ..harness.environment import write
+from ..harness.measure import options, race_all
+from ..models.workloads import WORKLOADS, Workload
 
 TARGETS = {"floor": 1.20, "jit": 0.75, "eqx": 1 / 3.8}  # eqxjit's geometric mean ratios to them
 LEAF_TARGET = 0.15  # microseconds above the floor, per leaf

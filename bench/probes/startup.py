@@ -1,4 +1,4 @@
-"""What `bench startup` runs in fresh processes: `python -m bench.probes PROBE FILTER_JIT`.
+"""What `bench startup` runs in fresh processes: `python -m bench.probes.startup PROBE FILTER_JIT`.
 
 Each probe prints its figures, seconds by name, as JSON.
 """
@@ -44,8 +44,8 @@ def first_calls(workload: str, name: str) -> Figures:
     import jax.random as jr
     import optax
 
-    from .competitors import FILTER_JITS
-    from .models import Transformer, call, training_step
+    from ..harness.competitors import FILTER_JITS
+    from ..models.networks import Transformer, call, training_step
 
     if workload == "transformer":
         fun, arguments = call, (Transformer(key=jr.key(0)), jnp.ones((8, 16)))
@@ -76,8 +76,8 @@ def nested(name: str) -> Figures:
     import jax.numpy as jnp
     import jax.random as jr
 
-    from .competitors import FILTER_JITS
-    from .models import call
+    from ..harness.competitors import FILTER_JITS
+    from ..models.networks import call
 
     filter_jit = FILTER_JITS[name]
     model, x = eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0)), jnp.ones(4)
@@ -111,7 +111,7 @@ def wide(kind: str, name: str) -> Figures:
     import jax
     import jax.numpy as jnp
 
-    from .competitors import FILTER_JITS
+    from ..harness.competitors import FILTER_JITS
 
     class Layer(eqx.Module):
         weight: jax.Array

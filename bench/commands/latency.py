@@ -24,10 +24,10 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from . import pictures
-from .environment import write
-from .inference import CLOSURE, FLATTENED, FROZEN, MODELS, Cases, FixedModel, jax_cases
-from .measure import options
+from ..harness import pictures
+from ..harness.environment import write
+from ..harness.measure import options
+from ..models.inference import CLOSURE, FLATTENED, FROZEN, MODELS, Cases, FixedModel, jax_cases
 
 ONNX_RUNTIME = "ONNX Runtime"
 CALLS = 500  # of each competitor, each round

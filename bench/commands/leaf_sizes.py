@@ -13,9 +13,9 @@ from rich.console import Console
 
 import eqxjit
 
-from .measure import Race, options
-from .training import filtered, packed
-from .training_models import TASKS
+from ..harness.measure import Race, options
+from ..models.training_steps import filtered, packed
+from ..models.training_tasks import TASKS
 
 
 def main(argv: list[str]) -> int:

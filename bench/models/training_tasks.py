@@ -11,7 +11,7 @@ import jax.random as jr
 import optax
 from jaxtyping import Array, PRNGKeyArray
 
-from .models import ConvNet, Transformer, mean_squared_error
+from .networks import ConvNet, Transformer, mean_squared_error
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from rich.table import Table
 
 import eqxjit
 
-from .environment import write
-from .measure import Case, options, race_all
+from ..harness.environment import write
+from ..harness.measure import Case, options, race_all
 
 SIDES = ("equinox", "eqxjit")
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import psutil
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = (
     "eqxjit",
     "jax",

@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .environment import facts
-from .processes import output_of
+from ..harness.environment import RESULTS, facts
+from ..harness.processes import output_of
 
-RESULTS = Path(__file__).parent / "results"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 
 
@@ -26,7 +25,7 @@ ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 class Way:
     """One way to do the thing: the statement that is timed, and the settings of its process.
 
-    - `statement`: of the names that `bench.advice_probe` lists.
+    - `statement`: of the names that `bench.probes.advice` lists.
     - `examples`: how many the statement computes.
     """
 
@@ -126,7 +125,7 @@ def _run(model: str, way: Way, calls: int) -> float:
     settings = json.dumps(asdict(way))
     environment = os.environ | {"XLA_FLAGS": flags}
     return float(
-        output_of("bench.advice_probe", model, str(calls), settings, environment=environment)
+        output_of("bench.probes.advice", model, str(calls), settings, environment=environment)
     )
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from .measure import Case
+from ..harness.measure import Case
 
 FilterJit = Callable[..., Any]
 Row = Callable[[FilterJit], Case]

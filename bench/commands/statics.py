@@ -15,11 +15,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from . import pictures
-from .competitors import FILTER_JITS
-from .environment import write
-from .measure import Case, options, race_all
-from .static_rows import ROWS, SERIES, Row
+from ..harness import pictures
+from ..harness.competitors import FILTER_JITS
+from ..harness.environment import write
+from ..harness.measure import Case, options, race_all
+from ..models.static_rows import ROWS, SERIES, Row
 
 TARGET = 1.0  # of upstream, each row
 

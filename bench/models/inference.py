@@ -20,8 +20,8 @@ import numpy as np
 
 import eqxjit
 
-from .measure import Case
-from .models import Transformer, call, small_conv_net
+from ..harness.measure import Case
+from .networks import Transformer, call, small_conv_net
 
 CLOSURE = "jax.jit, closure"
 FLATTENED = "jax.jit, flattened"

@@ -18,7 +18,7 @@ import numpy as np
 
 import eqxjit
 
-from .competitors import passed
+from ..harness.competitors import passed
 
 # Few entries a function, so that the soak goes through evictions and its memory has a bound.
 filter_jit = partial(eqxjit.filter_jit, maxsize=32)

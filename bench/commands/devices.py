@@ -27,9 +27,9 @@ import jax.random as jr  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
-from .competitors import Cases, jitted  # noqa: E402
-from .environment import write  # noqa: E402
-from .measure import options, race_all  # noqa: E402
+from ..harness.competitors import Cases, jitted  # noqa: E402
+from ..harness.environment import write  # noqa: E402
+from ..harness.measure import options, race_all  # noqa: E402
 
 CONTROL = "floor again"
 Microseconds = dict[str, float]  # by competitor

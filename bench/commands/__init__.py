@@ -1,0 +1,1 @@
+"""The commands of `python -m bench`, a file each: parse, measure, report, write."""

@@ -1,0 +1,1 @@
+"""How to measure: the clock, the competitors, fresh processes, facts of the machine, pictures."""

@@ -1,0 +1,1 @@
+"""What is measured: networks, tasks, and the work under each way of calling it."""

@@ -1,0 +1,1 @@
+"""What runs in fresh processes, for what a process can do only once: they print figures."""
