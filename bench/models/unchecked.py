@@ -4,7 +4,7 @@ Takes the arrays out of the tree of `networks.tree_of`, whose shape it knows, an
 new one, by the fastest ways that there are; a tree of any other shape would give a wrong result.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import equinox as eqx
@@ -19,12 +19,16 @@ _PER_CONTAINER = 10  # children, or at the bottom arrays
 _fields_of: Callable[[Any], dict[str, Any]] = vars(eqx.Module)["__dict__"].__get__
 
 
-class _Fields:
-    """An object whose fields are stored at no cost, and which is then made a Module."""
+class _Fields(Hashable):
+    """An object whose fields are stored at no cost, and which is then made a Module.
+
+    Of the same base as `eqx.Module`: Python changes the class of an object only among such.
+    """
 
     weight: jax.Array
     bias: jax.Array
     name: str
+    __hash__ = object.__hash__
 
 
 def unchecked(fun: Callable[[Any], Any], tree: Any, *, rebuild: bool) -> Case:
