@@ -1,4 +1,4 @@
-"""Generated source: the guards, the flat arrays and the output of one specialised call.
+"""One call as data: what to guard, pass and give back; and the Python source that is made of it.
 
-May import: `_trees` and what that may. Start at `guards.py`.
+May import: `_trees` and what that may. Start at `plan.py`.
 """

@@ -1,4 +1,4 @@
-"""Writes the source of one specialised call: guards, the jitted call, and the output."""
+"""Writes the plan of a specialised call as Python: guards, the jitted call, and the output."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -7,27 +7,19 @@ from typing import Any, NamedTuple, Protocol
 from .._code.source import define, indented, wrapped
 from .._code.tracebacks import trim
 from .._trees.given import Given, Position
-from .._trees.mutation import are_repeated
-from .._trees.out_spec import Output, OutSpec, index_of
-from .._trees.partition import StaticTree
-from .._trees.structure import Node, structure_of
+from .._trees.out_spec import Output
 from .budget import Budget
-from .given_source import GivenSource, output_structure
-from .guards import GuardSource, conditions
-from .rebuild import RebuildSource
-from .signature import Signature, absent
+from .given_source import GivenSource
+from .guard_source import GuardSource, conditions
+from .output_source import OutputSource
+from .plan import CallPlan
+from .signature import absent
 
 
 class Callee(Protocol):
     """The cache entry that a specialised call serves."""
 
-    out_specs: list[OutSpec]
     unclassified: bool
-
-    @property
-    def returns_mutable(self) -> bool:
-        """True where there is anything for `is_unmodified` to look at."""
-        ...
 
     def is_unmodified(self, seen: Any = None) -> bool:
         """Return whether the static objects that it returns are unmodified since its trace."""
@@ -40,34 +32,6 @@ class Callee(Protocol):
     def rebuild(self, output: Output, given: Given | None) -> Any:
         """Return the user's output."""
         ...
-
-
-class Example(NamedTuple):
-    """A call that was served by another path.
-
-    - `args`, `kwargs`, `static`: its arguments, and their static half.
-    - `given`: the static objects that came in with it.
-    - `flat`: all its arrays, in the order in which JAX is given them.
-    - `output`: what JAX returned.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    static: StaticTree
-    given: Given
-    flat: list[Any]
-    output: Output
-
-
-class FunctionParts(NamedTuple):
-    """The number of the function's own parts that a specialised call is given.
-
-    - `n_checks`: checks of its static objects.
-    - `n_arrays`: its arrays.
-    """
-
-    n_checks: int
-    n_arrays: int
 
 
 class Links(NamedTuple):
@@ -98,29 +62,25 @@ class CallSource(NamedTuple):
 
 
 def generate(
-    signature: Signature,
-    fun: FunctionParts,
+    plan: CallPlan,
     entry: Callee,
     entry_variable: str,
     miss: type[Exception],
-    example: Example,
-    blocks: bool,
     budget: Budget,
     seconds_after: float,
 ) -> CallSource:
-    """Return the source of a specialised call for calls like this one, compiled.
+    """Return a plan as Python source, compiled.
 
     **Arguments:**
 
-    - `signature`, `fun`: of the function.
+    - `plan`: the plan.
     - `entry`: what the call is for; `entry_variable` is the global that holds it.
     - `miss`: by which JAX says that it wants to trace.
-    - `example`: a call.
-    - `blocks`: whether to wait for the computation.
     - `budget`, `seconds_after`: how long this may take, and what comes after it.
     """
+    signature, fun, index = plan.signature, plan.fun, plan.out_index
     names = signature.names()
-    names.tick = tick = budget.check_writing
+    names.tick = budget.check_writing
     make, call = (
         names.variable("make_call"),
         names.variable(re.sub(r"\W", "", signature.name) or "f"),
@@ -128,7 +88,7 @@ def generate(
     jitted, otherwise = names.variable("jitted"), names.variable("otherwise")
     retrace, explain = names.variable("retrace"), names.variable("explain")
     flattened = names.variable("flattened")
-    wait = names.variable("wait" if blocks else "check_recompiled")
+    wait = names.variable("wait" if plan.blocks else "check_recompiled")
     own = names.variable("own_array"), names.variable("own_arrays")
     hits = names.variable("hits")
     fun_checks = [names.variable("fun_is_unmodified") for _ in range(fun.n_checks)]
@@ -137,36 +97,16 @@ def generate(
     fun_arrays = [names.variable(f"fun_array_{i}") for i in range(fun.n_arrays)]
     missing = names.constant("absent", absent)
 
-    arguments = structure_of(example.static.treedef, example.static.leaves, tick)
-    assert isinstance(arguments, Node)
-    args_node, kwargs_node = arguments.children
-    assert isinstance(args_node, Node)
-    assert isinstance(kwargs_node, Node)
-    index = index_of(example.output)
-    out_spec = entry.out_specs[index]
-    seen = None
-    if are_repeated(
-        example.static.treedef, [value for made in entry.out_specs for value in made.own]
-    ):
-        seen = names.variable("seen")
+    seen = names.variable("seen") if plan.repeats else None
     # Who waits for the computation can let JAX read NumPy's arrays where they are.
-    guard_source = GuardSource(
-        signature,
-        names,
-        args_node,
-        kwargs_node,
-        None if blocks else own,
-        seen,
-        example.static.traced,
-    )
-    given_source = GivenSource(names, arguments, guard_source)
-    structure = output_structure(out_spec, example.given, tick)
-    rebuild_source = RebuildSource(names, structure, arrays, given_source.expression)
+    guard_source = GuardSource(plan, names, None if plan.blocks else own, seen)
+    given_source = GivenSource(plan, names, guard_source)
+    output_source = OutputSource(names, plan.output, arrays, given_source.expression)
     fun_statics = given_source.fun_statics
 
     exception = names.constant("Exception", Exception)
     retrace_signal = names.constant(miss.__name__, miss)
-    kind = names.constant(type(example.output).__name__, type(example.output))
+    kind = names.constant(plan.returns.__name__, plan.returns)
     other_index = f" or {index} not in {arrays}" if index else ""
     rebuild = names.constant("rebuild", entry.rebuild)
     returns_given = names.constant("returns_given", entry.returns_given)
@@ -184,13 +124,13 @@ def generate(
             ],
             "):",
         ),
-        *indented([*guard_source.helpers, *rebuild_source.helpers]),
+        *indented([*guard_source.helpers, *output_source.helpers]),
         f"    def {call}({signature.header(missing)}):",
     ]
     for check in fun_checks:
         guard_source.guards += [("# The function's own static objects are as they were.",)]
         guard_source.guards += [(f"{check}()",)]
-    if entry.returns_mutable:
+    if plan.checks_output:
         is_unmodified = names.constant("is_unmodified", entry.is_unmodified)
         guard_source.guards += [
             ("# What it returns beside arrays is as it was.",),
@@ -207,7 +147,7 @@ def generate(
         body += [f"except {exception}:", f"    {guards_hold} = False"]
         body += [f"if not {guards_hold}:", f"    return {otherwise}({forwarded})"]
     body += ["try:", *indented(wrapped(f"{arrays} = {jitted}(", passed, ")"))]
-    if blocks:
+    if plan.blocks:
         body += [f"    {wait}({arrays})"]
     else:
         # Compiled anew, for another device, say.
@@ -228,8 +168,8 @@ def generate(
         f"        {given} = {flattened}({forwarded}) if {returns_given}({arrays}) else None",
         f"        return {rebuild}({arrays}, {given})",
         *([f"    {arrays} = {arrays}[{index}]"] if index else []),
-        *indented(rebuild_source.lines),
-        f"    return {rebuild_source.result}",
+        *indented(output_source.lines),
+        f"    return {output_source.result}",
         f"return {retrace}({forwarded})",
     ]
     lines += [

@@ -1,15 +1,20 @@
-"""How generated code reads the static objects that came in with a call, for its output."""
-
-import collections
-from collections.abc import Callable
+"""Writes how a specialised call reads the static objects that came in, for its output."""
 
 from .._compat import fields_of
-from .._trees.given import WHOLE, Given, Position, parts_of
-from .._trees.out_spec import OutSpec
-from .._trees.static_key import compares_by_identity
-from .._trees.structure import Leaf, Node, is_plain_namedtuple, module_layout, structure_of
-from .guards import GuardSource
+from .._trees.given import WHOLE, Position
+from .guard_source import GuardSource
 from .names import Constants
+from .plan import (
+    ArrayRun,
+    CallPlan,
+    Fields,
+    Input,
+    Mapping,
+    Registered,
+    Repeat,
+    Sequence,
+    StaticRun,
+)
 
 
 class NoSource(Exception):
@@ -24,9 +29,9 @@ class GivenSource:
 
     __slots__ = ("_arguments", "_guard_source", "_names", "fun_statics")
 
-    def __init__(self, names: Constants, arguments: Node, guard_source: GuardSource):
+    def __init__(self, plan: CallPlan, names: Constants, guard_source: GuardSource):
+        self._arguments = plan.args, [*plan.kwargs.values()]
         self._names = names
-        self._arguments = arguments
         self._guard_source = guard_source
         self.fun_statics: dict[str, Position] = {}
 
@@ -42,72 +47,62 @@ class GivenSource:
             self.fun_statics[name] = position
             return name
         sources = self._guard_source.sources
-        node: Node | Leaf = self._arguments
-        source: str | None = None
-        for index in position.path:
-            assert isinstance(node, Node)
-            child = node.children[index]
+        in_kwargs, argument, *path = position.path
+        node: Input | StaticRun = self._arguments[in_kwargs][argument]
+        source: str | None = sources[id(node)]
+        for index in path:
+            child = _child(node, index)
+            # What is read in a loop has no variable of its own.
             source = sources.get(id(child)) or (source and self._child(node, source, index))
             node = child
         if source is None:
             raise NoSource
-        if isinstance(node, Leaf):
+        if position.is_leaf:
             return source
+        assert isinstance(node, Fields | Registered)
         return self._part(node, source, position.part)
 
-    def _child(self, node: Node, source: str, index: int) -> str | None:
+    def _child(self, node: Input | StaticRun, source: str, index: int) -> str | None:
         """Return the expression for a child that the guards read in a loop."""
-        if node.kind in (tuple, list) or is_plain_namedtuple(node.kind):
+        if isinstance(node, Sequence):
             return f"{source}[{index}]"
-        if node.kind in (dict, collections.OrderedDict):
-            key = node.data[index]
+        if isinstance(node, Mapping):
+            key = node.keys[index]
             plain = type(key) in (str, int)
             return f"{source}[{repr(key) if plain else self._names.constant('key', key)}]"
-        layout = module_layout(node)
-        if layout is None:
-            return None
-        return f"{self._fields(source)}[{layout.dynamic[index]!r}]"
+        if isinstance(node, Fields):
+            return f"{self._fields(source)}[{node.dynamic[index][0]!r}]"
+        return None
 
     def _fields(self, source: str) -> str:
         return f"{self._names.constant('fields_of', fields_of)}({source})"
 
-    def _part(self, node: Node, source: str, part: int) -> str:
+    def _part(self, node: Fields | Registered, source: str, part: int) -> str:
         below = self._guard_source.below.get(id(node))
-        layout = module_layout(node)
-        if layout is not None:
+        if isinstance(node, Fields):
             # Before the fields comes what the Module wraps.
-            field, _ = layout.static[part - 1]
+            field, _ = node.static[part - 1]
             return f"{below or self._fields(source)}[{field!r}]"
         if below is None:
             raise NoSource
         return f"{below}[1]" if part == WHOLE else f"{below}[1][{part}]"
 
 
-def output_structure(out_spec: OutSpec, given: Given, tick: Callable[[], None]) -> Node | Leaf:
-    """Return the structure of a call's output, with the positions of what came in.
-
-    What compares by identity is the same for all calls that pass the guards.
-    """
-    leaves, treedef = out_spec.resolve(given)
-    positioned = list(leaves)
-    for index, leaf in enumerate(leaves):
-        position = out_spec.leaf_position(index)
-        if position is not None and not compares_by_identity(type(leaf)):
-            positioned[index] = position
-    structure = structure_of(treedef, tuple(positioned), tick)
-    found = out_spec.positions(given) if out_spec.is_given else {}
-    found = {
-        place: position
-        for place, position in found.items()
-        if not compares_by_identity(type(given.get(position)))
-    }
-    pending: list[tuple[Node | Leaf, tuple[int, ...]]] = [(structure, ())] if found else []
-    while pending:
-        node, path = pending.pop()
-        if isinstance(node, Node):
-            parts = parts_of(node.data, node.kind)
-            for part in (WHOLE, *range(len(parts))):
-                if (path, part) in found:
-                    node.given[part] = found[path, part]
-            pending += [(child, (*path, i)) for i, child in enumerate(node.children)]
-    return structure
+def _child(node: Input | StaticRun, index: int) -> Input | StaticRun:
+    """Return the child at an index; of a run its item, or a run of leaves as it is."""
+    if isinstance(node, Fields):
+        return node.dynamic[index][1]
+    if type(node) is not Sequence:
+        assert isinstance(node, Mapping | Registered)
+        return node.items[index]
+    for item in node.items:
+        if not isinstance(item, ArrayRun | StaticRun | Repeat):
+            if index == 0:
+                return item
+            index -= 1
+        elif index < item.n:
+            assert not isinstance(item, ArrayRun)
+            return item.item if isinstance(item, Repeat) else item
+        else:
+            index -= item.n
+    raise IndexError

@@ -11,7 +11,8 @@ from .._compat import PyTreeDef
 from .._trees.given import have_same_given
 from .._trees.key_cache import treedef_key
 from .._trees.out_spec import Output
-from .call_source import CallSource, Example, Links
+from .build import Example
+from .call_source import CallSource, Links
 
 
 def does_the_same(

@@ -10,7 +10,9 @@ from jax.tree_util import tree_flatten
 
 from .._compat import is_staging
 from .._plan.budget import Budget, TooLong
-from .._plan.call_source import CallSource, Example, FunctionParts, Links, generate
+from .._plan.build import Example, build
+from .._plan.call_source import CallSource, Links, generate
+from .._plan.plan import FunctionParts
 from .._plan.verify import does_the_same
 from .._trees.given import Given, Position
 from .._trees.out_spec import Output, index_of
@@ -204,18 +206,16 @@ def specialized_call(
         flat = entry.flat(fun_leaves, bound.leaves)
         example = Example(bound.args, bound.kwargs, bound.static, given, flat, output)
         expected = tree_flatten(entry.rebuild(output, given))
-        generated = generate(
+        plan = build(
             dispatcher.wrapped.signature,
             FunctionParts(len(checks), len(fun_leaves)),
-            entry,
-            ENTRY_VARIABLE,
-            CacheMiss,
+            entry.out_specs,
             example,
             blocks,
-            budget,
-            # To try the generated call takes about as long once more.
-            budget.spent,
+            budget.check_writing,
         )
+        # To try the generated call takes about as long once more as what came before.
+        generated = generate(plan, entry, ENTRY_VARIABLE, CacheMiss, budget, budget.spent)
         if does_the_same(generated, example, expected, checks, fun_leaves):
             return SpecializedCall(generated, entry, blocks)
     except TooLong:

@@ -1,12 +1,6 @@
-"""Generates the way into a specialised call: guards on the arguments, and their arrays.
+"""Writes how a specialised call takes its arguments: the guards, and their arrays."""
 
-The guards hold exactly if the arguments have the typed static key that the call was generated for.
-They read each field, item and static value anew on every call, and remember nothing by identity.
-"""
-
-import collections
 import operator
-from collections.abc import Hashable
 from typing import Any
 
 from jax.tree_util import default_registry
@@ -14,19 +8,26 @@ from jax.tree_util import default_registry
 from .._code.source import indented, wrapped
 from .._code.text import short
 from .._compat import ArrayImpl, fields_of
-from .._trees.key_cache import TracedObjects, has_key, learned_key
+from .._trees.key_cache import has_key
 from .._trees.numpy_inputs import is_plain_array
-from .._trees.static_key import identity_suffices, is_opaque, is_same_opaque
-from .._trees.structure import (
-    Leaf,
-    Node,
-    input_signature,
-    is_plain_namedtuple,
-    module_layout,
-    n_arrays,
-    runs,
-)
+from .._trees.static_key import is_same_opaque
 from .names import Constants
+from .plan import (
+    Array,
+    ArrayRun,
+    CallPlan,
+    Fields,
+    Input,
+    Mapping,
+    Match,
+    NoneNode,
+    Registered,
+    Repeat,
+    Sequence,
+    Static,
+    StaticRun,
+    n_arrays,
+)
 from .signature import (
     KEYWORD_ONLY,
     POSITIONAL_ONLY,
@@ -42,9 +43,6 @@ _LONGEST_CONDITION = 72
 
 # So many are faster added to a list one by one than together.
 _FEW_ARRAYS = 4
-
-# Small integers are single objects in CPython, as `True` and `None` are.
-_SINGLETON_INTEGERS = range(-5, 257)
 
 
 class GuardSource:
@@ -66,7 +64,6 @@ class GuardSource:
         "_own",
         "_readers",
         "_seen",
-        "_traced",
         "arrays",
         "below",
         "guards",
@@ -76,14 +73,7 @@ class GuardSource:
     )
 
     def __init__(
-        self,
-        signature: Signature,
-        names: Constants,
-        args: Node,
-        kwargs: Node,
-        own: tuple[str, str] | None,
-        seen: str | None,
-        traced: TracedObjects | None,
+        self, plan: CallPlan, names: Constants, own: tuple[str, str] | None, seen: str | None
     ):
         """
         **Arguments:**
@@ -91,10 +81,8 @@ class GuardSource:
         - `own`: the names of the functions that copy a NumPy array, and a list of arrays; None to
             pass them as they are.
         - `seen`: the name of the dict of the static objects looked at; None to look again at each.
-        - `traced`: the large static objects that are compared by identity.
         """
         self._names = names
-        self._traced = traced
         self._own = own
         #: Passed on by readers, and to `has_key`.
         self._seen = f", {seen}" if seen else ""
@@ -104,19 +92,17 @@ class GuardSource:
         self.helpers: list[str] = []
         self.sources: dict[int, str] = {}
         self.below: dict[int, str] = {}
-        #: The helpers that read runs of equal items, by the signature of an item.
-        self._readers: dict[Hashable, str] = {}
+        #: The helpers that read runs of equal items, by the `id` of what they read.
+        self._readers: dict[int, str] = {}
         #: The loop that is being written, if one is.
         self._loop: _Loop | None = None
         #: The argument that is being read, and the list that holds the arrays of its last run.
         self._argument = ""
         self._found: str | None = None
-        self._read_arguments(
-            signature, args.children, dict(zip(kwargs.data, kwargs.children, strict=True))
-        )
+        self._read_arguments(plan.signature, plan.args, plan.kwargs)
 
     def _read_arguments(
-        self, signature: Signature, args: list[Node | Leaf], kwargs: dict[str, Node | Leaf]
+        self, signature: Signature, args: list[Input], kwargs: dict[str, Input]
     ) -> None:
         # Arrays come in the order of `(args, kwargs)`, that is, keyword arguments sorted by name.
         by_keyword: dict[str, list[str]] = {}
@@ -148,12 +134,12 @@ class GuardSource:
         for key in sorted(by_keyword):
             self.arrays += by_keyword[key]
 
-    def _read_positional(self, index: int, source: str, node: Node | Leaf, hint: str) -> None:
+    def _read_positional(self, index: int, source: str, node: Input, hint: str) -> None:
         self._read_argument(source, node, hint, self.arrays)
         if index == 0:
             self.n_first = len(self.arrays)
 
-    def _read_argument(self, source: str, node: Node | Leaf, hint: str, arrays: list[str]) -> None:
+    def _read_argument(self, source: str, node: Input, hint: str, arrays: list[str]) -> None:
         at = len(self.guards)
         self._argument, self._found = hint, None
         self._read(node, source, hint, arrays)
@@ -161,31 +147,26 @@ class GuardSource:
 
     # --- One node -----------------------------------------------------------------------------
 
-    def _read(self, node: Node | Leaf, source: str, hint: str, arrays: list[str]) -> None:
+    def _read(self, node: Input, source: str, hint: str, arrays: list[str]) -> None:
         """Guard the object that the expression `source` gives, and collect its arrays."""
         if self._loop is None:
             self.sources[id(node)] = source
-        if isinstance(node, Leaf):
-            if node.is_dynamic:
-                arrays.append(self._read_array(source, hint))
-            else:
-                self._guard(*self._static_guard(source, node.value, hint))
-                if _can_become_a_node(type(node.value)):
-                    self._guard(f"{self._flatten_one_level()}({source}) is None")
-        elif node.kind is type(None):
+        if isinstance(node, Array):
+            arrays.append(self._read_array(source, hint))
+        elif isinstance(node, NoneNode):
             self._guard(f"{source} is None")
-        elif node.kind is tuple or node.kind is list or is_plain_namedtuple(node.kind):
+        elif isinstance(node, Static):
+            self._guard(*self._static_guard(source, node, hint))
+            if node.may_become_node:
+                self._guard(f"{self._flatten_one_level()}({source}) is None")
+        elif isinstance(node, Sequence):
             self._read_sequence(node, source, hint, arrays)
-        elif node.kind is dict:
-            self._read_dict(node, node.data, source, hint, arrays)
-        elif node.kind is collections.OrderedDict:
-            self._read_ordered_dict(node, source, hint, arrays)
-        else:
-            layout = module_layout(node)
-            if layout is not None:
-                self._read_module(node, layout, source, hint, arrays)
-            else:
-                self._read_registered(node, source, hint, arrays)
+        elif isinstance(node, Mapping):
+            self._read_mapping(node, source, hint, arrays)
+        elif isinstance(node, Fields):
+            self._read_fields(node, source, hint, arrays)
+        elif isinstance(node, Registered):
+            self._read_registered(node, source, hint, arrays)
 
     def _read_array(self, source: str, hint: str) -> str:
         name, first_use = self._named(source, hint)
@@ -197,24 +178,24 @@ class GuardSource:
         self._guard(f"{self._builtin(type)}({first_use}) is {array}", otherwise)
         return name
 
-    def _read_sequence(self, node: Node, source: str, hint: str, arrays: list[str]) -> None:
-        name = self._guard_type(node, source, hint)
-        self._guard(f"{self._builtin(len)}({name}) == {len(node.children)}")
-        labels = getattr(node.kind, "_fields", range(len(node.children)))
-        for start, run in runs(node.children, input_signature):
-            if len(run) == 1:
-                self._read(run[0], f"{name}[{start}]", f"{hint}_{labels[start]}", arrays)
+    def _read_sequence(self, node: Sequence, source: str, hint: str, arrays: list[str]) -> None:
+        name = self._guard_type(node.cls, source, hint)
+        self._guard(f"{self._builtin(len)}({name}) == {node.n}")
+        labels = getattr(node.cls, "_fields", range(node.n))
+        index = 0
+        for item in node.items:
+            if not isinstance(item, ArrayRun | StaticRun | Repeat):
+                self._read(item, f"{name}[{index}]", f"{hint}_{labels[index]}", arrays)
+                index += 1
                 continue
-            items = name
-            if len(run) < len(node.children):
-                items = f"{name}[{start}:{start + len(run)}]"
-            if isinstance(run[0], Leaf) and run[0].is_dynamic:
+            items = name if item.n == node.n else f"{name}[{index}:{index + item.n}]"
+            index += item.n
+            if isinstance(item, ArrayRun):
                 self._read_array_run(items, hint, arrays)
-            elif isinstance(run[0], Leaf):
-                values = [leaf.value for leaf in run if isinstance(leaf, Leaf)]
-                self._read_static_run(values, items, hint)
+            elif isinstance(item, StaticRun):
+                self._read_static_run(item, items, hint)
             else:
-                self._read_run(run, items, arrays)
+                self._read_run(item.item, items, arrays)
 
     def _read_array_run(self, items: str, hint: str, arrays: list[str]) -> None:
         name = self._names.variable(f"{hint}_arrays")
@@ -230,28 +211,26 @@ class GuardSource:
         )
         arrays.append(f"*{name}")
 
-    def _read_static_run(self, values: list[Any], items: str, hint: str) -> None:
+    def _read_static_run(self, run: StaticRun, items: str, hint: str) -> None:
         """Compare numbers and texts with those of the trace in a few C calls."""
         name = self._names.variable(f"{hint}_values")
-        expected = self._names.constant(name, tuple(values))
+        expected = self._names.constant(name, run.values)
         mapped, same = self._builtin(map), self._names.constant("is_", operator.is_)
         identical = f"{self._builtin(all)}({mapped}({same}, {name} := {items}, {expected}))"
-        if all(type(value) is not float or (value and value == value) for value in values):
-            kinds = self._names.constant(f"{hint}_types", [*map(type, values)])
+        if run.key is None:
+            kinds = self._names.constant(f"{hint}_types", [*map(type, run.values)])
             of_types = f"[*{mapped}({self._builtin(type)}, {name})] == {kinds}"
             equal = f"{of_types}\nand {self._builtin(tuple)}({name}) == {expected}"
         else:
-            # Zeros, and NaN.
-            key = self._names.constant(f"{hint}_key", learned_key(tuple(values)))
+            key = self._names.constant(f"{hint}_key", run.key)
             equal = f"{self._has_key()}({self._builtin(tuple)}({name}), {key})"
         self._guard(identical, equal)
 
-    def _read_run(self, run: list[Node | Leaf], items: str, arrays: list[str]) -> None:
+    def _read_run(self, item: Input, items: str, arrays: list[str]) -> None:
         """Read equal items in a loop, in a function that serves all runs of such items."""
-        signature = input_signature(run[0])
-        read = self._readers.get(signature)
+        read = self._readers.get(id(item))
         if read is None:
-            read = self._readers[signature] = self._define_reader(run[0])
+            read = self._readers[id(item)] = self._define_reader(item)
         if self._loop is not None:
             # Inside another loop: the arrays go into the same list, in their order.
             if arrays:
@@ -266,10 +245,10 @@ class GuardSource:
         self._guard(f"{read}({items}, {self._found} := []{self._seen})")
         arrays.append(f"*{self._found}")
 
-    def _define_reader(self, node: Node | Leaf) -> str:
-        assert isinstance(node, Node)
-        names, kind = self._names, node.kind.__name__.lower()
-        read, items = names.helper("read", node.kind), names.variable(f"{kind}s")
+    def _define_reader(self, node: Input) -> str:
+        names, cls = self._names, _class_of(node)
+        kind = cls.__name__.lower()
+        read, items = names.helper("read", cls), names.variable(f"{kind}s")
         each, found = names.variable(f"each_{kind}"), names.variable(f"found_in_{kind}s")
         outer, self.guards, self._loop = (self.guards, self._loop), [], _Loop(found)
         arrays: list[str] = []
@@ -287,109 +266,95 @@ class GuardSource:
         ]
         return read
 
-    def _read_dict(
-        self, node: Node, keys: list[Any], source: str, hint: str, arrays: list[str]
-    ) -> None:
-        name = self._guard_type(node, source, hint)
-        self._guard(f"{self._builtin(len)}({name}) == {len(keys)}")
-        key_types = {type(key) for key in keys}
-        if len(key_types) == 1 and key_types <= {str, bytes, int}:
-            # Of one type, keys that are equal are the same: each is looked up below.
-            expected = self._names.constant(f"{hint}_key_types", key_types)
+    def _read_mapping(self, node: Mapping, source: str, hint: str, arrays: list[str]) -> None:
+        name, keys = self._guard_type(node.cls, source, hint), node.keys
+        if not node.is_ordered:
+            self._guard(f"{self._builtin(len)}({name}) == {len(keys)}")
+        if node.key_types is not None:
+            expected = self._names.constant(f"{hint}_key_types", node.key_types)
             mapped = f"{self._builtin(map)}({self._builtin(type)}, {name})"
             self._guard(f"{{*{mapped}}} == {expected}")
-        elif keys:
-            key = self._names.constant(f"{hint}_keys_key", learned_key(frozenset(keys)))
-            self._guard(f"{self._has_key()}({self._builtin(frozenset)}({name}), {key})")
-        self._read_items(node, keys, name, hint, arrays)
-
-    def _read_ordered_dict(self, node: Node, source: str, hint: str, arrays: list[str]) -> None:
-        name = self._guard_type(node, source, hint)
-        key = self._names.constant(f"{hint}_keys_key", learned_key(tuple(node.data)))
-        self._guard(f"{self._has_key()}({self._builtin(tuple)}({name}), {key})")
-        self._read_items(node, node.data, name, hint, arrays)
-
-    def _read_items(self, node: Node, keys: Any, name: str, hint: str, arrays: list[str]) -> None:
-        for key, child in zip(keys, node.children, strict=True):
+        elif node.keys_key is not None:
+            key = self._names.constant(f"{hint}_keys_key", node.keys_key)
+            collected = self._builtin(tuple if node.is_ordered else frozenset)
+            self._guard(f"{self._has_key()}({collected}({name}), {key})")
+        for key, child in zip(keys, node.items, strict=True):
             if type(key) in (str, int):
                 source = f"{name}[{key!r}]"
             else:
                 source = f"{name}[{self._names.constant(f'{hint}_key', key)}]"
             self._read(child, source, f"{hint}_{key}", arrays)
 
-    def _read_module(
-        self, node: Node, layout: Any, source: str, hint: str, arrays: list[str]
-    ) -> None:
-        name = self._guard_type(node, source, hint)
+    def _read_fields(self, node: Fields, source: str, hint: str, arrays: list[str]) -> None:
+        name = self._guard_type(node.cls, source, hint)
         fields = self._names.variable(f"{hint}_fields")
-        n_fields = len(layout.dynamic) + len(layout.static)
+        n_fields = len(node.dynamic) + len(node.static)
         read = self._names.constant("fields_of", fields_of)
         if self._loop is None:
             self.below[id(node)] = fields
         self._guard(f"{self._builtin(len)}({fields} := {read}({name})) == {n_fields}")
-        for field, value in layout.static:
-            self._guard(*self._static_guard(f"{fields}[{field!r}]", value, f"{hint}_{field}"))
-        for field, child in zip(layout.dynamic, node.children, strict=True):
+        for field, static in node.static:
+            self._guard(*self._static_guard(f"{fields}[{field!r}]", static, f"{hint}_{field}"))
+        for field, child in node.dynamic:
             self._read(child, f"{fields}[{field!r}]", f"{hint}_{field}", arrays)
 
-    def _read_registered(self, node: Node, source: str, hint: str, arrays: list[str]) -> None:
+    def _read_registered(self, node: Registered, source: str, hint: str, arrays: list[str]) -> None:
         """Read any other node through JAX's registry, one level deep."""
-        name = self._guard_type(node, source, hint)
+        name = self._guard_type(node.cls, source, hint)
         parts = self._names.variable(f"{hint}_parts")
         children = self._names.variable(f"{hint}_children")
         if self._loop is None:
             self.below[id(node)] = parts
-        key = self._names.constant(f"{hint}_data_key", learned_key(node.data, self._traced))
+        key = self._names.constant(f"{hint}_data_key", node.key)
         self._guard(f"({parts} := {self._flatten_one_level()}({name}))")
         self._guard(f"{self._has_key()}({parts}[1], {key}{self._seen})")
         self._guard(
             f"{self._builtin(len)}({children} := {self._builtin(tuple)}({parts}[0]))"
-            f" == {len(node.children)}"
+            f" == {len(node.items)}"
         )
-        for index, child in enumerate(node.children):
+        for index, child in enumerate(node.items):
             self._read(child, f"{children}[{index}]", f"{hint}_{index}", arrays)
 
     # --- Parts of conditions ------------------------------------------------------------------
 
-    def _static_guard(self, source: str, value: Any, hint: str) -> tuple[str, ...]:
-        """Return a condition that holds exactly for values of the typed static key of `value`."""
-        if value is None or value is True or value is False:
-            return (f"{source} is {value}",)
+    def _static_guard(self, source: str, static: Static, hint: str) -> tuple[str, ...]:
+        """Return the condition, as its alternatives."""
+        value, match = static.value, static.match
         kind = type(value)
-        if kind is int and value in _SINGLETON_INTEGERS:
+        if value is None or kind is bool:
+            return (f"{source} is {value}",)
+        if kind is int and match is Match.IS:
             return (f"{source} is {self._names.constant(f'int_{value}', value)}",)
         constant = self._names.constant(hint, value)
-        if kind.__eq__ is object.__eq__:
+        if match is Match.IS:
             return (f"{source} is {constant}",)
-        if is_opaque(value) and kind.__hash__ is not None:
-            # Its hash tells that it was changed in place, as it does in the table.
+        if match is Match.OPAQUE:
             same = self._names.constant("is_same_opaque", is_same_opaque)
             hashed = self._builtin(hash)
-            return (f"{same}({source}, {constant}, {hashed}({source}), {hash(value)})",)
-        if not identity_suffices(value):
-            key = self._names.constant(f"{hint}_key", learned_key(value, self._traced))
+            return (f"{same}({source}, {constant}, {hashed}({source}), {static.key})",)
+        if match is Match.KEY:
+            key = self._names.constant(f"{hint}_key", static.key)
             name, first_use = self._named(source, hint)
             of_kind = f"{self._builtin(type)}({first_use}) is {self._builtin(kind)}"
             # To make the key of an array, say, would take long.
             self._guard(of_kind)
             return (f"{self._has_key()}({name}, {key}{self._seen})",)
-        # Mostly it is the same object: outputs are rebuilt with the static values of their trace.
         name, first_use = self._named(source, hint)
         identical = f"({first_use}) is {constant}" if name != source else f"{name} is {constant}"
         of_kind = f"{self._builtin(type)}({name}) is {self._builtin(kind)}"
-        if kind in (int, str, bytes) or (kind is float and value and value == value):
+        if match is Match.EQUAL:
             return (identical, f"{of_kind}\nand {name} == {constant}")
-        if kind is tuple and {*map(type, value)} in ({int}, {str}):
+        if match is Match.EQUAL_ITEMS:
             elements = f"{{*{self._builtin(map)}({self._builtin(type)}, {name})}}"
             of_elements = f"{elements} == {{{self._builtin(type(value[0]))}}}"
             return (identical, f"{of_kind}\nand {name} == {constant}\nand {of_elements}")
-        key = self._names.constant(f"{hint}_key", learned_key(value))
+        key = self._names.constant(f"{hint}_key", static.key)
         return (identical, f"{of_kind}\nand {self._has_key()}({name}, {key})")
 
-    def _guard_type(self, node: Node, source: str, hint: str) -> str:
+    def _guard_type(self, cls: type, source: str, hint: str) -> str:
         name, first_use = self._named(source, hint)
-        kind = self._names.constant(node.kind.__name__, node.kind)
-        self._guard(f"{self._builtin(type)}({first_use}) is {kind}")
+        constant = self._names.constant(cls.__name__, cls)
+        self._guard(f"{self._builtin(type)}({first_use}) is {constant}")
         return name
 
     def _named(self, source: str, hint: str) -> tuple[str, str]:
@@ -449,14 +414,6 @@ class _Loop:
 _ONLY_ARRAYS = {ArrayImpl}
 
 
-def _can_become_a_node(kind: type) -> bool:
-    """Return whether a class may yet be registered as a pytree: not Python's, nor a library's."""
-    return str(kind.__module__).partition(".")[0] not in _WITHOUT_REGISTRATIONS
-
-
-_WITHOUT_REGISTRATIONS = {"builtins", "numpy", "jax", "jaxlib", "equinox"}
-
-
 def conditions(guards: list[tuple[str, ...]]) -> list[str]:
     """Guard and comments as the lines of one condition."""
     lines: list[str] = []
@@ -479,12 +436,17 @@ def conditions(guards: list[tuple[str, ...]]) -> list[str]:
     return lines
 
 
-def _describe(node: Node | Leaf) -> str:
-    if isinstance(node, Leaf):
-        if node.is_dynamic:
-            return "an array"
-        return f"static, {short(node.value, 60)}"
-    if node.kind is type(None):
+def _describe(node: Input) -> str:
+    if isinstance(node, Array):
+        return "an array"
+    if isinstance(node, NoneNode):
         return "static, None"
+    if isinstance(node, Static):
+        return f"static, {short(node.value, 60)}"
     count = n_arrays(node)
-    return f"{node.kind.__name__} with {count} array{'' if count == 1 else 's'}"
+    return f"{_class_of(node).__name__} with {count} array{'' if count == 1 else 's'}"
+
+
+def _class_of(node: Input) -> type:
+    assert isinstance(node, Sequence | Mapping | Fields | Registered)
+    return node.cls

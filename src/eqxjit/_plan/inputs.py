@@ -1,0 +1,151 @@
+"""Decides how the arguments of a call are guarded, and which arrays are taken from them.
+
+The guards hold exactly if the arguments have the typed static key that the plan was made for.
+They read each field, item and static value anew on every call, and remember nothing by identity.
+"""
+
+import collections
+from collections.abc import Hashable
+from typing import Any
+
+from .._trees.key_cache import TracedObjects, learned_key
+from .._trees.static_key import identity_suffices, is_opaque
+from .._trees.structure import (
+    Leaf,
+    ModuleLayout,
+    Node,
+    input_signature,
+    is_plain_namedtuple,
+    module_layout,
+    runs,
+)
+from .plan import (
+    Array,
+    ArrayRun,
+    Fields,
+    Input,
+    Mapping,
+    Match,
+    NoneNode,
+    Registered,
+    Repeat,
+    Sequence,
+    Static,
+    StaticRun,
+)
+
+# Small integers are single objects in CPython, as `True` and `None` are.
+_SINGLETON_INTEGERS = range(-5, 257)
+
+_WITHOUT_REGISTRATIONS = {"builtins", "numpy", "jax", "jaxlib", "equinox"}
+
+
+class Inputs:
+    """The inputs of one plan: equal items of sequences are planned once."""
+
+    __slots__ = ("_items", "_traced")
+
+    def __init__(self, traced: TracedObjects | None):
+        """`traced`: the large static objects that are compared by identity."""
+        self._traced = traced
+        #: What is repeated, by its signature.
+        self._items: dict[Hashable, Input] = {}
+
+    def plan(self, node: Node | Leaf) -> Input:
+        """Return how to read an object of this structure."""
+        if isinstance(node, Leaf):
+            return Array() if node.is_dynamic else self._static_leaf(node.value)
+        if node.kind is type(None):
+            return NoneNode()
+        if node.kind is tuple or node.kind is list or is_plain_namedtuple(node.kind):
+            return self._sequence(node)
+        if node.kind is dict:
+            return self._dict(node)
+        if node.kind is collections.OrderedDict:
+            key = learned_key(tuple(node.data))
+            return Mapping(node.kind, node.data, self._children(node), None, key, True)
+        layout = module_layout(node)
+        if layout is not None:
+            return self._module(node, layout)
+        key = learned_key(node.data, self._traced)
+        return Registered(node.kind, key, self._children(node))
+
+    def _children(self, node: Node) -> list[Input]:
+        return [self.plan(child) for child in node.children]
+
+    def _static_leaf(self, value: Any) -> Static:
+        static = self._static(value)
+        static.may_become_node = _can_become_a_node(type(value))
+        return static
+
+    def _sequence(self, node: Node) -> Sequence:
+        items: list[Input | ArrayRun | StaticRun | Repeat] = []
+        for start, run in runs(node.children, input_signature):
+            first = run[0]
+            if len(run) == 1:
+                items.append(self.plan(first))
+            elif isinstance(first, Node):
+                items.append(Repeat(start, len(run), self._repeated(first)))
+            elif first.is_dynamic:
+                items.append(ArrayRun(start, len(run)))
+            else:
+                values = [leaf.value for leaf in run if isinstance(leaf, Leaf)]
+                items.append(_static_run(start, values))
+        return Sequence(node.kind, len(node.children), items)
+
+    def _repeated(self, node: Node) -> Input:
+        signature = input_signature(node)
+        item = self._items.get(signature)
+        if item is None:
+            item = self._items[signature] = self.plan(node)
+        return item
+
+    def _dict(self, node: Node) -> Mapping:
+        keys, items = node.data, self._children(node)
+        key_types = {type(key) for key in keys}
+        if len(key_types) == 1 and key_types <= {str, bytes, int}:
+            # Of one type, keys that are equal are the same: each is looked up.
+            return Mapping(dict, keys, items, key_types, None, False)
+        key = learned_key(frozenset(keys)) if keys else None
+        return Mapping(dict, keys, items, None, key, False)
+
+    def _module(self, node: Node, layout: ModuleLayout) -> Fields:
+        static = [(field, self._static(value)) for field, value in layout.static]
+        dynamic = [*zip(layout.dynamic, self._children(node), strict=True)]
+        return Fields(node.kind, static, dynamic)
+
+    def _static(self, value: Any) -> Static:
+        """Return a comparison that holds exactly for values of the typed static key of `value`."""
+        kind = type(value)
+        if value is None or kind is bool or (kind is int and value in _SINGLETON_INTEGERS):
+            return Static(value, Match.IS)
+        if kind.__eq__ is object.__eq__:
+            return Static(value, Match.IS)
+        if is_opaque(value) and kind.__hash__ is not None:
+            # Its hash tells that it was changed in place, as it does in the table.
+            return Static(value, Match.OPAQUE, hash(value))
+        if not identity_suffices(value):
+            return Static(value, Match.KEY, learned_key(value, self._traced))
+        # Mostly it is the same object: outputs are rebuilt with the static values of their trace.
+        if kind in (int, str, bytes) or (kind is float and _is_told_by_equality(value)):
+            return Static(value, Match.EQUAL)
+        if kind is tuple and {*map(type, value)} in ({int}, {str}):
+            return Static(value, Match.EQUAL_ITEMS)
+        return Static(value, Match.IS_OR_KEY, learned_key(value))
+
+
+def _static_run(start: int, values: list[Any]) -> StaticRun:
+    key = None
+    if not all(type(value) is not float or _is_told_by_equality(value) for value in values):
+        key = learned_key(tuple(values))
+    return StaticRun(start, tuple(values), key)
+
+
+def _is_told_by_equality(value: float) -> bool:
+    """Return whether a float is neither a zero, of which there are two, nor NaN."""
+    return bool(value) and value == value
+
+
+def _can_become_a_node(kind: type) -> bool:
+    """Return whether a class may yet be registered as a pytree: not Python's, nor a library's."""
+    return str(kind.__module__).partition(".")[0] not in _WITHOUT_REGISTRATIONS

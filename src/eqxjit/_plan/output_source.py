@@ -1,0 +1,266 @@
+"""Writes how a specialised call puts its output together."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from .._code.source import indented, wrapped
+from .._compat import fields_of, unflatten_node
+from .._trees.given import Position
+from .names import Constants
+from .plan import (
+    Constant,
+    ConstantRun,
+    GivenStatic,
+    MakeDict,
+    MakeModule,
+    MakeNamedTuple,
+    MakeRun,
+    MakeSequence,
+    Output,
+    Take,
+    TakeRun,
+    Unflatten,
+    UnflattenGiven,
+)
+
+# Longer ones get a variable, to be read, and because Python's parser limits nested brackets.
+_LONGEST_EXPRESSION = 60
+
+
+class OutputSource:
+    """The source of an output.
+
+    - `result`: the expression that is the output.
+    - `helpers`: functions that it calls.
+    """
+
+    __slots__ = (
+        "_body",
+        "_expression",
+        "_loops",
+        "_makers",
+        "_names",
+        "_segments",
+        "_source",
+        "_taken",
+        "helpers",
+        "result",
+    )
+
+    def __init__(
+        self,
+        names: Constants,
+        output: Output,
+        arrays: str,
+        expression: Callable[[Position], str],
+        hint: str = "out",
+        outer: "OutputSource | None" = None,
+    ):
+        """Generate what makes `output` from its arrays, a variable named `arrays`.
+
+        `expression` gives the source of a static object that came in. `outer` is the way out that
+        this is a part of: helpers are shared.
+        """
+        self._names = names
+        self._expression = expression
+        self._source = arrays
+        #: How many of the arrays are taken, and by which variables: (start, names).
+        self._taken = 0
+        self._segments: list[tuple[int, list[str]]] = []
+        self._loops = False
+        self._body: list[str] = []
+        self.helpers: list[str] = outer.helpers if outer else []
+        #: The helpers that make runs of equal items, by the `id` of an item.
+        self._makers: dict[int, str] = outer._makers if outer else {}
+        self.result = self._build(output, hint)
+
+    @property
+    def lines(self) -> list[str]:
+        """The statements to run first."""
+        return self._unpacking() + self._body
+
+    def _unpacking(self) -> list[str]:
+        """Return the statements that name the arrays; those that a loop takes stay in the list."""
+        lines: list[str] = []
+        for start, names in self._segments:
+            source = (
+                f"{self._source}[{start}:{start + len(names)}]" if self._loops else self._source
+            )
+            lines += wrapped("(", names, f") = {source}")
+        return lines
+
+    def _build(self, node: Output, hint: str) -> str:
+        """Return the expression that makes a node: short, or the name of a variable."""
+        if isinstance(node, Take):
+            name = self._names.variable(hint)
+            self._take(name)
+            return name
+        if isinstance(node, Constant | GivenStatic):
+            return self._static(node, hint)
+        if isinstance(node, MakeModule):
+            return self._module(node, hint)
+        if isinstance(node, MakeSequence):
+            items = self._items(node, hint)
+            if len(node.items) == 1 and type(node.items[0]) is MakeRun and node.cls is list:
+                # Made in one piece, a fresh list already.
+                return items[0][1:]
+            head, tail = ("[", "]") if node.cls is list else ("(", ")")
+        else:
+            head, items, tail = self._brackets(node, hint)
+        source = wrapped(head, items, tail)
+        if len(source) == 1 and len(source[0]) <= _LONGEST_EXPRESSION:
+            return source[0]
+        name = self._names.variable(hint)
+        self._body += wrapped(f"{name} = {head}", items, tail)
+        return name
+
+    def _items(self, node: MakeSequence, hint: str) -> list[str]:
+        items: list[str] = []
+        index = 0
+        for item in node.items:
+            if isinstance(item, ConstantRun):
+                items.append(f"*{self._names.constant('values', item.values)}")
+                index += len(item.values)
+            elif isinstance(item, TakeRun):
+                items.append(f"*{self._take_slice(item.n)}")
+                index += item.n
+            elif isinstance(item, MakeRun):
+                arrays = self._take_slice(item.n * item.n_arrays)
+                make = self._makers.get(id(item.item))
+                if make is None:
+                    make = self._makers[id(item.item)] = self._define_maker(item)
+                items.append(f"*{make}({arrays})")
+                index += item.n
+            else:
+                items.append(self._build(item, f"{hint}_{index}"))
+                index += 1
+        return items
+
+    def _take_slice(self, n: int) -> str:
+        """Return the expression for the next arrays, which a loop takes, or a sequence."""
+        self._loops = True
+        start, self._taken = self._taken, self._taken + n
+        return f"{self._source}[{start}:{self._taken}]"
+
+    def _define_maker(self, run: MakeRun) -> str:
+        """Define the function that makes all runs of such items in a loop."""
+        names, node = self._names, run.item
+        cls = _class_of(node)
+        kind = cls.__name__.lower()
+        make, arrays = names.helper("make", cls), names.variable(f"{kind}s_arrays")
+        items, item_arrays = names.variable(f"new_{kind}s"), names.variable(f"{kind}_arrays")
+        item = OutputSource(names, node, item_arrays, self._expression, f"new_{kind}", self)
+        if item._loops:
+            # It takes slices.
+            targets, lines = [item_arrays], item.lines
+        else:
+            targets, lines = item._segments[0][1], item._body
+        head, tail = ("for (", ")") if len(targets) > 1 else ("for ", "")
+        source, size = arrays, run.n_arrays
+        if size > 1:
+            iterator = f"{names.constant('iter', iter)}({arrays})"
+            source = f"{names.constant('zip', zip)}(*[{iterator}] * {size})"
+        self.helpers += [
+            f"def {make}({arrays}):",
+            f"    {items} = []",
+            *indented(wrapped(head, targets, f"{tail} in {source}:")),
+            *indented(lines, 2),
+            f"        {items}.append({item.result})",
+            f"    return {items}",
+            "",
+        ]
+        return make
+
+    def _static(self, node: Constant | GivenStatic, hint: str) -> str:
+        if isinstance(node, GivenStatic):
+            return self._expression(node.position)
+        value = node.value
+        if value is None or value is True or value is False:
+            return repr(value)
+        return self._names.constant(hint, value)
+
+    def _take(self, name: str) -> None:
+        """Name the next array."""
+        if self._segments:
+            start, names = self._segments[-1]
+            if start + len(names) == self._taken:
+                names.append(name)
+                self._taken += 1
+                return
+        self._segments.append((self._taken, [name]))
+        self._taken += 1
+
+    def _brackets(self, node: Output, hint: str) -> tuple[str, list[str], str]:
+        """Return the source around the items of a node, and theirs."""
+        names = self._names
+        if isinstance(node, MakeDict):
+            items = self._labelled(node.items, node.keys, hint)
+            keys = [self._key(key, hint) for key in node.keys]
+            return "{", [f"{k}: {c}" for k, c in zip(keys, items, strict=True)], "}"
+        if isinstance(node, MakeNamedTuple):
+            items = self._labelled(node.items, getattr(node.cls, "_fields", ()), hint)
+            cls = names.constant(node.cls.__name__, node.cls)
+            if not node.is_standard:
+                return f"{cls}(", items, ")"
+            return f"{names.constant('new_tuple', tuple.__new__)}({cls}, (", items, "))"
+        assert isinstance(node, Unflatten | UnflattenGiven)
+        items = self._labelled(node.items, node.labels, hint)
+        if isinstance(node, UnflattenGiven):
+            unflatten = names.constant("unflatten", unflatten_node)
+            cls = names.constant(node.cls.__name__, node.cls)
+            return f"{unflatten}({cls}, {self._metadata(node.data)}, [", items, "])"
+        # Not the bound method: Python's garbage collector can't see through jaxlib's.
+        unflatten = functools.partial(type(node.treedef).unflatten, node.treedef)
+        return f"{names.constant(f'unflatten_{hint}', unflatten)}([", items, "])"
+
+    def _labelled(self, nodes: list[Output], labels: Iterable[Any], hint: str) -> list[str]:
+        return [
+            self._build(node, f"{hint}_{label}") for node, label in zip(nodes, labels, strict=True)
+        ]
+
+    def _module(self, node: MakeModule, hint: str) -> str:
+        names = self._names
+        dynamic, static = node.fields[: node.n_dynamic], node.fields[node.n_dynamic :]
+        values = [(field, self._build(child, f"{hint}_{field}")) for field, child in dynamic]
+        name = names.variable(hint)
+        cls = names.constant(node.cls.__name__, node.cls)
+        values += [(field, self._build(child, f"{hint}_{field}")) for field, child in static]
+        if node.plain is not None:
+            self._body.append(f"{name} = {names.constant('Fields', node.plain)}()")
+            self._body += [f"{name}.{field} = {value}" for field, value in values]
+            self._body.append(f"{name}.__class__ = {cls}")
+            return name
+        fields = names.variable(f"{hint}_fields")
+        self._body.append(f"{name} = {names.constant('new_object', object.__new__)}({cls})")
+        self._body.append(f"{fields} = {names.constant('fields_of', fields_of)}({name})")
+        self._body += [f"{fields}[{field!r}] = {value}" for field, value in values]
+        return name
+
+    def _metadata(self, data: GivenStatic | Sequence[Constant | GivenStatic]) -> str:
+        if isinstance(data, GivenStatic):
+            return self._expression(data.position)
+        assert isinstance(data, Sequence)
+        parts = [
+            self._expression(part.position)
+            if isinstance(part, GivenStatic)
+            else self._names.constant("part", part.value)
+            for part in data
+        ]
+        source = f"[{', '.join(parts)}]"
+        if type(data) is tuple:
+            return f"{self._names.constant('tuple', tuple)}({source})"
+        return source
+
+    def _key(self, key: Any, hint: str) -> str:
+        return repr(key) if type(key) in (str, int) else self._names.constant(f"{hint}_key", key)
+
+
+def _class_of(node: Output) -> type:
+    """Return the class of what a node makes."""
+    if isinstance(node, MakeDict):
+        return dict
+    if isinstance(node, Unflatten):
+        return node.treedef.node_data()[0]
+    assert isinstance(node, MakeSequence | MakeNamedTuple | MakeModule | UnflattenGiven)
+    return node.cls

@@ -1,0 +1,202 @@
+"""Decides how the output of a call is put together from the arrays that JAX returned.
+
+Modules are built without running their construction, as their registered unflatten does.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import equinox as eqx
+
+from .._compat import root_treedef
+from .._trees.given import WHOLE, Given, Position, parts_of
+from .._trees.out_spec import OutSpec
+from .._trees.static_key import compares_by_identity
+from .._trees.structure import (
+    Leaf,
+    ModuleLayout,
+    Node,
+    module_layout,
+    n_arrays,
+    output_signature,
+    runs,
+    structure_of,
+)
+from .names import can_be_written
+from .plan import (
+    Constant,
+    ConstantRun,
+    GivenStatic,
+    MakeDict,
+    MakeModule,
+    MakeNamedTuple,
+    MakeRun,
+    MakeSequence,
+    Output,
+    Take,
+    TakeRun,
+    Unflatten,
+    UnflattenGiven,
+)
+
+
+def output_structure(out_spec: OutSpec, given: Given, tick: Callable[[], None]) -> Node | Leaf:
+    """Return the structure of a call's output, with the positions of what came in.
+
+    What compares by identity is the same for all calls that pass the guards.
+    """
+    leaves, treedef = out_spec.resolve(given)
+    positioned = list(leaves)
+    for index, leaf in enumerate(leaves):
+        position = out_spec.leaf_position(index)
+        if position is not None and not compares_by_identity(type(leaf)):
+            positioned[index] = position
+    structure = structure_of(treedef, tuple(positioned), tick)
+    found = out_spec.positions(given) if out_spec.is_given else {}
+    found = {
+        place: position
+        for place, position in found.items()
+        if not compares_by_identity(type(given.get(position)))
+    }
+    pending: list[tuple[Node | Leaf, tuple[int, ...]]] = [(structure, ())] if found else []
+    while pending:
+        node, path = pending.pop()
+        if isinstance(node, Node):
+            parts = parts_of(node.data, node.kind)
+            for part in (WHOLE, *range(len(parts))):
+                if (path, part) in found:
+                    node.given[part] = found[path, part]
+            pending += [(child, (*path, i)) for i, child in enumerate(node.children)]
+    return structure
+
+
+class Outputs:
+    """The output of one plan: equal items of sequences are planned once."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self) -> None:
+        #: What is repeated, by its signature.
+        self._items: dict[Hashable, Output] = {}
+
+    def plan(self, node: Node | Leaf) -> Output:
+        """Return how to make an object of this structure."""
+        if isinstance(node, Leaf):
+            if node.is_dynamic:
+                return Take()
+            return _constant(node.value)
+        cls = node.kind
+        if cls is type(None):
+            return Constant(None)
+        layout = module_layout(node)
+        if layout is not None:
+            return self._module(node, layout)
+        if node.given:
+            return UnflattenGiven(cls, _metadata(node), _labels(node), self._children(node))
+        if cls is tuple or cls is list:
+            return self._sequence(node)
+        if cls is dict:
+            return MakeDict(node.data, self._children(node))
+        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+            return MakeNamedTuple(cls, self._children(node), _is_standard_namedtuple(cls))
+        return Unflatten(root_treedef(node.treedef), _labels(node), self._children(node))
+
+    def _children(self, node: Node) -> list[Output]:
+        return [self.plan(child) for child in node.children]
+
+    def _sequence(self, node: Node) -> MakeSequence:
+        items: list[Output | TakeRun | ConstantRun | MakeRun] = []
+        for _, run in runs(node.children, output_signature):
+            first = run[0]
+            if len(run) == 1:
+                items.append(self.plan(first))
+            elif isinstance(first, Node):
+                items.append(MakeRun(len(run), n_arrays(first), self._repeated(first)))
+            elif first.is_dynamic:
+                items.append(TakeRun(len(run)))
+            else:
+                values = [leaf.value for leaf in run if isinstance(leaf, Leaf)]
+                items.append(ConstantRun(tuple(values)))
+        return MakeSequence(node.kind, items)
+
+    def _repeated(self, node: Node) -> Output:
+        signature = output_signature(node)
+        item = self._items.get(signature)
+        if item is None:
+            item = self._items[signature] = self.plan(node)
+        return item
+
+    def _module(self, node: Node, layout: ModuleLayout) -> MakeModule:
+        dynamic = [*zip(layout.dynamic, self._children(node), strict=True)]
+        static = [
+            (field, _constant(node.given.get(part, value)))
+            for part, (field, value) in enumerate(layout.static, 1)
+        ]
+        # Dynamic fields come first, as upstream.
+        fields = [*dynamic, *static]
+        plain = _plain_class(node.kind, tuple([field for field, _ in fields]))
+        return MakeModule(node.kind, fields, len(dynamic), plain)
+
+
+def _constant(value: Any) -> Constant | GivenStatic:
+    return GivenStatic(value) if type(value) is Position else Constant(value)
+
+
+def _metadata(node: Node) -> Any:
+    """Return the metadata of a node of which a part came in."""
+    if WHOLE in node.given:
+        return GivenStatic(node.given[WHOLE])
+    parts = [_constant(node.given.get(i, part)) for i, part in enumerate(node.data)]
+    return tuple(parts) if type(node.data) is tuple else parts
+
+
+def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:
+    """Return a class whose objects are given these fields, and then made instances of a class of
+    Modules.
+
+    Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
+    Python function, and refuses. None where objects can't change from the one class to the other.
+    """
+    if not all(map(can_be_written, fields)):
+        return None
+    plain = _plain_class_of(fields)
+    trial = plain()
+    try:
+        trial.__class__ = kind
+    except TypeError:
+        # Slots, for instance, make for another layout.
+        return None
+    # Or it would be finalized as one of the user's.
+    object.__setattr__(trial, "__class__", plain)
+    return plain
+
+
+@functools.lru_cache(maxsize=1024)
+def _plain_class_of(_fields: tuple[str, ...]) -> type:
+    # One for each set of fields: Python lays out the objects of a class by what they are given.
+    base = eqx.Module
+    while base.__dictoffset__ and base.__base__:
+        # Both classes must have got their `__dict__` on top of the same base.
+        base = base.__base__
+    return types.new_class(
+        "Fields", (base,), {}, lambda namespace: namespace.update(__hash__=object.__hash__)
+    )
+
+
+def _labels(node: Node) -> Any:
+    return getattr(node.kind, "_fields", None) or range(len(node.children))
+
+
+def _is_standard_namedtuple(kind: type) -> bool:
+    """Return whether calling a named tuple's class does no more than make the tuple."""
+    new = vars(kind).get("__new__")
+    return (
+        type(kind) is type
+        and kind.__bases__ == (tuple,)
+        and kind.__init__ is object.__init__
+        and isinstance(new, staticmethod)
+        # The function that `collections.namedtuple` generates calls this, and nothing else.
+        and getattr(new.__func__, "__globals__", {}).get("_tuple_new") is tuple.__new__
+    )
