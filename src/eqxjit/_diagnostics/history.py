@@ -11,6 +11,7 @@ from .._code.call_site import CallSite, call_site
 from .._code.place import Place
 from .._compat import trace_configuration
 from .._lock import Lock
+from .._plan.check import first_mismatch
 from .._runtime.entry import CacheEntry
 from .._runtime.events import LOWERING, TRACING, observers
 from .._runtime.hooks import Request
@@ -158,14 +159,20 @@ class History:
             trace_configuration(),
             call_site(),
             number,
+            entry=weakref.ref(request.entry),
             is_recompilation=is_recompilation,
             is_transformed=has_tracers(request.leaves),
             is_ahead_of_time=request.is_staged and not is_recompilation,
             invalidation_reasons=request.entry.invalidation_reasons,
         )
         with self._lock:
-            self._explain(trace)
+            earlier = self._explain(trace)
             self._begun.add(trace)
+        if earlier is not None and trace.differences[0].category in (UNKNOWN_REASON, CACHE):
+            # Not with the lock: it compares the user's objects.
+            path = _first_mismatch(earlier, request)
+            if path is not None:
+                trace.differences = _named(path, trace.differences)
         return trace
 
     def explain(self, record: Trace) -> str:
@@ -223,12 +230,12 @@ class History:
             self._n_cleared = len(self._remembered)
         self._streak.restart()
 
-    def _explain(self, trace: Trace) -> None:
-        """Fill in how a trace differs from the closest of those before."""
+    def _explain(self, trace: Trace) -> Trace | None:
+        """Fill in how a trace differs from the closest of those before, and return that."""
         earlier = self._closest(trace)
         if earlier is None:
             trace.differences = _defined_again(self._definition, self.place.is_users)
-            return
+            return None
         trace.description = trace.description.sharing(earlier.description)
         if trace.configuration == earlier.configuration:
             trace.configuration = earlier.configuration
@@ -244,6 +251,7 @@ class History:
         trace.differences = with_apt_remedies(found)
         is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
         trace.compared_with = None if is_earlier_cleared else earlier.number
+        return earlier
 
     def _closest(self, trace: Trace) -> Trace | None:
         def how_far(earlier: Trace) -> int:
@@ -261,6 +269,26 @@ class History:
             self._streak.add(trace)
         else:
             streak_of(self.place).add_function(trace)
+
+
+def _first_mismatch(earlier: Trace, request: Request) -> str | None:
+    """Return the path of the first guard of an earlier trace's specialised call that fails."""
+    entry = earlier.entry and earlier.entry()
+    call = entry and (entry.specialized or entry.second_chance)
+    if not call or entry is request.entry:
+        return None
+    try:
+        args, kwargs = request.arguments.combine(request.leaves)
+        return first_mismatch(call.plan, args, kwargs)
+    except Exception:
+        # Say, a node of the user's that can't be made anew.
+        return None
+
+
+def _named(path: str, differences: tuple[Difference, ...]) -> tuple[Difference, ...]:
+    """Return differences, the first with the path of what differs first."""
+    first, *rest = differences
+    return (first._replace(new=f"{first.new}; the first that differs is `{path}`"), *rest)
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:

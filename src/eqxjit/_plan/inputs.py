@@ -74,7 +74,7 @@ class Inputs:
         return [self.plan(child) for child in node.children]
 
     def _static_leaf(self, value: Any) -> Static:
-        static = self._static(value)
+        static = static_input(value, self._traced)
         static.may_become_node = _can_become_a_node(type(value))
         return static
 
@@ -110,28 +110,29 @@ class Inputs:
         return Mapping(dict, keys, items, None, key, False)
 
     def _module(self, node: Node, layout: ModuleLayout) -> Fields:
-        static = [(field, self._static(value)) for field, value in layout.static]
+        static = [(field, static_input(value, self._traced)) for field, value in layout.static]
         dynamic = [*zip(layout.dynamic, self._children(node), strict=True)]
         return Fields(node.kind, static, dynamic)
 
-    def _static(self, value: Any) -> Static:
-        """Return a comparison that holds exactly for values of the typed static key of `value`."""
-        kind = type(value)
-        if value is None or kind is bool or (kind is int and value in _SINGLETON_INTEGERS):
-            return Static(value, Match.IS)
-        if kind.__eq__ is object.__eq__:
-            return Static(value, Match.IS)
-        if is_opaque(value) and kind.__hash__ is not None:
-            # Its hash tells that it was changed in place, as it does in the table.
-            return Static(value, Match.OPAQUE, hash(value))
-        if not identity_suffices(value):
-            return Static(value, Match.KEY, learned_key(value, self._traced))
-        # Mostly it is the same object: outputs are rebuilt with the static values of their trace.
-        if kind in (int, str, bytes) or (kind is float and _is_told_by_equality(value)):
-            return Static(value, Match.EQUAL)
-        if kind is tuple and {*map(type, value)} in ({int}, {str}):
-            return Static(value, Match.EQUAL_ITEMS)
-        return Static(value, Match.IS_OR_KEY, learned_key(value))
+
+def static_input(value: Any, traced: TracedObjects | None = None) -> Static:
+    """Return a comparison that holds exactly for values of the typed static key of `value`."""
+    kind = type(value)
+    if value is None or kind is bool or (kind is int and value in _SINGLETON_INTEGERS):
+        return Static(value, Match.IS)
+    if kind.__eq__ is object.__eq__:
+        return Static(value, Match.IS)
+    if is_opaque(value) and kind.__hash__ is not None:
+        # Its hash tells that it was changed in place, as it does in the table.
+        return Static(value, Match.OPAQUE, hash(value))
+    if not identity_suffices(value):
+        return Static(value, Match.KEY, learned_key(value, traced))
+    # Mostly it is the same object: outputs are rebuilt with the static values of their trace.
+    if kind in (int, str, bytes) or (kind is float and _is_told_by_equality(value)):
+        return Static(value, Match.EQUAL)
+    if kind is tuple and {*map(type, value)} in ({int}, {str}):
+        return Static(value, Match.EQUAL_ITEMS)
+    return Static(value, Match.IS_OR_KEY, learned_key(value))
 
 
 def _static_run(start: int, values: list[Any]) -> StaticRun:

@@ -12,7 +12,7 @@ from .._compat import is_staging
 from .._plan.budget import Budget, TooLong
 from .._plan.build import Example, build
 from .._plan.call_source import CallSource, Links, generate
-from .._plan.plan import FunctionParts
+from .._plan.plan import CallPlan, FunctionParts
 from .._plan.verify import does_the_same
 from .._trees.given import Given, Position
 from .._trees.out_spec import Output, index_of
@@ -69,18 +69,15 @@ class SlowPath(Protocol):
 class SpecializedCall:
     """The generated function of one entry, for any wrapper of the entry's function.
 
-    - `source`: its source.
-    - `blocks`: whether it waits for the computation.
-    - `checks_output`: whether it asks if the static objects that it returns have been changed.
+    - `plan`, `source`: its plan, and that as source.
     - `entry`: the entry that it calls.
     """
 
-    __slots__ = ("_generated", "blocks", "checks_output", "entry", "source")
+    __slots__ = ("_generated", "entry", "plan", "source")
 
-    def __init__(self, generated: CallSource, entry: CacheEntry, blocks: bool):
+    def __init__(self, plan: CallPlan, generated: CallSource, entry: CacheEntry):
+        self.plan = plan
         self.source = generated.source
-        self.blocks = blocks
-        self.checks_output = entry.returns_mutable
         self._generated = generated
         self.entry = entry
 
@@ -111,7 +108,7 @@ class SpecializedCall:
             signature.binder(dispatcher.explain),
             signature.binder(dispatcher.flattened),
             functools.partial(
-                dispatcher.wait if self.blocks else dispatcher.check_recompiled, self.entry
+                dispatcher.wait if self.plan.blocks else dispatcher.check_recompiled, self.entry
             ),
             self.entry.numpy_inputs.own,
             self.entry.numpy_inputs.own_arrays,
@@ -217,7 +214,7 @@ def specialized_call(
         # To try the generated call takes about as long once more as what came before.
         generated = generate(plan, entry, ENTRY_VARIABLE, CacheMiss, budget, budget.spent)
         if does_the_same(generated, example, expected, checks, fun_leaves):
-            return SpecializedCall(generated, entry, blocks)
+            return SpecializedCall(plan, generated, entry)
     except TooLong:
         raise
     except Exception:

@@ -9,6 +9,8 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from .._plan.plan import CallPlan
+
 # How many times more warm calls it takes to be specialised again, after being crowded out: where
 # many structures take turns, making specialised calls must not cost more than they save.
 _PATIENCE = 1_000
@@ -21,14 +23,11 @@ _ATTEMPTS = 3
 class SpecializedCall(Protocol):
     """The generated function of an entry.
 
-    - `source`: its source.
-    - `blocks`: whether it waits for the computation.
-    - `checks_output`: whether it asks if the static objects that it returns have been changed.
+    - `plan`, `source`: its plan, and that as source.
     """
 
+    plan: CallPlan
     source: str
-    blocks: bool
-    checks_output: bool
 
     @property
     def entry(self) -> "EntryState":
