@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import SCENARIOS
 from hypothesis import given, settings
-from strategies import pairs
 
 import eqxjit
 from eqxjit._diagnostics import description as _description
@@ -28,6 +26,8 @@ from eqxjit._trees.given import NOTHING, Given
 from eqxjit._trees.numpy_inputs import NumpyInputs
 from eqxjit._trees.out_spec import OutSpec
 from eqxjit._trees.partition import partition
+from tests.support.profile import SCENARIOS
+from tests.support.strategies import pairs
 
 X = jnp.arange(3.0)
 
