@@ -12,6 +12,7 @@ COMMANDS = {
     "leaf_sizes": "a packed step for several sizes of what shares a buffer",
     "latency": "p50 to p99.9 of small fixed models, against ONNX Runtime, PyTorch and JAX itself",
     "advice": "what each advice of the latency guide is worth",
+    "styles": "each way to call a model: what a call costs, and how many programs it compiles",
     "libraries": "small solves by diffrax, optimistix and lineax, before and after `install`",
     "startup": "the cost of importing, of a first call, and of nested calls while tracing",
     "devices": "the cost of a call against the number of devices",
