@@ -18,6 +18,7 @@ COMMANDS = {
     "devices": "the cost of a call against the number of devices",
     "overlap": "how much host work hides behind asynchronous computation",
     "memory": "what a process keeps after many warm calls, static values, and models",
+    "pictures": "draw the pictures of calls and latency anew, from the figures on record",
     "soak": "random structures, functions and call orders under threads, checked",
 }
 

@@ -71,9 +71,10 @@ def main(argv: list[str]) -> int:
         }
         written = write("calls", report, args.output)
         platform = jax.default_backend()
+        pictures.overview(times, written.with_name(f"overview-{platform}.png"))
         pictures.ratios(times, written.with_name(f"ratios-{platform}.png"))
         pictures.leaves(_by_leaves(times, chosen), written.with_name(f"leaves-{platform}.png"))
-        console.print(f"written: {written} and two pictures beside it")
+        console.print(f"written: {written} and three pictures beside it")
     return 0
 
 

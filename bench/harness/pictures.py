@@ -6,6 +6,9 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 mpl.use("Agg")
 
@@ -40,6 +43,34 @@ TRAINING_LABELS = {
 
 Times = Mapping[str, float]  # microseconds by competitor
 
+_OVERVIEW = {
+    "Identity": "Identity",
+    "MLP 32": "MLP forward",
+    "GRUCell": "GRU step",
+    "MLP + adam": "MLP + adam step",
+    "transformer": "transformer forward",
+}
+
+
+def overview(times: Mapping[str, Times], path: Path) -> None:
+    """Draw bars for a few workloads and competitors: the picture of the README."""
+    figure, axes = plt.subplots(figsize=(8, 3.4), layout="constrained")
+    workloads = [name for name in _OVERVIEW if name in times]
+    names = ("eqx", "jit", "eqxjit")
+    for i, name in enumerate(names):
+        rows = [row + (i - 1) * 0.27 for row in range(len(workloads))]
+        values = [times[workload][name] / times[workload]["floor"] for workload in workloads]
+        bars = axes.barh(rows, values, 0.25, color=STYLES[name][0], label=LABELS[name])
+        axes.bar_label(bars, fmt="%.1f", padding=3, fontsize="small")
+    axes.axvline(1, color="black", linewidth=1, linestyle="--", label="floor")
+    axes.set(xlabel="time of a call, as a multiple of the floor", xlim=(0, None))
+    axes.margins(x=0.08)
+    axes.set_yticks(range(len(workloads)), [_OVERVIEW[name] for name in workloads])
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize="small", loc="lower right", framealpha=1)
+    _save(figure, path)
+
 
 def ratios(times: Mapping[str, Times], path: Path) -> None:
     """One row per workload, one mark per competitor: its time as a multiple of the floor's."""
@@ -53,14 +84,14 @@ def ratios(times: Mapping[str, Times], path: Path) -> None:
         label = {**LABELS, **TRAINING_LABELS}.get(name, f"flax {name}")
         axes.scatter(values, rows, c=colour, marker=marker, label=label, s=40)
     axes.set_xscale("log")
+    _plain_numbers(axes.xaxis)
     axes.set_xlabel("time of a call, as a multiple of the floor")
     axes.set_yticks(range(len(workloads)), workloads)
     axes.invert_yaxis()
     axes.grid(which="both", axis="x", alpha=0.25)
     axes.grid(axis="y", alpha=0.25)
     figure.legend(loc="outside upper center", ncols=3, fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def leaves(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
@@ -74,8 +105,7 @@ def leaves(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
     panels[0][0].set_ylabel("µs per call")
     if groups:
         panels[0][0].legend(fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def sizes(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
@@ -89,8 +119,7 @@ def sizes(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
     figure.supxlabel("elements")
     figure.supylabel("µs of CPU time")
     panels.flat[0].legend(fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def _curves(axes: Axes, title: str, rows: Mapping[int, Times], names: Iterable[str]) -> None:
@@ -105,25 +134,42 @@ def _curves(axes: Axes, title: str, rows: Mapping[int, Times], names: Iterable[s
 def latencies(times: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
     """A panel for each model, a row for each competitor: from p50 (dot) over p99 to p99.9."""
     names = list(dict.fromkeys(name for rows in times.values() for name in rows))
+    columns = min(2, len(times))
+    n_rows = -(-len(times) // columns)
     figure, panels = plt.subplots(
-        1,
-        len(times),
-        figsize=(3 + 2.6 * len(times), 1 + 0.3 * len(names)),
+        n_rows,
+        columns,
+        figsize=(9, (0.9 + 0.27 * len(names)) * n_rows),
         sharey=True,
         squeeze=False,
         layout="constrained",
     )
-    for axes, (model, rows) in zip(panels[0], times.items(), strict=True):
+    for axes in panels.flat[len(times) :]:
+        axes.set_visible(False)
+    for axes, (model, rows) in zip(panels.flat, times.items(), strict=False):
         for name, (p50, p99, p999) in rows.items():
             row, colour = names.index(name), _colour(name)
             axes.plot([p50, p999], [row, row], color=colour, linewidth=1)
             axes.scatter([p50], [row], color=colour, s=40)
             axes.scatter([p99, p999], [row, row], color=colour, marker="|")
         axes.set(xscale="log", title=model, xlabel="µs: p50, p99, p99.9")
+        _plain_numbers(axes.xaxis)
         axes.grid(which="both", axis="x", alpha=0.25)
     panels[0][0].set_yticks(range(len(names)), names)
     panels[0][0].invert_yaxis()
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
+
+
+def _plain_numbers(axis: Axis) -> None:
+    """Label a logarithmic axis by 1, 2, 5, 10: powers of ten are too few, all ticks too many."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write a picture on a white ground of its own, which a dark page doesn't change."""
+    figure.savefig(path, dpi=150, facecolor="white")
     plt.close(figure)
 
 

@@ -20,8 +20,8 @@ from rich.table import Table
 
 import eqxjit
 
-from .environment import write
-from .measure import Case, Race, options
+from ..harness.environment import write
+from ..harness.measure import Case, Race, options
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _CHANGES = 10
@@ -206,6 +206,7 @@ def _shapes() -> dict[str, Way]:
 
 
 def _repeat(call: Callable[[], Any], times: int) -> None:
+    out = None
     for _ in range(times):
         out = call()
     jax.block_until_ready(out)
