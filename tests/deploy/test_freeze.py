@@ -357,7 +357,7 @@ def test_other_shapes_can_be_refused():
         with pytest.raises(eqxjit.TooManyTracesError) as caught:
             frozen(X.astype(jnp.int32))
         message = str(caught.value)
-        assert message.startswith("`MLP` was compiled ahead of time, and nothing else is to be ")
+        assert message.startswith("`MLP` was compiled ahead of time and refuses to ")
         assert "dtype: `x` was float32, is int32" in message
     frozen.compile(X.astype(jnp.int32), other_shapes="raise")
     frozen(X.astype(jnp.int32)), frozen(X)

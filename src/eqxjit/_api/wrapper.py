@@ -82,7 +82,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
         return self if instance is None else BoundFilterPjitFunction(self, instance)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
-        """Trace and lowers the function for these arguments, without running it.
+        """Trace and lower the function for these arguments, without running it.
 
         **Arguments:**
 
@@ -98,17 +98,17 @@ class FilterPjitFunction(metaclass=_WrapperType):
             )
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompiledProgram:
-        """Compile for arguments like these, so that the first call with such need not.
+        """Compile for arguments like these ahead of time.
 
-        That call then traces and compiles nothing, by whichever wrapper of the function and in
-        whichever thread it is made. The function isn't run. Several can be compiled side by side,
-        in threads.
+        The first call with such arguments then traces and compiles nothing, through any wrapper of
+        the function and in any thread. The function isn't run. Several functions can be compiled
+        side by side, in threads.
 
         **Arguments:**
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array, alone
             or within a Module (`eqx.filter_eval_shape`). What decides which program a call needs
-            must be as in that call: shape, dtype, `weak_type`, and `sharding` where the array will
+            must be the same as in that call: shape, dtype, `weak_type`, and `sharding` where the array will
             be put on a device explicitly.
 
         **Returns:**
@@ -157,13 +157,13 @@ class FilterPjitFunction(metaclass=_WrapperType):
         return self._wrapped.cache.info()
 
     def traces(self) -> list[Trace]:
-        """Return what this function was traced for, the oldest first: why, and how long it took.
+        """Return the record of each trace, the oldest first: for what, why, and how long it took.
 
         **Returns:**
 
-        The latest 256 traces since the cache was last cleared, by whichever wrapper of this
-        function under these options. A compilation that JAX began by itself, without tracing, is
-        among them (`is_recompilation`): there are as many as `cache_info()` counts.
+        The latest 256 traces since the cache was last cleared, by all wrappers of this function under
+        these options. Compilations that JAX began by itself, without tracing, are among them
+        (`is_recompilation`).
 
         !!! example
 
@@ -187,13 +187,12 @@ class FilterPjitFunction(metaclass=_WrapperType):
         self._wrapped.cache.clear()
 
     def specialized_source(self) -> str | None:
-        """Return the source of the latest specialised call: what runs when this function is called
-        warm.
+        """Return the source of the latest specialised call, which runs when the function is warm.
 
         **Returns:**
 
-        Python source, or `None` as long as no structure was called often enough (a second time) or
-        none is one that a specialised call can be made for.
+        Python source, or `None` if no structure was called a second time yet, or none can be
+        specialised.
         """
         specialized = self._dispatcher.specialized_calls()
         return specialized[0].source if specialized else None
@@ -355,29 +354,30 @@ def filter_jit(
 ) -> Any:
     """Compile a function: JAX and NumPy arrays in its arguments are traced, all else is static.
 
-    A drop-in replacement of `equinox.filter_jit` whose calls are faster. It differs where upstream
-    returns a wrong result (`f(x, 1)`, `f(x, True)` and `f(x, 1.0)` are three calls here), and it
-    doesn't wait for a computation that can't raise.
+    A drop-in replacement for `equinox.filter_jit` whose calls are faster. It differs where Equinox
+    returns a wrong result (`f(x, 1)`, `f(x, True)` and `f(x, 1.0)` have a program each), and it
+    doesn't wait for computations that can't raise.
 
     **Arguments:**
 
-    - `fun`: a pure function, or another callable: a Module, a bound method, a `functools.partial`.
-        Left out, as in `@filter_jit(donate="all")`, a decorator is returned.
-    - `donate`: whose buffers JAX may reuse for the outputs; they can't be used after the call.
-        - `"all"`: those of all arrays. No warning about buffers that could not be used.
-        - `"all-except-first"`: as `"all"`, without those in the first argument.
-        - `"warn"`, `"warn-except-first"`: likewise, with the warning.
-        - `"none"`: no buffer; the default.
-    - `block`: whether each call waits until its computation is done, as upstream's do. By default
-        only programs that can raise at runtime (that hold a callback or a foreign call, such as
-        `eqx.error_if`) are waited for, and short ones that are given large NumPy arrays, which may
-        be filled anew once the call has returned. Other NumPy arrays are copied.
-    - `maxsize`: how many static structures of the arguments are kept compiled; beyond, the least
-        recently used one is forgotten. `None` for any number.
-    - `max_traces`: how often the function may be traced, or compiled again by JAX, until its cache
-        is cleared; by all its wrappers under these options, and for a Module by those of equal
-        static fields (and by one whose static fields are changed in place). `None` for any number.
-        A call that needs one more raises a `TooManyTracesError`, which says why it does.
+    - `fun`: a pure function or another callable, such as a Module, a bound method or a
+        `functools.partial`. Without it, as in `@filter_jit(donate="all")`, a decorator is returned.
+    - `donate`: the arrays whose buffers JAX may reuse for the outputs. They can't be used after the
+        call.
+        - `"all"`: all arrays. JAX's warning about unusable buffers is hidden.
+        - `"all-except-first"`: all arrays but those in the first argument.
+        - `"warn"`, `"warn-except-first"`: the same, with the warning.
+        - `"none"`: no arrays; the default.
+    - `block`: whether each call waits for its computation, as in Equinox. By default a call waits
+        only if the program can raise at runtime (it holds a callback or a foreign call, such as
+        `eqx.error_if`), or if it is short and reads a large NumPy array, which may be overwritten
+        once the call has returned. Other NumPy arrays are copied.
+    - `maxsize`: the number of static structures that are kept compiled. Beyond it, the least
+        recently used one is dropped. `None` for no limit.
+    - `max_traces`: the number of traces and recompilations until the cache is cleared, counted over
+        all wrappers of the function under these options; for a Module, over those with equal static
+        fields. `None` for no limit. A call that needs one more raises a `TooManyTracesError`, which
+        explains why.
     - `**jitkwargs`: further arguments of `jax.jit`, such as `inline` or `compiler_options`.
 
     **Returns:**

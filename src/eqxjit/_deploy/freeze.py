@@ -114,7 +114,7 @@ class FrozenPjitFunction(FilterPjitFunction):
                 self._warm(leaves, treedef)
         if other_shapes == "raise":
             traces.seal(
-                f"`{traces.name}` was compiled ahead of time, and nothing else is to be compiled "
+                f"`{traces.name}` was compiled ahead of time and refuses to compile anything else "
                 '(`other_shapes="raise"`)'
             )
         return program
