@@ -108,8 +108,8 @@ class FilterPjitFunction(metaclass=_WrapperType):
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array, alone
             or within a Module (`eqx.filter_eval_shape`). What decides which program a call needs
-            must be the same as in that call: shape, dtype, `weak_type`, and `sharding` where the array will
-            be put on a device explicitly.
+            must be the same as in that call: shape, dtype, `weak_type`, and `sharding` if the array
+            will be put on a device explicitly.
 
         **Returns:**
 
@@ -161,8 +161,8 @@ class FilterPjitFunction(metaclass=_WrapperType):
 
         **Returns:**
 
-        The latest 256 traces since the cache was last cleared, by all wrappers of this function under
-        these options. Compilations that JAX began by itself, without tracing, are among them
+        The latest 256 traces since the cache was last cleared, by all wrappers of this function
+        under these options. Compilations that JAX began by itself, without tracing, are among them
         (`is_recompilation`).
 
         !!! example

@@ -88,8 +88,8 @@ class Streak:
         if len(self._counts) > _MAX_CAUSES:
             lines.append(f"  - and {len(self._counts) - _MAX_CAUSES} more")
         lines.append(
-            "Each trace is compiled, which is fine if few more are to come. This is logged once for "
-            "each function."
+            "Each trace is compiled, which is fine if few more are to come. This is logged once a "
+            "function."
         )
         return "\n".join(lines)
 
