@@ -29,7 +29,8 @@ from ._diagnostics.differences import Difference
 from ._diagnostics.history import History as _History
 from ._diagnostics.log import explain_retraces
 from ._diagnostics.report import CompileReport, ReportRow, compile_report
-from ._diagnostics.trace import Seconds, Trace
+from ._diagnostics.timeline import ReportSpan
+from ._diagnostics.trace import Seconds, Trace, TraceList
 from ._runtime.cache import CacheInfo
 from ._runtime.counter import TooManyTracesError
 from ._runtime.donation import _Pattern
@@ -54,9 +55,11 @@ __all__ = [
     "Lowered",
     "Packed",
     "ReportRow",
+    "ReportSpan",
     "Seconds",
     "TooManyTracesError",
     "Trace",
+    "TraceList",
     "compile_report",
     "currently_jitting",
     "explain_retraces",

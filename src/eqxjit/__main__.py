@@ -4,12 +4,17 @@ For a script that can't be edited: it runs as under `python script.py`, and `equ
 eqxjit's in it and in the libraries that it uses. JAX and Equinox are imported before it: a variable
 that they read at import, such as `JAX_ENABLE_X64`, must be set outside of the script; one that the
 script sets is named in the log.
+
+With `--report FILE` it also writes what was traced and compiled, when and why: a page for `.html`,
+a Chrome trace for `.json`. With `--explain` the log says why functions were traced again.
 """
 
 import argparse
+import contextlib
 import importlib.machinery
 import logging
 import os
+import pathlib
 import runpy
 import sys
 import types
@@ -17,6 +22,8 @@ from typing import Any, NoReturn
 
 from ._code.call_site import call_site
 from ._deploy.install import install
+from ._diagnostics.log import explain_retraces
+from ._diagnostics.report import CompileReport, check_report_path, recording
 
 _logger = logging.getLogger("eqxjit")
 
@@ -32,10 +39,12 @@ def main(argv: list[str]) -> None:
     """
     parser = argparse.ArgumentParser(
         prog="python -m eqxjit",
-        usage="%(prog)s [-h] (-m module | script) ...",
+        usage="%(prog)s [-h] [--report FILE] [--explain] (-m module | script) ...",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--report", type=_report_path, metavar="FILE", help="write a report there")
+    parser.add_argument("--explain", action="store_true", help="log why functions are traced again")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("program", help="a script, or the name of a module; then its arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -46,16 +55,46 @@ def main(argv: list[str]) -> None:
     sys.argv = [program, *chosen.arguments]
     sys.addaudithook(_log_late_variables)
     install()
+    with contextlib.ExitStack() as stack:
+        if chosen.explain:
+            stack.enter_context(explain_retraces())
+        if chosen.report is not None:
+            report = CompileReport()
+            stack.enter_context(recording(report))
+            stack.callback(_save, report, chosen.report.absolute())
+        try:
+            _run(program, chosen.module)
+        except BaseException as error:
+            _raise_without_own_frames(error)
+
+
+def _report_path(text: str) -> pathlib.Path:
+    path = pathlib.Path(text)
     try:
-        if chosen.module:
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-        elif importlib.machinery.PathFinder.find_spec("__main__", [program]) is not None:
-            # A folder, or a zip file.
-            runpy.run_path(program, run_name="__main__")
-        else:
-            _run_script(program)
-    except BaseException as error:
-        _raise_without_own_frames(error)
+        check_report_path(path)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"no such folder: {str(path.parent)!r}.")
+    return path
+
+
+def _save(report: CompileReport, path: pathlib.Path) -> None:
+    """Write the report, however the program ended."""
+    try:
+        report.save(path)
+    except OSError as error:
+        _logger.warning("The report can't be written: %s.", error)
+
+
+def _run(program: str, is_module: bool) -> None:
+    if is_module:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    elif importlib.machinery.PathFinder.find_spec("__main__", [program]) is not None:
+        # A folder, or a zip file.
+        runpy.run_path(program, run_name="__main__")
+    else:
+        _run_script(program)
 
 
 def _log_late_variables(event: str, arguments: tuple[Any, ...]) -> None:

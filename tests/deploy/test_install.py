@@ -867,15 +867,38 @@ def test_a_variable_that_is_set_too_late_is_named(tmp_path, monkeypatch):
     assert python("-m", "eqxjit", "late.py", cwd=tmp_path) == (0, "float64 2\n", "")
 
 
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "1 / 0"])
+def test_a_script_is_reported_and_explained(ending, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import equinox as eqx, jax.numpy as jnp, os, sys\n"
+        "power = eqx.filter_jit(lambda x, n: x ** n)\n"
+        "power(jnp.ones(2), 2), power(jnp.ones(2), 3)\n"
+        "os.chdir('/')\n"
+        f"print(sys.argv[1:])\n{ending}\n"
+    )
+    plain = python("script.py", "--report", "x", cwd=tmp_path)
+    name = "report.html" if ending else "report.json"
+    arguments = ("--report", name, "--explain", "script.py", "--report", "x")
+    status, stdout, stderr = python("-m", "eqxjit", *arguments, cwd=tmp_path)
+    assert (status, stdout) == plain[:2]
+    reason = "`n` was 2, is 3"
+    assert f"static value changed: {reason}" in stderr
+    assert stderr.endswith(plain[2])
+    assert reason in (tmp_path / name).read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
+        (["--report", "report.txt", "x.py"], 2, "saved as .html or .json"),
+        (["--report", "no/report.html", "x.py"], 2, "no such folder: 'no'"),
         (["--help"], 0, "runs a script, or a module"),
         ([], 2, "required"),
         (["nosuch.py"], 2, "can't open file 'nosuch.py'"),
         (["-m", "nosuch"], 1, "No module named nosuch"),
     ],
-    ids=["help", "nothing", "no script", "no module"],
+    ids=["format", "folder", "help", "nothing", "no script", "no module"],
 )
 def test_command_lines(arguments, status, text, tmp_path):
     found = python("-m", "eqxjit", *arguments, cwd=tmp_path)

@@ -14,7 +14,7 @@ from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_ke
 
 from .._code.text import short
 from .._code.tracebacks import trim, trimming
-from .._diagnostics.trace import Trace
+from .._diagnostics.trace import TraceList
 from .._runtime.cache import CacheInfo
 from .._runtime.dispatch import Dispatcher
 from .._runtime.function import WrappedFunction, wrap_function
@@ -156,14 +156,14 @@ class FilterPjitFunction(metaclass=_WrapperType):
         """
         return self._wrapped.cache.info()
 
-    def traces(self) -> list[Trace]:
+    def traces(self) -> TraceList:
         """Return the record of each trace, the oldest first: for what, why, and how long it took.
 
         **Returns:**
 
         The latest 256 traces since the cache was last cleared, by all wrappers of this function
         under these options. Compilations that JAX began by itself, without tracing, are among them
-        (`is_recompilation`).
+        (`is_recompilation`). A list, which shows as a table in a notebook.
 
         !!! example
 
@@ -180,7 +180,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
 
             ```
         """
-        return self._wrapped.cache.traces.hook.traces
+        return TraceList(self._wrapped.cache.traces.hook.traces)
 
     def clear_cache(self) -> None:
         """Drop all that was compiled for this function under these options."""

@@ -3,18 +3,23 @@
 import collections
 import dataclasses
 import io
+import json
 import os
+import pathlib
 import shutil
+import sys
 import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._code.html import block, escape, table
 from .._lock import Lock
 from .._runtime.events import COMPILING, observers
 from .differences import Difference
-from .trace import Seconds, Trace
+from .timeline import ReportSpan, Timeline, chrome_trace, timeline_html
+from .trace import Seconds, Trace, TraceList
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,14 +93,42 @@ def _most_repeated(differences: list[Difference]) -> str:
     return ""
 
 
+_PARTS = ("tracing s", "lowering s", "compiling s")
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark">
+<title>What was compiled</title>
+<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">
+{body}
+{traces}
+</body>
+</html>
+"""
+
+REPORT_SUFFIXES = (".html", ".json")
+
+
+def check_report_path(path: pathlib.Path) -> None:
+    """Raise an error if no report can be saved there."""
+    if path.suffix.lower() not in REPORT_SUFFIXES:
+        raise ValueError(
+            f"A report is saved as {' or '.join(REPORT_SUFFIXES)}; the path is {str(path)!r}."
+        )
+
+
 class CompileReport:
     """The report of what was compiled within a `compile_report`; up to date at any time.
 
-    `str(report)` is the table; `report.rows` its rows, the dearest first.
+    `str(report)` is the table; `report.rows` its rows, the dearest first; `report.spans` the
+    timeline. In a notebook it shows as both.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._timeline = Timeline()
         self._functions: collections.defaultdict[str, _Function] = collections.defaultdict(
             _Function
         )
@@ -103,10 +136,12 @@ class CompileReport:
     # --- As an observer -----------------------------------------------------------------------
 
     def begun(self, function: str, phase: str) -> None:
-        """Do nothing: all is known at its end."""
+        """Begin a span of the timeline."""
+        self._timeline.begun(function, phase)
 
     def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """Add a phase to its function."""
+        """Add a phase to its function, and to the timeline."""
+        self._timeline.ended(function, phase, from_cache)
         with self._lock:
             entry = self._functions[function]
             setattr(entry.seconds, phase, getattr(entry.seconds, phase) + seconds)
@@ -114,7 +149,8 @@ class CompileReport:
             entry.n_cache_hits += from_cache
 
     def traced(self, trace: Trace) -> None:
-        """Add a trace to its function."""
+        """Add a trace to its function, and to its spans."""
+        self._timeline.traced(trace)
         with self._lock:
             self._functions[trace.function].traces.append(trace)
 
@@ -142,6 +178,77 @@ class CompileReport:
             for row in self.rows
             if row.busiest_line
         ]
+
+    # --- The timeline -------------------------------------------------------------------------
+
+    @property
+    def spans(self) -> list[ReportSpan]:
+        """What was traced, lowered and compiled, by the time at which it began; the latest 100,000.
+
+        Tracing JAX's own operations within a function is part of that function's span.
+        """
+        return self._timeline.spans
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report to a file, in the format of its suffix.
+
+        **Arguments:**
+
+        - `path`: the file. `.html` gives a page with the timeline, the table, and the reason for
+            each trace; `.json` a Chrome trace, which Perfetto and `chrome://tracing` open.
+
+        **Raises:**
+
+        - `ValueError`, for another suffix.
+
+        !!! example
+
+            ```python
+            >>> import json, pathlib, tempfile
+            >>> import jax.numpy as jnp
+            >>> import eqxjit
+            >>> with eqxjit.compile_report() as report:
+            ...     _ = eqxjit.filter_jit(lambda x: x + 1)(jnp.ones(2))
+            In all ...
+            >>> path = pathlib.Path(tempfile.mkdtemp()) / "report.json"
+            >>> report.save(path)
+            >>> [e["cat"] for e in json.loads(path.read_text())["traceEvents"] if "cat" in e][:1]
+            ['tracing']
+
+            ```
+        """
+        path = pathlib.Path(path)
+        check_report_path(path)
+        if path.suffix.lower() == ".json":
+            text = json.dumps(chrome_trace(self.spans))
+        else:
+            text = _PAGE.format(body=self._repr_html_(), traces=self._traces_html())
+        path.write_text(text, encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        rows = self.rows
+        if not rows:
+            return block("<p>Nothing was compiled.</p>")
+        title = f"<p><b>{self.total_seconds:.3g} s of tracing, lowering and compiling</b></p>"
+        headings = ("function", "traces", *_PARTS, "share", "cached", "size", "traced again for")
+        cells = [
+            (
+                row.function,
+                row.traces,
+                *(getattr(row.seconds, f"{part.removesuffix(' s')}") for part in _PARTS),
+                f"{row.share:.0%}",
+                row.persistent_cache_hits,
+                "" if row.equations is None else f"{row.equations:,}",
+                row.reason,
+            )
+            for row in rows
+        ]
+        notes = "".join([f"<p>{escape(note)}</p>" for note in self.notes()])
+        return block(title, timeline_html(self.spans), table(headings, cells), notes)
+
+    def _traces_html(self) -> str:
+        traces = dict.fromkeys(span.trace for span in self.spans if span.trace is not None)
+        return TraceList(traces)._repr_html_() if traces else ""
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -258,6 +365,30 @@ class _LiveLine:
         """Do nothing: the line is gone by then."""
 
 
+class _LiveCell:
+    """An observer that shows in a notebook's cell what is under way; the report takes its place."""
+
+    def __init__(self, cell: Any):
+        self._cell = cell
+        self._local = threading.local()
+
+    def begun(self, function: str, phase: str) -> None:
+        """Show an outermost phase."""
+        depth = vars(self._local).get("depth", 0)
+        self._local.depth = depth + 1
+        if not depth:
+            from IPython.display import HTML
+
+            self._cell.update(HTML(block(f"<p>{phase} {escape(function)} …</p>")))
+
+    def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
+        """Do nothing: what comes next takes its place."""
+        self._local.depth = max(0, vars(self._local).get("depth", 0) - 1)
+
+    def traced(self, trace: Trace) -> None:
+        """Do nothing: the report says it."""
+
+
 @contextmanager
 def compile_report() -> Iterator[CompileReport]:
     """Print one table of everything that is compiled inside it, the dearest function first.
@@ -267,12 +398,13 @@ def compile_report() -> Iterator[CompileReport]:
     function are its own: those of another one under `filter_jit` that is traced within its trace
     are in that one's row. Threads add up. On a terminal, a line shows what is under way meanwhile.
 
-    The table, and that line, are drawn by `rich` (`pip install "eqxjit[report]"`); without it the
-    rows are printed as they are.
+    The table and that line are drawn by `rich` (the extra `report`); without it the rows are
+    printed as they are. In a notebook the cell shows the table and the timeline as HTML.
 
     **Returns:**
 
-    A context manager that yields a `CompileReport`, with `rows`; it can be read at any time.
+    A context manager that yields a `CompileReport`, with `rows`, `spans` and `save`; it can be read
+    at any time.
 
     !!! example
 
@@ -292,16 +424,45 @@ def compile_report() -> Iterator[CompileReport]:
         ```
     """
     report = CompileReport()
+    display = _notebook_display()
+    if display is not None:
+        cell = display(report, display_id=True)
+        with recording(report, _LiveCell(cell)):
+            try:
+                yield report
+            finally:
+                cell.update(report)
+        return
     console, progress = _terminal()
+    with recording(report, *([] if progress is None else [_LiveLine(progress)])):
+        try:
+            with progress or nullcontext():
+                yield report
+        finally:
+            report._print_to(None, console)
+
+
+@contextmanager
+def recording(report: CompileReport, *others: Any) -> Iterator[None]:
+    """Fill in a report, and notify other observers, without printing anything."""
     # They die with this `with`, even if it is interrupted; a report is read afterwards.
-    watching = [_Recorder(report)] if progress is None else [_Recorder(report), _LiveLine(progress)]
+    watching = [_Recorder(report), *others]
     try:
         observers.update(watching)
-        with progress or nullcontext():
-            yield report
+        yield
     finally:
         observers.difference_update(watching)
-        report._print_to(None, console)
+
+
+def _notebook_display() -> Any:
+    """Return IPython's `display` in a notebook; None elsewhere."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    from IPython.display import display
+
+    return display
 
 
 def _terminal() -> "tuple[Console | None, Any]":

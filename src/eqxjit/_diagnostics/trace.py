@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Mapping
 
 from .._code.call_site import CallSite
+from .._code.html import block, escape, table
 from .._runtime.entry import CacheEntry
 from .description import UNKNOWN, Description, summary
 from .differences import Difference, listed
@@ -104,3 +105,36 @@ class Trace:
         if self.compared_with is not None:
             lines.insert(0, f"  Compared with trace {self.compared_with}:")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        what = "recompilation" if self.is_recompilation else "trace"
+        title = f"{what} {self.number} of {self.function}, called at {self.call_site}"
+        lines = [f"<p>{escape(line)}</p>" for line in listed(self.differences, with_remedies=True)]
+        arguments = table(("argument", ""), self.arguments.items()) if self.arguments else ""
+        return block(
+            f"<p><b>{escape(title)}</b></p>",
+            "".join(lines) or "<p>first trace</p>",
+            arguments,
+            f"<p>{escape(self.seconds)}</p>",
+        )
+
+
+class TraceList(list[Trace]):
+    """The traces of a function: a list, which shows as a table in a notebook."""
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return block("<p>Nothing was traced.</p>")
+        headings = ("function", "", "why", "called at", "seconds", "arguments")
+        rows = [
+            (
+                trace.function,
+                f"recompilation {trace.number}" if trace.is_recompilation else trace.number,
+                "\n".join(listed(trace.differences, with_remedies=True)) or "first trace",
+                trace.call_site,
+                trace.seconds.total,
+                ", ".join(summary(trace.description)),
+            )
+            for trace in self
+        ]
+        return block(table(headings, rows))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import equinox as eqx
 import jax
 
+from .._code import html
 from .._code.place import Place
 from .._compat import clear_with_equinox
 from .._lock import Lock
@@ -53,6 +54,10 @@ class CacheInfo(NamedTuple):
     recompilations: int
     maxsize: int | None
     hits: int = 0
+
+    def _repr_html_(self) -> str:
+        cells = ["no limit" if cell is None else cell for cell in self]
+        return html.block(html.table(self._fields, [cells]))
 
 
 class Linked(Protocol):
