@@ -1,6 +1,5 @@
 """Settings of the whole suite: how many examples the property tests draw, and how."""
 
-import math
 import os
 from pathlib import Path
 
@@ -21,10 +20,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if HIDDEN:
     import_without(HIDDEN)
 
-from eqxjit._plan import budget as _budget  # noqa: E402
+from tests.support.inside import lift_budget, restore_budget  # noqa: E402
 
-# Else a busy machine, or a collection of garbage, decides what is specialised.
-MANY_NODES, _budget._MANY_NODES = _budget._MANY_NODES, math.inf
+lift_budget()
 
 settings.register_profile(
     "fast",
@@ -52,7 +50,7 @@ collect_ignore = ["support/hostile.py", "product/eight_devices.py"]
 @pytest.fixture
 def budget(monkeypatch):
     """The bound on the time for a specialised call, which other tests do without."""
-    monkeypatch.setattr(_budget, "_MANY_NODES", MANY_NODES)
+    restore_budget(monkeypatch)
 
 
 def pytest_collection_modifyitems(items):

@@ -10,6 +10,7 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import SPECIALIZING, Own, assert_same
+from tests.support.inside import compiled_blocks
 from tests.support.sides import CALLS, both
 
 X = jnp.arange(1.0, 4.0)
@@ -216,9 +217,7 @@ def test_an_object_of_the_function_changed_in_place_is_an_error():
 def test_errors_at_runtime_are_raised_at_the_call():
     harmless = eqxjit.filter_jit(lambda x: x * 2).lower(X).compile()
     harmless(X)
-    entry = harmless._call.entry
-    assert not entry.unclassified
-    assert not entry.blocks
+    assert not compiled_blocks(harmless)
     f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
     compiled = f.lower(X).compile()
     for _ in range(CALLS):

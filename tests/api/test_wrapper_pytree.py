@@ -16,8 +16,8 @@ import optax
 import pytest
 
 import eqxjit
-from eqxjit._runtime.cache import _clear_tables
 from tests.support.helpers import assert_same
+from tests.support.inside import clear_tables
 from tests.support.sides import CALLS, both
 
 
@@ -47,7 +47,7 @@ traces: list[Any] = []
 def _no_traces():
     eqx.clear_caches()
     # Which may not reach them (`nox -s private`).
-    _clear_tables()
+    clear_tables()
     traces.clear()
 
 

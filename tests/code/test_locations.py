@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from eqxjit._code import call_site as _call_site
 from eqxjit._code.call_site import CallSite, is_users, is_users_module, location
 from tests.support.processes import run
 
@@ -174,4 +173,3 @@ def test_cells_where_no_session_is_left(monkeypatch):
 def test_a_session_of_another_release_is_none(monkeypatch):
     monkeypatch.setattr("builtins.get_ipython", lambda: None, raising=False)
     assert location(__file__, 3) == f"{os.path.relpath(__file__)}:3"
-    assert _call_site._cell(__file__) == ""

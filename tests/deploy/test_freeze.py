@@ -17,6 +17,7 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import SPECIALIZING, Own, assert_same
+from tests.support.inside import cache
 from tests.support.sides import CALLS
 
 KEY = jax.random.key(0)
@@ -321,7 +322,7 @@ def test_it_is_freed():
     frozen = eqxjit.freeze(model)
     for _ in range(CALLS):
         frozen(X)
-    watched = [weakref.ref(frozen), weakref.ref(frozen._wrapped.cache)]
+    watched = [weakref.ref(frozen), weakref.ref(cache(frozen))]
     watched += map(weakref.ref, jax.tree.leaves(eqx.filter(model, eqx.is_array)))
     del frozen, model
     gc.collect()

@@ -29,7 +29,7 @@ import pytest
 
 import eqxjit
 from eqxjit import _compat
-from eqxjit._deploy import install as _install
+from tests.support import inside
 from tests.support.helpers import assert_same, assert_specialized, warm
 from tests.support.processes import run
 from tests.support.sides import CALLS
@@ -56,8 +56,7 @@ def uninstalled():
     yield
     eqxjit.uninstall()
     assert all(now is before for now, before in zip(state(), BEFORE, strict=True))
-    assert _install._replaced == []
-    assert _install._methods == {}
+    inside.assert_nothing_installed()
 
 
 def ours(wrapper):
@@ -280,8 +279,7 @@ def test_calls_dont_wait():
     f = make(lambda x: x @ x)
     with eqxjit.install():
         warm(f, jnp.ones((2, 2)))
-    [entry] = ours(f)._wrapped.cache.entries.values()
-    assert not entry.blocks
+    assert inside.blocks(ours(f)) == [False]
 
 
 class Model(eqx.Module):
@@ -426,9 +424,7 @@ def test_a_warm_wrapper_is_pickled_without_its_link(no_upstream):
     f = make()
     with no_upstream():
         warm(f, X)
-    state = {**_compat.fields_of(f)}
-    assert isinstance(state[_install._LINK], _install._Link)
-    assert cloudpickle.loads(cloudpickle.dumps(state[_install._LINK])) is None
+    assert cloudpickle.loads(cloudpickle.dumps(inside.link(f))) is None
 
 
 # --- What stays with upstream ---------------------------------------------------------------------
@@ -453,12 +449,12 @@ def test_wrappers_with_options_stay_and_are_named(holder, caplog):
     before = holder.held = UPSTREAM(with_options, inline=True)
     handle = eqxjit.install()
     [message] = caplog.messages
-    assert re.search(r"`test_install.with_options`.*options of.*Wrap yours by", message)
+    assert re.search(rf"`{__name__}.with_options`.*options of.*Wrap yours by", message)
     assert [(r.name, r.levelname) for r in caplog.records] == [("eqxjit", "WARNING")]
     with handle:
         later = UPSTREAM(with_options, keep_unused=True)
         later(X)
-        assert "`test_install.with_options`" in caplog.messages[1]
+        assert f"`{__name__}.with_options`" in caplog.messages[1]
         for f in (before, later):
             for _ in range(CALLS):
                 assert_same(f(X), X * 2)
@@ -575,7 +571,7 @@ def test_dropped_wrappers_are_freed():
         for _ in range(3):
             f = recursive()
             assert_same(warm(f, X, 2), X + 2)
-            twin = _compat.fields_of(f)[_install._LINK].twin
+            twin = inside.link(f).twin
             alive += [weakref.ref(f), weakref.ref(f.__wrapped__), weakref.ref(twin)]
             del f, twin
         gc.collect()
@@ -638,7 +634,7 @@ def test_a_handler_of_the_log_that_fails_leaves_nothing_installed(monkeypatch):
     finally:
         logging.getLogger("eqxjit").removeHandler(handler)
     assert eqx.filter_jit is UPSTREAM.func
-    assert not _install._installations
+    inside.assert_nothing_installed()
     del Holder.held
 
 

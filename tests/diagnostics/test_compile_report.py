@@ -13,6 +13,7 @@ import pytest
 
 import eqxjit
 from tests.support.hiding import LOOKED_AT_FOR_STAGING, needs
+from tests.support.inside import set_seconds
 from tests.support.processes import run
 from tests.support.sides import CALLS
 
@@ -307,8 +308,7 @@ def wide():
     f = eqxjit.filter_jit(a_function_whose_name_is_long_enough_to_be_wrapped_at_most_widths)
     with eqxjit.compile_report() as report:
         f.lower(X, 1), f.lower(X, 2)
-    [function] = report._functions.values()
-    function.seconds = SECONDS
+    set_seconds(report, SECONDS)
     return report
 
 

@@ -23,10 +23,8 @@ import optax
 import pytest
 
 import eqxjit
-from eqxjit import _compat
-from eqxjit._diagnostics import iterators as _iterators
-from eqxjit._diagnostics import storms as _storms
 from eqxjit._runtime import events as _events
+from tests.support import inside
 from tests.support.helpers import Counted, Own
 from tests.support.processes import run, start
 from tests.support.sides import CALLS, both
@@ -858,7 +856,7 @@ def test_transformations_trace_and_compile_too():
     _, *others = f.traces()
     assert len(others) == 1 + f.cache_info().recompilations > 1
     [retrace] = [t for t in others if not t.is_recompilation]
-    if _compat._trace_context is not _compat._context_without_names:
+    if inside.sees_axis_names():
         assert retrace.reason == (
             "configuration changed: `axis names of an outer transformation` was {}, is {'i': 1}"
         )
@@ -1422,7 +1420,7 @@ STORMS = {
 def test_a_storm_is_logged_once_with_its_causes(storm, messages):
     storm(10)
     assert messages == []
-    _storms._streaks.clear()
+    inside.forget_storms()
     storm(30)
     [message] = messages
     start, *causes, end = message.splitlines()
@@ -1509,12 +1507,11 @@ def test_functions_of_one_line_in_a_session_are_told_apart(messages):
 
 
 def test_places_are_bounded(monkeypatch):
-    monkeypatch.setattr(_storms, "_MAX_PLACES", 3)
-    monkeypatch.setattr(_storms, "_streaks", collections.OrderedDict())
+    watched = inside.bound_storms(monkeypatch, 3)
     for i in range(20):
         code = compile(f"lambda x: x * {i}", "<stdin>", "eval")
         eqxjit.filter_jit(eval(code))(X)
-    assert len(_storms._streaks) == 3
+    assert len(watched) == 3
 
 
 def test_a_handler_of_the_log_may_call_what_is_logged(messages):
@@ -1643,12 +1640,11 @@ def test_an_iterator_is_consumed_as_upstream_does(caplog):
 
 
 def test_iterators_that_were_named_are_bounded(monkeypatch, caplog):
-    monkeypatch.setattr(_iterators, "_MAX_LOGGED", 2)
-    monkeypatch.setattr(_iterators, "_logged", collections.OrderedDict())
+    remembered = inside.bound_iterators(monkeypatch, 2)
     f = eqxjit.filter_jit(lambda **its: X)
     f(**{f"it{i}": itertools.count() for i in range(9)})
     assert len(caplog.messages) == 9
-    assert len(_iterators._logged) == 2
+    assert len(remembered) == 2
 
 
 @pytest.mark.parametrize("is_seen", [True, False])

@@ -19,6 +19,7 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import SPECIALIZING, Counted, Own, assert_same, assert_specialized
+from tests.support.inside import entries, mutable
 from tests.support.sides import CALLS
 
 
@@ -887,10 +888,9 @@ def test_a_wrapped_function_whose_static_object_is_changed(holder, kind, warm):
             assert_same(outer(f, x + i), (x + i) ** power)
             assert_same(f(x.reshape(3, 1)), x.reshape(3, 1) ** power)
         assert f.lower(x).compile()(x).tolist() == (x**power).tolist()
-    entries = f._wrapped.cache.entries.values()
-    hits = [entry.hits for entry in entries]
+    hits = [entry.hits for entry in entries(f)]
     f(x)
-    assert [entry.hits for entry in entries] == hits or not SPECIALIZING
+    assert [entry.hits for entry in entries(f)] == hits or not SPECIALIZING
 
 
 def test_a_wrapped_function_is_compiled_once_for_each_content():
@@ -912,7 +912,7 @@ def test_a_wrapped_function_is_compiled_once_for_each_content():
     assert traces == [("a",), ("b",), ("c",)]
     # What only `object.__setattr__` can change is not asked after.
     frozen = eqxjit.filter_jit(Counting((1, ("b", 2.0), Setting("c"))))
-    assert frozen._wrapped.mutable == []
+    assert mutable(frozen) == []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,9 +16,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import eqxjit
-from tests.runtime.test_asynchronous import blocks, classed
+from tests.runtime.test_asynchronous import classed
 from tests.runtime.test_donation import DONATE, ignore_warning, warned
 from tests.support.helpers import Counted, Twins, assert_same, assert_specialized
+from tests.support.inside import blocks
 from tests.support.sides import CALLS, both
 
 

@@ -73,3 +73,21 @@ def test_the_state_of_an_entry_is_written_in_one_file():
     fields = {attr for name, attr in written if name == state.name}
     assert len(fields) > 10
     assert not [(name, attr) for name, attr in written if name != state.name and attr in fields]
+
+
+def test_tests_reach_into_private_state_by_one_module():
+    """Programs that they run included. The tests of `_compat` may use its private functions."""
+    sources = "\n".join(path.read_text() for path in ROOT.rglob("*.py"))
+    private = {*re.findall(r"(?:def |class |self\.|^)(_[a-z]\w*)", sources, re.MULTILINE | re.I)}
+    private -= {"_fields"}  # Named tuples have it, too.
+    assert len(private) > 300
+    tests = pathlib.Path(__file__).parents[1]
+    found = [
+        f"{path.name}: {match[0]}"
+        for path in {*tests.rglob("*.py")} - {tests / "support" / "inside.py"}
+        for match in re.finditer(
+            r"(?<!self)(?<!_compat)(?:\.| import )(_[a-z]\w*)", path.read_text(), re.IGNORECASE
+        )
+        if match[1] in private
+    ]
+    assert found == []

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import eqxjit
 from tests.runtime.test_nesting import shard_map
 from tests.support import foreign
+from tests.support.inside import blocks
 from tests.support.processes import run
 from tests.support.sides import CALLS, both
 
@@ -24,13 +25,6 @@ SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
 
 #: Enough arithmetic for JAX to let a program run on while the call returns.
 LARGE = jnp.eye(32)
-
-
-def blocks(f):
-    """Whether the programs of each structure of a wrapper are waited for: all must be classed."""
-    entries = list(f._wrapped.cache.entries.values())
-    assert not any(entry.unclassified for entry in entries)
-    return [entry.blocks for entry in entries]
 
 
 def classed(function, *args, **options):
@@ -334,13 +328,13 @@ def test_disable_jit_classes_nothing():
 def test_eqx_on_error_decides_the_class(value, expected):
     program = """
         import equinox as eqx, eqxjit, jax.numpy as jnp
+        from tests.support.inside import blocks
         f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
         for _ in range(4):
             f(jnp.ones(2))
-        (entry,) = f._wrapped.cache.entries.values()
-        print(entry.blocks, entry.unclassified)
+        print(blocks(f))
     """
-    assert run(program, EQX_ON_ERROR=value) == f"{expected} False\n"
+    assert run(program, EQX_ON_ERROR=value) == f"[{expected}]\n"
 
 
 # --- Waiting, as it can be seen ---------------------------------------------------------------

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 import eqxjit
-from eqxjit._diagnostics import description as _description
-from eqxjit._diagnostics import history as _history
 from eqxjit._diagnostics.outline import outline
 from eqxjit._plan import budget as _budget
 from eqxjit._runtime import miss as _miss
 from eqxjit._runtime import specialize as _specialize
 from eqxjit._trees.partition import partition
 from eqxjit._trees.scan import scan
+from tests.support import inside
 from tests.support.helpers import SPECIALIZING
 
 X = jnp.arange(3.0)
@@ -141,7 +140,7 @@ def test_a_function_around_much_is_recognised_without_looking_at_all_of_it():
     looked_at = []
     for _ in range(2):
         f = eqxjit.filter_jit(closure([(i, i) for i in range(100_000)]))
-        looked_at.append(calls_of(lambda f=f: f._wrapped.cache.traces.hook._definition.code))
+        looked_at.append(calls_of(lambda f=f: inside.definition(f).code))
         f(X)
     assert f.traces()[0].differences[0].category == "function defined again"
     assert max(looked_at) < 20_000
@@ -246,7 +245,7 @@ def test_chains_of_containers_of_one_are_told_apart():
 
 @pytest.fixture
 def unspecialized(monkeypatch):
-    monkeypatch.setattr(_specialize, "SPECIALIZING", False)
+    inside.specialize_nothing(monkeypatch)
 
 
 STRUCTURES = {
@@ -388,7 +387,7 @@ def test_a_specialised_call_that_took_too_long_is_tried_again(monkeypatch, budge
         monkeypatch.setattr(_budget.time, "thread_time", Clock(1.0 if slow else 0.0))
         return make(*args)
 
-    monkeypatch.setattr(_budget, "_seconds_per_character", lambda: 0.0)
+    inside.take_compiling_for_free(monkeypatch)
     monkeypatch.setattr(_specialize, "specialized_call", counted)
     f = eqxjit.filter_jit(lambda tree, x: x + 1)
     for _ in range(150):
@@ -448,11 +447,7 @@ def test_a_run_of_numbers_is_compared_as_one(kind, sequence):
 
 
 def test_a_new_shape_redoes_the_arrays_alone(monkeypatch):
-    described = []
-    original = _description._template_of
-    monkeypatch.setattr(
-        _description, "_template_of", lambda *a: described.append(a) or original(*a)
-    )
+    described = inside.count_descriptions(monkeypatch)
     f = eqxjit.filter_jit(lambda layers, x: x)
     layers = [Layer(X, i) for i in range(20)]
     for n in range(1, 5):
@@ -485,6 +480,6 @@ def test_descriptions_hold_nothing_and_are_of_the_traced_values():
 
 def test_descriptions_are_kept_for_a_few_structures_only():
     f = eqxjit.filter_jit(lambda x, n: x)
-    for n in range(_history._MAX_TEMPLATES + 5):
+    for n in range(inside.MAX_TEMPLATES + 5):
         f(X, n)
-    assert len(f._wrapped.cache.traces.hook._templates) == _history._MAX_TEMPLATES
+    assert inside.n_templates(f) == inside.MAX_TEMPLATES

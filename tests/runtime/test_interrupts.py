@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from eqxjit._runtime import events as _events
+from tests.support.inside import entries, in_progress
 from tests.support.profile import PROFILE
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -140,11 +140,7 @@ def assert_works(f, hook, alive, another_thread):
     if alive() is not None:
         gc.collect()
     assert alive() is None, hook.place
-    # As the next call does that traces.
-    _events.drop_interrupted()
-    assert not _events._state.phases, hook.place
-    traces = f._wrapped.cache.traces
-    assert not len(traces._begun) + len(traces.hook._begun), hook.place
+    assert not in_progress(f), hook.place
 
 
 class Unexpected(Exception):
@@ -225,5 +221,4 @@ def test_an_interrupt_while_a_program_is_looked_at(n):
     finally:
         sys.setprofile(None)
     assert f(X).tolist() == [0.0, 2.0, 4.0]
-    [entry] = f._wrapped.cache.entries.values()
-    assert not entry.blocks
+    assert [entry.blocks for entry in entries(f)] == [False]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from eqxjit._runtime import specialize as _specialize
+from tests.support.inside import specialize_nothing
 
 X = jnp.arange(3.0)
 CALLS = 4
@@ -165,7 +165,7 @@ def static_objects(tree):
 @pytest.fixture(params=["generic", "specialised"])
 def path(request, monkeypatch):
     if request.param == "generic":
-        monkeypatch.setattr(_specialize, "SPECIALIZING", False)
+        specialize_nothing(monkeypatch)
     return request.param
 
 

@@ -22,9 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eqxjit
-from eqxjit._runtime import specialize as _specialize
 from eqxjit._trees import key_cache as _key_cache
 from eqxjit._trees import snapshot as _snapshot
+from tests.support import inside
+from tests.support.helpers import SPECIALIZING
 from tests.support.sides import CALLS
 
 X = jnp.arange(3.0)
@@ -143,7 +144,8 @@ def stepped(model, x):
 @pytest.fixture(params=[True, False], ids=["specialised", "generic"])
 def path(request, monkeypatch):
     """Calls on either path."""
-    monkeypatch.setattr(_specialize, "SPECIALIZING", request.param and _specialize.SPECIALIZING)
+    if not request.param:
+        inside.specialize_nothing(monkeypatch)
 
 
 # --- Changes at any depth -------------------------------------------------------------------------
@@ -501,7 +503,7 @@ def test_an_object_with_a_hash_of_its_own_is_asked_for_it_alone(form, monkeypatc
     asked = []
     with monkeypatch.context() as patch:
         patch.setattr(Hashed, "__hash__", lambda self: asked.append("hash") or hash(self.value))
-        patch.setattr(_snapshot._Equal, "matches", lambda self, value: asked.append("=="))
+        inside.count_comparisons(patch, asked)
         f(model, X)
     assert asked == ["hash"] * 5
     values[2].value = 7
@@ -574,13 +576,13 @@ def test_one_that_came_to_the_address_of_another_is_not_taken_for_it():
     assert snapshot.matches(held)
     held[50] = _function()
     # As if it had come where the dead one was.
-    snapshot.addresses = _snapshot._addresses([*held, *held.values()])
+    inside.take_for_living(snapshot, [*held, *held.values()])
     assert not snapshot.matches(held)
 
 
 def test_an_object_is_looked_at_once_in_a_call(monkeypatch):
     """Though fifty layers share it, and it goes in and out."""
-    if not _specialize.SPECIALIZING:
+    if not SPECIALIZING:
         pytest.skip("the generic path looks at what comes out by itself")
     f = eqxjit.filter_jit(lambda layers, x: [configured(m.weight + x, m.config) for m in layers])
     shared = _pairs(10)
