@@ -334,7 +334,8 @@ def _recursion_depth():
 def test_upstream_on_a_pytree_that_contains_itself():
     """In a process of its own: the interpreter is short of stack afterwards."""
     program = """
-        import equinox, jax.numpy as jnp, test_bad_input
+        import equinox, jax.numpy as jnp
+        from tests.runtime import test_bad_input
         f = equinox.filter_jit(lambda x: 1)
         before = test_bad_input._recursion_depth()
         for make in (test_bad_input._cyclic_list, test_bad_input._cyclic_module):
