@@ -20,6 +20,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if HIDDEN:
     import_without(HIDDEN)
 
+import jax  # noqa: E402
+
 from tests.support.inside import lift_budget, restore_budget  # noqa: E402
 
 lift_budget()
@@ -51,6 +53,15 @@ collect_ignore = ["support/hostile.py", "product/eight_devices.py"]
 def budget(monkeypatch):
     """The bound on the time for a specialised call, which other tests do without."""
     restore_budget(monkeypatch)
+
+
+@pytest.fixture(params=["off", "tracebackhide", "quiet_remove_frames", "remove_frames"])
+def filtering(request):
+    """How JAX filters tracebacks: in each way in turn."""
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", request.param)
+    yield request.param
+    jax.config.update("jax_traceback_filtering", before)
 
 
 def pytest_collection_modifyitems(items):

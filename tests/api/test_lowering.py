@@ -11,17 +11,10 @@ import pytest
 import eqxjit
 from tests.support.helpers import SPECIALIZING, Own, assert_same
 from tests.support.inside import compiled_blocks
+from tests.support.models import Scaled
 from tests.support.sides import CALLS, both
 
 X = jnp.arange(1.0, 4.0)
-
-
-class Model(eqx.Module):
-    weight: jax.Array
-    scale: float = eqx.field(static=True, default=2.0)
-
-    def __call__(self, x):
-        return self.weight * x * self.scale
 
 
 class Stepping(eqx.Module):
@@ -51,7 +44,7 @@ def _pair(**options):
 
 @both
 def test_lowered_is_jaxs_with_its_text(filter_jit):
-    lowered = filter_jit(run).lower(Model(X), X, 2, mode="none")
+    lowered = filter_jit(run).lower(Scaled(X), X, 2, mode="none")
     assert isinstance(lowered.lowered, jax.stages.Lowered)
     assert lowered.as_text() == lowered.lowered.as_text()
     assert "module @jit_run" in lowered.as_text()
@@ -82,9 +75,9 @@ def test_the_analysis_of_what_was_lowered_and_compiled():
 
 def test_a_compiled_function_returns_what_a_call_returns():
     theirs, ours = _pair()
-    arguments = (Model(X), X, 3)
+    arguments = (Scaled(X), X, 3)
     compiled, expected = ours.lower(*arguments).compile(), theirs.lower(*arguments).compile()
-    for model in (Model(X), Model(-X), Model(X)) * 2:
+    for model in (Scaled(X), Scaled(-X), Scaled(X)) * 2:
         out = compiled(model, X, 3)
         assert_same(out, expected(model, X, 3))
         assert_same(out, ours(model, X, 3))
@@ -94,26 +87,26 @@ def test_a_compiled_function_returns_what_a_call_returns():
 @both
 def test_arguments_are_bound_as_in_a_call(filter_jit):
     f = filter_jit(run)
-    compiled = f.lower(Model(X), x=X, mode="none", n=3).compile()
+    compiled = f.lower(Scaled(X), x=X, mode="none", n=3).compile()
     for _ in range(CALLS):
-        expected = run(Model(X), X, 3, mode="none")
-        assert_same(compiled(Model(X), X, 3, mode="none"), expected)
-        assert_same(compiled(mode="none", n=3, x=X, model=Model(X)), expected)
+        expected = run(Scaled(X), X, 3, mode="none")
+        assert_same(compiled(Scaled(X), X, 3, mode="none"), expected)
+        assert_same(compiled(mode="none", n=3, x=X, model=Scaled(X)), expected)
         with pytest.raises(TypeError):
-            compiled(Model(X))
+            compiled(Scaled(X))
         with pytest.raises(TypeError):
-            compiled(Model(X), X, 3, mode="none", other=1)
+            compiled(Scaled(X), X, 3, mode="none", other=1)
 
 
 @both
 def test_compiler_options(filter_jit):
-    lowered = filter_jit(run).lower(Model(X), X)
+    lowered = filter_jit(run).lower(Scaled(X), X)
     if "compiler_options" not in inspect.signature(lowered.compile).parameters:
         assert filter_jit is eqx.filter_jit
         pytest.skip("This release of Equinox doesn't take them.")
     compiled = lowered.compile(compiler_options={"xla_embed_ir_in_executable": True})
-    assert compiled(Model(X), X)["y"] == (X * X * 2).sum()
-    assert lowered.compile({"xla_embed_ir_in_executable": True})(Model(X), X)["mode"] == "sum"
+    assert compiled(Scaled(X), X)["y"] == (X * X * 2).sum()
+    assert lowered.compile({"xla_embed_ir_in_executable": True})(Scaled(X), X)["mode"] == "sum"
     with pytest.raises(Exception, match="no_such_option"):
         lowered.compile(compiler_options={"no_such_option": True})
 
@@ -121,28 +114,28 @@ def test_compiler_options(filter_jit):
 def test_other_static_arguments_are_an_error():
     """Upstream silently computes with those that it was lowered with."""
     theirs, ours = _pair()
-    old = theirs.lower(Model(X), X, 2).compile()
-    assert_same(old(Model(X), X, 3)["y"], old(Model(X), X, 2)["y"])
+    old = theirs.lower(Scaled(X), X, 2).compile()
+    assert_same(old(Scaled(X), X, 3)["y"], old(Scaled(X), X, 2)["y"])
 
-    compiled = ours.lower(Model(X), X, 2).compile()
+    compiled = ours.lower(Scaled(X), X, 2).compile()
     for _ in range(CALLS):
         for arguments, keywords, difference in [
-            ((Model(X), X, 3), {}, "`n` was 2, is 3"),
-            ((Model(X), X, 2.0), {}, "`n` was 2, is 2.0"),
-            ((Model(X), X, True), {}, "`n` was 2, is True"),
-            ((Model(X), X, X), {}, "`n` was 2, is float32["),
-            ((Model(X), 2, 2), {}, "], is 2"),
-            ((Model(X), X, 2), {"mode": "none"}, "`mode` was absent, is 'none'"),
-            ((Model(X), X), {}, "`n` was 2, is absent"),
-            ((Model(X, 3.0), X, 2), {}, "`model.scale` was 2.0, is 3.0"),
-            (((X, X), X, 2), {}, "`model` was Model, is tuple of 2"),
+            ((Scaled(X), X, 3), {}, "`n` was 2, is 3"),
+            ((Scaled(X), X, 2.0), {}, "`n` was 2, is 2.0"),
+            ((Scaled(X), X, True), {}, "`n` was 2, is True"),
+            ((Scaled(X), X, X), {}, "`n` was 2, is float32["),
+            ((Scaled(X), 2, 2), {}, "], is 2"),
+            ((Scaled(X), X, 2), {"mode": "none"}, "`mode` was absent, is 'none'"),
+            ((Scaled(X), X), {}, "`n` was 2, is absent"),
+            ((Scaled(X, 3.0), X, 2), {}, "`model.scale` was 2.0, is 3.0"),
+            (((X, X), X, 2), {}, "`model` was Scaled, is tuple of 2"),
         ]:
             with pytest.raises(
                 ValueError, match="was lowered for other static arguments"
             ) as caught:
                 compiled(*arguments, **keywords)
             assert difference in str(caught.value), str(caught.value)
-        assert compiled(Model(X), X, 2)["y"] == (X * X * 4).sum()
+        assert compiled(Scaled(X), X, 2)["y"] == (X * X * 4).sum()
 
 
 @both
@@ -165,9 +158,9 @@ def test_warm_calls_are_specialised():
 
     model = Scale(X)
     for compiled, arguments in [
-        (eqxjit.filter_jit(run).lower(Model(X), X).compile(), (Model(X), X)),
-        (eqxjit.filter_jit(Model.__call__).lower(Model(X), X).compile(), (Model(X), X)),
-        (eqxjit.filter_jit(Model(X)).lower(X).compile(), (X,)),
+        (eqxjit.filter_jit(run).lower(Scaled(X), X).compile(), (Scaled(X), X)),
+        (eqxjit.filter_jit(Scaled.__call__).lower(Scaled(X), X).compile(), (Scaled(X), X)),
+        (eqxjit.filter_jit(Scaled(X)).lower(X).compile(), (X,)),
         (model.step.lower(X).compile(), (X,)),
         (model.step.lower(X, n=3).compile(), (X, 3)),
     ]:
@@ -228,13 +221,13 @@ def test_errors_at_runtime_are_raised_at_the_call():
 
 def test_two_lowerings_do_not_share_their_static_arguments():
     _, f = _pair()
-    two, three = f.lower(Model(X), X, 2).compile(), f.lower(Model(X), X, 3).compile()
-    five = f.lower(Model(X), jnp.ones(1), 5).compile()
+    two, three = f.lower(Scaled(X), X, 2).compile(), f.lower(Scaled(X), X, 3).compile()
+    five = f.lower(Scaled(X), jnp.ones(1), 5).compile()
     for _ in range(CALLS):
-        assert two(Model(X), X, 2)["y"] * 3 == three(Model(X), X, 3)["y"] * 2
-        assert five(Model(X), jnp.ones(1), 5)["y"] == X.sum() * 10
+        assert two(Scaled(X), X, 2)["y"] * 3 == three(Scaled(X), X, 3)["y"] * 2
+        assert five(Scaled(X), jnp.ones(1), 5)["y"] == X.sum() * 10
         with pytest.raises(ValueError, match="`n` was 3, is 2"):
-            three(Model(X), X, 2)
+            three(Scaled(X), X, 2)
 
 
 @pytest.mark.parametrize("order", ["lower first", "call first"])
@@ -251,10 +244,10 @@ def test_lowering_and_calling_share_one_trace(order):
 
         for _ in range(CALLS):
             if order == "call first":
-                f(Model(X), X, 2)
-            compiled = f.lower(Model(X), X, 2).compile()
-            f(Model(X), X, 2)
-            compiled(Model(X), X, 2)
+                f(Scaled(X), X, 2)
+            compiled = f.lower(Scaled(X), X, 2).compile()
+            f(Scaled(X), X, 2)
+            compiled(Scaled(X), X, 2)
         counts.append(runs)
     assert counts == [1, 1]
 
@@ -262,13 +255,13 @@ def test_lowering_and_calling_share_one_trace(order):
 @both
 def test_a_compiled_function_outlives_the_cache(filter_jit):
     f = filter_jit(run)
-    compiled = f.lower(Model(X), X, 2).compile()
+    compiled = f.lower(Scaled(X), X, 2).compile()
     if filter_jit is eqxjit.filter_jit:
         f.clear_cache()
     jax.clear_caches()
     for _ in range(CALLS):
-        assert compiled(Model(X), X, 2)["y"] == (X * X * 4).sum()
-        assert f(Model(X), X, 2)["y"] == (X * X * 4).sum()
+        assert compiled(Scaled(X), X, 2)["y"] == (X * X * 4).sum()
+        assert f(Scaled(X), X, 2)["y"] == (X * X * 4).sum()
 
 
 @both
@@ -284,7 +277,7 @@ def test_lowering_neither_runs_nor_donates(filter_jit):
 
 @both
 def test_bound_functions_and_methods(filter_jit):
-    bound = filter_jit(Model(X)).lower(X).compile()
+    bound = filter_jit(Scaled(X)).lower(X).compile()
     step = Stepping(X).step.lower(X, n=2).compile()
     for _ in range(CALLS):
         assert_same(bound(X), X * X * 2)

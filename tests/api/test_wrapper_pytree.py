@@ -16,8 +16,9 @@ import optax
 import pytest
 
 import eqxjit
-from tests.support.helpers import assert_same
+from tests.support.helpers import assert_same, outcome
 from tests.support.inside import clear_tables
+from tests.support.models import arrays
 from tests.support.sides import CALLS, both
 
 
@@ -80,10 +81,6 @@ WRAPPED = {
     "a wrapper": lambda: eqxjit.filter_jit(model()),
 }
 x = jnp.arange(3.0) + 1
-
-
-def arrays(tree):
-    return jtu.tree_leaves(eqx.filter(tree, eqx.is_array))
 
 
 @pytest.mark.parametrize("name", WRAPPED)
@@ -316,24 +313,23 @@ PAIRS = {
 }
 
 
-def outcome(action, *args):
-    try:
-        return repr(action(*args))
-    except Exception as error:
-        return type(error)
+def shown(action, *args):
+    """The text of what an action returns, or the type of the error that it raises."""
+    result = outcome(action, *args)
+    return type(result) if isinstance(result, Exception) else repr(result)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_equality_and_hash_are_upstreams(name):
     ours, upstream = PAIRS[name](eqxjit.filter_jit), PAIRS[name](eqx.filter_jit)
     for operation in (operator.eq, operator.ne):
-        assert outcome(operation, *ours) == outcome(operation, *upstream)
-        assert outcome(operation, *reversed(ours)) == outcome(operation, *reversed(upstream))
+        assert shown(operation, *ours) == shown(operation, *upstream)
+        assert shown(operation, *reversed(ours)) == shown(operation, *reversed(upstream))
     for f, g in zip(ours, upstream, strict=True):
-        hashable = not isinstance(outcome(hash, g), type)
-        assert (not isinstance(outcome(hash, f), type)) == hashable
-    same_hash = outcome(hash, upstream[0]) == outcome(hash, upstream[1])
-    assert (outcome(hash, ours[0]) == outcome(hash, ours[1])) == same_hash
+        hashable = not isinstance(shown(hash, g), type)
+        assert (not isinstance(shown(hash, f), type)) == hashable
+    same_hash = shown(hash, upstream[0]) == shown(hash, upstream[1])
+    assert (shown(hash, ours[0]) == shown(hash, ours[1])) == same_hash
 
 
 def test_a_wrapper_equals_no_wrapper_of_upstream():

@@ -1,6 +1,5 @@
 """Tracebacks: the user's exception comes out as it was raised, and few of our frames show."""
 
-import pathlib
 import traceback
 
 import equinox as eqx
@@ -9,10 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
+from tests.support.helpers import OUR_FILES
 from tests.support.sides import CALLS
 
-# Where frames of ours, and of generated code, come from.
-OURS = (str(pathlib.Path(eqxjit.__file__).parent), "<eqxjit>/")
 MOST = 2
 
 X = jnp.arange(1.0, 4.0)
@@ -218,7 +216,9 @@ WAYS = {
 
 def frames_of_ours(error):
     frames = traceback.extract_tb(error.__traceback__)
-    return [(frame.filename, frame.name) for frame in frames if frame.filename.startswith(OURS)]
+    return [
+        (frame.filename, frame.name) for frame in frames if frame.filename.startswith(OUR_FILES)
+    ]
 
 
 def raised(f, *args, **kwargs):
@@ -227,14 +227,6 @@ def raised(f, *args, **kwargs):
     except BaseException as error:
         return error
     pytest.fail("nothing was raised")
-
-
-@pytest.fixture(params=["off", "tracebackhide", "quiet_remove_frames", "remove_frames"])
-def filtering(request):
-    before = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", request.param)
-    yield request.param
-    jax.config.update("jax_traceback_filtering", before)
 
 
 @pytest.mark.parametrize("way", WAYS)

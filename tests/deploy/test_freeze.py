@@ -18,6 +18,7 @@ import pytest
 import eqxjit
 from tests.support.helpers import SPECIALIZING, Own, assert_same
 from tests.support.inside import cache
+from tests.support.models import mlp
 from tests.support.sides import CALLS
 
 KEY = jax.random.key(0)
@@ -34,10 +35,6 @@ class Model(eqx.Module):
     @eqxjit.filter_jit
     def step(self, x, *, n=1):
         return {"y": self.weight * x * n, "mode": self.mode}
-
-
-def mlp():
-    return eqx.nn.MLP(4, 3, 8, 2, key=KEY)
 
 
 def assert_close(one, other):

@@ -31,6 +31,7 @@ import eqxjit
 from eqxjit import _compat
 from tests.support import inside
 from tests.support.helpers import assert_same, assert_specialized, warm
+from tests.support.models import arrays
 from tests.support.processes import run
 from tests.support.sides import CALLS
 
@@ -78,10 +79,6 @@ def no_upstream(monkeypatch):
             yield
 
     return context
-
-
-def arrays(tree):
-    return jax.tree.leaves(eqx.filter(tree, eqx.is_array))
 
 
 # --- Libraries ----------------------------------------------------------------------------------

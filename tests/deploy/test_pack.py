@@ -19,6 +19,7 @@ import eqxjit
 from eqxjit._deploy.layout import MAX_LEAVES_PER_BUFFER
 from tests.support import nodes
 from tests.support.helpers import assert_same, assert_specialized, same_leaf, warm
+from tests.support.models import arrays
 from tests.support.profile import SCENARIOS
 from tests.support.strategies import made, trees
 from tests.support.strategies import numpy_array as numbers
@@ -272,9 +273,6 @@ def test_state_of_batch_norm():
         )
         return jnp.sum(out**3), state
 
-    def leaves(tree):
-        return jax.tree.leaves(eqx.filter(tree, eqx.is_array))
-
     def packed_loss(params, packed, x):
         value, state = loss(params.unpack(), packed.unpack(), x)
         return value, packed.repack(state)
@@ -285,8 +283,8 @@ def test_state_of_batch_norm():
     got = warm(step, eqxjit.pack(norm), eqxjit.pack(state), x)
     (packed_value, packed_new), packed_gradient = got
     pairs = zip(
-        leaves((packed_value, packed_new.unpack(), packed_gradient.unpack())),
-        leaves((value, new, gradient)),
+        arrays((packed_value, packed_new.unpack(), packed_gradient.unpack())),
+        arrays((value, new, gradient)),
         strict=True,
     )
     for one, other in pairs:

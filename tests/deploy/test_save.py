@@ -12,15 +12,12 @@ import numpy as np
 import pytest
 
 import eqxjit
+from tests.support.models import mlp
 from tests.support.processes import run
 from tests.support.sides import CALLS
 
 KEY = jax.random.key(0)
 X = jnp.arange(1.0, 5.0)
-
-
-def mlp():
-    return eqx.nn.MLP(4, 3, 8, 2, key=KEY)
 
 
 def saved(tmp_path, fun, *args, bound=2**20):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import eqxjit
-from tests.support.helpers import Counted, Twins, assert_same
+from tests.support.helpers import Counted, Twins, assert_same, outcome
 from tests.support.sides import CALLS, both
 
 x, y, z = jnp.float32(2), jnp.float32(3), jnp.float32(5)
@@ -113,14 +113,6 @@ ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-def outcome(f, args, kwargs):
-    """What a call returns, or the type of what it raises."""
-    try:
-        return f(*args, **kwargs)
-    except TypeError:
-        return TypeError
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_call_binds_as_upstream_and_as_python(name):
     fun = FUNCTIONS[name]
@@ -128,10 +120,11 @@ def test_every_call_binds_as_upstream_and_as_python(name):
     accepted = 0
     for _ in range(CALLS):
         for args, kwargs in ARGUMENTS:
-            expected = outcome(fun, args, kwargs)
-            ours, theirs = outcome(twins.ours, args, kwargs), outcome(twins.upstream, args, kwargs)
-            if expected is TypeError:
-                assert ours is theirs is TypeError
+            expected = outcome(fun, *args, **kwargs)
+            ours = outcome(twins.ours, *args, **kwargs)
+            theirs = outcome(twins.upstream, *args, **kwargs)
+            if isinstance(expected, TypeError):
+                assert type(ours) is type(theirs) is TypeError
             else:
                 assert_same(ours, expected)
                 assert_same(theirs, expected)

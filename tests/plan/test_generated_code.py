@@ -6,7 +6,6 @@ import gc
 import inspect
 import linecache
 import os
-import pathlib
 import traceback
 
 import equinox as eqx
@@ -16,7 +15,9 @@ import pytest
 
 import eqxjit
 from eqxjit._trees import key_cache as _key_cache
+from tests.support.helpers import OUR_FILES
 from tests.support.hiding import needs
+from tests.support.models import Scaled
 from tests.support.processes import run
 from tests.support.sides import CALLS, both
 
@@ -25,17 +26,6 @@ specializing = pytest.mark.skipif(
 )
 
 X = jnp.arange(1.0, 4.0)
-
-# Where frames of ours, and of generated code, come from.
-OURS = (str(pathlib.Path(eqxjit.__file__).parent), "<eqxjit")
-
-
-class Model(eqx.Module):
-    weight: jax.Array
-    scale: float = eqx.field(static=True)
-
-    def __call__(self, x):
-        return self.weight * x * self.scale
 
 
 def everything(model, x, /, flag, *rest, scale=2.0, tree=None, **options):
@@ -55,7 +45,7 @@ def warm(f, *args, **kwargs):
 def test_the_source_is_python_with_the_users_signature_and_a_comment_per_argument():
     f = eqxjit.filter_jit(everything)
     assert f.specialized_source() is None
-    warm(f, Model(X, 2.0), X, "flag", 1, X, tree={"k": [X, None]}, mode=X)
+    warm(f, Scaled(X, 2.0), X, "flag", 1, X, tree={"k": [X, None]}, mode=X)
     source = f.specialized_source()
     compile(source, "<source>", "exec")
 
@@ -76,7 +66,7 @@ def test_the_source_is_python_with_the_users_signature_and_a_comment_per_argumen
     "arguments",
     [
         (X,),
-        (Model(X, 1.0), [Model(X, 2.0)] * 5, {"a": (X, "text", None)}),
+        (Scaled(X, 1.0), [Scaled(X, 2.0)] * 5, {"a": (X, "text", None)}),
         ([X] * 300,),
         ({f"key_{i}": [X, i] for i in range(100)},),
         (eqx.nn.MLP(3, 3, 8, 4, key=jax.random.key(0)),),
@@ -233,45 +223,37 @@ def _of_this_file(frames):
     return [name for filename, name, _ in frames if filename == __file__]
 
 
-@pytest.fixture(params=["off", "tracebackhide", "remove_frames", "quiet_remove_frames"])
-def filtering(request):
-    before = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", request.param)
-    yield request.param
-    jax.config.update("jax_traceback_filtering", before)
-
-
 @pytest.mark.parametrize("fail", ["python", "jax"])
 @both
 def test_user_frames_stay_where_they_are(filter_jit, filtering, fail):
     f = filter_jit(fails)
-    warm(f, Model(X, 2.0), X, None)
+    warm(f, Scaled(X, 2.0), X, None)
     for n in range(3, 3 + CALLS):  # A new shape each, through the warm call.
         x = jnp.ones(n)
-        frames = _frames(f, Model(x, 2.0), x, fail)
+        frames = _frames(f, Scaled(x, 2.0), x, fail)
         assert _of_this_file(frames) == ["_frames", "caller", "fails", "helper"]
         if fail == "python":
             assert frames[-1][1:] == ("helper", 'raise ValueError("in the user\'s helper")')
         # Between the user's frames are JAX's only where they aren't filtered.
         of_jax = [name for name, _, _ in frames if f"{os.sep}jax{os.sep}_src" in name]
         assert bool(of_jax) == (filtering in ("off", "tracebackhide")) or fail == "jax"
-        warm(f, Model(X, 2.0), X, None)
+        warm(f, Scaled(X, 2.0), X, None)
 
 
 def test_every_frame_of_ours_shows_its_source(filtering):
     f = eqxjit.filter_jit(fails)
-    warm(f, Model(X, 2.0), X, None)
+    warm(f, Scaled(X, 2.0), X, None)
     for fail in ("python", "jax"):
         for n in range(2, 2 + CALLS):
-            frames = _frames(f, Model(jnp.ones(n), 2.0), jnp.ones(n), fail)
-            ours = [frame for frame in frames if frame[0].startswith(OURS)]
+            frames = _frames(f, Scaled(jnp.ones(n), 2.0), jnp.ones(n), fail)
+            ours = [frame for frame in frames if frame[0].startswith(OUR_FILES)]
             assert ours
             assert all(line for _, _, line in ours)
 
 
 def test_pytest_shows_the_users_frame_last():
     f = eqxjit.filter_jit(fails)
-    arguments = (Model(X, 2.0), X)
+    arguments = (Scaled(X, 2.0), X)
     for _ in range(CALLS):
         with pytest.raises(ValueError, match="helper") as caught:
             caller(f, *arguments, "python")
@@ -288,25 +270,25 @@ def test_frames_of_nested_wrappers_are_filtered(filter_jit):
 
     @filter_jit
     def outer(x, fail):
-        return caller(inner, Model(x, 2.0), x, fail)
+        return caller(inner, Scaled(x, 2.0), x, fail)
 
-    warm(inner, Model(X, 2.0), X, None)
+    warm(inner, Scaled(X, 2.0), X, None)
     warm(outer, X, None)
     frames = _frames(outer, X, "python")
     assert _of_this_file(frames) == ["_frames", "caller", "outer", "caller", "fails", "helper"]
     files_and_names = [frame[:2] for frame in frames]
     inside = frames[files_and_names.index((__file__, "outer")) :]
     if filter_jit is eqxjit.filter_jit:
-        assert not [frame for frame in inside if frame[0].startswith(OURS)]
+        assert not [frame for frame in inside if frame[0].startswith(OUR_FILES)]
 
 
 @both
 def test_an_arity_error_points_at_the_call(filter_jit):
     f = filter_jit(fails)
     for _ in range(2):
-        frames = _frames(f, Model(X, 2.0))
+        frames = _frames(f, Scaled(X, 2.0))
         assert _of_this_file(frames)[-1] == "caller"
-        warm(f, Model(X, 2.0), X, None)
+        warm(f, Scaled(X, 2.0), X, None)
     if filter_jit is eqxjit.filter_jit:
         # CPython's own binding of arguments: no frame of ours exists.
         assert frames[-1][1] == "caller"

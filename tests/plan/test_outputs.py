@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import gc
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import equinox as eqx
 import flax.core
@@ -17,6 +17,7 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import SPECIALIZING, Twins, assert_same, assert_specialized, warm
+from tests.support.models import Point
 from tests.support.sides import CALLS, both
 
 x = jnp.arange(3.0)
@@ -91,11 +92,6 @@ class Finalized(eqx.Module):
 
     def __del__(self):
         self.gone.append(hasattr(self, "weight"))
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any = 2
 
 
 class PointChild(Point):

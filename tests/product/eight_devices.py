@@ -20,6 +20,7 @@ from tests.runtime.test_asynchronous import classed
 from tests.runtime.test_donation import DONATE, ignore_warning, warned
 from tests.support.helpers import Counted, Twins, assert_same, assert_specialized
 from tests.support.inside import blocks
+from tests.support.models import arrays
 from tests.support.sides import CALLS, both
 
 
@@ -42,10 +43,6 @@ def array(*shape, dtype=jnp.float32):
     """A buffer of its own on the first device, where JAX chose to put it."""
     size = np.prod(shape, dtype=int)
     return jnp.asarray(np.linspace(-1.0, 1.0, size).reshape(shape), dtype) + jnp.zeros((), dtype)
-
-
-def arrays(tree):
-    return jax.tree.leaves(eqx.filter(tree, eqx.is_array))
 
 
 def placements(tree):

@@ -13,17 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eqxjit
+from tests.support.helpers import outcome
 from tests.support.hostile import FRAGILE, LIARS, PLACES, VALUES, X, number_of
 from tests.support.profile import SCENARIOS
 from tests.support.sides import CALLS, both
-
-
-def outcome(f, *args, **kwargs):
-    """What a call returns, or the error that it raises."""
-    try:
-        return f(*args, **kwargs)
-    except Exception as error:
-        return error
 
 
 def right(result, numbers):

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import sys
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import eqxjit
+from tests.support.models import Pair
 from tests.support.processes import run
 from tests.support.sides import CALLS, both
 
@@ -27,11 +27,6 @@ class Layer(eqx.Module):
 class Holder(eqx.Module):
     child: object
     weight: jax.Array
-
-
-class Pair(NamedTuple):
-    first: object
-    second: object
 
 
 class Unhashable:

@@ -5,7 +5,7 @@ import gc
 import itertools
 import sys
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -22,6 +22,7 @@ from eqxjit._trees.partition import partition
 from eqxjit._trees.scan import scan
 from tests.support import inside
 from tests.support.helpers import SPECIALIZING
+from tests.support.models import Pair
 
 X = jnp.arange(3.0)
 
@@ -29,11 +30,6 @@ X = jnp.arange(3.0)
 class Layer(eqx.Module):
     weight: Any
     setting: Any = eqx.field(static=True, default=None)
-
-
-class Pair(NamedTuple):
-    first: Any
-    second: Any
 
 
 class Name(str):

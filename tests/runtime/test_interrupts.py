@@ -8,7 +8,6 @@ import contextlib
 import functools
 import gc
 import itertools
-import os
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
+from tests.support.helpers import OUR_FILES
 from tests.support.inside import entries, in_progress
 from tests.support.profile import PROFILE
 
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 X = jnp.arange(3.0)
 
-OUR_FILES = (os.path.dirname(eqxjit.__file__) + os.sep, "<eqxjit>/")
 
 #: How many points of each kind of call; all of them where nobody waits.
 POINTS = {"fast": 7, "thorough": 1_000_000}[PROFILE]

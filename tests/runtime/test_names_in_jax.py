@@ -6,7 +6,6 @@ import functools
 import inspect
 import logging
 import re
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,6 +14,7 @@ import pytest
 
 import eqxjit
 from tests.support.hiding import needs
+from tests.support.models import Pair
 from tests.support.processes import run
 from tests.support.sides import CALLS
 
@@ -40,11 +40,6 @@ class Model(eqx.Module):
     @eqxjit.filter_jit
     def jitted(self, x):
         return bool(self.layers[1].weight)
-
-
-class Pair(NamedTuple):
-    first: object
-    second: object
 
 
 @jax.tree_util.register_dataclass

@@ -18,19 +18,12 @@ import pytest
 
 import eqxjit
 from eqxjit._runtime import dispatch as _dispatch
+from tests.support.models import Scaled
 from tests.support.sides import CALLS, both
 
 THREADS = 8
 
 X = jnp.arange(1.0, 4.0)
-
-
-class Model(eqx.Module):
-    weight: jax.Array
-    scale: int = eqx.field(static=True)
-
-    def __call__(self, x):
-        return self.weight * x * self.scale
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +71,7 @@ def test_one_wrapper_and_many_structures(filter_jit):
         for step in range(60):
             n, scale = (i + step) % 3, step % 2
             x = X + i
-            out = f(Model(X, scale), x, n)
+            out = f(Scaled(X, scale), x, n)
             np.testing.assert_array_equal(out["y"], X * x * scale * n)
             assert out["n"] == n
             assert out["model"].scale == scale
@@ -91,7 +84,7 @@ def test_different_wrappers(filter_jit):
     def work(i):
         f = filter_jit(lambda model, x: model(x) + i)
         for step in range(15):
-            np.testing.assert_array_equal(f(Model(X, step % 3), X), X * X * (step % 3) + i)
+            np.testing.assert_array_equal(f(Scaled(X, step % 3), X), X * X * (step % 3) + i)
 
     race(work)
 
@@ -103,7 +96,7 @@ def test_wrappers_made_anew_around_one_function(filter_jit):
 
     def work(i):
         for _ in range(20):
-            gradient = filter_jit(eqx.filter_grad(loss))(Model(X + i, 2), X)
+            gradient = filter_jit(eqx.filter_grad(loss))(Scaled(X + i, 2), X)
             np.testing.assert_array_equal(gradient.weight, X * 2)
 
     race(work)
@@ -120,7 +113,7 @@ def test_methods_and_bound_functions(filter_jit):
 
     def work(i):
         model = Stepping(X + i)
-        bound = filter_jit(Model(X + i, i))
+        bound = filter_jit(Scaled(X + i, i))
         for n in range(30):
             np.testing.assert_array_equal(model.step(X, n=n % 3), (X + i) * X * (n % 3))
             np.testing.assert_array_equal(bound(X), (X + i) * X * i)
@@ -467,7 +460,7 @@ def test_warm_calls_change_no_global_state_as_another_thread_sees_it(donate):
     f = eqxjit.filter_jit(lambda model, x, n: (model(x) * n, n), donate=donate)
 
     def call():
-        return f(Model(X + 0, 2), X + 0, 3)
+        return f(Scaled(X + 0, 2), X + 0, 3)
 
     for _ in range(CALLS):
         call()

@@ -16,6 +16,9 @@ from tests.support.sides import CALLS
 
 SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE") != "0"
 
+#: Where frames of ours, and of generated code, come from.
+OUR_FILES = (os.path.dirname(eqxjit.__file__) + os.sep, "<eqxjit>/")
+
 
 class Counted:
     """A function under one `filter_jit`, and how often it was traced."""
@@ -50,10 +53,6 @@ class Twins:
             assert_same(result, expected)
         return result  # pyright: ignore
 
-    def answers(self, /, *args: Any, **kwargs: Any) -> tuple[str, str]:
-        """What upstream and ours say to a call that may be wrong: a value's text, or the error."""
-        return answer(self.upstream, *args, **kwargs), answer(self.ours, *args, **kwargs)
-
     def assert_no_more_traces(self) -> None:
         assert self.ours.traces <= self.upstream.traces
 
@@ -79,12 +78,12 @@ def assert_specialized(wrapper: Any) -> None:
     assert (wrapper.specialized_source() is not None) == SPECIALIZING
 
 
-def answer(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> str:
-    """The text of what a call returns, or of what it raises."""
+def outcome(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """What a call returns, or the error that it raises."""
     try:
-        return repr(f(*args, **kwargs))
+        return f(*args, **kwargs)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return error
 
 
 def warm(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

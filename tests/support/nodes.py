@@ -5,7 +5,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 import flax.struct
@@ -97,11 +97,6 @@ class Calling(eqx.Module):
 
 
 # --- Other registered nodes -------------------------------------------------------------------
-
-
-class Pair(NamedTuple):
-    first: Any
-    second: Any
 
 
 class CheckedPair(collections.namedtuple("CheckedPair", ["first", "second"])):

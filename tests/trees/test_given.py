@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import gc
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ import pytest
 
 import eqxjit
 from tests.support.inside import specialize_nothing
+from tests.support.models import Pair
 
 X = jnp.arange(3.0)
 CALLS = 4
@@ -51,11 +52,6 @@ class Wide(eqx.Module):
     layers: Any
     extra: Any
     config: Any = eqx.field(static=True)
-
-
-class Pair(NamedTuple):
-    first: Any
-    second: Any
 
 
 @jax.tree_util.register_pytree_node_class

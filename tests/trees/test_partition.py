@@ -5,7 +5,7 @@ import dataclasses
 import enum
 import functools
 import operator
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import flax.core
@@ -19,6 +19,7 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import Twins, assert_same, assert_specialized
+from tests.support.models import Point
 from tests.support.sides import CALLS, both
 
 # --- Leaves -----------------------------------------------------------------------------------
@@ -264,11 +265,6 @@ def decorated():
         return x
 
     return eqx.module_update_wrapper(Decorator(documented, _array(jnp.float32)))
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any = 2
 
 
 class TupleSubclass(tuple):

@@ -23,6 +23,7 @@ import eqxjit
 from eqxjit._trees.given import referents
 from eqxjit._trees.partition import partition
 from tests.support.helpers import Twins, assert_same
+from tests.support.models import Pair
 from tests.support.sides import CALLS, both
 
 
@@ -33,11 +34,6 @@ class Level(enum.IntEnum):
 
 class Text(str):
     pass
-
-
-class Pair(NamedTuple):
-    first: Any
-    second: Any
 
 
 class OtherPair(NamedTuple):
