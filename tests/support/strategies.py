@@ -18,6 +18,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.support import nodes
+from tests.support.models import Pair
 
 
 class Made:
@@ -257,7 +258,7 @@ def _containers_in_static_fields(values: st.SearchStrategy[Made]) -> st.SearchSt
         _of_keys(dict_of, values),
         made(nodes.Config, values),
         made(nodes.Settings, values),
-        made(nodes.Pair, values, values),
+        made(Pair, values, values),
         made(slice, values),
     )
 
@@ -344,7 +345,7 @@ def _nodes_over(trees: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
         _of_keys(dict_of, trees),
         _of_keys(ordered_dict_of, trees),
         *[_of_keys(functools.partial(default_dict_of, kind), trees) for kind in (list, None)],
-        made(nodes.Pair, trees, trees),
+        made(Pair, trees, trees),
         made(nodes.CheckedPair, trees),
     )
     registered = st.one_of(
