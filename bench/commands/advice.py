@@ -6,16 +6,15 @@ Each advice is two ways to do one thing; both run in fresh processes, in turn.
 import argparse
 import json
 import os
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from ..harness.environment import RESULTS, facts
+from ..harness.printing import wide_console
 from ..harness.processes import output_of
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
@@ -90,7 +89,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=ADVICE, default=list(ADVICE))
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
     args = parser.parse_args(argv)
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = wide_console(120)
 
     runs = [(name, way) for name in args.only for way in (ADVICE[name].instead_of, ADVICE[name].do)]
     medians: dict[tuple[str, str], list[float]] = {(name, way.label): [] for name, way in runs}

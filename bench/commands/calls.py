@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -12,13 +11,13 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from ..harness import pictures
 from ..harness.competitors import Cases
 from ..harness.environment import write
 from ..harness.measure import options, race_all
+from ..harness.printing import met_or_missed, wide_console
 from ..models.workloads import WORKLOADS, Workload
 
 TARGETS = {"floor": 1.20, "jit": 0.75, "eqx": 1 / 3.8}  # eqxjit's geometric mean ratios to them
@@ -37,7 +36,7 @@ def main(argv: list[str]) -> int:
     # Otherwise a blocked call of a tiny model is dominated by a thread switch.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = wide_console(150)
 
     rounds = 3 if args.quick else args.rounds
     chosen = {name: w for name, w in WORKLOADS.items() if _chosen(name, w, args)}
@@ -187,5 +186,5 @@ def _verdicts(times: dict[str, Microseconds], chosen: dict[str, Workload]) -> li
 
 
 def _verdict(what: str, value: float, target: float) -> str:
-    verdict = "[green]met[/]" if value <= target else "[red]missed[/]"
+    verdict = met_or_missed(value <= target)
     return f"{verdict}: {what} is {value:.3f}, at most {target:.3f}"

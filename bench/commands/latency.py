@@ -19,7 +19,6 @@ os.environ["XLA_FLAGS"] = (
 
 import jax
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
@@ -27,6 +26,7 @@ from rich.table import Table
 from ..harness import pictures
 from ..harness.environment import write
 from ..harness.measure import options
+from ..harness.printing import met_or_missed, wide_console
 from ..models.inference import CLOSURE, FLATTENED, FROZEN, MODELS, Cases, FixedModel, jax_cases
 
 ONNX_RUNTIME = "ONNX Runtime"
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
     args = parser.parse_args(argv)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = wide_console(150)
 
     skipped: dict[str, str] = {}
     cases: dict[str, Cases] = {}
@@ -188,7 +188,7 @@ def _verdicts(times: dict[str, Percentiles]) -> list[str]:
             limits[ONNX_RUNTIME] = 1.0
         for other, limit in limits.items():
             ratio = rows[FROZEN][0] / rows[other][0]
-            verdict = "[green]met[/]" if ratio <= limit else "[red]missed[/]"
+            verdict = met_or_missed(ratio <= limit)
             lines.append(
                 f"{verdict}: {model}, p50 of {FROZEN} over {other} is {ratio:.3f}, "
                 f"at most {limit:.2f}"

@@ -4,16 +4,15 @@ Figures are of the process's CPU time, which other work on the machine hardly ch
 `XLA_FLAGS=--xla_cpu_multi_thread_eigen=false`, so that no thread waits for another.
 """
 
-import sys
 import time
 from functools import partial
 
 import jax
-from rich.console import Console
 
 import eqxjit
 
 from ..harness.measure import Race, options
+from ..harness.printing import wide_console
 from ..models.training_steps import filtered, packed
 from ..models.training_tasks import TASKS
 
@@ -25,7 +24,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=TASKS, default=list(TASKS))
     args = parser.parse_args(argv)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = wide_console(150)
     for name in args.only:
         task = TASKS[name]()
         builders = {"tree": partial(filtered, filter_jit=eqxjit.filter_jit)}

@@ -5,7 +5,6 @@ the same to the last bit. All can raise at runtime (`throw=True`), so that both 
 on the CPU the computation is in the figures of both.
 """
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -18,13 +17,13 @@ import jax.numpy as jnp
 import lineax
 import numpy as np
 import optimistix
-from rich.console import Console
 from rich.table import Table
 
 import eqxjit
 
 from ..harness.environment import write
 from ..harness.measure import Case, options, race_all
+from ..harness.printing import wide_console
 
 SIDES = ("equinox", "eqxjit")
 
@@ -99,7 +98,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     # Read when the first array is made.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = wide_console(120)
 
     rounds = 3 if args.quick else args.rounds
     builders = {name: partial(_cases, name, make) for name, make in SOLVES.items()}

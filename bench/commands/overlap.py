@@ -39,6 +39,7 @@ import eqxjit  # noqa: E402
 
 from ..harness.competitors import passed  # noqa: E402
 from ..harness.measure import Case, Race  # noqa: E402
+from ..harness.printing import met_or_missed  # noqa: E402
 from ..models.training_steps import packed  # noqa: E402
 from ..models.training_tasks import TASKS  # noqa: E402
 
@@ -111,7 +112,7 @@ def main(argv: list[str]) -> int:
     console.print(f"computing takes {compute * 1e3:.2f} ms, the host's work about as long")
     console.print(table)
     ours = best["eqxjit.filter_jit"] / best["jax.jit"]
-    verdict = "[green]met[/]" if ours <= TARGET else "[red]missed[/]"
+    verdict = met_or_missed(ours <= TARGET)
     console.print(f"{verdict}: {ours:.3f} of jax.jit, at most {TARGET}")
     return 0
 

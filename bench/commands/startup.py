@@ -10,6 +10,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ..harness.environment import facts
+from ..harness.printing import met_or_missed
 from ..harness.processes import output_of
 from ..probes.startup import PROBES, Figures
 
@@ -106,4 +107,4 @@ def _verdict(figure: str, ours: float, theirs: float | None, first_call: float) 
 
 
 def _met(holds: bool, target: str) -> str:
-    return f"{target} [green]met[/]" if holds else f"{target} [red]missed[/]"
+    return f"{target} {met_or_missed(holds)}"

@@ -4,7 +4,6 @@ Measured is the CPU time of the calling thread: none of these calls computes any
 """
 
 import argparse
-import sys
 import time
 import warnings
 from functools import partial
@@ -12,13 +11,13 @@ from statistics import median
 
 import jax
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from ..harness import pictures
 from ..harness.competitors import FILTER_JITS
 from ..harness.environment import write
 from ..harness.measure import Case, options, race_all
+from ..harness.printing import met_or_missed, wide_console
 from ..models.static_rows import ROWS, SERIES, Row
 
 TARGET = 1.0  # of upstream, each row
@@ -44,7 +43,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     warnings.filterwarnings("ignore", message="A JAX array is being set as static")
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = wide_console(120)
 
     rounds = 2 if args.quick else args.rounds
     seconds = 0.002 if args.quick else 0.02
@@ -94,7 +93,7 @@ def _table(best: dict[str, Microseconds]) -> Table:
         table.add_column(column, justify="right")
     for name, row in best.items():
         ratio = _ratio(row)
-        verdict = "[green]met[/]" if ratio <= TARGET else "[red]missed[/]"
+        verdict = met_or_missed(ratio <= TARGET)
         table.add_row(name, f"{row['eqx']:,.1f}", f"{row['eqxjit']:,.1f}", f"{ratio:.2f}", verdict)
     return table
 

@@ -4,7 +4,6 @@ Each job is done from cold: its seconds hold the compilations. A warm call is ti
 ways of one job in turn. The model is an MLP of 3 layers, 32 wide.
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from rich.console import Console
 from rich.table import Table
 
 import eqxjit
 
 from ..harness.environment import write
 from ..harness.measure import Case, Race, options
+from ..harness.printing import wide_console
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _CHANGES = 10
@@ -41,7 +40,7 @@ def main(argv: list[str]) -> int:
     # Read when the first array is made.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     jax.monitoring.register_event_duration_secs_listener(_count)
-    console = Console(width=None if sys.stdout.isatty() else 110)
+    console = wide_console(110)
 
     table = Table(
         title=f"{args.calls:,} calls from cold; a warm call, best of {args.rounds} rounds"

@@ -14,7 +14,6 @@ compiling, with JAX's caches emptied before.
 
 import gc
 import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +28,7 @@ from rich.table import Table
 
 from ..harness.environment import results, write
 from ..harness.measure import Case, Race, options
+from ..harness.printing import met_or_missed, wide_console
 from ..models.training_steps import KEPT, SCANNED, WAYS, carry_of
 from ..models.training_tasks import TASKS, Task
 
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     )
     args = parser.parse_args(argv)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = wide_console(150)
 
     written = results("training", args.output)
     writes = bool(args.output) or len(args.only) == len(TASKS)
@@ -159,6 +159,6 @@ def _verdicts(rows: dict[str, dict[str, Any]]) -> list[str]:
             over_floor = us["packed"] / us["floor"]
             ratios["a step packed over floor"] = over_floor, OVER_FLOOR[name]
         for what, (ratio, limit) in ratios.items():
-            verdict = "[green]met[/]" if ratio <= limit else "[red]missed[/]"
+            verdict = met_or_missed(ratio <= limit)
             lines.append(f"{verdict}: {name}, {what} is {ratio:.3f}, at most {limit:.2f}")
     return lines

@@ -1,5 +1,6 @@
-"""Short texts for values of the user's, whatever their `repr` does."""
+"""Short texts: for values of the user's, whatever their `repr` does, for arrays and for numbers."""
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -18,3 +19,18 @@ def short(value: Any, limit: int = 40) -> str:
         # Source, or a terminal, takes no NUL and no half of a character.
         text = text.encode("unicode_escape").decode("ascii")
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def array_text(dtype: Any, shape: Iterable[Any]) -> str:
+    """Return the text of an array's type, as `float32[2,3]`."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def times(count: int) -> str:
+    """Return how often, in words: once, or so many times."""
+    return "once" if count == 1 else f"{count} times"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things, in words."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

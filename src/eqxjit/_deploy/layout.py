@@ -25,7 +25,7 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
-from .._code.text import short
+from .._code.text import array_text, short
 from .._compat import PyTreeDef, fields_of, is_sharded_aval, treedef_rows
 from .._lock import Lock
 from .._trees.key_cache import static_key, treedef_key
@@ -76,7 +76,7 @@ class LeafType:
         return math.prod(self.buffer_shape) * self.buffer_dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return array_text(self.dtype, self.shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import equinox as eqx
 import wadler_lindig as wl
 from jax.tree_util import tree_flatten
 
+from .._code.text import counted
 from .._trees.partition import CyclicPytree, check_tree
 from .layout import Layout, layout_of
 
@@ -150,7 +151,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
     def __repr__(self) -> str:
         shared = [members for members in self.layout.members if len(members) > 1]
         n_shared, n_alone = sum(map(len, shared)), len(self.layout.members) - len(shared)
-        parts = [f"{_count(n_shared, 'array')} in {_count(len(shared), 'buffer')}"]
+        parts = [f"{counted(n_shared, 'array')} in {counted(len(shared), 'buffer')}"]
         if n_alone:
             parts.append(f"{n_alone} as {'it is' if n_alone == 1 else 'they are'}")
         parts.append(_size(sum([slot.type.n_bytes for _, slot in self.layout.slots()])))
@@ -224,10 +225,6 @@ def _flattened(tree: Any) -> tuple[list[Any], Any]:
     except CyclicPytree:
         raise ValueError("A pytree that contains itself can't be packed.") from None
     return tree_flatten(tree)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _size(n_bytes: float) -> str:

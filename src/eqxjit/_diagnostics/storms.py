@@ -4,6 +4,7 @@ import collections
 import logging
 
 from .._code.place import Place
+from .._code.text import times
 from .._lock import Lock
 from .differences import FUNCTION, Difference
 from .trace import Trace
@@ -81,7 +82,7 @@ class Streak:
         remedies: set[str] = set()
         for key, count in self._counts.most_common(_MAX_CAUSES):
             cause = self._latest[key]
-            lines.append(f"  - {_times(count)}, the last time: {cause}")
+            lines.append(f"  - {times(count)}, the last time: {cause}")
             if cause.remedy and cause.remedy not in remedies:
                 remedies.add(cause.remedy)
                 lines.append(f"    {cause.remedy}.")
@@ -92,10 +93,6 @@ class Streak:
             "function."
         )
         return "\n".join(lines)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 _streaks: collections.OrderedDict[Place, Streak] = collections.OrderedDict()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._code.call_site import call_site
+from .._code.text import times
 from .._lock import Lock
 from .hooks import Request, TraceHook
 
@@ -83,7 +84,7 @@ class TraceCounter:
             limit = self._max_traces
             why_not = self._why_sealed
             if not why_not and limit is not None and number > limit:
-                why_not = f"`{self.name}` may be traced {_times(limit)} (`max_traces={limit}`)"
+                why_not = f"`{self.name}` may be traced {times(limit)} (`max_traces={limit}`)"
             if not why_not:
                 self._begun.add(attempt)
         try:
@@ -125,7 +126,3 @@ class TraceCounter:
     def unseal(self) -> None:
         """Allow as many traces as before `seal`."""
         self._why_sealed = ""
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from .._code.text import array_text
 from .._compat import ArrayImpl
 
 
@@ -24,7 +25,7 @@ class ArrayPart(NamedTuple):
 
     @property
     def shape_text(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return array_text(self.dtype, self.shape)
 
     def __str__(self) -> str:
         weak = " of weak type" if self.weak_type else ""

@@ -195,7 +195,7 @@ def _all_subtrees(treedef: PyTreeDef, marks: dict[Hashable, int]) -> list[_Subtr
         below.append(children)
         parts = parts_of(data, custom)
         # A tuple of parts, or a list of keys, may be put together anew each time.
-        held = tuple(map(_mark_of, parts)) if parts or parts is data else _mark_of(data)
+        held = tuple(map(object_key, parts)) if parts or parts is data else object_key(data)
         key = (kind, arity, custom, held, tuple([found[child].mark for child in children]))
         plain = _holds_plain(row) and all(found[child].is_plain for child in children)
         roots[start:] = [len(found)]
@@ -207,8 +207,9 @@ def _all_subtrees(treedef: PyTreeDef, marks: dict[Hashable, int]) -> list[_Subtr
     return found
 
 
-def _mark_of(value: Any) -> Hashable:
-    # Equal strings differ in nothing but their addresses.
+def object_key(value: Any) -> Hashable:
+    """Return a key, equal for values of which one may stand for the other in an output."""
+    # Equal strings differ in nothing but their addresses, which no run of Python promises.
     return value if type(value) is str else id(value)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from .._compat import MISSING, PyTreeDef
-from .given import Position
+from .given import Position, object_key
 from .key_cache import metadata_key, static_key
 from .modules import keeps_fields_plainly
 from .partition import DYNAMIC
@@ -100,24 +100,18 @@ def output_signature(node: Node | Leaf) -> Hashable:
         if type(node.value) is Position:
             # What is written for it can't be moved into a loop.
             return id(node)
-        return DYNAMIC if node.is_dynamic else _object_key(node.value)
+        return DYNAMIC if node.is_dynamic else object_key(node.value)
     layout = module_layout(node)
     if node.given:
         # Each item has its own, from its place in the input.
         data: Hashable = id(node)
     elif layout is not None:
-        data = tuple([_object_key(value) for _, value in layout.static])
+        data = tuple([object_key(value) for _, value in layout.static])
     elif node.kind is dict:
         data = metadata_key(node.data)
     else:
-        data = _object_key(node.data)
+        data = object_key(node.data)
     return (node.kind, data, tuple([output_signature(child) for child in node.children]))
-
-
-def _object_key(value: Any) -> Hashable:
-    """Return a key, equal for values of which one may stand for the other in an output."""
-    # Equal strings differ in nothing but their addresses, which no run of Python promises.
-    return value if type(value) is str else id(value)
 
 
 def n_arrays(node: Node | Leaf) -> int:
