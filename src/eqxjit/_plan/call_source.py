@@ -11,6 +11,8 @@ from .._trees.out_spec import Output
 from .budget import Budget
 from .given_source import GivenSource
 from .guard_source import GuardSource, conditions
+from .names import Constants
+from .native import NativeCall, encode
 from .output_source import OutputSource
 from .plan import CallPlan
 from .signature import absent
@@ -61,6 +63,60 @@ class CallSource(NamedTuple):
     fun_statics: list[Position]
 
 
+class _Parts(NamedTuple):
+    """The source of what differs between the back ends.
+
+    - `helpers`: functions and constants of all calls.
+    - `guards`: see `GuardSource`.
+    - `passed`: the arrays, as arguments of the jitted function.
+    - `lines`, `result`: statements, and the expression that is the output.
+    - `fun_statics`: parameters that hold static objects of the function, with their positions.
+    """
+
+    helpers: list[str]
+    guards: list[tuple[str, ...]]
+    passed: list[str]
+    lines: list[str]
+    result: str
+    fun_statics: dict[str, Position]
+
+
+def _python_parts(
+    plan: CallPlan,
+    names: Constants,
+    own: tuple[str, str] | None,
+    seen: str | None,
+    fun_arrays: list[str],
+    arrays: str,
+) -> _Parts:
+    """Return the guards, and what puts the output together, as Python."""
+    guards = GuardSource(plan, names, own, seen)
+    given = GivenSource(plan, names, guards)
+    output = OutputSource(names, plan.output, arrays, given.expression)
+    passed = [*guards.arrays[: guards.n_first], *fun_arrays, *guards.arrays[guards.n_first :]]
+    helpers = [*guards.helpers, *output.helpers]
+    return _Parts(helpers, guards.guards, passed, output.lines, output.result, given.fun_statics)
+
+
+def _native_parts(
+    native: NativeCall, names: Constants, own: str | None, fun_arrays: list[str], arrays: str
+) -> _Parts:
+    """Return a call of the native back end for each."""
+    match, matched = names.variable("match"), names.variable("matched")
+    bind = names.constant("bind_match", native.match)
+    rebuild = names.constant("rebuild_output", native.rebuild)
+    flat, kept = (f"{matched}[0]", f", {matched}[1]") if native.keeps else (matched, "")
+    comma = "," if len(fun_arrays) == 1 else ""
+    return _Parts(
+        [f"{match} = {bind}({own}, ({', '.join(fun_arrays)}{comma}))"],
+        [(f"({matched} := {match}({', '.join(native.arguments)})) is not None",)],
+        [f"*{flat}"],
+        [],
+        f"{rebuild}({arrays}{kept})",
+        {},
+    )
+
+
 def generate(
     plan: CallPlan,
     entry: Callee,
@@ -98,11 +154,13 @@ def generate(
     missing = names.constant("absent", absent)
 
     seen = names.variable("seen") if plan.repeats else None
-    # Who waits for the computation can let JAX read NumPy's arrays where they are.
-    guard_source = GuardSource(plan, names, None if plan.blocks else own, seen)
-    given_source = GivenSource(plan, names, guard_source)
-    output_source = OutputSource(names, plan.output, arrays, given_source.expression)
-    fun_statics = given_source.fun_statics
+    native = encode(plan)
+    if native is not None:
+        parts = _native_parts(native, names, None if plan.blocks else own[0], fun_arrays, arrays)
+    else:
+        # Who waits for the computation can let JAX read NumPy's arrays where they are.
+        parts = _python_parts(plan, names, None if plan.blocks else own, seen, fun_arrays, arrays)
+    guards = parts.guards
 
     exception = names.constant("Exception", Exception)
     retrace_signal = names.constant(miss.__name__, miss)
@@ -112,41 +170,39 @@ def generate(
     returns_given = names.constant("returns_given", entry.returns_given)
     given = names.variable("given")
     forwarded = signature.forwarded()
-    n_first = guard_source.n_first
-    passed = [*guard_source.arrays[:n_first], *fun_arrays, *guard_source.arrays[n_first:]]
 
     lines = [
         *wrapped(
             f"def {make}(",
             [
                 *(jitted, otherwise, retrace, explain, flattened, wait, *own, hits),
-                *(*fun_checks, *fun_statics, *fun_arrays),
+                *(*fun_checks, *parts.fun_statics, *fun_arrays),
             ],
             "):",
         ),
-        *indented([*guard_source.helpers, *output_source.helpers]),
+        *indented(parts.helpers),
         f"    def {call}({signature.header(missing)}):",
     ]
     for check in fun_checks:
-        guard_source.guards += [("# The function's own static objects are as they were.",)]
-        guard_source.guards += [(f"{check}()",)]
+        guards += [("# The function's own static objects are as they were.",)]
+        guards += [(f"{check}()",)]
     if plan.checks_output:
         is_unmodified = names.constant("is_unmodified", entry.is_unmodified)
-        guard_source.guards += [
+        guards += [
             ("# What it returns beside arrays is as it was.",),
             (f"{is_unmodified}({seen or ''})",),
         ]
     body: list[str] = [f"{seen} = {{}}"] if seen else []
-    if any(not guard[0].startswith("#") for guard in guard_source.guards):
+    if any(not guard[0].startswith("#") for guard in guards):
         body += [
             "try:",
             f"    {guards_hold} = (",
-            *indented(conditions(guard_source.guards), 2),
+            *indented(conditions(guards), 2),
             "    )",
         ]
         body += [f"except {exception}:", f"    {guards_hold} = False"]
         body += [f"if not {guards_hold}:", f"    return {otherwise}({forwarded})"]
-    body += ["try:", *indented(wrapped(f"{arrays} = {jitted}(", passed, ")"))]
+    body += ["try:", *indented(wrapped(f"{arrays} = {jitted}(", parts.passed, ")"))]
     if plan.blocks:
         body += [f"    {wait}({arrays})"]
     else:
@@ -168,8 +224,8 @@ def generate(
         f"        {given} = {flattened}({forwarded}) if {returns_given}({arrays}) else None",
         f"        return {rebuild}({arrays}, {given})",
         *([f"    {arrays} = {arrays}[{index}]"] if index else []),
-        *indented(output_source.lines),
-        f"    return {output_source.result}",
+        *indented(parts.lines),
+        f"    return {parts.result}",
         f"return {retrace}({forwarded})",
     ]
     lines += [
@@ -184,4 +240,4 @@ def generate(
     budget.check_compiling(source, seconds_after)
     namespace = names.namespace | {entry_variable: entry}
     made = define(make, signature.name, source, namespace)
-    return CallSource(source, made, list(fun_statics.values()))
+    return CallSource(source, made, list(parts.fun_statics.values()))

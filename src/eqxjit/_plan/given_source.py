@@ -5,15 +5,14 @@ from .._trees.given import WHOLE, Position
 from .guard_source import GuardSource
 from .names import Constants
 from .plan import (
-    ArrayRun,
     CallPlan,
     Fields,
     Input,
     Mapping,
     Registered,
-    Repeat,
     Sequence,
     StaticRun,
+    child_at,
 )
 
 
@@ -51,7 +50,7 @@ class GivenSource:
         node: Input | StaticRun = self._arguments[in_kwargs][argument]
         source: str | None = sources[id(node)]
         for index in path:
-            child = _child(node, index)
+            child = child_at(node, index)
             # What is read in a loop has no variable of its own.
             source = sources.get(id(child)) or (source and self._child(node, source, index))
             node = child
@@ -86,23 +85,3 @@ class GivenSource:
         if below is None:
             raise NoSource
         return f"{below}[1]" if part == WHOLE else f"{below}[1][{part}]"
-
-
-def _child(node: Input | StaticRun, index: int) -> Input | StaticRun:
-    """Return the child at an index; of a run its item, or a run of leaves as it is."""
-    if isinstance(node, Fields):
-        return node.dynamic[index][1]
-    if type(node) is not Sequence:
-        assert isinstance(node, Mapping | Registered)
-        return node.items[index]
-    for item in node.items:
-        if not isinstance(item, ArrayRun | StaticRun | Repeat):
-            if index == 0:
-                return item
-            index -= 1
-        elif index < item.n:
-            assert not isinstance(item, ArrayRun)
-            return item.item if isinstance(item, Repeat) else item
-        else:
-            index -= item.n
-    raise IndexError

@@ -194,6 +194,26 @@ def n_arrays(node: Input | ArrayRun | StaticRun | Repeat) -> int:
             return 0
 
 
+def child_at(node: Input | StaticRun, index: int) -> Input | StaticRun:
+    """Return the child at an index; of a run its item, or a run of leaves as it is."""
+    if isinstance(node, Fields):
+        return node.dynamic[index][1]
+    if type(node) is not Sequence:
+        assert isinstance(node, Mapping | Registered)
+        return node.items[index]
+    for item in node.items:
+        if not isinstance(item, ArrayRun | StaticRun | Repeat):
+            if index == 0:
+                return item
+            index -= 1
+        elif index < item.n:
+            assert not isinstance(item, ArrayRun)
+            return item.item if isinstance(item, Repeat) else item
+        else:
+            index -= item.n
+    raise IndexError
+
+
 # --- Output ---------------------------------------------------------------------------------------
 
 

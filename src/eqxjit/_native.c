@@ -1,0 +1,994 @@
+/* The native back end: carries out call plans (see _plan/native.py, which encodes them).
+
+Match walks the arguments of a call by the input half of a plan and returns the flat arrays, or None.
+Rebuild makes the output from the arrays that JAX returned, by the other half.
+
+Invariants:
+- Public CPython API only. The GIL is held throughout; a free-threaded Python doesn't build this.
+- A program is immutable. Its instructions, Python tuples that it owns, hold all the objects to which
+  its nodes point.
+- Whatever is walked into is held by a strong reference: predicates, copies of NumPy arrays and
+  registered flattens run Python code, which may change or free any container of the user's.
+- Sizes and items are read anew after each child; nothing of a call is remembered.
+- An Exception in Match means "no match", as in generated guards; anything else propagates.
+*/
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#ifdef Py_GIL_DISABLED
+#error "The native back end relies on the GIL."
+#endif
+
+/* In the order of _plan/native.py. */
+typedef enum {
+    /* Inputs: of a value. */
+    ARRAY,           /* first: the class of arrays, second: whether another object is an array */
+    IS,              /* first: the very object */
+    EQUAL,           /* first: an object of a builtin type that is equal */
+    EQUAL_ITEMS,     /* first: a tuple of such objects */
+    IS_OR,           /* first: the very object, second: a predicate of others of its class */
+    TYPE_AND,        /* first: the class, second: a predicate */
+    PREDICATE,       /* first: a predicate */
+    BOTH,            /* two nodes on the same value */
+    SEQUENCE,        /* first: the class; n: the length */
+    DICT,            /* first: the class, second: the keys, third: their class */
+    DICT_BY,         /* first: the class, second: the keys, third: a predicate of the dict */
+    FIELDS,          /* first: the class, second: the names of the fields */
+    REGISTERED,      /* first: the class, second: returns a tuple of n children, or None */
+    /* Inputs: of n items of a sequence. */
+    ARRAY_RUN,       /* first, second: as of ARRAY */
+    REPEAT,          /* one node on each */
+    /* Outputs. */
+    TAKE,            /* the next array */
+    CONSTANT,        /* first: the object */
+    KEPT,            /* n: the index of an object that came in */
+    MAKE_LIST,       /* n: the length */
+    MAKE_TUPLE,      /* n: the length */
+    MAKE_NAMED_TUPLE,/* n: the length; first: the class, whose tuple is made without calling it */
+    MAKE_DICT,       /* first: the keys */
+    MAKE_MODULE,     /* first: the class, second: names of fields, third: a dict of all fields */
+    UNFLATTEN,       /* first: what to call with a list of n items */
+    /* Outputs: n items of a sequence. */
+    TAKE_RUN,
+    CONSTANT_RUN,    /* first: a tuple of them */
+    MAKE_RUN,        /* one node for each */
+    N_OPS,
+} Op;
+
+typedef struct {
+    Op op;
+    int keeps;        /* whether Match keeps the value for Rebuild */
+    Py_ssize_t n;
+    Py_ssize_t end;   /* the index behind the last node below */
+    PyObject *first;
+    PyObject *second;
+    PyObject *third;
+} Node;
+
+/* --- Programs -------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *instructions;
+    Py_ssize_t n_nodes;
+    Node *nodes;
+} Program;
+
+static int
+is_program_sound(const Node *nodes, Py_ssize_t n_nodes)
+{
+    for (Py_ssize_t i = 0; i < n_nodes; i++) {
+        const Node *node = &nodes[i];
+        if ((int)node->op < 0 || node->op >= N_OPS || node->end <= i || node->end > n_nodes ||
+            node->n < 0) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static PyObject *
+program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *instructions;
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Program takes no keyword arguments");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "O!:Program", &PyTuple_Type, &instructions)) {
+        return NULL;
+    }
+    Py_ssize_t n_nodes = PyTuple_GET_SIZE(instructions);
+    Node *nodes = PyMem_Calloc(n_nodes ? (size_t)n_nodes : 1, sizeof(Node));
+    if (nodes == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < n_nodes; i++) {
+        PyObject *instruction = PyTuple_GET_ITEM(instructions, i);
+        int op;
+        Node *node = &nodes[i];
+        if (!PyTuple_CheckExact(instruction)) {
+            PyErr_SetString(PyExc_TypeError, "an instruction must be a tuple");
+            goto error;
+        }
+        if (!PyArg_ParseTuple(instruction, "ipnnOOO", &op, &node->keeps, &node->n, &node->end,
+                              &node->first, &node->second, &node->third)) {
+            goto error;
+        }
+        node->op = (Op)op;
+    }
+    if (!is_program_sound(nodes, n_nodes)) {
+        PyErr_SetString(PyExc_ValueError, "an instruction is out of bounds");
+        goto error;
+    }
+    Program *self = (Program *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        goto error;
+    }
+    self->instructions = Py_NewRef(instructions);
+    self->n_nodes = n_nodes;
+    self->nodes = nodes;
+    return (PyObject *)self;
+
+error:
+    PyMem_Free(nodes);
+    return NULL;
+}
+
+static int
+program_traverse(Program *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->instructions);
+    return 0;
+}
+
+static int
+program_clear(Program *self)
+{
+    /* A call that is still to come finds no nodes. */
+    self->n_nodes = 0;
+    Py_CLEAR(self->instructions);
+    return 0;
+}
+
+static void
+program_dealloc(Program *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    program_clear(self);
+    PyMem_Free(self->nodes);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot program_slots[] = {
+    {Py_tp_doc, "Program(instructions): one half of a call plan."},
+    {Py_tp_new, program_new},
+    {Py_tp_dealloc, program_dealloc},
+    {Py_tp_traverse, program_traverse},
+    {Py_tp_clear, program_clear},
+    {0, NULL},
+};
+
+static PyType_Spec program_spec = {
+    .name = "eqxjit._native.Program",
+    .basicsize = sizeof(Program),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = program_slots,
+};
+
+/* --- Match ----------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Program *program;
+    PyObject *own;         /* copies an array of NumPy's; NULL to pass it as it is */
+    PyObject *fun_arrays;  /* a tuple: the function's own arrays, ... */
+    Py_ssize_t n_first;    /* ... which come behind so many */
+    Py_ssize_t n_arrays;
+    Py_ssize_t n_kept;
+} Match;
+
+typedef struct {
+    const Match *match;
+    const Node *nodes;
+    PyObject *flat;        /* tuples, filled one by one */
+    PyObject *kept;
+    Py_ssize_t n_taken;
+    Py_ssize_t n_kept;
+} Walk;
+
+/* Like all functions below: 1 for a match, 0 for none, -1 with an exception. */
+static int
+holds(PyObject *predicate, PyObject *value)
+{
+    PyObject *result = PyObject_CallOneArg(predicate, value);
+    if (result == NULL) {
+        return -1;
+    }
+    int truth = PyObject_IsTrue(result);
+    Py_DECREF(result);
+    return truth;
+}
+
+static int
+take_array(Walk *walk, const Node *node, PyObject *value)
+{
+    const Match *match = walk->match;
+    PyObject *array;
+    if ((PyObject *)Py_TYPE(value) == node->first) {
+        array = Py_NewRef(value);
+    }
+    else {
+        int is_array = holds(node->second, value);
+        if (is_array <= 0) {
+            return is_array;
+        }
+        array = match->own == NULL ? Py_NewRef(value) : PyObject_CallOneArg(match->own, value);
+        if (array == NULL) {
+            return -1;
+        }
+    }
+    Py_ssize_t index = walk->n_taken++;
+    if (index >= match->n_arrays) {
+        Py_DECREF(array);
+        PyErr_SetString(PyExc_SystemError, "more arrays than planned");
+        return -1;
+    }
+    if (index >= match->n_first) {
+        index += PyTuple_GET_SIZE(match->fun_arrays);
+    }
+    PyTuple_SET_ITEM(walk->flat, index, array);
+    return 1;
+}
+
+static int
+is_equal(PyObject *value, PyObject *expected)
+{
+    if (value == expected) {
+        return 1;
+    }
+    return Py_TYPE(value) == Py_TYPE(expected) ? PyObject_RichCompareBool(value, expected, Py_EQ)
+                                               : 0;
+}
+
+static int
+has_equal_items(PyObject *value, PyObject *expected)
+{
+    if (value == expected) {
+        return 1;
+    }
+    Py_ssize_t n = PyTuple_GET_SIZE(expected);
+    if (!PyTuple_CheckExact(value) || PyTuple_GET_SIZE(value) != n) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int equal = is_equal(PyTuple_GET_ITEM(value, i), PyTuple_GET_ITEM(expected, i));
+        if (equal <= 0) {
+            return equal;
+        }
+    }
+    return 1;
+}
+
+static int walk_value(Walk *walk, Py_ssize_t at, PyObject *value);
+
+/* Walk into a value that its container may lose meanwhile. */
+static int
+walk_borrowed(Walk *walk, Py_ssize_t at, PyObject *value)
+{
+    Py_INCREF(value);
+    int matched = walk_value(walk, at, value);
+    Py_DECREF(value);
+    return matched;
+}
+
+static int
+walk_sequence(Walk *walk, Py_ssize_t at, PyObject *value)
+{
+    const Node *node = &walk->nodes[at];
+    int is_list = PyList_Check(value);
+    if ((is_list ? PyList_GET_SIZE(value) : PyTuple_GET_SIZE(value)) != node->n) {
+        return 0;
+    }
+    Py_ssize_t index = 0;
+    for (Py_ssize_t child = at + 1; child < node->end; child = walk->nodes[child].end) {
+        const Node *item = &walk->nodes[child];
+        int is_run = item->op == ARRAY_RUN || item->op == REPEAT;
+        Py_ssize_t stop = index + (is_run ? item->n : 1);
+        for (; index < stop; index++) {
+            /* A predicate may have changed it. */
+            if (is_list && PyList_GET_SIZE(value) != node->n) {
+                return 0;
+            }
+            PyObject *part = is_list ? PyList_GET_ITEM(value, index)
+                                     : PyTuple_GET_ITEM(value, index);
+            Py_INCREF(part);
+            int matched = item->op == ARRAY_RUN
+                              ? take_array(walk, item, part)
+                              : walk_value(walk, item->op == REPEAT ? child + 1 : child, part);
+            Py_DECREF(part);
+            if (matched <= 0) {
+                return matched;
+            }
+        }
+    }
+    return index == node->n;
+}
+
+static int
+walk_dict(Walk *walk, Py_ssize_t at, PyObject *value)
+{
+    const Node *node = &walk->nodes[at];
+    PyObject *keys = node->second;
+    if (PyDict_GET_SIZE(value) != PyTuple_GET_SIZE(keys)) {
+        return 0;
+    }
+    if (node->op == DICT_BY) {
+        int matched = holds(node->third, value);
+        if (matched <= 0) {
+            return matched;
+        }
+    }
+    else {
+        Py_ssize_t position = 0;
+        PyObject *key;
+        while (PyDict_Next(value, &position, &key, NULL)) {
+            if ((PyObject *)Py_TYPE(key) != node->third) {
+                return 0;
+            }
+        }
+    }
+    Py_ssize_t child = at + 1;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); i++) {
+        PyObject *part = PyDict_GetItemWithError(value, PyTuple_GET_ITEM(keys, i));
+        if (part == NULL) {
+            return PyErr_Occurred() ? -1 : 0;
+        }
+        int matched = walk_borrowed(walk, child, part);
+        if (matched <= 0) {
+            return matched;
+        }
+        child = walk->nodes[child].end;
+    }
+    return 1;
+}
+
+static int
+walk_fields_in(Walk *walk, Py_ssize_t at, PyObject *fields)
+{
+    PyObject *names = walk->nodes[at].second;
+    Py_ssize_t n = PyTuple_GET_SIZE(names);
+    if (PyDict_GET_SIZE(fields) != n) {
+        return 0;
+    }
+    Py_ssize_t child = at + 1;
+    Py_ssize_t position = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        PyObject *key, *part;
+        /* Mostly the fields come in the order of the plan. */
+        if (!PyDict_Next(fields, &position, &key, &part) || key != name) {
+            part = PyDict_GetItemWithError(fields, name);
+            if (part == NULL) {
+                return PyErr_Occurred() ? -1 : 0;
+            }
+        }
+        int matched = walk_borrowed(walk, child, part);
+        if (matched <= 0) {
+            return matched;
+        }
+        child = walk->nodes[child].end;
+    }
+    return 1;
+}
+
+static int
+walk_fields(Walk *walk, Py_ssize_t at, PyObject *value)
+{
+    PyObject *fields = PyObject_GenericGetDict(value, NULL);
+    if (fields == NULL) {
+        return -1;
+    }
+    int matched = PyDict_CheckExact(fields) ? walk_fields_in(walk, at, fields) : 0;
+    Py_DECREF(fields);
+    return matched;
+}
+
+static int
+walk_registered(Walk *walk, Py_ssize_t at, PyObject *value)
+{
+    const Node *node = &walk->nodes[at];
+    PyObject *children = PyObject_CallOneArg(node->second, value);
+    if (children == NULL) {
+        return -1;
+    }
+    int matched = PyTuple_CheckExact(children) && PyTuple_GET_SIZE(children) == node->n;
+    Py_ssize_t child = at + 1;
+    for (Py_ssize_t i = 0; matched > 0 && i < node->n; i++) {
+        matched = walk_value(walk, child, PyTuple_GET_ITEM(children, i));
+        child = walk->nodes[child].end;
+    }
+    Py_DECREF(children);
+    return matched;
+}
+
+static int
+walk_value(Walk *walk, Py_ssize_t at, PyObject *value)
+{
+    const Node *node = &walk->nodes[at];
+    int matched;
+    switch (node->op) {
+    case ARRAY:
+        return take_array(walk, node, value);
+    case IS:
+        matched = value == node->first;
+        break;
+    case EQUAL:
+        matched = is_equal(value, node->first);
+        break;
+    case EQUAL_ITEMS:
+        matched = has_equal_items(value, node->first);
+        break;
+    case IS_OR:
+        matched = value == node->first;
+        if (!matched && Py_TYPE(value) == Py_TYPE(node->first)) {
+            matched = holds(node->second, value);
+        }
+        break;
+    case TYPE_AND:
+        matched = (PyObject *)Py_TYPE(value) == node->first ? holds(node->second, value) : 0;
+        break;
+    case PREDICATE:
+        matched = holds(node->first, value);
+        break;
+    case BOTH:
+        matched = walk_value(walk, at + 1, value);
+        return matched <= 0 ? matched : walk_value(walk, walk->nodes[at + 1].end, value);
+    case SEQUENCE:
+        return (PyObject *)Py_TYPE(value) == node->first ? walk_sequence(walk, at, value) : 0;
+    case DICT:
+    case DICT_BY:
+        return (PyObject *)Py_TYPE(value) == node->first ? walk_dict(walk, at, value) : 0;
+    case FIELDS:
+        return (PyObject *)Py_TYPE(value) == node->first ? walk_fields(walk, at, value) : 0;
+    case REGISTERED:
+        return (PyObject *)Py_TYPE(value) == node->first ? walk_registered(walk, at, value) : 0;
+    default:
+        PyErr_SetString(PyExc_SystemError, "no input");
+        return -1;
+    }
+    if (matched > 0 && node->keeps) {
+        if (walk->n_kept >= walk->match->n_kept) {
+            PyErr_SetString(PyExc_SystemError, "more static objects than planned");
+            return -1;
+        }
+        PyTuple_SET_ITEM(walk->kept, walk->n_kept++, Py_NewRef(value));
+    }
+    return matched;
+}
+
+static int
+walk_arguments(Walk *walk, PyObject *const *args, Py_ssize_t n_args)
+{
+    Py_ssize_t n_nodes = walk->match->program->n_nodes;
+    Py_ssize_t at = 0;
+    for (Py_ssize_t i = 0; i < n_args; i++) {
+        if (at >= n_nodes) {
+            return 0;
+        }
+        /* The caller holds the arguments. */
+        int matched = walk_value(walk, at, args[i]);
+        if (matched <= 0) {
+            return matched;
+        }
+        at = walk->nodes[at].end;
+    }
+    return at == n_nodes && walk->n_taken == walk->match->n_arrays &&
+           walk->n_kept == walk->match->n_kept;
+}
+
+static PyObject *
+match_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+{
+    Match *self = (Match *)callable;
+    PyObject *result = NULL;
+    if (kwnames != NULL && PyTuple_GET_SIZE(kwnames) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Match takes no keyword arguments");
+        return NULL;
+    }
+    if (self->program == NULL || self->fun_arrays == NULL) {
+        /* Its cycle is being collected. */
+        Py_RETURN_NONE;
+    }
+    Py_ssize_t n_fun = PyTuple_GET_SIZE(self->fun_arrays);
+    Walk walk = {.match = self, .nodes = self->program->nodes};
+    /* The program and the arrays outlive whatever the walk runs. */
+    Py_INCREF(self);
+    walk.flat = PyTuple_New(self->n_arrays + n_fun);
+    walk.kept = self->n_kept ? PyTuple_New(self->n_kept) : NULL;
+    if (walk.flat == NULL || (self->n_kept && walk.kept == NULL)) {
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < n_fun; i++) {
+        PyObject *array = PyTuple_GET_ITEM(self->fun_arrays, i);
+        PyTuple_SET_ITEM(walk.flat, self->n_first + i, Py_NewRef(array));
+    }
+    int matched = walk_arguments(&walk, args, PyVectorcall_NARGS(n_args_flag));
+    if (matched < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+        matched = 0;
+    }
+    if (matched == 0) {
+        result = Py_NewRef(Py_None);
+    }
+    else if (matched > 0) {
+        result = walk.kept == NULL ? Py_NewRef(walk.flat) : PyTuple_Pack(2, walk.flat, walk.kept);
+    }
+done:
+    Py_XDECREF(walk.flat);
+    Py_XDECREF(walk.kept);
+    Py_DECREF(self);
+    return result;
+}
+
+static PyObject *
+match_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *program, *own, *fun_arrays;
+    Py_ssize_t n_first, n_arrays, n_kept;
+    PyTypeObject *program_type = PyType_GetModuleState(type);
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Match takes no keyword arguments");
+        return NULL;
+    }
+    if (program_type == NULL) {
+        return NULL;
+    }
+    program_type = *(PyTypeObject **)program_type;
+    if (!PyArg_ParseTuple(args, "O!OO!nnn:Match", program_type, &program, &own, &PyTuple_Type,
+                          &fun_arrays, &n_first, &n_arrays, &n_kept)) {
+        return NULL;
+    }
+    if (n_first < 0 || n_first > n_arrays || n_kept < 0) {
+        PyErr_SetString(PyExc_ValueError, "a number is out of bounds");
+        return NULL;
+    }
+    Match *self = (Match *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->vectorcall = match_call;
+    self->program = (Program *)Py_NewRef(program);
+    self->own = own == Py_None ? NULL : Py_NewRef(own);
+    self->fun_arrays = Py_NewRef(fun_arrays);
+    self->n_first = n_first;
+    self->n_arrays = n_arrays;
+    self->n_kept = n_kept;
+    return (PyObject *)self;
+}
+
+static int
+match_traverse(Match *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->program);
+    Py_VISIT(self->own);
+    Py_VISIT(self->fun_arrays);
+    return 0;
+}
+
+static int
+match_clear(Match *self)
+{
+    Py_CLEAR(self->program);
+    Py_CLEAR(self->own);
+    Py_CLEAR(self->fun_arrays);
+    return 0;
+}
+
+static void
+match_dealloc(Match *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    match_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef match_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Match, vectorcall), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot match_slots[] = {
+    {Py_tp_doc, "Match(program, own, fun_arrays, n_first, n_arrays, n_kept): called with the\n"
+                "arguments, returns the flat arrays, with what is kept if anything is; or None."},
+    {Py_tp_new, match_new},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_members, match_members},
+    {Py_tp_dealloc, match_dealloc},
+    {Py_tp_traverse, match_traverse},
+    {Py_tp_clear, match_clear},
+    {0, NULL},
+};
+
+static PyType_Spec match_spec = {
+    .name = "eqxjit._native.Match",
+    .basicsize = sizeof(Match),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = match_slots,
+};
+
+/* --- Rebuild --------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Program *program;
+} Rebuild;
+
+typedef struct {
+    const Node *nodes;
+    PyObject *arrays;   /* a list */
+    PyObject *kept;     /* a tuple; NULL if nothing is */
+    Py_ssize_t n_taken;
+} Build;
+
+static PyObject *build_value(Build *build, Py_ssize_t at);
+
+static PyObject *
+next_array(Build *build)
+{
+    if (build->n_taken >= PyList_GET_SIZE(build->arrays)) {
+        PyErr_SetString(PyExc_SystemError, "fewer arrays than planned");
+        return NULL;
+    }
+    return Py_NewRef(PyList_GET_ITEM(build->arrays, build->n_taken++));
+}
+
+/* Fill a new list or tuple: 0, or -1 with an exception. */
+static int
+build_items(Build *build, Py_ssize_t at, PyObject *items, int is_list)
+{
+    const Node *node = &build->nodes[at];
+    Py_ssize_t index = 0;
+    for (Py_ssize_t child = at + 1; child < node->end; child = build->nodes[child].end) {
+        const Node *part = &build->nodes[child];
+        int is_run = part->op == TAKE_RUN || part->op == CONSTANT_RUN || part->op == MAKE_RUN;
+        Py_ssize_t n = is_run ? part->n : 1;
+        if (index + n > node->n) {
+            PyErr_SetString(PyExc_SystemError, "more items than planned");
+            return -1;
+        }
+        for (Py_ssize_t i = 0; i < n; i++, index++) {
+            PyObject *item;
+            switch (part->op) {
+            case TAKE_RUN:
+                item = next_array(build);
+                break;
+            case CONSTANT_RUN:
+                item = PyTuple_GetItem(part->first, i);
+                Py_XINCREF(item);
+                break;
+            case MAKE_RUN:
+                item = build_value(build, child + 1);
+                break;
+            default:
+                item = build_value(build, child);
+            }
+            if (item == NULL) {
+                return -1;
+            }
+            if (is_list) {
+                PyList_SET_ITEM(items, index, item);
+            }
+            else {
+                PyTuple_SET_ITEM(items, index, item);
+            }
+        }
+    }
+    if (index != node->n) {
+        PyErr_SetString(PyExc_SystemError, "fewer items than planned");
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *
+build_list(Build *build, Py_ssize_t at)
+{
+    PyObject *items = PyList_New(build->nodes[at].n);
+    if (items != NULL && build_items(build, at, items, 1) < 0) {
+        Py_CLEAR(items);
+    }
+    return items;
+}
+
+static PyObject *
+build_tuple(Build *build, Py_ssize_t at, PyTypeObject *type)
+{
+    Py_ssize_t n = build->nodes[at].n;
+    PyObject *items = type == &PyTuple_Type ? PyTuple_New(n) : type->tp_alloc(type, n);
+    if (items != NULL && build_items(build, at, items, 0) < 0) {
+        Py_CLEAR(items);
+    }
+    return items;
+}
+
+/* Set items of a dict to what the nodes from `child` on make: 0, or -1 with an exception. */
+static int
+build_entries(Build *build, Py_ssize_t child, PyObject *keys, PyObject *dict)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); i++) {
+        PyObject *value = build_value(build, child);
+        if (value == NULL) {
+            return -1;
+        }
+        int failed = PyDict_SetItem(dict, PyTuple_GET_ITEM(keys, i), value);
+        Py_DECREF(value);
+        if (failed) {
+            return -1;
+        }
+        child = build->nodes[child].end;
+    }
+    return 0;
+}
+
+static PyObject *
+build_dict(Build *build, Py_ssize_t at)
+{
+    PyObject *dict = PyDict_New();
+    if (dict != NULL && build_entries(build, at + 1, build->nodes[at].first, dict) < 0) {
+        Py_CLEAR(dict);
+    }
+    return dict;
+}
+
+static PyObject *
+build_module(Build *build, Py_ssize_t at)
+{
+    const Node *node = &build->nodes[at];
+    PyTypeObject *type = (PyTypeObject *)node->first;
+    PyObject *fields = PyDict_Copy(node->third);
+    if (fields == NULL) {
+        return NULL;
+    }
+    PyObject *module = NULL, *no_arguments = NULL;
+    if (build_entries(build, at + 1, node->second, fields) < 0) {
+        goto done;
+    }
+    no_arguments = PyTuple_New(0);
+    if (no_arguments == NULL) {
+        goto done;
+    }
+    module = PyBaseObject_Type.tp_new(type, no_arguments, NULL);
+    if (module != NULL && PyObject_GenericSetDict(module, fields, NULL) < 0) {
+        Py_CLEAR(module);
+    }
+done:
+    Py_XDECREF(no_arguments);
+    Py_DECREF(fields);
+    return module;
+}
+
+static PyObject *
+build_by_registry(Build *build, Py_ssize_t at)
+{
+    PyObject *items = build_list(build, at);
+    if (items == NULL) {
+        return NULL;
+    }
+    PyObject *made = PyObject_CallOneArg(build->nodes[at].first, items);
+    Py_DECREF(items);
+    return made;
+}
+
+static PyObject *
+build_value(Build *build, Py_ssize_t at)
+{
+    const Node *node = &build->nodes[at];
+    switch (node->op) {
+    case TAKE:
+        return next_array(build);
+    case CONSTANT:
+        return Py_NewRef(node->first);
+    case KEPT:
+        if (build->kept == NULL || node->n >= PyTuple_GET_SIZE(build->kept)) {
+            PyErr_SetString(PyExc_SystemError, "fewer static objects than planned");
+            return NULL;
+        }
+        return Py_NewRef(PyTuple_GET_ITEM(build->kept, node->n));
+    case MAKE_LIST:
+        return build_list(build, at);
+    case MAKE_TUPLE:
+        return build_tuple(build, at, &PyTuple_Type);
+    case MAKE_NAMED_TUPLE:
+        return build_tuple(build, at, (PyTypeObject *)node->first);
+    case MAKE_DICT:
+        return build_dict(build, at);
+    case MAKE_MODULE:
+        return build_module(build, at);
+    case UNFLATTEN:
+        return build_by_registry(build, at);
+    default:
+        PyErr_SetString(PyExc_SystemError, "no output");
+        return NULL;
+    }
+}
+
+static PyObject *
+rebuild_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+{
+    Rebuild *self = (Rebuild *)callable;
+    Py_ssize_t n_args = PyVectorcall_NARGS(n_args_flag);
+    if ((kwnames != NULL && PyTuple_GET_SIZE(kwnames) != 0) || n_args < 1 || n_args > 2 ||
+        !PyList_Check(args[0]) || (n_args == 2 && !PyTuple_Check(args[1]))) {
+        PyErr_SetString(PyExc_TypeError, "Rebuild takes a list of arrays, and a tuple");
+        return NULL;
+    }
+    if (self->program == NULL || self->program->n_nodes == 0) {
+        PyErr_SetString(PyExc_SystemError, "no program");
+        return NULL;
+    }
+    Py_INCREF(self);
+    Build build = {
+        .nodes = self->program->nodes,
+        .arrays = args[0],
+        .kept = n_args == 2 ? args[1] : NULL,
+    };
+    PyObject *result = build_value(&build, 0);
+    Py_DECREF(self);
+    return result;
+}
+
+static PyObject *
+rebuild_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *program;
+    PyTypeObject *program_type = PyType_GetModuleState(type);
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Rebuild takes no keyword arguments");
+        return NULL;
+    }
+    if (program_type == NULL) {
+        return NULL;
+    }
+    program_type = *(PyTypeObject **)program_type;
+    if (!PyArg_ParseTuple(args, "O!:Rebuild", program_type, &program)) {
+        return NULL;
+    }
+    Rebuild *self = (Rebuild *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->vectorcall = rebuild_call;
+    self->program = (Program *)Py_NewRef(program);
+    return (PyObject *)self;
+}
+
+static int
+rebuild_traverse(Rebuild *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->program);
+    return 0;
+}
+
+static int
+rebuild_clear(Rebuild *self)
+{
+    Py_CLEAR(self->program);
+    return 0;
+}
+
+static void
+rebuild_dealloc(Rebuild *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    rebuild_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef rebuild_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Rebuild, vectorcall), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot rebuild_slots[] = {
+    {Py_tp_doc, "Rebuild(program): called with a list of arrays, and what Match kept, returns the\n"
+                "output."},
+    {Py_tp_new, rebuild_new},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_members, rebuild_members},
+    {Py_tp_dealloc, rebuild_dealloc},
+    {Py_tp_traverse, rebuild_traverse},
+    {Py_tp_clear, rebuild_clear},
+    {0, NULL},
+};
+
+static PyType_Spec rebuild_spec = {
+    .name = "eqxjit._native.Rebuild",
+    .basicsize = sizeof(Rebuild),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = rebuild_slots,
+};
+
+/* --- The module ------------------------------------------------------------------------------ */
+
+typedef struct {
+    PyTypeObject *program_type;
+} State;
+
+static int
+module_exec(PyObject *module)
+{
+    State *state = PyModule_GetState(module);
+    state->program_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &program_spec, NULL);
+    if (state->program_type == NULL || PyModule_AddType(module, state->program_type) < 0) {
+        return -1;
+    }
+    PyType_Spec *specs[] = {&match_spec, &rebuild_spec};
+    for (int i = 0; i < 2; i++) {
+        PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
+        if (type == NULL) {
+            return -1;
+        }
+        int failed = PyModule_AddType(module, (PyTypeObject *)type);
+        Py_DECREF(type);
+        if (failed) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    State *state = PyModule_GetState(module);
+    Py_VISIT(state->program_type);
+    return 0;
+}
+
+static int
+module_clear(PyObject *module)
+{
+    State *state = PyModule_GetState(module);
+    Py_CLEAR(state->program_type);
+    return 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "eqxjit._native",
+    .m_doc = "The native back end of call plans.",
+    .m_size = sizeof(State),
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+};
+
+PyMODINIT_FUNC
+PyInit__native(void)
+{
+    return PyModuleDef_Init(&module_def);
+}

@@ -1,0 +1,24 @@
+"""What `_native.c` offers."""
+
+from collections.abc import Callable
+from typing import Any
+
+class Program:
+    def __init__(self, instructions: tuple[tuple[Any, ...], ...], /) -> None: ...
+
+class Match:
+    def __init__(
+        self,
+        program: Program,
+        own: Callable[[Any], Any] | None,
+        fun_arrays: tuple[Any, ...],
+        n_first: int,
+        n_arrays: int,
+        n_kept: int,
+        /,
+    ) -> None: ...
+    def __call__(self, *arguments: Any) -> Any: ...
+
+class Rebuild:
+    def __init__(self, program: Program, /) -> None: ...
+    def __call__(self, arrays: list[Any], kept: tuple[Any, ...] = ..., /) -> Any: ...
