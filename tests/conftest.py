@@ -22,7 +22,7 @@ if HIDDEN:
 
 import jax  # noqa: E402
 
-from tests.support.inside import lift_budget, restore_budget  # noqa: E402
+from tests.support.inside import lift_budget, restore_budget, use_python_back_end  # noqa: E402
 
 lift_budget()
 
@@ -47,6 +47,12 @@ settings.load_profile(PROFILE)
 # Doctest would import these: one has classes that don't like to be looked into, the other needs
 # eight devices.
 collect_ignore = ["support/hostile.py", "product/eight_devices.py"]
+
+
+@pytest.fixture
+def python_back_end(monkeypatch):
+    """Specialised calls in generated Python, also where the native back end is there."""
+    use_python_back_end(monkeypatch)
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from ._diagnostics.log import explain_retraces
 from ._diagnostics.report import CompileReport, ReportRow, compile_report
 from ._diagnostics.timeline import ReportSpan
 from ._diagnostics.trace import Seconds, Trace, TraceList
+from ._plan.native import native_enabled
 from ._runtime.cache import CacheInfo
 from ._runtime.counter import TooManyTracesError
 from ._runtime.donation import _Pattern
@@ -68,6 +69,7 @@ __all__ = [
     "freeze",
     "install",
     "load",
+    "native_enabled",
     "pack",
     "uninstall",
 ]

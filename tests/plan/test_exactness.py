@@ -1214,6 +1214,7 @@ def test_threads_share_a_warm_function():
     assert not errors, errors[0]
 
 
+@pytest.mark.usefixtures("python_back_end")
 def test_the_source_of_a_specialized_call():
     """A comment for each argument; none before the call is warm."""
 

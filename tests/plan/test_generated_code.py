@@ -25,6 +25,8 @@ specializing = pytest.mark.skipif(
     os.environ.get("EQXJIT_SPECIALIZE") == "0", reason="no code is generated then"
 )
 
+pytestmark = pytest.mark.usefixtures("python_back_end")
+
 X = jnp.arange(1.0, 4.0)
 
 

@@ -546,6 +546,7 @@ Replaced.__new__ = lambda cls, *args: _new(cls, *args)
 Managed = Meta("Managed", (tuple,), {**vars(Made), "__slots__": ()})
 
 
+@pytest.mark.usefixtures("python_back_end")
 @pytest.mark.skipif(not SPECIALIZING, reason="No source is generated.")
 @pytest.mark.parametrize(
     ("kind", "is_standard"),

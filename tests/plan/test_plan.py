@@ -4,6 +4,7 @@ import collections
 import itertools
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 import eqxjit
 from eqxjit._diagnostics import description as _description
 from eqxjit._diagnostics import history as _history
+from eqxjit._plan import native
 from eqxjit._plan.budget import Budget
 from eqxjit._plan.build import Example, build
 from eqxjit._plan.call_source import Links, generate
@@ -37,7 +39,10 @@ def ignore(*_):
 
 
 def planned(fun, *args, **kwargs):
-    """Return the plan of a call, and a function that returns whether generated guards hold."""
+    """Return the plan of a call, and a function that returns whether its guards hold.
+
+    It asks generated Python, and the native back end, which must agree.
+    """
     signature = Signature(fun, "f", "f")
     args, kwargs = signature.binder(lambda args, kwargs: (args, kwargs))(*args, **kwargs)
     leaves, static = partition((args, kwargs))
@@ -51,12 +56,20 @@ def planned(fun, *args, **kwargs):
         returns_given=lambda _: False,
         is_unmodified=lambda _=None: True,
     )
-    source = generate(plan, entry, "entry", CacheMiss, Budget(1.0, 0), 0.0)
     jitted, otherwise = lambda *_: [], lambda *_, **__: "otherwise"
     own = NumpyInputs()
     links = Links(jitted, otherwise, *[ignore] * 4, own.own, own.own_arrays, itertools.repeat(None))
-    call = source.make(*links)
-    return plan, lambda *args, **kwargs: call(*args, **kwargs) == ()
+    calls = []
+    for is_native in (False, True):
+        with mock.patch.object(native, "ENABLED", is_native and native.ENABLED):
+            source = generate(plan, entry, "entry", CacheMiss, Budget(1.0, 0), 0.0)
+        calls.append(source.make(*links))
+
+    def holds(*args, **kwargs):
+        [held] = {call(*args, **kwargs) == () for call in calls}
+        return held
+
+    return plan, holds
 
 
 def mismatch(plan, *args, **kwargs):

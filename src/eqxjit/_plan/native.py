@@ -67,6 +67,28 @@ ENABLED = _native is not None and os.environ.get("EQXJIT_NATIVE", "1") != "0"
 ) = range(27)  # fmt: skip
 
 
+def native_enabled() -> bool:
+    """Return whether specialised calls are carried out by the native back end.
+
+    It is built where a C compiler is found, and switched off by `EQXJIT_NATIVE=0`. Generated Python
+    serves without it, with the same results. Calls that it can't carry out are Python's either way.
+
+    **Returns:**
+
+    True if it is there, and not switched off.
+
+    !!! example
+
+        ```python
+        >>> import eqxjit
+        >>> isinstance(eqxjit.native_enabled(), bool)
+        True
+
+        ```
+    """
+    return ENABLED
+
+
 class Unsupported(Exception):
     """A plan that the native back end can't carry out."""
 

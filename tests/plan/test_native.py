@@ -1,0 +1,349 @@
+"""The native back end: what is asked of C alone, beside the tests that all back ends pass."""
+
+import collections
+import contextlib
+import gc
+import itertools
+import sys
+import weakref
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+from eqxjit._plan import native
+from tests.support.helpers import assert_same
+from tests.support.processes import run
+from tests.support.sides import CALLS
+
+_native = pytest.importorskip("eqxjit._native")
+pytestmark = pytest.mark.skipif(not native.ENABLED, reason="the back end is switched off")
+
+X = jnp.arange(3.0)
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Layer(eqx.Module):
+    weight: Any
+    extra: Any = None
+    config: Any = eqx.field(static=True, default="static")
+
+
+class Hooked:
+    """A static object whose `==` and `hash` run whatever is set."""
+
+    hook: Any = staticmethod(lambda: None)
+
+    def __hash__(self):
+        Hooked.hook()
+        return 1
+
+    def __eq__(self, other):
+        return type(other) is Hooked
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    return lambda action: monkeypatch.setattr(Hooked, "hook", staticmethod(action))
+
+
+def tree():
+    """Of every node that the back end reads and makes."""
+    return {
+        "layers": [Layer(X * i, [X, 1.5]) for i in range(6)],
+        "point": Point(X, {"b": X, 1: (X, None)}.get("b")),
+        "arrays": [X] * 7,
+        "numbers": [*range(8)],
+        "numpy": np.ones(2),
+        "ordered": collections.OrderedDict(b=X, a=2),
+        "default": collections.defaultdict(list, a=X),
+        "static": (Layer, "text", 0.0, -0.0, float("nan"), ("a", "b"), (1, "a"), True, jnp.float32),
+        "partial": eqx.Partial(Layer, X),
+        "empty": ((), [], {}),
+    }
+
+
+def is_native(f):
+    return "bind_match" in f.specialized_source()
+
+
+def test_every_node_goes_in_and_out():
+    f, theirs = (
+        jit(lambda t, *rest, k=1: (t, rest, k)) for jit in (eqxjit.filter_jit, eqx.filter_jit)
+    )
+    expected = theirs(tree(), X, 2, k=X)
+    for _ in range(CALLS):
+        assert_same(f(tree(), X, 2, k=X), expected)
+    assert is_native(f)
+
+
+def test_it_is_for_all_but_what_is_rare():
+    def g(x, **more):
+        return x, more
+
+    f = eqxjit.filter_jit(g)
+    for _ in range(CALLS):
+        assert_same(f(X, a=X, b=2), (X, {"a": X, "b": 2}))
+    assert not is_native(f)
+
+
+def _counts(objects):
+    gc.collect()
+    return [sys.getrefcount(each) for each in objects]
+
+
+@pytest.mark.parametrize("what", ["calls", "misses", "raises"])
+def test_references_are_counted(what, hook):
+    """A reference too many, or too few, for each call would show a thousand times."""
+    hooked = Hooked()
+    model = {"layers": [Layer(X + 1, [X, 1.5])] * 5, "d": {"a": X, "b": (X, hooked)}}
+    f = eqxjit.filter_jit(lambda t, x: (t, x))
+    for _ in range(CALLS):
+        f(model, X)
+    assert is_native(f)
+    [match] = _found(_native.Match, lambda match: match(model, X))
+    objects = [model, *model["layers"], model["d"], X, model["d"]["b"], 1.5, Layer, hooked, match]
+    objects += [vars(model["layers"][0]), native.ArrayImpl, "weight"]
+    arguments, expected = (model, X), tuple
+    if what == "misses":
+        arguments, expected = (model, 1), type(None)
+    elif what == "raises":
+        hook(lambda: 1 / 0)
+        expected = type(None)
+    before = _counts(objects)
+    n_objects = len(gc.get_objects())
+    for _ in range(1_000):
+        assert type(match(*arguments)) is expected
+    after = _counts(objects)
+    assert all(abs(b - a) < 20 for b, a in zip(before, after, strict=True)), (before, after)
+    assert len(gc.get_objects()) - n_objects < 100
+
+
+def _found(cls, serves):
+    """Return the objects of the back end that pass a test."""
+    return [each for each in gc.get_objects() if type(each) is cls and serves(each)]
+
+
+CHANGES = {
+    "a list loses its items": (lambda h: [h, X, X], lambda t: t.clear()),
+    "a list gets more": (lambda h: [h, X, X], lambda t: t.extend([X] * 100)),
+    "a dict loses its items": (lambda h: {"a": h, "b": X}, lambda t: t.clear()),
+    "a dict gets more": (
+        lambda h: {"a": h, "b": X},
+        lambda t: t.update({str(i): X for i in range(99)}),
+    ),
+    "a Module loses its fields": (lambda h: Layer(h, X), lambda t: vars(t).clear()),
+    "a Module gets another dict": (
+        lambda h: Layer(h, X),
+        lambda t: object.__setattr__(t, "__dict__", {}),
+    ),
+    "a Module loses a field": (
+        lambda h: Layer(h, X),
+        lambda t: object.__delattr__(t, "extra"),
+    ),
+    "a tuple's list": (lambda h: ([h], [X]), lambda t: (t[0].clear(), t[1].clear())),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_containers_that_change_in_the_middle_of_a_walk(change, hook):
+    """What is found then isn't promised, but that Python survives, and that the next call is right.
+
+    Each part is kept by its container alone, which frees it.
+    """
+    make, action = CHANGES[change]
+    f = eqxjit.filter_jit(lambda t, x: x * 2)
+    for _ in range(CALLS):
+        assert_same(f(make(Hooked()), X), X * 2)
+    assert is_native(f)
+    for number in range(1, 6):
+        value, counter = make(Hooked()), itertools.count(1)
+
+        def strike(value=value, counter=counter, number=number):
+            if next(counter) == number:
+                action(value)
+                gc.collect()
+
+        hook(strike)
+        with contextlib.suppress(Exception):
+            f(value, X)
+        hook(lambda: None)
+        assert_same(f(make(Hooked()), X), X * 2)
+
+
+def test_an_interrupt_in_a_guard_is_the_callers(hook):
+    f = eqxjit.filter_jit(lambda t, x: x * 2)
+    for _ in range(CALLS):
+        f([Hooked()], X)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        f([Hooked()], X)
+    hook(lambda: None)
+    assert_same(f([Hooked()], X), X * 2)
+
+
+def test_numpy_arrays_are_copied():
+    f = eqxjit.filter_jit(lambda a, b: [a + b[0], b])
+    value = np.zeros(3, np.float32)
+    for _ in range(CALLS):
+        out = f(value, [value] * 5)
+    assert is_native(f)
+    for i in range(50):
+        value[:] = i
+        out = f(value, [value] * 5)
+        value[:] = -1
+        assert out[0].tolist() == [2 * i] * 3
+
+
+def test_modules_are_as_upstream_makes_them():
+    def g(m):
+        return eqx.tree_at(lambda m: m.weight, m, m.weight + 1)
+
+    f = eqxjit.filter_jit(g)
+    model = Layer(X, "a", ("b", 3))
+    for _ in range(CALLS):
+        out = f(model)
+    theirs = eqx.filter_jit(g)(model)
+    assert is_native(f)
+    assert list(vars(out)) == list(vars(theirs))
+    assert type(out) is Layer
+    assert out.config == ("b", 3)
+    assert weakref.ref(out)() is out
+    with pytest.raises(Exception, match="annot"):
+        out.weight = 1
+    assert vars(out) is not vars(f(model))
+
+
+def test_cycles_through_constants_are_collected():
+    class Static:
+        pass
+
+    static = Static()
+    f = eqxjit.filter_jit(lambda x, s: (x, s))
+    static.function = f
+    for _ in range(CALLS):
+        f(X, static)
+    assert is_native(f)
+    ref = weakref.ref(static)
+    del static, f
+    for _ in range(3):
+        gc.collect()
+    assert ref() is None
+
+
+ARRAY = (0, False, 0, 1, native.ArrayImpl, bool, None)
+
+
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        [],
+        ([],),
+        ((),),
+        ((99, False, 0, 1, None, None, None),),
+        ((-1, False, 0, 1, None, None, None),),
+        ((0, False, 0, 0, None, None, None),),
+        ((0, False, 0, 2, None, None, None),),
+        ((0, False, -1, 1, None, None, None),),
+        (("0", False, 0, 1, None, None, None),),
+    ],
+)
+def test_programs_out_of_bounds_are_refused(instructions):
+    with pytest.raises((TypeError, ValueError)):
+        _native.Program(instructions)
+
+
+def test_calls_that_do_not_fit_a_program():
+    match = _native.Match(_native.Program((ARRAY,)), None, (), 0, 1, 0)
+    assert match(X) == (X,)
+    assert match() is None
+    assert match(X, X) is None
+    with pytest.raises(TypeError):
+        match(X, x=1)
+    with pytest.raises(TypeError):
+        _native.Match(None, None, (), 0, 1, 0)
+    for numbers in [(2, 1, 0), (-1, 1, 0), (0, 1, -1)]:
+        with pytest.raises(ValueError, match="bounds"):
+            _native.Match(_native.Program((ARRAY,)), None, (), *numbers)
+    # More arrays, or fewer, than it was told of.
+    assert _native.Match(_native.Program((ARRAY,)), None, (), 0, 0, 0)(X) is None
+    assert _native.Match(_native.Program((ARRAY,)), None, (), 0, 2, 0)(X) is None
+    take = (native._TAKE, False, 0, 1, None, None, None)
+    rebuild = _native.Rebuild(_native.Program((take,)))
+    assert rebuild([X]) is X
+    with pytest.raises(SystemError):
+        rebuild([])
+    for arguments in [(), (X,), ([X], None), ([X], (), 1)]:
+        with pytest.raises(TypeError):
+            rebuild(*arguments)
+    with pytest.raises(SystemError):
+        _native.Rebuild(_native.Program((ARRAY,)))([X])
+    with pytest.raises(SystemError):
+        _native.Rebuild(_native.Program(()))([X])
+
+
+def test_every_allocation_may_fail():
+    testcapi = pytest.importorskip("_testcapi")
+    model = {"a": [X] * 5, "b": Layer(X, (X, 1)), "c": Point(X, X), "d": ()}
+    f = eqxjit.filter_jit(lambda t: t)
+    for _ in range(CALLS):
+        f(model)
+    [match] = _found(_native.Match, lambda match: match(model))
+    arrays = list(match(model))
+    [rebuild] = _found(_native.Rebuild, lambda rebuild: _makes(rebuild, arrays, model))
+    for action, argument in [(match, model), (rebuild, arrays)]:
+        for n in range(200):
+            result = None
+            testcapi.set_nomemory(n, n + 1)
+            try:
+                result = action(argument)
+            except MemoryError:
+                pass
+            finally:
+                testcapi.remove_mem_hooks()
+            if n > 100:
+                assert result is not None
+    assert_same(f(model), model)
+
+
+def _makes(rebuild, arrays, expected):
+    try:
+        made = rebuild(arrays)
+    except SystemError:
+        return False
+    return isinstance(made, dict) and made.keys() == expected.keys()
+
+
+@pytest.mark.parametrize(
+    ("setting", "prelude"),
+    [("0", ""), ("1", "import sys; sys.modules['eqxjit._native'] = None")],
+)
+def test_python_serves_without_it(setting, prelude):
+    run(
+        f"""
+        import os
+        os.environ["EQXJIT_NATIVE"] = "{setting}"
+        {prelude}
+        import equinox as eqx, jax, jax.numpy as jnp
+        import eqxjit
+
+        assert not eqxjit.native_enabled()
+        model = eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0))
+        f = eqxjit.filter_jit(lambda model, x: (model, model(x)))
+        for _ in range(4):
+            out, y = f(model, jnp.ones(2))
+        assert eqx.tree_equal(out, model)
+        assert "bind_match" not in f.specialized_source()
+        """
+    )
