@@ -13,7 +13,17 @@ ROOT = pathlib.Path(eqxjit.__file__).parent
 
 #: From the bottom to the top; a package may import itself and what is below it.
 LAYERS = [
-    *("_compat", "_lock", "_code", "_trees", "_plan", "_runtime", "_diagnostics", "_api"),
+    *(
+        "_native",
+        "_compat",
+        "_lock",
+        "_code",
+        "_trees",
+        "_plan",
+        "_runtime",
+        "_diagnostics",
+        "_api",
+    ),
     *("_deploy", "__init__", "__main__"),
 ]
 
@@ -27,16 +37,18 @@ def imports_of(path):
             folder = ROOT / package if node.level == 1 else ROOT / package.parent
             target = folder.joinpath(*(node.module or "").split("."))
             for alias in node.names:
-                files = [target / f"{alias.name}.py", target.with_suffix(".py")]
+                names = [f"{alias.name}.py", f"{alias.name}.pyi"]
+                files = [*map(target.joinpath, names), target.with_suffix(".py")]
                 found.add(str(next(filter(pathlib.Path.exists, files)).relative_to(ROOT)))
     return found
 
 
-IMPORTS = {str(path.relative_to(ROOT)): imports_of(path) for path in ROOT.rglob("*.py")}
+FILES = [*ROOT.rglob("*.py"), *ROOT.rglob("*.pyi")]
+IMPORTS = {str(path.relative_to(ROOT)): imports_of(path) for path in FILES}
 
 
 def layer(file):
-    return LAYERS.index(file.split("/")[0].removesuffix(".py"))
+    return LAYERS.index(file.split("/")[0].split(".")[0])
 
 
 def test_imports_go_down_only():
