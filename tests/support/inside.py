@@ -20,6 +20,7 @@ from eqxjit._plan import native as _native
 from eqxjit._runtime import cache as _cache
 from eqxjit._runtime import events as _events
 from eqxjit._runtime import specialize as _specialize
+from eqxjit._trees import key_cache as _key_cache
 from eqxjit._trees import snapshot as _snapshot
 
 # --- A wrapper --------------------------------------------------------------------------------
@@ -113,6 +114,13 @@ def bound_storms(monkeypatch: pytest.MonkeyPatch, places: int) -> collections.Or
 def forget_storms() -> None:
     """Note no trace so far as the beginning of a storm."""
     _storms._streaks.clear()
+
+
+def bound_keys(monkeypatch: pytest.MonkeyPatch, many: int) -> dict:
+    """Remember the keys of so many objects; return them by address."""
+    monkeypatch.setattr(_key_cache, "_MOST_MET", many)
+    monkeypatch.setattr(_key_cache, "_met", {})
+    return _key_cache._met
 
 
 def bound_iterators(monkeypatch: pytest.MonkeyPatch, many: int) -> collections.OrderedDict:

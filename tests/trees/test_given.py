@@ -15,9 +15,9 @@ import pytest
 import eqxjit
 from tests.support.inside import specialize_nothing
 from tests.support.models import Pair
+from tests.support.sides import CALLS
 
 X = jnp.arange(3.0)
-CALLS = 4
 SOME = 3
 
 
@@ -355,7 +355,7 @@ def test_under_transformations():
 
 
 class Owner:
-    pass
+    def method(self): ...
 
 
 HELD = {
@@ -399,5 +399,32 @@ def test_entries_go_with_keys_that_they_return():
         own = next(iter(out)) is key
         assert own
     del key, out, again
+    gc.collect()
+    assert sum([ref() is not None for ref in alive]) == 0
+
+
+PARTS = {
+    "in a tuple": (lambda owner: ("a", (owner,)), lambda config: config[1][0]),
+    "in a list": (lambda owner: [owner], lambda config: config[0]),
+    "in a tuple of the function's": (lambda owner: [owner], lambda config: ("b", config[0])),
+    "a method": (lambda owner: owner, lambda config: config.method),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_entries_go_with_a_part_of_what_came_in(part, monkeypatch):
+    """One that came in deep inside a static value has no position; it isn't kept alive either."""
+    specialize_nothing(monkeypatch)
+    make, read = PARTS[part]
+    f = eqxjit.filter_jit(lambda m, x: (read(m.config), Model(x, read(m.config)), x * 2))
+    alive = []
+    for _ in range(SOME):
+        owner = Owner()
+        alive.append(weakref.ref(owner))
+        model = Model(X, make(owner))
+        for _ in range(CALLS):
+            leaf, out, _ = f(model, X)
+            assert leaf == out.config == read(model.config)
+    del owner, model, leaf, out
     gc.collect()
     assert sum([ref() is not None for ref in alive]) == 0

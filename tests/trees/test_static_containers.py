@@ -569,6 +569,19 @@ def test_of_a_large_container_one_typed_key_is_made(make, keys_made):
     assert len([value for value in keys_made if value is model.config]) == 1
 
 
+def test_objects_are_remembered_within_a_bound(monkeypatch):
+    remembered = inside.bound_keys(monkeypatch, 8)
+    values = [{"a": [i // 2]} for i in range(40)]
+    for _ in range(2):
+        keys = [_key_cache.static_key(value) for value in values]
+        assert len(remembered) <= 8
+        assert [keys.index(key) for key in keys] == [i // 2 * 2 for i in range(40)]
+    del keys
+    for i in range(40):
+        _key_cache.static_key({"b": i})
+    assert len(remembered) <= 8
+
+
 def test_one_that_came_to_the_address_of_another_is_not_taken_for_it():
     """A snapshot tells by addresses what lives, and notes what died."""
     held = {i: _function() for i in range(100)}
