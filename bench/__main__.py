@@ -14,7 +14,7 @@ COMMANDS = {
     "advice": "what each advice of the latency guide is worth",
     "styles": "each way to call a model: what a call costs, and how many programs it compiles",
     "libraries": "small solves by diffrax, optimistix and lineax, before and after `install`",
-    "startup": "the cost of importing, of a first call, and of nested calls while tracing",
+    "startup": "importing, first calls, nested calls while tracing, and ways to start faster",
     "devices": "the cost of a call against the number of devices",
     "overlap": "how much host work hides behind asynchronous computation",
     "memory": "what a process keeps after many warm calls, static values, and models",

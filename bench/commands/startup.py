@@ -1,8 +1,13 @@
-"""`bench startup`: importing, first calls and nested calls while tracing, in fresh processes."""
+"""`bench startup`: importing, first calls and nested calls while tracing, in fresh processes.
+
+And the ways to get two functions of a model ready: cold, from JAX's persistent cache, side by
+side in threads, loaded from files.
+"""
 
 import argparse
 import json
 import os
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +18,7 @@ from ..harness.environment import facts
 from ..harness.printing import met_or_missed
 from ..harness.processes import output_of
 from ..probes.startup import PROBES, Figures
+from ..probes.ways_to_start import MODELS
 
 IMPORT_TARGET = 0.020  # seconds more than importing Equinox
 FIRST_CALL_TARGET = 1.02  # of upstream
@@ -22,12 +28,24 @@ LATER_CALL_TARGET = 0.2  # seconds, and no longer than our first call
 
 Row = tuple[str, str]  # probe, figure
 
+# What each way is called, what runs it, and whether it finds the persistent cache filled.
+WAYS = (
+    ("Equinox, cold", "equinox", False),
+    ("cold", "eqxjit", False),
+    ("persistent cache", "eqxjit", True),
+    ("side by side", "side by side", False),
+    ("side by side, persistent cache", "side by side", True),
+    ("loaded", "loaded", False),
+    ("loaded, persistent cache", "loaded", True),
+)
+
 
 def main(argv: list[str]) -> int:
     """Run every probe under both, in turn, several times; report the minima."""
     parser = argparse.ArgumentParser(prog="python -m bench startup", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=PROBES, default=list(PROBES))
+    choices = [*PROBES, *MODELS]
+    parser.add_argument("--only", nargs="+", choices=choices, default=choices)
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
     args = parser.parse_args(argv)
     console = Console()
@@ -36,6 +54,7 @@ def main(argv: list[str]) -> int:
     runs = [
         (probe, name)
         for probe in args.only
+        if probe in PROBES
         for name in ("eqx", "eqxjit", *(["after"] if probe == "import" else []))
     ]
     with Progress(console=console) as progress:
@@ -53,13 +72,17 @@ def main(argv: list[str]) -> int:
         row: {name: min(values) for name, values in by_name.items()}
         for row, by_name in sorted(figures.items(), key=lambda item: args.only.index(item[0][0]))
     }
-    console.print(_table(best))
+    if best:
+        console.print(_table(best))
+    ways = {model: _ways(model, args.repeats, console) for model in args.only if model in MODELS}
+    for model, rows in ways.items():
+        console.print(_ways_table(model, rows))
     if args.output:
         rows = [
             {"probe": probe, "figure": figure, "best_seconds": times}
             for (probe, figure), times in best.items()
         ]
-        report = facts() | {"repeats": args.repeats, "figures": rows}
+        report = facts() | {"repeats": args.repeats, "figures": rows, "ways": ways}
         args.output.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
@@ -70,6 +93,48 @@ def _run(probe: str, name: str) -> Figures:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     output = output_of("bench.probes.startup", probe, name, environment=environment)
     return json.loads(output.splitlines()[-1])
+
+
+def _ways(model: str, repeats: int, console: Console) -> dict[str, Figures]:
+    """The best process of each way to get a model ready, the ways in turn."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION_CACHE")}
+    with tempfile.TemporaryDirectory() as folder, Progress(console=console) as progress:
+        cached = plain | {
+            "JAX_COMPILATION_CACHE_DIR": f"{folder}/cache",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+
+        def run(way: str, is_cached: bool) -> Figures:
+            environment = cached if is_cached else plain
+            output = output_of(
+                "bench.probes.ways_to_start", model, way, folder, environment=environment
+            )
+            return json.loads(output.splitlines()[-1])
+
+        task = progress.add_task(f"{model}: filling caches", total=repeats * len(WAYS))
+        for way in ("save", "eqxjit", "loaded"):
+            run(way, True)
+        found: dict[str, list[Figures]] = {}
+        for _ in range(repeats):
+            for name, way, is_cached in WAYS:
+                progress.update(task, description=f"{model}, {name}")
+                found.setdefault(name, []).append(run(way, is_cached))
+                progress.advance(task)
+    return {
+        name: min(figures, key=lambda row: row["until both are called"])
+        for name, figures in found.items()
+    }
+
+
+def _ways_table(model: str, rows: dict[str, Figures]) -> Table:
+    table = Table(title=f"{model}: seconds, best process; the phases of both functions added up")
+    table.add_column("")
+    for column in next(iter(rows.values())):
+        table.add_column(column, justify="right")
+    for name, figures in rows.items():
+        table.add_row(name, *(f"{value:.2f}" for value in figures.values()))
+    return table
 
 
 def _table(best: dict[Row, dict[str, float]]) -> Table:
