@@ -1,18 +1,13 @@
-"""HTML for notebooks and for pages of their own: tables that suit a light and a dark ground."""
+"""HTML for notebooks and for pages of their own: tables that suit a light and a dark ground.
+
+JupyterLab drops style sheets, and positions, from notebooks that came from elsewhere. So all style
+is inline, and of what it keeps.
+"""
 
 import html
 from collections.abc import Iterable, Sequence
 
-# Scoped: a notebook has styles of its own. `currentColor` is whatever its text has.
-STYLE = """<style>
-.eqxjit { font: 13px/1.4 system-ui, sans-serif; }
-.eqxjit table { border-collapse: collapse; margin: 0.4em 0; }
-.eqxjit th, .eqxjit td { border: 0; border-bottom: 1px solid #8884; padding: 2px 10px 2px 0;
-  text-align: left; vertical-align: top; background: none; color: inherit; white-space: pre-wrap; }
-.eqxjit th { font-weight: 600; }
-.eqxjit td.number, .eqxjit th.number { text-align: right; font-variant-numeric: tabular-nums; }
-.eqxjit p { margin: 0.4em 0; }
-</style>"""
+_CELL = "padding:2px 12px 2px 0;vertical-align:top;border-bottom:1px solid rgba(128,128,128,0.3)"
 
 
 def escape(text: object) -> str:
@@ -21,8 +16,9 @@ def escape(text: object) -> str:
 
 
 def block(*parts: str) -> str:
-    """Return parts as one block, with the style that they need."""
-    return f'<div class="eqxjit">{STYLE}{"".join(parts)}</div>'
+    """Return parts as one block."""
+    style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4"
+    return f'<div class="eqxjit" style="{style}">{"".join(parts)}</div>'
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -31,16 +27,25 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     is_number = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(headings))]
 
     def line(tag: str, cells: Sequence[object]) -> str:
-        kinds = [' class="number"' if number else "" for number in is_number]
-        texts = [_shown(cell) for cell in cells]
-        return "".join([f"<{tag}{k}>{t}</{tag}>" for k, t in zip(kinds, texts, strict=True)])
+        aligned = ["right" if number else "left" for number in is_number]
+        return "".join(
+            [
+                f'<{tag} style="text-align:{align};{_CELL}">{_shown(cell)}</{tag}>'
+                for align, cell in zip(aligned, cells, strict=True)
+            ]
+        )
 
     body = "".join([f"<tr>{line('td', row)}</tr>" for row in rows])
     head = line("th", headings)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return (
+        '<table style="border-collapse:collapse;margin:6px 0">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
 
 
 def _shown(cell: object) -> str:
     if isinstance(cell, float):
         return f"{cell:.3g}"
-    return f"{cell:,}" if isinstance(cell, int) else escape(cell)
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return escape(cell).replace("\n", "<br>")

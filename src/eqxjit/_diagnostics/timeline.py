@@ -22,17 +22,10 @@ _WIDEST_GAP = 0.04
 
 _COLOURS = {TRACING: "#4c9be8", LOWERING: "#e8a33d", COMPILING: "#6cbf6c"}
 
-_STYLE = """<style>
-.eqxjit .lane { position: relative; margin: 2px 0 10px; min-width: 500px; }
-.eqxjit .span { position: absolute; height: 17px; overflow: hidden; border-radius: 2px;
-  font-size: 11px; line-height: 17px; white-space: nowrap; color: #111; box-sizing: border-box;
-  border-right: 1px solid #fff6; text-indent: 3px; }
-.eqxjit .gap { position: absolute; top: 0; bottom: 0; overflow: hidden; text-align: center;
-  font-size: 10px; opacity: 0.6; background: repeating-linear-gradient(-45deg, #8883 0 2px,
-  transparent 2px 6px); }
-.eqxjit .key { display: inline-block; width: 0.9em; height: 0.9em; border-radius: 2px;
-  margin: 0 0.3em 0 1em; vertical-align: -0.1em; }
-</style>"""
+_BAR = (
+    "float:left;height:17px;overflow:hidden;white-space:nowrap;color:#111111;font-size:11px;"
+    "line-height:17px;border-radius:2px"
+)
 
 
 class ReportSpan(NamedTuple):
@@ -174,26 +167,25 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
     shown = sorted(spans, key=lambda span: span.seconds)[-_MAX_SHOWN:]
     shown.sort(key=lambda span: (span.start, span.depth))
     scale = _Scale(spans)
-    keys = "".join(
-        [f'<span class="key" style="background:{c}"></span>{p}' for p, c in _COLOURS.items()]
-    )
     note = (
         f" The {len(shown):,} longest of {len(spans):,} spans." if len(shown) < len(spans) else ""
     )
-    parts = [
-        f"{_STYLE}<p>{scale.seconds:.3g} s from the first trace to the last program.{note}{keys}",
-        "</p>",
-    ]
+    keys = "".join(
+        [
+            f' <span style="background-color:{colour};color:#111111">&ensp;{phase}&ensp;</span>'
+            for phase, colour in _COLOURS.items()
+        ]
+    )
+    parts = [f"<p>{scale.seconds:.3g} s from the first trace to the last program.{note}{keys}</p>"]
     lanes = dict.fromkeys(span.thread for span in shown)
     for lane in lanes:
         own = [span for span in shown if span.thread == lane]
-        height = 19 * (1 + max([span.depth for span in own]))
         if len(lanes) > 1:
             parts.append(f"<div>{escape(lane)}</div>")
-        parts.append(f'<div class="lane" style="height:{height}px">')
-        parts += [_gap_html(scale, *gap) for gap in scale.gaps]
-        parts += [_span_html(scale, span) for span in own]
-        parts.append("</div>")
+        for depth in range(1 + max([span.depth for span in own])):
+            bars = [_span_bar(span) for span in own if span.depth == depth]
+            parts.append(_row(scale, bars if depth else [*bars, *map(_gap_bar, scale.gaps)]))
+        parts.append('<div style="clear:both;height:8px"></div>')
     return "".join(parts)
 
 
@@ -232,21 +224,45 @@ class _Scale:
         return 100 * self._shortened(at) / self._width
 
 
-def _place(scale: _Scale, start: float, end: float) -> str:
-    left = scale.percent(start)
-    return f"left:{left:.3f}%;width:{max(0.08, scale.percent(end) - left):.3f}%"
+class _Bar(NamedTuple):
+    """A bar of the chart.
+
+    - `start`, `end`: in seconds.
+    - `colour`, `text`: of the bar.
+    - `title`: what is shown where the pointer is on it.
+    """
+
+    start: float
+    end: float
+    colour: str
+    text: str
+    title: str
 
 
-def _gap_html(scale: _Scale, before: float, after: float) -> str:
-    text = f"{after - before:.3g} s"
-    return (
-        f'<div class="gap" style="{_place(scale, before, after)}" '
-        f'title="{text} without tracing or compiling"></div>'
-    )
+def _row(scale: _Scale, bars: list[_Bar]) -> str:
+    """Return a row of bars, each placed from the end of the one before."""
+    parts: list[str] = []
+    cursor = 0.0
+    for bar in sorted(bars):
+        left, right = max(cursor, scale.percent(bar.start)), scale.percent(bar.end)
+        # Rounded down: a row of more than 100 % would break.
+        margin = int((left - cursor) * 1000) / 1000
+        width = max(0, int((right - left) * 1000) / 1000)
+        cursor += margin + width
+        place = f"margin-left:{margin:.3f}%;width:{width:.3f}%"
+        parts.append(
+            f'<div class="bar" style="{place};{_BAR};background-color:{bar.colour}" '
+            f'title="{escape(bar.title)}">{escape(bar.text)}</div>'
+        )
+    return f'<div style="clear:both;height:18px;overflow:hidden">{"".join(parts)}</div>'
 
 
-def _span_html(scale: _Scale, span: ReportSpan) -> str:
-    name = escape(span.function)
+def _gap_bar(gap: tuple[float, float]) -> _Bar:
+    title = f"{gap[1] - gap[0]:.3g} s without tracing or compiling"
+    return _Bar(*gap, "rgba(128,128,128,0.2)", "", title)
+
+
+def _span_bar(span: ReportSpan) -> _Bar:
     details = [f"{span.function}: {span.phase}, {span.seconds:.3g} s"]
     if span.from_persistent_cache:
         details.append("from JAX's persistent cache")
@@ -255,8 +271,5 @@ def _span_html(scale: _Scale, span: ReportSpan) -> str:
             f"trace {span.trace.number}: {span.reason}",
             f"called at {span.trace.call_site}",
         ]
-    place = _place(scale, span.start, span.start + span.seconds)
-    return (
-        f'<div class="span" style="{place};top:{19 * span.depth}px;'
-        f'background:{_COLOURS[span.phase]}" title="{escape(chr(10).join(details))}">{name}</div>'
-    )
+    end = span.start + span.seconds
+    return _Bar(span.start, end, _COLOURS[span.phase], span.function, "\n".join(details))
