@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from eqxjit._trees import key_cache as _key_cache
+from eqxjit._trees import elements as _elements
 from tests.support.helpers import OUR_FILES
 from tests.support.hiding import needs
 from tests.support.models import Scaled
@@ -338,9 +338,9 @@ def test_guards_make_no_key_of_an_array(static, monkeypatch):
     for _ in range(CALLS):
         f(X, static)
     keyed = []
-    typed_key = _key_cache.typed_key
+    typed_key = _elements.typed_key
     monkeypatch.setattr(
-        _key_cache, "typed_key", lambda value: (keyed.append(type(value)), typed_key(value))[1]
+        _elements, "typed_key", lambda value: (keyed.append(type(value)), typed_key(value))[1]
     )
     for _ in range(CALLS):
         f(X, X)

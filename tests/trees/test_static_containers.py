@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eqxjit
-from eqxjit._trees import key_cache as _key_cache
+from eqxjit._trees import elements as _elements
 from eqxjit._trees import snapshot as _snapshot
 from tests.support import inside
 from tests.support.helpers import SPECIALIZING
@@ -429,19 +429,25 @@ def test_a_change_below_the_bound_is_seen(name, fun):
 def keys_made(monkeypatch):
     """The values whose typed keys were made."""
     made = []
-    original = _key_cache.typed_key
+    original = _elements.typed_key
 
     def typed_key(value):
         made.append(value)
         return original(value)
 
-    monkeypatch.setattr(_key_cache, "typed_key", typed_key)
+    monkeypatch.setattr(_elements, "typed_key", typed_key)
     monkeypatch.setattr(_snapshot, "typed_key", typed_key)
     return made
 
 
 def _function():
     return lambda x: x
+
+
+def nested(wrap, depth, innermost=1):
+    for _ in range(depth):
+        innermost = wrap(innermost)
+    return innermost
 
 
 FORMS = {
@@ -468,6 +474,7 @@ FORMS = {
     "NumPy array": lambda: np.arange(10.0),
     "large NumPy array": lambda: np.arange(500_000.0),
     "unhashable object": lambda: Compared([1]),
+    "deep lists": lambda: nested(lambda inner: [1, inner], 600),
     "a Module": lambda: configured(X, configured(np.ones(2), [1, 2.5])),
     "a subclass of list": lambda: Items([1, [2]]),
     "NaN": lambda: [float("nan"), {"a": float("nan")}],
@@ -476,6 +483,45 @@ FORMS = {
 
 # Those that are compared with one another by identity alone.
 _IDENTICAL_ONLY = {"dict of functions"}
+
+
+#: How deeply nested static values are made, which upstream takes down to some 900 levels, and how
+#: many levels there are.
+DEEP = {
+    "lists": (lambda inner: [inner], 800),
+    "tuples": (lambda inner: (inner,), 800),
+    "dicts": (lambda inner: {"a": inner, "b": None}, 800),
+    "sets": (lambda inner: frozenset({inner}), 800),
+    "all of them": (lambda inner: [{1: (inner, 1)}], 100),
+    "deques": (lambda inner: collections.deque([inner]), 800),
+    "mapping proxies": (lambda inner: types.MappingProxyType({1: inner}), 800),
+    "dataclasses": (lambda inner: Frozen(inner, 1), 330),
+}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("form", DEEP)
+def test_what_is_nested_deeply_is_taken(form):
+    """By first calls and warm ones, in an output, and equal to another one."""
+    f = eqxjit.filter_jit(lambda m, x: (m, x))
+    for _ in range(2):
+        model = configured(X, nested(*DEEP[form]))
+        for _ in range(3):
+            assert type(f(model, X)[0].config) is type(model.config)
+    for innermost in (True, 1.0, 1, 2):
+        f(configured(X, nested(*DEEP[form], innermost)), X)
+    assert f.cache_info().traces == 4
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("depth", [230, 240, 250, 600])
+def test_a_change_deep_inside_is_seen(depth):
+    innermost = [1]
+    f = eqxjit.filter_jit(lambda m, x: repr(innermost))
+    model = configured(X, nested(lambda inner: [inner], depth, innermost))
+    for value in (1, 1, 1, True, True, 2, 1.0, 1.0):
+        innermost[0] = value
+        assert f(model, X) == repr([value])
 
 
 @pytest.mark.usefixtures("path")

@@ -20,7 +20,7 @@ from .._compat import CAN_ASSEMBLE, LEAF_KIND, PyTreeDef, TreedefRow, assembled,
 from .key_cache import KnownKey
 from .mutation import is_hashable
 from .partition import DYNAMIC, StaticTree
-from .static_key import CONSTANTS, Constants, keyed_fields, stays
+from .static_key import CONSTANTS, Constants, holds_for_all, keyed_fields, stays
 
 _NO_REFERENTS = frozenset({*CONSTANTS, Constants, type, type(DYNAMIC), type(eqx.Module)})
 
@@ -157,11 +157,12 @@ _PLAIN = frozenset(
 
 def is_plain(value: Any) -> bool:
     """Return whether an equal value may stand for this one: nobody can tell, or it is the same."""
-    kind = type(value)
-    if kind in _PLAIN or value is DYNAMIC:
+    return type(value) in _PLAIN or holds_for_all(_is_plain, value, _PLAIN)
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in _PLAIN or value is DYNAMIC:
         return True
-    if kind is tuple or kind is frozenset:
-        return all(map(is_plain, value))
     return isinstance(value, (type, np.dtype)) or stays(value)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeGuard
 
 from .._compat import PyTreeDef, treedef_rows
+from .elements import whole_key
 from .snapshot import Snapshot, compared_by_identity, snapshots_if_large, snapshots_of
 from .static_key import (
     SIMPLE_KEYS,
@@ -21,7 +22,6 @@ from .static_key import (
     compared_by_equality,
     compares_by_identity,
     is_container,
-    typed_key,
 )
 
 # Of the objects with one key so many elements are held in all, and so many objects at least.
@@ -76,7 +76,7 @@ class KnownKey:
         try:
             snapshot, common = snapshots_of(value)
             # In this order: another thread may be changing it.
-            if self.typed != typed_key(value) or not snapshot.matches(value):
+            if self.typed != whole_key(value) or not snapshot.matches(value):
                 return
         except Exception:
             # What can't be read is left to the typed key.
@@ -200,7 +200,7 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     if make_key is not None:
         return make_key(value)
     if compares_by_identity(kind):
-        return typed_key(value)
+        return whole_key(value)
     if traced is not None:
         of_trace = traced.key_of(value)
         if of_trace is not None:
@@ -211,7 +211,7 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
         return known
     # Before its key: another thread may be changing it.
     snapshots = snapshots_if_large(value)
-    typed = typed_key(value)
+    typed = whole_key(value)
     if type(compared_by_equality(typed)) is not ByEquality and not is_container(kind):
         return typed
     if known is not None and known.typed == typed:
@@ -304,7 +304,7 @@ def metadata_key(metadata: Any, traced: TracedObjects | None = None) -> Hashable
     """Return the typed static key of a node's metadata, which may be made anew each time."""
     if type(metadata) is tuple:
         return (tuple, tuple([static_key(part, traced) for part in metadata]))
-    return typed_key(metadata) if type(metadata) is list else static_key(metadata, traced)
+    return whole_key(metadata) if type(metadata) is list else static_key(metadata, traced)
 
 
 def treedef_key(treedef: PyTreeDef, traced: TracedObjects | None = None) -> Hashable:

@@ -11,22 +11,20 @@ import marshal
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-import equinox as eqx
 import numpy as np
 
-from .._compat import ArrayImpl, fields_of
-from .modules import keeps_fields_plainly
+from .._compat import ArrayImpl
+from .elements import Reader, reader, walk, whole_key
 from .static_key import (
     CONSTANTS,
     ByEquality,
     ByHashAndEquality,
     compared_by_equality,
     compares_by_identity,
-    keyed_fields,
-    looked_into_as,
+    holds_for_all,
     stays,
     typed_key,
 )
@@ -170,7 +168,7 @@ class _Keyed:
         self.key = key
 
     def matches(self, value: Any) -> bool:
-        return bool(typed_key(value) == self.key)
+        return bool(whole_key(value) == self.key)
 
 
 class _Elements:
@@ -298,61 +296,6 @@ def _buffer_attributes(value: Any) -> Any:
 # --- Making one -------------------------------------------------------------------------------
 
 
-_Reader = Callable[[Any], list[Any]]
-
-
-def _items(iterate: Callable[[Any], Iterable[Any]]) -> _Reader:
-    return lambda value: [*iterate(value)]
-
-
-def _pairs(value: dict[Any, Any]) -> list[Any]:
-    return [*dict.keys(value), *dict.values(value)]
-
-
-def _default_dict(value: collections.defaultdict[Any, Any]) -> list[Any]:
-    return [*_pairs(value), value.default_factory]
-
-
-def _ordered_dict(value: collections.OrderedDict[Any, Any]) -> list[Any]:
-    # The dict below doesn't know of those that were moved to an end.
-    return [*collections.OrderedDict.keys(value), *_pairs(value)]
-
-
-def _deque(value: collections.deque[Any]) -> list[Any]:
-    return [*collections.deque.__iter__(value), value.maxlen]
-
-
-def _mapping(value: types.MappingProxyType[Any, Any]) -> list[Any]:
-    copied = value.copy()
-    return _pairs(copied) if type(copied) is dict else [copied]
-
-
-def _namespace(value: types.SimpleNamespace) -> list[Any]:
-    return _pairs(vars(value))
-
-
-def _fields(value: eqx.Module) -> list[Any]:
-    fields = fields_of(value)
-    return [*fields, *fields.values()]
-
-
-#: How to read all that the `==` of a builtin container compares. Its subclasses' own methods have
-#: no say.
-_READERS: dict[type, _Reader] = {
-    tuple: _items(tuple.__iter__),
-    list: _items(list.__iter__),
-    set: _items(set.__iter__),
-    frozenset: _items(frozenset.__iter__),
-    collections.deque: _deque,
-    collections.OrderedDict: _ordered_dict,
-    collections.defaultdict: _default_dict,
-    dict: _pairs,
-    collections.Counter: _pairs,
-    types.MappingProxyType: _mapping,
-    types.SimpleNamespace: _namespace,
-}
-
-
 def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
     """Return a snapshot of a value itself, and one for values that are equal to it, if small."""
     if type(value) is tuple and _is_small_and_of(_MARSHALLED_CONSTANTS, value):
@@ -375,13 +318,15 @@ def snapshots_if_large(value: Any) -> tuple[Snapshot, Snapshot | None] | None:
 
 def _snapshots(value: Any, survey: "_Survey") -> tuple[Snapshot, Snapshot | None]:
     whole = _whole(value, survey)
-    if whole is not None and survey.size > LARGEST and is_constant(value):
+    is_whole = whole is not None and is_constant(value)
+    if whole is not None and is_whole and survey.size > LARGEST:
         return whole, None
-    made = _looked_into(value)
-    common = _Marshalled(value, survey.size) if survey.is_marshalled else made
-    if whole is not None and is_constant(value):
-        return whole, common
-    return common if isinstance(made, _Elements) and made.parts else made, common
+    if survey.is_marshalled and survey.n_containers > 1:
+        made = common = _Marshalled(value, survey.size)
+    else:
+        made = _looked_into(value)
+        common = _Marshalled(value, survey.size) if survey.is_marshalled else made
+    return whole if whole is not None and is_whole else made, common
 
 
 def compared_by_identity(value: Any) -> Snapshot | None:
@@ -403,11 +348,11 @@ def _whole(value: Any, survey: "_Survey") -> Snapshot | None:
 
 def is_constant(value: Any) -> bool:
     """Return whether a value can't change, and holds nothing that compares by identity."""
-    kind = type(value)
-    if kind is tuple or kind is frozenset:
-        kinds = {*map(type, value)}
-        return kinds <= _CONSTANTS or all(map(is_constant, value))
-    return _is_constant_kind(kind)
+    return holds_for_all(_is_constant, value, _CONSTANTS)
+
+
+def _is_constant(value: Any) -> bool:
+    return _is_constant_kind(type(value))
 
 
 def _is_constant_kind(kind: type) -> bool:
@@ -438,34 +383,42 @@ class _Survey(NamedTuple):
 
 
 def _survey(value: Any) -> _Survey:
-    kind = type(value)
-    read = _reader(kind)
-    if read is None:
-        return _survey_of_atom(value)
-    elements = read(value)
-    kinds = [*map(type, elements)]
-    constants = {kind for kind in {*kinds} if _is_constant_kind(kind)}
-    parts = (
-        [_survey(element) for element in elements if type(element) not in constants]
-        if len(constants) < len({*kinds})
-        else []
-    )
-    is_marshalled = (
-        kind in _MARSHALLED_CONTAINERS
-        and constants <= _MARSHALLED_CONSTANTS
-        and all(part.is_marshalled for part in parts)
-    )
-    n = len(elements) - len(parts) + sum([part.n for part in parts])
-    if is_marshalled and parts:
-        n += _ELEMENTS_PER_TEXT * kinds.count(str)
-    if issubclass(kind, collections.OrderedDict):
-        n += _ELEMENTS_PER_ORDERED_KEY * len(value)
-    return _Survey(
-        n,
-        1 + sum([part.n_containers for part in parts]),
-        all(part.is_light for part in parts),
-        is_marshalled,
-    )
+    n = n_containers = n_texts = 0
+    is_light = is_marshalled = True
+
+    def elements_of(part: Any) -> list[Any]:
+        """Survey one value, but for the elements that it returns."""
+        nonlocal n, n_containers, n_texts, is_light, is_marshalled
+        kind = type(part)
+        read = reader(kind)
+        if read is None:
+            atom = _survey_of_atom(part)
+            n += atom.n
+            is_light = is_light and atom.is_light
+            is_marshalled = is_marshalled and atom.is_marshalled
+            return []
+        elements = read(part)
+        kinds = [*map(type, elements)]
+        constants = {kind for kind in {*kinds} if _is_constant_kind(kind)}
+        n += len(elements)
+        n_containers += 1
+        is_marshalled = is_marshalled and kind in _MARSHALLED_CONTAINERS
+        is_marshalled = is_marshalled and constants <= _MARSHALLED_CONSTANTS
+        if issubclass(kind, collections.OrderedDict):
+            n += _ELEMENTS_PER_ORDERED_KEY * len(part)
+        if len(constants) == len({*kinds}):
+            return []
+        parts = [element for element in elements if type(element) not in constants]
+        n -= len(parts)
+        n_texts += kinds.count(str)
+        # It writes each element of a set twice, and so a set in a set in a set eight times.
+        is_marshalled = is_marshalled and kind not in (set, frozenset)
+        return parts
+
+    walk(value, elements_of)
+    if is_marshalled:
+        n += _ELEMENTS_PER_TEXT * n_texts
+    return _Survey(n, n_containers, is_light, is_marshalled)
 
 
 def _survey_of_atom(value: Any) -> _Survey:
@@ -492,9 +445,16 @@ def _is_weakly_held(value: Any) -> bool:
     return True
 
 
-def _looked_into(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Keyed":
+def _looked_into(value: Any) -> Snapshot:
+    try:
+        return _made_of(value)
+    except RecursionError:
+        return _Keyed(whole_key(value))
+
+
+def _made_of(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Keyed":
     kind = type(value)
-    read = _reader(kind)
+    read = reader(kind)
     if read is not None:
         return _elements(value, read)
     if kind is ArrayImpl:
@@ -510,7 +470,7 @@ def _looked_into(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Ke
     return _Keyed(key) if compared is None else _Equal(compared)
 
 
-def _elements(value: Any, read: _Reader) -> _Elements:
+def _elements(value: Any, read: Reader) -> _Elements:
     elements = read(value)
     parts: dict[int, Any] = {}
     weak: list[int] = []
@@ -518,23 +478,7 @@ def _elements(value: Any, read: _Reader) -> _Elements:
         if is_constant(element):
             continue
         if not compares_by_identity(type(element)):
-            parts[index] = _looked_into(element)
+            parts[index] = _made_of(element)
         elif _is_weakly_held(element):
             weak.append(index)
     return _Elements(type(value), read, elements, parts, weak)
-
-
-def _reader(kind: type) -> _Reader | None:
-    """Return how to read all that decides on a container's typed key, if it is a container."""
-    read = _READERS.get(kind)
-    if read is not None:
-        return read
-    base = looked_into_as(kind)
-    if base is eqx.Module:
-        return _fields if keeps_fields_plainly(kind) else None
-    if base is not None:
-        return _READERS.get(base)
-    fields = keyed_fields(kind)
-    if fields is None:
-        return None
-    return lambda value: [getattr(value, name) for name in fields]

@@ -400,11 +400,35 @@ def compared_fields(kind: type) -> list[str] | None:
     return [field.name for field in dataclasses.fields(owner) if field.compare]
 
 
+_CONSTANT_CONTAINERS = frozenset({tuple, frozenset})
+
+
+def holds_for_all(predicate: Callable[[Any], bool], value: Any, simple: frozenset[type]) -> bool:
+    """Return whether a predicate holds for all that is in tuples and frozensets in one another.
+
+    Not by recursion: they may be nested deeply. It holds for objects of the `simple` types.
+    """
+    if type(value) not in _CONSTANT_CONTAINERS:
+        return predicate(value)
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if not simple.issuperset(map(type, part)):
+            for element in part:
+                if type(element) in _CONSTANT_CONTAINERS:
+                    pending.append(element)
+                elif not predicate(element):
+                    return False
+    return True
+
+
 def identity_suffices(value: Any) -> bool:
     """Return whether a value's typed key can't change while it is the same object."""
+    return holds_for_all(_identity_suffices, value, CONSTANTS)
+
+
+def _identity_suffices(value: Any) -> bool:
     kind = type(value)
-    if kind is tuple or kind is frozenset:
-        return all(identity_suffices(element) for element in value)
     if kind in _KEY_BY_TYPE:
         return kind in (str, bytes, int, float, complex, bool, type(None), range)
     return kind.__eq__ is object.__eq__ or issubclass(kind, np.dtype)

@@ -1,0 +1,140 @@
+"""The elements of static containers: how each kind is read, and a key of what is nested deeply."""
+
+import collections
+import types
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import equinox as eqx
+
+from .._compat import fields_of
+from .modules import keeps_fields_plainly
+from .static_key import keyed_fields, looked_into_as, typed_key
+
+#: Containers in containers down to here are looked into; upstream's `==` gets no further.
+DEEPEST = 1_000
+
+#: How to read all that the `==` of a container compares.
+Reader = Callable[[Any], list[Any]]
+
+
+def _items(iterate: Callable[[Any], Iterable[Any]]) -> Reader:
+    return lambda value: [*iterate(value)]
+
+
+def _pairs(value: dict[Any, Any]) -> list[Any]:
+    return [*dict.keys(value), *dict.values(value)]
+
+
+def _default_dict(value: collections.defaultdict[Any, Any]) -> list[Any]:
+    return [*_pairs(value), value.default_factory]
+
+
+def _ordered_dict(value: collections.OrderedDict[Any, Any]) -> list[Any]:
+    # The dict below doesn't know of those that were moved to an end.
+    return [*collections.OrderedDict.keys(value), *_pairs(value)]
+
+
+def _deque(value: collections.deque[Any]) -> list[Any]:
+    return [*collections.deque.__iter__(value), value.maxlen]
+
+
+def _mapping(value: types.MappingProxyType[Any, Any]) -> list[Any]:
+    copied = value.copy()
+    return _pairs(copied) if type(copied) is dict else [copied]
+
+
+def _namespace(value: types.SimpleNamespace) -> list[Any]:
+    return _pairs(vars(value))
+
+
+def _fields(value: eqx.Module) -> list[Any]:
+    fields = fields_of(value)
+    return [*fields, *fields.values()]
+
+
+#: How to read all that the `==` of a builtin container compares. Its subclasses' own methods have
+#: no say.
+_READERS: dict[type, Reader] = {
+    tuple: _items(tuple.__iter__),
+    list: _items(list.__iter__),
+    set: _items(set.__iter__),
+    frozenset: _items(frozenset.__iter__),
+    collections.deque: _deque,
+    collections.OrderedDict: _ordered_dict,
+    collections.defaultdict: _default_dict,
+    dict: _pairs,
+    collections.Counter: _pairs,
+    types.MappingProxyType: _mapping,
+    types.SimpleNamespace: _namespace,
+}
+
+
+def reader(kind: type) -> Reader | None:
+    """Return how to read all that decides on a container's typed key, if it is a container."""
+    read = _READERS.get(kind)
+    if read is not None:
+        return read
+    base = looked_into_as(kind)
+    if base is eqx.Module:
+        return _fields if keeps_fields_plainly(kind) else None
+    if base is not None:
+        return _READERS.get(base)
+    fields = keyed_fields(kind)
+    if fields is None:
+        return None
+    return lambda value: [getattr(value, name) for name in fields]
+
+
+def whole_key(value: Any) -> Hashable:
+    """Return the typed static key of a value; a flat one where it is nested too deeply for that.
+
+    **Raises:**
+
+    - `RecursionError`, if it contains itself, or is nested deeper than `DEEPEST`.
+    - Whatever the `__hash__` or the `__eq__` of a user's class raises.
+    """
+    try:
+        return typed_key(value)
+    except RecursionError:
+        # That, and comparing nested keys, takes several of Python's frames for each level.
+        return _flat_key(value)
+
+
+def _flat_key(value: Any) -> Hashable:
+    key: list[Hashable] = [_flat_key]
+
+    def elements_of(part: Any) -> list[Any]:
+        kind = type(part)
+        # Those of a set have no order.
+        is_set = issubclass(kind, (set, frozenset)) and len(part) > 1
+        read = None if is_set else reader(kind)
+        if read is None:
+            key.append(typed_key(part))
+            return []
+        elements = read(part)
+        key.extend((kind, len(elements)))
+        return elements
+
+    walk(value, elements_of)
+    return tuple(key)
+
+
+def walk(value: Any, elements_of: Callable[[Any], Iterable[Any]]) -> None:
+    """Call a function for a value, and for each of the elements that it returns, in pre-order.
+
+    **Raises:**
+
+    - `RecursionError`, if they are nested deeper than `DEEPEST`.
+    """
+    pending = [iter(elements_of(value))]
+    while pending:
+        for element in pending[-1]:
+            elements = elements_of(element)
+            if elements:
+                pending.append(iter(elements))
+                if len(pending) > DEEPEST:
+                    raise RecursionError
+                break
+        else:
+            pending.pop()
