@@ -80,7 +80,7 @@ for _name in __all__:
     if isinstance(_value, type):
         # Where doctest looks for the examples of its methods, which are of that file still.
         vars(_sys.modules[_value.__module__]).setdefault("__test__", {})[_name] = _value
-        _value.__module__ = __name__
+    _value.__module__ = __name__
 
 # What is pickled refers to these: a pickle is read after private modules have moved.
 for _value in (_named, _wrap, _from_skeleton, _Pattern):

@@ -1,5 +1,6 @@
 """`pack`: a pytree's small arrays in flat buffers, so that a call hands over a few arrays only."""
 
+import sys
 from typing import Any, Generic, TypeVar
 
 import equinox as eqx
@@ -117,11 +118,14 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
         if name.startswith("__"):
             raise AttributeError(f"'Packed' object has no attribute {name!r}")
         if name == "inference" and self.layout.has_attribute(name):
-            # For `hasattr`, an `AttributeError` would mean that there is nothing to switch.
-            raise TypeError(
+            hint = (
                 "`equinox.nn.inference_mode` doesn't see what is in a `Packed`. Write "
                 "`eqx.nn.inference_mode(packed.unpack())`."
             )
+            # For Equinox's `hasattr`, an `AttributeError` means that there is nothing to switch.
+            asks = sys._getframe(1).f_globals.get("__name__", "")
+            is_equinox = asks.partition(".")[0] == "equinox"
+            raise (TypeError if is_equinox else AttributeError)(hint)
         raise AttributeError(
             f"A `Packed` has no attribute {name!r}; the tree in it may. Write "
             f"`packed.unpack().{name}`."
@@ -154,8 +158,16 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
         parts = [f"{counted(n_shared, 'array')} in {counted(len(shared), 'buffer')}"]
         if n_alone:
             parts.append(f"{n_alone} as {'it is' if n_alone == 1 else 'they are'}")
-        parts.append(_size(sum([slot.type.n_bytes for _, slot in self.layout.slots()])))
+        parts.append(_size(self._n_bytes()))
         return f"Packed({', '.join(parts)})"
+
+    def _n_bytes(self) -> int:
+        """Return how many bytes the arrays have that are here, or had, where one is no array."""
+        sizes = [getattr(array, "nbytes", None) for array in self.arrays]
+        for _, slot in self.layout.slots():
+            if not isinstance(sizes[slot.array], int):
+                sizes.append(slot.type.n_bytes)
+        return sum([size for size in sizes if isinstance(size, int)])
 
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
         return wl.TextDoc(repr(self))

@@ -400,6 +400,10 @@ def _text(value: Any) -> str | PlacedText:
         return _placed("partial of ", _text(value.func), given)
     if isinstance(value, types.MethodType):
         return _placed(f"method {value.__qualname__} of ", _text(value.__self__))
+    if issubclass(type(value), type):
+        # Or else `float32` would read as an array of that dtype.
+        owner = "" if value.__module__ == "builtins" else f"{value.__module__}."
+        return f"class {owner}{value.__qualname__}"
     try:
         # What `jax.jit` and the like make has a name, too.
         if callable(value) and "<" not in value.__qualname__:

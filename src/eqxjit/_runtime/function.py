@@ -1,6 +1,7 @@
 """What all copies of one wrapper share: the function's static half, its parameters, its cache."""
 
 import functools
+import inspect
 from collections.abc import Hashable
 from typing import Any
 
@@ -59,6 +60,10 @@ class WrappedFunction:
             # Equinox's unflatten fills in its own mark where a Module has no such attribute.
             if getattr(fun, attribute, MISSING) is not MISSING
         }
+
+    def __repr__(self) -> str:
+        # It stands for the function in the structure of a wrapper, which JAX shows in its errors.
+        return f"<{self.signature.qualname}{inspect.Signature(self.signature.parameters)}>"
 
     @property
     def cache(self) -> FunctionCache:
