@@ -522,3 +522,14 @@ def test_wrappers_of_equal_modules_share_a_program_and_no_arrays():
     infos = wrappers[0].cache_info(), wrappers[-1].cache_info()
     assert infos[0] == infos[1]
     assert infos[0][:4] == (1, 1, 0, 1024)
+
+
+def test_the_structure_of_a_wrapper_names_its_function():
+    """JAX shows it in errors about structures that differ."""
+
+    def step(model, x, n=1):
+        return x
+
+    shown = str(jax.tree.structure(eqxjit.filter_jit(step)))
+    assert "step(model, x, n=...)" in shown
+    assert " at 0x" not in shown

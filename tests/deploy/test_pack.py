@@ -668,11 +668,21 @@ def test_a_structure_that_changes_in_a_loop():
         jax.lax.fori_loop(0, 2, lambda _, __: shorter, packed)
 
 
+def test_an_ensemble_is_printed_with_all_its_bytes():
+    ensemble = eqx.filter_vmap(lambda _: eqxjit.pack([jnp.ones(3), jnp.ones(2)]))(jnp.arange(5))
+    assert repr(ensemble) == "Packed(2 arrays in 1 buffer, 100 B)"
+
+
 def test_inference_mode_is_of_the_unpacked():
     """It looks for attributes, and would find none."""
     packed = eqxjit.pack([mlp(), eqx.nn.Dropout(0.5)])
     with pytest.raises(TypeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
         eqx.nn.inference_mode((packed, None))
+    # Python's own look-up finds nothing, as it should.
+    assert not hasattr(packed, "inference")
+    assert getattr(packed, "inference", None) is None
+    with pytest.raises(AttributeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
+        packed.inference  # noqa: B018
     unpacked = eqx.nn.inference_mode(packed.unpack())
     assert eqxjit.pack(unpacked).unpack()[1].inference
     without = eqxjit.pack(mlp())

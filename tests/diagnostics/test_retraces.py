@@ -372,6 +372,18 @@ def test_the_order_of_an_ordered_dict():
     assert difference.new == "OrderedDict in the order 'b', 'a'"
 
 
+def test_a_class_is_no_array_of_its_name():
+    f = eqxjit.filter_jit(lambda x, dtype: x)
+    for dtype in (None, jnp.float32, jnp.zeros((), jnp.float32), np.float32, float):
+        f(X, dtype)
+    assert [(d.old, d.new) for trace in f.traces()[1:] for d in trace.differences] == [
+        ("None", "class jax.numpy.float32"),
+        ("class jax.numpy.float32", "float32[]"),
+        ("float32[]", "class numpy.float32"),
+        ("class numpy.float32", "class float"),
+    ]
+
+
 def test_the_order_of_a_static_dict():
     class Steps(eqx.Module):
         steps: dict = eqx.field(static=True)

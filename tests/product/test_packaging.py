@@ -65,6 +65,17 @@ def test_a_public_class_says_where_it_is_public(name):
     assert pickle.loads(pickle.dumps(kind)) is kind
 
 
+def test_a_public_function_says_where_it_is_public():
+    functions = {*eqxjit.__all__} - {*PUBLIC_CLASSES}
+    for name in functions:
+        function = getattr(eqxjit, name)
+        assert pickle.loads(pickle.dumps(function)) is function
+        assert function.__module__ == "eqxjit"
+        # Not by way of a private module, which may move.
+        assert b"eqxjit._" not in pickle.dumps(function)
+    assert len(functions) > 6
+
+
 def test_what_a_user_meets_is_of_a_public_class():
     wrapped = eqxjit.filter_jit(len)
     lowered = wrapped.lower((1, 2))

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 import eqxjit
 from eqxjit._trees import elements as _elements
+from eqxjit._trees import key_cache as _key_cache
 from eqxjit._trees import snapshot as _snapshot
 from tests.support import inside
 from tests.support.helpers import SPECIALIZING

@@ -340,7 +340,7 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
     by_identity = kind.__eq__ is object.__eq__
     return (
         StaticPart(
-            _text(value),
+            _text_or_class(value),
             key,
             kind.__name__,
             is_field,
@@ -389,6 +389,14 @@ def _content(value: Any) -> Hashable:
         return None
 
 
+def _text_or_class(value: Any) -> str | PlacedText:
+    """Return the text to show of a static value by itself: `float32` is an array of that dtype."""
+    if not issubclass(type(value), type):
+        return _text(value)
+    owner = "" if value.__module__ == "builtins" else f"{value.__module__}."
+    return f"class {owner}{value.__qualname__}"
+
+
 def _text(value: Any) -> str | PlacedText:
     """Return the text to show of a static value: `repr`, or the name of a callable."""
     if isinstance(value, types.FunctionType):
@@ -400,10 +408,6 @@ def _text(value: Any) -> str | PlacedText:
         return _placed("partial of ", _text(value.func), given)
     if isinstance(value, types.MethodType):
         return _placed(f"method {value.__qualname__} of ", _text(value.__self__))
-    if issubclass(type(value), type):
-        # Or else `float32` would read as an array of that dtype.
-        owner = "" if value.__module__ == "builtins" else f"{value.__module__}."
-        return f"class {owner}{value.__qualname__}"
     try:
         # What `jax.jit` and the like make has a name, too.
         if callable(value) and "<" not in value.__qualname__:
