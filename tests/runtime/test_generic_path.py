@@ -1,6 +1,7 @@
 """Calls that no specialised call serves; what wrapping, specialising and describing cost."""
 
 import collections
+import copy
 import gc
 import itertools
 import sys
@@ -18,6 +19,7 @@ from eqxjit._diagnostics.outline import outline
 from eqxjit._plan import budget as _budget
 from eqxjit._runtime import miss as _miss
 from eqxjit._runtime import specialize as _specialize
+from eqxjit._trees.key_cache import KnownKey
 from eqxjit._trees.partition import partition
 from eqxjit._trees.scan import scan
 from tests.support import inside
@@ -206,6 +208,81 @@ def test_scans_tell_what_typed_keys_tell():
         if one.key == other.key:
             assert key == other_key
             assert hash(one.key) == hash(other.key)
+
+
+class Gated(eqx.Module):
+    gate: Any
+    config: Any = eqx.field(static=True)
+    weight: Any = None
+    name: Any = eqx.field(static=True, default="gated")
+
+
+def gated(*configs, dynamic=(X, X)):
+    """Some Modules of one class, which a scan takes together, with configs and layers in turn."""
+    made = []
+    for i in range(10):
+        made.append(layer := Gated(dynamic[i % len(dynamic)], None, dynamic[0]))
+        # Equinox would sort the keys of a dict.
+        object.__setattr__(layer, "config", configs[i % len(configs)])
+    return made
+
+
+NAN = float("nan")
+CONFIGS: list[tuple[Any, ...]] = [
+    *((1,), (True,), (1.0,), (0.0,), (-0.0,), (NAN,), ("a",), (b"a",), (None,), (1, True)),
+    *(([1],), ([True],), ([1.0],), ([0.0],), ([-0.0],), ([NAN],), ([],), ((),), ({},), ((1,),)),
+    *(([1], [2, 3]), ([1, 2], [3]), ((1,), (2, 3)), ([1], (1,)), ([1], 1), ([[1]],), ([(1,)],)),
+    *(({"a": 1},), ({"a": True},), ({1: "a"},), ({"a": 1, "b": 2},), ({"b": 2, "a": 1},)),
+    *(({"a": 1}, {"b": 1, "c": 1}), ({"a": 1, "b": 1}, {"c": 1}), (["a", 1],), ({"a": [1]},)),
+    *(
+        ([*range(50)],),
+        ([*range(49), True],),
+        ({1},),
+        (np.dtype("f4"),),
+        (function,),
+        ([function],),
+    ),
+]
+
+
+def test_scans_of_modules_together_tell_what_typed_keys_tell():
+    trees = [gated(*configs) for configs in CONFIGS] + [
+        [*gated([1])[:-1], Gated(X, [1], X, "other")],
+        gated([1], dynamic=(X, [X])),
+        gated([1], dynamic=([X, X], X)),
+        gated([1], dynamic=(None, X)),
+    ]
+    found = [scan(tree) for tree in trees]
+    keys = [partition(tree)[1].key for tree in trees]
+    assert None not in found
+    for (i, one), (j, other) in itertools.product(enumerate(found), repeat=2):
+        assert (one.key == other.key) is (keys[i] == keys[j]) is (i == j)
+    for tree, scanned in zip(trees, found, strict=True):
+        assert list(map(id, scanned.arrays)) == list(map(id, partition(tree)[0]))
+        again = scan(copy.copy(tree))
+        assert again.key == scanned.key
+        assert hash(again.key) == hash(scanned.key)
+
+
+def test_modules_with_containers_are_compared_together(monkeypatch, unspecialized):
+    """Not one by one, which takes longer than Equinox's whole call."""
+    f = eqxjit.filter_jit(lambda layers: X)
+    trees = [gated([1, 2]), gated((1, "a")), gated({"a": 1})]
+    for tree in trees:
+        for _ in range(3):
+            f(tree)
+    asked = []
+    original = KnownKey.matches
+    counted = lambda self, value: (asked.append(value), original(self, value))[1]  # noqa: E731
+    monkeypatch.setattr(KnownKey, "matches", counted)
+    for tree in trees:
+        f(tree)
+    assert asked == []
+    for change in (lambda c: c.append(3), lambda c: c.__setitem__(0, True)):
+        change(trees[0][3].config)
+        n_traces = f.cache_info().traces
+        f(trees[0])
+        assert f.cache_info().traces == n_traces + 1
 
 
 def test_scans_find_the_arrays_that_jax_finds():

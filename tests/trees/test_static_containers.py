@@ -475,7 +475,6 @@ FORMS = {
     "NumPy array": lambda: np.arange(10.0),
     "large NumPy array": lambda: np.arange(500_000.0),
     "unhashable object": lambda: Compared([1]),
-    "deep lists": lambda: nested(lambda inner: [1, inner], 600),
     "a Module": lambda: configured(X, configured(np.ones(2), [1, 2.5])),
     "a subclass of list": lambda: Items([1, [2]]),
     "NaN": lambda: [float("nan"), {"a": float("nan")}],

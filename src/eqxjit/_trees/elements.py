@@ -57,7 +57,7 @@ def _fields(value: eqx.Module) -> list[Any]:
 #: no say.
 _READERS: dict[type, Reader] = {
     tuple: _items(tuple.__iter__),
-    list: _items(list.__iter__),
+    list: list.copy,
     set: _items(set.__iter__),
     frozenset: _items(frozenset.__iter__),
     collections.deque: _deque,

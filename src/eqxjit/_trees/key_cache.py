@@ -60,11 +60,15 @@ class KnownKey:
 
     def matches(self, value: Any) -> bool:
         """Return whether a snapshot shows that a value has this key; if none does, it may still."""
-        snapshot = self._by_id.get(id(value))
-        if snapshot is not None and snapshot.matches(value):
-            return True
-        common = self._common
-        return common is not None and common is not snapshot and common.matches(value)
+        try:
+            snapshot = self._by_id.get(id(value))
+            if snapshot is not None and snapshot.matches(value):
+                return True
+            common = self._common
+            return common is not None and common is not snapshot and common.matches(value)
+        except Exception:
+            # Then the typed key tells, or raises likewise.
+            return False
 
     def is_learned(self, value: Any) -> bool:
         """Return whether there is a snapshot of this very object, as it is."""
@@ -207,7 +211,7 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
             return of_trace
     ref = _met.get(id(value))
     known = None if ref is None else ref()
-    if known is not None and _matches(known, value):
+    if known is not None and known.matches(value):
         return known
     # Before its key: another thread may be changing it.
     snapshots = snapshots_if_large(value)
@@ -247,14 +251,6 @@ def _keep_if_unchanged(
             known.keep(value, *snapshots)
 
 
-def _matches(known: KnownKey, value: Any) -> bool:
-    try:
-        return known.matches(value)
-    except Exception:
-        # Then the typed key tells, or raises likewise.
-        return False
-
-
 def _forget_unused() -> None:
     for address, ref in [*_met.items()]:
         if ref() is None:
@@ -282,7 +278,7 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
     if type(key) is TracedKey:
         found_key, key = key.traced.key_of(value), key.known
     if found_key is None:
-        is_known = type(key) is KnownKey and _matches(key, value)
+        is_known = type(key) is KnownKey and key.matches(value)
         found_key = key if is_known else static_key(value)
     if seen is not None:
         seen[id(value)] = (value, found_key)

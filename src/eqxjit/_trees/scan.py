@@ -9,6 +9,7 @@ static keys are.
 
 import dataclasses
 import functools
+import itertools
 import operator
 import types
 from collections.abc import Callable, Hashable
@@ -25,11 +26,16 @@ from .partition import is_array_leaf
 from .static_key import CONSTANTS, constants_key
 from .structure import is_plain_namedtuple
 
-# Stand in a key for an array, for a sequence of nothing else, and for dicts of one item in another.
-_ARRAY, _ARRAYS, _CHAIN = "array", "arrays", "chain"
+# Stand in a key for an array, for a sequence of nothing else, for Modules of one class, and for
+# dicts of one item in another.
+_ARRAY, _ARRAYS, _MODULES, _CHAIN = "array", "arrays", "modules", "chain"
 
 _ONLY_ARRAYS = {ArrayImpl}
 _ONLY_STRINGS = {str}
+_ONLY_DICTS = {dict}
+
+# Static containers of several Modules that are put into a key by their elements.
+_KEYED_TOGETHER = frozenset({tuple, list, dict})
 
 # Values that are equal exactly if they are the same, given their types.
 _BY_VALUE = frozenset({int, str, bytes, bool, type(None)})
@@ -102,6 +108,22 @@ def scan(pytree: Any, traced: TracedObjects | None = None) -> Scanned | None:
                 note(_ARRAYS)
             elif kinds <= CONSTANTS:
                 note(constants_key(tuple(node)))
+            elif len(kinds) == 1 and is_module_class(kind := kinds.pop()):
+                layout = _layout_of(kind)
+                if layout is None:
+                    return None
+                fields = [*map(fields_of, node)]
+                if {*map(len, fields)} != {layout.size}:
+                    return None
+                columns = zip(*map(layout.static, fields), strict=True)
+                marks = [_column_mark(column, known_by_address, traced) for column in columns]
+                key += (_MODULES, kind, *marks)
+                children = [*itertools.chain.from_iterable(map(layout.dynamic, fields[::-1]))]
+                if {*map(type, children)} == _ONLY_ARRAYS:
+                    arrays += children[::-1]
+                    note(_ARRAYS)
+                else:
+                    pending += children
             else:
                 pending += node[::-1]
         elif cls in _BY_VALUE:
@@ -153,13 +175,40 @@ def _mark(value: Any, known_by_address: list[Any], traced: TracedObjects | None)
     if kind in _BY_VALUE or (kind is float and value and value == value):
         return value
     if kind is tuple and len(value) < _FEW:
+        kinds = tuple(map(type, value))
+        if _BY_VALUE.issuperset(kinds):
+            return (kinds, value)
         marks = tuple([_mark(element, known_by_address, traced) for element in value])
-        return (tuple(map(type, value)), marks)
+        return (kinds, marks)
     if kind.__eq__ is not object.__eq__:
         # A dtype's own `==` tells as much as its typed key.
         return value if issubclass(kind, np.dtype) else static_key(value, traced)
     known_by_address.append(value)
     return id(value)
+
+
+def _column_mark(
+    values: tuple[Any, ...], known_by_address: list[Any], traced: TracedObjects | None
+) -> Hashable:
+    """Return what stands in a key for one static field of several Modules."""
+    types = tuple(map(type, values))
+    kinds = {*types}
+    if kinds <= CONSTANTS:
+        return constants_key(values)
+    if len(kinds) == 1 and kinds <= _KEYED_TOGETHER:
+        # All elements at once, where they are few: a snapshot of each takes longer to compare.
+        sizes = tuple(map(len, values))
+        if sum(sizes) < _FEW * len(values):
+            elements = tuple(itertools.chain.from_iterable(values))
+            if kinds == _ONLY_DICTS:
+                elements += tuple(itertools.chain.from_iterable(map(dict.values, values)))
+            together = constants_key(elements)
+            if together is not None:
+                return (types[0], sizes, together)
+    marks = {id(value): value for value in values}
+    for address, value in marks.items():
+        marks[address] = _mark(value, known_by_address, traced)
+    return (types, tuple([marks[id(value)] for value in values]))
 
 
 class _Layout(NamedTuple):
