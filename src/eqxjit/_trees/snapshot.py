@@ -56,6 +56,8 @@ _OBJECTS = np.dtype(object)
 # Equal keys of these, where they are of the same type, are the same to any program.
 _EXACT = frozenset({int, str, bytes, bool, type(None)})
 
+_EXACT_OR_FLOAT = _EXACT | {float}
+
 _CONSTANTS = _EXACT | {float, complex, range}
 
 # What `marshal` writes of these tells them apart, types, signs of zeros and orders included.
@@ -229,7 +231,7 @@ class _Elements:
         for index in (*parts, *weak):
             self.constants[index] = None
         self.constants_types = None
-        if all(map(_is_told_by_equality, self.constants)):
+        if _are_told_by_equality(self.constants):
             self.constants_types = [*map(type, self.constants)]
         is_plain = self.constants_types is not None and not parts and not weak
         self.is_short = is_plain and len(elements) <= _FEW
@@ -281,10 +283,14 @@ def _addresses(items: list[Any]) -> bytes:
     return np.fromiter(items, _OBJECTS, len(items)).tobytes()
 
 
-def _is_told_by_equality(value: Any) -> bool:
-    kind = type(value)
-    # Not zeros, which have signs, and not NaN, which doesn't equal itself.
-    return kind in _EXACT or (kind is float and value != 0 and value == value)
+def _are_told_by_equality(values: list[Any]) -> bool:
+    kinds = {*map(type, values)}
+    if float in kinds:
+        # Not zeros, which have signs, and not NaN, which doesn't equal itself.
+        floats = [value for value in values if type(value) is float]
+        if 0.0 in floats or any(map(operator.ne, floats, floats)):
+            return False
+    return kinds <= _EXACT_OR_FLOAT
 
 
 def _buffer_attributes(value: Any) -> Any:
@@ -321,7 +327,7 @@ def _snapshots(value: Any, survey: "_Survey") -> tuple[Snapshot, Snapshot | None
     is_whole = whole is not None and is_constant(value)
     if whole is not None and is_whole and survey.size > LARGEST:
         return whole, None
-    if survey.is_marshalled and survey.n_containers > 1:
+    if survey.is_marshalled and (survey.n_containers > 1 or survey.size > LARGEST):
         made = common = _Marshalled(value, survey.size)
     else:
         made = _looked_into(value)
@@ -398,19 +404,19 @@ def _survey(value: Any) -> _Survey:
             is_marshalled = is_marshalled and atom.is_marshalled
             return []
         elements = read(part)
-        kinds = [*map(type, elements)]
-        constants = {kind for kind in {*kinds} if _is_constant_kind(kind)}
+        kinds = {*map(type, elements)}
+        constants = {kind for kind in kinds if _is_constant_kind(kind)}
         n += len(elements)
         n_containers += 1
         is_marshalled = is_marshalled and kind in _MARSHALLED_CONTAINERS
         is_marshalled = is_marshalled and constants <= _MARSHALLED_CONSTANTS
         if issubclass(kind, collections.OrderedDict):
             n += _ELEMENTS_PER_ORDERED_KEY * len(part)
-        if len(constants) == len({*kinds}):
+        if len(constants) == len(kinds):
             return []
         parts = [element for element in elements if type(element) not in constants]
         n -= len(parts)
-        n_texts += kinds.count(str)
+        n_texts += [*map(type, elements)].count(str)
         # It writes each element of a set twice, and so a set in a set in a set eight times.
         is_marshalled = is_marshalled and kind not in (set, frozenset)
         return parts
@@ -474,8 +480,12 @@ def _elements(value: Any, read: Reader) -> _Elements:
     elements = read(value)
     parts: dict[int, Any] = {}
     weak: list[int] = []
-    for index, element in enumerate(elements):
-        if is_constant(element):
+    kinds = {*map(type, elements)}
+    constants = {kind for kind in kinds if _is_constant_kind(kind)}
+    # Mostly all are.
+    others = [] if len(constants) == len(kinds) else enumerate(elements)
+    for index, element in others:
+        if type(element) in constants or is_constant(element):
             continue
         if not compares_by_identity(type(element)):
             parts[index] = _made_of(element)
