@@ -115,6 +115,7 @@ def test_a_buffer_can_be_filled_anew_however_it_is_called(make):
     check(make(lambda x: slow_sum([x])), aligned())
 
 
+@pytest.mark.usefixtures("python_back_end")
 def test_where_each_call_waits_nothing_is_copied():
     def warm(**options):
         f = eqxjit.filter_jit(lambda x: x, **options)
