@@ -11,6 +11,13 @@ PYTHONS = ["3.11", "3.12", "3.13"]
 # With each Python, beside the latest that installs; 0.10 is the last jax for Python 3.11.
 OLDER = {"lowest": ["-c", ".ci/lowest.txt"], "jax-0.9": ["jax<0.10"], "jax-0.10": ["jax<0.11"]}
 
+# What carries out specialised calls.
+BACK_ENDS = {
+    "native": {},
+    "python": {"EQXJIT_NATIVE": "0"},
+    "none": {"EQXJIT_SPECIALIZE": "0"},
+}
+
 PRIVATE = sorted(
     set(
         re.findall(
@@ -23,11 +30,41 @@ PRIVATE = sorted(
 
 
 @nox.session(python=PYTHONS)
-@nox.parametrize("specialize", ["1", "0"])
-def tests(session: nox.Session, specialize: str) -> None:
-    """Run the test suite, with and without specialised calls."""
+@nox.parametrize("back_end", BACK_ENDS)
+def tests(session: nox.Session, back_end: str) -> None:
+    """Run the test suite: specialised calls in C, in generated Python, and none."""
     session.install("-e", ".[test]")
-    session.run("pytest", "-m", "", *session.posargs, env={"EQXJIT_SPECIALIZE": specialize})
+    session.run("pytest", "-m", "", *session.posargs, env=BACK_ENDS[back_end])
+
+
+@nox.session(python=PYTHONS)
+def wheel(session: nox.Session) -> None:
+    """Build the wheel for this platform, and test it."""
+    session.install("build")
+    folder = session.create_tmp()
+    session.run("python", "-m", "build", "--wheel", "--outdir", folder)
+    [wheel] = Path(folder).glob("*.whl")
+    session.install(f"{wheel}[test]")
+    session.run("python", "-P", "-c", "import eqxjit; assert eqxjit.native_enabled()")
+    session.run("python", "-P", "-m", "pytest", "tests", *session.posargs)
+
+
+@nox.session(python="3.11")
+def sanitizers(session: nox.Session) -> None:
+    """Run the tests of the native back end with AddressSanitizer and UndefinedBehaviorSanitizer."""
+    flags = "-g -O1 -Werror -Wall -Wextra -Wno-cast-function-type -Wno-missing-field-initializers"
+    checks = "-fsanitize=address,undefined -fno-sanitize-recover=undefined"
+    session.install("-e", ".[test]", env={"CFLAGS": f"{flags} {checks}", "LDFLAGS": checks})
+    libraries = [
+        session.run("gcc", f"-print-file-name={name}.so", silent=True, external=True)
+        for name in ("libasan", "libubsan")
+    ]
+    env = {
+        "LD_PRELOAD": " ".join(str(library).strip() for library in libraries),
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "PYTHONMALLOC": "malloc",
+    }
+    session.run("pytest", "-n0", "tests/plan/test_native.py", "tests/plan/test_plan.py", env=env)
 
 
 @nox.session(python=PYTHONS)
