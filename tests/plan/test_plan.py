@@ -21,9 +21,9 @@ from eqxjit._plan.budget import Budget
 from eqxjit._plan.build import Example, build
 from eqxjit._plan.call_source import Links, generate
 from eqxjit._plan.check import first_mismatch
-from eqxjit._plan.plan import FunctionParts
 from eqxjit._plan.signature import Signature
 from eqxjit._runtime.traced import CacheMiss
+from eqxjit._trees.array_layout import ArrayLayout
 from eqxjit._trees.given import NOTHING, Given
 from eqxjit._trees.numpy_inputs import NumpyInputs
 from eqxjit._trees.out_spec import OutSpec
@@ -49,7 +49,8 @@ def planned(fun, *args, **kwargs):
     inputs = Given(static, NOTHING)
     out_spec = OutSpec(jax.tree.structure(()), (), inputs)
     example = Example(args, kwargs, static, inputs, leaves, [])
-    plan = build(signature, FunctionParts(0, 0), [out_spec], example, False, ignore)
+    layout = ArrayLayout(0, 0)
+    plan = build(signature, layout, 0, [out_spec], example, False, ignore)
     entry = SimpleNamespace(
         unclassified=False,
         rebuild=ignore,

@@ -26,6 +26,7 @@ from .._plan.signature import Signature
 from .._runtime.dispatch import Dispatcher
 from .._runtime.entry import CacheEntry
 from .._runtime.errors import named_arguments
+from .._trees.array_layout import ArrayLayout
 from .._trees.partition import partition
 
 _FORMAT = "eqxjit.freeze"
@@ -83,8 +84,7 @@ def save(dispatcher: Dispatcher, path: Path, args: tuple[Any, ...], kwargs: dict
     inputs = call.arguments.combine(map(Slot, range(call.arguments.n_arrays)))
     for name, argument in named_arguments(signature, *inputs):
         _written(argument, name)  # Or an error that names the argument.
-    n_first, n_passed = entry.n_first, len(dispatcher.fun_leaves)
-    avals = [*exported.in_avals[:n_first], *exported.in_avals[n_first + n_passed :]]
+    avals = entry.layout.of_arguments(exported.in_avals)
     files = {_PROGRAM: _serialized(exported)}
     arrays: list[dict[str, Any]] = []
     for i, array in enumerate(dispatcher.fun_leaves):
@@ -106,7 +106,7 @@ def save(dispatcher: Dispatcher, path: Path, args: tuple[Any, ...], kwargs: dict
             [p.name, p.kind.name, p.default is not inspect.Parameter.empty]
             for p in signature.parameters
         ],
-        "n_first": n_first,
+        "n_first": entry.layout.n_first,
         "avals": [str(aval) for aval in avals],
         "paths": _paths(signature, inputs),
         "inputs": _written(inputs, "(args, kwargs)"),
@@ -268,9 +268,9 @@ def _sha256(content: bytes) -> str:
 
 def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., Any]:
     """Return the saved function, of the arrays not compiled in and of its own arguments."""
-    name, n_first = manifest["name"], manifest["n_first"]
-    n_inputs, n_passed = len(manifest["avals"]), len(manifest["arrays"])
-    in_avals = [*exported.in_avals[:n_first], *exported.in_avals[n_first + n_passed :]]
+    name, n_inputs = manifest["name"], len(manifest["avals"])
+    layout = ArrayLayout(manifest["n_first"], len(manifest["arrays"]))
+    in_avals = layout.of_arguments(exported.in_avals)
     _, expected = partition(_built(manifest["inputs"], [np.zeros(())] * n_inputs))
 
     call = _without_transformations(exported.call, name) if exported.in_avals else exported.call
@@ -293,7 +293,7 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
                     f"as `{path}`{problem}."
                 )
         try:
-            output = call(*leaves[:n_first], *arrays, *leaves[n_first:])
+            output = call(*layout.flat(arrays, leaves))
         except ValueError as error:
             if not any(is_symbolic(aval.shape) for aval in in_avals):
                 raise

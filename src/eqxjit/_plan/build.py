@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .._trees.array_layout import ArrayLayout
 from .._trees.given import Given
 from .._trees.mutation import are_repeated
 from .._trees.out_spec import Output, OutSpec, index_of
@@ -10,7 +11,7 @@ from .._trees.partition import StaticTree
 from .._trees.structure import Node, structure_of
 from .inputs import Inputs
 from .outputs import Outputs, output_structure
-from .plan import CallPlan, FunctionParts
+from .plan import CallPlan
 from .signature import Signature
 
 
@@ -33,7 +34,8 @@ class Example(NamedTuple):
 
 def build(
     signature: Signature,
-    fun: FunctionParts,
+    layout: ArrayLayout,
+    n_fun_checks: int,
     out_specs: list[OutSpec],
     example: Example,
     blocks: bool,
@@ -43,7 +45,8 @@ def build(
 
     **Arguments:**
 
-    - `signature`, `fun`: of the function.
+    - `signature`: of the function.
+    - `layout`, `n_fun_checks`: see `CallPlan`.
     - `out_specs`: of its traces.
     - `example`: a call.
     - `blocks`: whether to wait for the computation.
@@ -63,7 +66,8 @@ def build(
         signature,
         [inputs.plan(child) for child in args.children],
         {key: inputs.plan(child) for key, child in zip(kwargs.data, kwargs.children, strict=True)},
-        fun,
+        layout,
+        n_fun_checks,
         Outputs().plan(output),
         index,
         type(example.output),

@@ -134,7 +134,7 @@ def generate(
     - `miss`: by which JAX says that it wants to trace.
     - `budget`, `seconds_after`: how long this may take, and what comes after it.
     """
-    signature, fun, index = plan.signature, plan.fun, plan.out_index
+    signature, index = plan.signature, plan.out_index
     names = signature.names()
     names.tick = budget.check_writing
     make, call = (
@@ -147,10 +147,10 @@ def generate(
     wait = names.variable("wait" if plan.blocks else "check_recompiled")
     own = names.variable("own_array"), names.variable("own_arrays")
     hits = names.variable("hits")
-    fun_checks = [names.variable("fun_is_unmodified") for _ in range(fun.n_checks)]
+    fun_checks = [names.variable("fun_is_unmodified") for _ in range(plan.n_fun_checks)]
     guards_hold = names.variable("guards_hold")
     arrays = names.variable("arrays")
-    fun_arrays = [names.variable(f"fun_array_{i}") for i in range(fun.n_arrays)]
+    fun_arrays = [names.variable(f"fun_array_{i}") for i in range(plan.layout.n_fun)]
     missing = names.constant("absent", absent)
 
     seen = names.variable("seen") if plan.repeats else None

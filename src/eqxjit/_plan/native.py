@@ -124,7 +124,7 @@ def encode(plan: CallPlan) -> NativeCall | None:
     except Unsupported:
         return None
     program, new_match = _native.Program(inputs.program()), _native.Match
-    n_first = n_arrays(plan.args[0]) if plan.args else 0
+    n_first = plan.layout.n_first
     n_all = sum([n_arrays(argument.node) for argument in arguments])
     return NativeCall(
         [argument.name for argument in arguments],

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from .._compat import PyTreeDef
+from .._trees.array_layout import ArrayLayout
 from .._trees.given import Position
 from .signature import Signature
 
@@ -383,23 +384,13 @@ Output = (
 # --- The whole ------------------------------------------------------------------------------------
 
 
-class FunctionParts(NamedTuple):
-    """The number of the function's own parts that a specialised call is given.
-
-    - `n_checks`: checks of its static objects.
-    - `n_arrays`: its arrays.
-    """
-
-    n_checks: int
-    n_arrays: int
-
-
 class CallPlan(NamedTuple):
     """One call as data.
 
     - `signature`: of the function.
     - `args`, `kwargs`: its bound arguments, these sorted by name, as their arrays are.
-    - `fun`: the function's own parts.
+    - `layout`: the order of all arrays.
+    - `n_fun_checks`: the number of checks of the function's own static objects.
     - `output`: what is given back; `out_index` is the number of its trace.
     - `returns`: the class of what JAX returns.
     - `checks_output`: whether static objects of the output may have been changed in place.
@@ -410,7 +401,8 @@ class CallPlan(NamedTuple):
     signature: Signature
     args: list[Input]
     kwargs: dict[str, Input]
-    fun: FunctionParts
+    layout: ArrayLayout
+    n_fun_checks: int
     output: Output
     out_index: int
     returns: type

@@ -15,11 +15,12 @@ from jax.tree_util import default_registry, keystr
 from .._code.text import short
 from .._compat import PyTreeDef, root_treedef
 from .._plan.signature import Signature
+from .._trees.array_layout import ArrayLayout
 from .._trees.partition import DYNAMIC, StaticTree
 
 
 def argument_names(
-    signature: Signature, arguments: StaticTree, fun: StaticTree, n_first: int
+    signature: Signature, arguments: StaticTree, fun: StaticTree, layout: ArrayLayout
 ) -> tuple[str, ...]:
     """Return the paths of all arrays of a call, in the order in which JAX is given them.
 
@@ -28,7 +29,7 @@ def argument_names(
     - `signature`: the function's parameters.
     - `arguments`: the static half of `(args, kwargs)`.
     - `fun`: the static half of the function.
-    - `n_first`: how many arrays the first argument has.
+    - `layout`: that order.
     """
     args, kwargs = arguments.treedef.children()
     positional = signature.path_names(len(args.children()))
@@ -41,7 +42,7 @@ def argument_names(
     own = _of_arrays([("fun", fun.treedef)], fun.leaves)
     # A bound method of a Module.
     own = [re.sub(r"^fun\.__self__\b", "self", name) for name in own]
-    return (*names[:n_first], *own, *names[n_first:])
+    return tuple(layout.flat(own, names))
 
 
 def _of_arrays(trees: list[tuple[str, PyTreeDef]], leaves: Sequence[Any]) -> list[str]:

@@ -11,6 +11,7 @@ from jax.tree_util import tree_flatten
 
 from .._compat import wrapped_by_tracer
 from .._plan.signature import Signature
+from .._trees.array_layout import ArrayLayout
 from .._trees.given import Given
 from .._trees.key_cache import Seen
 from .._trees.mutation import are_unchanged
@@ -44,20 +45,19 @@ class CacheEntry(EntryState):
         "known_by_address",
         "label",
         "last_used",
+        "layout",
         "met_as",
-        "n_first",
         "name",
         "numpy_inputs",
         "out_specs",
         "watches",
     )
 
-    def __init__(self, signature: Signature, options: Options, n_first: int, jitted: Any):
+    def __init__(self, signature: Signature, options: Options, layout: ArrayLayout, jitted: Any):
         super().__init__(options.block)
         self.name = signature.name
         self.label = signature.label
-        #: How many arrays the first argument has: those come first, then the function's own.
-        self.n_first = n_first
+        self.layout = layout
         #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
         self.out_specs: list[OutSpec] = []
         #: Under what the cache holds it: the typed static key, and that of a scan, with what must
@@ -92,8 +92,8 @@ class CacheEntry(EntryState):
         self._uncompiled.pop(trace_key, None)
 
     def flat(self, fun_leaves: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """Return all arrays of a call, in upstream's order, in which JAX reuses donated ones."""
-        return [*leaves[: self.n_first], *fun_leaves, *leaves[self.n_first :]]
+        """Return all arrays of a call, in the order in which JAX is given them."""
+        return self.layout.flat(fun_leaves, leaves)
 
     def execute(self, jitted: Callable[..., Output], flat: Sequence[Any]) -> Output:
         """Call the jitted function, or what it was compiled to, with all arrays of a call."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._compat import JITTED_FRAME_MARK, drop_slow_dispatch
+from .._trees.array_layout import ArrayLayout
 from .._trees.partition import DYNAMIC, StaticTree, partition, with_structs_as_arrays
 from .cache import FunctionCache
 from .donation import hide_donation_warning
@@ -150,8 +151,9 @@ class MissPath:
 
         def make() -> CacheEntry:
             n_first = _n_arrays_first(static) if bound.args else 0
-            donated = self.donated(n_first, static)
-            return new_entry(self.wrapped.signature, self.wrapped.options, n_first, donated)
+            layout = ArrayLayout(n_first, len(self.fun_leaves))
+            donated = self.donated(layout, static)
+            return new_entry(self.wrapped.signature, self.wrapped.options, layout, donated)
 
         try:
             return self.cache.find_or_add(static.key, make)
@@ -159,11 +161,11 @@ class MissPath:
             self.explain_arguments(error, bound.args, bound.kwargs)
             raise
 
-    def donated(self, n_first: int, static: StaticTree) -> tuple[int, ...]:
-        """Return the donated arrays' positions among all of a call (see `CacheEntry.flat`)."""
-        n_all = len(self.fun_leaves) + static.n_arrays
+    def donated(self, layout: ArrayLayout, static: StaticTree) -> tuple[int, ...]:
+        """Return the donated arrays' positions among all of a call."""
+        n_first, n_all = layout.n_first, layout.n_fun + static.n_arrays
         first = range(n_first) if self.wrapped.options.donates_first else ()
-        n_kept = len(self.fun_leaves) if self.wrapped.keeps_arrays else 0
+        n_kept = layout.n_fun if self.wrapped.keeps_arrays else 0
         rest = range(n_first + n_kept, n_all) if self.wrapped.options.donates_rest else ()
         return (*first, *rest)
 

@@ -12,7 +12,7 @@ from .._compat import is_staging
 from .._plan.budget import Budget, TooLong
 from .._plan.build import Example, build
 from .._plan.call_source import CallSource, Links, generate
-from .._plan.plan import CallPlan, FunctionParts
+from .._plan.plan import CallPlan
 from .._plan.verify import does_the_same
 from .._trees.given import Given, Position
 from .._trees.out_spec import Output, index_of
@@ -205,7 +205,8 @@ def specialized_call(
         expected = tree_flatten(entry.rebuild(output, given))
         plan = build(
             dispatcher.wrapped.signature,
-            FunctionParts(len(checks), len(fun_leaves)),
+            entry.layout,
+            len(checks),
             entry.out_specs,
             example,
             blocks,

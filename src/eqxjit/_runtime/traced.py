@@ -13,6 +13,7 @@ import jax
 
 from .._compat import debug_info, is_staging
 from .._plan.signature import Signature
+from .._trees.array_layout import ArrayLayout
 from .._trees.out_spec import Output
 from .._trees.partition import has_tracers
 from .debug_info import argument_names
@@ -27,7 +28,7 @@ class CacheMiss(Exception):
 
 
 def new_entry(
-    signature: Signature, options: Options, n_first: int, donated: tuple[int, ...]
+    signature: Signature, options: Options, layout: ArrayLayout, donated: tuple[int, ...]
 ) -> CacheEntry:
     """Return a new entry, not yet traced.
 
@@ -35,13 +36,13 @@ def new_entry(
 
     - `signature`: the function's parameters.
     - `options`: how it is jitted.
-    - `n_first`: the number of arrays in the first argument.
+    - `layout`: the order of the arrays.
     - `donated`: the positions of the donated arrays among all of a call.
     """
     traced = TracedFunction(signature)
     # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
     jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
-    entry = CacheEntry(signature, options, n_first, jitted)
+    entry = CacheEntry(signature, options, layout, jitted)
     traced.entry_ref = weakref.ref(entry)
     return entry
 
@@ -90,7 +91,7 @@ class TracedFunction:
         """JAX's record of the names of the function and its arguments; None to leave it to JAX."""
         call = _current_call()
         if self._debug_info is None and call is not None and call.entry is self.entry_ref():
-            names = argument_names(call.signature, call.arguments, call.fun, call.entry.n_first)
+            names = argument_names(call.signature, call.arguments, call.fun, call.entry.layout)
             self._debug_info = debug_info(self._source, names)
         return self._debug_info
 
@@ -108,9 +109,8 @@ class TracedFunction:
         __eqxjit_call__ = None  # noqa: F841
         try:
             with _counted(call) if is_traced else contextlib.nullcontext():
-                start, stop = entry.n_first, entry.n_first + fun_static.n_arrays
-                fun = fun_static.combine(leaves[start:stop])
-                args, kwargs = arguments.combine(leaves[:start] + leaves[stop:])
+                fun = fun_static.combine(entry.layout.of_fun(leaves))
+                args, kwargs = arguments.combine(entry.layout.of_arguments(leaves))
                 return entry.describe(fun(*args, **kwargs), call.wrapped.given(arguments))
         except BaseException:
             call.user_raised = True
