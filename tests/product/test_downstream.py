@@ -1,0 +1,36 @@
+"""Equinox's own examples give the same losses, to the last bit, under eqxjit."""
+
+import pytest
+
+from bench.commands import downstream
+from bench.probes.downstream import WORK
+from bench.probes.equinox_examples import EXAMPLES
+from tests.support.processes import run
+
+PROGRAM = """
+    import sys
+    import eqxjit
+    from bench.probes import downstream
+
+    work = downstream.WORK[sys.argv[1]]
+    theirs, n_theirs = downstream.digest(work), downstream.n_served(work)
+    with eqxjit.install():
+        ours = [downstream.digest(work) for _ in range(2)]
+        n_left = downstream.n_served(work)
+    assert ours == [theirs] * 2
+    assert n_theirs >= 5
+    assert n_left == 0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_of_equinox(example):
+    run(PROGRAM, example, XLA_FLAGS="--xla_force_host_platform_device_count=8")
+
+
+def test_each_package_is_pinned_and_has_work():
+    pins = downstream.pinned()
+    assert {"jax", "jaxlib", "equinox", *downstream.PACKAGES} == pins.keys()
+    assert list(WORK) == list(downstream.WORK)
+    assert len(downstream.PACKAGES) >= 5
