@@ -184,12 +184,12 @@ def test_an_interrupt_in_a_guard_is_the_callers(hook):
         f([Hooked()], X)
 
     def interrupt():
+        hook(lambda: None)
         raise KeyboardInterrupt
 
     hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
         f([Hooked()], X)
-    hook(lambda: None)
     assert_same(f([Hooked()], X), X * 2)
 
 
@@ -279,6 +279,16 @@ def test_calls_that_do_not_fit_a_program():
     # More arrays, or fewer, than it was told of.
     assert _native.Match(_native.Program((ARRAY,)), None, (), 0, 0, 0)(X) is None
     assert _native.Match(_native.Program((ARRAY,)), None, (), 0, 2, 0)(X) is None
+    array, kinds = (
+        (0, False, 0, 1, native.ArrayImpl, lambda value: type(value) is np.ndarray, None),
+        [],
+    )
+    match = _native.Match(
+        _native.Program((array,)), lambda value: kinds.append(value) or X, (), 0, 1, 0
+    )
+    value = np.ones(2)
+    assert (match(value), match(X), match(1)) == ((X,), (X,), None)
+    assert kinds == [value]
     take = (native._TAKE, False, 0, 1, None, None, None)
     rebuild = _native.Rebuild(_native.Program((take,)))
     assert rebuild([X]) is X

@@ -116,6 +116,11 @@ class Registered:
         return cls(*children, data)
 
 
+def with_attribute(module):
+    object.__setattr__(module, "another", 1)
+    return module
+
+
 DEEP = {"layers": [Layer(X), Layer(X, (1, 3))]}
 
 #: What was planned, what comes, and the path of the first difference below the argument.
@@ -133,6 +138,7 @@ CASES = {
     "a run of layers": ([Layer(X)] * 6, [Layer(X)] * 5 + [Layer(X, (1, 3))], "[5].sizes"),
     "a dict": ({"a": X, "b": 1}, {"a": X, "b": 2}, "['b']"),
     "a dict's keys": ({"a": X}, {"b": X}, ""),
+    "keys of another type": ({1: X}, {True: X}, ""),
     "keys of types": ({1: X, 2.0: X}, {True: X, 2.0: X}, ""),
     "an ordered dict": (
         collections.OrderedDict(a=X, b=1),
@@ -142,6 +148,7 @@ CASES = {
     "a named tuple": (Point(X, 1), Point(X, 2), ".y"),
     "a static field": (Layer(X), Layer(X, [1, 2]), ".sizes"),
     "a field": (Layer(X), Layer(1), ".weight"),
+    "a field more": (Layer(X), with_attribute(Layer(X)), ""),
     "nested": (DEEP, {"layers": [Layer(X), Layer(2, (1, 3))]}, "['layers'][1].weight"),
     "metadata": (Registered(X, [1]), Registered(X, [2]), ""),
     "a child": (Registered(X, 1), Registered(2, 1), ".child"),
