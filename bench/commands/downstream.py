@@ -5,6 +5,7 @@ does some work there under both; results and errors must be the same, to the las
 """
 
 import argparse
+import inspect
 import json
 import os
 import re
@@ -101,7 +102,7 @@ def _run(python: Path, package: str, side: str) -> dict[str, Any]:
     import eqxjit
 
     # Not installed there: found by its path.
-    paths = [str(_ROOT), str(Path(eqxjit.__file__).parents[1])]
+    paths = [str(_ROOT), str(Path(inspect.getfile(eqxjit)).parents[1])]
     finished = subprocess.run(
         [str(python), "-m", "bench.probes.downstream", package, side],
         env={**os.environ, **_EIGHT_DEVICES, "PYTHONPATH": os.pathsep.join(paths)},
