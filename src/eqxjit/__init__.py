@@ -6,6 +6,8 @@ from eqxjit import filter_jit  # instead of: from equinox import filter_jit
 import os as _os
 import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import get_overloads as _get_overloads
+from typing import overload as _typing_overload
 
 from ._api.ahead import Compiled, CompiledProgram, Lowered
 from ._api.wrapper import (
@@ -80,6 +82,10 @@ for _name in __all__:
     if isinstance(_value, type):
         # Where doctest looks for the examples of its methods, which are of that file still.
         vars(_sys.modules[_value.__module__]).setdefault("__test__", {})[_name] = _value
+    else:
+        for _overload in _get_overloads(_value):
+            _overload.__module__ = __name__
+            _typing_overload(_overload)
     _value.__module__ = __name__
 
 # What is pickled refers to these: a pickle is read after private modules have moved.

@@ -103,7 +103,7 @@ def test_errors_are_shown_by_their_public_name():
 def test_all_examples_are_run():
     """Those of public functions are collected where these are public."""
     names = [m.name for m in pkgutil.walk_packages(eqxjit.__path__, "eqxjit.")]
-    names = [name for name in names if not name.endswith("__main__")]
+    names = [name for name in names if not name.endswith(("__main__", "_native"))]
     n_found = n_written = 0
     for module in (eqxjit, *map(importlib.import_module, names)):
         n_found += len([test for test in doctest.DocTestFinder().find(module) if test.examples])

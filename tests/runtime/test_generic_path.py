@@ -119,6 +119,7 @@ def nest(depth, around, inner=X):
 
 @pytest.mark.parametrize("captured", CAPTURED)
 @pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.deep
 def test_wrapping_looks_into_nothing(holder, captured):
     small, large = (HOLDERS[holder](CAPTURED[captured](size)) for size in (3, 900))
     eqxjit.filter_jit(small)

@@ -501,6 +501,7 @@ DEEP = {
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("form", DEEP)
+@pytest.mark.deep
 def test_what_is_nested_deeply_is_taken(form):
     """By first calls and warm ones, in an output, and equal to another one."""
     f = eqxjit.filter_jit(lambda m, x: (m, x))
@@ -515,6 +516,7 @@ def test_what_is_nested_deeply_is_taken(form):
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("depth", [230, 240, 250, 600])
+@pytest.mark.deep
 def test_a_change_deep_inside_is_seen(depth):
     innermost = [1]
     f = eqxjit.filter_jit(lambda m, x: repr(innermost))
