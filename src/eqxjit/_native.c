@@ -9,6 +9,7 @@ Invariants:
   its nodes point.
 - Whatever is walked into is held by a strong reference: predicates, copies of NumPy arrays and
   registered flattens run Python code, which may change or free any container of the user's.
+- A tuple or list of ours is hidden from the garbage collector, where anybody finds it, until it is full.
 - Sizes and items are read anew after each child; nothing of a call is remembered.
 - An Exception in Match means "no match", as in generated guards; anything else propagates.
 */
@@ -66,6 +67,26 @@ typedef struct {
     PyObject *second;
     PyObject *third;
 } Node;
+
+/* --- Tuples and lists that are being filled -------------------------------------------------- */
+
+static PyObject *
+hidden(PyObject *items)
+{
+    /* The empty tuple is everybody's. */
+    if (items != NULL && PyObject_GC_IsTracked(items)) {
+        PyObject_GC_UnTrack(items);
+    }
+    return items;
+}
+
+static void
+show(PyObject *items)
+{
+    if (!PyTuple_CheckExact(items) || PyTuple_GET_SIZE(items) != 0) {
+        PyObject_GC_Track(items);
+    }
+}
 
 /* --- Programs -------------------------------------------------------------------------------- */
 
@@ -510,8 +531,8 @@ match_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObje
     Walk walk = {.match = self, .nodes = self->program->nodes};
     /* The program and the arrays outlive whatever the walk runs. */
     Py_INCREF(self);
-    walk.flat = PyTuple_New(self->n_arrays + n_fun);
-    walk.kept = self->n_kept ? PyTuple_New(self->n_kept) : NULL;
+    walk.flat = hidden(PyTuple_New(self->n_arrays + n_fun));
+    walk.kept = self->n_kept ? hidden(PyTuple_New(self->n_kept)) : NULL;
     if (walk.flat == NULL || (self->n_kept && walk.kept == NULL)) {
         goto done;
     }
@@ -528,6 +549,10 @@ match_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObje
         result = Py_NewRef(Py_None);
     }
     else if (matched > 0) {
+        show(walk.flat);
+        if (walk.kept != NULL) {
+            show(walk.kept);
+        }
         result = walk.kept == NULL ? Py_NewRef(walk.flat) : PyTuple_Pack(2, walk.flat, walk.kept);
     }
 done:
@@ -654,7 +679,7 @@ next_array(Build *build)
     return Py_NewRef(PyList_GET_ITEM(build->arrays, build->n_taken++));
 }
 
-/* Fill a new list or tuple: 0, or -1 with an exception. */
+/* Fill a hidden list or tuple, and show it: 0, or -1 with an exception. */
 static int
 build_items(Build *build, Py_ssize_t at, PyObject *items, int is_list)
 {
@@ -699,13 +724,14 @@ build_items(Build *build, Py_ssize_t at, PyObject *items, int is_list)
         PyErr_SetString(PyExc_SystemError, "fewer items than planned");
         return -1;
     }
+    show(items);
     return 0;
 }
 
 static PyObject *
 build_list(Build *build, Py_ssize_t at)
 {
-    PyObject *items = PyList_New(build->nodes[at].n);
+    PyObject *items = hidden(PyList_New(build->nodes[at].n));
     if (items != NULL && build_items(build, at, items, 1) < 0) {
         Py_CLEAR(items);
     }
@@ -716,7 +742,7 @@ static PyObject *
 build_tuple(Build *build, Py_ssize_t at, PyTypeObject *type)
 {
     Py_ssize_t n = build->nodes[at].n;
-    PyObject *items = type == &PyTuple_Type ? PyTuple_New(n) : type->tp_alloc(type, n);
+    PyObject *items = hidden(type == &PyTuple_Type ? PyTuple_New(n) : type->tp_alloc(type, n));
     if (items != NULL && build_items(build, at, items, 0) < 0) {
         Py_CLEAR(items);
     }

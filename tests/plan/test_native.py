@@ -9,6 +9,7 @@ import weakref
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -176,6 +177,51 @@ def test_containers_that_change_in_the_middle_of_a_walk(change, hook):
             f(value, X)
         hook(lambda: None)
         assert_same(f(make(Hooked()), X), X * 2)
+
+
+class Looking:
+    """A node whose flatten and unflatten look at all tuples and lists that there are."""
+
+    def __init__(self, child):
+        self.child = child
+
+
+def _look():
+    for each in gc.get_objects():
+        if type(each) in (tuple, list, Point):
+            assert list(each) is not None
+
+
+def _flatten(node):
+    _look()
+    return (node.child,), None
+
+
+def _unflatten(_, children):
+    _look()
+    return Looking(*children)
+
+
+jax.tree_util.register_pytree_node(Looking, _flatten, _unflatten)
+
+
+def test_nobody_finds_what_is_not_full_yet(hook):
+    """Neither the flat arrays, nor what is kept, nor parts of an output."""
+    f = eqxjit.filter_jit(lambda t, x: (t, [x, Point(t["b"], t["c"])]))
+    config = [1]
+
+    def model():
+        return {"a": X, "b": Looking(X), "c": [X, Layer(X, Hooked(), config), Looking(X), X]}
+
+    for _ in range(CALLS):
+        f(model(), X)
+    assert is_native(f)
+    hook(_look)
+    out, [x, (b, c)] = f(model(), X)
+    assert_same((out["a"], x, b.child, c[3]), (X, X, X, X))
+    assert out["c"][1].config is config
+    for part in (out["c"], c):
+        assert gc.is_tracked(part)
 
 
 def test_an_interrupt_in_a_guard_is_the_callers(hook):
