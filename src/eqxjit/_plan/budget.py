@@ -13,8 +13,8 @@ _SHORTEST_SECONDS = 0.01
 # Below this size making one takes a few milliseconds, which a collection of garbage can double.
 _MANY_NODES = 200
 
-# The share of it for writing the source; to compile that, and to try it, is the rest.
-_WRITING = 0.5
+# The share of it for planning and writing; to compile the source, and to try it, is the rest.
+_WRITING = 0.6
 
 _SAMPLE = "a = b if c is d and e[0].f == 1 else (g, h)\n" * 100
 

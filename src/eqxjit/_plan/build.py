@@ -58,7 +58,7 @@ def build(
     args, kwargs = arguments.children
     assert isinstance(args, Node)
     assert isinstance(kwargs, Node)
-    inputs = Inputs(static.traced)
+    inputs = Inputs(static.traced, tick)
     index = index_of(example.output)
     output = output_structure(out_specs[index], example.given, tick)
     returned = [value for out_spec in out_specs for value in out_spec.own]
@@ -68,7 +68,7 @@ def build(
         {key: inputs.plan(child) for key, child in zip(kwargs.data, kwargs.children, strict=True)},
         layout,
         n_fun_checks,
-        Outputs().plan(output),
+        Outputs(tick).plan(output),
         index,
         type(example.output),
         any(out_spec.mutable for out_spec in out_specs),

@@ -154,7 +154,7 @@ def generate(
     missing = names.constant("absent", absent)
 
     seen = names.variable("seen") if plan.repeats else None
-    native = encode(plan)
+    native = encode(plan, budget.check_writing)
     if native is not None:
         parts = _native_parts(native, names, None if plan.blocks else own[0], fun_arrays, arrays)
     else:

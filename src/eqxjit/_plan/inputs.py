@@ -5,7 +5,7 @@ They read each field, item and static value anew on every call, and remember not
 """
 
 import collections
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from .._trees.key_cache import TracedObjects, learned_key
@@ -43,11 +43,12 @@ _WITHOUT_REGISTRATIONS = {"builtins", "numpy", "jax", "jaxlib", "equinox"}
 class Inputs:
     """The inputs of one plan: equal items of sequences are planned once."""
 
-    __slots__ = ("_items", "_traced")
+    __slots__ = ("_items", "_tick", "_traced")
 
-    def __init__(self, traced: TracedObjects | None):
-        """`traced`: the large static objects that are compared by identity."""
+    def __init__(self, traced: TracedObjects | None, tick: Callable[[], None]):
+        """`traced`: the large static objects that are compared by identity; `tick`: see `build`."""
         self._traced = traced
+        self._tick = tick
         #: What is repeated, by its signature.
         self._items: dict[Hashable, Input] = {}
 
@@ -57,6 +58,7 @@ class Inputs:
             return Array() if node.is_dynamic else self._static_leaf(node.value)
         if node.kind is type(None):
             return NoneNode()
+        self._tick()
         if node.kind is tuple or node.kind is list or is_plain_namedtuple(node.kind):
             return self._sequence(node)
         if node.kind is dict:

@@ -108,18 +108,24 @@ class NativeCall(NamedTuple):
     keeps: bool
 
 
-def encode(plan: CallPlan) -> NativeCall | None:
-    """Return a plan for the native back end; None if that isn't for it."""
+def encode(plan: CallPlan, tick: Callable[[], None]) -> NativeCall | None:
+    """Return a plan for the native back end; None if that isn't for it.
+
+    **Arguments:**
+
+    - `plan`: the plan.
+    - `tick`: called now and then; what it raises ends the encoding.
+    """
     if not ENABLED or plan.repeats:
         return None
     assert _native is not None
     try:
         arguments = _arguments(plan)
         kept = _Kept(plan, arguments)
-        inputs = _Encoder(kept.marked)
+        inputs = _Encoder(tick, kept.marked)
         for argument in arguments:
             inputs.add_input(argument.node)
-        output = _Encoder(kept.marked, kept.slots)
+        output = _Encoder(tick, kept.marked, kept.slots)
         output.add_output(plan.output)
     except Unsupported:
         return None
@@ -272,9 +278,12 @@ class _Kept:
 class _Encoder:
     """The instructions of one half of a plan: a node, then those of what is below it."""
 
-    __slots__ = ("_instructions", "_kept", "_slots")
+    __slots__ = ("_instructions", "_kept", "_slots", "_tick")
 
-    def __init__(self, kept: set[int], slots: dict[_Place, int] | None = None):
+    def __init__(
+        self, tick: Callable[[], None], kept: set[int], slots: dict[_Place, int] | None = None
+    ):
+        self._tick = tick
         self._kept = kept
         self._slots = slots or {}
         #: Each as `(op, keeps, n, first, second, third)`, and where what is below it ends.
@@ -296,6 +305,7 @@ class _Encoder:
         at = len(self._instructions)
         self._instructions.append(())
         for add in below:
+            self._tick()
             add()
         end = len(self._instructions)
         self._instructions[at] = (op, keeps, n, end, first, second, third)

@@ -75,9 +75,11 @@ def output_structure(out_spec: OutSpec, given: Given, tick: Callable[[], None]) 
 class Outputs:
     """The output of one plan: equal items of sequences are planned once."""
 
-    __slots__ = ("_items",)
+    __slots__ = ("_items", "_tick")
 
-    def __init__(self) -> None:
+    def __init__(self, tick: Callable[[], None]):
+        """`tick`: see `build`."""
+        self._tick = tick
         #: What is repeated, by its signature.
         self._items: dict[Hashable, Output] = {}
 
@@ -90,6 +92,7 @@ class Outputs:
         cls = node.kind
         if cls is type(None):
             return Constant(None)
+        self._tick()
         layout = module_layout(node)
         if layout is not None:
             return self._module(node, layout)

@@ -203,6 +203,8 @@ def specialized_call(
         flat = entry.flat(fun_leaves, bound.leaves)
         example = Example(bound.args, bound.kwargs, bound.static, given, flat, output)
         expected = tree_flatten(entry.rebuild(output, given))
+        # To try the call takes about as long once more.
+        seconds_to_try = budget.spent
         plan = build(
             dispatcher.wrapped.signature,
             entry.layout,
@@ -212,8 +214,7 @@ def specialized_call(
             blocks,
             budget.check_writing,
         )
-        # To try the generated call takes about as long once more as what came before.
-        generated = generate(plan, entry, ENTRY_VARIABLE, CacheMiss, budget, budget.spent)
+        generated = generate(plan, entry, ENTRY_VARIABLE, CacheMiss, budget, seconds_to_try)
         if does_the_same(generated, example, expected, checks, fun_leaves):
             return SpecializedCall(plan, generated, entry)
     except TooLong:
