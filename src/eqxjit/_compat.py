@@ -214,15 +214,20 @@ except Exception:
         return None
 
 
+#: Whether JAX is one of those for which `drop_slow_dispatch` does something.
+DROPS_SLOW_DISPATCH = jax.__version_info__ >= (0, 10)
+
+
 def drop_slow_dispatch(jitted: Any) -> None:
     """Empty JAX's table, in C++, of the programs of one jitted function; nothing is compiled anew.
 
     JAX marks the arguments of a call that failed, as one does that has to go through the miss path:
     all later calls with such are dispatched in Python, at several times the cost. The method is
-    private. Without it those calls stay slow.
+    private; in older releases it makes threads that call at once trace anew. Without it those calls
+    stay slow.
     """
     drop = getattr(jitted, "_clear_cache", None)
-    if drop is not None:
+    if drop is not None and DROPS_SLOW_DISPATCH:
         drop()
 
 
