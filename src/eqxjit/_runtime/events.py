@@ -78,7 +78,7 @@ class _Recompilation(NamedTuple):
 class _Phase:
     """A phase under way.
 
-    - `frame`: the `id` of the frame whose `with` it is.
+    - `frame`: which frame's `with` it is.
     - `nested`: how many seconds of it weren't its own.
     - `recompilation`: what JAX compiles in a warm call.
     - `show_warning`: ends the hiding of JAX's warning of donated buffers.
@@ -87,10 +87,15 @@ class _Phase:
     __slots__ = ("frame", "nested", "recompilation", "show_warning")
 
     def __init__(self) -> None:
-        self.frame = id(_frame_of_with())
+        self.frame = _identity(_frame_of_with())
         self.nested = 0.0
         self.recompilation: _Recompilation | None = None
         self.show_warning: Callable[[], None] | None = None
+
+
+def _identity(frame: FrameType | None) -> tuple[int, int]:
+    """Tell a frame from others without holding it: another's may come to be at its address."""
+    return id(frame), id(None if frame is None else frame.f_code)
 
 
 def _frame_of_with() -> FrameType | None:
@@ -120,10 +125,10 @@ def drop_interrupted() -> None:
     """Drop the phases that an interrupt kept from their end: their frames left the stack."""
     if not _state.phases:
         return
-    frames: set[int] = set()
+    frames: set[tuple[int, int]] = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        frames.add(id(frame))
+        frames.add(_identity(frame))
         frame = frame.f_back
     _state.phases[:] = [phase for phase in _state.phases if phase.frame in frames]
 

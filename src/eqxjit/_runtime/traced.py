@@ -138,6 +138,7 @@ def _counted(call: Call) -> Iterator[None]:
         with tracing(call.entry.label, call.counter.hook, attempt.record):
             yield
         is_made = True
-        call.traces.append(attempt.record)
     finally:
         call.counter.end(attempt, is_made)
+    # Now: an interrupt may have kept the trace from its end.
+    call.traces.append(attempt.record)
