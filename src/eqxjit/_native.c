@@ -88,6 +88,50 @@ show(PyObject *items)
     }
 }
 
+/* --- What the types share -------------------------------------------------------------------- */
+
+typedef struct {
+    PyTypeObject *program_type;
+} State;
+
+static PyTypeObject *
+program_type_of(PyTypeObject *type)
+{
+    State *state = PyType_GetModuleState(type);
+    return state == NULL ? NULL : state->program_type;
+}
+
+static int
+has_keywords(PyTypeObject *type, PyObject *kwargs)
+{
+    if (kwargs == NULL || PyDict_GET_SIZE(kwargs) == 0) {
+        return 0;
+    }
+    PyErr_Format(PyExc_TypeError, "%s takes no keyword arguments", type->tp_name);
+    return 1;
+}
+
+/* The head of what is called. */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+} Callable;
+
+static PyMemberDef callable_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Callable, vectorcall), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static void
+dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    type->tp_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
 /* --- Programs -------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -114,11 +158,8 @@ static PyObject *
 program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *instructions;
-    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
-        PyErr_SetString(PyExc_TypeError, "Program takes no keyword arguments");
-        return NULL;
-    }
-    if (!PyArg_ParseTuple(args, "O!:Program", &PyTuple_Type, &instructions)) {
+    if (has_keywords(type, kwargs) ||
+        !PyArg_ParseTuple(args, "O!:Program", &PyTuple_Type, &instructions)) {
         return NULL;
     }
     Py_ssize_t n_nodes = PyTuple_GET_SIZE(instructions);
@@ -171,25 +212,16 @@ program_clear(Program *self)
 {
     /* A call that is still to come finds no nodes. */
     self->n_nodes = 0;
+    PyMem_Free(self->nodes);
+    self->nodes = NULL;
     Py_CLEAR(self->instructions);
     return 0;
-}
-
-static void
-program_dealloc(Program *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    program_clear(self);
-    PyMem_Free(self->nodes);
-    type->tp_free(self);
-    Py_DECREF(type);
 }
 
 static PyType_Slot program_slots[] = {
     {Py_tp_doc, "Program(instructions): one half of a call plan."},
     {Py_tp_new, program_new},
-    {Py_tp_dealloc, program_dealloc},
+    {Py_tp_dealloc, dealloc},
     {Py_tp_traverse, program_traverse},
     {Py_tp_clear, program_clear},
     {0, NULL},
@@ -205,8 +237,7 @@ static PyType_Spec program_spec = {
 /* --- Match ----------------------------------------------------------------------------------- */
 
 typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
+    Callable head;
     Program *program;
     PyObject *own;         /* copies an array of NumPy's; NULL to pass it as it is */
     PyObject *fun_arrays;  /* a tuple: the function's own arrays, ... */
@@ -567,16 +598,9 @@ match_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *program, *own, *fun_arrays;
     Py_ssize_t n_first, n_arrays, n_kept;
-    PyTypeObject *program_type = PyType_GetModuleState(type);
-    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
-        PyErr_SetString(PyExc_TypeError, "Match takes no keyword arguments");
-        return NULL;
-    }
-    if (program_type == NULL) {
-        return NULL;
-    }
-    program_type = *(PyTypeObject **)program_type;
-    if (!PyArg_ParseTuple(args, "O!OO!nnn:Match", program_type, &program, &own, &PyTuple_Type,
+    PyTypeObject *program_type = program_type_of(type);
+    if (program_type == NULL || has_keywords(type, kwargs) ||
+        !PyArg_ParseTuple(args, "O!OO!nnn:Match", program_type, &program, &own, &PyTuple_Type,
                           &fun_arrays, &n_first, &n_arrays, &n_kept)) {
         return NULL;
     }
@@ -588,7 +612,7 @@ match_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL) {
         return NULL;
     }
-    self->vectorcall = match_call;
+    self->head.vectorcall = match_call;
     self->program = (Program *)Py_NewRef(program);
     self->own = own == Py_None ? NULL : Py_NewRef(own);
     self->fun_arrays = Py_NewRef(fun_arrays);
@@ -617,28 +641,13 @@ match_clear(Match *self)
     return 0;
 }
 
-static void
-match_dealloc(Match *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    match_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-static PyMemberDef match_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Match, vectorcall), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
 static PyType_Slot match_slots[] = {
     {Py_tp_doc, "Match(program, own, fun_arrays, n_first, n_arrays, n_kept): called with the\n"
                 "arguments, returns the flat arrays, with what is kept if anything is; or None."},
     {Py_tp_new, match_new},
     {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_members, match_members},
-    {Py_tp_dealloc, match_dealloc},
+    {Py_tp_members, callable_members},
+    {Py_tp_dealloc, dealloc},
     {Py_tp_traverse, match_traverse},
     {Py_tp_clear, match_clear},
     {0, NULL},
@@ -655,8 +664,7 @@ static PyType_Spec match_spec = {
 /* --- Rebuild --------------------------------------------------------------------------------- */
 
 typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
+    Callable head;
     Program *program;
 } Rebuild;
 
@@ -879,23 +887,16 @@ static PyObject *
 rebuild_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *program;
-    PyTypeObject *program_type = PyType_GetModuleState(type);
-    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) != 0) {
-        PyErr_SetString(PyExc_TypeError, "Rebuild takes no keyword arguments");
-        return NULL;
-    }
-    if (program_type == NULL) {
-        return NULL;
-    }
-    program_type = *(PyTypeObject **)program_type;
-    if (!PyArg_ParseTuple(args, "O!:Rebuild", program_type, &program)) {
+    PyTypeObject *program_type = program_type_of(type);
+    if (program_type == NULL || has_keywords(type, kwargs) ||
+        !PyArg_ParseTuple(args, "O!:Rebuild", program_type, &program)) {
         return NULL;
     }
     Rebuild *self = (Rebuild *)type->tp_alloc(type, 0);
     if (self == NULL) {
         return NULL;
     }
-    self->vectorcall = rebuild_call;
+    self->head.vectorcall = rebuild_call;
     self->program = (Program *)Py_NewRef(program);
     return (PyObject *)self;
 }
@@ -915,28 +916,13 @@ rebuild_clear(Rebuild *self)
     return 0;
 }
 
-static void
-rebuild_dealloc(Rebuild *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    rebuild_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-static PyMemberDef rebuild_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Rebuild, vectorcall), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
 static PyType_Slot rebuild_slots[] = {
     {Py_tp_doc, "Rebuild(program): called with a list of arrays, and what Match kept, returns the\n"
                 "output."},
     {Py_tp_new, rebuild_new},
     {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_members, rebuild_members},
-    {Py_tp_dealloc, rebuild_dealloc},
+    {Py_tp_members, callable_members},
+    {Py_tp_dealloc, dealloc},
     {Py_tp_traverse, rebuild_traverse},
     {Py_tp_clear, rebuild_clear},
     {0, NULL},
@@ -951,10 +937,6 @@ static PyType_Spec rebuild_spec = {
 };
 
 /* --- The module ------------------------------------------------------------------------------ */
-
-typedef struct {
-    PyTypeObject *program_type;
-} State;
 
 static int
 module_exec(PyObject *module)
