@@ -1,6 +1,7 @@
 """Each trace is seen and explained: `traces()`, `explain_retraces`, and the reasons they give."""
 
 import collections
+import copy
 import dataclasses
 import functools
 import io
@@ -9,6 +10,7 @@ import logging
 import operator
 import os
 import pathlib
+import pickle
 import re
 import sys
 import threading
@@ -887,6 +889,15 @@ def test_a_trace_that_was_nested_is_compiled_for_itself():
         inner(X)
     assert trace.seconds.compiling > 0
     assert inner.cache_info()[:3] == (1, 1, 0)
+
+
+def test_traces_are_pickled_and_copied():
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    for n in (1, 2):
+        f(X, n)
+    for again in (pickle.loads(pickle.dumps(f.traces())), copy.deepcopy(f.traces())):
+        assert [trace.reason for trace in again] == [trace.reason for trace in f.traces()]
+        assert again[1].arguments == f.traces()[1].arguments
 
 
 def test_a_trace_that_fails_is_none():

@@ -105,6 +105,10 @@ class History:
         self._lock = Lock()
         #: Those under way. An interrupt may keep one from its end, but not alive.
         self._begun: weakref.WeakSet[Trace] = weakref.WeakSet()
+        #: The entries that they were made for.
+        self._entries: weakref.WeakKeyDictionary[Trace, weakref.ref[CacheEntry]] = (
+            weakref.WeakKeyDictionary()
+        )
         #: What describes the calls of an entry, of the latest few; and the function's static half
         #: that is described with it.
         self._templates: weakref.WeakKeyDictionary[
@@ -159,7 +163,6 @@ class History:
             trace_configuration(),
             call_site(),
             number,
-            entry=weakref.ref(request.entry),
             is_recompilation=is_recompilation,
             is_transformed=has_tracers(request.leaves),
             is_ahead_of_time=request.is_staged and not is_recompilation,
@@ -167,10 +170,11 @@ class History:
         )
         with self._lock:
             earlier = self._explain(trace)
+            self._entries[trace] = weakref.ref(request.entry)
             self._begun.add(trace)
         if earlier is not None and trace.differences[0].category in (UNKNOWN_REASON, CACHE):
             # Not with the lock: it compares the user's objects.
-            path = _first_mismatch(earlier, request)
+            path = _first_mismatch(self._entries[earlier](), request)
             if path is not None:
                 trace.differences = _named(path, trace.differences)
         return trace
@@ -271,9 +275,8 @@ class History:
             streak_of(self.place).add_function(trace)
 
 
-def _first_mismatch(earlier: Trace, request: Request) -> str | None:
-    """Return the path of the first guard of an earlier trace's specialised call that fails."""
-    entry = earlier.entry and earlier.entry()
+def _first_mismatch(entry: CacheEntry | None, request: Request) -> str | None:
+    """Return the path of the first guard of an entry's specialised call that fails."""
     call = entry and (entry.specialized or entry.second_chance)
     if not call or entry is request.entry:
         return None

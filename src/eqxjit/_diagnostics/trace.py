@@ -1,12 +1,10 @@
 """The record of one trace: what was traced, for which call, why, and how long it took."""
 
 import dataclasses
-import weakref
 from collections.abc import Mapping
 
 from .._code.call_site import CallSite
 from .._code.html import block, escape, table
-from .._runtime.entry import CacheEntry
 from .description import UNKNOWN, Description, summary
 from .differences import Difference, listed
 
@@ -67,8 +65,6 @@ class Trace:
     is_recompilation: bool = False
     equations: int | None = None
     busiest_line: str = ""
-    #: The entry that was traced for.
-    entry: weakref.ref[CacheEntry] | None = None
     #: Whether it was called with tracers.
     is_transformed: bool = False
     #: Whether it was made by `lower`, or to be compiled for later calls.
