@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._code.html import block, escape, table
 from .._lock import Lock
-from .._runtime.events import COMPILING, observers
+from .._runtime.events import COMPILING, LOWERING, TRACING, observers
 from .differences import Difference
 from .timeline import ReportSpan, Timeline, chrome_trace, timeline_html
 from .trace import Seconds, Trace, TraceList
@@ -93,7 +93,7 @@ def _most_repeated(differences: list[Difference]) -> str:
     return ""
 
 
-_PARTS = ("tracing s", "lowering s", "compiling s")
+_PHASES = (TRACING, LOWERING, COMPILING)
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -108,14 +108,14 @@ _PAGE = """<!doctype html>
 </html>
 """
 
-REPORT_SUFFIXES = (".html", ".json")
+_SUFFIXES = (".html", ".json")
 
 
 def check_report_path(path: pathlib.Path) -> None:
     """Raise an error if no report can be saved there."""
-    if path.suffix.lower() not in REPORT_SUFFIXES:
+    if path.suffix.lower() not in _SUFFIXES:
         raise ValueError(
-            f"A report is saved as {' or '.join(REPORT_SUFFIXES)}; the path is {str(path)!r}."
+            f"A report is saved as {' or '.join(_SUFFIXES)}; the path is {str(path)!r}."
         )
 
 
@@ -183,7 +183,7 @@ class CompileReport:
 
     @property
     def spans(self) -> list[ReportSpan]:
-        """What was traced, lowered and compiled, by the time at which it began; the latest 100,000.
+        """The phases of all functions, by the time at which they began; the latest 100,000.
 
         Tracing JAX's own operations within a function is part of that function's span.
         """
@@ -230,12 +230,13 @@ class CompileReport:
         if not rows:
             return block("<p>Nothing was compiled.</p>")
         title = f"<p><b>{self.total_seconds:.3g} s of tracing, lowering and compiling</b></p>"
-        headings = ("function", "traces", *_PARTS, "share", "cached", "size", "traced again for")
+        phases = [f"{phase} s" for phase in _PHASES]
+        headings = ("function", "traces", *phases, "share", "cached", "size", "traced again for")
         cells = [
             (
                 row.function,
                 row.traces,
-                *(getattr(row.seconds, f"{part.removesuffix(' s')}") for part in _PARTS),
+                *(getattr(row.seconds, phase) for phase in _PHASES),
                 f"{row.share:.0%}",
                 row.persistent_cache_hits,
                 "" if row.equations is None else f"{row.equations:,}",
@@ -340,53 +341,65 @@ class _Recorder:
         self.begun, self.ended, self.traced = report.begun, report.ended, report.traced
 
 
-class _LiveLine:
-    """An observer that shows what is being traced or compiled, and for how long already."""
+class _Live:
+    """An observer that shows the outermost phase under way in each thread."""
 
-    def __init__(self, progress: Any):
-        self._progress = progress
+    def __init__(self) -> None:
         self._local = threading.local()
 
+    def show(self, text: str) -> None:
+        """Show what is under way."""
+        raise NotImplementedError
+
+    def hide(self) -> None:
+        """Show nothing any more."""
+
     def begun(self, function: str, phase: str) -> None:
-        """Show a line, if it is an outermost phase."""
+        """Show a phase, if it is an outermost one."""
         depth = vars(self._local).get("depth", 0)
         if not depth:
-            self._local.task = self._progress.add_task(f"{phase} {function}", total=None)
+            self.show(f"{phase} {function}")
         self._local.depth = depth + 1
 
     def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """Remove the line again."""
+        """Hide it again."""
         depth = vars(self._local).get("depth", 0)
         if depth == 1:
-            self._progress.remove_task(self._local.task)
+            self.hide()
         self._local.depth = max(0, depth - 1)
 
     def traced(self, trace: Trace) -> None:
-        """Do nothing: the line is gone by then."""
+        """Do nothing: the report says it."""
 
 
-class _LiveCell:
-    """An observer that shows in a notebook's cell what is under way; the report takes its place."""
+class _LiveLine(_Live):
+    """A line on a terminal, with the time that the phase has taken already."""
+
+    def __init__(self, progress: Any):
+        super().__init__()
+        self._progress = progress
+
+    def show(self, text: str) -> None:
+        """Add a line."""
+        self._local.task = self._progress.add_task(text, total=None)
+
+    def hide(self) -> None:
+        """Remove it."""
+        self._progress.remove_task(self._local.task)
+
+
+class _LiveCell(_Live):
+    """A notebook's cell; what comes next takes its place, in the end the report."""
 
     def __init__(self, cell: Any):
+        super().__init__()
         self._cell = cell
-        self._local = threading.local()
 
-    def begun(self, function: str, phase: str) -> None:
-        """Show an outermost phase."""
-        depth = vars(self._local).get("depth", 0)
-        self._local.depth = depth + 1
-        if not depth:
-            from IPython.display import HTML
+    def show(self, text: str) -> None:
+        """Fill the cell."""
+        from IPython.display import HTML
 
-            self._cell.update(HTML(block(f"<p>{phase} {escape(function)} …</p>")))
-
-    def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """Do nothing: what comes next takes its place."""
-        self._local.depth = max(0, vars(self._local).get("depth", 0) - 1)
-
-    def traced(self, trace: Trace) -> None:
-        """Do nothing: the report says it."""
+        self._cell.update(HTML(block(f"<p>{escape(text)} …</p>")))
 
 
 @contextmanager

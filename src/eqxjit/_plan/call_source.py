@@ -154,12 +154,13 @@ def generate(
     missing = names.constant("absent", absent)
 
     seen = names.variable("seen") if plan.repeats else None
+    # Who waits for the computation can let JAX read NumPy's arrays where they are.
+    copies = None if plan.blocks else own
     native = encode(plan, budget.check_writing)
     if native is not None:
-        parts = _native_parts(native, names, None if plan.blocks else own[0], fun_arrays, arrays)
+        parts = _native_parts(native, names, copies and copies[0], fun_arrays, arrays)
     else:
-        # Who waits for the computation can let JAX read NumPy's arrays where they are.
-        parts = _python_parts(plan, names, None if plan.blocks else own, seen, fun_arrays, arrays)
+        parts = _python_parts(plan, names, copies, seen, fun_arrays, arrays)
     guards = parts.guards
 
     exception = names.constant("Exception", Exception)

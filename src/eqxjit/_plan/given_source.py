@@ -26,10 +26,10 @@ class GivenSource:
     - `fun_statics`: parameters that hold the function's own, with their positions.
     """
 
-    __slots__ = ("_arguments", "_guard_source", "_names", "fun_statics")
+    __slots__ = ("_guard_source", "_names", "_plan", "fun_statics")
 
     def __init__(self, plan: CallPlan, names: Constants, guard_source: GuardSource):
-        self._arguments = plan.args, [*plan.kwargs.values()]
+        self._plan = plan
         self._names = names
         self._guard_source = guard_source
         self.fun_statics: dict[str, Position] = {}
@@ -46,10 +46,9 @@ class GivenSource:
             self.fun_statics[name] = position
             return name
         sources = self._guard_source.sources
-        in_kwargs, argument, *path = position.path
-        node: Input | StaticRun = self._arguments[in_kwargs][argument]
+        node: Input | StaticRun = self._plan.argument(position.path)
         source: str | None = sources[id(node)]
-        for index in path:
+        for index in position.path[2:]:
             child = child_at(node, index)
             # What is read in a loop has no variable of its own.
             source = sources.get(id(child)) or (source and self._child(node, source, index))
@@ -79,8 +78,7 @@ class GivenSource:
     def _part(self, node: Fields | Registered, source: str, part: int) -> str:
         below = self._guard_source.below.get(id(node))
         if isinstance(node, Fields):
-            # Before the fields comes what the Module wraps.
-            field, _ = node.static[part - 1]
+            field, _ = node.part(part)
             return f"{below or self._fields(source)}[{field!r}]"
         if below is None:
             raise NoSource

@@ -215,13 +215,12 @@ def _place(position: Position) -> _Place:
 
 
 def _static_at(plan: CallPlan, place: _Place) -> Static:
-    (in_kwargs, argument, *path), part = place
-    node: Any = [*plan.kwargs.values()][argument] if in_kwargs else plan.args[argument]
-    for index in path:
+    path, part = place
+    node: Any = plan.argument(path)
+    for index in path[2:]:
         node = child_at(node, index)
     if isinstance(node, Fields) and part is not None:
-        # Before the fields comes what the Module wraps.
-        return node.static[part - 1][1]
+        return node.part(part)[1]
     if isinstance(node, Static) and part is None:
         return node
     raise Unsupported

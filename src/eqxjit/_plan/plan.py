@@ -160,6 +160,11 @@ class Fields:
         self.static = static
         self.dynamic = dynamic
 
+    def part(self, part: int) -> tuple[str, Static]:
+        """Return the static field that is a part of the metadata, as JAX's registry has it."""
+        # Before the fields comes what the Module wraps.
+        return self.static[part - 1]
+
 
 class Registered:
     """Any other node, taken apart by JAX's registry.
@@ -409,3 +414,8 @@ class CallPlan(NamedTuple):
     checks_output: bool
     repeats: bool
     blocks: bool
+
+    def argument(self, path: tuple[int, ...]) -> Input:
+        """Return the argument that a path into `(args, kwargs)` leads through."""
+        in_kwargs, index, *_ = path
+        return ([*self.kwargs.values()] if in_kwargs else self.args)[index]
