@@ -85,6 +85,29 @@ def test_every_node_goes_in_and_out():
     assert is_native(f)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda f: f(X),
+        lambda f: f(X, 1, X, 3),
+        lambda f: f(X, 1, X, 3, k=X),
+        lambda f: f(X, k=X, j=2),
+        lambda f: f(X, X, j=X),
+    ],
+)
+def test_however_the_parameters_are_filled(call):
+    """Each is a plan of its own, which serves no other's call."""
+
+    def g(x, /, y=5, *rest, j=6, k=7, **more):
+        return x, y, rest, j, k, more
+
+    f = eqxjit.filter_jit(g)
+    for _ in range(CALLS):
+        assert_same(call(f), call(g))
+    assert is_native(f)
+    assert_same(f(X, 1, 2), g(X, 1, 2))
+
+
 def test_it_is_for_all_but_what_is_rare():
     def g(x, **more):
         return x, more

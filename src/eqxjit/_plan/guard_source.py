@@ -21,6 +21,7 @@ from .plan import (
     Mapping,
     Match,
     NoneNode,
+    Passed,
     Registered,
     Repeat,
     Sequence,
@@ -28,15 +29,7 @@ from .plan import (
     StaticRun,
     n_arrays,
 )
-from .signature import (
-    KEYWORD_ONLY,
-    POSITIONAL_ONLY,
-    POSITIONAL_OR_KEYWORD,
-    VAR_KEYWORD,
-    VAR_POSITIONAL,
-    Signature,
-    absent,
-)
+from .signature import absent
 
 # A longer one is broken at its `or`.
 _LONGEST_CONDITION = 72
@@ -99,30 +92,27 @@ class GuardSource:
         #: The argument that is being read, and the list that holds the arrays of its last run.
         self._argument = ""
         self._found: str | None = None
-        self._read_arguments(plan.signature, plan.args, plan.kwargs)
+        self._read_arguments(plan)
 
-    def _read_arguments(
-        self, signature: Signature, args: list[Input], kwargs: dict[str, Input]
-    ) -> None:
+    def _read_arguments(self, plan: CallPlan) -> None:
         # Arrays come in the order of `(args, kwargs)`, that is, keyword arguments sorted by name.
         by_keyword: dict[str, list[str]] = {}
-        kwargs = dict(kwargs)
-        for index, parameter in enumerate(signature.parameters):
-            name, kind = parameter.name, parameter.kind
-            if kind in (POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD) and index < len(args):
-                self._read_positional(index, name, args[index], name)
-            elif kind in (POSITIONAL_OR_KEYWORD, KEYWORD_ONLY) and name in kwargs:
+        kwargs = dict(plan.kwargs)
+        for index, name, passed in plan.parameters():
+            if passed is Passed.BY_POSITION:
+                self._read_positional(index, name, plan.args[index], name)
+            elif passed is Passed.BY_NAME:
                 arrays = by_keyword[name] = []
                 self._read_argument(name, kwargs.pop(name), name, arrays)
-            elif kind == VAR_POSITIONAL:
-                extra = args[index:]
+            elif passed is Passed.EXTRA:
+                extra = plan.args[index:]
                 self._comment(f"*{name}: {len(extra)} given")
                 self._guard(f"{self._builtin(len)}({name}) == {len(extra)}")
                 for position, node in enumerate(extra):
                     self._read_positional(
                         index + position, f"{name}[{position}]", node, f"{name}_{position}"
                     )
-            elif kind == VAR_KEYWORD:
+            elif passed is Passed.MORE:
                 self._comment(f"**{name}: {len(kwargs)} given")
                 self._guard(f"{self._builtin(len)}({name}) == {len(kwargs)}")
                 for key, node in kwargs.items():

@@ -35,6 +35,7 @@ from .plan import (
     Match,
     NoneNode,
     Output,
+    Passed,
     Registered,
     Repeat,
     Sequence,
@@ -47,7 +48,7 @@ from .plan import (
     child_at,
     n_arrays,
 )
-from .signature import POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL, absent
+from .signature import absent
 
 try:
     from .. import _native
@@ -158,20 +159,20 @@ def _arguments(plan: CallPlan) -> list[_Argument]:
     by_name: list[_Argument] = []
     left_out: list[_Argument] = []
     numbers = {name: number for number, name in enumerate(plan.kwargs)}
-    for index, parameter in enumerate(plan.signature.parameters):
-        name, kind = parameter.name, parameter.kind
-        if kind == VAR_POSITIONAL:
-            extra = plan.args[index:]
-            node = Sequence(tuple, len(extra), [*extra])
-            positional.append(_Argument(name, node, (0,), index))
-        elif kind == VAR_KEYWORD:
-            left_out.append(_Argument(name, Mapping(dict, [], [], None, None, False)))
-        elif name in plan.kwargs and kind != POSITIONAL_ONLY:
-            by_name.append(_Argument(name, plan.kwargs[name], (1, numbers[name])))
-        elif index < len(plan.args):
-            positional.append(_Argument(name, plan.args[index], (0, index)))
-        else:
-            left_out.append(_Argument(name, Static(absent, Match.IS)))
+    for index, name, passed in plan.parameters():
+        match passed:
+            case Passed.BY_POSITION:
+                positional.append(_Argument(name, plan.args[index], (0, index)))
+            case Passed.BY_NAME:
+                by_name.append(_Argument(name, plan.kwargs[name], (1, numbers[name])))
+            case Passed.EXTRA:
+                extra = plan.args[index:]
+                node = Sequence(tuple, len(extra), [*extra])
+                positional.append(_Argument(name, node, (0,), index))
+            case Passed.MORE:
+                left_out.append(_Argument(name, Mapping(dict, [], [], None, None, False)))
+            case Passed.LEFT_OUT:
+                left_out.append(_Argument(name, Static(absent, Match.IS)))
     if len(by_name) < len(plan.kwargs):
         # Some in `**kwargs`, maybe between the others.
         raise Unsupported

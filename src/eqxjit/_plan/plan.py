@@ -4,13 +4,13 @@
 """
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .._compat import PyTreeDef
 from .._trees.array_layout import ArrayLayout
 from .._trees.given import Position
-from .signature import Signature
+from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature
 
 # --- Inputs ---------------------------------------------------------------------------------------
 
@@ -389,6 +389,18 @@ Output = (
 # --- The whole ------------------------------------------------------------------------------------
 
 
+class Passed(enum.Enum):
+    """How a call fills a parameter."""
+
+    BY_POSITION = enum.auto()
+    BY_NAME = enum.auto()
+    #: `*args`: the arguments from its index on.
+    EXTRA = enum.auto()
+    #: `**kwargs`: the arguments that no parameter has the name of.
+    MORE = enum.auto()
+    LEFT_OUT = enum.auto()
+
+
 class CallPlan(NamedTuple):
     """One call as data.
 
@@ -414,6 +426,22 @@ class CallPlan(NamedTuple):
     checks_output: bool
     repeats: bool
     blocks: bool
+
+    def parameters(self) -> Iterator[tuple[int, str, Passed]]:
+        """Yield each parameter of the function: its index, its name, and how it is filled."""
+        for index, parameter in enumerate(self.signature.parameters):
+            name, kind = parameter.name, parameter.kind
+            if kind == VAR_POSITIONAL:
+                passed = Passed.EXTRA
+            elif kind == VAR_KEYWORD:
+                passed = Passed.MORE
+            elif kind != KEYWORD_ONLY and index < len(self.args):
+                passed = Passed.BY_POSITION
+            elif kind != POSITIONAL_ONLY and name in self.kwargs:
+                passed = Passed.BY_NAME
+            else:
+                passed = Passed.LEFT_OUT
+            yield index, name, passed
 
     def argument(self, path: tuple[int, ...]) -> Input:
         """Return the argument that a path into `(args, kwargs)` leads through."""
