@@ -254,8 +254,16 @@ def test_the_live_line_shows_on_a_terminal_only():
     program = """
         import io, sys, time
         import jax.numpy as jnp, eqxjit
-        import rich.console
+        import rich.console, rich.progress
 
+        class Progress(rich.progress.Progress):
+            lines = []
+
+            def remove_task(self, task):
+                self.lines.append([line.description for line in self.tasks])
+                super().remove_task(task)
+
+        rich.progress.Progress = Progress
         text = io.StringIO()
         plain = rich.console.Console
 
@@ -272,11 +280,13 @@ def test_the_live_line_shows_on_a_terminal_only():
         with eqxjit.compile_report():
             slow_to_trace(jnp.ones(3))
         print("tracing slow_to_trace" in text.getvalue(), "compile s" in text.getvalue())
+        print("tracing slow_to_trace" in sum(Progress.lines, []), {*map(len, Progress.lines)} <= {1})
     """
     for is_terminal in (True, False):
         # `TERM=dumb`, as in some CIs, is no terminal to rich.
         printed = run(program % is_terminal, TERM="xterm")
-        assert printed.split() == [str(is_terminal), "True"]
+        # Each line goes with its phase: no two at a time.
+        assert printed.split() == [str(is_terminal), "True"] * 2
 
 
 def test_without_rich_the_rows_are_printed():

@@ -247,6 +247,27 @@ def test_nobody_finds_what_is_not_full_yet(hook):
         assert gc.is_tracked(part)
 
 
+def test_each_call_gets_its_own_static_objects_back():
+    class Named(eqx.Module):
+        first: str = eqx.field(static=True)
+        config: Any = eqx.field(static=True)
+        weight: Any = None
+
+    def models():
+        return [Named("a", [i], X) for i in (1, 1, 1, 1, 2)], {"b": Named("b", [3], X)}
+
+    f = eqxjit.filter_jit(lambda *args, k: (k, args))
+    for _ in range(CALLS):
+        run_of, other = models()
+        # The same object twice is for generated Python.
+        (again,), (runs, others) = f(run_of, other, k=[named := models()[0][0]])
+        assert others["b"].config is other["b"].config
+        assert again.config is named.config
+        for ours, theirs in zip(runs, run_of, strict=True):
+            assert ours.config is theirs.config
+    assert is_native(f)
+
+
 def test_an_interrupt_in_a_guard_is_the_callers(hook):
     f = eqxjit.filter_jit(lambda t, x: x * 2)
     for _ in range(CALLS):
