@@ -17,6 +17,7 @@ STYLES = {
     "jit": ("tab:blue", "o"),
     "eqx": ("tab:red", "s"),
     "eqxjit": ("tab:green", "D"),
+    "python": ("tab:olive", "d"),
     "unchecked": ("tab:gray", "x"),
     "packed": ("tab:orange", "*"),
     "ravel": ("tab:brown", "^"),
@@ -24,13 +25,14 @@ STYLES = {
     "scan": ("tab:purple", "P"),
     "nnx.jit": ("tab:purple", "^"),
     "nnx.cached_partial": ("tab:pink", "<"),
-    "nnx.jit_partial": ("tab:olive", "v"),
+    "nnx.jit_partial": ("tab:brown", "v"),
 }
 LABELS = {
     "floor": "floor: jax.jit on hand-flattened lists",
     "jit": "jax.jit on trees",
     "eqx": "equinox.filter_jit",
     "eqxjit": "eqxjit.filter_jit",
+    "python": "eqxjit.filter_jit, generated Python",
     "unchecked": "by hand, without any check",
 }
 
