@@ -24,7 +24,8 @@ if HIDDEN:
 
 import jax  # noqa: E402
 
-from tests.support.inside import lift_budget, restore_budget, use_python_back_end  # noqa: E402
+from tests.support.helpers import Hooked  # noqa: E402
+from tests.support.inside import lift_budget, restore_budget  # noqa: E402
 
 lift_budget()
 
@@ -52,9 +53,15 @@ collect_ignore = ["support/hostile.py", "product/eight_devices.py"]
 
 
 @pytest.fixture
+def hook(monkeypatch):
+    """Set what the `==` and `hash` of `Hooked` run."""
+    return lambda action: monkeypatch.setattr(Hooked, "hook", staticmethod(action))
+
+
+@pytest.fixture
 def python_back_end(monkeypatch):
     """Specialised calls in generated Python, also where the native back end is there."""
-    use_python_back_end(monkeypatch)
+    monkeypatch.setenv("EQXJIT_NATIVE", "0")
 
 
 @pytest.fixture

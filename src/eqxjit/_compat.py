@@ -1,10 +1,13 @@
 """Every private name of JAX, Equinox and CPython that eqxjit uses: its reason and its fallback.
 
+So is the native back end, which isn't there everywhere.
+
 Each name is looked up once, at import. Where a release no longer has it, the fallback is slower or
 less pretty, never wrong, so that a new release of JAX or Equinox is a change of this file alone.
 """
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
@@ -22,6 +25,20 @@ if TYPE_CHECKING:
     PyTreeDef = Any
 else:
     from jax.tree_util import PyTreeDef
+
+# --- The native back end ----------------------------------------------------------------------
+
+try:
+    from . import _native
+except ImportError:
+    # No compiler where it was installed, or another Python: Python serves.
+    _native = None
+
+
+def native_back_end():  # A return type would hide what is in it.
+    """Return `_native.c`'s module; None where there is none, or `EQXJIT_NATIVE=0` says so."""
+    return None if os.environ.get("EQXJIT_NATIVE") == "0" else _native
+
 
 # --- Types ------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 /* The native back end: carries out call plans (see _plan/native.py, which encodes them).
 
 Match walks the arguments of a call by the input half of a plan and returns the flat arrays, or None.
-Rebuild makes the output from the arrays that JAX returned, by the other half.
+Rebuild makes the output from the arrays that JAX returned, by the other half. Held tells whether a
+static container holds what it held (see _trees/snapshot.py, which makes it).
 
 Invariants:
 - Public CPython API only. The GIL is held throughout; a free-threaded Python doesn't build this.
@@ -11,6 +12,7 @@ Invariants:
   registered flattens run Python code, which may change or free any container of the user's.
 - A tuple or list of ours is hidden from the garbage collector, where anybody finds it, until it is full.
 - Sizes and items are read anew after each child; nothing of a call is remembered.
+- An address is compared, never followed, but for what the container holds at that moment.
 - An Exception in Match means "no match", as in generated guards; anything else propagates.
 */
 
@@ -30,6 +32,7 @@ typedef enum {
     EQUAL,           /* first: an object of a builtin type that is equal */
     EQUAL_ITEMS,     /* first: a tuple of such objects */
     IS_OR,           /* first: the very object, second: a predicate of others of its class */
+    HELD_OR,         /* first: the class, second: a Held, third: a predicate, asked if it says no */
     TYPE_AND,        /* first: the class, second: a predicate */
     PREDICATE,       /* first: a predicate */
     BOTH,            /* two nodes on the same value */
@@ -234,6 +237,363 @@ static PyType_Spec program_spec = {
     .slots = program_slots,
 };
 
+/* --- Predicates ------------------------------------------------------------------------------ */
+
+/* Like all functions below: 1 for a match, 0 for none, -1 with an exception. */
+static int
+holds(PyObject *predicate, PyObject *value)
+{
+    PyObject *result = PyObject_CallOneArg(predicate, value);
+    if (result == NULL) {
+        return -1;
+    }
+    int truth = PyObject_IsTrue(result);
+    Py_DECREF(result);
+    return truth;
+}
+
+/* --- Held ------------------------------------------------------------------------------------ */
+
+/* How the elements of a container are read; in the order of _trees/elements.py. */
+typedef enum {
+    ITEMS,      /* of a list or tuple */
+    ITERATED,   /* of a set */
+    ENTRIES,    /* the keys of a dict, then its values */
+    FIELD_DICT, /* those of the dict in which the object keeps its fields */
+    ATTRIBUTES, /* those with certain names */
+    N_READINGS,
+} Reading;
+
+/* An address tells of an object that lives. So each element is kept, or is in a part that is looked
+   into, or is dead as soon as died isn't empty. */
+typedef struct {
+    Callable head;
+    PyObject *cls;
+    int reading;
+    PyObject *names;       /* a tuple */
+    PyObject *died;        /* a list: of those that aren't kept, those that are dead */
+    PyObject *keeps;       /* what keeps the others alive, and notes who died */
+    PyObject *parts;       /* a tuple: each what is asked of one element */
+    Py_ssize_t *places;    /* of those elements, the first first */
+    Py_ssize_t n;
+    PyObject **addresses;  /* of the n elements; not references */
+} Held;
+
+static int held_is(Held *self, PyObject *value);
+
+static int
+is_part_same(Held *self, PyObject *part, PyObject *element)
+{
+    if (Py_TYPE(part) == Py_TYPE(self)) {
+        return held_is((Held *)part, element);
+    }
+    if (PyType_Check(part)) {
+        return (PyObject *)Py_TYPE(element) == part;
+    }
+    if (PyLong_CheckExact(part)) {
+        Py_hash_t hash = PyObject_Hash(element);
+        if (hash == -1) {
+            return -1;
+        }
+        Py_ssize_t expected = PyLong_AsSsize_t(part);
+        return expected == -1 && PyErr_Occurred() ? -1 : hash == expected;
+    }
+    return holds(part, element);
+}
+
+/* Whether element i is the same; `n_seen` parts were before it. */
+static int
+is_element_same(Held *self, Py_ssize_t i, PyObject *element, Py_ssize_t *n_seen)
+{
+    if (self->addresses[i] != element) {
+        return 0;
+    }
+    Py_ssize_t seen = *n_seen;
+    if (seen >= PyTuple_GET_SIZE(self->parts) || self->places[seen] != i) {
+        return 1;
+    }
+    *n_seen = seen + 1;
+    Py_INCREF(element);
+    int same = is_part_same(self, PyTuple_GET_ITEM(self->parts, seen), element);
+    Py_DECREF(element);
+    return same;
+}
+
+static int
+are_items_same(Held *self, PyObject *value)
+{
+    if (!PyList_Check(value) && !PyTuple_Check(value)) {
+        return 0;
+    }
+    Py_ssize_t n = self->n;
+    if (PySequence_Fast_GET_SIZE(value) != n ||
+        (n && memcmp(PySequence_Fast_ITEMS(value), self->addresses, n * sizeof(PyObject *)))) {
+        return 0;
+    }
+    Py_ssize_t n_parts = PyTuple_GET_SIZE(self->parts);
+    for (Py_ssize_t seen = 0; seen < n_parts;) {
+        Py_ssize_t i = self->places[seen];
+        if (i >= PySequence_Fast_GET_SIZE(value)) {
+            return 0;
+        }
+        int same = is_element_same(self, i, PySequence_Fast_GET_ITEM(value, i), &seen);
+        if (same <= 0) {
+            return same;
+        }
+    }
+    return PySequence_Fast_GET_SIZE(value) == n;
+}
+
+static int
+are_iterated_same(Held *self, PyObject *value)
+{
+    PyObject *iterator = PyObject_GetIter(value);
+    if (iterator == NULL) {
+        return -1;
+    }
+    Py_ssize_t n_seen = 0, i = 0;
+    int same = 1;
+    PyObject *element;
+    while (same > 0 && (element = PyIter_Next(iterator)) != NULL) {
+        same = i < self->n ? is_element_same(self, i, element, &n_seen) : 0;
+        Py_DECREF(element);
+        i++;
+    }
+    Py_DECREF(iterator);
+    if (same <= 0) {
+        return same;
+    }
+    return PyErr_Occurred() ? -1 : i == self->n;
+}
+
+static int
+are_entries_same(Held *self, PyObject *value)
+{
+    Py_ssize_t half = self->n / 2;
+    if (!PyDict_Check(value) || PyDict_GET_SIZE(value) != half) {
+        return 0;
+    }
+    Py_ssize_t n_seen = 0, i = 0, position = 0;
+    PyObject *key, *element;
+    while (PyDict_Next(value, &position, &key, &element)) {
+        if (i >= half || self->addresses[i] != key) {
+            return 0;
+        }
+        int same = is_element_same(self, half + i, element, &n_seen);
+        if (same <= 0) {
+            return same;
+        }
+        i++;
+    }
+    return i == half;
+}
+
+static int
+are_fields_same(Held *self, PyObject *value)
+{
+    PyObject *fields = PyObject_GenericGetDict(value, NULL);
+    if (fields == NULL) {
+        return -1;
+    }
+    int same = are_entries_same(self, fields);
+    Py_DECREF(fields);
+    return same;
+}
+
+static int
+are_attributes_same(Held *self, PyObject *value)
+{
+    Py_ssize_t n_seen = 0;
+    for (Py_ssize_t i = 0; i < self->n; i++) {
+        PyObject *element = PyObject_GetAttr(value, PyTuple_GET_ITEM(self->names, i));
+        if (element == NULL) {
+            return -1;
+        }
+        int same = is_element_same(self, i, element, &n_seen);
+        Py_DECREF(element);
+        if (same <= 0) {
+            return same;
+        }
+    }
+    return 1;
+}
+
+static int
+held_is(Held *self, PyObject *value)
+{
+    /* Its cycle is being collected if it has no class. */
+    if ((PyObject *)Py_TYPE(value) != self->cls || PyList_GET_SIZE(self->died) != 0) {
+        return 0;
+    }
+    if (Py_EnterRecursiveCall(" while comparing static objects")) {
+        return -1;
+    }
+    int same;
+    /* A callback may drop whoever holds it. */
+    Py_INCREF(self);
+    switch ((Reading)self->reading) {
+    case ITEMS:
+        same = are_items_same(self, value);
+        break;
+    case ITERATED:
+        same = are_iterated_same(self, value);
+        break;
+    case ENTRIES:
+        same = are_entries_same(self, value);
+        break;
+    case FIELD_DICT:
+        same = are_fields_same(self, value);
+        break;
+    default:
+        same = are_attributes_same(self, value);
+    }
+    Py_DECREF(self);
+    Py_LeaveRecursiveCall();
+    return same;
+}
+
+static PyObject *
+held_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+{
+    if (PyVectorcall_NARGS(n_args_flag) != 1 ||
+        (kwnames != NULL && PyTuple_GET_SIZE(kwnames) != 0)) {
+        PyErr_SetString(PyExc_TypeError, "Held takes one object");
+        return NULL;
+    }
+    int same = held_is((Held *)callable, args[0]);
+    return same < 0 ? NULL : PyBool_FromLong(same);
+}
+
+/* Take the parts, a tuple of (place, what is asked of the element there). */
+static int
+held_take_parts(Held *self, PyObject *parts)
+{
+    Py_ssize_t n_parts = PyTuple_GET_SIZE(parts);
+    self->parts = PyTuple_New(n_parts);
+    self->places = PyMem_Calloc(n_parts ? (size_t)n_parts : 1, sizeof(Py_ssize_t));
+    if (self->parts == NULL || self->places == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_NoMemory();
+        }
+        return -1;
+    }
+    Py_ssize_t last = self->reading == ENTRIES || self->reading == FIELD_DICT ? self->n / 2 - 1 : -1;
+    for (Py_ssize_t i = 0; i < n_parts; i++) {
+        PyObject *pair = PyTuple_GET_ITEM(parts, i), *part;
+        if (!PyTuple_CheckExact(pair)) {
+            PyErr_SetString(PyExc_TypeError, "a part must be a tuple");
+            return -1;
+        }
+        if (!PyArg_ParseTuple(pair, "nO", &self->places[i], &part)) {
+            return -1;
+        }
+        if (self->places[i] <= last || self->places[i] >= self->n) {
+            PyErr_SetString(PyExc_ValueError, "a part is out of place");
+            return -1;
+        }
+        last = self->places[i];
+        PyTuple_SET_ITEM(self->parts, i, Py_NewRef(part));
+    }
+    return 0;
+}
+
+static PyObject *
+held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    int reading;
+    PyObject *cls, *names, *elements, *parts, *died, *keeps;
+    if (has_keywords(type, kwargs) ||
+        !PyArg_ParseTuple(args, "O!iO!O!O!O!O:Held", &PyType_Type, &cls, &reading, &PyTuple_Type,
+                          &names, &PyTuple_Type, &elements, &PyTuple_Type, &parts, &PyList_Type,
+                          &died, &keeps)) {
+        return NULL;
+    }
+    Py_ssize_t n = PyTuple_GET_SIZE(elements);
+    int is_dict = reading == ENTRIES || reading == FIELD_DICT;
+    if (reading < 0 || reading >= N_READINGS || (is_dict && n % 2) ||
+        (reading == ATTRIBUTES && PyTuple_GET_SIZE(names) != n)) {
+        PyErr_SetString(PyExc_ValueError, "a number is out of bounds");
+        return NULL;
+    }
+    Held *self = (Held *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->head.vectorcall = held_call;
+    self->cls = Py_NewRef(cls);
+    self->reading = reading;
+    self->names = Py_NewRef(names);
+    self->died = Py_NewRef(died);
+    self->keeps = Py_NewRef(keeps);
+    self->n = n;
+    self->addresses = PyMem_Calloc(n ? (size_t)n : 1, sizeof(PyObject *));
+    if (self->addresses == NULL) {
+        PyErr_NoMemory();
+        goto error;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        self->addresses[i] = PyTuple_GET_ITEM(elements, i);
+    }
+    if (held_take_parts(self, parts) < 0) {
+        goto error;
+    }
+    return (PyObject *)self;
+
+error:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int
+held_traverse(Held *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->cls);
+    Py_VISIT(self->names);
+    Py_VISIT(self->died);
+    Py_VISIT(self->keeps);
+    Py_VISIT(self->parts);
+    return 0;
+}
+
+static int
+held_clear(Held *self)
+{
+    Py_CLEAR(self->cls);
+    Py_CLEAR(self->names);
+    Py_CLEAR(self->died);
+    Py_CLEAR(self->keeps);
+    Py_CLEAR(self->parts);
+    PyMem_Free(self->places);
+    self->places = NULL;
+    PyMem_Free(self->addresses);
+    self->addresses = NULL;
+    self->n = 0;
+    return 0;
+}
+
+static PyType_Slot held_slots[] = {
+    {Py_tp_doc, "Held(cls, reading, names, elements, parts, died, keeps): called with an object,\n"
+                "returns whether it is of that class and holds those very elements. Each of parts,\n"
+                "as (place, part), is asked of one of them, too: a Held, a class that it must have,\n"
+                "its hash, or a predicate. Once something is in died, the answer is no."},
+    {Py_tp_new, held_new},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_members, callable_members},
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_traverse, held_traverse},
+    {Py_tp_clear, held_clear},
+    {0, NULL},
+};
+
+static PyType_Spec held_spec = {
+    .name = "eqxjit._native.Held",
+    .basicsize = sizeof(Held),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = held_slots,
+};
+
 /* --- Match ----------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -254,19 +614,6 @@ typedef struct {
     Py_ssize_t n_taken;
     Py_ssize_t n_kept;
 } Walk;
-
-/* Like all functions below: 1 for a match, 0 for none, -1 with an exception. */
-static int
-holds(PyObject *predicate, PyObject *value)
-{
-    PyObject *result = PyObject_CallOneArg(predicate, value);
-    if (result == NULL) {
-        return -1;
-    }
-    int truth = PyObject_IsTrue(result);
-    Py_DECREF(result);
-    return truth;
-}
 
 static int
 take_array(Walk *walk, const Node *node, PyObject *value)
@@ -493,6 +840,19 @@ walk_value(Walk *walk, Py_ssize_t at, PyObject *value)
             matched = holds(node->second, value);
         }
         break;
+    case HELD_OR:
+        matched = 0;
+        if ((PyObject *)Py_TYPE(value) == node->first) {
+            matched = holds(node->second, value);
+            if (matched < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
+                PyErr_Clear();
+                matched = 0;
+            }
+            if (matched == 0) {
+                matched = holds(node->third, value);
+            }
+        }
+        break;
     case TYPE_AND:
         matched = (PyObject *)Py_TYPE(value) == node->first ? holds(node->second, value) : 0;
         break;
@@ -666,12 +1026,14 @@ static PyType_Spec match_spec = {
 typedef struct {
     Callable head;
     Program *program;
+    PyObject *dict_name; /* "__dict__" */
 } Rebuild;
 
 typedef struct {
     const Node *nodes;
     PyObject *arrays;   /* a list */
     PyObject *kept;     /* a tuple; NULL if nothing is */
+    PyObject *dict_name;
     Py_ssize_t n_taken;
 } Build;
 
@@ -804,7 +1166,8 @@ build_module(Build *build, Py_ssize_t at)
         goto done;
     }
     module = PyBaseObject_Type.tp_new(type, no_arguments, NULL);
-    if (module != NULL && PyObject_GenericSetDict(module, fields, NULL) < 0) {
+    /* Not PyObject_GenericSetDict: in Python 3.13 the fields could then not be read. */
+    if (module != NULL && PyObject_GenericSetAttr(module, build->dict_name, fields) < 0) {
         Py_CLEAR(module);
     }
 done:
@@ -877,6 +1240,7 @@ rebuild_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyOb
         .nodes = self->program->nodes,
         .arrays = args[0],
         .kept = n_args == 2 ? args[1] : NULL,
+        .dict_name = self->dict_name,
     };
     PyObject *result = build_value(&build, 0);
     Py_DECREF(self);
@@ -898,6 +1262,11 @@ rebuild_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     self->head.vectorcall = rebuild_call;
     self->program = (Program *)Py_NewRef(program);
+    self->dict_name = PyUnicode_InternFromString("__dict__");
+    if (self->dict_name == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
     return (PyObject *)self;
 }
 
@@ -913,6 +1282,7 @@ static int
 rebuild_clear(Rebuild *self)
 {
     Py_CLEAR(self->program);
+    Py_CLEAR(self->dict_name);
     return 0;
 }
 
@@ -946,8 +1316,8 @@ module_exec(PyObject *module)
     if (state->program_type == NULL || PyModule_AddType(module, state->program_type) < 0) {
         return -1;
     }
-    PyType_Spec *specs[] = {&match_spec, &rebuild_spec};
-    for (int i = 0; i < 2; i++) {
+    PyType_Spec *specs[] = {&match_spec, &rebuild_spec, &held_spec};
+    for (int i = 0; i < 3; i++) {
         PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
         if (type == NULL) {
             return -1;

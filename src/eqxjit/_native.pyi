@@ -22,3 +22,17 @@ class Match:
 class Rebuild:
     def __init__(self, program: Program, /) -> None: ...
     def __call__(self, arrays: list[Any], kept: tuple[Any, ...] = ..., /) -> Any: ...
+
+class Held:
+    def __init__(
+        self,
+        cls: type,
+        reading: int,
+        names: tuple[str, ...],
+        elements: tuple[Any, ...],
+        parts: tuple[tuple[int, Any], ...],
+        died: list[Any],
+        keeps: Any,
+        /,
+    ) -> None: ...
+    def __call__(self, value: Any, /) -> bool: ...

@@ -280,7 +280,8 @@ def test_the_live_line_shows_on_a_terminal_only():
         with eqxjit.compile_report():
             slow_to_trace(jnp.ones(3))
         print("tracing slow_to_trace" in text.getvalue(), "compile s" in text.getvalue())
-        print("tracing slow_to_trace" in sum(Progress.lines, []), {*map(len, Progress.lines)} <= {1})
+        shown = sum(Progress.lines, [])
+        print("tracing slow_to_trace" in shown, {*map(len, Progress.lines)} <= {1})
     """
     for is_terminal in (True, False):
         # `TERM=dumb`, as in some CIs, is no terminal to rich.

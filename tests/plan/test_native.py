@@ -16,12 +16,12 @@ import pytest
 
 import eqxjit
 from eqxjit._plan import native
-from tests.support.helpers import assert_same
+from tests.support.helpers import Hooked, assert_same
 from tests.support.processes import run
 from tests.support.sides import CALLS
 
 _native = pytest.importorskip("eqxjit._native")
-pytestmark = pytest.mark.skipif(not native.ENABLED, reason="the back end is switched off")
+pytestmark = pytest.mark.skipif(not eqxjit.native_enabled(), reason="the back end is switched off")
 
 X = jnp.arange(3.0)
 
@@ -35,24 +35,6 @@ class Layer(eqx.Module):
     weight: Any
     extra: Any = None
     config: Any = eqx.field(static=True, default="static")
-
-
-class Hooked:
-    """A static object whose `==` and `hash` run whatever is set."""
-
-    hook: Any = staticmethod(lambda: None)
-
-    def __hash__(self):
-        Hooked.hook()
-        return 1
-
-    def __eq__(self, other):
-        return type(other) is Hooked
-
-
-@pytest.fixture
-def hook(monkeypatch):
-    return lambda action: monkeypatch.setattr(Hooked, "hook", staticmethod(action))
 
 
 def tree():

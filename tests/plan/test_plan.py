@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import os
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -16,7 +17,6 @@ from hypothesis import given, settings
 import eqxjit
 from eqxjit._diagnostics import description as _description
 from eqxjit._diagnostics import history as _history
-from eqxjit._plan import native
 from eqxjit._plan.budget import Budget
 from eqxjit._plan.build import Example, build
 from eqxjit._plan.call_source import Links, generate
@@ -62,7 +62,7 @@ def planned(fun, *args, **kwargs):
     links = Links(jitted, otherwise, *[ignore] * 4, own.own, own.own_arrays, itertools.repeat(None))
     calls = []
     for is_native in (False, True):
-        with mock.patch.object(native, "ENABLED", is_native and native.ENABLED):
+        with mock.patch.dict(os.environ, {} if is_native else {"EQXJIT_NATIVE": "0"}):
             source = generate(plan, entry, "entry", CacheMiss, Budget(1.0, 0), 0.0)
         calls.append(source.make(*links))
 

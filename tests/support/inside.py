@@ -16,7 +16,6 @@ from eqxjit._diagnostics import history as _history
 from eqxjit._diagnostics import iterators as _iterators
 from eqxjit._diagnostics import storms as _storms
 from eqxjit._plan import budget as _budget
-from eqxjit._plan import native as _native
 from eqxjit._runtime import cache as _cache
 from eqxjit._runtime import events as _events
 from eqxjit._runtime import specialize as _specialize
@@ -92,11 +91,6 @@ def restore_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 def take_compiling_for_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count no time for the compilation of generated source."""
     monkeypatch.setattr(_budget, "_seconds_per_character", lambda: 0.0)
-
-
-def use_python_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write all plans as Python, as `EQXJIT_NATIVE=0` does."""
-    monkeypatch.setattr(_native, "ENABLED", False)
 
 
 def specialize_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -633,7 +633,7 @@ def test_objects_are_remembered_within_a_bound(monkeypatch):
 def test_one_that_came_to_the_address_of_another_is_not_taken_for_it():
     """A snapshot tells by addresses what lives, and notes what died."""
     held = {i: _function() for i in range(100)}
-    snapshot, _ = _snapshot.snapshots_of(held)
+    snapshot = _snapshot.snapshots_of(held).own
     assert snapshot.matches(held)
     held[50] = _function()
     # As if it had come where the dead one was.
@@ -681,26 +681,40 @@ def test_a_large_numpy_array_is_neither_copied_nor_compared(fun):
 # --- The bound ------------------------------------------------------------------------------------
 
 
+def bound(is_native=True):
+    """So many elements are looked into."""
+    is_native = is_native and eqxjit.native_enabled()
+    return _snapshot.LARGEST * (_snapshot.NATIVE_ELEMENTS if is_native else 1)
+
+
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(
-    "make",
+    ("make", "is_native"),
     [
-        lambda n: dict.fromkeys(range(n // 2), 1),
-        lambda n: [1] * n,
-        lambda n: [[1] * (n // 4 - 2) for _ in range(4)],
-        lambda n: np.ones(n * 16),
-        lambda n: bytearray(n * 128),
+        (lambda n: dict.fromkeys(range(n // 6), 1), True),
+        (lambda n: [1] * n, True),
+        (lambda n: [[1] * (n // 4 - 22) for _ in range(4)], True),
+        (lambda n: {i: [1] * (n // 4 - 28) for i in range(4)}, True),
+        (lambda n: [1, Frozen(0, [1] * (n - 64))], True),
+        (lambda n: collections.OrderedDict.fromkeys(range(n // 6), 1), False),
+        (lambda n: np.ones(n * 16), False),
+        (lambda n: bytearray(n * 128), False),
     ],
 )
-def test_beyond_the_bound_an_object_is_compared_with_itself_by_identity(make):
+@pytest.mark.parametrize("back_end", ["native", "python"])
+def test_beyond_the_bound_an_object_is_compared_with_itself_by_identity(
+    make, is_native, back_end, monkeypatch
+):
     """And with others by what they hold."""
+    if back_end == "python":
+        monkeypatch.setenv("EQXJIT_NATIVE", "0")
 
     def put(value, new):
         while type(value[0]) is list:
             value = value[0]
         value[0] = new
 
-    for size, is_seen in [(_snapshot.LARGEST, True), (_snapshot.LARGEST * 2, False)]:
+    for size, is_seen in [(bound(is_native), True), (bound(is_native) * 8, False)]:
         f = eqxjit.filter_jit(lambda model, x: x + 1)
         value = make(size)
         for _ in range(CALLS):
@@ -718,7 +732,7 @@ def test_beyond_the_bound_an_object_is_compared_with_itself_by_identity(make):
 @pytest.mark.parametrize("call", ["another function", "another shape", "cleared"])
 def test_a_trace_looks_into_large_objects(call):
     """What identity stands for in warm calls is no key for other objects."""
-    size = _snapshot.LARGEST + 1
+    size = bound() + 1
     f = g = eqxjit.filter_jit(lambda model, x: x * model.config[0])
     value = [1] * size
     for _ in range(CALLS):
@@ -738,7 +752,7 @@ def test_a_trace_looks_into_large_objects(call):
 @pytest.mark.parametrize("make", [list, lambda pairs: dict(enumerate(pairs))])
 def test_only_what_was_traced_is_compared_by_identity(make):
     f = eqxjit.filter_jit(lambda model, x: (x * model.config[0], configured(x, (model.config,))))
-    numbers = [1] * (_snapshot.LARGEST + 1)
+    numbers = [1] * (bound() + 1)
     traced, other = make(numbers), make(numbers)
     for value in (traced, other) * CALLS:
         f(configured(X, value), X)
@@ -775,7 +789,7 @@ def test_a_trace_looks_into_large_objects_of_the_function():
         def __call__(self, x):
             return x * self.config[0]
 
-    size = _snapshot.LARGEST + 1
+    size = bound() + 1
     model = Scale([1] * size)
     f, y = eqxjit.filter_jit(model), jnp.ones(7)
     for _ in range(CALLS):

@@ -5,15 +5,14 @@ generated function around both stays: the user's signature, the checks, errors a
 """
 
 import functools
-import os
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from jax.tree_util import default_registry
 
-from .._compat import ArrayImpl
+from .._compat import ArrayImpl, native_back_end
 from .._trees.given import Position
-from .._trees.key_cache import has_key
+from .._trees.key_cache import KnownKey, has_key
 from .._trees.numpy_inputs import is_plain_array
 from .._trees.static_key import is_same_opaque
 from .inputs import static_input
@@ -50,29 +49,21 @@ from .plan import (
 )
 from .signature import absent
 
-try:
-    from .. import _native
-except ImportError:
-    # No compiler where it was installed, or another Python: generated code serves.
-    _native = None
-
-#: `EQXJIT_NATIVE=0` leaves all calls to Python.
-ENABLED = _native is not None and os.environ.get("EQXJIT_NATIVE", "1") != "0"
-
 # In the order of `_native.c`.
 (
-    _ARRAY, _IS, _EQUAL, _EQUAL_ITEMS, _IS_OR, _TYPE_AND, _PREDICATE, _BOTH,
+    _ARRAY, _IS, _EQUAL, _EQUAL_ITEMS, _IS_OR, _HELD_OR, _TYPE_AND, _PREDICATE, _BOTH,
     _SEQUENCE, _DICT, _DICT_BY, _FIELDS, _REGISTERED, _ARRAY_RUN, _REPEAT,
     _TAKE, _CONSTANT, _KEPT, _LIST, _TUPLE, _NAMED_TUPLE, _MAKE_DICT, _MODULE, _UNFLATTEN,
     _TAKE_RUN, _CONSTANT_RUN, _MAKE_RUN,
-) = range(27)  # fmt: skip
+) = range(28)  # fmt: skip
 
 
 def native_enabled() -> bool:
     """Return whether specialised calls are carried out by the native back end.
 
-    It is built where a C compiler is found, and switched off by `EQXJIT_NATIVE=0`. Generated Python
-    serves without it, with the same results. Calls that it can't carry out are Python's either way.
+    It is built where a C compiler is found, and switched off by `EQXJIT_NATIVE=0`, which is looked
+    at whenever a specialised call is made. Generated Python serves without it, with the same
+    results. Calls that it can't carry out are Python's either way.
 
     **Returns:**
 
@@ -87,7 +78,7 @@ def native_enabled() -> bool:
 
         ```
     """
-    return ENABLED
+    return native_back_end() is not None
 
 
 class Unsupported(Exception):
@@ -117,9 +108,9 @@ def encode(plan: CallPlan, tick: Callable[[], None]) -> NativeCall | None:
     - `plan`: the plan.
     - `tick`: called now and then; what it raises ends the encoding.
     """
-    if not ENABLED or plan.repeats:
+    back_end = native_back_end()
+    if back_end is None or plan.repeats:
         return None
-    assert _native is not None
     try:
         arguments = _arguments(plan)
         kept = _Kept(plan, arguments)
@@ -130,13 +121,13 @@ def encode(plan: CallPlan, tick: Callable[[], None]) -> NativeCall | None:
         output.add_output(plan.output)
     except Unsupported:
         return None
-    program, new_match = _native.Program(inputs.program()), _native.Match
+    program, new_match = back_end.Program(inputs.program()), back_end.Match
     n_first = plan.layout.n_first
     n_all = sum([n_arrays(argument.node) for argument in arguments])
     return NativeCall(
         [argument.name for argument in arguments],
         lambda own, arrays: new_match(program, own, arrays, n_first, n_all, len(kept.slots)),
-        _native.Rebuild(_native.Program(output.program())),
+        back_end.Rebuild(back_end.Program(output.program())),
         bool(kept.slots),
     )
 
@@ -376,7 +367,11 @@ class _Encoder:
                 self._open(_IS_OR, value, functools.partial(has_key, key=node.key), keeps=keeps)
             case Match.KEY:
                 has = functools.partial(has_key, key=node.key)
-                self._open(_TYPE_AND, type(value), has, keeps=keeps)
+                check = node.key.native_check(value) if type(node.key) is KnownKey else None
+                if check is None:
+                    self._open(_TYPE_AND, type(value), has, keeps=keeps)
+                else:
+                    self._open(_HELD_OR, type(value), check, has, keeps=keeps)
             case Match.OPAQUE:
                 self._open(_PREDICATE, functools.partial(_is_opaque, node), keeps=keeps)
 

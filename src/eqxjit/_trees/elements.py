@@ -1,9 +1,10 @@
 """The elements of static containers: how each kind is read, and a key of what is nested deeply."""
 
 import collections
+import functools
 import types
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 
@@ -18,8 +19,16 @@ DEEPEST = 1_000
 Reader = Callable[[Any], list[Any]]
 
 
-def _items(iterate: Callable[[Any], Iterable[Any]]) -> Reader:
-    return lambda value: [*iterate(value)]
+def _items(value: tuple[Any, ...]) -> list[Any]:
+    return [*tuple.__iter__(value)]
+
+
+def _set(value: set[Any]) -> list[Any]:
+    return [*set.__iter__(value)]
+
+
+def _frozenset(value: frozenset[Any]) -> list[Any]:
+    return [*frozenset.__iter__(value)]
 
 
 def _pairs(value: dict[Any, Any]) -> list[Any]:
@@ -53,13 +62,17 @@ def _fields(value: eqx.Module) -> list[Any]:
     return [*fields, *fields.values()]
 
 
+def _attributes(names: list[str], value: Any) -> list[Any]:
+    return [getattr(value, name) for name in names]
+
+
 #: How to read all that the `==` of a builtin container compares. Its subclasses' own methods have
 #: no say.
 _READERS: dict[type, Reader] = {
-    tuple: _items(tuple.__iter__),
+    tuple: _items,
     list: list.copy,
-    set: _items(set.__iter__),
-    frozenset: _items(frozenset.__iter__),
+    set: _set,
+    frozenset: _frozenset,
     collections.deque: _deque,
     collections.OrderedDict: _ordered_dict,
     collections.defaultdict: _default_dict,
@@ -83,7 +96,41 @@ def reader(kind: type) -> Reader | None:
     fields = keyed_fields(kind)
     if fields is None:
         return None
-    return lambda value: [getattr(value, name) for name in fields]
+    return functools.partial(_attributes, fields)
+
+
+class NativeReading(NamedTuple):
+    """How the native back end reads the elements of a container.
+
+    - `op`: the number of it in `_native.c`.
+    - `cost`: comparing an element takes as long as comparing so many items of a list.
+    - `names`: the attributes to read.
+    """
+
+    op: int
+    cost: int
+    names: tuple[str, ...] = ()
+
+
+_ITEMS, _ITERATED, _ENTRIES, _FIELD_DICT, _ATTRIBUTES = range(5)
+
+_NATIVE_READINGS: dict[Reader, NativeReading] = {
+    _items: NativeReading(_ITEMS, 1),
+    list.copy: NativeReading(_ITEMS, 1),
+    _pairs: NativeReading(_ENTRIES, 3),
+    _namespace: NativeReading(_FIELD_DICT, 3),
+    _fields: NativeReading(_FIELD_DICT, 3),
+}
+
+
+def native_reading(kind: type, read: Reader) -> NativeReading | None:
+    """Return how the native back end reads what `read` does; None where it can't."""
+    if isinstance(read, functools.partial):
+        return NativeReading(_ATTRIBUTES, 10, tuple(read.args[0]))
+    if kind is set or kind is frozenset:
+        # A subclass may have an `__iter__` of its own.
+        return NativeReading(_ITERATED, 6)
+    return _NATIVE_READINGS.get(read)
 
 
 def whole_key(value: Any) -> Hashable:

@@ -13,7 +13,14 @@ from typing import Any, TypeGuard
 
 from .._compat import PyTreeDef, treedef_rows
 from .elements import whole_key
-from .snapshot import Snapshot, compared_by_identity, snapshots_if_large, snapshots_of
+from .snapshot import (
+    Snapshot,
+    Snapshots,
+    compared_by_identity,
+    native_check,
+    snapshots_if_long,
+    snapshots_of,
+)
 from .static_key import (
     SIMPLE_KEYS,
     ByEquality,
@@ -78,21 +85,25 @@ class KnownKey:
     def learn(self, value: Any) -> None:
         """Take snapshots of a value, if this is its key."""
         try:
-            snapshot, common = snapshots_of(value)
+            snapshots = snapshots_of(value)
             # In this order: another thread may be changing it.
-            if self.typed != whole_key(value) or not snapshot.matches(value):
+            if self.typed != whole_key(value) or not snapshots.own.matches(value):
                 return
         except Exception:
             # What can't be read is left to the typed key.
             return
-        self.keep(value, snapshot, common)
+        self.keep(value, snapshots)
 
-    def keep(self, value: Any, snapshot: Snapshot, common: Snapshot | None) -> None:
+    def keep(self, value: Any, snapshots: Snapshots) -> None:
         """Keep the snapshots of a value that has this key."""
-        self._common = self._common or common
+        self._common = self._common or snapshots.common
         self._by_id.pop(id(value), None)
-        self._by_id[id(value)] = snapshot
+        self._by_id[id(value)] = snapshots.own
         self._forget()
+
+    def native_check(self, value: Any) -> Callable[[Any], bool] | None:
+        """Return what asks the native back end whether a value is as this one was; None without."""
+        return native_check(self._by_id.get(id(value)))
 
     def _forget(self) -> None:
         """Drop the oldest snapshots beyond the bounds."""
@@ -214,7 +225,7 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     if known is not None and known.matches(value):
         return known
     # Before its key: another thread may be changing it.
-    snapshots = snapshots_if_large(value)
+    snapshots = snapshots_if_long(value)
     typed = whole_key(value)
     if type(compared_by_equality(typed)) is not ByEquality and not is_container(kind):
         return typed
@@ -239,16 +250,15 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     return known
 
 
-def _keep_if_unchanged(
-    known: KnownKey, value: Any, snapshots: tuple[Snapshot, Snapshot | None] | None
-) -> None:
-    """Keep the snapshots of a large value, whose key then isn't made a second time."""
+def _keep_if_unchanged(known: KnownKey, value: Any, snapshots: Snapshots | None) -> None:
+    """Keep the snapshots of a long value, whose key then isn't made a second time."""
     if snapshots is None:
         return
-    _large.add(known)
+    if snapshots.is_large:
+        _large.add(known)
     with contextlib.suppress(Exception):
-        if snapshots[0].matches(value):
-            known.keep(value, *snapshots)
+        if snapshots.own.matches(value):
+            known.keep(value, snapshots)
 
 
 def _forget_unused() -> None:

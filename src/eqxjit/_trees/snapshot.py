@@ -1,8 +1,9 @@
 """Snapshots of static containers: whether one is still as it was is asked in C, not in Python.
 
 A typed static key takes Python some 0.3 microseconds an element. A snapshot holds a container's
-elements, and compares them with those that it has now by identity; where that can't tell, it says
-no, and the typed key decides. It refers weakly to what compares by identity, as typed keys do.
+elements, and compares them with those that it has now by identity, natively where that is possible;
+where that can't tell, it says no, and the typed key decides. It refers weakly to what compares by
+identity, as typed keys do.
 """
 
 import collections
@@ -16,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from .._compat import ArrayImpl
-from .elements import Reader, reader, walk, whole_key
+from .._compat import ArrayImpl, native_back_end
+from .elements import Reader, native_reading, reader, walk, whole_key
 from .static_key import (
     CONSTANTS,
     ByEquality,
@@ -47,6 +48,9 @@ _ELEMENTS_PER_TEXT = 3
 
 # Its keys are read in two orders, of which one is kept in a linked list.
 _ELEMENTS_PER_ORDERED_KEY = 3
+
+# The native back end compares so many items of a list in the time of one element.
+NATIVE_ELEMENTS = 10
 
 # Their objects' classes can't be assigned to.
 _FIXED_CLASSES = frozenset({types.FunctionType, types.BuiltinFunctionType, type})
@@ -178,6 +182,7 @@ class _Elements:
 
     - `addresses`: those of all elements, in one string.
     - `constants`: those that are held on to, with `None` in the place of the others.
+    - `held`: asks the native back end whether they are all the same; None where it can't tell.
     - `weak`: references to those that compare by identity; `died` has those that are dead.
     - `parts`: the snapshots of those that have to be looked into, by position; `hashed` are the
         positions of those whose own `hash` tells while they are the same, with their `hashes`, and
@@ -192,6 +197,7 @@ class _Elements:
         "has_fixed_classes",
         "hashed",
         "hashes",
+        "held",
         "is_short",
         "kind",
         "others",
@@ -223,6 +229,7 @@ class _Elements:
         self.weak = [weakref.ref(elements[index], self.died.append) for index in weak]
         self.weak_types = [type(elements[index]) for index in weak]
         self.has_fixed_classes = {*self.weak_types} <= _FIXED_CLASSES
+        self.held = self._native(elements, parts, weak)
         #: Mostly the values of a dict: next to each other.
         self.weak_places = slice(weak[0], weak[-1] + 1) if weak else slice(0)
         if len(weak) != len(elements[self.weak_places]):
@@ -236,9 +243,38 @@ class _Elements:
         is_plain = self.constants_types is not None and not parts and not weak
         self.is_short = is_plain and len(elements) <= _FEW
 
+    def _native(
+        self, elements: list[Any], parts: dict[int, Any], weak: list[int]
+    ) -> Callable[[Any], bool] | None:
+        reading = native_reading(self.kind, self.read)
+        back_end = native_back_end()
+        if back_end is None or reading is None:
+            return None
+        asked: dict[int, Any] = {index: _asked_natively(part) for index, part in parts.items()}
+        for index in weak:
+            kind = type(elements[index])
+            if kind not in _FIXED_CLASSES:
+                asked[index] = kind
+        try:
+            return back_end.Held(
+                self.kind,
+                reading.op,
+                reading.names,
+                tuple(elements),
+                tuple(sorted(asked.items())),
+                self.died,
+                # What outlives this object; not `self`, for the sake of no cycle.
+                (elements, self.weak, parts),
+            )
+        except ValueError:
+            # Keys of a dict that have to be looked into.
+            return None
+
     def matches(self, value: Any) -> bool:
         if type(value) is not self.kind:
             return False
+        if self.held is not None and self.held(value):
+            return True
         items = self.read(value)
         if self.is_short:
             return [*map(type, items)] == self.constants_types and items == self.constants
@@ -274,6 +310,19 @@ class _Elements:
         )
 
 
+def _asked_natively(part: Any) -> Any:
+    if type(part) is _Elements and part.held is not None:
+        return part.held
+    if type(part) is _Equal and type(part.key) is ByHashAndEquality:
+        return part.key.hash
+    return part.matches
+
+
+def native_check(snapshot: Snapshot | None) -> Callable[[Any], bool] | None:
+    """Return what asks the native back end for a match, where it can tell; a no is no answer."""
+    return snapshot.held if type(snapshot) is _Elements else None
+
+
 def _is_hashed(part: Any) -> bool:
     return type(part) is _Equal and type(part.key) is ByHashAndEquality
 
@@ -302,16 +351,29 @@ def _buffer_attributes(value: Any) -> Any:
 # --- Making one -------------------------------------------------------------------------------
 
 
-def snapshots_of(value: Any) -> tuple[Snapshot, Snapshot | None]:
-    """Return a snapshot of a value itself, and one for values that are equal to it, if small."""
+class Snapshots(NamedTuple):
+    """The snapshots of one value.
+
+    - `own`: of the value itself.
+    - `common`: of all values that are equal to it, if it is small.
+    - `is_large`: whether to look into it takes longer than upstream's whole call.
+    """
+
+    own: Snapshot
+    common: Snapshot | None
+    is_large: bool = False
+
+
+def snapshots_of(value: Any) -> Snapshots:
+    """Return the snapshots of a value."""
     if type(value) is tuple and _is_small_and_of(_MARSHALLED_CONSTANTS, value):
         # As below: what most are.
-        return _Same(value, len(value)), _Marshalled(value, len(value))
+        return Snapshots(_Same(value, len(value)), _Marshalled(value, len(value)))
     return _snapshots(value, _survey(value))
 
 
-def snapshots_if_large(value: Any) -> tuple[Snapshot, Snapshot | None] | None:
-    """Return the same of a value that takes longer to look into than upstream's whole call."""
+def snapshots_if_long(value: Any) -> Snapshots | None:
+    """Return the same of a value whose typed key takes so long that it is made once."""
     with contextlib.suppress(Exception):
         if type(value) in (tuple, list) and _is_small_and_of(CONSTANTS, value):
             return None
@@ -322,17 +384,23 @@ def snapshots_if_large(value: Any) -> tuple[Snapshot, Snapshot | None] | None:
     return None
 
 
-def _snapshots(value: Any, survey: "_Survey") -> tuple[Snapshot, Snapshot | None]:
+def _snapshots(value: Any, survey: "_Survey") -> Snapshots:
     whole = _whole(value, survey)
     is_whole = whole is not None and is_constant(value)
     if whole is not None and is_whole and survey.size > LARGEST:
-        return whole, None
+        return Snapshots(whole, None, True)
+    own = common = None
     if survey.is_marshalled and (survey.n_containers > 1 or survey.size > LARGEST):
-        made = common = _Marshalled(value, survey.size)
-    else:
-        made = _looked_into(value)
-        common = _Marshalled(value, survey.size) if survey.is_marshalled else made
-    return whole if whole is not None and is_whole else made, common
+        common = _Marshalled(value, survey.size)
+        if survey.is_large or not survey.is_native:
+            own = common
+    if own is None:
+        own = _looked_into(value)
+        if type(own) is _Keyed and common is not None:
+            own = common
+    if common is None:
+        common = _Marshalled(value, survey.size) if survey.is_marshalled else own
+    return Snapshots(whole if whole is not None and is_whole else own, common, survey.is_large)
 
 
 def compared_by_identity(value: Any) -> Snapshot | None:
@@ -372,29 +440,49 @@ class _Survey(NamedTuple):
 
     - `n`: as many elements as take as long, but for those that hold them.
     - `n_containers`: how many containers those are in.
+    - `n_texts`: how many of them are strings in containers that hold other containers.
+    - `n_native`: as `n`, by the native back end, with items of lists for elements.
     - `is_light`: whether it holds nothing that could die before it.
     - `is_marshalled`: whether `marshal` tells all of it.
+    - `is_native`: whether the native back end compares all of it, by identity.
     """
 
     n: int
     n_containers: int
+    n_texts: int
+    n_native: int
     is_light: bool
     is_marshalled: bool
+    is_native: bool
 
     @property
     def size(self) -> int:
-        """The same as one number."""
-        per_container = 1 if self.is_marshalled else _ELEMENTS_PER_PART
-        return self.n + per_container * max(self.n_containers - 1, 0)
+        """The same as one number, by Python."""
+        if self.is_marshalled:
+            return self.n + _ELEMENTS_PER_TEXT * self.n_texts + self._n_parts
+        return self.n + _ELEMENTS_PER_PART * self._n_parts
+
+    @property
+    def _n_parts(self) -> int:
+        return max(self.n_containers - 1, 0)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether that takes longer than upstream's whole call."""
+        n_native = self.n_native + _ELEMENTS_PER_PART * self._n_parts
+        if self.is_native and n_native <= LARGEST * NATIVE_ELEMENTS:
+            return False
+        return self.size > LARGEST
 
 
 def _survey(value: Any) -> _Survey:
-    n = n_containers = n_texts = 0
+    n = n_containers = n_texts = n_native = 0
     is_light = is_marshalled = True
+    is_native = native_back_end() is not None
 
     def elements_of(part: Any) -> list[Any]:
         """Survey one value, but for the elements that it returns."""
-        nonlocal n, n_containers, n_texts, is_light, is_marshalled
+        nonlocal n, n_containers, n_texts, n_native, is_light, is_marshalled, is_native
         kind = type(part)
         read = reader(kind)
         if read is None:
@@ -402,8 +490,13 @@ def _survey(value: Any) -> _Survey:
             n += atom.n
             is_light = is_light and atom.is_light
             is_marshalled = is_marshalled and atom.is_marshalled
+            is_native = is_native and atom.is_native
             return []
         elements = read(part)
+        native = native_reading(kind, read)
+        is_native = is_native and native is not None
+        if native is not None:
+            n_native += native.cost * len(elements)
         kinds = {*map(type, elements)}
         constants = {kind for kind in kinds if _is_constant_kind(kind)}
         n += len(elements)
@@ -422,21 +515,20 @@ def _survey(value: Any) -> _Survey:
         return parts
 
     walk(value, elements_of)
-    if is_marshalled:
-        n += _ELEMENTS_PER_TEXT * n_texts
-    return _Survey(n, n_containers, is_light, is_marshalled)
+    return _Survey(n, n_containers, n_texts, n_native, is_light, is_marshalled, is_native)
 
 
 def _survey_of_atom(value: Any) -> _Survey:
     kind = type(value)
     if _is_constant_kind(kind):
-        return _Survey(1, 0, True, kind in _MARSHALLED_CONSTANTS)
+        return _Survey(1, 0, 0, 1, True, kind in _MARSHALLED_CONSTANTS, True)
     if kind is bytearray:
-        return _Survey(len(value) // _BYTES_PER_ELEMENT, 0, True, False)
+        return _Survey(len(value) // _BYTES_PER_ELEMENT, 0, 0, 0, True, False, False)
     if kind is np.ndarray:
-        return _Survey(value.nbytes // _BYTES_PER_ELEMENT, 0, not value.dtype.hasobject, False)
-    is_light = compares_by_identity(kind) and not _is_weakly_held(value)
-    return _Survey(1, 0, is_light, False)
+        n = value.nbytes // _BYTES_PER_ELEMENT
+        return _Survey(n, 0, 0, 0, not value.dtype.hasobject, False, False)
+    is_same = compares_by_identity(kind)
+    return _Survey(1, 0, 0, 1, is_same and not _is_weakly_held(value), False, is_same)
 
 
 def _is_weakly_held(value: Any) -> bool:
