@@ -1,9 +1,15 @@
-"""A lock that no signal handler and no profiler's hook leaves locked, wherever it comes."""
+"""A lock that no signal handler and no profiler's hook leaves locked, wherever it comes.
+
+And, without one, what is alive of a set to which other threads add.
+"""
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+T = TypeVar("T")
 
 _WITH = ("__enter__", "__exit__")
 
@@ -41,3 +47,13 @@ class Lock(_Held):
         lock = threading.RLock()
         super().__init__(lock.__enter__, lock.__exit__)
         self.attempt = _Held(functools.partial(lock.acquire, blocking=False), lock.__exit__)
+
+
+def alive(objects: weakref.WeakSet[T]) -> list[T]:
+    """Return the objects in a set, to which another thread may add at any moment."""
+    while True:
+        try:
+            return [*objects]
+        except RuntimeError:
+            # It did.
+            continue

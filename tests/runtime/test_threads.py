@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 
 import equinox as eqx
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import eqxjit
+from eqxjit._lock import alive
 from eqxjit._runtime import dispatch as _dispatch
 from tests.support.models import Scaled
 from tests.support.sides import CALLS, both
@@ -481,3 +483,17 @@ def test_warm_calls_change_no_global_state_as_another_thread_sees_it(donate):
     race(work, threads=2)
     assert sum(states.values()) > 10
     assert len(states) == 1
+
+
+def test_what_is_alive_is_found_while_others_are_added():
+    class Racing(weakref.WeakSet):
+        raced = False
+
+        def __iter__(self):
+            if not self.raced:
+                self.raced = True
+                raise RuntimeError("Set changed size during iteration")
+            return super().__iter__()
+
+    objects = [threading.Thread() for _ in range(3)]
+    assert {*map(id, alive(Racing(objects)))} == {*map(id, objects)}

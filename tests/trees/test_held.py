@@ -123,16 +123,19 @@ def test_another_object_matches_if_it_holds_the_same(change):
 
 
 def test_an_object_at_the_address_of_a_dead_one_is_no_other():
-    value = [Same(), 1]
-    check, address = checked(value), id(value[0])
-    for _ in range(1_000):
+    n_there = 0
+    # Which of them come there differs between versions of Python.
+    for make in (Same, lambda: lambda: 1):
+        value = [make(), 1]
+        check, address = checked(value), id(value[0])
         value[0] = None
-        value[0] = Same()
-        if id(value[0]) == address:
-            break
-    # Sanitizers see to it that none comes there.
-    assert id(value[0]) == address or "PYTHONMALLOC" in os.environ
-    assert check(value) is False
+        others = [make() for _ in range(1_000)]
+        there = [other for other in others if id(other) == address]
+        n_there += len(there)
+        for value[0] in there:
+            assert check(value) is False
+    # Sanitizers see to it that none does.
+    assert n_there or "PYTHONMALLOC" in os.environ
     # What is told by its hash alone is kept.
     value = [Changing()]
     check, ref = checked(value), weakref.ref(value[0])

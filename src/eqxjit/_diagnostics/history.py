@@ -10,7 +10,7 @@ from typing import Any
 from .._code.call_site import CallSite, call_site
 from .._code.place import Place
 from .._compat import trace_configuration
-from .._lock import Lock
+from .._lock import Lock, alive
 from .._plan.check import first_mismatch
 from .._runtime.entry import CacheEntry
 from .._runtime.events import LOWERING, TRACING, observers
@@ -212,7 +212,7 @@ class History:
         """Measure a trace, and notify observers and the log."""
         if request is not None:
             measure(record, request)
-        for observer in tuple(observers):
+        for observer in alive(observers):
             observer.traced(record)
         log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
@@ -263,7 +263,7 @@ class History:
             return far + len(configuration_differences(earlier.configuration, trace.configuration))
 
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
-        begun = sorted(self._begun, key=lambda earlier: earlier.number)
+        begun = sorted(alive(self._begun), key=lambda earlier: earlier.number)
         latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
         return min(latest, key=how_far, default=None)
 

@@ -14,7 +14,7 @@ import jax
 from .._code import html
 from .._code.place import Place
 from .._compat import clear_with_equinox
-from .._lock import Lock
+from .._lock import Lock, alive
 from .._plan.signature import Signature
 from .._trees.given import referents
 from .._trees.key_cache import TracedObjects
@@ -354,7 +354,7 @@ _homeless = _FunctionCaches(None)
 
 def _clear_tables() -> None:
     # As upstream: a living wrapper keeps what was compiled for it, a new one has it compiled anew.
-    for table in tuple(_tables):
+    for table in alive(_tables):
         with table.lock:
             table.by_key.clear()
 

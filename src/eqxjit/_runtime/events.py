@@ -21,6 +21,7 @@ import jax
 
 from .._code.tracebacks import OUR_FILES
 from .._compat import jaxpr_lowered_in, module_compiled_in
+from .._lock import alive
 from .counter import Attempt, TooManyTracesError, TraceCounter
 from .donation import hide_donation_warning
 from .effects import may_raise
@@ -157,7 +158,7 @@ def _push_phase() -> _Phase:
 
 def _begin_phase(function: str, phase: str) -> _Phase:
     begun = _push_phase()
-    for observer in tuple(observers):
+    for observer in alive(observers):
         observer.begun(function, phase)
     return begun
 
@@ -169,7 +170,7 @@ def _end_phase(function: str, phase: str, seconds: float, from_cache: bool = Fal
         ended.show_warning()
     if _state.phases:
         _state.phases[-1].nested += seconds
-    for observer in tuple(observers):
+    for observer in alive(observers):
         observer.ended(function, phase, max(0.0, seconds - nested), from_cache)
 
 

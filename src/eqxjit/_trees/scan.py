@@ -48,6 +48,9 @@ _LEAVES = frozenset(
 # From so many items on, a sequence is asked whether all are alike.
 _FEW = 8
 
+# Tuples nested in tuples more deeply than this have a flat key.
+_DEEPEST_MARK = 50
+
 # More of them may go in a circle.
 _MAX_NODES = 100_000
 
@@ -169,16 +172,19 @@ def scan(pytree: Any, traced: TracedObjects | None = None) -> Scanned | None:
     return None
 
 
-def _mark(value: Any, known_by_address: list[Any], traced: TracedObjects | None) -> Hashable:
+def _mark(
+    value: Any, known_by_address: list[Any], traced: TracedObjects | None, depth: int = 0
+) -> Hashable:
     """Return what stands in a key for a static value, given its type."""
     kind = type(value)
     if kind in _BY_VALUE or (kind is float and value and value == value):
         return value
-    if kind is tuple and len(value) < _FEW:
+    if kind is tuple and len(value) < _FEW and depth < _DEEPEST_MARK:
         kinds = tuple(map(type, value))
         if _BY_VALUE.issuperset(kinds):
             return (kinds, value)
-        marks = tuple([_mark(element, known_by_address, traced) for element in value])
+        below = depth + 1
+        marks = tuple([_mark(element, known_by_address, traced, below) for element in value])
         return (kinds, marks)
     if kind.__eq__ is not object.__eq__:
         # A dtype's own `==` tells as much as its typed key.
