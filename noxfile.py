@@ -1,6 +1,7 @@
 """The checks of `.ci/run` one by one, on every Python: `nox -s tests-3.12`, `nox -s lint`."""
 
 import re
+import sysconfig
 from pathlib import Path
 
 import nox
@@ -64,7 +65,27 @@ def sanitizers(session: nox.Session) -> None:
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "PYTHONMALLOC": "malloc",
     }
-    session.run("pytest", "-n0", "tests/plan/test_native.py", "tests/plan/test_plan.py", env=env)
+    files = ["tests/plan/test_native.py", "tests/plan/test_plan.py", "tests/trees/test_held.py"]
+    session.run("pytest", "-n0", *files, env=env)
+
+
+@nox.session
+def analyze(session: nox.Session) -> None:
+    """Analyse the native back end by clang-tidy."""
+    session.install("clang-tidy")
+    # Python's own macros are full of the last two.
+    checks = (
+        "-*,clang-analyzer-*,bugprone-*,cert-*,performance-*,-bugprone-easily-swappable-parameters,"
+        "-bugprone-signed-bitwise,-bugprone-multi-level-implicit-pointer-conversion"
+    )
+    session.run(
+        "clang-tidy",
+        f"--checks={checks}",
+        "--warnings-as-errors=*",
+        "src/eqxjit/_native.c",
+        "--",
+        f"-isystem{sysconfig.get_path('include')}",
+    )
 
 
 @nox.session(python=PYTHONS)

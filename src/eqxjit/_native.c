@@ -327,13 +327,13 @@ are_items_same(Held *self, PyObject *value)
     }
     Py_ssize_t n = self->n;
     if (PySequence_Fast_GET_SIZE(value) != n ||
-        (n && memcmp(PySequence_Fast_ITEMS(value), self->addresses, n * sizeof(PyObject *)))) {
+        (n && memcmp(PySequence_Fast_ITEMS(value), self->addresses, n * sizeof(PyObject *)) != 0)) {
         return 0;
     }
     Py_ssize_t n_parts = PyTuple_GET_SIZE(self->parts);
     for (Py_ssize_t seen = 0; seen < n_parts;) {
         Py_ssize_t i = self->places[seen];
-        if (i >= PySequence_Fast_GET_SIZE(value)) {
+        if (i < 0 || i >= PySequence_Fast_GET_SIZE(value)) {
             return 0;
         }
         int same = is_element_same(self, i, PySequence_Fast_GET_ITEM(value, i), &seen);
