@@ -429,3 +429,61 @@ def test_python_serves_without_it(setting, prelude):
         assert "bind_match" not in f.specialized_source()
         """
     )
+
+
+@pytest.mark.parametrize(
+    ("create", "expected"),
+    [
+        ("_testcapi.run_in_subinterp(program)", {"works"}),
+        ("interpreters.run_string(interpreters.create(), program)", {"refused", "works"}),
+    ],
+)
+def test_other_interpreters_have_their_own_or_none(create, expected):
+    """One that shares the GIL may have it; JAX itself can't be imported in either."""
+    pytest.importorskip("_testcapi")
+    printed = run(
+        f"""
+        import importlib, importlib.util
+        import _testcapi
+
+        program = '''if True:
+            from importlib.machinery import ExtensionFileLoader
+            from importlib.util import module_from_spec, spec_from_loader
+
+            loader = ExtensionFileLoader("eqxjit._native", {_native.__file__!r})
+            try:
+                module = module_from_spec(spec_from_loader(loader.name, loader))
+                loader.exec_module(module)
+                same = module.Held(list, 0, (), (value := 10**9,), (), [], value)
+                print("works" if same([value]) and not same([1]) else "is wrong", flush=True)
+            except ImportError:
+                print("refused", flush=True)
+        '''
+        names = ("_interpreters", "_xxsubinterpreters")
+        [name, *_] = filter(importlib.util.find_spec, names)
+        interpreters = importlib.import_module(name)
+        {create}
+        """
+    )
+    assert printed.strip() in (
+        expected if sys.version_info < (3, 12) or "run_in" in create else {"refused"}
+    )
+
+
+@pytest.mark.parametrize("what", ["calls", "misses"])
+def test_a_million_calls_keep_nothing(what):
+    model = {"layers": [Layer(X, [X, 1.5], (i, [i])) for i in range(2)], "d": {"a": X}}
+    f = eqxjit.filter_jit(lambda t, x: (t, x))
+    for _ in range(CALLS):
+        f(model, X)
+    assert is_native(f)
+    [match] = _found(_native.Match, lambda match: match(model, X))
+    arguments = (model, X if what == "calls" else 1)
+    for _ in range(1_000):
+        match(*arguments)
+    objects = [model, *model["layers"], X, model["layers"][0].config, Layer, 1.5]
+    before, n_blocks = _counts(objects), sys.getallocatedblocks()
+    for _ in range(1_000_000):
+        match(*arguments)
+    assert _counts(objects) == before
+    assert abs(sys.getallocatedblocks() - n_blocks) < 1_000
