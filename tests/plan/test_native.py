@@ -250,6 +250,24 @@ def test_each_call_gets_its_own_static_objects_back():
     assert is_native(f)
 
 
+def test_a_static_container_is_compared_by_what_it_holds_then_by_its_key():
+    def model(config):
+        return Layer(X, [X], config)
+
+    f = eqxjit.filter_jit(lambda t: t.weight * 2)
+    config = [[1, 2.5], {"a": (1,)}]
+    for _ in range(CALLS):
+        f(model(config))
+    assert is_native(f)
+    [match] = _found(_native.Match, lambda match: match(model(config)))
+    # Equal, with elements of its own.
+    assert match(model([[1, float("2.5")], {"a": (1,)}])) is not None
+    for changed in ([[1, 2.5]], [[1, 2.5], {"a": (True,)}], ([1, 2.5], {"a": (1,)}), None):
+        assert match(model(changed)) is None
+    config[0][0] = True
+    assert match(model(config)) is None
+
+
 def test_an_interrupt_in_a_guard_is_the_callers(hook):
     f = eqxjit.filter_jit(lambda t, x: x * 2)
     for _ in range(CALLS):

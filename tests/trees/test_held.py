@@ -82,6 +82,7 @@ CHANGES = {
     "an entry": (lambda: {"a": 1, "b": [2]}, lambda v: v.update(a=1.0)),
     "a list in a dict": (lambda: {"a": 1, "b": [2]}, lambda v: v["b"].append(2)),
     "a key": (lambda: {"a": 1, "b": [2]}, lambda v: (v.pop("b"), v.update(c=[2]))),
+    "a key alone": (lambda: {"a": 1, "b": 2}, lambda v: v.update(c=v.pop("b"))),
     "the order": (lambda: {"a": 1, "b": [2]}, _reorder),
     "a count": (lambda: collections.Counter("aab"), lambda v: v.update("b")),
     "a set": (lambda: [{1, 2, 3}], lambda v: v[0].add(4)),
@@ -144,10 +145,10 @@ def test_an_object_at_the_address_of_a_dead_one_is_no_other():
     del check
     assert ref() is None
     # A number that is kept has its address for itself.
-    value = [10**9, [1]]
+    value = [int("1000000000"), [1]]
     check, address = checked(value), id(value[0])
     del value[0]
-    others = [10**9 + i for i in range(1_000)]
+    others = [int("1000000000") + i for i in range(1_000)]
     assert address not in map(id, others)
     assert check([others[0], value[0]]) is False
 
