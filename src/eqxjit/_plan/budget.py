@@ -16,6 +16,9 @@ _MANY_NODES = 200
 # The share of it for planning and writing; to compile the source, and to try it, is the rest.
 _WRITING = 0.6
 
+# Asking for the time takes longer than planning a node.
+_TICKS = 16
+
 _SAMPLE = "a = b if c is d and e[0].f == 1 else (g, h)\n" * 100
 
 
@@ -29,7 +32,7 @@ class Budget:
     - `seconds`: how many there are to spend.
     """
 
-    __slots__ = ("_start", "seconds")
+    __slots__ = ("_start", "_ticks", "seconds")
 
     def __init__(self, first_call: float, n_nodes: int):
         """
@@ -41,6 +44,7 @@ class Budget:
         self.seconds = min(max(first_call, _SHORTEST_SECONDS), _LONGEST_SECONDS)
         if n_nodes < _MANY_NODES:
             self.seconds = math.inf
+        self._ticks = 0
         self._start = time.thread_time()
 
     @property
@@ -49,8 +53,9 @@ class Budget:
         return time.thread_time() - self._start
 
     def check_writing(self) -> None:
-        """Raise `TooLong` if writing the source takes too long."""
-        if self.spent > self.seconds * _WRITING:
+        """Raise `TooLong` if planning or writing takes too long; called often."""
+        self._ticks += 1
+        if self._ticks % _TICKS == 0 and self.spent > self.seconds * _WRITING:
             raise TooLong
 
     def check_compiling(self, source: str, seconds_after: float) -> None:
