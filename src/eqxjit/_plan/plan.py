@@ -390,7 +390,7 @@ Output = (
 
 
 class Passed(enum.Enum):
-    """How a call fills a parameter."""
+    """The way in which a call fills a parameter."""
 
     BY_POSITION = enum.auto()
     BY_NAME = enum.auto()

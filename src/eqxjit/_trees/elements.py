@@ -100,7 +100,7 @@ def reader(kind: type) -> Reader | None:
 
 
 class NativeReading(NamedTuple):
-    """How the native back end reads the elements of a container.
+    """The way in which the native back end reads the elements of a container.
 
     - `op`: the number of it in `_native.c`.
     - `cost`: comparing an element takes as long as comparing so many items of a list.

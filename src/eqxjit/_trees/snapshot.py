@@ -468,7 +468,7 @@ class _Survey(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Whether that takes longer than upstream's whole call."""
+        """True if that takes longer than upstream's whole call."""
         n_native = self.n_native + _ELEMENTS_PER_PART * self._n_parts
         if self.is_native and n_native <= LARGEST * NATIVE_ELEMENTS:
             return False
