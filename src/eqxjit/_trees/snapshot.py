@@ -9,6 +9,7 @@ identity, as typed keys do.
 import collections
 import contextlib
 import marshal
+import math
 import operator
 import types
 import weakref
@@ -48,6 +49,10 @@ _ELEMENTS_PER_TEXT = 3
 
 # Its keys are read in two orders, of which one is kept in a linked list.
 _ELEMENTS_PER_ORDERED_KEY = 3
+
+# Up to so many times as large as what is looked into in each call, natively, an object that isn't
+# the traced one is compared natively, too. Larger ones take too long to take a snapshot of.
+_LARGEST_OWN = 2
 
 # The native back end compares so many items of a list in the time of one element.
 NATIVE_ELEMENTS = 10
@@ -392,7 +397,7 @@ def _snapshots(value: Any, survey: "_Survey") -> Snapshots:
     own = common = None
     if survey.is_marshalled and (survey.n_containers > 1 or survey.size > LARGEST):
         common = _Marshalled(value, survey.size)
-        if survey.is_large or not survey.is_native:
+        if survey.native_size > _LARGEST_OWN * LARGEST * NATIVE_ELEMENTS:
             own = common
     if own is None:
         own = _looked_into(value)
@@ -469,10 +474,14 @@ class _Survey(NamedTuple):
     @property
     def is_large(self) -> bool:
         """True if that takes longer than upstream's whole call."""
-        n_native = self.n_native + _ELEMENTS_PER_PART * self._n_parts
-        if self.is_native and n_native <= LARGEST * NATIVE_ELEMENTS:
-            return False
-        return self.size > LARGEST
+        return self.size > LARGEST and self.native_size > LARGEST * NATIVE_ELEMENTS
+
+    @property
+    def native_size(self) -> float:
+        """The same as `size`, by the native back end, in items of lists; infinite if it can't."""
+        if not self.is_native:
+            return math.inf
+        return self.n_native + _ELEMENTS_PER_PART * self._n_parts
 
 
 def _survey(value: Any) -> _Survey:
