@@ -14,8 +14,9 @@ from .partition import DYNAMIC
 # From this many equal items on, generated code loops over them.
 SHORTEST_RUN = 4
 
-# Deeper structures are left to the generic path, which recurses in C++.
-MAX_DEPTH = 100
+# Deeper structures are left to the generic path, which recurses in C++. (So does Python leave those
+# of some 100 levels, in generated source.)
+MAX_DEPTH = 200
 
 
 class TooDeep(Exception):
