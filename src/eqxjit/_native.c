@@ -265,13 +265,15 @@ typedef enum {
 } Reading;
 
 /* An address tells of an object that lives. So each element is kept, or is in a part that is looked
-   into, or is dead as soon as died isn't empty. */
+   into, or is dead as soon as died isn't empty. Garbage collection notes nobody's death in a died
+   that is garbage itself, but clears its weak references, alive among them. */
 typedef struct {
     Callable head;
     PyObject *cls;
     int reading;
     PyObject *names;       /* a tuple */
     PyObject *died;        /* a list: of those that aren't kept, those that are dead */
+    PyObject *alive;       /* a weak reference to what nobody else holds; or None */
     PyObject *keeps;       /* what keeps the others alive, and notes who died */
     PyObject *parts;       /* a tuple: each what is asked of one element */
     Py_ssize_t *places;    /* of those elements, the first first */
@@ -290,12 +292,15 @@ is_part_same(Held *self, PyObject *part, PyObject *element)
     if (PyType_Check(part)) {
         return (PyObject *)Py_TYPE(element) == part;
     }
-    if (PyLong_CheckExact(part)) {
+    if (PyTuple_CheckExact(part) && PyTuple_GET_SIZE(part) == 2) {
+        if ((PyObject *)Py_TYPE(element) != PyTuple_GET_ITEM(part, 0)) {
+            return 0;
+        }
         Py_hash_t hash = PyObject_Hash(element);
         if (hash == -1) {
             return -1;
         }
-        Py_ssize_t expected = PyLong_AsSsize_t(part);
+        Py_ssize_t expected = PyLong_AsSsize_t(PyTuple_GET_ITEM(part, 1));
         return expected == -1 && PyErr_Occurred() ? -1 : hash == expected;
     }
     return holds(part, element);
@@ -419,10 +424,27 @@ are_attributes_same(Held *self, PyObject *value)
 }
 
 static int
+is_garbage(Held *self)
+{
+    if (self->alive == Py_None) {
+        return 0;
+    }
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *kept = NULL;
+    int lives = PyWeakref_GetRef(self->alive, &kept);
+    Py_XDECREF(kept);
+    return lives <= 0;
+#else
+    return PyWeakref_GetObject(self->alive) == Py_None;
+#endif
+}
+
+static int
 held_is(Held *self, PyObject *value)
 {
-    /* Its cycle is being collected if it has no class. */
-    if ((PyObject *)Py_TYPE(value) != self->cls || PyList_GET_SIZE(self->died) != 0) {
+    /* It has no class before it is whole, and once its cycle is collected. */
+    if ((PyObject *)Py_TYPE(value) != self->cls || PyList_GET_SIZE(self->died) != 0 ||
+        is_garbage(self)) {
         return 0;
     }
     if (Py_EnterRecursiveCall(" while comparing static objects")) {
@@ -501,11 +523,15 @@ static PyObject *
 held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     int reading;
-    PyObject *cls, *names, *elements, *parts, *died, *keeps;
+    PyObject *cls, *names, *elements, *parts, *died, *alive, *keeps;
     if (has_keywords(type, kwargs) ||
-        !PyArg_ParseTuple(args, "O!iO!O!O!O!O:Held", &PyType_Type, &cls, &reading, &PyTuple_Type,
+        !PyArg_ParseTuple(args, "O!iO!O!O!O!OO:Held", &PyType_Type, &cls, &reading, &PyTuple_Type,
                           &names, &PyTuple_Type, &elements, &PyTuple_Type, &parts, &PyList_Type,
-                          &died, &keeps)) {
+                          &died, &alive, &keeps)) {
+        return NULL;
+    }
+    if (alive != Py_None && !PyWeakref_CheckRef(alive)) {
+        PyErr_SetString(PyExc_TypeError, "alive must be a weak reference, or None");
         return NULL;
     }
     Py_ssize_t n = PyTuple_GET_SIZE(elements);
@@ -520,10 +546,10 @@ held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     self->head.vectorcall = held_call;
-    self->cls = Py_NewRef(cls);
     self->reading = reading;
     self->names = Py_NewRef(names);
     self->died = Py_NewRef(died);
+    self->alive = Py_NewRef(alive);
     self->keeps = Py_NewRef(keeps);
     self->n = n;
     self->addresses = PyMem_Calloc(n ? (size_t)n : 1, sizeof(PyObject *));
@@ -537,6 +563,7 @@ held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (held_take_parts(self, parts) < 0) {
         goto error;
     }
+    self->cls = Py_NewRef(cls);
     return (PyObject *)self;
 
 error:
@@ -551,6 +578,7 @@ held_traverse(Held *self, visitproc visit, void *arg)
     Py_VISIT(self->cls);
     Py_VISIT(self->names);
     Py_VISIT(self->died);
+    Py_VISIT(self->alive);
     Py_VISIT(self->keeps);
     Py_VISIT(self->parts);
     return 0;
@@ -562,6 +590,7 @@ held_clear(Held *self)
     Py_CLEAR(self->cls);
     Py_CLEAR(self->names);
     Py_CLEAR(self->died);
+    Py_CLEAR(self->alive);
     Py_CLEAR(self->keeps);
     Py_CLEAR(self->parts);
     PyMem_Free(self->places);
@@ -573,10 +602,11 @@ held_clear(Held *self)
 }
 
 static PyType_Slot held_slots[] = {
-    {Py_tp_doc, "Held(cls, reading, names, elements, parts, died, keeps): called with an object,\n"
-                "returns whether it is of that class and holds those very elements. Each of parts,\n"
-                "as (place, part), is asked of one of them, too: a Held, a class that it must have,\n"
-                "its hash, or a predicate. Once something is in died, the answer is no."},
+    {Py_tp_doc, "Held(cls, reading, names, elements, parts, died, alive, keeps): called with an\n"
+                "object, returns whether it is of that class and holds those very elements. Each of\n"
+                "parts, as (place, part), is asked of one of them, too: a Held, a class that it must\n"
+                "have, its class and hash, or a predicate. Once something is in died, or alive is\n"
+                "dead, the answer is no."},
     {Py_tp_new, held_new},
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_members, callable_members},
@@ -1261,12 +1291,12 @@ rebuild_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     self->head.vectorcall = rebuild_call;
-    self->program = (Program *)Py_NewRef(program);
     self->dict_name = PyUnicode_InternFromString("__dict__");
     if (self->dict_name == NULL) {
         Py_DECREF(self);
         return NULL;
     }
+    self->program = (Program *)Py_NewRef(program);
     return (PyObject *)self;
 }
 

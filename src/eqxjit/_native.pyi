@@ -1,5 +1,6 @@
 """What `_native.c` offers."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ class Held:
         elements: tuple[Any, ...],
         parts: tuple[tuple[int, Any], ...],
         died: list[Any],
+        alive: weakref.ref[Any] | None,
         keeps: Any,
         /,
     ) -> None: ...

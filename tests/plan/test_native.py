@@ -472,7 +472,7 @@ def test_other_interpreters_have_their_own_or_none(create, expected):
             try:
                 module = module_from_spec(spec_from_loader(loader.name, loader))
                 loader.exec_module(module)
-                same = module.Held(list, 0, (), (value := 10**9,), (), [], value)
+                same = module.Held(list, 0, (), (value := 10**9,), (), [], None, value)
                 print("works" if same([value]) and not same([1]) else "is wrong", flush=True)
             except ImportError:
                 print("refused", flush=True)

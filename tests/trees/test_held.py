@@ -42,13 +42,21 @@ class Other(Same):
     pass
 
 
+class Slots:
+    __slots__ = ()
+
+
+class OtherSlots:
+    __slots__ = ()
+
+
 class Point(tuple):
     __slots__ = ()
 
 
 def checked(value):
     """It outlives the snapshot."""
-    check = native_check(snapshots_of(value).own)
+    check: Any = native_check(snapshots_of(value).own)
     assert type(check) is _native.Held
     assert check(value) is True
     return check
@@ -65,6 +73,10 @@ class Changing:
 
     def __eq__(self, other):
         return type(other) is Changing and other.number == self.number
+
+
+class AlsoChanging(Changing):
+    pass
 
 
 def _reorder(entries):
@@ -100,6 +112,14 @@ CHANGES = {
     "a deque": (lambda: [collections.deque([1])], lambda v: v[0].append(1)),
     "an object": (lambda: [Same(), 1], lambda v: v.__setitem__(0, Same())),
     "a class": (lambda: [1, Same()], lambda v: setattr(v[1], "__class__", Other)),
+    "a class, of an object that can't be referred to weakly": (
+        lambda: [1, Slots()],
+        lambda v: setattr(v[1], "__class__", OtherSlots),
+    ),
+    "a class, with the same hash": (
+        lambda: [Changing()],
+        lambda v: setattr(v[0], "__class__", AlsoChanging),
+    ),
     "a function": (lambda: {"a": lambda: 1}, lambda v: v.update(a=lambda: 1)),
 }
 
@@ -151,6 +171,55 @@ def test_an_object_at_the_address_of_a_dead_one_is_no_other():
     others = [int("1000000000") + i for i in range(1_000)]
     assert address not in map(id, others)
     assert check([others[0], value[0]]) is False
+
+
+@pytest.mark.parametrize("make", [Same, lambda: lambda: 1])
+def test_a_death_in_the_garbage_that_it_is_in_itself(make):
+    """Garbage collection calls no callback of a weak reference that is garbage, too."""
+    answers = []
+
+    def last(check, value, address):
+        try:
+            yield
+        finally:
+            value[0] = None
+            others = [make() for _ in range(1_000)]
+            for value[0] in [other for other in others if id(other) == address]:
+                answers.append(check(value))
+
+    for _ in range(20):
+        value = [make(), 1]
+        value[0].cycle = [value]
+        cycle = [checked(value), snapshots_of(value).own.matches]
+        for check in cycle:
+            value[0].cycle.append(generator := last(check, value, id(value[0])))
+            next(generator)
+        value[0].cycle.append(cycle)
+        del value, cycle, check, generator
+        gc.collect()
+    assert True not in answers
+
+
+def test_it_says_no_before_it_is_whole():
+    value, answers = [[i] for i in range(50)], []
+
+    def look(phase, _):
+        found = [each for each in gc.get_objects() if type(each) is _native.Held]
+        answers.extend(held(value) for held in found)
+
+    parts = tuple((i, list) for i in range(50))
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(look)
+    try:
+        gc.set_threshold(1)
+        for n in range(8):
+            # So that a collection comes at each of its allocations.
+            others = [[] for _ in range(n)]
+            held = _native.Held(list, 0, (), tuple(value), parts, others[n:], None, None)
+    finally:
+        gc.callbacks.remove(look)
+        gc.set_threshold(*thresholds)
+    assert held(value)
 
 
 MUTATIONS = {
@@ -217,7 +286,7 @@ def test_every_allocation_may_fail():
     testcapi = pytest.importorskip("_testcapi")
     value = {"a": [1, {2}], "b": Settings(1, [2])}
     check = checked(value)
-    arguments = (list, 0, (), (1, [2]), ((1, check),), [], None)
+    arguments = (list, 0, (), (1, [2]), ((1, check),), [], None, None)
     for action in (lambda: check(value), lambda: _native.Held(*arguments)):
         for n in range(60):
             result = None
@@ -233,13 +302,13 @@ def test_every_allocation_may_fail():
 
 
 def test_wrong_arguments_are_refused():
-    right = (list, 0, (), (1, [2]), ((1, bool),), [], None)
+    right = (list, 0, (), (1, [2]), ((1, bool),), [], None, None)
     held = _native.Held(*right)
     assert held([]) is False
     for arguments, more in [((), {}), (([], []), {}), (([],), {"value": 1})]:
         with pytest.raises(TypeError):
             held(*arguments, **more)
-    wrong = {0: [1], 1: [5, -1, "0"], 2: [["a"]], 3: [[1]], 5: [()]}
+    wrong = {0: [1], 1: [5, -1, "0"], 2: [["a"]], 3: [[1]], 5: [()], 6: [1]}
     wrong[4] = [((2, bool),), ((-1, bool),), ((1, bool), (1, bool)), (1,), ((1,),), [(1, bool)]]
     for place, values in wrong.items():
         for value in values:
@@ -247,10 +316,13 @@ def test_wrong_arguments_are_refused():
             arguments[place] = value
             with pytest.raises((TypeError, ValueError)):
                 _native.Held(*arguments)
+    for part in [(list,), (list, "1"), (1, 2, 3)]:
+        with pytest.raises(TypeError):
+            _native.Held(list, 0, (), (value := [],), ((0, part),), [], None, None)([value])
     for reading, names in [(2, ()), (3, ()), (4, ("a",))]:
         # A part that is a key, or another number of names than of attributes.
         with pytest.raises(ValueError, match="out of"):
-            _native.Held(dict, reading, names, (1, 2), ((0, bool),), [], None)
+            _native.Held(dict, reading, names, (1, 2), ((0, bool),), [], None, None)
     with pytest.raises(TypeError):
         _native.Held(*right, more=1)
 
@@ -259,17 +331,17 @@ def test_cycles_are_collected():
     held = []
     gc.collect()
     n_before = sum(type(each) is _native.Held for each in gc.get_objects())
-    held.append(_native.Held(list, 0, (), (1,), ((0, held.append),), held, None))
+    held.append(_native.Held(list, 0, (), (1,), ((0, held.append),), held, None, None))
     del held
     gc.collect()
     assert sum(type(each) is _native.Held for each in gc.get_objects()) == n_before
 
 
 def test_nesting_that_is_too_deep_raises():
-    value, check = [1], _native.Held(list, 0, (), (1,), (), [], None)
+    value, check = [1], _native.Held(list, 0, (), (1,), (), [], None, None)
     for _ in range(100_000):
         value = [value]
-        check = _native.Held(list, 0, (), (value[0],), ((0, check),), [], None)
+        check = _native.Held(list, 0, (), (value[0],), ((0, check),), [], None, None)
     with pytest.raises(RecursionError):
         check(value)
     # Taken apart from outside: Python frees lists in lists without a stack of its own.

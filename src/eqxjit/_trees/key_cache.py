@@ -79,8 +79,11 @@ class KnownKey:
 
     def is_learned(self, value: Any) -> bool:
         """Return whether there is a snapshot of this very object, as it is."""
-        snapshot = self._by_id.get(id(value))
-        return snapshot is not None and snapshot.matches(value)
+        try:
+            snapshot = self._by_id.get(id(value))
+            return snapshot is not None and snapshot.matches(value)
+        except Exception:
+            return False
 
     def learn(self, value: Any) -> None:
         """Take snapshots of a value, if this is its key."""

@@ -11,7 +11,6 @@ import contextlib
 import marshal
 import math
 import operator
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -57,8 +56,8 @@ _LARGEST_OWN = 2
 # The native back end compares so many items of a list in the time of one element.
 NATIVE_ELEMENTS = 10
 
-# Their objects' classes can't be assigned to.
-_FIXED_CLASSES = frozenset({types.FunctionType, types.BuiltinFunctionType, type})
+# CPython's flags of a class that is made at run time, and of one that can't be changed even so.
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 _OBJECTS = np.dtype(object)
 
@@ -100,6 +99,20 @@ class _Same:
 
     def matches(self, value: Any) -> bool:
         return value is self.value
+
+
+class _SameOfClass:
+    """An object that compares by identity, while it is of its class, which can be assigned to."""
+
+    __slots__ = ("kind", "value")
+    size = 1
+
+    def __init__(self, value: Any):
+        self.value = value
+        self.kind = type(value)
+
+    def matches(self, value: Any) -> bool:
+        return value is self.value and type(value) is self.kind
 
 
 class _SameWeakly:
@@ -182,25 +195,34 @@ class _Keyed:
         return bool(whole_key(value) == self.key)
 
 
+class _Token:
+    """An object that lives as long as who refers to it."""
+
+    __slots__ = ("__weakref__",)
+
+
 class _Elements:
     """The elements of a container: by identity, or else constants by type and `==`.
 
     - `addresses`: those of all elements, in one string.
     - `constants`: those that are held on to, with `None` in the place of the others.
     - `held`: asks the native back end whether they are all the same; None where it can't tell.
-    - `weak`: references to those that compare by identity; `died` has those that are dead.
+    - `weak`: references to those that compare by identity; `died` has those that are dead. If this
+        is garbage, nobody's death is noted: `alive` is a weak reference that is cleared then.
     - `parts`: the snapshots of those that have to be looked into, by position; `hashed` are the
-        positions of those whose own `hash` tells while they are the same, with their `hashes`, and
-        `others` the rest.
+        positions of those whose own `hash` tells while they are the same, with their classes and
+        `hashes`, and `others` the rest.
     """
 
     __slots__ = (
         "addresses",
+        "alive",
         "constants",
         "constants_types",
         "died",
         "has_fixed_classes",
         "hashed",
+        "hashed_types",
         "hashes",
         "held",
         "is_short",
@@ -209,6 +231,7 @@ class _Elements:
         "parts",
         "read",
         "size",
+        "token",
         "weak",
         "weak_places",
         "weak_types",
@@ -228,12 +251,15 @@ class _Elements:
         self.parts = [*parts.items()]
         self.others = [pair for pair in self.parts if not _is_hashed(pair[1])]
         self.hashed = [index for index, part in self.parts if _is_hashed(part)]
+        self.hashed_types = [type(elements[index]) for index in self.hashed]
         self.hashes = [parts[index].key.hash for index in self.hashed]
         self.size = len(elements) + sum([part.size for part in parts.values()])
         self.died: list[weakref.ref[Any]] = []
         self.weak = [weakref.ref(elements[index], self.died.append) for index in weak]
+        self.token = _Token()
+        self.alive = weakref.ref(self.token, self.died.append) if weak else None
         self.weak_types = [type(elements[index]) for index in weak]
-        self.has_fixed_classes = {*self.weak_types} <= _FIXED_CLASSES
+        self.has_fixed_classes = all(map(_has_fixed_class, {*self.weak_types}))
         self.held = self._native(elements, parts, weak)
         #: Mostly the values of a dict: next to each other.
         self.weak_places = slice(weak[0], weak[-1] + 1) if weak else slice(0)
@@ -258,7 +284,7 @@ class _Elements:
         asked: dict[int, Any] = {index: _asked_natively(part) for index, part in parts.items()}
         for index in weak:
             kind = type(elements[index])
-            if kind not in _FIXED_CLASSES:
+            if not _has_fixed_class(kind):
                 asked[index] = kind
         try:
             return back_end.Held(
@@ -268,8 +294,9 @@ class _Elements:
                 tuple(elements),
                 tuple(sorted(asked.items())),
                 self.died,
+                self.alive,
                 # What outlives this object; not `self`, for the sake of no cycle.
-                (elements, self.weak, parts),
+                (elements, self.weak, parts, self.token),
             )
         except ValueError:
             # Keys of a dict that have to be looked into.
@@ -286,9 +313,12 @@ class _Elements:
         if len(items) != len(self.constants):
             return False
         # The address of an object that died may be another's by now.
-        are_same = not self.died and _addresses(items) == self.addresses
-        if are_same and [hash(items[index]) for index in self.hashed] != self.hashes:
-            return False
+        is_told = not self.died and (self.alive is None or self.alive() is not None)
+        are_same = is_told and _addresses(items) == self.addresses
+        if are_same and self.hashed:
+            objects = [items[index] for index in self.hashed]
+            if [*map(type, objects)] != self.hashed_types or [*map(hash, objects)] != self.hashes:
+                return False
         for index, part in self.others if are_same else self.parts:
             if not part.matches(items[index]):
                 return False
@@ -319,13 +349,22 @@ def _asked_natively(part: Any) -> Any:
     if type(part) is _Elements and part.held is not None:
         return part.held
     if type(part) is _Equal and type(part.key) is ByHashAndEquality:
-        return part.key.hash
+        return type(part.key.value), part.key.hash
+    if type(part) is _SameOfClass:
+        return part.kind
     return part.matches
 
 
 def native_check(snapshot: Snapshot | None) -> Callable[[Any], bool] | None:
     """Return what asks the native back end for a match, where it can tell; a no is no answer."""
     return snapshot.held if type(snapshot) is _Elements else None
+
+
+def _has_fixed_class(kind: type) -> bool:
+    """Return whether the class of its objects can't be assigned to."""
+    # Of a class, the metaclass could be; that takes one on purpose.
+    flags = kind.__flags__
+    return issubclass(kind, type) or not flags & _HEAP_TYPE or bool(flags & _IMMUTABLE_TYPE)
 
 
 def _is_hashed(part: Any) -> bool:
@@ -592,4 +631,6 @@ def _elements(value: Any, read: Reader) -> _Elements:
             parts[index] = _made_of(element)
         elif _is_weakly_held(element):
             weak.append(index)
+        elif not _has_fixed_class(type(element)):
+            parts[index] = _SameOfClass(element)
     return _Elements(type(value), read, elements, parts, weak)
