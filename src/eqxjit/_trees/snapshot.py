@@ -433,17 +433,16 @@ def _snapshots(value: Any, survey: "_Survey") -> Snapshots:
     is_whole = whole is not None and is_constant(value)
     if whole is not None and is_whole and survey.size > LARGEST:
         return Snapshots(whole, None, True)
-    own = common = None
-    if survey.is_marshalled and (survey.n_containers > 1 or survey.size > LARGEST):
-        common = _Marshalled(value, survey.size)
-        if survey.native_size > _LARGEST_OWN * LARGEST * NATIVE_ELEMENTS:
-            own = common
-    if own is None:
-        own = _looked_into(value)
-        if type(own) is _Keyed and common is not None:
-            own = common
-    if common is None:
-        common = _Marshalled(value, survey.size) if survey.is_marshalled else own
+    marshalled = _Marshalled(value, survey.size) if survey.is_marshalled else None
+    is_flat = survey.n_containers <= 1 and survey.size <= LARGEST
+    is_compared_natively = survey.native_size <= _LARGEST_OWN * LARGEST * NATIVE_ELEMENTS
+    own = marshalled
+    if marshalled is None or is_flat or is_compared_natively:
+        looked_into = _looked_into(value)
+        if marshalled is None or is_flat or type(looked_into) is not _Keyed:
+            own = looked_into
+    assert own is not None
+    common = marshalled or own
     return Snapshots(whole if whole is not None and is_whole else own, common, survey.is_large)
 
 
@@ -491,13 +490,13 @@ class _Survey(NamedTuple):
     - `is_native`: whether the native back end compares all of it, by identity.
     """
 
-    n: int
-    n_containers: int
-    n_texts: int
-    n_native: int
-    is_light: bool
-    is_marshalled: bool
-    is_native: bool
+    n: int = 1
+    n_containers: int = 0
+    n_texts: int = 0
+    n_native: int = 1
+    is_light: bool = True
+    is_marshalled: bool = False
+    is_native: bool = False
 
     @property
     def size(self) -> int:
@@ -569,14 +568,13 @@ def _survey(value: Any) -> _Survey:
 def _survey_of_atom(value: Any) -> _Survey:
     kind = type(value)
     if _is_constant_kind(kind):
-        return _Survey(1, 0, 0, 1, True, kind in _MARSHALLED_CONSTANTS, True)
+        return _Survey(is_marshalled=kind in _MARSHALLED_CONSTANTS, is_native=True)
     if kind is bytearray:
-        return _Survey(len(value) // _BYTES_PER_ELEMENT, 0, 0, 0, True, False, False)
+        return _Survey(len(value) // _BYTES_PER_ELEMENT)
     if kind is np.ndarray:
-        n = value.nbytes // _BYTES_PER_ELEMENT
-        return _Survey(n, 0, 0, 0, not value.dtype.hasobject, False, False)
+        return _Survey(value.nbytes // _BYTES_PER_ELEMENT, is_light=not value.dtype.hasobject)
     is_same = compares_by_identity(kind)
-    return _Survey(1, 0, 0, 1, is_same and not _is_weakly_held(value), False, is_same)
+    return _Survey(is_light=is_same and not _is_weakly_held(value), is_native=is_same)
 
 
 def _is_weakly_held(value: Any) -> bool:
