@@ -63,7 +63,7 @@ def planned(fun, *args, **kwargs):
     calls = []
     for is_native in (False, True):
         with mock.patch.dict(os.environ, {} if is_native else {"EQXJIT_NATIVE": "0"}):
-            source = generate(plan, entry, "entry", CacheMiss, Budget(1.0, 0), 0.0)
+            source = generate(plan, entry, "entry", CacheMiss, Budget(1.0, 0))
         calls.append(source.make(*links))
 
     def holds(*args, **kwargs):

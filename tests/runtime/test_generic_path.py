@@ -435,8 +435,8 @@ class Clock:
 @pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
 @pytest.mark.parametrize("returned", [False, True])
 def test_no_specialised_call_takes_longer_than_its_budget(monkeypatch, budget, returned):
-    """A slow machine: a fifth of a millisecond for each step."""
-    clock = Clock(0.0002)
+    """A slow machine: a millisecond for some twenty nodes."""
+    clock = Clock(0.0008)
     monkeypatch.setattr(_budget.time, "thread_time", clock)
     small, large = [Layer(X, i) for i in range(2)], [Layer(X, i) for i in range(1_000)]
     for tree, is_specialized in ((small, True), (large, False)):
@@ -475,10 +475,32 @@ def test_a_short_first_call_allows_for_little(budget):
     for seconds, allowed in ((0.0, 0.01), (0.05, 0.05), (100.0, 0.18)):
         assert _budget.Budget(seconds, 10_000).seconds == allowed
     with pytest.raises(_budget.TooLong):
-        _budget.Budget(0.02, 10_000).check_compiling("a = 1\n" * 1_000_000, 0.0)
+        _budget.Budget(0.02, 10_000).check_compiling("a = 1\n" * 1_000_000)
+    _budget.Budget(0.02, 10_000).check_compiling("a = 1\n")
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
+def test_what_will_be_done_once_more_counts_twice(monkeypatch, budget):
+    monkeypatch.setattr(_budget.time, "thread_time", Clock(0.006))
+    once, twice = _budget.Budget(0.02, 10_000), _budget.Budget(0.02, 10_000)
+    twice.reserve_as_much()
+    once.check_compiling("a = 1\n")
     with pytest.raises(_budget.TooLong):
-        _budget.Budget(0.02, 10_000).check_compiling("a = 1\n", 0.03)
-    _budget.Budget(0.02, 10_000).check_compiling("a = 1\n", 0.0)
+        for _ in range(2):
+            twice.check_compiling("a = 1\n")
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
+def test_a_full_collection_of_garbage_is_not_counted(monkeypatch, budget):
+    now = 0.0
+    monkeypatch.setattr(_budget.time, "thread_time", lambda: now)
+    allowed = _budget.Budget(0.02, 10_000)
+    now = 1.0
+    gc.collect()
+    allowed.check_compiling("a = 1\n")
+    now = 1.03
+    with pytest.raises(_budget.TooLong):
+        allowed.check_compiling("a = 1\n")
 
 
 NUMBERS = {

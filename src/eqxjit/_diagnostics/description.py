@@ -253,7 +253,7 @@ def _dynamic_part(value: Any) -> tuple[Part, _Children]:
     # A class that was registered as a node.
     keyed, treedef = tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
     name = type(value).__name__
-    metadata = treedef_rows(treedef)[-1][2]
+    *_, (_, _, metadata, _) = treedef_rows(treedef)
     detail = f" with metadata {short(metadata)}"
     part = NodePart(name, lasting(treedef_key(treedef)), detail, type(value).__module__)
     return part, [(_suffix(path), child, False) for path, child in keyed]

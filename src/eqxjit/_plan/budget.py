@@ -1,6 +1,7 @@
 """How long making a specialised call may take: a warm call that takes much longer is a stall."""
 
 import functools
+import gc
 import math
 import time
 
@@ -12,9 +13,6 @@ _SHORTEST_SECONDS = 0.01
 
 # Below this size making one takes a few milliseconds, which a collection of garbage can double.
 _MANY_NODES = 200
-
-# The share of it for planning and writing; to compile the source, and to try it, is the rest.
-_WRITING = 0.6
 
 # Asking for the time takes longer than planning a node.
 _TICKS = 16
@@ -29,10 +27,12 @@ class TooLong(Exception):
 class Budget:
     """A budget of this thread's time since it was made, without what others take of a CPU.
 
+    Nor do full collections of garbage count: one is due now and then, whoever allocates.
+
     - `seconds`: how many there are to spend.
     """
 
-    __slots__ = ("_start", "_ticks", "seconds")
+    __slots__ = ("_collections", "_looked", "_reserved", "_spent", "_ticks", "seconds")
 
     def __init__(self, first_call: float, n_nodes: int):
         """
@@ -45,26 +45,38 @@ class Budget:
         if n_nodes < _MANY_NODES:
             self.seconds = math.inf
         self._ticks = 0
-        self._start = time.thread_time()
+        self._spent = self._reserved = 0.0
+        self._looked, self._collections = time.thread_time(), _full_collections()
 
-    @property
-    def spent(self) -> float:
-        """The seconds that are gone."""
-        return time.thread_time() - self._start
+    def reserve_as_much(self) -> None:
+        """Set aside as many seconds as are gone: what has been done will be done once more."""
+        self._reserved = self._spend()
 
-    def check_writing(self) -> None:
-        """Raise `TooLong` if planning or writing takes too long; called often."""
+    def check(self) -> None:
+        """Raise `TooLong` if planning, or writing, takes too long; called often."""
         self._ticks += 1
-        if self._ticks % _TICKS == 0 and self.spent > self.seconds * _WRITING:
+        if self._ticks % _TICKS == 0 and self._spend() + self._reserved > self.seconds:
             raise TooLong
 
-    def check_compiling(self, source: str, seconds_after: float) -> None:
-        """Raise `TooLong` if compiling source, and what comes after that, would."""
+    def check_compiling(self, source: str) -> None:
+        """Raise `TooLong` if compiling source would take too long."""
         if self.seconds == math.inf:
             return
         expected = len(source) * _seconds_per_character() if len(source) > len(_SAMPLE) else 0.0
-        if self.spent + expected + seconds_after > self.seconds:
+        if self._spend() + expected + self._reserved > self.seconds:
             raise TooLong
+
+    def _spend(self) -> float:
+        """Return the seconds that are gone."""
+        now, collections = time.thread_time(), _full_collections()
+        if collections == self._collections:
+            self._spent += now - self._looked
+        self._looked, self._collections = now, collections
+        return self._spent
+
+
+def _full_collections() -> int:
+    return gc.get_stats()[-1]["collections"]
 
 
 @functools.lru_cache(maxsize=1)

@@ -123,7 +123,6 @@ def generate(
     entry_variable: str,
     miss: type[Exception],
     budget: Budget,
-    seconds_after: float,
 ) -> CallSource:
     """Return a plan as Python source, compiled.
 
@@ -132,11 +131,11 @@ def generate(
     - `plan`: the plan.
     - `entry`: what the call is for; `entry_variable` is the global that holds it.
     - `miss`: by which JAX says that it wants to trace.
-    - `budget`, `seconds_after`: how long this may take, and what comes after it.
+    - `budget`: how long this may take.
     """
     signature, index = plan.signature, plan.out_index
     names = signature.names()
-    names.tick = budget.check_writing
+    names.tick = budget.check
     make, call = (
         names.variable("make_call"),
         names.variable(re.sub(r"\W", "", signature.name) or "f"),
@@ -156,7 +155,7 @@ def generate(
     seen = names.variable("seen") if plan.repeats else None
     # Who waits for the computation can let JAX read NumPy's arrays where they are.
     copies = None if plan.blocks else own
-    native = encode(plan, budget.check_writing)
+    native = encode(plan, budget.check)
     if native is not None:
         parts = _native_parts(native, names, copies and copies[0], fun_arrays, arrays)
     else:
@@ -238,7 +237,7 @@ def generate(
     ]
     lines.append(f"    return {call}")
     source = "\n".join(lines) + "\n"
-    budget.check_compiling(source, seconds_after)
+    budget.check_compiling(source)
     namespace = names.namespace | {entry_variable: entry}
     made = define(make, signature.name, source, namespace)
     return CallSource(source, made, list(parts.fun_statics.values()))

@@ -11,7 +11,7 @@ from typing import Any
 import equinox as eqx
 
 from .._compat import root_treedef
-from .._trees.given import WHOLE, Given, Position, parts_of
+from .._trees.given import WHOLE, Given, Position
 from .._trees.out_spec import OutSpec
 from .._trees.static_key import compares_by_identity
 from .._trees.structure import (
@@ -54,21 +54,14 @@ def output_structure(out_spec: OutSpec, given: Given, tick: Callable[[], None]) 
         if position is not None and not compares_by_identity(type(leaf)):
             positioned[index] = position
     structure = structure_of(treedef, tuple(positioned), tick)
-    found = out_spec.positions(given) if out_spec.is_given else {}
-    found = {
-        place: position
-        for place, position in found.items()
-        if not compares_by_identity(type(given.get(position)))
-    }
-    pending: list[tuple[Node | Leaf, tuple[int, ...]]] = [(structure, ())] if found else []
-    while pending:
-        node, path = pending.pop()
-        if isinstance(node, Node):
-            parts = parts_of(node.data, node.kind)
-            for part in (WHOLE, *range(len(parts))):
-                if (path, part) in found:
-                    node.given[part] = found[path, part]
-            pending += [(child, (*path, i)) for i, child in enumerate(node.children)]
+    for path, part, position in out_spec.positions(treedef, given):
+        tick()
+        node = structure
+        for index in path:
+            assert isinstance(node, Node)
+            node = node.children[index]
+        assert isinstance(node, Node)
+        node.given = {**node.given, part: position}
     return structure
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from jax.tree_util import tree_flatten
 
 from .._compat import PyTreeDef
-from .._trees.given import have_same_given
-from .._trees.key_cache import treedef_key
+from .._trees.given import are_equal
 from .._trees.out_spec import Output
 from .build import Example
 from .call_source import CallSource, Links
@@ -50,8 +49,7 @@ def does_the_same(
     return (
         identical(passed, example.flat)
         and identical(leaves, expected_leaves)
-        and treedef_key(treedef) == treedef_key(expected_treedef)
-        and have_same_given(treedef, expected_treedef, example.given)
+        and are_equal(treedef, expected_treedef, example.given)
     )
 
 

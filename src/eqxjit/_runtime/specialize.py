@@ -26,7 +26,7 @@ from .traced import CacheMiss
 SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
 
 # Beyond this size the generic path serves: compiling the source would take seconds.
-_MAX_NODES = 40_000
+_MAX_NODES = 400_000
 
 # Larger structures must be called more often before a specialised call is worth its making.
 _NODES_PER_HIT = 2_000
@@ -204,7 +204,7 @@ def specialized_call(
         example = Example(bound.args, bound.kwargs, bound.static, given, flat, output)
         expected = tree_flatten(entry.rebuild(output, given))
         # To try the call takes about as long once more.
-        seconds_to_try = budget.spent
+        budget.reserve_as_much()
         plan = build(
             dispatcher.wrapped.signature,
             entry.layout,
@@ -212,9 +212,9 @@ def specialized_call(
             entry.out_specs,
             example,
             blocks,
-            budget.check_writing,
+            budget.check,
         )
-        generated = generate(plan, entry, ENTRY_VARIABLE, CacheMiss, budget, seconds_to_try)
+        generated = generate(plan, entry, ENTRY_VARIABLE, CacheMiss, budget)
         if does_the_same(generated, example, expected, checks, fun_leaves):
             return SpecializedCall(plan, generated, entry)
     except TooLong:

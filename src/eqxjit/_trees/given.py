@@ -16,11 +16,26 @@ import equinox as eqx
 import numpy as np
 from jax.tree_util import tree_structure
 
-from .._compat import CAN_ASSEMBLE, LEAF_KIND, PyTreeDef, TreedefRow, assembled, treedef_rows
-from .key_cache import KnownKey
+from .._compat import (
+    CAN_ASSEMBLE,
+    LEAF_KIND,
+    MISSING,
+    PyTreeDef,
+    TreedefRow,
+    assembled,
+    treedef_rows,
+)
+from .key_cache import KnownKey, treedef_key
 from .mutation import is_hashable
 from .partition import DYNAMIC, StaticTree
-from .static_key import CONSTANTS, Constants, holds_for_all, keyed_fields, stays
+from .static_key import (
+    CONSTANTS,
+    Constants,
+    compares_by_identity,
+    holds_for_all,
+    keyed_fields,
+    stays,
+)
 
 _NO_REFERENTS = frozenset({*CONSTANTS, Constants, type, type(DYNAMIC), type(eqx.Module)})
 
@@ -161,7 +176,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    if type(value) in _PLAIN or value is DYNAMIC:
+    if type(value) in _PLAIN or value is DYNAMIC or value is MISSING:
         return True
     return isinstance(value, (type, np.dtype)) or stays(value)
 
@@ -177,34 +192,42 @@ class _Subtree:
 
     __slots__ = ("is_plain", "mark", "path", "row")
 
-    def __init__(self, row: TreedefRow, mark: int, plain: bool):
+    def __init__(self, path: tuple[int, ...], row: TreedefRow, mark: int, plain: bool):
+        self.path = path
         self.row = row
         self.mark = mark
         self.is_plain = plain
-        self.path: tuple[int, ...] = ()
+
+
+def _located(treedef: PyTreeDef) -> Iterator[tuple[tuple[int, ...], TreedefRow]]:
+    """Yield all nodes, in post-order: the path to each, and its row."""
+    rows = [*treedef_rows(treedef)]
+    paths: list[tuple[int, ...]] = []
+    pending: list[tuple[int, ...]] = [()]
+    # Backwards, parents come before their children, and those last one first.
+    for row in reversed(rows):
+        path = pending.pop()
+        paths.append(path)
+        pending += [(*path, index) for index in range(row[1])]
+    return zip(reversed(paths), rows, strict=True)
 
 
 def _all_subtrees(treedef: PyTreeDef, marks: dict[Hashable, int]) -> list[_Subtree]:
     """Return all subtrees, in post-order; `marks` are those that were given so far."""
     found: list[_Subtree] = []
-    roots: list[int] = []
-    below: list[list[int]] = []
-    for row in treedef_rows(treedef):
+    roots: list[_Subtree] = []
+    for path, row in _located(treedef):
         kind, arity, data, custom = row
         start = len(roots) - arity
         children = roots[start:]
-        below.append(children)
         parts = parts_of(data, custom)
         # A tuple of parts, or a list of keys, may be put together anew each time.
         held = tuple(map(object_key, parts)) if parts or parts is data else object_key(data)
-        key = (kind, arity, custom, held, tuple([found[child].mark for child in children]))
-        plain = _holds_plain(row) and all(found[child].is_plain for child in children)
-        roots[start:] = [len(found)]
-        found.append(_Subtree(row, marks.setdefault(key, len(marks)), plain))
-    # Parents come after their children.
-    for subtree, children in zip(reversed(found), reversed(below), strict=True):
-        for index, child in enumerate(children):
-            found[child].path = (*subtree.path, index)
+        key = (kind, arity, custom, held, tuple([child.mark for child in children]))
+        plain = _holds_plain(row) and all([child.is_plain for child in children])
+        subtree = _Subtree(path, row, marks.setdefault(key, len(marks)), plain)
+        roots[start:] = [subtree]
+        found.append(subtree)
     return found
 
 
@@ -295,31 +318,48 @@ def _strongly(value: Any) -> Any:
     return value.get() if type(value) is _Weak else value
 
 
-def have_same_given(ours: PyTreeDef, theirs: PyTreeDef, given: Given) -> bool:
-    """Return whether two treedefs hold what came in with a call in the same places."""
-    differing = _differing(ours, theirs)
-    return differing is not None and _none_came_in(differing, given)
+def are_equal(
+    ours: PyTreeDef,
+    theirs: PyTreeDef,
+    given: Given,
+    tells: Callable[[Any], bool] = lambda value: True,
+) -> bool:
+    """Return whether the typed static keys of two treedefs are equal, and what came in the same.
 
+    **Arguments:**
 
-def may_stand_for(ours: PyTreeDef, theirs: PyTreeDef, given: Given) -> bool:
-    """Return whether one treedef may stand for another whose typed static key is equal."""
+    - `ours`, `theirs`: the treedefs.
+    - `given`: what came in with the call: it must be in the same places.
+    - `tells`: whether an equal key is enough, for what isn't the same object.
+    """
     differing = _differing(ours, theirs)
-    if differing is None or not all(map(_is_told_by_key, differing)):
+    if not differing:
+        # Mostly: the keys of very many nodes needn't be made.
+        return differing is not None
+    if treedef_key(ours) != treedef_key(theirs):
         return False
-    return _none_came_in(differing, given)
+    differing = [value for value in differing if not is_plain(value)]
+    return all(map(tells, differing)) and _none_came_in(differing, given)
 
 
 def _differing(ours: PyTreeDef, theirs: PyTreeDef) -> list[Any] | None:
-    """Return what isn't plain in a treedef, nor the same in another; None if their sizes differ."""
+    """Return what isn't the same in another treedef; None if their nodes aren't alike."""
+    if ours.num_nodes != theirs.num_nodes:
+        return None
     differing: list[Any] = []
     for our_row, their_row in zip(treedef_rows(ours), treedef_rows(theirs), strict=True):
+        kind, arity, data, cls = our_row
+        if kind != their_row[0] or arity != their_row[1] or cls is not their_row[3]:
+            return None
+        if data is their_row[2]:
+            continue
         our_parts, their_parts = _values(our_row), _values(their_row)
         if len(our_parts) != len(their_parts):
             return None
         if not all(map(operator.is_, our_parts, their_parts)):
             pairs = zip(our_parts, their_parts, strict=True)
-            differing += [their for our, their in pairs if our is not their]
-    return [value for value in differing if not is_plain(value)]
+            differing += [their for our, their in pairs if object_key(our) != object_key(their)]
+    return differing
 
 
 def _none_came_in(values: list[Any], given: Given) -> bool:
@@ -335,16 +375,16 @@ def _none_came_in(values: list[Any], given: Given) -> bool:
     return came_in.isdisjoint(map(id, values))
 
 
-def _is_told_by_key(value: Any) -> bool:
+def is_told_by_key(value: Any) -> bool:
     """Return whether a value's typed static key tells all of it, as not every `==` does."""
     kind = type(value)
     if kind in (tuple, list, set, frozenset):
-        return all(map(_is_told_by_key, value))
+        return all(map(is_told_by_key, value))
     if kind is dict:
-        return all(map(_is_told_by_key, itertools.chain(value, value.values())))
+        return all(map(is_told_by_key, itertools.chain(value, value.values())))
     fields = keyed_fields(kind)
     if fields is not None and vars(value).keys() == {*fields}:
-        return all(map(_is_told_by_key, vars(value).values()))
+        return all(map(is_told_by_key, vars(value).values()))
     return is_plain(value)
 
 
@@ -465,29 +505,36 @@ class StaticOutput:
         [treedef] = made
         return tuple([value_of(leaf) for leaf in self._leaves]), treedef
 
-    def positions(self, given: Given) -> dict[tuple[tuple[int, ...], int], Position]:
-        """Return where the static objects in nodes came in: by the node's path, and the part."""
-        _, treedef = self.resolve(given)
-        found: dict[tuple[tuple[int, ...], int], Position] = {}
-        nodes = iter(_all_subtrees(treedef, {}))
+    def positions(
+        self, treedef: PyTreeDef, given: Given
+    ) -> Iterator[tuple[tuple[int, ...], int, Position]]:
+        """Yield where the static objects in nodes came in: the path to the node, and which part.
+
+        What compares by identity is left out: it is the same for all calls of the entry.
+
+        - `treedef`: the structure for the call, as `resolve` returns it.
+        """
+        if not self.is_given:
+            return
+        paths = (path for path, _ in _located(treedef))
         for step in self._steps:
             if type(step) is _Same:
-                for _ in treedef_rows(step.treedef):
-                    next(nodes)
+                for _ in range(step.treedef.num_nodes):
+                    next(paths)
             elif type(step) is Position:
-                for source in _all_subtrees(given.subtree(step.half, step.path), {}):
-                    path = next(nodes).path
-                    for part, value in _parts(source.row):
-                        if not is_plain(value):
-                            came = (*step.path, *source.path)
-                            found[path, part] = Position(step.half, came, part, False)
+                for came, row in _located(given.subtree(step.half, step.path)):
+                    path = next(paths)
+                    for part, value in () if row[2] is None else _parts(row):
+                        if not is_plain(value) and not compares_by_identity(type(value)):
+                            position = Position(step.half, (*step.path, *came), part, False)
+                            yield path, part, position
             else:
                 assert type(step) is _Node
-                path = next(nodes).path
+                path = next(paths)
                 for part, value in step.parts:
                     if type(value) is Position:
-                        found[path, part] = value
-        return found
+                        if not compares_by_identity(type(given.get(value))):
+                            yield path, part, value
 
     def leaf_position(self, index: int) -> Position | None:
         """Return where a leaf came in, if it did."""

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+from typing import NamedTuple
 
 import equinox as eqx
 
@@ -19,7 +20,22 @@ def keeps_fields_plainly(cls: type) -> bool:
     return is_module_class(cls) and _module_keeps_fields_plainly(cls)
 
 
+class FieldNames(NamedTuple):
+    """The names of a Module's fields, each kind in the order of the registry."""
+
+    dynamic: tuple[str, ...]
+    static: tuple[str, ...]
+
+
 # Of classes of Modules only: the cache would keep others alive.
+@functools.lru_cache(maxsize=1024)
+def field_names(cls: type) -> FieldNames:
+    """Return the names of the fields of a class of Modules."""
+    fields = dataclasses.fields(cls)
+    static = tuple([field.name for field in fields if field.metadata.get("static", False)])
+    return FieldNames(tuple([field.name for field in fields if field.name not in static]), static)
+
+
 @functools.lru_cache(maxsize=1024)
 def _module_keeps_fields_plainly(cls: type) -> bool:
     if cls.__getattribute__ is not eqx.Module.__getattribute__:

@@ -6,8 +6,7 @@ from typing import Any
 from jax.tree_util import tree_unflatten
 
 from .._compat import PyTreeDef
-from .given import Given, StaticOutput, may_stand_for
-from .key_cache import treedef_key
+from .given import Given, StaticOutput, are_equal, is_told_by_key
 from .mutation import mutable_among
 from .partition import DYNAMIC
 
@@ -55,9 +54,7 @@ class OutSpec(StaticOutput):
                 return False
             if not all(ours is theirs for ours, theirs in zip(own, leaves, strict=True)):
                 return False
-            if not may_stand_for(own_treedef, treedef, given):
-                return False
-            return treedef_key(own_treedef) == treedef_key(treedef)
+            return are_equal(own_treedef, treedef, given, is_told_by_key)
         except Exception:
             # Metadata that can't be compared belongs to the one trace that made it.
             return False

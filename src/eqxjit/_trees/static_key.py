@@ -369,6 +369,7 @@ def register_interned(kind: type, make_key: Callable[[Any], Hashable]) -> None:
 if type(MISSING) is not object:
     # In the metadata of most Modules: there is nothing to refer to weakly.
     register_interned(type(MISSING), _atom_key)
+    SIMPLE_KEYS[type(MISSING)] = _atom_key
 
 
 def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:

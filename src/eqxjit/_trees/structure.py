@@ -1,14 +1,13 @@
 """The static half of a call as a tree of nodes, for the code generators to walk."""
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 from .._compat import MISSING, PyTreeDef
 from .given import Position, object_key
 from .key_cache import metadata_key, static_key
-from .modules import keeps_fields_plainly
+from .modules import field_names, keeps_fields_plainly
 from .partition import DYNAMIC
 
 # From this many equal items on, generated code loops over them.
@@ -22,6 +21,8 @@ MAX_DEPTH = 200
 class TooDeep(Exception):
     """A structure that generated code would not be generated for."""
 
+
+_MISSING_KIND = type(MISSING)
 
 # Static values that are compared a whole run at once.
 _NUMBERS_AND_TEXTS = frozenset({int, float, bool, str, bytes})
@@ -44,6 +45,11 @@ class Leaf:
         return type(self.value) in _NUMBERS_AND_TEXTS
 
 
+# One for all of them: there are very many.
+_ARRAY = Leaf(DYNAMIC)
+_NOTHING_GIVEN: Mapping[int, Position] = {}
+
+
 class Node:
     """An inner node: what JAX's registry splits an object of class `kind` into.
 
@@ -52,21 +58,23 @@ class Node:
     - `children`: the nodes and leaves below.
     - `treedef`: the treedef of the node with all that is below it.
     - `given`: the parts of an output's metadata that come in with each call, and where.
+    - `signature`: that of an input, or of an output, once somebody has asked for it.
     """
 
-    __slots__ = ("children", "data", "given", "kind", "treedef")
+    __slots__ = ("children", "data", "given", "kind", "signature", "treedef")
 
     def __init__(self, treedef: PyTreeDef, children: list["Node | Leaf"]):
         self.kind, self.data = treedef.node_data()
         self.children = children
         self.treedef = treedef
-        self.given: dict[int, Position] = {}
+        self.given: Mapping[int, Position] = _NOTHING_GIVEN
+        self.signature: Hashable = None
 
 
 def structure_of(
     treedef: PyTreeDef, leaves: tuple[Any, ...], tick: Callable[[], None]
 ) -> Node | Leaf:
-    """Return the nodes of a treedef, with these leaves; `tick` is called for each.
+    """Return the nodes of a treedef, with these leaves; `tick` is called for each but leaves.
 
     **Raises:**
 
@@ -78,11 +86,12 @@ def structure_of(
 def _structure_of(
     treedef: PyTreeDef, leaves: Iterator[Any], tick: Callable[[], None], depth: int
 ) -> Node | Leaf:
+    if treedef.node_data() is None:
+        leaf = next(leaves)
+        return _ARRAY if leaf is DYNAMIC else Leaf(leaf)
     tick()
     if depth > MAX_DEPTH:
         raise TooDeep
-    if treedef.node_data() is None:
-        return Leaf(next(leaves))
     children = [_structure_of(child, leaves, tick, depth + 1) for child in treedef.children()]
     return Node(treedef, children)
 
@@ -91,8 +100,10 @@ def input_signature(node: Node | Leaf) -> Hashable:
     """Return a key, equal for structures whose typed static keys are equal."""
     if isinstance(node, Leaf):
         return DYNAMIC if node.is_dynamic else static_key(node.value)
-    children = tuple([input_signature(child) for child in node.children])
-    return (node.kind, metadata_key(node.data), children)
+    if node.signature is None:
+        children = tuple([input_signature(child) for child in node.children])
+        node.signature = (node.kind, metadata_key(node.data), children)
+    return node.signature
 
 
 def output_signature(node: Node | Leaf) -> Hashable:
@@ -102,17 +113,20 @@ def output_signature(node: Node | Leaf) -> Hashable:
             # What is written for it can't be moved into a loop.
             return id(node)
         return DYNAMIC if node.is_dynamic else object_key(node.value)
-    layout = module_layout(node)
+    if node.signature is None:
+        children = tuple([output_signature(child) for child in node.children])
+        node.signature = (node.kind, _metadata_mark(node), children)
+    return node.signature
+
+
+def _metadata_mark(node: Node) -> Hashable:
     if node.given:
         # Each item has its own, from its place in the input.
-        data: Hashable = id(node)
-    elif layout is not None:
-        data = tuple([object_key(value) for _, value in layout.static])
-    elif node.kind is dict:
-        data = metadata_key(node.data)
-    else:
-        data = object_key(node.data)
-    return (node.kind, data, tuple([output_signature(child) for child in node.children]))
+        return id(node)
+    layout = module_layout(node)
+    if layout is not None:
+        return tuple([object_key(value) for _, value in layout.static])
+    return metadata_key(node.data) if node.kind is dict else object_key(node.data)
 
 
 def n_arrays(node: Node | Leaf) -> int:
@@ -171,19 +185,17 @@ def module_layout(node: Node) -> ModuleLayout | None:
     cls = node.kind
     if not keeps_fields_plainly(cls):
         return None
-    fields = dataclasses.fields(cls)
-    static_names = [field.name for field in fields if field.metadata.get("static", False)]
-    dynamic_names = [field.name for field in fields if field.name not in static_names]
-    if not isinstance(node.data, tuple) or len(node.data) != 1 + len(static_names):
+    names = field_names(cls)
+    if not isinstance(node.data, tuple) or len(node.data) != 1 + len(names.static):
         return None
     wrapper_fields, *static_values = node.data
-    if wrapper_fields is not MISSING or any(value is MISSING for value in static_values):
+    if wrapper_fields is not MISSING or any([value is MISSING for value in static_values]):
         return None
-    if len(node.children) != len(dynamic_names):
+    if len(node.children) != len(names.dynamic):
         return None
-    if any(isinstance(child, Node) and child.kind is type(MISSING) for child in node.children):
+    if any([isinstance(child, Node) and child.kind is _MISSING_KIND for child in node.children]):
         return None
-    return ModuleLayout(tuple(dynamic_names), tuple(zip(static_names, static_values, strict=True)))
+    return ModuleLayout(names.dynamic, tuple(zip(names.static, static_values, strict=True)))
 
 
 def is_plain_namedtuple(kind: type) -> bool:
