@@ -4,6 +4,8 @@ import collections
 import dataclasses
 import functools
 import sys
+import tracemalloc
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -317,6 +319,24 @@ def test_a_pytree_that_contains_itself(make, path):
         assert f(X, X).tolist() == (2 * X).tolist()
     # JAX never gives back the part of the interpreter's recursion limit that flattening took.
     assert _recursion_depth() == recursion_depth
+
+
+@pytest.mark.parametrize("cls", [list, dict])
+def test_a_pytree_that_contains_itself_very_many_times(cls):
+    """Each visit finds a thousand nodes more."""
+    circle: Any = cls()
+    circle.extend([circle] * 1_000) if cls is list else circle.update(
+        {f"{i}": circle for i in range(1_000)}
+    )
+    f = eqxjit.filter_jit(new())
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="contains itself"):
+            f(circle, X)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50_000_000
 
 
 def _recursion_depth():

@@ -98,6 +98,11 @@ def specialize_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_specialize, "SPECIALIZING", False)
 
 
+def scan_few_nodes(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    """Let only so many nodes be scanned at first, in what is wrapped from now on."""
+    monkeypatch.setattr(_cache, "MAX_NODES", many)
+
+
 def bound_storms(monkeypatch: pytest.MonkeyPatch, places: int) -> collections.OrderedDict:
     """Watch so many places for storms of traces; return what is noted of each."""
     monkeypatch.setattr(_storms, "_MAX_PLACES", places)

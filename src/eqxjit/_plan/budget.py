@@ -49,8 +49,15 @@ class Budget:
         self._looked, self._collections = time.thread_time(), _full_collections()
 
     def reserve_as_much(self) -> None:
-        """Set aside as many seconds as are gone: what has been done will be done once more."""
+        """Set aside as many seconds as are gone: what has been done will be done once more.
+
+        **Raises:**
+
+        - `TooLong`, if there are too few.
+        """
         self._reserved = self._spend()
+        if 2 * self._reserved > self.seconds:
+            raise TooLong
 
     def check(self) -> None:
         """Raise `TooLong` if planning, or writing, takes too long; called often."""

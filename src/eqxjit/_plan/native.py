@@ -338,6 +338,7 @@ class _Encoder:
                 self._open(_ARRAY_RUN, ArrayImpl, is_plain_array, n=item.n)
             case StaticRun():
                 for value in item.values:
+                    self._tick()
                     self._add_static(static_input(value))
             case Repeat():
                 self._open(_REPEAT, n=item.n, below=self._each(self.add_input, [item.item]))

@@ -18,6 +18,7 @@ from .._lock import Lock, alive
 from .._plan.signature import Signature
 from .._trees.given import referents
 from .._trees.key_cache import TracedObjects
+from .._trees.scan import MAX_NODES
 from .counter import TraceCounter
 from .entry import CacheEntry
 from .hooks import make_hook
@@ -139,6 +140,8 @@ class FunctionCache(_Table):
         self.retraces = KeyedLock()
         self.entries: dict[Hashable, CacheEntry] = {}
         self.traced = TracedObjects()
+        #: Of the largest structure that was called warm: so many nodes are scanned.
+        self.most_nodes = MAX_NODES
         #: Those that were called warm, by the keys of their scans.
         self._met: dict[Hashable, CacheEntry] = {}
         self._clock = itertools.count()

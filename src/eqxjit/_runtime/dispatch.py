@@ -99,7 +99,7 @@ class Dispatcher(MissPath):
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         try:
-            scanned = scan((args, kwargs), self.cache.traced)
+            scanned = scan((args, kwargs), self.cache.traced, self.cache.most_nodes)
             entry = self.cache.find_again(scanned.key) if scanned else None
         except Exception:
             # The long way names what raised.
@@ -113,6 +113,8 @@ class Dispatcher(MissPath):
             entry = self.find(bound)
             if entry is not None and scanned is not None:
                 self.meet(entry, scanned, bound)
+            elif entry is not None:
+                self.cache.most_nodes = max(self.cache.most_nodes, bound.static.treedef.num_nodes)
         if entry is not None and not entry.is_unmodified():
             entry.invalidate("a static object that it returns was changed in place")
             self.cache.drop(entry.key, entry)
@@ -211,7 +213,7 @@ class Dispatcher(MissPath):
 
     def meet(self, entry: CacheEntry, scanned: Scanned, bound: BoundArguments) -> None:
         """Make a scan find an entry, if it finds the arrays that JAX's registry finds."""
-        again = scan((bound.args, bound.kwargs), self.cache.traced)
+        again = scan((bound.args, bound.kwargs), self.cache.traced, self.cache.most_nodes)
         # Another thread may have changed something meanwhile.
         if again is None or again.key != scanned.key:
             return

@@ -25,11 +25,12 @@ from .traced import CacheMiss
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the generic path.
 SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
 
-# Beyond this size the generic path serves: compiling the source would take seconds.
-_MAX_NODES = 400_000
+# Beyond this size the generic path serves: to put the output together, and to take that apart, takes
+# longer than making the call may.
+_MAX_NODES = 100_000
 
 # Larger structures must be called more often before a specialised call is worth its making.
-_NODES_PER_HIT = 2_000
+_NODES_PER_HIT = 10_000
 
 
 class SlowPath(Protocol):

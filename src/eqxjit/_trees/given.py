@@ -224,7 +224,7 @@ def _all_subtrees(treedef: PyTreeDef, marks: dict[Hashable, int]) -> list[_Subtr
         # A tuple of parts, or a list of keys, may be put together anew each time.
         held = tuple(map(object_key, parts)) if parts or parts is data else object_key(data)
         key = (kind, arity, custom, held, tuple([child.mark for child in children]))
-        plain = _holds_plain(row) and all([child.is_plain for child in children])
+        plain = _holds_plain(row) and all(child.is_plain for child in children)
         subtree = _Subtree(path, row, marks.setdefault(key, len(marks)), plain)
         roots[start:] = [subtree]
         found.append(subtree)
@@ -532,9 +532,9 @@ class StaticOutput:
                 assert type(step) is _Node
                 path = next(paths)
                 for part, value in step.parts:
-                    if type(value) is Position:
-                        if not compares_by_identity(type(given.get(value))):
-                            yield path, part, value
+                    is_given = type(value) is Position
+                    if is_given and not compares_by_identity(type(given.get(value))):
+                        yield path, part, value
 
     def leaf_position(self, index: int) -> Position | None:
         """Return where a leaf came in, if it did."""

@@ -265,6 +265,8 @@ def _is_suspicious(pytree: Any) -> bool:
             for child in _children(node):
                 push(child)
             continue
+        if len(children) > _SUSPICIOUS_NODES - len(pending):
+            return True
         if len(children) < _FEW or not {*map(type, children)} <= _CHILDLESS:
             for child in children:
                 if type(child) not in _CHILDLESS:

@@ -51,8 +51,8 @@ _FEW = 8
 # Tuples nested in tuples more deeply than this have a flat key.
 _DEEPEST_MARK = 50
 
-# More of them may go in a circle.
-_MAX_NODES = 100_000
+#: More of them may go in a circle, unless there have been as many before.
+MAX_NODES = 100_000
 
 
 class Scanned(NamedTuple):
@@ -68,10 +68,16 @@ class Scanned(NamedTuple):
     known_by_address: list[Any]
 
 
-def scan(pytree: Any, traced: TracedObjects | None = None) -> Scanned | None:
+def scan(
+    pytree: Any, traced: TracedObjects | None = None, max_nodes: int = MAX_NODES
+) -> Scanned | None:
     """Scan a pytree; None if there is anything unknown in it, or too much.
 
-    `traced` are the large static objects whose keys are told by identity.
+    **Arguments:**
+
+    - `pytree`: any pytree.
+    - `traced`: the large static objects whose keys are told by identity.
+    - `max_nodes`: how many nodes are not too many.
 
     **Raises:**
 
@@ -83,7 +89,7 @@ def scan(pytree: Any, traced: TracedObjects | None = None) -> Scanned | None:
     known_by_address: list[Any] = []
     pending = [pytree]
     pop, note, take = pending.pop, key.append, arrays.append
-    for _ in range(_MAX_NODES):
+    for _ in range(max_nodes + 1):
         if not pending:
             return Scanned(arrays, tuple(key), known_by_address)
         node = pop()
@@ -96,14 +102,16 @@ def scan(pytree: Any, traced: TracedObjects | None = None) -> Scanned | None:
             if size == 1:
                 # Mostly in another one.
                 depth, node = 1, node[0]
-                while type(node) is cls and len(node) == 1 and depth < _MAX_NODES:
+                while type(node) is cls and len(node) == 1 and depth < max_nodes:
                     depth, node = depth + 1, node[0]
-                if depth == _MAX_NODES:
+                if depth == max_nodes:
                     return None
                 key += (cls, -depth)
                 pending.append(node)
                 continue
             key += (cls, size)
+            if len(pending) + size > max_nodes:
+                return None
             if size < _FEW:
                 pending += node[::-1]
             elif (kinds := {*map(type, node)}) == _ONLY_ARRAYS:
@@ -135,16 +143,18 @@ def scan(pytree: Any, traced: TracedObjects | None = None) -> Scanned | None:
             key += (cls, _mark(node, known_by_address, traced))
         elif cls is dict and len(node) == 1:
             labels = []
-            while type(node) is dict and len(node) == 1 and len(labels) < _MAX_NODES:
+            while type(node) is dict and len(node) == 1 and len(labels) < max_nodes:
                 [label] = node
                 labels.append(label)
                 node = node[label]
-            if len(labels) == _MAX_NODES or {*map(type, labels)} != _ONLY_STRINGS:
+            if len(labels) == max_nodes or {*map(type, labels)} != _ONLY_STRINGS:
                 return None
             key += (_CHAIN, tuple(labels))
             pending.append(node)
         elif cls is dict:
             if node and {*map(type, node)} != _ONLY_STRINGS:
+                return None
+            if len(pending) + len(node) > max_nodes:
                 return None
             labels = sorted(node, reverse=True)
             key += (dict, tuple(labels))

@@ -74,7 +74,7 @@ class Node:
 def structure_of(
     treedef: PyTreeDef, leaves: tuple[Any, ...], tick: Callable[[], None]
 ) -> Node | Leaf:
-    """Return the nodes of a treedef, with these leaves; `tick` is called for each but leaves.
+    """Return the nodes of a treedef, with these leaves; `tick` is called for each.
 
     **Raises:**
 
@@ -86,10 +86,10 @@ def structure_of(
 def _structure_of(
     treedef: PyTreeDef, leaves: Iterator[Any], tick: Callable[[], None], depth: int
 ) -> Node | Leaf:
+    tick()
     if treedef.node_data() is None:
         leaf = next(leaves)
         return _ARRAY if leaf is DYNAMIC else Leaf(leaf)
-    tick()
     if depth > MAX_DEPTH:
         raise TooDeep
     children = [_structure_of(child, leaves, tick, depth + 1) for child in treedef.children()]
@@ -189,11 +189,11 @@ def module_layout(node: Node) -> ModuleLayout | None:
     if not isinstance(node.data, tuple) or len(node.data) != 1 + len(names.static):
         return None
     wrapper_fields, *static_values = node.data
-    if wrapper_fields is not MISSING or any([value is MISSING for value in static_values]):
+    if wrapper_fields is not MISSING or any(value is MISSING for value in static_values):
         return None
     if len(node.children) != len(names.dynamic):
         return None
-    if any([isinstance(child, Node) and child.kind is _MISSING_KIND for child in node.children]):
+    if any(isinstance(child, Node) and child.kind is _MISSING_KIND for child in node.children):
         return None
     return ModuleLayout(names.dynamic, tuple(zip(names.static, static_values, strict=True)))
 
