@@ -15,6 +15,7 @@ import zlib
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,8 +26,9 @@ import eqxjit
 from eqxjit._trees import elements as _elements
 from eqxjit._trees import key_cache as _key_cache
 from eqxjit._trees import snapshot as _snapshot
+from eqxjit._trees.static_key import iterated
 from tests.support import inside
-from tests.support.helpers import SPECIALIZING
+from tests.support.helpers import SPECIALIZING, Hooked
 from tests.support.sides import CALLS
 
 X = jnp.arange(3.0)
@@ -801,11 +803,67 @@ def test_a_trace_looks_into_large_objects_of_the_function():
     assert "`fun.config` is another list" in f.traces()[-1].reason
 
 
-# --- Nothing kept alive ---------------------------------------------------------------------------
+# --- Changed during a call ------------------------------------------------------------------------
 
 
 class _Dies:
     """Compared by identity, and weakly referable."""
+
+
+#: Static values of which one object is replaced whenever `Hooked` is asked for its hash.
+DYING = {
+    "list": lambda dies, hooked: [dies, hooked],
+    "dict": lambda dies, hooked: {"a": dies, "b": hooked},
+    "deque": lambda dies, hooked: collections.deque([dies, hooked]),
+    "nested": lambda dies, hooked: [[(1, dies)], {"a": hooked}],
+    "method": lambda dies, hooked: [types.MethodType(abs, dies), hooked],
+    "closure": lambda dies, hooked: [lambda: dies, hooked],
+    "treedef": lambda dies, hooked: [jax.tree_util.tree_structure(Configured(1, dies)), hooked],
+}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("form", DYING)
+def test_what_dies_while_a_key_is_made(form, monkeypatch):
+    """As another thread may have it: a dead weak reference in a key has a hash, too."""
+    hooked = Hooked()
+    value = DYING[form](_Dies(), hooked)
+
+    def replace():
+        value.clear()
+        new = DYING[form](_Dies(), hooked)
+        (value.update if isinstance(value, dict) else value.extend)(new)
+
+    f = eqxjit.filter_jit(lambda model, x: x + 1)
+    monkeypatch.setattr(Hooked, "hook", staticmethod(replace))
+    for _ in range(CALLS):
+        assert (f(configured(X, value), X) == X + 1).all()
+    assert f.traces()
+
+
+READINGS = {
+    "set": ({1, 2}, set.__iter__, set.add),
+    "deque": (collections.deque([1, 2]), collections.deque.__iter__, collections.deque.append),
+    "dict": ({1: 1, 2: 2}, dict.items, dict.setdefault),
+}
+
+
+@pytest.mark.parametrize("form", READINGS)
+def test_a_container_that_changes_while_it_is_read_is_read_again(form):
+    made, read, add = READINGS[form]
+    value = made.copy()
+
+    def elements(value):
+        iterator = iter(read(value))
+        if len(value) == 2:
+            add(value, 3)
+        return iterator
+
+    assert iterated(elements, value) == [*read(value)]
+    assert len(value) == 3
+
+
+# --- Nothing kept alive ---------------------------------------------------------------------------
 
 
 KEEPING = {

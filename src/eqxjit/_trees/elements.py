@@ -10,7 +10,7 @@ import equinox as eqx
 
 from .._compat import fields_of
 from .modules import keeps_fields_plainly
-from .static_key import keyed_fields, looked_into_as, typed_key
+from .static_key import iterated, keyed_fields, looked_into_as, typed_key
 
 #: Containers in containers down to here are looked into; upstream's `==` gets no further.
 DEEPEST = 1_000
@@ -24,7 +24,7 @@ def _items(value: tuple[Any, ...]) -> list[Any]:
 
 
 def _set(value: set[Any]) -> list[Any]:
-    return [*set.__iter__(value)]
+    return iterated(set.__iter__, value)
 
 
 def _frozenset(value: frozenset[Any]) -> list[Any]:
@@ -41,11 +41,11 @@ def _default_dict(value: collections.defaultdict[Any, Any]) -> list[Any]:
 
 def _ordered_dict(value: collections.OrderedDict[Any, Any]) -> list[Any]:
     # The dict below doesn't know of those that were moved to an end.
-    return [*collections.OrderedDict.keys(value), *_pairs(value)]
+    return [*iterated(collections.OrderedDict.keys, value), *_pairs(value)]
 
 
 def _deque(value: collections.deque[Any]) -> list[Any]:
-    return [*collections.deque.__iter__(value), value.maxlen]
+    return [*iterated(collections.deque.__iter__, value), value.maxlen]
 
 
 def _mapping(value: types.MappingProxyType[Any, Any]) -> list[Any]:

@@ -198,24 +198,42 @@ def constants_key(values: tuple[Any, ...], constants: frozenset[type] = CONSTANT
     return Constants((types, values))
 
 
-def _elements_key(elements: Iterable[Any]) -> Hashable:
+def iterated(elements: Callable[[Any], Iterable[Any]], value: Any) -> list[Any]:
+    """Return the elements of a builtin container, which another thread may be changing.
+
+    `elements` is the `__iter__` of the builtin class, or gives its keys or values.
+    """
+    for _ in range(_MOST_READS):
+        try:
+            return [*elements(value)]
+        except RuntimeError:
+            # It was changed between the start of the iteration and the end.
+            continue
+    return [*elements(value)]
+
+
+_MOST_READS = 100
+
+
+def _elements_key(elements: list[Any]) -> Hashable:
     values = tuple(elements)
     return constants_key(values) or tuple([typed_key(value) for value in values])
 
 
 def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
-    return (type(value), _elements_key(elements(value)))
+    return (type(value), _elements_key(iterated(elements, value)))
 
 
 def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
     # With their number: there can be several NaN in a set.
-    keys = [typed_key(element) for element in elements(value)]
+    keys = [typed_key(element) for element in iterated(elements, value)]
     return (type(value), len(keys), frozenset(keys))
 
 
 def _dict_key(value: Any, cls: Any = dict) -> Hashable:
     # Unlike for `==`, the order of the items matters: a function may go through them.
-    return (type(value), _elements_key(cls.keys(value)), _elements_key(cls.values(value)))
+    keys, values = iterated(cls.keys, value), iterated(cls.values, value)
+    return (type(value), _elements_key(keys), _elements_key(values))
 
 
 _ordered_dict_key = functools.partial(_dict_key, cls=collections.OrderedDict)
@@ -274,15 +292,28 @@ def _module_key(value: eqx.Module) -> Hashable:
     return (type(value), typed_treedef_key(treedef), _sequence_key(leaves))
 
 
-def _identity_key(value: Any) -> Hashable:
+def weak_reference(value: Any) -> weakref.ref[Any]:
+    """Return a weak reference, equal to those to the same object, that has a hash for good.
+
+    **Raises:**
+
+    - `TypeError`, if there can be none.
+    """
     kind = type(value)
+    if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
+        # Equal while alive if the referents are, that is, by identity; and compared in C.
+        ref = weakref.ref(value)
+        # It keeps its hash; a dead one that was never asked for it raises.
+        hash(ref)
+        return ref
+    return _IdentityRef(value)
+
+
+def _identity_key(value: Any) -> Hashable:
     try:
-        if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
-            # Equal while alive if the referents are, that is, by identity; and compared in C.
-            return (kind, weakref.ref(value))
-        return (kind, _IdentityRef(value))
+        return (type(value), weak_reference(value))
     except TypeError:
-        return (kind, _ByIdentity(value))
+        return (type(value), _ByIdentity(value))
 
 
 def _opaque_key(value: Any) -> Hashable:
