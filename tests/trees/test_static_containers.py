@@ -345,6 +345,61 @@ def test_changes_in_the_function_itself_are_seen(value, changes):
             assert f(X).tolist() == (X + number(value)).tolist()
 
 
+#: Static values that hold a structured dtype, or an array that has it.
+STRUCTURED = {
+    "dtype": lambda dtype: dtype,
+    "list": lambda dtype: [dtype],
+    "tuple": lambda dtype: (1, (dtype, 2)),
+    "frozenset": lambda dtype: frozenset({(dtype,)}),
+    "dict": lambda dtype: {"a": [dtype]},
+    "key": lambda dtype: {dtype: 1},
+    "dataclass": lambda dtype: Frozen(dtype, 1),
+    "module": lambda dtype: configured(dtype, (dtype,)),
+    "field": lambda dtype: [np.dtype([("outer", dtype)])],
+    "subarray": lambda dtype: (np.dtype((dtype, (2,))),),
+    "deep": lambda dtype: [np.dtype([("a", [("b", (dtype, (2,)))])])],
+    "array": lambda dtype: np.zeros(2, dtype),
+    "array of fields": lambda dtype: [np.zeros(2, [("outer", dtype)])],
+    "scalar": lambda dtype: (np.zeros(2, dtype)[0],),
+    "objects": lambda dtype: [np.zeros(1, [("a", object), ("b", dtype)])],
+}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("form", STRUCTURED)
+def test_renamed_fields_of_a_dtype_are_seen(form):
+    def named(model, x):
+        names.append(text(model.config))
+        return x + len(text(model.config))
+
+    names = []
+    dtype = np.dtype([("a", "i4")])
+    model = configured(X, STRUCTURED[form](dtype))
+    bound = eqx.Partial(named, model)
+    f, of_function = eqxjit.filter_jit(named), eqxjit.filter_jit(bound)
+    for name in ("a", "another", "the third", "a"):
+        dtype.names = (name,)
+        for _ in range(CALLS):
+            expected = X + len(text(model.config))
+            assert (f(model, X) == expected).all()
+            assert (of_function(X) == expected).all()
+            twin = configured(X, STRUCTURED[form](np.dtype([(name, "i4")])))
+            assert (f(twin, X) == expected).all()
+    # As there are names: one trace by each.
+    assert sorted(names) == sorted([*{*names}] * 2)
+
+
+@pytest.mark.parametrize("wrap", [lambda dtype: dtype, lambda dtype: (dtype, 1)])
+def test_renamed_fields_of_a_dtype_that_is_a_leaf(wrap):
+    inner = np.dtype([("a", "i4")])
+    value = wrap(np.dtype([("outer", inner)]))
+    f = eqxjit.filter_jit(lambda value, x: x + len(repr(value)))
+    for name in ("a", "another", "the third", "a"):
+        inner.names = (name,)
+        for _ in range(CALLS):
+            assert (f(value, X) == X + len(repr(value))).all()
+
+
 def _pairs(n):
     return {f"key {i}": float(i) for i in range(n)}
 

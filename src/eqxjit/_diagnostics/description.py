@@ -383,6 +383,8 @@ def lasting(key: Hashable) -> Hashable:
 
 def _content(value: Any) -> Hashable:
     """Return what tells an unhashable object from others of its class, as far as possible."""
+    if isinstance(value, np.dtype):
+        return hash(value)
     try:
         return lasting(static_key(vars(value)))
     except Exception:

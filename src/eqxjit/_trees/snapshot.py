@@ -25,7 +25,9 @@ from .static_key import (
     ByHashAndEquality,
     compared_by_equality,
     compares_by_identity,
+    copied_dtype,
     holds_for_all,
+    is_fixed_dtype,
     stays,
     typed_key,
 )
@@ -156,6 +158,8 @@ class _Bytes:
     def __init__(self, value: Any):
         self.kind = type(value)
         self.attributes = _buffer_attributes(value)
+        if self.kind is np.ndarray:
+            self.attributes = (copied_dtype(value.dtype), *self.attributes[1:])
         # Not `bytes(value)`, which takes an array of one integer for a length.
         self.data = memoryview(value).tobytes()
         self.size = len(self.data) // _BYTES_PER_ELEMENT
@@ -473,7 +477,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _is_constant_kind(kind: type) -> bool:
-    if kind in _CONSTANTS or issubclass(kind, np.dtype):
+    if kind in _CONSTANTS or is_fixed_dtype(kind):
         return True
     return issubclass(kind, np.generic) and not issubclass(kind, np.void)
 

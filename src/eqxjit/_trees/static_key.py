@@ -273,10 +273,36 @@ def _method_key(value: types.MethodType) -> Hashable:
     return (types.MethodType, typed_key(value.__func__), _identity_key(owner))
 
 
+def is_fixed_dtype(kind: type) -> bool:
+    """Return whether a class is one of dtypes that can't be changed in place.
+
+    The fields of a structured dtype can be renamed, also those of the dtypes in it.
+    """
+    return issubclass(kind, np.dtype) and not issubclass(kind, _STRUCTURED)
+
+
+def copied_dtype(dtype: Any) -> Any:
+    """Return a dtype that stays as it is: a copy of it, if it can be changed in place."""
+    return copy.deepcopy(dtype) if issubclass(type(dtype), _STRUCTURED) else dtype
+
+
+_STRUCTURED = type(np.dtype(np.void))
+
+
+def _structured_dtype_key(value: np.dtype) -> Hashable:
+    # Not by its hash, which it keeps when a dtype in it changes.
+    return (type(value), ByEquality(value))
+
+
 def _numpy_key(value: np.ndarray | np.generic) -> Hashable:
-    if value.dtype.hasobject:
+    dtype = value.dtype
+    if issubclass(type(dtype), _STRUCTURED):
+        # Copies of an array have the very dtype.
+        content = ByEquality(value) if dtype.hasobject else value.tobytes()
+        return (type(value), _structured_dtype_key(dtype), value.shape, content)
+    if dtype.hasobject:
         return (type(value), ByEquality(value))
-    return (type(value), value.dtype, value.shape, value.tobytes())
+    return (type(value), dtype, value.shape, value.tobytes())
 
 
 def _array_key(value: Any) -> Hashable:
@@ -349,6 +375,7 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     np.ndarray: _numpy_key,
     ArrayImpl: _array_key,
     cast(type, PyTreeDef): typed_treedef_key,
+    _STRUCTURED: _structured_dtype_key,
 }
 
 #: Those that are made no slower than a snapshot of the value is compared.
@@ -462,7 +489,7 @@ def _identity_suffices(value: Any) -> bool:
     kind = type(value)
     if kind in _KEY_BY_TYPE:
         return kind in (str, bytes, int, float, complex, bool, type(None), range)
-    return kind.__eq__ is object.__eq__ or issubclass(kind, np.dtype)
+    return kind.__eq__ is object.__eq__ or is_fixed_dtype(kind)
 
 
 def is_opaque(value: Any) -> bool:
