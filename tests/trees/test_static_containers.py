@@ -29,6 +29,7 @@ from eqxjit._trees import snapshot as _snapshot
 from eqxjit._trees.static_key import iterated
 from tests.support import inside
 from tests.support.helpers import SPECIALIZING, Hooked
+from tests.support.models import Pair
 from tests.support.sides import CALLS
 
 X = jnp.arange(3.0)
@@ -343,6 +344,98 @@ def test_changes_in_the_function_itself_are_seen(value, changes):
             change(targets[place % len(targets)], way, fresh(new))
         for _ in range(CALLS):
             assert f(X).tolist() == (X + number(value)).tolist()
+
+
+def _value_of(node):
+    return (node.value,), None
+
+
+def _registered(kind):
+    """A class, which JAX is to know for one of nodes with the one child `value`."""
+    jax.tree_util.register_pytree_node(kind, _value_of, lambda _, children: kind(*children))
+    return kind
+
+
+@_registered
+class NodeByIdentity:
+    def __init__(self, value):
+        self.value = value
+
+
+@_registered
+class NodeOfBadEquality(NodeByIdentity):
+    def __eq__(self, other):
+        return type(other) is type(self)
+
+    def __hash__(self):
+        return 0
+
+
+@_registered
+@dataclasses.dataclass
+class NodeUncompared:
+    value: Any = dataclasses.field(compare=False)
+
+
+@_registered
+class NodeOfPair(Pair):
+    """A named tuple by its base, but not for JAX."""
+
+    value = 1
+
+
+class ModuleOfBadEquality(eqx.Module):
+    value: Any
+
+    __eq__ = NodeOfBadEquality.__eq__
+    __hash__ = NodeOfBadEquality.__hash__
+
+
+NODES = [NodeByIdentity, NodeOfBadEquality, NodeUncompared, NodeOfPair, ModuleOfBadEquality]
+
+#: Modules as static values, in which such a node is.
+HOLDING = {
+    "field": lambda node: configured(node, None),
+    "list": lambda node: [configured([1, node], (1,))],
+    "tuple": lambda node: configured((1, (node,)), None),
+    "dict": lambda node: {"a": configured({"b": [node]}, None)},
+    "named tuple": lambda node: configured(Pair(1, node), None),
+    "ordered": lambda node: configured(collections.OrderedDict(a=node), None),
+    "module": lambda node: (configured(configured([node], {"c": 1}), [2]),),
+    "node": lambda node: configured(NodeByIdentity([node]), None),
+    "partial": lambda node: configured(jax.tree_util.Partial(max, node), abs),
+    "static field": lambda node: configured(1, [configured(node, lambda: node)]),
+    "deep": lambda node: nested(lambda value: [value], 100, configured(node, None)),
+}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("kind", NODES)
+@pytest.mark.parametrize("form", HOLDING)
+def test_changes_in_the_nodes_of_a_static_module_are_seen(form, kind):
+    def valued(model, x):
+        traces.append(node.value)
+        return x + node.value
+
+    traces = []
+    node = kind(1, 2) if kind is NodeOfPair else kind(1)
+    model = configured(X, HOLDING[form](node))
+    f, of_function = eqxjit.filter_jit(valued), eqxjit.filter_jit(eqx.Partial(valued, model))
+    for value in (1, 2, 3, 1, 2.0):
+        object.__setattr__(node, "value", value)
+        for _ in range(CALLS):
+            assert (f(model, X) == X + value).all()
+            assert (of_function(X) == X + value).all()
+    assert traces == [1, 1, 2, 2, 3, 3, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("kind", [NodeByIdentity, NodeOfBadEquality, NodeUncompared])
+def test_the_key_of_what_is_nested_deeply_tells_nodes(kind):
+    node = kind(1)
+    value = nested(lambda value: [value], 600, configured(node, None))
+    keys = [_elements.whole_key(value), _elements.whole_key(value)]
+    node.value = 2
+    assert keys[0] == keys[1] != _elements.whole_key(value)
 
 
 #: Static values that hold a structured dtype, or an array that has it.

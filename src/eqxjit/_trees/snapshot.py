@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .._compat import ArrayImpl, native_back_end
-from .elements import Reader, native_reading, reader, walk, whole_key
+from .elements import Reader, native_reading, reader_of, walk, whole_key
 from .static_key import (
     CONSTANTS,
     ByEquality,
@@ -535,7 +535,7 @@ def _survey(value: Any) -> _Survey:
         """Survey one value, but for the elements that it returns."""
         nonlocal n, n_containers, n_texts, n_native, is_light, is_marshalled, is_native
         kind = type(part)
-        read = reader(kind)
+        read = reader_of(part)
         if read is None:
             atom = _survey_of_atom(part)
             n += atom.n
@@ -602,7 +602,7 @@ def _looked_into(value: Any) -> Snapshot:
 
 def _made_of(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Keyed":
     kind = type(value)
-    read = reader(kind)
+    read = reader_of(value)
     if read is not None:
         return _elements(value, read)
     if kind is ArrayImpl:
