@@ -30,7 +30,7 @@ from eqxjit._trees.static_key import iterated
 from tests.support import inside
 from tests.support.helpers import SPECIALIZING, Hooked
 from tests.support.models import Pair
-from tests.support.sides import CALLS
+from tests.support.sides import CALLS, both
 
 X = jnp.arange(3.0)
 
@@ -454,8 +454,68 @@ STRUCTURED = {
     "array": lambda dtype: np.zeros(2, dtype),
     "array of fields": lambda dtype: [np.zeros(2, [("outer", dtype)])],
     "scalar": lambda dtype: (np.zeros(2, dtype)[0],),
-    "objects": lambda dtype: [np.zeros(1, [("a", object), ("b", dtype)])],
+    "objects": lambda dtype: [np.zeros(2, [("a", object), ("b", dtype)])],
 }
+
+
+def _objects(*elements):
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array
+
+
+#: Static values, ways to change them in place, and what a program may read of them.
+READ = {
+    "memoryview": (
+        lambda: memoryview(bytearray(b"ab")),
+        [lambda view: view.__setitem__(0, 1), lambda view: view.__setitem__(1, 2)],
+        lambda view: view[0] + view[1],
+    ),
+    "part of one": (
+        lambda: [memoryview(bytearray(b"abcd"))[::2]],
+        [lambda views: views[0].__setitem__(1, 2)],
+        lambda views: views[0][1],
+    ),
+    "released": (
+        lambda: [3, memoryview(bytearray(b"ab"))],
+        [lambda views: views[1].release(), lambda views: views.__setitem__(0, 4)],
+        lambda views: views[0],
+    ),
+    "objects": (
+        lambda: _objects(1, [2], 3.0),
+        [
+            lambda array: array.__setitem__(0, 5),
+            lambda array: array[1].append(1),
+            lambda array: array.__setitem__(1, np.arange(3)),
+        ],
+        lambda array: len(repr(array.tolist())) + array[0],
+    ),
+    "one object": (
+        lambda: [_objects({1})],
+        [lambda arrays: arrays[0][0].add(2), lambda arrays: arrays[0].__setitem__(0, [1, 2, 3])],
+        lambda arrays: len(arrays[0][0]),
+    ),
+}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("form", READ)
+def test_changes_in_buffers_and_arrays_of_objects_are_seen(form):
+    make, changes, read = READ[form]
+    model = configured(X, make())
+    f = eqxjit.filter_jit(lambda model, x: x + read(model.config))
+    for change in (lambda value: None, *changes):
+        change(model.config)
+        for _ in range(CALLS):
+            assert (f(model, X) == X + read(model.config)).all()
+
+
+@both
+def test_a_writable_memoryview_that_is_a_leaf_is_refused(filter_jit):
+    f = filter_jit(lambda view, x: x + view[0])
+    with pytest.raises((TypeError, ValueError), match="hash"):
+        f(memoryview(bytearray(b"ab")), X)
+    assert (f(memoryview(b"ab"), X) == X + 97).all()
 
 
 @pytest.mark.usefixtures("path")

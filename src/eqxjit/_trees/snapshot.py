@@ -575,8 +575,13 @@ def _survey_of_atom(value: Any) -> _Survey:
         return _Survey(is_marshalled=kind in _MARSHALLED_CONSTANTS, is_native=True)
     if kind is bytearray:
         return _Survey(len(value) // _BYTES_PER_ELEMENT)
+    if kind is memoryview:
+        # What it shows may be anybody's.
+        return _Survey(value.nbytes // _BYTES_PER_ELEMENT, is_light=False)
+    if kind is np.ndarray and value.dtype.hasobject:
+        return _Survey(value.size, is_light=False)
     if kind is np.ndarray:
-        return _Survey(value.nbytes // _BYTES_PER_ELEMENT, is_light=not value.dtype.hasobject)
+        return _Survey(value.nbytes // _BYTES_PER_ELEMENT)
     is_same = compares_by_identity(kind)
     return _Survey(is_light=is_same and not _is_weakly_held(value), is_native=is_same)
 
@@ -608,7 +613,7 @@ def _made_of(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Keyed"
     if kind is ArrayImpl:
         # It can't be changed in place.
         return _SameWeakly(value)
-    if kind is bytearray or kind is np.ndarray:
+    if kind is bytearray or (kind is np.ndarray and not value.dtype.hasobject):
         with contextlib.suppress(Exception):
             made = _Bytes(value)
             if made.matches(value):

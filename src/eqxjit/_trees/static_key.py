@@ -296,13 +296,19 @@ def _structured_dtype_key(value: np.dtype) -> Hashable:
 
 def _numpy_key(value: np.ndarray | np.generic) -> Hashable:
     dtype = value.dtype
-    if issubclass(type(dtype), _STRUCTURED):
-        # Copies of an array have the very dtype.
-        content = ByEquality(value) if dtype.hasobject else value.tobytes()
-        return (type(value), _structured_dtype_key(dtype), value.shape, content)
+    dtype_key = dtype if is_fixed_dtype(type(dtype)) else _structured_dtype_key(dtype)
     if dtype.hasobject:
-        return (type(value), ByEquality(value))
-    return (type(value), dtype, value.shape, value.tobytes())
+        # Its own `==` compares one element with another that it broadcasts, or raises.
+        return (type(value), dtype_key, value.shape, _elements_key(value.ravel().tolist()))
+    return (type(value), dtype_key, value.shape, value.tobytes())
+
+
+def _memoryview_key(value: memoryview) -> Hashable:
+    try:
+        return (memoryview, value.format, value.shape, value.tobytes())
+    except ValueError:
+        # It was released.
+        return _identity_key(value)
 
 
 def _array_key(value: Any) -> Hashable:
@@ -376,6 +382,7 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     ArrayImpl: _array_key,
     cast(type, PyTreeDef): typed_treedef_key,
     _STRUCTURED: _structured_dtype_key,
+    memoryview: _memoryview_key,
 }
 
 #: Those that are made no slower than a snapshot of the value is compared.
