@@ -15,6 +15,7 @@ import zlib
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,9 +26,11 @@ import eqxjit
 from eqxjit._trees import elements as _elements
 from eqxjit._trees import key_cache as _key_cache
 from eqxjit._trees import snapshot as _snapshot
+from eqxjit._trees.static_key import iterated
 from tests.support import inside
-from tests.support.helpers import SPECIALIZING
-from tests.support.sides import CALLS
+from tests.support.helpers import SPECIALIZING, Hooked
+from tests.support.models import Pair
+from tests.support.sides import CALLS, both
 
 X = jnp.arange(3.0)
 
@@ -341,6 +344,213 @@ def test_changes_in_the_function_itself_are_seen(value, changes):
             change(targets[place % len(targets)], way, fresh(new))
         for _ in range(CALLS):
             assert f(X).tolist() == (X + number(value)).tolist()
+
+
+def _value_of(node):
+    return (node.value,), None
+
+
+def _registered(kind):
+    """A class, which JAX is to know for one of nodes with the one child `value`."""
+    jax.tree_util.register_pytree_node(kind, _value_of, lambda _, children: kind(*children))
+    return kind
+
+
+@_registered
+class NodeByIdentity:
+    def __init__(self, value):
+        self.value = value
+
+
+@_registered
+class NodeOfBadEquality(NodeByIdentity):
+    def __eq__(self, other):
+        return type(other) is type(self)
+
+    def __hash__(self):
+        return 0
+
+
+@_registered
+@dataclasses.dataclass
+class NodeUncompared:
+    value: Any = dataclasses.field(compare=False)
+
+
+@_registered
+class NodeOfPair(Pair):
+    """A named tuple by its base, but not for JAX."""
+
+    value = 1
+
+
+class ModuleOfBadEquality(eqx.Module):
+    value: Any
+
+    __eq__ = NodeOfBadEquality.__eq__
+    __hash__ = NodeOfBadEquality.__hash__
+
+
+NODES = [NodeByIdentity, NodeOfBadEquality, NodeUncompared, NodeOfPair, ModuleOfBadEquality]
+
+#: Modules as static values, in which such a node is.
+HOLDING = {
+    "field": lambda node: configured(node, None),
+    "list": lambda node: [configured([1, node], (1,))],
+    "tuple": lambda node: configured((1, (node,)), None),
+    "dict": lambda node: {"a": configured({"b": [node]}, None)},
+    "named tuple": lambda node: configured(Pair(1, node), None),
+    "ordered": lambda node: configured(collections.OrderedDict(a=node), None),
+    "module": lambda node: (configured(configured([node], {"c": 1}), [2]),),
+    "node": lambda node: configured(NodeByIdentity([node]), None),
+    "partial": lambda node: configured(jax.tree_util.Partial(max, node), abs),
+    "static field": lambda node: configured(1, [configured(node, lambda: node)]),
+    "deep": lambda node: nested(lambda value: [value], 100, configured(node, None)),
+}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("kind", NODES)
+@pytest.mark.parametrize("form", HOLDING)
+def test_changes_in_the_nodes_of_a_static_module_are_seen(form, kind):
+    def valued(model, x):
+        traces.append(node.value)
+        return x + node.value
+
+    traces = []
+    node = kind(1, 2) if kind is NodeOfPair else kind(1)
+    model = configured(X, HOLDING[form](node))
+    f, of_function = eqxjit.filter_jit(valued), eqxjit.filter_jit(eqx.Partial(valued, model))
+    for value in (1, 2, 3, 1, 2.0):
+        object.__setattr__(node, "value", value)
+        for _ in range(CALLS):
+            assert (f(model, X) == X + value).all()
+            assert (of_function(X) == X + value).all()
+    assert traces == [1, 1, 2, 2, 3, 3, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("kind", [NodeByIdentity, NodeOfBadEquality, NodeUncompared])
+def test_the_key_of_what_is_nested_deeply_tells_nodes(kind):
+    node = kind(1)
+    value = nested(lambda value: [value], 600, configured(node, None))
+    keys = [_elements.whole_key(value), _elements.whole_key(value)]
+    node.value = 2
+    assert keys[0] == keys[1] != _elements.whole_key(value)
+
+
+#: Static values that hold a structured dtype, or an array that has it.
+STRUCTURED = {
+    "dtype": lambda dtype: dtype,
+    "list": lambda dtype: [dtype],
+    "tuple": lambda dtype: (1, (dtype, 2)),
+    "frozenset": lambda dtype: frozenset({(dtype,)}),
+    "dict": lambda dtype: {"a": [dtype]},
+    "key": lambda dtype: {dtype: 1},
+    "dataclass": lambda dtype: Frozen(dtype, 1),
+    "module": lambda dtype: configured(dtype, (dtype,)),
+    "field": lambda dtype: [np.dtype([("outer", dtype)])],
+    "subarray": lambda dtype: (np.dtype((dtype, (2,))),),
+    "deep": lambda dtype: [np.dtype([("a", [("b", (dtype, (2,)))])])],
+    "array": lambda dtype: np.zeros(2, dtype),
+    "array of fields": lambda dtype: [np.zeros(2, [("outer", dtype)])],
+    "scalar": lambda dtype: (np.zeros(2, dtype)[0],),
+    "objects": lambda dtype: [np.zeros(2, [("a", object), ("b", dtype)])],
+}
+
+
+def _objects(*elements):
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array
+
+
+#: Static values, ways to change them in place, and what a program may read of them.
+READ = {
+    "memoryview": (
+        lambda: memoryview(bytearray(b"ab")),
+        [lambda view: view.__setitem__(0, 1), lambda view: view.__setitem__(1, 2)],
+        lambda view: view[0] + view[1],
+    ),
+    "part of one": (
+        lambda: [memoryview(bytearray(b"abcd"))[::2]],
+        [lambda views: views[0].__setitem__(1, 2)],
+        lambda views: views[0][1],
+    ),
+    "released": (
+        lambda: [3, memoryview(bytearray(b"ab"))],
+        [lambda views: views[1].release(), lambda views: views.__setitem__(0, 4)],
+        lambda views: views[0],
+    ),
+    "objects": (
+        lambda: _objects(1, [2], 3.0),
+        [
+            lambda array: array.__setitem__(0, 5),
+            lambda array: array[1].append(1),
+            lambda array: array.__setitem__(1, np.arange(3)),
+        ],
+        lambda array: len(repr(array.tolist())) + array[0],
+    ),
+    "one object": (
+        lambda: [_objects({1})],
+        [lambda arrays: arrays[0][0].add(2), lambda arrays: arrays[0].__setitem__(0, [1, 2, 3])],
+        lambda arrays: len(arrays[0][0]),
+    ),
+}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("form", READ)
+def test_changes_in_buffers_and_arrays_of_objects_are_seen(form):
+    make, changes, read = READ[form]
+    model = configured(X, make())
+    f = eqxjit.filter_jit(lambda model, x: x + read(model.config))
+    for change in (lambda value: None, *changes):
+        change(model.config)
+        for _ in range(CALLS):
+            assert (f(model, X) == X + read(model.config)).all()
+
+
+@both
+def test_a_writable_memoryview_that_is_a_leaf_is_refused(filter_jit):
+    f = filter_jit(lambda view, x: x + view[0])
+    with pytest.raises((TypeError, ValueError), match="hash"):
+        f(memoryview(bytearray(b"ab")), X)
+    assert (f(memoryview(b"ab"), X) == X + 97).all()
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("form", STRUCTURED)
+def test_renamed_fields_of_a_dtype_are_seen(form):
+    def named(model, x):
+        names.append(text(model.config))
+        return x + len(text(model.config))
+
+    names = []
+    dtype = np.dtype([("a", "i4")])
+    model = configured(X, STRUCTURED[form](dtype))
+    bound = eqx.Partial(named, model)
+    f, of_function = eqxjit.filter_jit(named), eqxjit.filter_jit(bound)
+    for name in ("a", "another", "the third", "a"):
+        dtype.names = (name,)
+        for _ in range(CALLS):
+            expected = X + len(text(model.config))
+            assert (f(model, X) == expected).all()
+            assert (of_function(X) == expected).all()
+            twin = configured(X, STRUCTURED[form](np.dtype([(name, "i4")])))
+            assert (f(twin, X) == expected).all()
+    # As there are names: one trace by each.
+    assert sorted(names) == sorted([*{*names}] * 2)
+
+
+@pytest.mark.parametrize("wrap", [lambda dtype: dtype, lambda dtype: (dtype, 1)])
+def test_renamed_fields_of_a_dtype_that_is_a_leaf(wrap):
+    inner = np.dtype([("a", "i4")])
+    value = wrap(np.dtype([("outer", inner)]))
+    f = eqxjit.filter_jit(lambda value, x: x + len(repr(value)))
+    for name in ("a", "another", "the third", "a"):
+        inner.names = (name,)
+        for _ in range(CALLS):
+            assert (f(value, X) == X + len(repr(value))).all()
 
 
 def _pairs(n):
@@ -801,11 +1011,67 @@ def test_a_trace_looks_into_large_objects_of_the_function():
     assert "`fun.config` is another list" in f.traces()[-1].reason
 
 
-# --- Nothing kept alive ---------------------------------------------------------------------------
+# --- Changed during a call ------------------------------------------------------------------------
 
 
 class _Dies:
     """Compared by identity, and weakly referable."""
+
+
+#: Static values of which one object is replaced whenever `Hooked` is asked for its hash.
+DYING = {
+    "list": lambda dies, hooked: [dies, hooked],
+    "dict": lambda dies, hooked: {"a": dies, "b": hooked},
+    "deque": lambda dies, hooked: collections.deque([dies, hooked]),
+    "nested": lambda dies, hooked: [[(1, dies)], {"a": hooked}],
+    "method": lambda dies, hooked: [types.MethodType(abs, dies), hooked],
+    "closure": lambda dies, hooked: [lambda: dies, hooked],
+    "treedef": lambda dies, hooked: [jax.tree_util.tree_structure(Configured(1, dies)), hooked],
+}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("form", DYING)
+def test_what_dies_while_a_key_is_made(form, monkeypatch):
+    """As another thread may have it: a dead weak reference in a key has a hash, too."""
+    hooked = Hooked()
+    value = DYING[form](_Dies(), hooked)
+
+    def replace():
+        value.clear()
+        new = DYING[form](_Dies(), hooked)
+        (value.update if isinstance(value, dict) else value.extend)(new)
+
+    f = eqxjit.filter_jit(lambda model, x: x + 1)
+    monkeypatch.setattr(Hooked, "hook", staticmethod(replace))
+    for _ in range(CALLS):
+        assert (f(configured(X, value), X) == X + 1).all()
+    assert f.traces()
+
+
+READINGS = {
+    "set": ({1, 2}, set.__iter__, set.add),
+    "deque": (collections.deque([1, 2]), collections.deque.__iter__, collections.deque.append),
+    "dict": ({1: 1, 2: 2}, dict.items, dict.setdefault),
+}
+
+
+@pytest.mark.parametrize("form", READINGS)
+def test_a_container_that_changes_while_it_is_read_is_read_again(form):
+    made, read, add = READINGS[form]
+    value = made.copy()
+
+    def elements(value):
+        iterator = iter(read(value))
+        if len(value) == 2:
+            add(value, 3)
+        return iterator
+
+    assert iterated(elements, value) == [*read(value)]
+    assert len(value) == 3
+
+
+# --- Nothing kept alive ---------------------------------------------------------------------------
 
 
 KEEPING = {

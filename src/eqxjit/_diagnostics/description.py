@@ -24,7 +24,7 @@ from .._runtime.errors import named_arguments
 from .._trees.array_part import ArrayPart, array_part
 from .._trees.key_cache import KnownKey, static_key, treedef_key
 from .._trees.partition import SORTED_DICTS, StaticTree, is_array_leaf
-from .._trees.static_key import ByEquality, compared_fields, constants_key
+from .._trees.static_key import ByEquality, compared_fields, constants_key, iterated, weak_reference
 
 # Larger trees aren't described, and larger static containers not looked into.
 _MAX_PARTS = 50_000
@@ -287,7 +287,7 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
         children = [(path, values[f], static) for path, f, static in fields if f in values]
         return _module_part(kind), children
     if kind in SORTED_DICTS or kind is collections.OrderedDict:
-        children = [(f"[{short(key)}]", child, False) for key, child in value.items()]
+        children = [(f"[{short(key)}]", child, False) for key, child in iterated(kind.items, value)]
         if kind is not collections.defaultdict:
             return NodePart(name, name), children
         factory = value.default_factory
@@ -369,7 +369,7 @@ def lasting(key: Hashable) -> Hashable:
     if isinstance(key, frozenset):
         return frozenset([lasting(part) for part in key])
     if isinstance(key, type):
-        return weakref.ref(key)
+        return weak_reference(key)
     if isinstance(key, (str, bytes)):
         return key if len(key) <= _LONG_TEXT else hash(key)
     if key is None or isinstance(key, (bool, int, float, weakref.ref, np.dtype)):
@@ -383,6 +383,8 @@ def lasting(key: Hashable) -> Hashable:
 
 def _content(value: Any) -> Hashable:
     """Return what tells an unhashable object from others of its class, as far as possible."""
+    if isinstance(value, np.dtype):
+        return hash(value)
     try:
         return lasting(static_key(vars(value)))
     except Exception:

@@ -11,7 +11,7 @@ from .._code.place import Place
 from .._compat import treedef_rows
 from .._lock import Lock
 from .._trees.partition import StaticTree
-from .._trees.static_key import compared_fields
+from .._trees.static_key import compared_fields, iterated
 from .description import StaticPart, is_iterator
 from .trace import Trace
 
@@ -85,9 +85,9 @@ def _holds_iterator(static: StaticTree) -> bool:
 def _reader(kind: type) -> Callable[[Any], Iterable[Any]] | None:
     """Return how to read what a static container holds; None for anything else."""
     if kind in (tuple, list, set, frozenset):
-        return iter
+        return functools.partial(iterated, iter)
     if kind is dict:
-        return dict.values
+        return functools.partial(iterated, dict.values)
     if kind is functools.partial:
         return lambda value: (*value.args, *value.keywords.values())
     fields = compared_fields(kind)

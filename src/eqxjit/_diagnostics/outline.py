@@ -10,7 +10,7 @@ import equinox as eqx
 from .._compat import fields_of
 from .._trees.key_cache import static_key
 from .._trees.partition import is_array_leaf
-from .._trees.static_key import compared_fields
+from .._trees.static_key import compared_fields, iterated
 from .description import lasting
 
 # More of it isn't looked at.
@@ -54,7 +54,7 @@ def _part(value: Any) -> tuple[_Part, Iterable[Any]]:
         base: type = tuple if issubclass(kind, tuple) else list
         return (lasting(kind), base.__len__(value)), base.__iter__(value)
     if issubclass(kind, dict):
-        items = itertools.chain.from_iterable(dict.items(value))
+        items = itertools.chain.from_iterable(iterated(dict.items, value))
         return (lasting(kind), dict.__len__(value)), items
     if issubclass(kind, eqx.Module):
         return (lasting(kind),), fields_of(value).values()

@@ -7,10 +7,12 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import numpy as np
+from jax.tree_util import all_leaves, tree_flatten, tree_structure
 
-from .._compat import fields_of
-from .modules import keeps_fields_plainly
-from .static_key import keyed_fields, looked_into_as, typed_key
+from .._compat import ArrayImpl, fields_of, treedef_rows
+from .modules import dynamic_fields, keeps_fields_plainly
+from .static_key import CONSTANTS, iterated, keyed_fields, looked_into_as, typed_key
 
 #: Containers in containers down to here are looked into; upstream's `==` gets no further.
 DEEPEST = 1_000
@@ -24,7 +26,7 @@ def _items(value: tuple[Any, ...]) -> list[Any]:
 
 
 def _set(value: set[Any]) -> list[Any]:
-    return [*set.__iter__(value)]
+    return iterated(set.__iter__, value)
 
 
 def _frozenset(value: frozenset[Any]) -> list[Any]:
@@ -41,11 +43,11 @@ def _default_dict(value: collections.defaultdict[Any, Any]) -> list[Any]:
 
 def _ordered_dict(value: collections.OrderedDict[Any, Any]) -> list[Any]:
     # The dict below doesn't know of those that were moved to an end.
-    return [*collections.OrderedDict.keys(value), *_pairs(value)]
+    return [*iterated(collections.OrderedDict.keys, value), *_pairs(value)]
 
 
 def _deque(value: collections.deque[Any]) -> list[Any]:
-    return [*collections.deque.__iter__(value), value.maxlen]
+    return [*iterated(collections.deque.__iter__, value), value.maxlen]
 
 
 def _mapping(value: types.MappingProxyType[Any, Any]) -> list[Any]:
@@ -60,6 +62,11 @@ def _namespace(value: types.SimpleNamespace) -> list[Any]:
 def _fields(value: eqx.Module) -> list[Any]:
     fields = fields_of(value)
     return [*fields, *fields.values()]
+
+
+def _flattened(value: eqx.Module) -> list[Any]:
+    leaves, treedef = tree_flatten(value)
+    return [treedef, *leaves]
 
 
 def _attributes(names: list[str], value: Any) -> list[Any]:
@@ -97,6 +104,68 @@ def reader(kind: type) -> Reader | None:
     if fields is None:
         return None
     return functools.partial(_attributes, fields)
+
+
+def reader_of(value: Any) -> Reader | None:
+    """Return `reader` of a value's class, except where a Module holds nodes of other classes.
+
+    The typed key of a Module flattens those, whatever their own `==` says.
+    """
+    read = reader(type(value))
+    return _flattened if read is _fields and _holds_other_nodes(value) else read
+
+
+_NO_NODES = frozenset(
+    {
+        *(*CONSTANTS, complex, ArrayImpl, np.ndarray),
+        *(type, types.FunctionType, types.BuiltinFunctionType),
+    }
+)
+
+#: How to read the children of nodes whose typed keys are made of nothing else.
+_CHILDREN: dict[type, Callable[[Any], Iterable[Any]]] = {
+    tuple: iter,
+    list: iter,
+    dict: dict.values,
+    collections.OrderedDict: collections.OrderedDict.values,
+    collections.defaultdict: dict.values,
+}
+
+
+def _holds_other_nodes(module: eqx.Module) -> bool:
+    """Return whether flattening a Module reads more than the elements of those in it."""
+    fields = fields_of(module)
+    pending = [fields[name] for name in dynamic_fields(type(module)) if name in fields]
+    leaves = {*_NO_NODES}
+    seen: dict[int, Any] = {}
+    while pending:
+        node = pending.pop()
+        kind = type(node)
+        if kind in leaves or id(node) in seen:
+            continue
+        seen[id(node)] = node
+        children = _CHILDREN.get(kind)
+        if children is not None:
+            below = iterated(children, node)
+            # Mostly all are.
+            if not leaves.issuperset(map(type, below)):
+                pending += below
+        elif looked_into_as(kind) is eqx.Module:
+            # It is asked for itself.
+            continue
+        elif all_leaves([node]):
+            leaves.add(kind)
+        elif reader(kind) is _items and _is_unregistered(node):
+            pending += _items(node)
+        else:
+            return True
+    return False
+
+
+def _is_unregistered(node: Any) -> bool:
+    """Return whether JAX knows a node's class for a named tuple only."""
+    row = treedef_rows(tree_structure(node, is_leaf=lambda part: part is not node))[-1]
+    return row[3] is None
 
 
 class NativeReading(NamedTuple):
@@ -155,7 +224,7 @@ def _flat_key(value: Any) -> Hashable:
         kind = type(part)
         # Those of a set have no order.
         is_set = issubclass(kind, (set, frozenset)) and len(part) > 1
-        read = None if is_set else reader(kind)
+        read = None if is_set else reader_of(part)
         if read is None:
             key.append(typed_key(part))
             return []

@@ -49,3 +49,11 @@ def _module_keeps_fields_plainly(cls: type) -> bool:
         hasattr(inspect.getattr_static(cls, field.name, None), "__set__")
         for field in dataclasses.fields(cls)
     )
+
+
+# Of classes of Modules only, as above.
+@functools.lru_cache(maxsize=1024)
+def dynamic_fields(cls: type) -> list[str]:
+    """Return the fields of a class of Modules that may hold arrays."""
+    fields = dataclasses.fields(cls)
+    return [field.name for field in fields if not field.metadata.get("static", False)]

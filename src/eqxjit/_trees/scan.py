@@ -16,14 +16,13 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.tree_util import all_leaves
 
 from .._compat import ArrayImpl, fields_of
 from .key_cache import TracedObjects, static_key
 from .modules import is_module_class, keeps_fields_plainly
 from .partition import is_array_leaf
-from .static_key import CONSTANTS, constants_key
+from .static_key import CONSTANTS, constants_key, is_fixed_dtype
 from .structure import is_plain_namedtuple
 
 # Stand in a key for an array, for a sequence of nothing else, for Modules of one class, and for
@@ -197,8 +196,8 @@ def _mark(
         marks = tuple([_mark(element, known_by_address, traced, below) for element in value])
         return (kinds, marks)
     if kind.__eq__ is not object.__eq__:
-        # A dtype's own `==` tells as much as its typed key.
-        return value if issubclass(kind, np.dtype) else static_key(value, traced)
+        # Their own `==` tells as much as their typed keys.
+        return value if is_fixed_dtype(kind) else static_key(value, traced)
     known_by_address.append(value)
     return id(value)
 

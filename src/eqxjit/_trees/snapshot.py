@@ -18,14 +18,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .._compat import ArrayImpl, native_back_end
-from .elements import Reader, native_reading, reader, walk, whole_key
+from .elements import Reader, native_reading, reader_of, walk, whole_key
 from .static_key import (
     CONSTANTS,
     ByEquality,
     ByHashAndEquality,
     compared_by_equality,
     compares_by_identity,
+    copied_dtype,
     holds_for_all,
+    is_fixed_dtype,
     stays,
     typed_key,
 )
@@ -156,6 +158,8 @@ class _Bytes:
     def __init__(self, value: Any):
         self.kind = type(value)
         self.attributes = _buffer_attributes(value)
+        if self.kind is np.ndarray:
+            self.attributes = (copied_dtype(value.dtype), *self.attributes[1:])
         # Not `bytes(value)`, which takes an array of one integer for a length.
         self.data = memoryview(value).tobytes()
         self.size = len(self.data) // _BYTES_PER_ELEMENT
@@ -473,7 +477,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _is_constant_kind(kind: type) -> bool:
-    if kind in _CONSTANTS or issubclass(kind, np.dtype):
+    if kind in _CONSTANTS or is_fixed_dtype(kind):
         return True
     return issubclass(kind, np.generic) and not issubclass(kind, np.void)
 
@@ -531,7 +535,7 @@ def _survey(value: Any) -> _Survey:
         """Survey one value, but for the elements that it returns."""
         nonlocal n, n_containers, n_texts, n_native, is_light, is_marshalled, is_native
         kind = type(part)
-        read = reader(kind)
+        read = reader_of(part)
         if read is None:
             atom = _survey_of_atom(part)
             n += atom.n
@@ -571,8 +575,13 @@ def _survey_of_atom(value: Any) -> _Survey:
         return _Survey(is_marshalled=kind in _MARSHALLED_CONSTANTS, is_native=True)
     if kind is bytearray:
         return _Survey(len(value) // _BYTES_PER_ELEMENT)
+    if kind is memoryview:
+        # What it shows may be anybody's.
+        return _Survey(value.nbytes // _BYTES_PER_ELEMENT, is_light=False)
+    if kind is np.ndarray and value.dtype.hasobject:
+        return _Survey(value.size, is_light=False)
     if kind is np.ndarray:
-        return _Survey(value.nbytes // _BYTES_PER_ELEMENT, is_light=not value.dtype.hasobject)
+        return _Survey(value.nbytes // _BYTES_PER_ELEMENT)
     is_same = compares_by_identity(kind)
     return _Survey(is_light=is_same and not _is_weakly_held(value), is_native=is_same)
 
@@ -598,13 +607,13 @@ def _looked_into(value: Any) -> Snapshot:
 
 def _made_of(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Keyed":
     kind = type(value)
-    read = reader(kind)
+    read = reader_of(value)
     if read is not None:
         return _elements(value, read)
     if kind is ArrayImpl:
         # It can't be changed in place.
         return _SameWeakly(value)
-    if kind is bytearray or kind is np.ndarray:
+    if kind is bytearray or (kind is np.ndarray and not value.dtype.hasobject):
         with contextlib.suppress(Exception):
             made = _Bytes(value)
             if made.matches(value):

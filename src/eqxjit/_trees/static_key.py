@@ -198,24 +198,42 @@ def constants_key(values: tuple[Any, ...], constants: frozenset[type] = CONSTANT
     return Constants((types, values))
 
 
-def _elements_key(elements: Iterable[Any]) -> Hashable:
+def iterated(elements: Callable[[Any], Iterable[Any]], value: Any) -> list[Any]:
+    """Return the elements of a builtin container, which another thread may be changing.
+
+    `elements` is the `__iter__` of the builtin class, or gives its keys or values.
+    """
+    for _ in range(_MOST_READS):
+        try:
+            return [*elements(value)]
+        except RuntimeError:
+            # It was changed between the start of the iteration and the end.
+            continue
+    return [*elements(value)]
+
+
+_MOST_READS = 100
+
+
+def _elements_key(elements: list[Any]) -> Hashable:
     values = tuple(elements)
     return constants_key(values) or tuple([typed_key(value) for value in values])
 
 
 def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
-    return (type(value), _elements_key(elements(value)))
+    return (type(value), _elements_key(iterated(elements, value)))
 
 
 def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
     # With their number: there can be several NaN in a set.
-    keys = [typed_key(element) for element in elements(value)]
+    keys = [typed_key(element) for element in iterated(elements, value)]
     return (type(value), len(keys), frozenset(keys))
 
 
 def _dict_key(value: Any, cls: Any = dict) -> Hashable:
     # Unlike for `==`, the order of the items matters: a function may go through them.
-    return (type(value), _elements_key(cls.keys(value)), _elements_key(cls.values(value)))
+    keys, values = iterated(cls.keys, value), iterated(cls.values, value)
+    return (type(value), _elements_key(keys), _elements_key(values))
 
 
 _ordered_dict_key = functools.partial(_dict_key, cls=collections.OrderedDict)
@@ -255,10 +273,42 @@ def _method_key(value: types.MethodType) -> Hashable:
     return (types.MethodType, typed_key(value.__func__), _identity_key(owner))
 
 
+def is_fixed_dtype(kind: type) -> bool:
+    """Return whether a class is one of dtypes that can't be changed in place.
+
+    The fields of a structured dtype can be renamed, also those of the dtypes in it.
+    """
+    return issubclass(kind, np.dtype) and not issubclass(kind, _STRUCTURED)
+
+
+def copied_dtype(dtype: Any) -> Any:
+    """Return a dtype that stays as it is: a copy of it, if it can be changed in place."""
+    return copy.deepcopy(dtype) if issubclass(type(dtype), _STRUCTURED) else dtype
+
+
+_STRUCTURED = type(np.dtype(np.void))
+
+
+def _structured_dtype_key(value: np.dtype) -> Hashable:
+    # Not by its hash, which it keeps when a dtype in it changes.
+    return (type(value), ByEquality(value))
+
+
 def _numpy_key(value: np.ndarray | np.generic) -> Hashable:
-    if value.dtype.hasobject:
-        return (type(value), ByEquality(value))
-    return (type(value), value.dtype, value.shape, value.tobytes())
+    dtype = value.dtype
+    dtype_key = dtype if is_fixed_dtype(type(dtype)) else _structured_dtype_key(dtype)
+    if dtype.hasobject:
+        # Its own `==` compares one element with another that it broadcasts, or raises.
+        return (type(value), dtype_key, value.shape, _elements_key(value.ravel().tolist()))
+    return (type(value), dtype_key, value.shape, value.tobytes())
+
+
+def _memoryview_key(value: memoryview) -> Hashable:
+    try:
+        return (memoryview, value.format, value.shape, value.tobytes())
+    except ValueError:
+        # It was released.
+        return _identity_key(value)
 
 
 def _array_key(value: Any) -> Hashable:
@@ -274,15 +324,28 @@ def _module_key(value: eqx.Module) -> Hashable:
     return (type(value), typed_treedef_key(treedef), _sequence_key(leaves))
 
 
-def _identity_key(value: Any) -> Hashable:
+def weak_reference(value: Any) -> weakref.ref[Any]:
+    """Return a weak reference, equal to those to the same object, that has a hash for good.
+
+    **Raises:**
+
+    - `TypeError`, if there can be none.
+    """
     kind = type(value)
+    if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
+        # Equal while alive if the referents are, that is, by identity; and compared in C.
+        ref = weakref.ref(value)
+        # It keeps its hash; a dead one that was never asked for it raises.
+        hash(ref)
+        return ref
+    return _IdentityRef(value)
+
+
+def _identity_key(value: Any) -> Hashable:
     try:
-        if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
-            # Equal while alive if the referents are, that is, by identity; and compared in C.
-            return (kind, weakref.ref(value))
-        return (kind, _IdentityRef(value))
+        return (type(value), weak_reference(value))
     except TypeError:
-        return (kind, _ByIdentity(value))
+        return (type(value), _ByIdentity(value))
 
 
 def _opaque_key(value: Any) -> Hashable:
@@ -318,6 +381,8 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     np.ndarray: _numpy_key,
     ArrayImpl: _array_key,
     cast(type, PyTreeDef): typed_treedef_key,
+    _STRUCTURED: _structured_dtype_key,
+    memoryview: _memoryview_key,
 }
 
 #: Those that are made no slower than a snapshot of the value is compared.
@@ -432,7 +497,7 @@ def _identity_suffices(value: Any) -> bool:
     kind = type(value)
     if kind in _KEY_BY_TYPE:
         return kind in (str, bytes, int, float, complex, bool, type(None), range)
-    return kind.__eq__ is object.__eq__ or issubclass(kind, np.dtype)
+    return kind.__eq__ is object.__eq__ or is_fixed_dtype(kind)
 
 
 def is_opaque(value: Any) -> bool:
