@@ -14,7 +14,7 @@ from .._lock import Lock, alive
 from .._plan.check import first_mismatch
 from .._runtime.entry import CacheEntry
 from .._runtime.events import LOWERING, TRACING, observers
-from .._runtime.hooks import Request
+from .._runtime.hooks import Request, TraceHook
 from .._runtime.staging import currently_jitting
 from .._trees.partition import StaticTree, has_tracers
 from .description import UNKNOWN, Description, Template, made_at, template_of
@@ -90,7 +90,7 @@ class Definition:
         return self._read
 
 
-class History:
+class History(TraceHook):
     """The traces of one function under one set of options: the hook that explains them.
 
     - `name`: what to call the function.
@@ -98,7 +98,6 @@ class History:
     """
 
     def __init__(self, name: str, place: Place, home: types.FunctionType | None, number: int):
-        """`home` is the Python function below it, if any; `number` tells it from others."""
         self.name = name
         self.place = place
         self._definition = None if home is None else Definition(home, number)
@@ -198,7 +197,6 @@ class History:
             _remember_definition(self._definition)
 
     def spend(self, record: Trace, phase: str, seconds: float, from_cache: bool) -> None:
-        """Add what JAX has spent on a phase."""
         if phase == TRACING:
             # What JAX does around the function's own trace included.
             record.seconds.tracing = seconds
