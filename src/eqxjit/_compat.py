@@ -556,13 +556,7 @@ except ImportError:
 
 
 def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:
-    """Return the file and line that made an equation; None where that isn't known.
-
-    **Arguments:**
-
-    - `equation`: an equation of a jaxpr.
-    - `library_files`: how the paths of files begin that don't count.
-    """
+    """Return the file and line, not a library's, that made an equation of a jaxpr; or None."""
     try:
         for frame in _user_frames(equation.source_info.traceback):
             if not frame.file_name.startswith(library_files):

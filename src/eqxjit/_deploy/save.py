@@ -176,12 +176,7 @@ def _serialized(exported: Exported) -> bytes:
 
 
 def _written(tree: Any, path: str) -> Any:
-    """Return a tree as JSON: containers, `Slot`s for arrays, and plain values.
-
-    **Raises:**
-
-    - `ValueError`, for anything else, which only pickle could write.
-    """
+    """Return a tree as JSON; raise for what is no container, `Slot` of an array or plain value."""
     kind = type(tree)
     if kind is Slot:
         return {"array": tree.index}

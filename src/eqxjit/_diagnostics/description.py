@@ -156,19 +156,8 @@ class Template(NamedTuple):
 _NO_PART = NodePart("array", None)
 
 
-def template_of(
-    signature: Signature,
-    fun: StaticTree | None,
-    arguments: StaticTree,
-) -> Template:
-    """Describe the static half of a call.
-
-    **Arguments:**
-
-    - `signature`: the function's parameters.
-    - `fun`: the function's static half; None if it is always the same.
-    - `arguments`: that of the arguments.
-    """
+def template_of(signature: Signature, fun: StaticTree | None, arguments: StaticTree) -> Template:
+    """Describe the static half of a call; `fun` is None if the function is always the same."""
     try:
         n_leaves = arguments.n_arrays
         args, kwargs = arguments.combine(map(Slot, range(n_leaves)))

@@ -28,14 +28,7 @@ _logged_lock = Lock()
 
 
 def log_iterators(trace: Trace, place: Place, arguments: StaticTree, fun: StaticTree) -> None:
-    """Log which static values of a trace are iterators, each once for a function.
-
-    **Arguments:**
-
-    - `trace`: a trace that is complete.
-    - `place`: where its function is defined.
-    - `arguments`, `fun`: what was static in the call.
-    """
+    """Log which static values of a complete trace are iterators, each once for a function."""
     in_arguments = _holds_iterator(arguments)
     if not in_arguments and not _holds_iterator(fun):
         return

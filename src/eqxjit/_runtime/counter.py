@@ -72,12 +72,7 @@ class TraceCounter:
             return not self._has_traced and not self._begun
 
     def begin(self, request: Request, is_recompilation: bool = False) -> Attempt:
-        """Begin a trace, or a recompilation, to be followed by `end`.
-
-        **Raises:**
-
-        - `TooManyTracesError`, if it is one too many. Then nothing is counted.
-        """
+        """Begin a trace or a recompilation, to be followed by `end`; raise for one too many."""
         with self._lock:
             number = self.n_traces + self.n_recompilations + len(self._begun) + 1
             attempt = Attempt(number, is_recompilation)

@@ -22,15 +22,7 @@ from .._trees.partition import DYNAMIC, StaticTree
 def argument_names(
     signature: Signature, arguments: StaticTree, fun: StaticTree, layout: ArrayLayout
 ) -> tuple[str, ...]:
-    """Return the paths of all arrays of a call, in the order in which JAX is given them.
-
-    **Arguments:**
-
-    - `signature`: the function's parameters.
-    - `arguments`: the static half of `(args, kwargs)`.
-    - `fun`: the static half of the function.
-    - `layout`: that order.
-    """
+    """Return the paths of all arrays of a call, in the order in which JAX is given them."""
     args, kwargs = arguments.treedef.children()
     positional = signature.path_names(len(args.children()))
     _, keywords = kwargs.node_data() or (None, ())

@@ -66,13 +66,7 @@ def _inside_jit(stack: Iterable[bytes | str]) -> str:
 
 
 def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
-    """Return a clearer error for a jitted call that failed; None where `error` is clear enough.
-
-    **Arguments:**
-
-    - `error`: what the jitted call raised.
-    - `arguments`: the call's arguments, by name.
-    """
+    """Return a clearer error for a jitted call that failed; None where `error` is clear enough."""
     note_tracers(error, arguments)
     return (
         runtime_error(error) or _invalid_array(error, arguments) or _deleted_array(error, arguments)

@@ -147,13 +147,7 @@ class WrappedFunction:
 
 
 def wrap_function(fun: Any, options: Options) -> tuple[WrappedFunction, tuple[Any, ...]]:
-    """Return a function as `filter_jit` sees it: its static half, and its arrays.
-
-    **Raises:**
-
-    - `TypeError`, if it can't be called.
-    - `ValueError`, if it holds a static value that can't be hashed or compared.
-    """
+    """Return a function as `filter_jit` sees it: its static half, and its arrays."""
     if not callable(fun):
         raise not_callable(fun)
     try:

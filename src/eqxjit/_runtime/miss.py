@@ -196,10 +196,7 @@ class MissPath:
     ) -> None:
         """Raise a clearer error than the one that the caller handles, if there is one.
 
-        **Arguments:**
-
-        - `args`, `kwargs`: the call's arguments.
-        - `call`: the call in the miss path; None if JAX can't have run any code of the user's.
+        Without `call`, which is the one in the miss path, JAX can't have run code of the user's.
         """
         __tracebackhide__ = True
         error = sys.exc_info()[1]

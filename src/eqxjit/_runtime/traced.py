@@ -30,15 +30,7 @@ class CacheMiss(Exception):
 def new_entry(
     signature: Signature, options: Options, layout: ArrayLayout, donated: tuple[int, ...]
 ) -> CacheEntry:
-    """Return a new entry, not yet traced.
-
-    **Arguments:**
-
-    - `signature`: the function's parameters.
-    - `options`: how it is jitted.
-    - `layout`: the order of the arrays.
-    - `donated`: the positions of the donated arrays among all of a call.
-    """
+    """Return a new entry, not yet traced; `donated` are positions among all arrays of a call."""
     traced = TracedFunction(signature)
     # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
     jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))

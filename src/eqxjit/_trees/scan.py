@@ -71,11 +71,7 @@ class Scanned(NamedTuple):
 def scan(pytree: Any, traced: TracedObjects | None = None) -> Scanned | None:
     """Scan a pytree; None if there is anything unknown in it, or too much.
 
-    `traced` are the large static objects whose keys are told by identity.
-
-    **Raises:**
-
-    Whatever the `__hash__` or the `__eq__` of a static value raises.
+    Raises what the `__hash__` or the `__eq__` of a static value raises.
     """
     traced = traced or None
     arrays: list[Any] = []
