@@ -29,6 +29,7 @@ from .._code.text import array_text, short
 from .._compat import PyTreeDef, fields_of, is_sharded_aval, treedef_rows
 from .._lock import Lock
 from .._trees.key_cache import static_key, treedef_key
+from .._trees.modules import static_fields
 from .._trees.partition import is_array_leaf
 from .._trees.static_key import Hashed, identity_suffices, register_interned
 from .buffers import Shape, is_computable, is_key, join, key_data_shape, split
@@ -364,11 +365,10 @@ def _one_level(node: Any) -> tuple[dict[str, Any], PyTreeDef]:
 
 def _metadata_difference(path: str, old: Any, new: Any) -> tuple[str, str, str]:
     if isinstance(old, eqx.Module):
-        for field in dataclasses.fields(old):
-            values = [fields_of(module).get(field.name) for module in (old, new)]
-            is_static = field.metadata.get("static", False)
-            if is_static and static_key(values[0]) != static_key(values[1]):
-                return f"{path}.{field.name}", short(values[0]), short(values[1])
+        for name in static_fields(type(old)):
+            values = [fields_of(module).get(name) for module in (old, new)]
+            if static_key(values[0]) != static_key(values[1]):
+                return f"{path}.{name}", short(values[0]), short(values[1])
     return path, f"a {type(old).__name__}", "one with other metadata"
 
 

@@ -4,7 +4,6 @@ A description outlives the call: it holds texts, and refers to the user's object
 """
 
 import collections
-import dataclasses
 import functools
 import inspect
 import types
@@ -23,6 +22,7 @@ from .._plan.signature import Signature
 from .._runtime.errors import named_arguments
 from .._trees.array_part import ArrayPart, array_part
 from .._trees.key_cache import KnownKey, static_key, treedef_key
+from .._trees.modules import dynamic_fields, static_fields
 from .._trees.partition import SORTED_DICTS, StaticTree, is_array_leaf
 from .._trees.static_key import ByEquality, compared_fields, constants_key
 
@@ -294,11 +294,8 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
 @functools.lru_cache(maxsize=256)
 def _fields_of_class(kind: type) -> list[tuple[str, str, bool]]:
     """Return the fields of a Module class: path suffix, name, and whether it is static."""
-    fields = [
-        (f".{field.name}", field.name, bool(field.metadata.get("static", False)))
-        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
-    ]
-    return sorted(fields, key=lambda field: field[2])
+    dynamic = [(f".{name}", name, False) for name in dynamic_fields(kind)]
+    return dynamic + [(f".{name}", name, True) for name in static_fields(kind)]
 
 
 @functools.lru_cache(maxsize=256)

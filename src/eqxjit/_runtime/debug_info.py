@@ -4,7 +4,6 @@ They are texts, the same in every process, and refer to nothing of the user's.
 """
 
 import collections
-import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from .._code.text import short
 from .._compat import PyTreeDef, root_treedef
 from .._plan.signature import Signature
 from .._trees.array_layout import ArrayLayout
+from .._trees.modules import dynamic_fields
 from .._trees.partition import DYNAMIC, StaticTree
 
 
@@ -79,8 +79,7 @@ def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> lis
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return [f".{name}" for name in kind._fields]  # type: ignore[attr-defined]
     if issubclass(kind, eqx.Module):
-        fields = dataclasses.fields(kind)
-        names = [f".{field.name}" for field in fields if not field.metadata.get("static", False)]
+        names = [f".{name}" for name in dynamic_fields(kind)]
         if len(names) == n_children:
             return names
     try:

@@ -12,7 +12,7 @@ from .._trees.partition import DYNAMIC, StaticTree, partition, with_structs_as_a
 from .cache import FunctionCache
 from .donation import hide_donation_warning
 from .entry import CacheEntry, wait_for
-from .errors import argument_error, call_error, named_arguments, note_tracers
+from .errors import call_error, named_arguments, note_tracers, raise_for_arguments
 from .events import drop_interrupted
 from .function import WrappedFunction
 from .request import CALL_VARIABLE, BoundArguments, Call
@@ -216,6 +216,4 @@ class MissPath:
     ) -> None:
         """Raise a clearer error than `error`, if there is one."""
         __tracebackhide__ = True
-        clearer = argument_error(error, named_arguments(self.wrapped.signature, args, kwargs))
-        if clearer is not None:
-            raise clearer from error
+        raise_for_arguments(error, named_arguments(self.wrapped.signature, args, kwargs))

@@ -1,8 +1,6 @@
 """Splits a pytree into its dynamic leaves (arrays, traced) and its static half (with a key)."""
 
 import collections
-import dataclasses
-import functools
 import itertools
 import types
 from collections.abc import Collection, Hashable, Iterable, Iterator
@@ -17,7 +15,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from .._compat import ArrayImpl, PyTreeDef, fields_of, treedef_rows
 from .key_cache import TracedObjects, static_key, treedef_key
-from .modules import is_module_class
+from .modules import dynamic_fields, is_module_class
 from .static_key import CONSTANTS, constants_key
 
 
@@ -230,7 +228,7 @@ def _is_suspicious(pytree: Any) -> bool:
                 return True
             children = node.values()
         elif is_module_class(kind):
-            names = _dynamic_fields(kind)
+            names = dynamic_fields(kind)
             fields = fields_of(node)
             for name in names:
                 child = fields.get(name)
@@ -270,17 +268,9 @@ def _check_closely(pytree: Any) -> None:
 def _children(node: Any) -> Collection[Any]:
     if is_module_class(type(node)):
         values = fields_of(node)
-        return [values[name] for name in _dynamic_fields(type(node)) if name in values]
+        return [values[name] for name in dynamic_fields(type(node)) if name in values]
     if issubclass(type(node), (tuple, list)):
         return node
     if issubclass(type(node), dict):
         return node.values()
     return ()
-
-
-# Of classes of Modules only: the cache would keep others alive.
-@functools.lru_cache(maxsize=1024)
-def _dynamic_fields(kind: type) -> list[str]:
-    """Return the fields of a class of Modules that may hold arrays."""
-    fields = dataclasses.fields(kind)
-    return [field.name for field in fields if not field.metadata.get("static", False)]

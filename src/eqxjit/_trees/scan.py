@@ -7,7 +7,6 @@ whoever keeps one checks by weak references. Meanwhile such keys are equal only 
 static keys are.
 """
 
-import dataclasses
 import functools
 import itertools
 import operator
@@ -21,7 +20,7 @@ from jax.tree_util import all_leaves
 
 from .._compat import ArrayImpl, fields_of
 from .key_cache import TracedObjects, static_key
-from .modules import is_module_class, keeps_fields_plainly
+from .modules import dynamic_fields, is_module_class, keeps_fields_plainly, static_fields
 from .partition import is_array_leaf
 from .static_key import CONSTANTS, constants_key
 from .structure import is_plain_namedtuple
@@ -231,10 +230,8 @@ class _Layout(NamedTuple):
 def _layout_of(cls: type) -> _Layout | None:
     if not keeps_fields_plainly(cls):
         return None
-    fields = dataclasses.fields(cls)
-    static = [field.name for field in fields if field.metadata.get("static", False)]
-    dynamic = [field.name for field in reversed(fields) if field.name not in static]
-    return _Layout(len(fields), _getter(static), _getter(dynamic))
+    static, dynamic = static_fields(cls), dynamic_fields(cls)
+    return _Layout(len(static) + len(dynamic), _getter(static), _getter(dynamic[::-1]))
 
 
 def _getter(names: list[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
