@@ -375,5 +375,5 @@ def load(path: Path) -> FrozenPjitFunction:
     - `OSError`, if it can't be read.
     - `ImportError`, without flatbuffers (`pip install "eqxjit[export]"`).
     """
-    saved = _save.load(path)
-    return freeze(saved.fun, saved.arrays, max_constant_bytes=0)
+    fun, arrays = _save.load(path)
+    return freeze(fun, arrays, max_constant_bytes=0)
