@@ -98,16 +98,9 @@ def specialize_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_specialize, "SPECIALIZING", False)
 
 
-def bound_storms(monkeypatch: pytest.MonkeyPatch, places: int) -> collections.OrderedDict:
-    """Watch so many places for storms of traces; return what is noted of each."""
-    monkeypatch.setattr(_storms, "_MAX_PLACES", places)
-    monkeypatch.setattr(_storms, "_streaks", collections.OrderedDict())
-    return _storms._streaks
-
-
 def forget_storms() -> None:
     """Note no trace so far as the beginning of a storm."""
-    _storms._streaks.clear()
+    _storms.streak_of.cache_clear()
 
 
 def bound_keys(monkeypatch: pytest.MonkeyPatch, many: int) -> dict:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_with_path
 
 from .._code.call_site import CallSite
-from .._code.text import short
+from .._code.text import counted, short
 from .._compat import fields_of, treedef_rows
 from .._plan.signature import Signature
 from .._runtime.errors import named_arguments
@@ -461,5 +461,4 @@ def summary(description: Description) -> Iterator[str]:
         elif isinstance(part, ArrayPart):
             yield f"{path}: {part}"
         else:
-            count = n_arrays[root]
-            yield f"{path}: {part} with {count} array{'s' if count != 1 else ''}"
+            yield f"{path}: {part} with {counted(n_arrays[root], 'array')}"
