@@ -300,15 +300,11 @@ def _bounded(indices: list[int], shapes: Mapping[int, Shape]) -> Iterator[list[i
     def alike(length: int) -> tuple[int, int, int]:
         pairs = list(zip(of, of[length:], strict=False))
         repeats = sum([one == other for one, other in pairs]) / len(pairs)
-        return round(2 * repeats), -_ceil(len(of), length), -length
+        return round(2 * repeats), -math.ceil(len(of) / length), -length
 
     lengths = range(3 * MAX_LEAVES_PER_BUFFER // 4, MAX_LEAVES_PER_BUFFER + 1)
     length = max(lengths, key=alike)
     return (indices[start : start + length] for start in range(0, len(of), length))
-
-
-def _ceil(number: int, divisor: int) -> int:
-    return -(-number // divisor)
 
 
 # Where an array is, if not on a device: on none yet, or where it can't share a buffer.

@@ -63,20 +63,12 @@ class Definition:
         self._fun = weakref.ref(fun)
         self._read: tuple[CallSite | None, Hashable] | None = None
 
-    @property
-    def place(self) -> CallSite | None:
-        """The file and the line."""
-        return self._place_and_code[0]
+    def place_and_code(self) -> tuple[CallSite | None, Hashable]:
+        """Return the file and the line, and a key; None for both where they can't be told.
 
-    @property
-    def code(self) -> Hashable:
-        """Equal for functions made of one code with the same captured values, as far as these were
-        looked at; None where that can't be told.
+        The key is equal for functions made of one code with the same captured values, as far as
+        these were looked at.
         """
-        return self._place_and_code[1]
-
-    @property
-    def _place_and_code(self) -> tuple[CallSite | None, Hashable]:
         if self._read is None:
             try:
                 # Decorators have one code for all that they decorate.
@@ -316,8 +308,10 @@ _last_traced_lock = Lock()
 
 
 def _remember_definition(definition: Definition | None) -> None:
-    code = definition and definition.code
-    if definition is None or code is None:
+    if definition is None:
+        return
+    _, code = definition.place_and_code()
+    if code is None:
         return
     with _last_traced_lock:
         _last_traced[code] = definition.number
@@ -329,9 +323,10 @@ def _remember_definition(definition: Definition | None) -> None:
 def _defined_again(definition: Definition | None, is_users: bool) -> tuple[Difference, ...]:
     if definition is None:
         return ()
+    place, code = definition.place_and_code()
     with _last_traced_lock:
-        if _last_traced.get(definition.code, definition.number) == definition.number:
+        if _last_traced.get(code, definition.number) == definition.number:
             return ()
-    what = f"another function made of the same code ({definition.place}) was traced before"
+    what = f"another function made of the same code ({place}) was traced before"
     remedy = "Define and wrap it once, outside of loops and of the functions that call it"
     return (Difference(FUNCTION, "", "", what, remedy if is_users else ""),)

@@ -91,10 +91,6 @@ class StaticTree:
         """The key that it has now: static objects may have been changed in place."""
         return _key(self.treedef, self.leaves)
 
-    def with_leaves(self, leaves: tuple[Any, ...]) -> "StaticTree":
-        """Return the same structure with other leaves."""
-        return StaticTree(self.treedef, leaves, None, self.traced)
-
     @property
     def n_arrays(self) -> int:
         """The number of arrays that are left out."""
@@ -168,7 +164,7 @@ def with_structs_as_arrays(leaves: list[Any], static: StaticTree) -> tuple[list[
     kept = tuple(
         [DYNAMIC if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in static.leaves]
     )
-    return leaves, static.with_leaves(kept)
+    return leaves, StaticTree(static.treedef, kept, None, static.traced)
 
 
 def _canonical(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
