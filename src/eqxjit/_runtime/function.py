@@ -67,7 +67,6 @@ class WrappedFunction:
 
     @property
     def cache(self) -> FunctionCache:
-        """The cache of the function."""
         if self._cache is None:
             self._look()
             try:

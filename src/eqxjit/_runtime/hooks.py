@@ -85,5 +85,4 @@ def install(cls: type[TraceHook]) -> type[TraceHook]:
 
 
 def make_hook(name: str, place: Place, home: types.FunctionType | None, number: int) -> TraceHook:
-    """Return the hook of a function."""
     return _class(name, place, home, number)

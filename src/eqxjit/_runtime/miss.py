@@ -45,7 +45,6 @@ class MissPath:
 
     @property
     def cache(self) -> FunctionCache:
-        """The cache of the function."""
         return self.wrapped.cache
 
     def miss_in_turn(self, bound: BoundArguments) -> Any:

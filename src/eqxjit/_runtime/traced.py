@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from .._code.location import stub_at
 from .._compat import debug_info, is_staging
 from .._plan.signature import Signature
 from .._trees.array_layout import ArrayLayout
@@ -70,10 +71,11 @@ class TracedFunction:
         self._source = "_".join(signature.name.split()) or "function"
         self.entry_ref: Callable[[], CacheEntry | None] = lambda: None
         self._debug_info: Any = None
-        if signature.location is not None:
-            self._source += f" at {signature.location}"
+        site = signature.location
+        if site is not None:
+            self._source += f" at {site.filename}:{site.line}"
             # By which JAX finds the place, where it doesn't ask for `__fun_debug_info__`.
-            self.__code__ = signature.location.code
+            self.__code__ = stub_at(site)
 
     def __repr__(self) -> str:
         return self._source
