@@ -31,12 +31,7 @@ _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bo
 
 
 def main(argv: list[str]) -> None:
-    """Install eqxjit, then run what the command line names.
-
-    **Arguments:**
-
-    - `argv`: the command line, without this program's own name.
-    """
+    """Install eqxjit, then run what the command line names; `argv` begins after `-m eqxjit`."""
     parser = argparse.ArgumentParser(
         prog="python -m eqxjit",
         usage="%(prog)s [-h] [--report FILE] [--explain] (-m module | script) ...",

@@ -65,15 +65,9 @@ except ImportError:
 JaxRuntimeError: type[Exception] = getattr(jax.errors, "JaxRuntimeError", RuntimeError)
 
 
-def _module_dict_descriptor() -> Any:
-    """Return the C-level descriptor of `__dict__`; `module.__dict__` runs Python."""
-    return vars(eqx.Module)["__dict__"]
-
-
 try:
-    _descriptor = _module_dict_descriptor()
-    #: `fields_of(module)` is `module.__dict__`, without `Module.__getattribute__`.
-    fields_of: Callable[[Any], dict[str, Any]] = _descriptor.__get__
+    #: `fields_of(module)` is `module.__dict__` by its C-level descriptor, which runs no Python.
+    fields_of: Callable[[Any], dict[str, Any]] = vars(eqx.Module)["__dict__"].__get__
 except (KeyError, AttributeError):
 
     def fields_of(module: Any, /) -> dict[str, Any]:
@@ -337,30 +331,26 @@ except ImportError:
 # --- Lowered programs -------------------------------------------------------------------------
 
 
-def _operations(module: Any) -> list[tuple[str, str]]:
-    """Return the name of each operation in a lowered program and, for a custom call, its target."""
+def lowered_operations(module: Any) -> list[tuple[str, str]] | None:
+    """Return the name of each operation in a lowered program and, for a custom call, its target.
+
+    None where JAX no longer lowers to a module that can be walked.
+    """
     found: list[tuple[str, str]] = []
     # Not `walk`, which turns an interrupt in what it calls into an error of its own.
     pending: list[Any] = [module]
-    while pending:
-        operation = pending.pop().operation
-        name = operation.name
-        if name == "stablehlo.custom_call":
-            found.append((name, operation.attributes["call_target_name"].value))
-        else:
-            found.append((name, ""))
-        for region in operation.regions:
-            for block in region.blocks:
-                pending.extend(block.operations)
-    return found
-
-
-def lowered_operations(module: Any) -> Iterator[tuple[str, str]] | None:
-    """Return `_operations`, or None where JAX no longer lowers to a module that can be walked."""
     try:
-        return iter(_operations(module))
+        while pending:
+            operation = pending.pop().operation
+            name = operation.name
+            is_call = name == "stablehlo.custom_call"
+            found.append((name, operation.attributes["call_target_name"].value if is_call else ""))
+            for region in operation.regions:
+                for block in region.blocks:
+                    pending.extend(block.operations)
     except Exception:
         return None
+    return found
 
 
 def jaxpr_lowered_in(frame: FrameType) -> Any:
@@ -558,13 +548,7 @@ except ImportError:
 
 
 def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:
-    """Return the file and line that made an equation; None where that isn't known.
-
-    **Arguments:**
-
-    - `equation`: an equation of a jaxpr.
-    - `library_files`: how the paths of files begin that don't count.
-    """
+    """Return the file and line, not a library's, that made an equation of a jaxpr; or None."""
     try:
         for frame in _user_frames(equation.source_info.traceback):
             if not frame.file_name.startswith(library_files):

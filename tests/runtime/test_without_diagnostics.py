@@ -17,7 +17,7 @@ X = jnp.arange(3.0)
 
 @pytest.fixture(autouse=True)
 def _without_diagnostics():
-    installed = _hooks.install(_hooks.NoTraceHook)
+    installed = _hooks.install(_hooks.TraceHook)
     yield
     _hooks.install(installed)
 

@@ -103,16 +103,9 @@ def scan_few_nodes(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
     monkeypatch.setattr(_cache, "MAX_NODES", many)
 
 
-def bound_storms(monkeypatch: pytest.MonkeyPatch, places: int) -> collections.OrderedDict:
-    """Watch so many places for storms of traces; return what is noted of each."""
-    monkeypatch.setattr(_storms, "_MAX_PLACES", places)
-    monkeypatch.setattr(_storms, "_streaks", collections.OrderedDict())
-    return _storms._streaks
-
-
 def forget_storms() -> None:
     """Note no trace so far as the beginning of a storm."""
-    _storms._streaks.clear()
+    _storms.streak_of.cache_clear()
 
 
 def bound_keys(monkeypatch: pytest.MonkeyPatch, many: int) -> dict:

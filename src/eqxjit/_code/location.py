@@ -2,33 +2,24 @@
 
 import functools
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 
+from .call_site import CallSite
 from .tracebacks import OUR_FILES
 
 
-class Location(NamedTuple):
-    """The definition of a function: its file, and its first line from 1."""
-
-    filename: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.filename}:{self.line}"
-
-    @property
-    def code(self) -> types.CodeType:
-        """A code object that seems to be from there, and holds nothing of what is."""
-        return _nothing.__code__.replace(co_filename=self.filename, co_firstlineno=self.line)
+def stub_at(site: CallSite) -> types.CodeType:
+    """Return a code object that seems to be from a line, and holds nothing of what is there."""
+    return _nothing.__code__.replace(co_filename=site.filename, co_firstlineno=site.line)
 
 
 def _nothing() -> None:
     pass
 
 
-def location_of(fun: Any) -> Location | None:
+def location_of(fun: Any) -> CallSite | None:
     """Return where the Python code below a callable is; None without such code of a user's."""
     try:
         code = _code_of(fun)
@@ -37,7 +28,7 @@ def location_of(fun: Any) -> Location | None:
         return None
     if code is None or code.co_filename.startswith(OUR_FILES):
         return None
-    return Location(code.co_filename, code.co_firstlineno)
+    return CallSite(code.co_filename, code.co_firstlineno)
 
 
 def _code_of(fun: Any) -> types.CodeType | None:

@@ -36,19 +36,13 @@ def key_data_shape(impl: Any) -> Shape:
 
 
 def join(leaves: Sequence[Any], dtype: np.dtype) -> jax.Array:
-    """Return one flat array of this dtype, strongly typed, with the elements of all leaves.
-
-    Where nothing is traced, this is one compiled program.
-    """
+    """Return one flat array of this dtype, strongly typed, with the elements of all leaves."""
     traced = any(isinstance(leaf, Tracer) for leaf in leaves)
     return (_join if traced else _jitted_join)(leaves, dtype)
 
 
 def split(buffer: Any, shapes: tuple[Shape, ...]) -> Sequence[Any]:
-    """Return the arrays of which a buffer was made; its leading axes, if any, are theirs, too.
-
-    Where nothing is traced, this is one compiled program.
-    """
+    """Return the arrays of which a buffer was made; its leading axes, if any, are theirs, too."""
     if buffer.dtype == jax.dtypes.float0:
         # A gradient with respect to integers.
         return [np.zeros((*buffer.shape[:-1], *shape), buffer.dtype) for shape in shapes]
@@ -69,5 +63,6 @@ def _split(buffer: Any, shapes: tuple[Shape, ...]) -> list[jax.Array]:
     return [lax.reshape(part, (*leading, *shape)) for part, shape in pairs]
 
 
+# Where nothing is traced, either is one compiled program.
 _jitted_join = jax.jit(_join, static_argnums=1)
 _jitted_split = jax.jit(_split, static_argnums=1)

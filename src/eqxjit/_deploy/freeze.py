@@ -23,7 +23,7 @@ from .._code.text import short
 from .._code.tracebacks import trimming
 from .._plan.signature import Signature
 from .._runtime.cache import FunctionCache, home_of, names_of
-from .._runtime.errors import argument_error
+from .._runtime.errors import raise_for_arguments
 from .._runtime.function import WrappedFunction
 from .._runtime.options import DEFAULT_MAXSIZE, check_options, nearest
 from .._trees.mutation import snapshot
@@ -291,9 +291,7 @@ def freeze(
         _ = static.key  # Or it can't be made.
         static = snapshot(static)
     except Exception as error:
-        clearer = argument_error(error, [("fun", fun), ("args", args), ("kwargs", kwargs)])
-        if clearer is not None:
-            raise clearer from error
+        raise_for_arguments(error, [("fun", fun), ("args", args), ("kwargs", kwargs)])
         raise
     arrays = [_snapshot(leaf) for leaf in leaves]
     passed = [array for array in arrays if array.nbytes > max_constant_bytes]
@@ -377,5 +375,5 @@ def load(path: Path) -> FrozenPjitFunction:
     - `OSError`, if it can't be read.
     - `ImportError`, without flatbuffers (`pip install "eqxjit[export]"`).
     """
-    saved = _save.load(path)
-    return freeze(saved.fun, saved.arrays, max_constant_bytes=0)
+    fun, arrays = _save.load(path)
+    return freeze(fun, arrays, max_constant_bytes=0)

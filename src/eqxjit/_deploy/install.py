@@ -178,20 +178,16 @@ class _Link:
         return type(None), ()
 
 
-def _link(wrapper: Any) -> _Link:
-    donate = upstream_donation(wrapper)
-    twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=cast(Donate, donate))
-    # Another thread may have been first: their twins share what is compiled.
-    link = fields_of(wrapper)[_LINK] = _Link(cast("FilterPjitFunction | None", twin))
-    return link
-
-
 def _twin(wrapper: Any) -> FilterPjitFunction | None:
     link = fields_of(wrapper).get(_LINK)
     if link is None:
-        link = _link(wrapper)
-        if link.twin is None:
+        donate = upstream_donation(wrapper)
+        if donate is None:
             _log_unredirected([wrapper])
+            return None
+        twin = filter_jit(wrapper.__wrapped__, donate=cast(Donate, donate))
+        # Another thread may have been first: their twins share what is compiled.
+        link = fields_of(wrapper)[_LINK] = _Link(cast(FilterPjitFunction, twin))
     return link.twin
 
 

@@ -29,6 +29,7 @@ from .._code.text import array_text, short
 from .._compat import PyTreeDef, fields_of, is_sharded_aval, treedef_rows
 from .._lock import Lock
 from .._trees.key_cache import static_key, treedef_key
+from .._trees.modules import static_fields
 from .._trees.partition import is_array_leaf
 from .._trees.static_key import Hashed, identity_suffices, register_interned
 from .buffers import Shape, is_computable, is_key, join, key_data_shape, split
@@ -299,15 +300,11 @@ def _bounded(indices: list[int], shapes: Mapping[int, Shape]) -> Iterator[list[i
     def alike(length: int) -> tuple[int, int, int]:
         pairs = list(zip(of, of[length:], strict=False))
         repeats = sum([one == other for one, other in pairs]) / len(pairs)
-        return round(2 * repeats), -_ceil(len(of), length), -length
+        return round(2 * repeats), -math.ceil(len(of) / length), -length
 
     lengths = range(3 * MAX_LEAVES_PER_BUFFER // 4, MAX_LEAVES_PER_BUFFER + 1)
     length = max(lengths, key=alike)
     return (indices[start : start + length] for start in range(0, len(of), length))
-
-
-def _ceil(number: int, divisor: int) -> int:
-    return -(-number // divisor)
 
 
 # Where an array is, if not on a device: on none yet, or where it can't share a buffer.
@@ -364,11 +361,10 @@ def _one_level(node: Any) -> tuple[dict[str, Any], PyTreeDef]:
 
 def _metadata_difference(path: str, old: Any, new: Any) -> tuple[str, str, str]:
     if isinstance(old, eqx.Module):
-        for field in dataclasses.fields(old):
-            values = [fields_of(module).get(field.name) for module in (old, new)]
-            is_static = field.metadata.get("static", False)
-            if is_static and static_key(values[0]) != static_key(values[1]):
-                return f"{path}.{field.name}", short(values[0]), short(values[1])
+        for name in static_fields(type(old)):
+            values = [fields_of(module).get(name) for module in (old, new)]
+            if static_key(values[0]) != static_key(values[1]):
+                return f"{path}.{name}", short(values[0]), short(values[1])
     return path, f"a {type(old).__name__}", "one with other metadata"
 
 

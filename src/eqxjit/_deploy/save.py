@@ -42,18 +42,6 @@ SAVED_FOR = "__eqxjit_saved_for__"
 _VALUES = (bool, int, str, type(None))
 
 
-class SavedFunction:
-    """The content of a file.
-
-    - `fun`: a function of `(arrays, *args, **kwargs)`, with the saved function's signature.
-    - `arrays`: those that weren't compiled in.
-    """
-
-    def __init__(self, fun: Callable[..., Any], arrays: list[jax.Array]):
-        self.fun = fun
-        self.arrays = arrays
-
-
 # --- Writing ----------------------------------------------------------------------------------
 
 
@@ -176,12 +164,7 @@ def _serialized(exported: Exported) -> bytes:
 
 
 def _written(tree: Any, path: str) -> Any:
-    """Return a tree as JSON: containers, `Slot`s for arrays, and plain values.
-
-    **Raises:**
-
-    - `ValueError`, for anything else, which only pickle could write.
-    """
+    """Return a tree as JSON; raise for what is no container, `Slot` of an array or plain value."""
     kind = type(tree)
     if kind is Slot:
         return {"array": tree.index}
@@ -202,13 +185,10 @@ def _written(tree: Any, path: str) -> Any:
 # --- Reading ----------------------------------------------------------------------------------
 
 
-def load(path: Path) -> SavedFunction:
-    """Read a file, and check it.
+def load(path: Path) -> tuple[Callable[..., Any], list[jax.Array]]:
+    """Read a file, and check it: return a function of `(arrays, *args, **kwargs)`, and its arrays.
 
-    **Raises:**
-
-    - `ValueError`, if it isn't such a file, is damaged, of a later version, or for other platforms.
-    - `OSError`, if it can't be read.
+    That function has the signature of the one that was saved. The arrays weren't compiled in.
     """
     files = _read(path)
     manifest = json.loads(files[_MANIFEST])
@@ -236,11 +216,11 @@ def load(path: Path) -> SavedFunction:
             f"{path} was saved under jax {manifest['jax']}, whose program jax {jax.__version__} "
             "can't read. Save it again under this one."
         ) from error
-    arrays = [
-        jnp.asarray(np.frombuffer(files[f"array-{i}.bin"], _dtype(known)).reshape(known["shape"]))
-        for i, known in enumerate(manifest["arrays"])
-    ]
-    return SavedFunction(_restored(manifest, exported), arrays)
+    arrays: list[jax.Array] = []
+    for i, known in enumerate(manifest["arrays"]):
+        flat = np.frombuffer(files[f"array-{i}.bin"], jnp.dtype(known["dtype"]))
+        arrays.append(jnp.asarray(flat.reshape(known["shape"])))
+    return _restored(manifest, exported), arrays
 
 
 def _read(path: Path) -> dict[str, bytes]:
@@ -256,10 +236,6 @@ def _read(path: Path) -> dict[str, bytes]:
     if _sha256(files[_MANIFEST]).encode() != files[_CHECKSUM]:
         raise ValueError(f"{path} is damaged: a checksum differs. Copy or save it again.")
     return files
-
-
-def _dtype(known: Mapping[str, Any]) -> np.dtype:
-    return jnp.dtype(known["dtype"])
 
 
 def _sha256(content: bytes) -> str:

@@ -4,7 +4,6 @@ A description outlives the call: it holds texts, and refers to the user's object
 """
 
 import collections
-import dataclasses
 import functools
 import inspect
 import types
@@ -17,12 +16,13 @@ import numpy as np
 from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_with_path
 
 from .._code.call_site import CallSite
-from .._code.text import short
+from .._code.text import counted, short
 from .._compat import fields_of, treedef_rows
 from .._plan.signature import Signature
 from .._runtime.errors import named_arguments
 from .._trees.array_part import ArrayPart, array_part
 from .._trees.key_cache import KnownKey, static_key, treedef_key
+from .._trees.modules import dynamic_fields, static_fields
 from .._trees.partition import SORTED_DICTS, StaticTree, is_array_leaf
 from .._trees.static_key import ByEquality, compared_fields, constants_key, iterated, weak_reference
 
@@ -156,19 +156,8 @@ class Template(NamedTuple):
 _NO_PART = NodePart("array", None)
 
 
-def template_of(
-    signature: Signature,
-    fun: StaticTree | None,
-    arguments: StaticTree,
-) -> Template:
-    """Describe the static half of a call.
-
-    **Arguments:**
-
-    - `signature`: the function's parameters.
-    - `fun`: the function's static half; None if it is always the same.
-    - `arguments`: that of the arguments.
-    """
+def template_of(signature: Signature, fun: StaticTree | None, arguments: StaticTree) -> Template:
+    """Describe the static half of a call; `fun` is None if the function is always the same."""
     try:
         n_leaves = arguments.n_arrays
         args, kwargs = arguments.combine(map(Slot, range(n_leaves)))
@@ -305,11 +294,8 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
 @functools.lru_cache(maxsize=256)
 def _fields_of_class(kind: type) -> list[tuple[str, str, bool]]:
     """Return the fields of a Module class: path suffix, name, and whether it is static."""
-    fields = [
-        (f".{field.name}", field.name, bool(field.metadata.get("static", False)))
-        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
-    ]
-    return sorted(fields, key=lambda field: field[2])
+    dynamic = [(f".{name}", name, False) for name in dynamic_fields(kind)]
+    return dynamic + [(f".{name}", name, True) for name in static_fields(kind)]
 
 
 @functools.lru_cache(maxsize=256)
@@ -477,5 +463,4 @@ def summary(description: Description) -> Iterator[str]:
         elif isinstance(part, ArrayPart):
             yield f"{path}: {part}"
         else:
-            count = n_arrays[root]
-            yield f"{path}: {part} with {count} array{'s' if count != 1 else ''}"
+            yield f"{path}: {part} with {counted(n_arrays[root], 'array')}"

@@ -14,7 +14,7 @@ from .._lock import Lock, alive
 from .._plan.check import first_mismatch
 from .._runtime.entry import CacheEntry
 from .._runtime.events import LOWERING, TRACING, observers
-from .._runtime.hooks import Request
+from .._runtime.hooks import Request, TraceHook
 from .._runtime.staging import currently_jitting
 from .._trees.partition import StaticTree, has_tracers
 from .description import UNKNOWN, Description, Template, made_at, template_of
@@ -63,20 +63,12 @@ class Definition:
         self._fun = weakref.ref(fun)
         self._read: tuple[CallSite | None, Hashable] | None = None
 
-    @property
-    def place(self) -> CallSite | None:
-        """The file and the line."""
-        return self._place_and_code[0]
+    def place_and_code(self) -> tuple[CallSite | None, Hashable]:
+        """Return the file and the line, and a key; None for both where they can't be told.
 
-    @property
-    def code(self) -> Hashable:
-        """Equal for functions made of one code with the same captured values, as far as these were
-        looked at; None where that can't be told.
+        The key is equal for functions made of one code with the same captured values, as far as
+        these were looked at.
         """
-        return self._place_and_code[1]
-
-    @property
-    def _place_and_code(self) -> tuple[CallSite | None, Hashable]:
         if self._read is None:
             try:
                 # Decorators have one code for all that they decorate.
@@ -90,7 +82,7 @@ class Definition:
         return self._read
 
 
-class History:
+class History(TraceHook):
     """The traces of one function under one set of options: the hook that explains them.
 
     - `name`: what to call the function.
@@ -98,7 +90,6 @@ class History:
     """
 
     def __init__(self, name: str, place: Place, home: types.FunctionType | None, number: int):
-        """`home` is the Python function below it, if any; `number` tells it from others."""
         self.name = name
         self.place = place
         self._definition = None if home is None else Definition(home, number)
@@ -198,7 +189,6 @@ class History:
             _remember_definition(self._definition)
 
     def spend(self, record: Trace, phase: str, seconds: float, from_cache: bool) -> None:
-        """Add what JAX has spent on a phase."""
         if phase == TRACING:
             # What JAX does around the function's own trace included.
             record.seconds.tracing = seconds
@@ -318,8 +308,10 @@ _last_traced_lock = Lock()
 
 
 def _remember_definition(definition: Definition | None) -> None:
-    code = definition and definition.code
-    if definition is None or code is None:
+    if definition is None:
+        return
+    _, code = definition.place_and_code()
+    if code is None:
         return
     with _last_traced_lock:
         _last_traced[code] = definition.number
@@ -331,9 +323,10 @@ def _remember_definition(definition: Definition | None) -> None:
 def _defined_again(definition: Definition | None, is_users: bool) -> tuple[Difference, ...]:
     if definition is None:
         return ()
+    place, code = definition.place_and_code()
     with _last_traced_lock:
-        if _last_traced.get(definition.code, definition.number) == definition.number:
+        if _last_traced.get(code, definition.number) == definition.number:
             return ()
-    what = f"another function made of the same code ({definition.place}) was traced before"
+    what = f"another function made of the same code ({place}) was traced before"
     remedy = "Define and wrap it once, outside of loops and of the functions that call it"
     return (Difference(FUNCTION, "", "", what, remedy if is_users else ""),)

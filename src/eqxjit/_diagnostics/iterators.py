@@ -8,9 +8,8 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from .._code.place import Place
-from .._compat import treedef_rows
 from .._lock import Lock
-from .._trees.partition import StaticTree
+from .._trees.partition import StaticTree, metadata_of
 from .._trees.static_key import compared_fields, iterated
 from .description import StaticPart, is_iterator
 from .trace import Trace
@@ -28,14 +27,7 @@ _logged_lock = Lock()
 
 
 def log_iterators(trace: Trace, place: Place, arguments: StaticTree, fun: StaticTree) -> None:
-    """Log which static values of a trace are iterators, each once for a function.
-
-    **Arguments:**
-
-    - `trace`: a trace that is complete.
-    - `place`: where its function is defined.
-    - `arguments`, `fun`: what was static in the call.
-    """
+    """Log which static values of a complete trace are iterators, each once for a function."""
     in_arguments = _holds_iterator(arguments)
     if not in_arguments and not _holds_iterator(fun):
         return
@@ -65,9 +57,8 @@ def log_iterators(trace: Trace, place: Place, arguments: StaticTree, fun: Static
 
 
 def _holds_iterator(static: StaticTree) -> bool:
-    metadata = [data for _, _, data, custom in treedef_rows(static.treedef) if custom is not None]
     # One depth after the other: of most values the classes are all that is looked at.
-    pending = [*static.leaves, *metadata]
+    pending = [*static.leaves, *metadata_of(static.treedef)]
     n_left = _MAX_VALUES
     while pending and n_left > 0:
         n_left -= len(pending)

@@ -23,16 +23,9 @@ _LARGE_SHARE_OF_SAMPLE = 0.3
 
 
 def size_of(jaxpr: Any) -> tuple[int, str]:
-    """Return the size of a jaxpr.
+    """Return how many equations a closed jaxpr has, nested ones included, and the busiest line.
 
-    **Arguments:**
-
-    - `jaxpr`: a closed jaxpr, as traced.
-
-    **Returns:**
-
-    How many equations it has, those of nested jaxprs included; and the line that made most of them,
-    with their number, or an empty text where none of the user's stands out.
+    That is the user's line that made most of them, with their number; empty if none stands out.
     """
     equations = [equation for part in _with_nested(jaxpr.jaxpr) for equation in part.eqns]
     n_equations = len(equations)

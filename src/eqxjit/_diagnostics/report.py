@@ -10,11 +10,12 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._code.html import block, escape, table
+from .._code.text import counted
 from .._lock import Lock
 from .._runtime.events import COMPILING, LOWERING, TRACING, observers
 from .differences import Difference
@@ -260,7 +261,7 @@ class CompileReport:
         rows = self.rows
         if not rows:
             return "<CompileReport: nothing was compiled>"
-        what = f"{len(rows)} function{'s' if len(rows) > 1 else ''}"
+        what = counted(len(rows), "function")
         dearest = f"{rows[0].function} {rows[0].share:.0%}"
         return f"<CompileReport: {what} in {self.total_seconds:.3g} s, {dearest}>"
 
@@ -342,64 +343,46 @@ class _Recorder:
 
 
 class _Live:
-    """An observer that shows the outermost phase under way in each thread."""
+    """An observer that shows the outermost phase under way in each thread.
 
-    def __init__(self) -> None:
+    - `show`: shows a text.
+    - `hide`: takes what `show` returned away again.
+    """
+
+    def __init__(self, show: Callable[[str], Any], hide: Callable[[Any], object]):
+        self._show, self._hide = show, hide
         self._local = threading.local()
-
-    def show(self, text: str) -> None:
-        """Show what is under way."""
-        raise NotImplementedError
-
-    def hide(self) -> None:
-        """Show nothing any more."""
 
     def begun(self, function: str, phase: str) -> None:
         """Show a phase, if it is an outermost one."""
-        depth = vars(self._local).get("depth", 0)
+        depth = getattr(self._local, "depth", 0)
         if not depth:
-            self.show(f"{phase} {function}")
+            self._local.shown = self._show(f"{phase} {function}")
         self._local.depth = depth + 1
 
     def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
         """Hide it again."""
-        depth = vars(self._local).get("depth", 0)
+        depth = getattr(self._local, "depth", 0)
         if depth == 1:
-            self.hide()
+            self._hide(self._local.shown)
         self._local.depth = max(0, depth - 1)
 
     def traced(self, trace: Trace) -> None:
         """Do nothing: the report says it."""
 
 
-class _LiveLine(_Live):
-    """A line on a terminal, with the time that the phase has taken already."""
-
-    def __init__(self, progress: Any):
-        super().__init__()
-        self._progress = progress
-
-    def show(self, text: str) -> None:
-        """Add a line."""
-        self._local.task = self._progress.add_task(text, total=None)
-
-    def hide(self) -> None:
-        """Remove it."""
-        self._progress.remove_task(self._local.task)
+def _live_line(progress: Any) -> _Live:
+    """Return a line on a terminal, with the time that the phase has taken already."""
+    return _Live(lambda text: progress.add_task(text, total=None), progress.remove_task)
 
 
-class _LiveCell(_Live):
-    """A notebook's cell; what comes next takes its place, in the end the report."""
+def _live_cell(cell: Any) -> _Live:
+    """Return a notebook's cell; what comes next takes its place, in the end the report."""
+    from IPython.display import HTML
 
-    def __init__(self, cell: Any):
-        super().__init__()
-        self._cell = cell
-
-    def show(self, text: str) -> None:
-        """Fill the cell."""
-        from IPython.display import HTML
-
-        self._cell.update(HTML(block(f"<p>{escape(text)} …</p>")))
+    return _Live(
+        lambda text: cell.update(HTML(block(f"<p>{escape(text)} …</p>"))), lambda shown: None
+    )
 
 
 @contextmanager
@@ -440,14 +423,14 @@ def compile_report() -> Iterator[CompileReport]:
     display = _notebook_display()
     if display is not None:
         cell = display(report, display_id=True)
-        with recording(report, _LiveCell(cell)):
+        with recording(report, _live_cell(cell)):
             try:
                 yield report
             finally:
                 cell.update(report)
         return
     console, progress = _terminal()
-    with recording(report, *([] if progress is None else [_LiveLine(progress)])):
+    with recording(report, *([] if progress is None else [_live_line(progress)])):
         try:
             with progress or nullcontext():
                 yield report

@@ -1,6 +1,7 @@
 """Logs, once for each function, that it is traced again and again, and for which causes."""
 
 import collections
+import functools
 import logging
 
 from .._code.place import Place
@@ -95,17 +96,7 @@ class Streak:
         return "\n".join(lines)
 
 
-_streaks: collections.OrderedDict[Place, Streak] = collections.OrderedDict()
-_streaks_lock = Lock()
-
-
+@functools.lru_cache(maxsize=_MAX_PLACES)
 def streak_of(place: Place) -> Streak:
     """Return the streak of a place: the same one for each function that is defined there."""
-    with _streaks_lock:
-        streak = _streaks.get(place)
-        if streak is None:
-            streak = _streaks[place] = Streak(place)
-        _streaks.move_to_end(place)
-        if len(_streaks) > _MAX_PLACES:
-            _streaks.popitem(last=False)
-        return streak
+    return Streak(place)

@@ -170,13 +170,7 @@ class FunctionCache(_Table):
         return entry
 
     def meet(self, entry: CacheEntry, key: Hashable, known_by_address: list[Any]) -> None:
-        """Make `find_again` find an entry.
-
-        **Arguments:**
-
-        - `key`: that of a scan of the call that it has just served.
-        - `known_by_address`: the objects that stand in it as addresses.
-        """
+        """Make `find_again` find an entry by the key of a scan of a call that it has served."""
         try:
             refs = [weakref.ref(value) for value in known_by_address]
         except TypeError:
@@ -372,15 +366,7 @@ def cache_of(
     key: Hashable,
     options: Options,
 ) -> FunctionCache:
-    """Return the cache that serves a function, made where there is none.
-
-    **Arguments:**
-
-    - `home`, `place`: as of `home_of` and `place_of`.
-    - `signature`: the function's parameters.
-    - `key`: its typed static key.
-    - `options`: how it is jitted.
-    """
+    """Return the cache that serves a function of this typed static key, made if there is none."""
     if home is None:
         caches = _homeless
     else:

@@ -23,16 +23,11 @@ def hit_counter() -> Iterator[None]:
 
 
 class Attempt:
-    """A trace, or a recompilation, under way.
+    """A trace, or a recompilation, under way; `record` is what the hook holds of it."""
 
-    - `number`: counts both, from 1.
-    - `record`: what the hook holds of it.
-    """
+    __slots__ = ("__weakref__", "is_recompilation", "record")
 
-    __slots__ = ("__weakref__", "is_recompilation", "number", "record")
-
-    def __init__(self, number: int, is_recompilation: bool):
-        self.number = number
+    def __init__(self, is_recompilation: bool):
         self.is_recompilation = is_recompilation
         self.record: Any = None
 
@@ -72,15 +67,10 @@ class TraceCounter:
             return not self._has_traced and not self._begun
 
     def begin(self, request: Request, is_recompilation: bool = False) -> Attempt:
-        """Begin a trace, or a recompilation, to be followed by `end`.
-
-        **Raises:**
-
-        - `TooManyTracesError`, if it is one too many. Then nothing is counted.
-        """
+        """Begin a trace or a recompilation, to be followed by `end`; raise for one too many."""
         with self._lock:
             number = self.n_traces + self.n_recompilations + len(self._begun) + 1
-            attempt = Attempt(number, is_recompilation)
+            attempt = Attempt(is_recompilation)
             limit = self._max_traces
             why_not = self._why_sealed
             if not why_not and limit is not None and number > limit:

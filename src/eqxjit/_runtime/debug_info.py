@@ -4,7 +4,6 @@ They are texts, the same in every process, and refer to nothing of the user's.
 """
 
 import collections
-import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -16,21 +15,14 @@ from .._code.text import short
 from .._compat import PyTreeDef, root_treedef
 from .._plan.signature import Signature
 from .._trees.array_layout import ArrayLayout
+from .._trees.modules import dynamic_fields
 from .._trees.partition import DYNAMIC, StaticTree
 
 
 def argument_names(
     signature: Signature, arguments: StaticTree, fun: StaticTree, layout: ArrayLayout
 ) -> tuple[str, ...]:
-    """Return the paths of all arrays of a call, in the order in which JAX is given them.
-
-    **Arguments:**
-
-    - `signature`: the function's parameters.
-    - `arguments`: the static half of `(args, kwargs)`.
-    - `fun`: the static half of the function.
-    - `layout`: that order.
-    """
+    """Return the paths of all arrays of a call, in the order in which JAX is given them."""
     args, kwargs = arguments.treedef.children()
     positional = signature.path_names(len(args.children()))
     _, keywords = kwargs.node_data() or (None, ())
@@ -87,8 +79,7 @@ def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> lis
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return [f".{name}" for name in kind._fields]  # type: ignore[attr-defined]
     if issubclass(kind, eqx.Module):
-        fields = dataclasses.fields(kind)
-        names = [f".{field.name}" for field in fields if not field.metadata.get("static", False)]
+        names = [f".{name}" for name in dynamic_fields(kind)]
         if len(names) == n_children:
             return names
     try:

@@ -48,16 +48,7 @@ _HOST_TRANSFERS = frozenset({"stablehlo.send", "stablehlo.recv", "stablehlo.outf
 
 
 def may_raise(module: Any) -> bool:
-    """Return whether a program holds a host callback or a foreign call.
-
-    **Arguments:**
-
-    - `module`: a program, lowered for the devices that it will run on, as StableHLO.
-
-    **Returns:**
-
-    `False` only if it can't raise once it runs; `True` also where that can't be told.
-    """
+    """Return whether a StableHLO program can raise once it runs; True if that can't be told."""
     operations = lowered_operations(module)
     if operations is None:
         return True

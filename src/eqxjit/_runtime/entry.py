@@ -31,8 +31,6 @@ _MAX_UNCOMPILED = 256
 # The output of a new trace is compared with the first one and so many others: each takes a while.
 _MAX_COMPARED = 16
 
-_NOTHING = object()
-
 
 class CacheEntry(EntryState):
     """One static structure of a function: its jitted form and what its traces returned."""
@@ -73,19 +71,18 @@ class CacheEntry(EntryState):
         #: Whether JAX's warning of donated buffers that weren't usable is hidden.
         self.hides_donation_warning = options.hides_donation_warning
         #: The records of its traces that JAX hasn't compiled yet, by what they are for.
-        self._uncompiled: dict[Hashable, Any] = {}
+        self._uncompiled: dict[Hashable, tuple[Any]] = {}
         self.jitted = jitted
 
     def keep_uncompiled(self, trace_key: Hashable, record: Any) -> None:
         """Keep the record of a trace that was lowered only, or became part of an outer program."""
-        self._uncompiled[trace_key] = record
+        self._uncompiled[trace_key] = (record,)
         if len(self._uncompiled) > _MAX_UNCOMPILED:
             self._uncompiled.pop(next(iter(self._uncompiled)), None)
 
     def uncompiled(self, trace_key: Hashable) -> tuple[Any, ...]:
         """Return, in a tuple, the record of a trace that JAX hasn't compiled yet; or nothing."""
-        found = self._uncompiled.get(trace_key, _NOTHING)
-        return () if found is _NOTHING else (found,)
+        return self._uncompiled.get(trace_key, ())
 
     def drop_uncompiled(self, trace_key: Hashable) -> None:
         """Drop the record of a trace that JAX has compiled."""

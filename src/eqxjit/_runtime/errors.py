@@ -1,6 +1,5 @@
 """The error path: says which argument is at fault, and words runtime errors as Equinox does."""
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,7 @@ from .._compat import (
 )
 from .._plan.signature import Signature
 from .._trees.key_cache import static_key
+from .._trees.modules import dynamic_fields, static_fields
 from .._trees.partition import SORTED_DICTS, CyclicPytree, is_array_leaf
 
 # What Equinox's callback raises: the user's message, and then a long explanation.
@@ -66,13 +66,7 @@ def _inside_jit(stack: Iterable[bytes | str]) -> str:
 
 
 def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
-    """Return a clearer error for a jitted call that failed; None where `error` is clear enough.
-
-    **Arguments:**
-
-    - `error`: what the jitted call raised.
-    - `arguments`: the call's arguments, by name.
-    """
+    """Return a clearer error for a jitted call that failed; None where `error` is clear enough."""
     note_tracers(error, arguments)
     return (
         runtime_error(error) or _invalid_array(error, arguments) or _deleted_array(error, arguments)
@@ -164,17 +158,15 @@ def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None
         )
 
 
-def argument_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
-    """Return a clearer error for arguments that could not be split into a dynamic and a static
-    half.
+def raise_for_arguments(error: Exception, arguments: list[tuple[str, Any]]) -> None:
+    """Raise a clearer error than that of splitting arguments or keying them, if there is one."""
+    __tracebackhide__ = True
+    clearer = _argument_error(error, arguments)
+    if clearer is not None:
+        raise clearer from error
 
-    **Arguments:**
 
-    - `error`: what splitting them, or looking up their static half, raised.
-    - `arguments`: the call's arguments, by name.
-    """
-    if not isinstance(error, Exception):
-        return None
+def _argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> ValueError | None:
     if isinstance(error, CyclicPytree):
         path = next((p for p, node in _nodes_with_paths(arguments) if node is error.cycle), "?")
         return ValueError(
@@ -256,11 +248,8 @@ def _is_leaf(node: Any) -> bool:
 def _fields(module: eqx.Module, static: bool) -> list[tuple[str, Any]]:
     """Return the static, or the other, fields of a Module instance that are set."""
     values = fields_of(module)
-    return [
-        (field.name, values[field.name])
-        for field in dataclasses.fields(module)
-        if field.metadata.get("static", False) is static and field.name in values
-    ]
+    names = static_fields(type(module)) if static else dynamic_fields(type(module))
+    return [(name, values[name]) for name in names if name in values]
 
 
 def _nodes_with_paths(arguments: list[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:

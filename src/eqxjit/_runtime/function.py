@@ -13,7 +13,7 @@ from .._trees.key_cache import is_large
 from .._trees.mutation import Mutable, are_unchanged, is_frozen, mutable, snapshot
 from .._trees.partition import DYNAMIC, StaticTree, partition
 from .cache import FunctionCache, cache_of, home_of, names_of
-from .errors import argument_error, not_callable
+from .errors import not_callable, raise_for_arguments
 from .options import Options
 
 
@@ -67,7 +67,6 @@ class WrappedFunction:
 
     @property
     def cache(self) -> FunctionCache:
-        """The cache of the function."""
         if self._cache is None:
             self._look()
             try:
@@ -104,9 +103,7 @@ class WrappedFunction:
     def _explain(self, error: Exception) -> None:
         """Raise an error that names the static value at fault, if one is found."""
         fun = self.fun.combine([DYNAMIC] * self.fun.n_arrays)
-        clearer = argument_error(error, [("fun", fun)])
-        if clearer is not None:
-            raise clearer from error
+        raise_for_arguments(error, [("fun", fun)])
 
     @property
     def fun_to_trace(self) -> StaticTree:
@@ -147,13 +144,7 @@ class WrappedFunction:
 
 
 def wrap_function(fun: Any, options: Options) -> tuple[WrappedFunction, tuple[Any, ...]]:
-    """Return a function as `filter_jit` sees it: its static half, and its arrays.
-
-    **Raises:**
-
-    - `TypeError`, if it can't be called.
-    - `ValueError`, if it holds a static value that can't be hashed or compared.
-    """
+    """Return a function as `filter_jit` sees it: its static half, and its arrays."""
     if not callable(fun):
         raise not_callable(fun)
     try:
@@ -162,7 +153,5 @@ def wrap_function(fun: Any, options: Options) -> tuple[WrappedFunction, tuple[An
             _ = static.key  # Can't be made.
         return WrappedFunction(fun, static, options), tuple(leaves)
     except Exception as error:
-        clearer = argument_error(error, [("fun", fun)])
-        if clearer is not None:
-            raise clearer from error
+        raise_for_arguments(error, [("fun", fun)])
         raise

@@ -1,7 +1,7 @@
 """The protocol by which diagnostics come in: the runtime itself explains and logs nothing."""
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from .._code.place import Place
@@ -11,155 +11,78 @@ from .entry import CacheEntry
 
 
 class Request(Protocol):
-    """The call that a trace or a recompilation is for."""
+    """The call that a trace or a recompilation is for: what a hook may read of `request.Call`."""
 
     @property
-    def entry(self) -> CacheEntry:
-        """The entry that serves it."""
-        ...
-
+    def entry(self) -> CacheEntry: ...
     @property
-    def signature(self) -> Signature:
-        """The function's parameters."""
-        ...
-
+    def signature(self) -> Signature: ...
     @property
-    def fun(self) -> StaticTree:
-        """The static half of the function."""
-        ...
-
+    def fun(self) -> StaticTree: ...
     @property
-    def fun_leaves(self) -> Sequence[Any]:
-        """The arrays of the function."""
-        ...
-
+    def fun_leaves(self) -> Sequence[Any]: ...
     @property
-    def fun_varies(self) -> bool:
-        """True where wrappers that share the entry may hold other arrays or static values."""
-        ...
-
+    def fun_varies(self) -> bool: ...
     @property
-    def arguments(self) -> StaticTree:
-        """The static half of `(args, kwargs)`."""
-        ...
-
+    def arguments(self) -> StaticTree: ...
     @property
-    def leaves(self) -> Sequence[Any]:
-        """The arrays of the arguments."""
-        ...
-
+    def leaves(self) -> Sequence[Any]: ...
     @property
-    def flat(self) -> Sequence[Any]:
-        """All arrays, in the order in which JAX is given them."""
-        ...
-
+    def flat(self) -> Sequence[Any]: ...
     @property
-    def jaxpr(self) -> Any:
-        """The first jaxpr that JAX lowered in the call; None if it lowered none."""
-        ...
-
+    def jaxpr(self) -> Any: ...
     @property
-    def is_staged(self) -> bool:
-        """True for a call that is lowered, rather than run."""
-        ...
-
+    def is_staged(self) -> bool: ...
     @property
-    def description(self) -> Any:
-        """The result of `describe` for a staged call, whose arrays are gone; None for others."""
-        ...
+    def description(self) -> Any: ...
 
 
-class TraceHook(Protocol):
-    """An observer of the traces of one function.
+class TraceHook:
+    """An observer of the traces of one function; this one does nothing.
 
     It holds a record of its own for each: made by `begin`, kept by `end`, published by `complete`.
     """
 
+    def __init__(self, name: str, place: Place, home: types.FunctionType | None, number: int):
+        """`home` is the Python function below it, if any; `number` tells it from others."""
+
     @property
     def traces(self) -> list[Any]:
         """The records since the last `restart`, the oldest first."""
-        ...
+        return []
 
     def describe(self, request: Request) -> Any:
         """Return what tells a call from others once its arrays are gone."""
-        ...
 
     def begin(self, request: Request, number: int, is_recompilation: bool) -> Any:
         """Return the record of a trace that is about to be made, or of a recompilation."""
-        ...
 
     def explain(self, record: Any) -> str:
         """Return how a trace differs from earlier ones."""
-        ...
-
-    def end(self, record: Any, number: int | None) -> None:
-        """Keep the record of a trace, now with its final number; drop it if that is None."""
-        ...
-
-    def spend(self, record: Any, phase: str, seconds: float, from_cache: bool) -> None:
-        """Add what JAX has spent on a phase: `"tracing"`, `"lowering"` or `"compiling"`."""
-        ...
-
-    def complete(self, record: Any, request: Request | None) -> None:
-        """Publish the record of a trace that JAX is done with; of a recompilation without call."""
-        ...
-
-    def restart(self) -> None:
-        """Begin anew, as the cache was cleared."""
-        ...
-
-
-class NoTraceHook:
-    """The hook of a runtime without diagnostics."""
-
-    traces: list[Any] = []  # noqa: RUF012
-
-    def __init__(
-        self, name: str, place: Place, home: types.FunctionType | None, number: int
-    ) -> None:
-        pass
-
-    def describe(self, request: Request) -> Any:
-        """Return nothing."""
-
-    def begin(self, request: Request, number: int, is_recompilation: bool) -> Any:
-        """Return nothing."""
-
-    def explain(self, record: Any) -> str:
-        """Return nothing to read."""
         return ""
 
     def end(self, record: Any, number: int | None) -> None:
-        """Do nothing."""
+        """Keep the record of a trace, now with its final number; drop it if that is None."""
 
     def spend(self, record: Any, phase: str, seconds: float, from_cache: bool) -> None:
-        """Do nothing."""
+        """Add what JAX has spent on a phase: `"tracing"`, `"lowering"` or `"compiling"`."""
 
     def complete(self, record: Any, request: Request | None) -> None:
-        """Do nothing."""
+        """Publish the record of a trace that JAX is done with; of a recompilation without call."""
 
     def restart(self) -> None:
-        """Do nothing."""
+        """Begin anew, as the cache was cleared."""
 
 
-#: A function's label, where it is defined, the Python function below it, and that one's number.
-HookFactory = Callable[[str, Place, types.FunctionType | None, int], TraceHook]
-
-_factory: HookFactory = NoTraceHook
+_class = TraceHook
 
 
-def install(factory: HookFactory) -> HookFactory:
-    """Set what makes the hook of each function that is first called from now on.
-
-    **Returns:**
-
-    What made them before.
-    """
-    global _factory
-    before, _factory = _factory, factory
+def install(cls: type[TraceHook]) -> type[TraceHook]:
+    """Set the class of the hooks of functions first called from now on; return the old one."""
+    global _class
+    before, _class = _class, cls
     return before
 
 
 def make_hook(name: str, place: Place, home: types.FunctionType | None, number: int) -> TraceHook:
-    """Return the hook of a function."""
-    return _factory(name, place, home, number)
+    return _class(name, place, home, number)

@@ -12,7 +12,7 @@ from .._trees.partition import DYNAMIC, StaticTree, partition, with_structs_as_a
 from .cache import FunctionCache
 from .donation import hide_donation_warning
 from .entry import CacheEntry, wait_for
-from .errors import argument_error, call_error, named_arguments, note_tracers
+from .errors import call_error, named_arguments, note_tracers, raise_for_arguments
 from .events import drop_interrupted
 from .function import WrappedFunction
 from .request import CALL_VARIABLE, BoundArguments, Call
@@ -45,7 +45,6 @@ class MissPath:
 
     @property
     def cache(self) -> FunctionCache:
-        """The cache of the function."""
         return self.wrapped.cache
 
     def miss_in_turn(self, bound: BoundArguments) -> Any:
@@ -196,10 +195,7 @@ class MissPath:
     ) -> None:
         """Raise a clearer error than the one that the caller handles, if there is one.
 
-        **Arguments:**
-
-        - `args`, `kwargs`: the call's arguments.
-        - `call`: the call in the miss path; None if JAX can't have run any code of the user's.
+        Without `call`, which is the one in the miss path, JAX can't have run code of the user's.
         """
         __tracebackhide__ = True
         error = sys.exc_info()[1]
@@ -219,6 +215,4 @@ class MissPath:
     ) -> None:
         """Raise a clearer error than `error`, if there is one."""
         __tracebackhide__ = True
-        clearer = argument_error(error, named_arguments(self.wrapped.signature, args, kwargs))
-        if clearer is not None:
-            raise clearer from error
+        raise_for_arguments(error, named_arguments(self.wrapped.signature, args, kwargs))

@@ -62,15 +62,7 @@ def _nothing() -> None: ...
 def check_options(
     donate: Any, block: Any, maxsize: Any, max_traces: Any, jit_arguments: Mapping[str, Any]
 ) -> Options:
-    """Return the options, or the error that upstream raises for them.
-
-    **Raises:**
-
-    - `ValueError`, if `donate` is none of its values, for a jit argument that only flat,
-      positional arrays would give a meaning, or for one of Equinox before 0.10.
-    - `TypeError`, for a `maxsize` or `max_traces` that is not a number, and for what `jax.jit`
-        doesn't know.
-    """
+    """Return the options; raise, as upstream does, for what none of them can be."""
     for name in _DEPRECATED:
         if name in jit_arguments:
             raise ValueError(

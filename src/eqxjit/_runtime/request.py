@@ -93,12 +93,10 @@ class Call:
 
     @property
     def signature(self) -> Signature:
-        """The function's parameters."""
         return self.wrapped.signature
 
     @property
     def fun(self) -> StaticTree:
-        """The static half of the function."""
         return self.wrapped.fun
 
     @property
@@ -108,7 +106,6 @@ class Call:
 
     @property
     def counter(self) -> TraceCounter:
-        """The count of the function's traces."""
         return self.wrapped.cache.traces
 
     @property

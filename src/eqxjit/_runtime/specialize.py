@@ -25,7 +25,7 @@ from .traced import CacheMiss
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the generic path.
 SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
 
-# Beyond this size the generic path serves: to put the output together, and to take that apart, takes
+# Beyond this size the generic path serves: to put an output together, and to take it apart, takes
 # longer than making the call may.
 _MAX_NODES = 100_000
 

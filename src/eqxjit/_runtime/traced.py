@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from .._code.location import stub_at
 from .._compat import debug_info, is_staging
 from .._plan.signature import Signature
 from .._trees.array_layout import ArrayLayout
@@ -30,15 +31,7 @@ class CacheMiss(Exception):
 def new_entry(
     signature: Signature, options: Options, layout: ArrayLayout, donated: tuple[int, ...]
 ) -> CacheEntry:
-    """Return a new entry, not yet traced.
-
-    **Arguments:**
-
-    - `signature`: the function's parameters.
-    - `options`: how it is jitted.
-    - `layout`: the order of the arrays.
-    - `donated`: the positions of the donated arrays among all of a call.
-    """
+    """Return a new entry, not yet traced; `donated` are positions among all arrays of a call."""
     traced = TracedFunction(signature)
     # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
     jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
@@ -78,10 +71,11 @@ class TracedFunction:
         self._source = "_".join(signature.name.split()) or "function"
         self.entry_ref: Callable[[], CacheEntry | None] = lambda: None
         self._debug_info: Any = None
-        if signature.location is not None:
-            self._source += f" at {signature.location}"
+        site = signature.location
+        if site is not None:
+            self._source += f" at {site.filename}:{site.line}"
             # By which JAX finds the place, where it doesn't ask for `__fun_debug_info__`.
-            self.__code__ = signature.location.code
+            self.__code__ = stub_at(site)
 
     def __repr__(self) -> str:
         return self._source

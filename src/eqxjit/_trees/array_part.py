@@ -4,7 +4,6 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.core import Tracer
 
 from .._code.text import array_text
@@ -43,7 +42,8 @@ def array_part(array: Any) -> ArrayPart:
         placement = _sharding_text(array.sharding) if array.committed else ""
         return _part_of_type(aval.shape, aval.dtype, aval.weak_type, placement)
     aval = jax.typeof(array)
-    placement = "" if isinstance(array, (Tracer, np.ndarray, np.generic)) else _placement(array)
+    is_put = not isinstance(array, Tracer) and getattr(array, "committed", False)
+    placement = _sharding_text(array.sharding) if is_put else ""
     weak_type = getattr(aval, "weak_type", False)
     return ArrayPart(aval.shape, _dtype_text(aval.dtype), weak_type, placement)
 
@@ -55,12 +55,6 @@ _dtype_text = functools.lru_cache(str)
 def _part_of_type(shape: tuple[int, ...], dtype: Any, weak_type: bool, placement: str) -> ArrayPart:
     """Return the part that arrays of one type share."""
     return ArrayPart(shape, _dtype_text(dtype), weak_type, placement)
-
-
-def _placement(array: Any) -> str:
-    if not getattr(array, "committed", False):
-        return ""
-    return _sharding_text(array.sharding)
 
 
 def _sharding_text(sharding: Any) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from typing import NamedTuple
+from typing import Any
 
 import equinox as eqx
 
@@ -15,25 +15,26 @@ def is_module_class(kind: type) -> bool:
     return issubclass(type(kind), _MODULE_METACLASS)
 
 
+# Of classes of Modules only: the caches here would keep others alive.
+@functools.lru_cache(maxsize=1024)
+def dynamic_fields(cls: type) -> list[str]:
+    """Return the fields of a class of Modules that may hold arrays."""
+    return [field.name for field in dataclasses.fields(cls) if not _is_static(field)]
+
+
+@functools.lru_cache(maxsize=1024)
+def static_fields(cls: type) -> list[str]:
+    """Return the other fields of a class of Modules."""
+    return [field.name for field in dataclasses.fields(cls) if _is_static(field)]
+
+
+def _is_static(field: dataclasses.Field[Any]) -> bool:
+    return field.metadata.get("static", False)
+
+
 def keeps_fields_plainly(cls: type) -> bool:
     """Return whether a class is one of Modules, with its fields in their `__dict__`."""
     return is_module_class(cls) and _module_keeps_fields_plainly(cls)
-
-
-class FieldNames(NamedTuple):
-    """The names of a Module's fields, each kind in the order of the registry."""
-
-    dynamic: tuple[str, ...]
-    static: tuple[str, ...]
-
-
-# Of classes of Modules only: the cache would keep others alive.
-@functools.lru_cache(maxsize=1024)
-def field_names(cls: type) -> FieldNames:
-    """Return the names of the fields of a class of Modules."""
-    fields = dataclasses.fields(cls)
-    static = tuple([field.name for field in fields if field.metadata.get("static", False)])
-    return FieldNames(tuple([field.name for field in fields if field.name not in static]), static)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -49,11 +50,3 @@ def _module_keeps_fields_plainly(cls: type) -> bool:
         hasattr(inspect.getattr_static(cls, field.name, None), "__set__")
         for field in dataclasses.fields(cls)
     )
-
-
-# Of classes of Modules only, as above.
-@functools.lru_cache(maxsize=1024)
-def dynamic_fields(cls: type) -> list[str]:
-    """Return the fields of a class of Modules that may hold arrays."""
-    fields = dataclasses.fields(cls)
-    return [field.name for field in fields if not field.metadata.get("static", False)]

@@ -47,7 +47,6 @@ def are_repeated(treedef: PyTreeDef, others: Iterable[Any]) -> bool:
 
 
 def is_hashable(value: Any) -> bool:
-    """Return whether a value can be hashed."""
     try:
         hash(value)
     except Exception:

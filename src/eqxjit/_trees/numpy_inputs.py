@@ -41,12 +41,7 @@ class NumpyInputs:
         self.limit = _CHEAP_BYTES
 
     def own(self, leaf: Any) -> Any:
-        """Return an array that nobody writes to: a copy, if it is one of NumPy's.
-
-        **Raises:**
-
-        - `LargeArray`, if the call should wait instead.
-        """
+        """Return an array that nobody writes to: a copy of NumPy's, or `LargeArray` is raised."""
         # Not `isinstance`, which believes what an object says of its class.
         if not issubclass(type(leaf), np.ndarray):
             return leaf

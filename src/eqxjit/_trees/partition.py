@@ -91,10 +91,6 @@ class StaticTree:
         """The key that it has now: static objects may have been changed in place."""
         return _key(self.treedef, self.leaves)
 
-    def with_leaves(self, leaves: tuple[Any, ...]) -> "StaticTree":
-        """Return the same structure with other leaves."""
-        return StaticTree(self.treedef, leaves, None, self.traced)
-
     @property
     def n_arrays(self) -> int:
         """The number of arrays that are left out."""
@@ -136,23 +132,9 @@ def has_tracers(leaves: Collection[Any]) -> bool:
 
 
 def partition(pytree: Any, traced: TracedObjects | None = None) -> tuple[list[Any], StaticTree]:
-    """Split a pytree by `equinox.is_array`.
+    """Split a pytree into its arrays, as `equinox.is_array` has it, and its `StaticTree`.
 
-    **Arguments:**
-
-    - `pytree`: any pytree.
-    - `traced`: the large static objects whose keys are told by identity; None to look into all.
-
-    **Returns:**
-
-    Its arrays, in the order of `jax.tree_util.tree_flatten`, and its `StaticTree`, whose key raises
-    a `TypeError` if a static leaf can't be hashed, or whatever the `__hash__` of a static value
-    raises.
-
-    **Raises:**
-
-    - `CyclicPytree`, if it contains itself.
-    - Whatever flattening a custom node raises.
+    Raises as `check_tree` does; that tree's `key` may raise what hashing a static value raises.
     """
     check_tree(pytree)
     leaves, treedef = tree_flatten(pytree)
@@ -170,12 +152,7 @@ def _key(
 
 
 def with_structs_as_arrays(leaves: list[Any], static: StaticTree) -> tuple[list[Any], StaticTree]:
-    """Take each `jax.ShapeDtypeStruct` among the static leaves for an array, which it stands for.
-
-    **Raises:**
-
-    - `TypeError`, for one that has no array to stand for.
-    """
+    """Take each `jax.ShapeDtypeStruct` among the static leaves for the array that it stands for."""
     if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in static.leaves):
         return leaves, static
     arrays = iter(leaves)
@@ -187,7 +164,7 @@ def with_structs_as_arrays(leaves: list[Any], static: StaticTree) -> tuple[list[
     kept = tuple(
         [DYNAMIC if isinstance(leaf, jax.ShapeDtypeStruct) else leaf for leaf in static.leaves]
     )
-    return leaves, static.with_leaves(kept)
+    return leaves, StaticTree(static.treedef, kept, None, static.traced)
 
 
 def _canonical(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -223,11 +200,7 @@ def check_tree(pytree: Any) -> None:
 
     When JAX's `tree_flatten` raises, it doesn't give back the recursion depth that it took (jaxlib
     0.10.2). For a pytree that contains itself that is all there is; for a dict whose keys can't be
-    sorted, as much as it is deep, each time.
-
-    **Raises:**
-
-    - `CyclicPytree`, or the `TypeError` of sorting a dict's keys.
+    sorted, as much as it is deep, each time. The error is a `CyclicPytree`, or that of sorting.
     """
     if _is_suspicious(pytree):
         _check_closely(pytree)

@@ -7,7 +7,6 @@ whoever keeps one checks by weak references. Meanwhile such keys are equal only 
 static keys are.
 """
 
-import dataclasses
 import functools
 import itertools
 import operator
@@ -20,7 +19,7 @@ from jax.tree_util import all_leaves
 
 from .._compat import ArrayImpl, fields_of
 from .key_cache import TracedObjects, static_key
-from .modules import is_module_class, keeps_fields_plainly
+from .modules import dynamic_fields, is_module_class, keeps_fields_plainly, static_fields
 from .partition import is_array_leaf
 from .static_key import CONSTANTS, constants_key, is_fixed_dtype
 from .structure import is_plain_namedtuple
@@ -78,9 +77,7 @@ def scan(
     - `traced`: the large static objects whose keys are told by identity.
     - `max_nodes`: how many nodes are not too many.
 
-    **Raises:**
-
-    Whatever the `__hash__` or the `__eq__` of a static value raises.
+    Raises what the `__hash__` or the `__eq__` of a static value raises.
     """
     traced = traced or None
     arrays: list[Any] = []
@@ -244,10 +241,8 @@ class _Layout(NamedTuple):
 def _layout_of(cls: type) -> _Layout | None:
     if not keeps_fields_plainly(cls):
         return None
-    fields = dataclasses.fields(cls)
-    static = [field.name for field in fields if field.metadata.get("static", False)]
-    dynamic = [field.name for field in reversed(fields) if field.name not in static]
-    return _Layout(len(fields), _getter(static), _getter(dynamic))
+    static, dynamic = static_fields(cls), dynamic_fields(cls)
+    return _Layout(len(static) + len(dynamic), _getter(static), _getter(dynamic[::-1]))
 
 
 def _getter(names: list[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 from .._compat import MISSING, PyTreeDef
 from .given import Position, object_key
 from .key_cache import metadata_key, static_key
-from .modules import field_names, keeps_fields_plainly
+from .modules import dynamic_fields, keeps_fields_plainly, static_fields
 from .partition import DYNAMIC
 
 # From this many equal items on, generated code loops over them.
@@ -172,7 +172,7 @@ class ModuleLayout:
 
     __slots__ = ("dynamic", "static")
 
-    def __init__(self, dynamic: tuple[str, ...], static: tuple[tuple[str, Any], ...]):
+    def __init__(self, dynamic: list[str], static: tuple[tuple[str, Any], ...]):
         self.dynamic = dynamic
         self.static = static
 
@@ -185,17 +185,17 @@ def module_layout(node: Node) -> ModuleLayout | None:
     cls = node.kind
     if not keeps_fields_plainly(cls):
         return None
-    names = field_names(cls)
-    if not isinstance(node.data, tuple) or len(node.data) != 1 + len(names.static):
+    static_names, dynamic_names = static_fields(cls), dynamic_fields(cls)
+    if not isinstance(node.data, tuple) or len(node.data) != 1 + len(static_names):
         return None
     wrapper_fields, *static_values = node.data
     if wrapper_fields is not MISSING or any(value is MISSING for value in static_values):
         return None
-    if len(node.children) != len(names.dynamic):
+    if len(node.children) != len(dynamic_names):
         return None
     if any(isinstance(child, Node) and child.kind is _MISSING_KIND for child in node.children):
         return None
-    return ModuleLayout(names.dynamic, tuple(zip(names.static, static_values, strict=True)))
+    return ModuleLayout(dynamic_names, tuple(zip(static_names, static_values, strict=True)))
 
 
 def is_plain_namedtuple(kind: type) -> bool:
