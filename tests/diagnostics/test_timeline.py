@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
+from eqxjit._code.html import table as html_table
 from eqxjit._diagnostics import timeline
 
 X = jnp.arange(3.0)
@@ -207,7 +208,7 @@ def test_only_the_longest_are_shown(monkeypatch):
     monkeypatch.setattr(timeline, "_MAX_SHOWN", 2)
     text = timeline.timeline_html([span(0, 1), span(1, 3), span(4, 2)])
     assert "The 2 longest of 3 spans." in text
-    assert Page(text).titles == ["f: tracing, 3 s", "f: tracing, 2 s"]
+    assert Page(text).titles == ["f: tracing, 3 s, begun at 1 s", "f: tracing, 2 s, begun at 4 s"]
     monkeypatch.setattr(timeline, "_MAX_KEPT", 2)
     recorder = timeline.Timeline()
     for name in "abc":
@@ -238,6 +239,13 @@ def test_tables_in_a_notebook(report):
     with eqxjit.compile_report() as empty:
         pass
     assert "Nothing was compiled" in empty._repr_html_()
+
+
+def test_numbers_are_aligned_to_the_right():
+    text = html_table(("traces", "share", "why"), [(1, "50%", "first trace"), (2_000, "", "")])
+    page = Page(text)
+    assert "2,000" in page.text
+    assert text.count("text-align:right") == 2 * 3
 
 
 def test_a_cell_shows_the_report_alone(monkeypatch, capsys):

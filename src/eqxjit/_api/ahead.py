@@ -158,7 +158,7 @@ class Compiled:
         return self.compiled.cost_analysis()
 
     def memory_analysis(self) -> Any:
-        """Tell how much memory one call needs on a device, as XLA has planned it.
+        """Return how much memory one call needs on a device, as XLA has planned it.
 
         **Returns:**
 

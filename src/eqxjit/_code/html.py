@@ -5,9 +5,11 @@ is inline, and of what it keeps.
 """
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 _CELL = "padding:2px 12px 2px 0;vertical-align:top;border-bottom:1px solid rgba(128,128,128,0.3)"
+_NUMBER = re.compile(r"[\d.,e+-]*%?")
 
 
 def escape(text: object) -> str:
@@ -22,24 +24,28 @@ def block(*parts: str) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table; numbers are aligned to the right."""
-    rows = [tuple(row) for row in rows]
-    is_number = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(headings))]
+    """Return a table, which scrolls where it is too wide; numbers are aligned to the right."""
+    rows = [[_shown(cell) for cell in row] for row in rows]
+    is_number = [
+        any(row[i] for row in rows) and all(_NUMBER.fullmatch(row[i]) for row in rows)
+        for i in range(len(headings))
+    ]
 
-    def line(tag: str, cells: Sequence[object]) -> str:
+    def line(tag: str, cells: Sequence[str]) -> str:
         aligned = ["right" if number else "left" for number in is_number]
         return "".join(
             [
-                f'<{tag} style="text-align:{align};{_CELL}">{_shown(cell)}</{tag}>'
+                f'<{tag} style="text-align:{align};{_CELL}">{cell}</{tag}>'
                 for align, cell in zip(aligned, cells, strict=True)
             ]
         )
 
     body = "".join([f"<tr>{line('td', row)}</tr>" for row in rows])
-    head = line("th", headings)
+    head = line("th", [escape(heading) for heading in headings])
     return (
-        '<table style="border-collapse:collapse;margin:6px 0">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        '<div style="overflow-x:auto"><table class="eqxjit" '
+        'style="border-collapse:collapse;margin:6px 0">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 

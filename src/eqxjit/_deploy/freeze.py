@@ -150,7 +150,7 @@ class FrozenPjitFunction(FilterPjitFunction):
 
         - `ValueError`, if the arguments or what is returned hold anything but arrays, numbers,
             strings and None, in tuples, lists and dicts; and for symbols of several scopes.
-        - `ImportError`, without flatbuffers (`pip install "eqxjit[export]"`).
+        - `ImportError`, without flatbuffers (`pip install flatbuffers`).
 
         !!! example
 
@@ -245,8 +245,8 @@ def freeze(
     - `fun`: what to call: a function, a Module, a bound method; or a `filter_jit` of one, whose
         options (`donate=...`) then hold.
     - `*args`, `**kwargs`: its first arguments, and others by name, as for `functools.partial`.
-    - `max_constant_bytes`: arrays larger than this aren't compiled in but passed along with each
-        call, as those of `filter_jit(model)` are: compiling slows down with the size of constants.
+    - `max_constant_bytes`: arrays larger than this (1 MiB by default) are passed along with each
+        call, as those of `filter_jit(model)` are, because large constants take long to compile.
 
     **Returns:**
 
@@ -373,7 +373,7 @@ def load(path: Path) -> FrozenPjitFunction:
     - `ValueError`, if the file wasn't written by `save`, is damaged, or was written for another
         platform, or by a later release.
     - `OSError`, if it can't be read.
-    - `ImportError`, without flatbuffers (`pip install "eqxjit[export]"`).
+    - `ImportError`, without flatbuffers (`pip install flatbuffers`).
     """
     fun, arrays = _save.load(path)
     return freeze(fun, arrays, max_constant_bytes=0)

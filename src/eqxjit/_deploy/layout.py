@@ -163,8 +163,8 @@ class Layout:
             return [array] * len(slots)
         if not is_array_leaf(array):
             raise TypeError(
-                f"`unpack` takes apart arrays; this `Packed` holds {short(array)} in the place of "
-                "one. What a function made of the arrays (`jax.tree.map`) is one value for all "
+                f"`unpack` takes apart arrays; this `Packed` holds {short(array)} in place of "
+                "one. A function that is mapped over it (`jax.tree.map`) gives one value for all "
                 "leaves of a buffer."
             )
         shapes = tuple([slot.type.buffer_shape for slot in slots])
@@ -172,7 +172,7 @@ class Layout:
         if array.shape[-1:] != (size,):
             raise ValueError(
                 f"`unpack` takes apart arrays whose last axis has the length that was packed, "
-                f"{size}; this `Packed` holds one of shape {array.shape} in the place of one."
+                f"{size}; this `Packed` holds one of shape {array.shape}."
             )
         return [
             jr.wrap_key_data(part, impl=slot.type.impl)

@@ -58,7 +58,8 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
         **Raises:**
 
-        - `TypeError` or `ValueError`, if an array here is none any more, or has another length.
+        - `TypeError` or `ValueError`, if an array here was replaced by something
+            else, or has another length.
 
         !!! example
 
@@ -182,9 +183,9 @@ def pack(tree: Tree, *, max_leaf_bytes: int = MAX_LEAF_BYTES) -> Packed[Tree]:
     **Arguments:**
 
     - `tree`: any pytree, such as a model. It stays as it is.
-    - `max_leaf_bytes`: arrays of more bytes are kept as they are (the same objects), since copying
-        them would cost more than it saves. So are those that are sharded, on several devices, or
-        on another device than most.
+    - `max_leaf_bytes`: arrays of more bytes (4 KiB by default) are kept as they are, the same
+        objects, because copying them would cost more than it saves. So are those that are sharded,
+        on several devices, or on another device than most.
 
     **Returns:**
 

@@ -160,7 +160,7 @@ def _serialized(exported: Exported) -> bytes:
     try:
         return bytes(exported.serialize())
     except ImportError as error:
-        raise ImportError('Saving needs flatbuffers: `pip install "eqxjit[export]"`.') from error
+        raise ImportError("Saving needs flatbuffers: `pip install flatbuffers`.") from error
 
 
 def _written(tree: Any, path: str) -> Any:
@@ -210,7 +210,7 @@ def load(path: Path) -> tuple[Callable[..., Any], list[jax.Array]]:
     try:
         exported = deserialize(bytearray(files[_PROGRAM]))
     except ImportError as error:
-        raise ImportError('Loading needs flatbuffers: `pip install "eqxjit[export]"`.') from error
+        raise ImportError("Loading needs flatbuffers: `pip install flatbuffers`.") from error
     except Exception as error:
         raise ValueError(
             f"{path} was saved under jax {manifest['jax']}, whose program jax {jax.__version__} "

@@ -244,7 +244,7 @@ def _compared_arrays(place: _Place, old: ArrayPart, new: ArrayPart) -> Iterator[
         yield Difference(DTYPE, path, old.dtype, new.dtype)
     elif old.weak_type != new.weak_type:
         remedy = (
-            "A weak type comes of a Python number: give it a dtype when it is made, as in "
+            "A weak type comes from a Python number: give it a dtype when it is made, as in "
             f"`jnp.asarray(..., dtype=jnp.{old.dtype})`"
             # The user's own array, whoever's function it goes to.
             if not place.module or place.is_users

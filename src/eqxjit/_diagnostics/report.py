@@ -123,7 +123,7 @@ def check_report_path(path: pathlib.Path) -> None:
 class CompileReport:
     """The report of what was compiled within a `compile_report`; up to date at any time.
 
-    `str(report)` is the table; `report.rows` its rows, the dearest first; `report.spans` the
+    `str(report)` is the table; `report.rows` its rows, the costliest first; `report.spans` the
     timeline. In a notebook it shows as both.
     """
 
@@ -159,7 +159,7 @@ class CompileReport:
 
     @property
     def rows(self) -> list[ReportRow]:
-        """A row for each function, the dearest first."""
+        """A row for each function, the costliest first."""
         with self._lock:
             total = sum([function.seconds.total for function in self._functions.values()])
             rows = [function.row(name, total) for name, function in self._functions.items()]
@@ -387,7 +387,7 @@ def _live_cell(cell: Any) -> _Live:
 
 @contextmanager
 def compile_report() -> Iterator[CompileReport]:
-    """Print one table of everything that is compiled inside it, the dearest function first.
+    """Print one table of everything that is compiled inside it, the costliest function first.
 
     Functions nested in others are included, and what isn't under `filter_jit`: `jax.jit` and JAX's
     own operations, where they aren't traced as a part of another function. The seconds of a

@@ -20,6 +20,9 @@ _MAX_SHOWN = 3_000
 # How much of a page an interval takes in which nothing is compiled, at most.
 _WIDEST_GAP = 0.04
 
+# Up to this share of a row, in percent, a bar has no text.
+_NARROW = 1.5
+
 _COLOURS = {TRACING: "#4c9be8", LOWERING: "#e8a33d", COMPILING: "#6cbf6c"}
 
 _BAR = (
@@ -132,6 +135,9 @@ def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
     threads = {name: i for i, name in enumerate(dict.fromkeys(span.thread for span in spans), 1)}
     pid = os.getpid()
     events: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": "eqxjit"}}
+    ]
+    events += [
         {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
         for name, tid in threads.items()
     ]
@@ -172,7 +178,8 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
     )
     keys = "".join(
         [
-            f' <span style="background-color:{colour};color:#111111">&ensp;{phase}&ensp;</span>'
+            f' <span style="background-color:{colour};color:#111111;white-space:nowrap">'
+            f"&ensp;{phase}&ensp;</span>"
             for phase, colour in _COLOURS.items()
         ]
     )
@@ -252,7 +259,7 @@ def _row(scale: _Scale, bars: list[_Bar]) -> str:
         place = f"margin-left:{margin:.3f}%;width:{width:.3f}%"
         parts.append(
             f'<div class="bar" style="{place};{_BAR};background-color:{bar.colour}" '
-            f'title="{escape(bar.title)}">{escape(bar.text)}</div>'
+            f'title="{escape(bar.title)}">{escape(bar.text) if width > _NARROW else ""}</div>'
         )
     return f'<div style="clear:both;height:18px;overflow:hidden">{"".join(parts)}</div>'
 
@@ -263,7 +270,7 @@ def _gap_bar(gap: tuple[float, float]) -> _Bar:
 
 
 def _span_bar(span: ReportSpan) -> _Bar:
-    details = [f"{span.function}: {span.phase}, {span.seconds:.3g} s"]
+    details = [f"{span.function}: {span.phase}, {span.seconds:.3g} s, begun at {span.start:.3g} s"]
     if span.from_persistent_cache:
         details.append("from JAX's persistent cache")
     if span.trace is not None:

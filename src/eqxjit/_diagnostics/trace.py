@@ -121,7 +121,7 @@ class TraceList(list[Trace]):
     def _repr_html_(self) -> str:
         if not self:
             return block("<p>Nothing was traced.</p>")
-        headings = ("function", "", "why", "called at", "seconds", "arguments")
+        headings = ("function", "trace", "why", "called at", "seconds", "arguments")
         rows = [
             (
                 trace.function,

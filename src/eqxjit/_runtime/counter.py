@@ -14,7 +14,7 @@ from .hooks import Request, TraceHook
 
 
 class TooManyTracesError(RuntimeError):
-    """A function was to be traced more often than its `max_traces` allows."""
+    """A call would trace a function more often than its `max_traces` allows."""
 
 
 def hit_counter() -> Iterator[None]:
