@@ -164,8 +164,8 @@ def _holds_other_nodes(module: eqx.Module) -> bool:
 
 def _is_unregistered(node: Any) -> bool:
     """Return whether JAX knows a node's class for a named tuple only."""
-    row = treedef_rows(tree_structure(node, is_leaf=lambda part: part is not node))[-1]
-    return row[3] is None
+    *_, root = treedef_rows(tree_structure(node, is_leaf=lambda part: part is not node))
+    return root[3] is None
 
 
 class NativeReading(NamedTuple):

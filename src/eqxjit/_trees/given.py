@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import numpy as np
 from jax.tree_util import tree_structure
 
 from .._compat import (
@@ -33,6 +32,7 @@ from .static_key import (
     Constants,
     compares_by_identity,
     holds_for_all,
+    is_fixed_dtype,
     keyed_fields,
     stays,
 )
@@ -178,7 +178,7 @@ def is_plain(value: Any) -> bool:
 def _is_plain(value: Any) -> bool:
     if type(value) in _PLAIN or value is DYNAMIC or value is MISSING:
         return True
-    return isinstance(value, (type, np.dtype)) or stays(value)
+    return isinstance(value, type) or is_fixed_dtype(type(value)) or stays(value)
 
 
 class _Subtree:
