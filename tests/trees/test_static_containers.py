@@ -782,6 +782,14 @@ def test_none_in_the_wrapped_function(form, keys_made):
     assert copies == []
 
 
+def test_of_equal_objects_in_functions_each_is_compared_with_itself():
+    """By its own elements' addresses: to compare equal ones takes five times as long."""
+    for _ in range(2):
+        f = eqxjit.filter_jit(eqx.Partial(scaled, configured(X, {i: float(i) for i in range(99)})))
+        f(X)
+        assert [pair.key.is_learned(pair.value) for pair in inside.mutable(f)] == [True]
+
+
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("form", sorted({*FORMS} - _IDENTICAL_ONLY))
 def test_nor_for_equal_objects_in_turn(form, keys_made):

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 from .._compat import PyTreeDef, with_metadata
-from .key_cache import Seen, has_key, static_key
+from .key_cache import Seen, has_key, learned_key, static_key
 from .partition import DYNAMIC, StaticTree, metadata_of
 from .static_key import compared_fields, identity_suffices
 
@@ -35,7 +35,7 @@ def mutable_among(values: Iterable[Any]) -> list[Mutable]:
         if not identity_suffices(value):
             # What can't be compared can't be told to have changed.
             with contextlib.suppress(Exception):
-                found.append(Mutable(value, static_key(value)))
+                found.append(Mutable(value, learned_key(value)))
     return found
 
 
