@@ -322,7 +322,7 @@ def test_more_nodes_than_are_scanned_at_first_are_scanned_from_then_on(monkeypat
     inside.specialize_nothing(monkeypatch)
     inside.scan_few_nodes(monkeypatch, 50)
     f = eqxjit.filter_jit(lambda tree, x: x + 1)
-    for _ in range(3):
+    for _ in range(2):
         f(tree, X)
     assert scan(((tree, X), {}), None, 50) is None
     found = scan(((tree, X), {}))

@@ -140,7 +140,7 @@ class FunctionCache(_Table):
         self.retraces = KeyedLock()
         self.entries: dict[Hashable, CacheEntry] = {}
         self.traced = TracedObjects()
-        #: Of the largest structure that was called warm: so many nodes are scanned.
+        #: Of the largest structure that it was called with: so many nodes are scanned.
         self.most_nodes = MAX_NODES
         #: Those that were called warm, by the keys of their scans.
         self._met: dict[Hashable, CacheEntry] = {}

@@ -111,10 +111,10 @@ class Dispatcher(MissPath):
             bound = self.partition(args, kwargs)
             leaves = bound.leaves
             entry = self.find(bound)
-            if entry is not None and scanned is not None:
-                self.meet(entry, scanned, bound)
-            elif entry is not None:
+            if scanned is None:
                 self.cache.most_nodes = max(self.cache.most_nodes, bound.static.treedef.num_nodes)
+            elif entry is not None:
+                self.meet(entry, scanned, bound)
         if entry is not None and not entry.is_unmodified():
             entry.invalidate("a static object that it returns was changed in place")
             self.cache.drop(entry.key, entry)
