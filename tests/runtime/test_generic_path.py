@@ -506,16 +506,42 @@ def test_what_will_be_done_once_more_counts_twice(monkeypatch, budget):
 
 
 @pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
-def test_a_full_collection_of_garbage_is_not_counted(monkeypatch, budget):
-    now = 0.0
-    monkeypatch.setattr(_budget.time, "thread_time", lambda: now)
-    allowed = _budget.Budget(0.02, 10_000)
-    now = 1.0
-    gc.collect()
-    allowed.check_compiling("a = 1\n")
-    now = 1.03
-    with pytest.raises(_budget.TooLong):
-        allowed.check_compiling("a = 1\n")
+def test_no_garbage_is_collected_while_a_large_call_is_made(monkeypatch, budget):
+    collects, make = [], _specialize.build
+
+    def built(*args):
+        collects.append(gc.isenabled())
+        if len(collects) == 3:
+            raise KeyboardInterrupt
+        return make(*args)
+
+    monkeypatch.setattr(_specialize, "build", built)
+
+    def call(tree):
+        f = eqxjit.filter_jit(lambda tree, x: x + 1)
+        for _ in range(3):
+            f(tree, X)
+        assert gc.isenabled()
+
+    call([Layer(X, i) for i in range(3)])
+    call([Layer(X, i) for i in range(300)])
+    with pytest.raises(KeyboardInterrupt):
+        call([Layer(X, i) for i in range(300)])
+    assert gc.isenabled()
+    assert collects == [True, False, False]
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
+def test_garbage_that_the_user_does_not_let_be_collected(budget):
+    gc.disable()
+    try:
+        f, tree = eqxjit.filter_jit(lambda tree, x: x + 1), [Layer(X, i) for i in range(300)]
+        for _ in range(3):
+            f(tree, X)
+        assert f.specialized_source() is not None
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 NUMBERS = {

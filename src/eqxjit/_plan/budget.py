@@ -4,6 +4,10 @@ import functools
 import gc
 import math
 import time
+from collections.abc import Callable
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
 
 # In one go, however long the first call took.
 _LONGEST_SECONDS = 0.18
@@ -27,12 +31,10 @@ class TooLong(Exception):
 class Budget:
     """A budget of this thread's time since it was made, without what others take of a CPU.
 
-    Nor do full collections of garbage count: one is due now and then, whoever allocates.
-
     - `seconds`: how many there are to spend.
     """
 
-    __slots__ = ("_collections", "_looked", "_reserved", "_spent", "_ticks", "seconds")
+    __slots__ = ("_reserved", "_start", "_ticks", "seconds")
 
     def __init__(self, first_call: float, n_nodes: int):
         """
@@ -45,8 +47,26 @@ class Budget:
         if n_nodes < _MANY_NODES:
             self.seconds = math.inf
         self._ticks = 0
-        self._spent = self._reserved = 0.0
-        self._looked, self._collections = time.thread_time(), _full_collections()
+        self._reserved = 0.0
+        self._start = time.thread_time()
+
+    def spend(self, action: Callable[[], _Result]) -> _Result:
+        """Return `action()`; if it may take long, no garbage is collected meanwhile.
+
+        Half of its time would go to that: what it makes lives until it ends.
+        """
+        collects = gc.isenabled() and self.seconds != math.inf
+        try:
+            if collects:
+                gc.disable()
+            return action()
+        finally:
+            if collects:
+                # An interrupt may come before the first.
+                try:
+                    gc.enable()
+                finally:
+                    gc.enable()
 
     def reserve_as_much(self) -> None:
         """Set aside as many seconds as are gone: what has been done will be done once more.
@@ -55,14 +75,14 @@ class Budget:
 
         - `TooLong`, if there are too few.
         """
-        self._reserved = self._spend()
+        self._reserved = self._spent
         if 2 * self._reserved > self.seconds:
             raise TooLong
 
     def check(self) -> None:
         """Raise `TooLong` if planning, or writing, takes too long; called often."""
         self._ticks += 1
-        if self._ticks % _TICKS == 0 and self._spend() + self._reserved > self.seconds:
+        if self._ticks % _TICKS == 0 and self._spent + self._reserved > self.seconds:
             raise TooLong
 
     def check_compiling(self, source: str) -> None:
@@ -70,20 +90,13 @@ class Budget:
         if self.seconds == math.inf:
             return
         expected = len(source) * _seconds_per_character() if len(source) > len(_SAMPLE) else 0.0
-        if self._spend() + expected + self._reserved > self.seconds:
+        if self._spent + expected + self._reserved > self.seconds:
             raise TooLong
 
-    def _spend(self) -> float:
-        """Return the seconds that are gone."""
-        now, collections = time.thread_time(), _full_collections()
-        if collections == self._collections:
-            self._spent += now - self._looked
-        self._looked, self._collections = now, collections
-        return self._spent
-
-
-def _full_collections() -> int:
-    return gc.get_stats()[-1]["collections"]
+    @property
+    def _spent(self) -> float:
+        """The seconds that are gone."""
+        return time.thread_time() - self._start
 
 
 @functools.lru_cache(maxsize=1)

@@ -122,6 +122,8 @@ def static_input(value: Any, traced: TracedObjects | None = None) -> Static:
     kind = type(value)
     if value is None or kind is bool or (kind is int and value in _SINGLETON_INTEGERS):
         return Static(value, Match.IS)
+    if kind in (int, str, bytes) or (kind is float and _is_told_by_equality(value)):
+        return Static(value, Match.EQUAL)
     if kind.__eq__ is object.__eq__:
         return Static(value, Match.IS)
     if is_opaque(value) and kind.__hash__ is not None:
@@ -129,9 +131,6 @@ def static_input(value: Any, traced: TracedObjects | None = None) -> Static:
         return Static(value, Match.OPAQUE, hash(value))
     if not identity_suffices(value):
         return Static(value, Match.KEY, learned_key(value, traced))
-    # Mostly it is the same object: outputs are rebuilt with the static values of their trace.
-    if kind in (int, str, bytes) or (kind is float and _is_told_by_equality(value)):
-        return Static(value, Match.EQUAL)
     if kind is tuple and {*map(type, value)} in ({int}, {str}):
         return Static(value, Match.EQUAL_ITEMS)
     return Static(value, Match.IS_OR_KEY, learned_key(value))

@@ -197,6 +197,16 @@ def specialized_call(
         return None
     n_nodes += entry.out_specs[index_of(output)].n_nodes
     budget = Budget(entry.seconds_of_first_call, n_nodes)
+    return budget.spend(lambda: _specialized_call(dispatcher, entry, bound, output, budget))
+
+
+def _specialized_call(
+    dispatcher: SlowPath,
+    entry: CacheEntry,
+    bound: BoundArguments,
+    output: Output,
+    budget: Budget,
+) -> SpecializedCall | None:
     blocks = entry.blocks or entry.unclassified
     fun_leaves, checks = dispatcher.fun_leaves, _checks_of_function(dispatcher)
     try:
