@@ -11,7 +11,7 @@ import functools
 import itertools
 import operator
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,9 +24,9 @@ from .partition import is_array_leaf
 from .static_key import CONSTANTS, constants_key, is_fixed_dtype
 from .structure import is_plain_namedtuple
 
-# Stand in a key for an array, for a sequence of nothing else, for Modules of one class, and for
-# dicts of one item in another.
-_ARRAY, _ARRAYS, _MODULES, _CHAIN = "array", "arrays", "modules", "chain"
+# Stand in a key for an array, for a sequence of nothing else, for Modules of one class, for dicts
+# that have the same keys, and for dicts of one item in another.
+_ARRAY, _ARRAYS, _MODULES, _DICTS, _CHAIN = "array", "arrays", "modules", "dicts", "chain"
 
 _ONLY_ARRAYS = {ArrayImpl}
 _ONLY_STRINGS = {str}
@@ -115,6 +115,20 @@ def scan(
                 note(_ARRAYS)
             elif kinds <= CONSTANTS:
                 note(constants_key(tuple(node)))
+            elif kinds == _ONLY_DICTS and (labels := _common_labels(node)):
+                if len(pending) + size * len(labels) > max_nodes:
+                    return None
+                # Not by rows: so many tuples would have garbage collected.
+                columns = [tuple(map(operator.itemgetter(label), node[::-1])) for label in labels]
+                marks = [constants_key(column) for column in columns]
+                key += (_DICTS, tuple(labels), *marks)
+                rest = [column for column, mark in zip(columns, marks, strict=True) if not mark]
+                children = [*itertools.chain.from_iterable(zip(*rest, strict=True))]
+                if {*map(type, children)} == _ONLY_ARRAYS:
+                    arrays += children[::-1]
+                    note(_ARRAYS)
+                else:
+                    pending += children
             elif len(kinds) == 1 and is_module_class(kind := kinds.pop()):
                 layout = _layout_of(kind)
                 if layout is None:
@@ -176,6 +190,14 @@ def scan(
         else:
             key += (cls, _mark(node, known_by_address, traced))
     return None
+
+
+def _common_labels(dicts: Sequence[dict[Any, Any]]) -> list[str]:
+    """Return the keys of some dicts, last first, if all have the same; else none."""
+    labels = dicts[0].keys()
+    # A subclass of `str` is told from it.
+    kinds = {*map(type, itertools.chain.from_iterable(dicts))}
+    return sorted(labels, reverse=True) if kinds == _ONLY_STRINGS else []
 
 
 def _mark(
