@@ -195,6 +195,8 @@ def scan(
 def _common_labels(dicts: Sequence[dict[Any, Any]]) -> list[str]:
     """Return the keys of some dicts, last first, if all have the same; else none."""
     labels = dicts[0].keys()
+    if not all(map(labels.__eq__, map(dict.keys, dicts))):
+        return []
     # A subclass of `str` is told from it.
     kinds = {*map(type, itertools.chain.from_iterable(dicts))}
     return sorted(labels, reverse=True) if kinds == _ONLY_STRINGS else []
