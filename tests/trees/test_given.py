@@ -309,6 +309,17 @@ def test_traces_in_which_different_objects_go_out(path):
             assert f(a, b, x).config is swapped(a, b, x).config
 
 
+@pytest.mark.parametrize(
+    "both", [("k", ("k",)), (("k",), "k"), (None, (None,)), ((5,), 5), (1, True)]
+)
+def test_traces_whose_metadata_differs_in_form_alone(both, path):
+    f = eqxjit.filter_jit(lambda x: Registered(x, both[x.ndim]))
+    for _ in range(CALLS):
+        for x in (jnp.ones(()), jnp.ones(2)):
+            metadata = f(x).data
+            assert (type(metadata), metadata) == (type(both[x.ndim]), both[x.ndim])
+
+
 def test_a_change_in_place_is_no_one_elses(path):
     f = eqxjit.filter_jit(lambda m, x: (m, x * m.config[0]))
     first, second = Model(X, [1, 2]), Model(X, [1, 2])

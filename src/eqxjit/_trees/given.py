@@ -353,6 +353,9 @@ def _differing(ours: PyTreeDef, theirs: PyTreeDef) -> list[Any] | None:
             return None
         if data is their_row[2]:
             continue
+        # Metadata that is a tuple of one part isn't that part.
+        if type(data) is not type(their_row[2]):
+            return None
         our_parts, their_parts = _values(our_row), _values(their_row)
         if len(our_parts) != len(their_parts):
             return None
