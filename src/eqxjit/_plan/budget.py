@@ -76,21 +76,24 @@ class Budget:
         - `TooLong`, if there are too few.
         """
         self._reserved = self._spent
-        if 2 * self._reserved > self.seconds:
-            raise TooLong
+        self._require(0.0)
 
     def check(self) -> None:
         """Raise `TooLong` if planning, or writing, takes too long; called often."""
         self._ticks += 1
-        if self._ticks % _TICKS == 0 and self._spent + self._reserved > self.seconds:
-            raise TooLong
+        if self._ticks % _TICKS == 0:
+            self._require(0.0)
 
     def check_compiling(self, source: str) -> None:
         """Raise `TooLong` if compiling source would take too long."""
         if self.seconds == math.inf:
             return
         expected = len(source) * _seconds_per_character() if len(source) > len(_SAMPLE) else 0.0
-        if self._spent + expected + self._reserved > self.seconds:
+        self._require(expected)
+
+    def _require(self, seconds: float) -> None:
+        """Raise `TooLong` if fewer are left than these and those that are set aside."""
+        if self._spent + seconds + self._reserved > self.seconds:
             raise TooLong
 
     @property

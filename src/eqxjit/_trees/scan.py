@@ -124,11 +124,7 @@ def scan(
                 key += (_DICTS, tuple(labels), *marks)
                 rest = [column for column, mark in zip(columns, marks, strict=True) if not mark]
                 children = [*itertools.chain.from_iterable(zip(*rest, strict=True))]
-                if {*map(type, children)} == _ONLY_ARRAYS:
-                    arrays += children[::-1]
-                    note(_ARRAYS)
-                else:
-                    pending += children
+                _add_children(children, arrays, key, pending)
             elif len(kinds) == 1 and is_module_class(kind := kinds.pop()):
                 layout = _layout_of(kind)
                 if layout is None:
@@ -140,11 +136,7 @@ def scan(
                 marks = [_column_mark(column, known_by_address, traced) for column in columns]
                 key += (_MODULES, kind, *marks)
                 children = [*itertools.chain.from_iterable(map(layout.dynamic, fields[::-1]))]
-                if {*map(type, children)} == _ONLY_ARRAYS:
-                    arrays += children[::-1]
-                    note(_ARRAYS)
-                else:
-                    pending += children
+                _add_children(children, arrays, key, pending)
             else:
                 pending += node[::-1]
         elif cls in _BY_VALUE:
@@ -190,6 +182,17 @@ def scan(
         else:
             key += (cls, _mark(node, known_by_address, traced))
     return None
+
+
+def _add_children(
+    children: list[Any], arrays: list[Any], key: list[Hashable], pending: list[Any]
+) -> None:
+    """Take children, last first, if all are arrays; else leave them to be scanned."""
+    if {*map(type, children)} == _ONLY_ARRAYS:
+        arrays += children[::-1]
+        key.append(_ARRAYS)
+    else:
+        pending += children
 
 
 def _common_labels(dicts: Sequence[dict[Any, Any]]) -> list[str]:
