@@ -41,6 +41,12 @@ def native_back_end():  # A return type would hide what is in it.
     return None if os.environ.get("EQXJIT_NATIVE") == "0" else _native
 
 
+def call_in_flight(entry: Any) -> Any:
+    """Return whose call of an entry the native back end is making, and its arguments."""
+    assert _native is not None
+    return _native.in_flight(entry)
+
+
 # --- Types ------------------------------------------------------------------------------------
 
 try:
@@ -72,6 +78,32 @@ except (KeyError, AttributeError):
 
     def fields_of(module: Any, /) -> dict[str, Any]:
         return object.__getattribute__(module, "__dict__")
+
+
+try:
+    # What JAX calls in Python where no program of a jitted function fits: its frame shows whose
+    # jitted function it is.
+    import jax._src.pjit
+
+    [_CACHE_MISS] = [
+        code
+        for code in jax._src.pjit._cpp_pjit.__code__.co_consts
+        if getattr(code, "co_name", "") == "cache_miss" and "fun" in code.co_freevars
+    ]
+    _PjitFunction = type(jax.jit(abs))
+except (ImportError, AttributeError, ValueError):
+    # Calls of the native back end then keep a frame of their own, by which they are found.
+    _CACHE_MISS = _PjitFunction = None
+
+
+def is_found_by_frame(jitted: Any) -> bool:
+    """Return whether `function_missed_in` finds what is jitted where JAX has no program for it."""
+    return _PjitFunction is not None and type(jitted) is _PjitFunction
+
+
+def function_missed_in(frame: FrameType) -> Any:
+    """Return the function that is jitted, if a frame is JAX's for want of a program; or None."""
+    return frame.f_locals.get("fun") if frame.f_code is _CACHE_MISS else None
 
 
 # --- Structures -------------------------------------------------------------------------------

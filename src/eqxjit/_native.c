@@ -1,8 +1,9 @@
 /* The native back end: carries out call plans (see _plan/native.py, which encodes them).
 
 Match walks the arguments of a call by the input half of a plan and returns the flat arrays, or None.
-Rebuild makes the output from the arrays that JAX returned, by the other half. Held tells whether a
-static container holds what it held (see _trees/snapshot.py, which makes it).
+Rebuild makes the output from the arrays that JAX returned, by the other half. Call does both, with the
+jitted function's call in between (see _runtime/specialize.py). Held tells whether a static container
+holds what it held (see _trees/snapshot.py, which makes it).
 
 Invariants:
 - Public CPython API only. The GIL is held throughout; a free-threaded Python doesn't build this.
@@ -95,6 +96,8 @@ show(PyObject *items)
 
 typedef struct {
     PyTypeObject *program_type;
+    PyTypeObject *match_type;
+    PyTypeObject *rebuild_type;
 } State;
 
 static PyTypeObject *
@@ -935,15 +938,12 @@ walk_arguments(Walk *walk, PyObject *const *args, Py_ssize_t n_args)
            walk->n_kept == walk->match->n_kept;
 }
 
+/* Return the flat arrays, a tuple, and what is kept, NULL if nothing is; or None, for no match. */
 static PyObject *
-match_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+match_arguments(Match *self, PyObject *const *args, Py_ssize_t n_args, PyObject **kept)
 {
-    Match *self = (Match *)callable;
     PyObject *result = NULL;
-    if (kwnames != NULL && PyTuple_GET_SIZE(kwnames) != 0) {
-        PyErr_SetString(PyExc_TypeError, "Match takes no keyword arguments");
-        return NULL;
-    }
+    *kept = NULL;
     if (self->program == NULL || self->fun_arrays == NULL) {
         /* Its cycle is being collected. */
         Py_RETURN_NONE;
@@ -961,7 +961,7 @@ match_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObje
         PyObject *array = PyTuple_GET_ITEM(self->fun_arrays, i);
         PyTuple_SET_ITEM(walk.flat, self->n_first + i, Py_NewRef(array));
     }
-    int matched = walk_arguments(&walk, args, PyVectorcall_NARGS(n_args_flag));
+    int matched = walk_arguments(&walk, args, n_args);
     if (matched < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
         PyErr_Clear();
         matched = 0;
@@ -971,15 +971,35 @@ match_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObje
     }
     else if (matched > 0) {
         show(walk.flat);
+        result = Py_NewRef(walk.flat);
         if (walk.kept != NULL) {
             show(walk.kept);
+            *kept = Py_NewRef(walk.kept);
         }
-        result = walk.kept == NULL ? Py_NewRef(walk.flat) : PyTuple_Pack(2, walk.flat, walk.kept);
     }
 done:
     Py_XDECREF(walk.flat);
     Py_XDECREF(walk.kept);
     Py_DECREF(self);
+    return result;
+}
+
+static PyObject *
+match_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+{
+    if (kwnames != NULL && PyTuple_GET_SIZE(kwnames) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Match takes no keyword arguments");
+        return NULL;
+    }
+    PyObject *kept;
+    PyObject *flat =
+        match_arguments((Match *)callable, args, PyVectorcall_NARGS(n_args_flag), &kept);
+    if (kept == NULL) {
+        return flat;
+    }
+    PyObject *result = PyTuple_Pack(2, flat, kept);
+    Py_DECREF(flat);
+    Py_DECREF(kept);
     return result;
 }
 
@@ -1251,16 +1271,10 @@ build_value(Build *build, Py_ssize_t at)
     }
 }
 
+/* Return the output for a list of arrays, and a tuple of what was kept, or NULL. */
 static PyObject *
-rebuild_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+rebuild_output(Rebuild *self, PyObject *arrays, PyObject *kept)
 {
-    Rebuild *self = (Rebuild *)callable;
-    Py_ssize_t n_args = PyVectorcall_NARGS(n_args_flag);
-    if ((kwnames != NULL && PyTuple_GET_SIZE(kwnames) != 0) || n_args < 1 || n_args > 2 ||
-        !PyList_Check(args[0]) || (n_args == 2 && !PyTuple_Check(args[1]))) {
-        PyErr_SetString(PyExc_TypeError, "Rebuild takes a list of arrays, and a tuple");
-        return NULL;
-    }
     if (self->program == NULL || self->program->n_nodes == 0) {
         PyErr_SetString(PyExc_SystemError, "no program");
         return NULL;
@@ -1268,13 +1282,25 @@ rebuild_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyOb
     Py_INCREF(self);
     Build build = {
         .nodes = self->program->nodes,
-        .arrays = args[0],
-        .kept = n_args == 2 ? args[1] : NULL,
+        .arrays = arrays,
+        .kept = kept,
         .dict_name = self->dict_name,
     };
     PyObject *result = build_value(&build, 0);
     Py_DECREF(self);
     return result;
+}
+
+static PyObject *
+rebuild_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+{
+    Py_ssize_t n_args = PyVectorcall_NARGS(n_args_flag);
+    if ((kwnames != NULL && PyTuple_GET_SIZE(kwnames) != 0) || n_args < 1 || n_args > 2 ||
+        !PyList_Check(args[0]) || (n_args == 2 && !PyTuple_Check(args[1]))) {
+        PyErr_SetString(PyExc_TypeError, "Rebuild takes a list of arrays, and a tuple");
+        return NULL;
+    }
+    return rebuild_output((Rebuild *)callable, args[0], n_args == 2 ? args[1] : NULL);
 }
 
 static PyObject *
@@ -1336,23 +1362,411 @@ static PyType_Spec rebuild_spec = {
     .slots = rebuild_slots,
 };
 
+/* --- Call ------------------------------------------------------------------------------------ */
+
+/* The most parameters of a function whose keyword arguments are put in order here. */
+#define MOST_PARAMETERS 16
+
+typedef struct {
+    Callable head;
+    Match *match;
+    Rebuild *rebuild;
+    PyObject *jitted;
+    PyObject *python;       /* the generated function: does all of this, and binds whatever comes */
+    PyObject *names;        /* of the parameters: a str each; None where it can't be passed by name */
+    PyObject *defaults;     /* what stands for an argument left out; None where it can't be */
+    Py_ssize_t n_positional;/* how many parameters can be passed by position */
+    PyObject *otherwise;    /* what to call if the arguments don't match */
+    PyObject *entry;
+    PyObject *unclassified; /* the name of its attribute */
+    PyObject *miss;         /* the exception by which JAX says that it wants to trace, */
+    PyObject *retrace;      /* and what is called then; */
+    PyObject *fail;         /* what is called with any other exception, and the arguments; */
+    PyObject *finish;       /* what is called with an output that isn't as planned, and those */
+    PyObject *hits;         /* its `next` counts a hit */
+    PyObject *owner;        /* whose calls these are */
+} Call;
+
+#ifdef _MSC_VER
+#define THREAD_LOCAL __declspec(thread)
+#else
+#define THREAD_LOCAL _Thread_local
+#endif
+
+/* A call of this thread while JAX makes it, which shows in no frame. On the heap, and linked both ways:
+   greenlets swap the stack, and may end in another order than they began. */
+typedef struct InFlight {
+    const Call *call;
+    PyObject *const *args;
+    Py_ssize_t n_args;
+    PyObject *kwnames;
+    struct InFlight *outer;
+    struct InFlight **from;
+} InFlight;
+
+static THREAD_LOCAL InFlight *innermost;
+
+static void
+begin(InFlight *here)
+{
+    here->outer = innermost;
+    here->from = &innermost;
+    if (here->outer != NULL) {
+        here->outer->from = &here->outer;
+    }
+    innermost = here;
+}
+
+static void
+end(InFlight *here)
+{
+    *here->from = here->outer;
+    if (here->outer != NULL) {
+        here->outer->from = here->from;
+    }
+}
+
+static PyObject *
+in_flight(PyObject *Py_UNUSED(module), PyObject *entry)
+{
+    const InFlight *here = innermost;
+    while (here != NULL && here->call->entry != entry) {
+        here = here->outer;
+    }
+    if (here == NULL) {
+        Py_RETURN_NONE;
+    }
+    Py_ssize_t n_keywords = here->kwnames == NULL ? 0 : PyTuple_GET_SIZE(here->kwnames);
+    PyObject *args = PyTuple_New(here->n_args), *kwargs = PyDict_New(), *found = NULL;
+    if (args == NULL || kwargs == NULL) {
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < here->n_args; i++) {
+        PyTuple_SET_ITEM(args, i, Py_NewRef(here->args[i]));
+    }
+    for (Py_ssize_t k = 0; k < n_keywords; k++) {
+        PyObject *value = here->args[here->n_args + k];
+        if (PyDict_SetItem(kwargs, PyTuple_GET_ITEM(here->kwnames, k), value) < 0) {
+            goto done;
+        }
+    }
+    found = PyTuple_Pack(3, here->call->owner, args, kwargs);
+done:
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return found;
+}
+
+/* Put the arguments in the order of the parameters; 0 if that is for Python to do, or to refuse. */
+static int
+bind(const Call *self, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames,
+     PyObject **bound)
+{
+    Py_ssize_t n_parameters = PyTuple_GET_SIZE(self->names);
+    Py_ssize_t n_keywords = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
+    if (n_parameters > MOST_PARAMETERS || n_args > self->n_positional) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < n_parameters; i++) {
+        bound[i] = i < n_args ? args[i] : NULL;
+    }
+    for (Py_ssize_t k = 0; k < n_keywords; k++) {
+        Py_ssize_t i = n_args;
+        while (i < n_parameters &&
+               PyTuple_GET_ITEM(self->names, i) != PyTuple_GET_ITEM(kwnames, k)) {
+            i++;
+        }
+        if (i == n_parameters || bound[i] != NULL) {
+            return 0;
+        }
+        bound[i] = args[n_args + k];
+    }
+    for (Py_ssize_t i = n_args; i < n_parameters; i++) {
+        if (bound[i] == NULL) {
+            bound[i] = PyTuple_GET_ITEM(self->defaults, i);
+            if (bound[i] == Py_None) {
+                return 0;
+            }
+        }
+    }
+    return 1;
+}
+
+/* Call a function with the arguments of a call, behind `first`. */
+static PyObject *
+call_with(PyObject *function, PyObject *first, PyObject *const *args, size_t n_args_flag,
+          PyObject *kwnames)
+{
+    Py_ssize_t n_args = PyVectorcall_NARGS(n_args_flag);
+    Py_ssize_t n_all = n_args + (kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames));
+    PyObject **all = PyMem_New(PyObject *, n_all + 1);
+    if (all == NULL) {
+        return PyErr_NoMemory();
+    }
+    all[0] = first;
+    for (Py_ssize_t i = 0; i < n_all; i++) {
+        all[i + 1] = args[i];
+    }
+    PyObject *result = PyObject_Vectorcall(function, all, n_args + 1, kwnames);
+    PyMem_Free(all);
+    return result;
+}
+
+/* Let Python explain the exception that is set, and raise it. */
+static PyObject *
+failed(Call *self, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    PyObject *error = PyErr_GetRaisedException();
+#else
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback != NULL) {
+        PyException_SetTraceback(error, traceback);
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+#endif
+    PyObject *result = call_with(self->fail, error, args, n_args_flag, kwnames);
+    Py_DECREF(error);
+    return result;
+}
+
+/* Return whether the output of the jitted function is as planned; -1 for an error. */
+static int
+is_as_planned(Call *self, PyObject *arrays)
+{
+    PyObject *unclassified = PyObject_GetAttr(self->entry, self->unclassified);
+    if (unclassified == NULL) {
+        return -1;
+    }
+    Py_DECREF(unclassified);
+    return unclassified == Py_False && PyList_CheckExact(arrays);
+}
+
+static PyObject *
+call_matched(Call *self, PyObject *flat, PyObject *kept, PyObject *const *args,
+             size_t n_args_flag, PyObject *kwnames)
+{
+    InFlight *here = PyMem_New(InFlight, 1);
+    if (here == NULL) {
+        return PyErr_NoMemory();
+    }
+    here->call = self;
+    here->args = args;
+    here->n_args = PyVectorcall_NARGS(n_args_flag);
+    here->kwnames = kwnames;
+    begin(here);
+    PyObject *arrays =
+        PyObject_Vectorcall(self->jitted, PySequence_Fast_ITEMS(flat), PyTuple_GET_SIZE(flat), NULL);
+    end(here);
+    PyMem_Free(here);
+    if (arrays == NULL) {
+        if (PyErr_ExceptionMatches(self->miss)) {
+            PyErr_Clear();
+            return PyObject_Vectorcall(self->retrace, args, n_args_flag, kwnames);
+        }
+        return PyErr_ExceptionMatches(PyExc_Exception) ? failed(self, args, n_args_flag, kwnames)
+                                                       : NULL;
+    }
+    PyObject *result = NULL;
+    int planned = is_as_planned(self, arrays);
+    if (planned > 0) {
+        Py_XDECREF(PyIter_Next(self->hits));
+        result = rebuild_output(self->rebuild, arrays, kept);
+    }
+    else if (planned == 0) {
+        result = call_with(self->finish, arrays, args, n_args_flag, kwnames);
+    }
+    Py_DECREF(arrays);
+    return result;
+}
+
+static PyObject *
+call_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+{
+    Call *self = (Call *)callable;
+    Py_ssize_t n_args = PyVectorcall_NARGS(n_args_flag);
+    PyObject *in_order[MOST_PARAMETERS];
+    PyObject *const *bound = args;
+    if (self->python == NULL) {
+        PyErr_SetString(PyExc_ReferenceError, "the function is being garbage collected");
+        return NULL;
+    }
+    PyObject *result = NULL, *flat, *kept;
+    Py_INCREF(self);
+    Py_ssize_t n_parameters = PyTuple_GET_SIZE(self->names);
+    if (kwnames != NULL || n_args != n_parameters || n_args > self->n_positional) {
+        if (!bind(self, args, n_args, kwnames, in_order)) {
+            result = PyObject_Vectorcall(self->python, args, n_args_flag, kwnames);
+            goto done;
+        }
+        bound = in_order;
+    }
+    flat = match_arguments(self->match, bound, n_parameters, &kept);
+    if (flat == Py_None) {
+        result = PyObject_Vectorcall(self->otherwise, args, n_args_flag, kwnames);
+    }
+    else if (flat != NULL) {
+        result = call_matched(self, flat, kept, args, n_args_flag, kwnames);
+    }
+    Py_XDECREF(flat);
+    Py_XDECREF(kept);
+done:
+    Py_DECREF(self);
+    return result;
+}
+
+static PyObject *
+call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    State *state = PyType_GetModuleState(type);
+    PyObject *match, *rebuild, *jitted, *python, *names, *defaults, *otherwise, *entry, *unclassified;
+    PyObject *miss, *retrace, *fail, *finish, *hits, *owner;
+    Py_ssize_t n_positional;
+    if (state == NULL || has_keywords(type, kwargs) ||
+        !PyArg_ParseTuple(args, "O!O!OOO!O!nOOUOOOOOO:Call", state->match_type, &match,
+                          state->rebuild_type, &rebuild, &jitted, &python, &PyTuple_Type, &names,
+                          &PyTuple_Type, &defaults, &n_positional, &otherwise, &entry,
+                          &unclassified, &miss, &retrace, &fail, &finish, &hits, &owner)) {
+        return NULL;
+    }
+    if (PyTuple_GET_SIZE(names) != PyTuple_GET_SIZE(defaults) || n_positional < 0 ||
+        n_positional > PyTuple_GET_SIZE(names) || !PyIter_Check(hits)) {
+        PyErr_SetString(PyExc_ValueError, "a default for each name, please, and an iterator");
+        return NULL;
+    }
+    Call *self = (Call *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->head.vectorcall = call_call;
+    self->match = (Match *)Py_NewRef(match);
+    self->rebuild = (Rebuild *)Py_NewRef(rebuild);
+    self->jitted = Py_NewRef(jitted);
+    self->python = Py_NewRef(python);
+    self->names = Py_NewRef(names);
+    self->defaults = Py_NewRef(defaults);
+    self->n_positional = n_positional;
+    self->otherwise = Py_NewRef(otherwise);
+    self->entry = Py_NewRef(entry);
+    self->unclassified = Py_NewRef(unclassified);
+    self->miss = Py_NewRef(miss);
+    self->retrace = Py_NewRef(retrace);
+    self->fail = Py_NewRef(fail);
+    self->finish = Py_NewRef(finish);
+    self->hits = Py_NewRef(hits);
+    self->owner = Py_NewRef(owner);
+    return (PyObject *)self;
+}
+
+static int
+call_traverse(Call *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->match);
+    Py_VISIT(self->rebuild);
+    Py_VISIT(self->jitted);
+    Py_VISIT(self->python);
+    Py_VISIT(self->names);
+    Py_VISIT(self->defaults);
+    Py_VISIT(self->otherwise);
+    Py_VISIT(self->entry);
+    Py_VISIT(self->unclassified);
+    Py_VISIT(self->miss);
+    Py_VISIT(self->retrace);
+    Py_VISIT(self->fail);
+    Py_VISIT(self->finish);
+    Py_VISIT(self->hits);
+    Py_VISIT(self->owner);
+    return 0;
+}
+
+static int
+call_clear(Call *self)
+{
+    Py_CLEAR(self->python);
+    Py_CLEAR(self->match);
+    Py_CLEAR(self->rebuild);
+    Py_CLEAR(self->jitted);
+    Py_CLEAR(self->names);
+    Py_CLEAR(self->defaults);
+    Py_CLEAR(self->otherwise);
+    Py_CLEAR(self->entry);
+    Py_CLEAR(self->unclassified);
+    Py_CLEAR(self->miss);
+    Py_CLEAR(self->retrace);
+    Py_CLEAR(self->fail);
+    Py_CLEAR(self->finish);
+    Py_CLEAR(self->hits);
+    Py_CLEAR(self->owner);
+    return 0;
+}
+
+static PyObject *
+call_getattro(Call *self, PyObject *name)
+{
+    PyObject *value = PyObject_GenericGetAttr((PyObject *)self, name);
+    if (value == NULL && self->python != NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        value = PyObject_GetAttr(self->python, name);
+    }
+    return value;
+}
+
+static PyObject *
+call_repr(Call *self)
+{
+    return PyObject_Repr(self->python == NULL ? Py_None : self->python);
+}
+
+static PyMemberDef call_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Callable, vectorcall), READONLY, NULL},
+    {"python", T_OBJECT, offsetof(Call, python), READONLY, "The generated function."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot call_slots[] = {
+    {Py_tp_doc, "Call(match, rebuild, jitted, python, names, defaults, n_positional, otherwise,\n"
+                "entry, unclassified, miss, retrace, fail, finish, hits, owner): a specialised call\n"
+                "without a frame. What isn't as planned is left to those functions."},
+    {Py_tp_new, call_new},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_getattro, call_getattro},
+    {Py_tp_repr, call_repr},
+    {Py_tp_members, call_members},
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_traverse, call_traverse},
+    {Py_tp_clear, call_clear},
+    {0, NULL},
+};
+
+static PyType_Spec call_spec = {
+    .name = "eqxjit._native.Call",
+    .basicsize = sizeof(Call),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+             Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = call_slots,
+};
+
 /* --- The module ------------------------------------------------------------------------------ */
 
 static int
 module_exec(PyObject *module)
 {
     State *state = PyModule_GetState(module);
-    state->program_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &program_spec, NULL);
-    if (state->program_type == NULL || PyModule_AddType(module, state->program_type) < 0) {
-        return -1;
-    }
-    PyType_Spec *specs[] = {&match_spec, &rebuild_spec, &held_spec};
-    for (int i = 0; i < 3; i++) {
+    PyType_Spec *specs[] = {&program_spec, &match_spec, &rebuild_spec, &held_spec, &call_spec};
+    PyTypeObject **kept[] = {&state->program_type, &state->match_type, &state->rebuild_type};
+    for (int i = 0; i < 5; i++) {
         PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
         if (type == NULL) {
             return -1;
         }
         int failed = PyModule_AddType(module, (PyTypeObject *)type);
+        if (i < 3 && !failed) {
+            *kept[i] = (PyTypeObject *)Py_NewRef(type);
+        }
         Py_DECREF(type);
         if (failed) {
             return -1;
@@ -1366,6 +1780,8 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     State *state = PyModule_GetState(module);
     Py_VISIT(state->program_type);
+    Py_VISIT(state->match_type);
+    Py_VISIT(state->rebuild_type);
     return 0;
 }
 
@@ -1374,6 +1790,8 @@ module_clear(PyObject *module)
 {
     State *state = PyModule_GetState(module);
     Py_CLEAR(state->program_type);
+    Py_CLEAR(state->match_type);
+    Py_CLEAR(state->rebuild_type);
     return 0;
 }
 
@@ -1385,11 +1803,19 @@ static PyModuleDef_Slot module_slots[] = {
     {0, NULL},
 };
 
+static PyMethodDef module_methods[] = {
+    {"in_flight", in_flight, METH_O,
+     "in_flight(entry): the innermost Call of an entry that JAX is making in this thread, as\n"
+     "(owner, args, kwargs); or None."},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,
     .m_name = "eqxjit._native",
     .m_doc = "The native back end of call plans.",
     .m_size = sizeof(State),
+    .m_methods = module_methods,
     .m_slots = module_slots,
     .m_traverse = module_traverse,
     .m_clear = module_clear,

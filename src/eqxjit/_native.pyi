@@ -1,7 +1,7 @@
 """What `_native.c` offers."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 class Program:
@@ -24,6 +24,30 @@ class Rebuild:
     def __init__(self, program: Program, /) -> None: ...
     def __call__(self, arrays: list[Any], kept: tuple[Any, ...] = ..., /) -> Any: ...
 
+class Call:
+    python: Callable[..., Any]
+    def __init__(
+        self,
+        match: Match,
+        rebuild: Rebuild,
+        jitted: Callable[..., Any],
+        python: Callable[..., Any],
+        names: tuple[str | None, ...],
+        defaults: tuple[Any, ...],
+        n_positional: int,
+        otherwise: Callable[..., Any],
+        entry: Any,
+        unclassified: str,
+        miss: type[Exception],
+        retrace: Callable[..., Any],
+        fail: Callable[..., Any],
+        finish: Callable[..., Any],
+        hits: Iterable[None],
+        owner: Any,
+        /,
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 class Held:
     def __init__(
         self,
@@ -38,3 +62,5 @@ class Held:
         /,
     ) -> None: ...
     def __call__(self, value: Any, /) -> bool: ...
+
+def in_flight(entry: Any, /) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None: ...

@@ -114,7 +114,7 @@ def test_references_are_counted(what, hook):
     for _ in range(CALLS):
         f(model, X)
     assert is_native(f)
-    [match] = _found(_native.Match, lambda match: match(model, X))
+    match, *_ = _found(_native.Match, lambda match: match(model, X))
     objects = [model, *model["layers"], model["d"], X, model["d"]["b"], 1.5, Layer, hooked, match]
     objects += [vars(model["layers"][0]), native.ArrayImpl, "weight"]
     arguments, expected = (model, X), tuple
@@ -259,7 +259,7 @@ def test_a_static_container_is_compared_by_what_it_holds_then_by_its_key():
     for _ in range(CALLS):
         f(model(config))
     assert is_native(f)
-    [match] = _found(_native.Match, lambda match: match(model(config)))
+    match, *_ = _found(_native.Match, lambda match: match(model(config)))
     # Equal, with elements of its own.
     assert match(model([[1, float("2.5")], {"a": (1,)}])) is not None
     for changed in ([[1, 2.5]], [[1, 2.5], {"a": (True,)}], ([1, 2.5], {"a": (1,)}), None):
@@ -399,7 +399,7 @@ def test_every_allocation_may_fail():
     f = eqxjit.filter_jit(lambda t: t)
     for _ in range(CALLS):
         f(model)
-    [match] = _found(_native.Match, lambda match: match(model))
+    match, *_ = _found(_native.Match, lambda match: match(model))
     arrays = list(match(model))
     [rebuild] = _found(_native.Rebuild, lambda rebuild: _makes(rebuild, arrays, model))
     for action, argument in [(match, model), (rebuild, arrays)]:
@@ -495,7 +495,7 @@ def test_a_million_calls_keep_nothing(what):
     for _ in range(CALLS):
         f(model, X)
     assert is_native(f)
-    [match] = _found(_native.Match, lambda match: match(model, X))
+    match, *_ = _found(_native.Match, lambda match: match(model, X))
     arguments = (model, X if what == "calls" else 1)
     for _ in range(1_000):
         match(*arguments)

@@ -19,7 +19,7 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import OUR_FILES
-from tests.support.inside import entries, in_progress
+from tests.support.inside import entries, in_progress, keep_frames
 from tests.support.profile import PROFILE
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -93,7 +93,14 @@ every_kind = pytest.mark.parametrize("kind", CALLS_OF_EVERY_KIND)
 
 def disturbed(kind, act):
     """Each of the points of a call, disturbed: the wrapper, the hook, the error, the array."""
-    n_warm, call = CALLS_OF_EVERY_KIND[kind]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if kind == "specialised":
+            # Nothing runs in Python otherwise.
+            keep_frames(monkeypatch)
+        yield from disturbed_calls(*CALLS_OF_EVERY_KIND[kind], act)
+
+
+def disturbed_calls(n_warm, call, act):
     for _ in range(2):
         # Twice, as JAX does more the first time.
         counting = Hook(0, None)

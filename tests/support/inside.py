@@ -98,6 +98,11 @@ def specialize_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_specialize, "SPECIALIZING", False)
 
 
+def keep_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each specialised call in a frame of its own."""
+    monkeypatch.setattr(_compat, "_PjitFunction", None)
+
+
 def scan_few_nodes(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
     """Let only so many nodes be scanned at first, in what is wrapped from now on."""
     monkeypatch.setattr(_cache, "MAX_NODES", many)

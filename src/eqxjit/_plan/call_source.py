@@ -1,7 +1,7 @@
 """Writes the plan of a specialised call as Python: guards, the jitted call, and the output."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from .._code.source import define, indented, wrapped
@@ -47,7 +47,7 @@ class Links(NamedTuple):
     wait: Callable[[Output], None]
     own_array: Callable[[Any], Any]
     own_arrays: Callable[[Any], Any]
-    hits: Iterable[None]
+    hits: Iterator[None]
 
 
 class CallSource(NamedTuple):
@@ -56,11 +56,13 @@ class CallSource(NamedTuple):
     - `source`: its source.
     - `make`: returns the call for `(*links, *checks, *fun_statics, *fun_arrays)`.
     - `fun_statics`: where those static objects of the function are that it returns.
+    - `native`: by which the native back end does all that the source does; None if it can't.
     """
 
     source: str
     make: Callable[..., Any]
     fun_statics: list[Position]
+    native: NativeCall | None
 
 
 class _Parts(NamedTuple):
@@ -240,4 +242,6 @@ def generate(
     budget.check_compiling(source)
     namespace = names.namespace | {entry_variable: entry}
     made = define(make, signature.name, source, namespace)
-    return CallSource(source, made, list(parts.fun_statics.values()))
+    is_checked = plan.n_fun_checks or plan.checks_output
+    is_whole = not (is_checked or plan.blocks or index) and plan.returns is list
+    return CallSource(source, made, list(parts.fun_statics.values()), native if is_whole else None)

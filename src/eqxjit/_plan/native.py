@@ -92,12 +92,14 @@ class NativeCall(NamedTuple):
     - `match`: takes the function that copies NumPy's arrays, or None, and the function's arrays.
     - `rebuild`: makes the output.
     - `keeps`: whether `match` returns static objects as well, for `rebuild`.
+    - `call`: makes the whole call, of these and what else it takes.
     """
 
     arguments: list[str]
     match: Callable[[Any, tuple[Any, ...]], Callable[..., Any]]
     rebuild: Callable[..., Any]
     keeps: bool
+    call: Callable[..., Callable[..., Any]]
 
 
 def encode(plan: CallPlan, tick: Callable[[], None]) -> NativeCall | None:
@@ -129,6 +131,7 @@ def encode(plan: CallPlan, tick: Callable[[], None]) -> NativeCall | None:
         lambda own, arrays: new_match(program, own, arrays, n_first, n_all, len(kept.slots)),
         back_end.Rebuild(back_end.Program(output.program())),
         bool(kept.slots),
+        back_end.Call,
     )
 
 

@@ -18,8 +18,8 @@ from .function import WrappedFunction, wrap_function
 from .miss import MissPath
 from .request import BoundArguments, Call
 from .specialize import is_worth_specializing, may_be_specialized, specialize
+from .stack import CacheMiss
 from .state import SpecializedCall
-from .traced import CacheMiss
 
 # Spelled out below, because only a plain local variable shows on the stack.
 assert ENTRY_VARIABLE == "__eqxjit_entry__"

@@ -37,6 +37,7 @@ class CacheEntry(EntryState):
 
     __slots__ = (
         "_uncompiled",
+        "has_frameless_calls",
         "hides_donation_warning",
         "jitted",
         "key",
@@ -70,6 +71,8 @@ class CacheEntry(EntryState):
         self.numpy_inputs = NumpyInputs()
         #: Whether JAX's warning of donated buffers that weren't usable is hidden.
         self.hides_donation_warning = options.hides_donation_warning
+        #: Whether the native back end calls it without a frame by which it is found.
+        self.has_frameless_calls = False
         #: The records of its traces that JAX hasn't compiled yet, by what they are for.
         self._uncompiled: dict[Hashable, tuple[Any]] = {}
         self.jitted = jitted

@@ -4,9 +4,7 @@ JAX also compiles in a warm call, without tracing again: for a new device, say. 
 what it is lowered to may hold other custom calls; so its entry has to be looked at once more.
 """
 
-import contextlib
 import functools
-import os
 import sys
 import threading
 import time
@@ -19,8 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from .._code.tracebacks import OUR_FILES
-from .._compat import jaxpr_lowered_in, module_compiled_in
+from .._compat import call_in_flight, jaxpr_lowered_in, module_compiled_in
 from .._lock import alive
 from .counter import Attempt, TooManyTracesError, TraceCounter
 from .donation import hide_donation_warning
@@ -28,7 +25,7 @@ from .effects import may_raise
 from .entry import CacheEntry
 from .hooks import TraceHook
 from .request import CALL_VARIABLE, Call, TraceKey
-from .stack import call_in
+from .stack import PASSED, call_in, frameless_in
 
 TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
 _PHASES = {
@@ -37,8 +34,6 @@ _PHASES = {
     "/jax/core/compile/backend_compile_duration": COMPILING,
 }
 _PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
-#: The files of frames that may be between an event and the call that it belongs to.
-_PASSED = (os.path.dirname(jax.__file__) + os.sep, contextlib.__file__, *OUR_FILES)
 
 
 class Observer(Protocol):
@@ -292,7 +287,7 @@ class _Origin:
             code = frame.f_code
             # That of a traced function belongs to the user's, too.
             is_passed = (
-                code.co_filename.startswith(_PASSED) and CALL_VARIABLE not in code.co_varnames
+                code.co_filename.startswith(PASSED) and CALL_VARIABLE not in code.co_varnames
             )
             frame = frame.f_back if is_passed else None
         self._frame = frame
@@ -337,9 +332,13 @@ class _Origin:
         return _Recompilation(counter_ref, attempt.record, attempt, trace_key)
 
     def _warm_call(self) -> Call:
-        """Return the warm call that this is for, from the variables of its frame."""
+        """Return the warm call that this is for."""
         assert self._frame is not None
         assert self.entry is not None
+        if frameless_in(self._frame) is not None:
+            dispatcher, args, kwargs = call_in_flight(self.entry)
+            bound = dispatcher.receive(dispatcher.partition, args, kwargs)
+            return dispatcher.request(self.entry, bound)
         variables = self._frame.f_locals
         for value in variables.values():
             # A generated call holds its entry's part of its dispatcher.

@@ -18,9 +18,10 @@ from .._trees.given import Given, Position
 from .._trees.out_spec import Output, index_of
 from .counter import hit_counter
 from .entry import ENTRY_VARIABLE, CacheEntry
+from .frameless import can_be_frameless, frameless
 from .function import WrappedFunction
 from .request import BoundArguments
-from .traced import CacheMiss
+from .stack import CacheMiss
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the generic path.
 SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
@@ -122,6 +123,9 @@ class SpecializedCall:
             *dispatcher.fun_leaves,
         )
         call.__name__, call.__qualname__ = signature.name, signature.qualname
+        native = self._generated.native
+        if native is not None and can_be_frameless(native, signature, run):
+            return frameless(native, links, self.entry, call, dispatcher)
         return call
 
 

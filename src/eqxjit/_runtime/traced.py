@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -22,10 +22,7 @@ from .entry import ENTRY_VARIABLE, CacheEntry
 from .events import tracing
 from .options import Options
 from .request import CALL_VARIABLE, Call
-
-
-class CacheMiss(Exception):
-    """A signal: JAX traces in the middle of a warm call, which must go through the miss path."""
+from .stack import CacheMiss, Traced, frameless_in
 
 
 def new_entry(
@@ -43,7 +40,7 @@ def new_entry(
 def _current_call() -> Call | None:
     """Return the call that JAX traces for now; None if it is in a warm call."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
+    while frame is not None and frameless_in(frame) is None:
         names = frame.f_code.co_varnames
         if CALL_VARIABLE in names:
             return frame.f_locals.get(CALL_VARIABLE)
@@ -53,12 +50,10 @@ def _current_call() -> Call | None:
     return None
 
 
-class TracedFunction:
+class TracedFunction(Traced):
     """The function that JAX traces: it rebuilds the call that is in the miss path, and makes it.
 
     It refers to nothing of the user's: JAX keeps what it jits longer than its user does.
-
-    - `entry_ref`: its entry, weakly.
     """
 
     # Asked for by JAX each time, and slow to find out.
@@ -69,7 +64,6 @@ class TracedFunction:
     def __init__(self, signature: Signature):
         self.__name__ = self.__qualname__ = signature.name
         self._source = "_".join(signature.name.split()) or "function"
-        self.entry_ref: Callable[[], CacheEntry | None] = lambda: None
         self._debug_info: Any = None
         site = signature.location
         if site is not None:

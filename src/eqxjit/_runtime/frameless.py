@@ -1,0 +1,73 @@
+"""Makes specialised calls in the native back end alone, without a Python frame of their own."""
+
+from typing import Any
+
+from .._code.tracebacks import trimming
+from .._compat import is_found_by_frame
+from .._plan.call_source import Links
+from .._plan.native import NativeCall
+from .._plan.signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature
+from .._trees.out_spec import Output
+from .entry import CacheEntry
+from .stack import CacheMiss
+
+
+def can_be_frameless(native: NativeCall, signature: Signature, jitted: Any) -> bool:
+    """Return whether the native back end can do all that the generated function does."""
+    parameters = signature.parameters
+    return (
+        is_found_by_frame(jitted)
+        and native.arguments == [parameter.name for parameter in parameters]
+        and all(parameter.kind not in (VAR_POSITIONAL, VAR_KEYWORD) for parameter in parameters)
+    )
+
+
+def frameless(
+    native: NativeCall,
+    links: Links,
+    entry: CacheEntry,
+    python: Any,
+    owner: Any,
+) -> Any:
+    """Return a call that does what `python`, the generated function, does; `owner` has the rest."""
+
+    def fail(error: Exception, /, *args: Any, **kwargs: Any) -> None:
+        """Raise an error of JAX's, or a clearer one."""
+        __tracebackhide__ = True
+        with trimming:
+            try:
+                raise error
+            except Exception:
+                links.explain(*args, **kwargs)
+                raise
+
+    def finish(output: Output, /, *args: Any, **kwargs: Any) -> Any:
+        """Return the output where another trace ran, or a program that was just compiled."""
+        __tracebackhide__ = True
+        with trimming:
+            if entry.unclassified:
+                links.wait(output)
+            next(links.hits)
+            given = links.flattened(*args, **kwargs) if entry.returns_given(output) else None
+            return entry.rebuild(output, given)
+
+    entry.has_frameless_calls = True
+    parameters = owner.wrapped.signature.parameters
+    return native.call(
+        native.match(links.own_array, owner.fun_leaves),
+        native.rebuild,
+        links.jitted,
+        python,
+        tuple([None if p.kind == POSITIONAL_ONLY else p.name for p in parameters]),
+        tuple([None if p.default is p.empty else p.default for p in parameters]),
+        sum([p.kind != KEYWORD_ONLY for p in parameters]),
+        links.otherwise,
+        entry,
+        "unclassified",
+        CacheMiss,
+        links.retrace,
+        fail,
+        finish,
+        links.hits,
+        owner,
+    )

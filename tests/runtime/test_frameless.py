@@ -1,0 +1,343 @@
+"""Warm calls that the native back end makes by itself: as those of the generated function."""
+
+import gc
+import inspect
+import itertools
+import sys
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from tests.support.helpers import OUR_FILES, SPECIALIZING, assert_same, outcome, warm
+from tests.support.inside import keep_frames
+from tests.support.processes import run
+from tests.support.sides import CALLS
+
+_native = pytest.importorskip("eqxjit._native")
+pytestmark = pytest.mark.skipif(
+    not eqxjit.native_enabled() or not SPECIALIZING,
+    reason="nothing is specialised, or not natively",
+)
+
+X = jnp.arange(3.0)
+
+
+def is_frameless(f):
+    return type(f.__call__) is _native.Call
+
+
+def our_frames(call):
+    """The functions of ours whose frames a call makes."""
+    names = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(OUR_FILES):
+            names.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+def test_a_warm_call_makes_no_frame():
+    model = eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0))
+    f = eqxjit.filter_jit(lambda model, x, k=2: (model, k * model(x)))
+    warm(f, model, X)
+    assert is_frameless(f)
+    assert our_frames(lambda: f(model, X)) == []
+    assert our_frames(lambda: f(x=X, model=model)) == []
+
+
+def two(a, b):
+    return a, b
+
+
+def optional(a, b=3, c=X):
+    return a, b, c
+
+
+def positional(a, b=4, /, c=5):
+    return a, b, c
+
+
+def by_name(a, *, k, j=7):
+    return a, k, j
+
+
+@pytest.mark.parametrize(
+    ("fun", "call"),
+    [
+        (two, lambda f: f(X, b=X)),
+        (optional, lambda f: f(X)),
+        (positional, lambda f: f(X)),
+        (by_name, lambda f: f(X, k=X)),
+    ],
+)
+def test_arguments_are_bound_as_python_binds_them(fun, call):
+    """In all ways to pass up to three values of five names, the wrong ones included."""
+    f = eqxjit.filter_jit(fun)
+    warm(call, f)
+    assert is_frameless(f)
+    values = [X, X + 1, 2]
+    for n_positional, n_named in itertools.product(range(4), range(4)):
+        for chosen in itertools.permutations(["a", "b", "c", "k", "other"], n_named):
+            args = values[:n_positional]
+            kwargs = {name: values[i % 3] for i, name in enumerate(chosen)}
+            expected = outcome(fun, *args, **kwargs)
+            if isinstance(expected, TypeError):
+                assert str(outcome(f, *args, **kwargs)) == str(expected)
+            elif n_named < 3:
+                assert_same(warm(f, *args, **kwargs), expected)
+
+
+def test_a_name_is_known_by_what_it_says():
+    """Python makes names in calls the same object; those that come by `**` may be others."""
+    f = eqxjit.filter_jit(two)
+    warm(f, X, X + 1)
+    name = "".join(["", "b"])
+    assert_same(f(X, **{name: X + 1}), (X, X + 1))
+    assert_same(f(**{"".join(["b", ""]): X, "a": X + 1}), (X + 1, X))
+
+
+def test_what_is_traced_and_compiled_meanwhile_is_counted_and_explained():
+    f = eqxjit.filter_jit(lambda x: x * 2)
+    warm(f, X)
+    assert is_frameless(f)
+    longer = jnp.arange(4.0)
+    for _ in range(2):
+        assert_same(f(longer), longer * 2)
+    assert [trace.reason for trace in f.traces()][1:] == [
+        "shape: `x` was float32[3], is float32[4]"
+    ]
+    info = f.cache_info()
+    assert (info.traces, info.recompilations, info.hits) == (2, 0, CALLS)
+
+
+def test_a_compilation_for_another_device_is_counted():
+    run(
+        """
+        import jax, jax.numpy as jnp
+        import eqxjit
+        from eqxjit import _native
+
+        x = jnp.ones(3)
+        f = eqxjit.filter_jit(lambda x: x * 2)
+        for _ in range(4):
+            f(x)
+        assert type(f.__call__) is _native.Call
+        moved = jax.device_put(x, jax.devices()[1])
+        for _ in range(4):
+            assert f(moved).devices() == {jax.devices()[1]}
+        assert f.cache_info()[1:3] == (1, 1), f.cache_info()
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    )
+
+
+def test_transformations_of_a_warm_function():
+    f = eqxjit.filter_jit(lambda w, x: jnp.tanh(w * x).sum())
+    w = jnp.float32(0.5)
+    warm(f, w, X)
+
+    def plain(w, x):
+        return jnp.tanh(w * x).sum()
+
+    xs = jnp.stack([X, X + 1])
+    for _ in range(2):
+        assert_same(jax.vmap(f, (None, 0))(w, xs), jax.vmap(jax.jit(plain), (None, 0))(w, xs))
+        assert_same(jax.grad(f)(w, X), jax.grad(jax.jit(plain))(w, X))
+        assert_same(jax.jit(jax.grad(f))(w, X), jax.jit(jax.grad(jax.jit(plain)))(w, X))
+        assert_same(jax.hessian(f)(w, X), jax.hessian(jax.jit(plain))(w, X))
+        with jax.disable_jit():
+            assert_same(f(w, X), plain(w, X))
+    assert_same(warm(f, w, X), jax.jit(plain)(w, X))
+    assert is_frameless(f)
+
+
+def test_an_output_of_another_trace():
+    """A static value that depends on the shape comes back as the trace that ran has it."""
+    f = eqxjit.filter_jit(lambda x, s: (x, f"{s}{x.shape[0]}", {s: 1} if x.shape[0] > 3 else s))
+    warm(f, X, "a")
+    assert_same(f(jnp.ones(4), "a"), (jnp.ones(4), "a4", {"a": 1}))
+    for _ in range(CALLS):
+        assert_same(f(jnp.ones(4), "a"), (jnp.ones(4), "a4", {"a": 1}))
+        assert_same(f(X, "a"), (X, "a3", "a"))
+
+
+def test_an_error_of_a_warm_call_is_explained():
+    f = eqxjit.filter_jit(lambda x, y: x + y, donate="all")
+    warm(lambda: f(X + 0, X + 1))
+    assert is_frameless(f)
+    gone = X + 0
+    f(gone, X + 1)
+    with pytest.raises(ValueError, match="The array `x` has been deleted") as caught:
+        f(gone, X + 1)
+    ours = [entry for entry in caught.traceback if str(entry.path).startswith(OUR_FILES)]
+    assert len(ours) <= 2
+    assert_same(f(X + 0, X + 1), X + X + 1)
+
+
+def test_the_context_of_an_error_is_the_callers():
+    f = eqxjit.filter_jit(lambda x: x, donate="all")
+    warm(lambda: f(X + 0))
+    gone = X + 0
+    gone.delete()
+    try:
+        try:
+            raise KeyError("outer")
+        except KeyError:
+            f(gone)
+    except (ValueError, RuntimeError) as error:
+        chain = []
+        while error is not None:
+            chain.append(type(error))
+            error = error.__context__
+        assert KeyError in chain
+
+
+def test_a_finaliser_in_the_middle_compiles_what_it_likes():
+    """What another function compiles, even one of the same name, is no concern of the call."""
+    f = eqxjit.filter_jit(two)
+    warm(f, X, X)
+    results = []
+
+    class Child:
+        def __del__(self):
+            def two(x):
+                return x * len(results)
+
+            results.append(jax.jit(two)(X))
+
+    # Cyclic garbage, found while the call makes its tuples.
+    threshold = gc.get_threshold()
+    try:
+        for _ in range(5):
+            child = Child()
+            child.me = child
+            del child
+            gc.set_threshold(1)
+            assert_same(f(X, X + 1), (X, X + 1))
+            gc.set_threshold(*threshold)
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    assert len(results) == 5
+    assert f.cache_info()[1:3] == (1, 0)
+
+
+def test_what_the_function_shows_of_itself():
+    f = eqxjit.filter_jit(two)
+    warm(f, X, X)
+    assert is_frameless(f)
+    assert f.__call__.__name__ == "two"
+    assert "two" in repr(f.__call__)
+    assert inspect.getsource(f.__call__.python) in f.specialized_source()
+    with pytest.raises(AttributeError, match="nothing_such"):
+        f.__call__.nothing_such  # noqa: B018
+
+
+def test_it_is_freed_with_its_wrapper():
+    f = eqxjit.filter_jit(lambda x: x)
+    warm(f, X)
+    call = f.__call__
+    alive = weakref.ref(call.python)
+    f.clear_cache()
+    assert_same(f(X), X)
+    del f, call
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_frame_is_kept_where_jax_does_not_show_whose_program_it_looks_for(monkeypatch):
+    keep_frames(monkeypatch)
+    f = eqxjit.filter_jit(two)
+    warm(f, X, X)
+    assert not is_frameless(f)
+    assert_same(f(X, jnp.ones(4)), (X, jnp.ones(4)))
+
+
+@pytest.mark.parametrize("what", ["calls", "by name", "other structures", "errors"])
+def test_calls_keep_nothing(what):
+    f = eqxjit.filter_jit(lambda t, x, k=X: (t, x, k), donate="all-except-first")
+    model, gone = {"a": X, "b": (X, 1)}, X + 1
+    warm(lambda: f(model, X + 1, X + 2))
+    warm(lambda: f([X], X + 1, X + 2))
+    gone.delete()
+
+    def call():
+        if what == "calls":
+            f(model, X + 1, X + 2)
+        elif what == "by name":
+            f(x=X + 1, k=X + 2, t=model)
+        elif what == "other structures":
+            f(model, X + 1, X + 2)
+            f([X], X + 1, X + 2)
+        else:
+            assert "deleted" in str(outcome(f, model, gone, X + 2))
+
+    def counts():
+        gc.collect()
+        objects = [model, X, f.__call__, f.__call__.python, gone, 1]
+        return [sys.getrefcount(each) for each in objects], len(gc.get_objects())
+
+    for _ in range(20):
+        call()
+    before, n_before = counts()
+    for _ in range(300):
+        call()
+    after, n_after = counts()
+    assert all(abs(b - a) < 20 for b, a in zip(before, after, strict=True)), (before, after)
+    assert abs(n_after - n_before) < 100
+
+
+def test_every_allocation_may_fail():
+    """Up to the last one, and with what JAX does in Python's place: its own can't bear that."""
+    testcapi = pytest.importorskip("_testcapi")
+    f = eqxjit.filter_jit(lambda t, x: (t, x))
+    model = {"a": [X] * 5, "b": (X, 1)}
+    warm(f, model, X)
+    [match] = [each for each in gc.get_referents(f.__call__) if type(each) is _native.Match]
+    [rebuild] = [each for each in gc.get_referents(f.__call__) if type(each) is _native.Rebuild]
+
+    def no_memory(*_, **__):
+        raise MemoryError
+
+    class Entry:
+        unclassified = False
+
+    hits = itertools.repeat(None)
+    call = _native.Call(
+        *(
+            match,
+            rebuild,
+            lambda *arrays: [*arrays],
+            no_memory,
+            ("t", "x"),
+            (None, None),
+            2,
+            no_memory,
+        ),
+        *(Entry(), "unclassified", KeyError, no_memory, no_memory, no_memory, hits, None),
+    )
+    for arguments in [{}, {"x": X}]:
+        n_served = 0
+        for n in range(100):
+            result = None
+            testcapi.set_nomemory(n, n + 1)
+            try:
+                result = call(model, **arguments) if arguments else call(model, X)
+            except MemoryError:
+                pass
+            finally:
+                testcapi.remove_mem_hooks()
+            n_served += result is not None
+            if n > 60:
+                assert_same(result, (model, X))
+        assert n_served < 100
