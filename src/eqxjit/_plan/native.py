@@ -1,7 +1,7 @@
 """Encodes a call plan for the native back end, where there is one and it can carry the plan out.
 
 `_native.c` walks the arguments and makes the output; what is rare calls back into Python. The
-generated function around both stays: the user's signature, the checks, errors and tracebacks.
+generated function stays, for what C leaves to it: rare ways to pass arguments, checks, waiting.
 """
 
 import functools
