@@ -1476,7 +1476,7 @@ bind(const Call *self, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnam
                PyTuple_GET_ITEM(self->names, i) != PyTuple_GET_ITEM(kwnames, k)) {
             i++;
         }
-        if (i == n_parameters || bound[i] != NULL) {
+        if (i == n_parameters) {
             return 0;
         }
         bound[i] = args[n_args + k];

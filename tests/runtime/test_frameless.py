@@ -97,6 +97,25 @@ def test_arguments_are_bound_as_python_binds_them(fun, call):
                 assert_same(warm(f, *args, **kwargs), expected)
 
 
+def test_what_python_refuses_is_refused():
+    """Though it would match what was served before."""
+    f = eqxjit.filter_jit(lambda a, b: (a, b))
+    warm(f, X, None)
+    assert is_frameless(f)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'"):
+        f(X)
+    g = eqxjit.filter_jit(by_name)
+    warm(lambda: g(X, k=X, j=X))
+    assert is_frameless(g)
+    with pytest.raises(TypeError, match="takes 1 positional argument"):
+        g(X, X, X)
+    h = eqxjit.filter_jit(positional)
+    warm(h, X, X, X)
+    assert is_frameless(h)
+    with pytest.raises(TypeError, match="positional-only"):
+        h(X, b=X, c=X)
+
+
 def test_a_name_is_known_by_what_it_says():
     """Python makes names in calls the same object; those that come by `**` may be others."""
     f = eqxjit.filter_jit(two)
@@ -126,16 +145,22 @@ def test_a_compilation_for_another_device_is_counted():
         import jax, jax.numpy as jnp
         import eqxjit
         from eqxjit import _native
+        from tests.support import inside
 
         x = jnp.ones(3)
-        f = eqxjit.filter_jit(lambda x: x * 2)
+        f = eqxjit.filter_jit(lambda x, n: x * n)
         for _ in range(4):
-            f(x)
+            f(x, 2)
         assert type(f.__call__) is _native.Call
         moved = jax.device_put(x, jax.devices()[1])
         for _ in range(4):
-            assert f(moved).devices() == {jax.devices()[1]}
+            assert f(n=2, x=moved).devices() == {jax.devices()[1]}
         assert f.cache_info()[1:3] == (1, 1), f.cache_info()
+        assert f.traces()[-1].is_recompilation
+        assert f.traces()[-1].arguments["n"] == "2"
+        # Looked at, as any program is.
+        assert inside.blocks(f) == [False]
+        assert type(f.__call__) is _native.Call
         """,
         XLA_FLAGS="--xla_force_host_platform_device_count=2",
     )
@@ -299,35 +324,49 @@ def test_calls_keep_nothing(what):
     assert abs(n_after - n_before) < 100
 
 
-def test_every_allocation_may_fail():
-    """Up to the last one, and with what JAX does in Python's place: its own can't bear that."""
-    testcapi = pytest.importorskip("_testcapi")
-    f = eqxjit.filter_jit(lambda t, x: (t, x))
-    model = {"a": [X] * 5, "b": (X, 1)}
-    warm(f, model, X)
-    [match] = [each for each in gc.get_referents(f.__call__) if type(each) is _native.Match]
-    [rebuild] = [each for each in gc.get_referents(f.__call__) if type(each) is _native.Rebuild]
+class Entry:
+    unclassified = False
 
-    def no_memory(*_, **__):
+
+def made(f, **fields):
+    """A `Call` by hand, with the parts of a warm function, and what is given in their place."""
+    parts = gc.get_referents(f.__call__)
+    [match] = [part for part in parts if type(part) is _native.Match]
+    [rebuild] = [part for part in parts if type(part) is _native.Rebuild]
+
+    def unexpected(*_, **__):
         raise MemoryError
 
-    class Entry:
-        unclassified = False
-
-    hits = itertools.repeat(None)
-    call = _native.Call(
-        *(
-            match,
-            rebuild,
-            lambda *arrays: [*arrays],
-            no_memory,
-            ("t", "x"),
-            (None, None),
-            2,
-            no_memory,
-        ),
-        *(Entry(), "unclassified", KeyError, no_memory, no_memory, no_memory, hits, None),
+    others = ("retrace", "fail", "finish", "owner", "python", "otherwise")
+    fields = {
+        **dict.fromkeys(others, unexpected),
+        "jitted": lambda *arrays: [*arrays],
+        "names": ("t", "x"),
+        "defaults": (None, None),
+        "n_positional": 2,
+        "entry": Entry(),
+        "name": "unclassified",
+        "miss": KeyError,
+        "hits": itertools.repeat(None),
+        **fields,
+    }
+    order = (
+        "jitted python names defaults n_positional otherwise entry name miss retrace fail finish"
     )
+    return _native.Call(match, rebuild, *(fields[name] for name in f"{order} hits owner".split()))
+
+
+def of_two():
+    f = eqxjit.filter_jit(lambda t, x: (t, x))
+    warm(f, {"a": [X] * 5, "b": (X, 1)}, X)
+    return f, {"a": [X] * 5, "b": (X, 1)}
+
+
+def test_every_allocation_may_fail():
+    """With what JAX does in Python's place: its own code can't bear that."""
+    testcapi = pytest.importorskip("_testcapi")
+    f, model = of_two()
+    call = made(f)
     for arguments in [{}, {"x": X}]:
         n_served = 0
         for n in range(100):
@@ -343,3 +382,80 @@ def test_every_allocation_may_fail():
             if n > 60:
                 assert_same(result, (model, X))
         assert n_served < 100
+
+
+def test_what_is_in_flight():
+    """The innermost call of that entry, with its arguments as they were passed; and none later."""
+    f, model = of_two()
+    outer, inner = Entry(), Entry()
+    seen = []
+
+    def look(*arrays):
+        seen.append([_native.in_flight(entry) for entry in (outer, inner, Entry())])
+        return [*arrays]
+
+    call = made(f, entry=inner, jitted=look, owner="inner")
+
+    def nest(*arrays):
+        call(model, x=X)
+        return look(*arrays)
+
+    made(f, entry=outer, jitted=nest, owner="outer")(model, X)
+    in_outer = ("outer", (model, X), {})
+    assert seen == [[in_outer, ("inner", (model,), {"x": X}), None], [in_outer, None, None]]
+    assert _native.in_flight(outer) is None
+
+
+def test_an_error_keeps_its_traceback():
+    f, model = of_two()
+
+    def raising(*_):
+        raise ValueError("from inside")
+
+    def fail(error, *args, **kwargs):
+        assert (args, kwargs) == ((model,), {"x": X})
+        raise error
+
+    with pytest.raises(ValueError, match="from inside") as caught:
+        made(f, jitted=raising, fail=fail)(model, x=X)
+    assert caught.traceback[-1].name == "raising"
+
+
+class Holder:
+    """In a cycle with what holds it."""
+
+    unclassified = False
+
+    def __call__(self, *_, **__):
+        raise AssertionError
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        raise StopIteration
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "jitted",
+        "python",
+        "otherwise",
+        "entry",
+        "miss",
+        "retrace",
+        "fail",
+        "finish",
+        "hits",
+        "owner",
+    ],
+)
+def test_cycles_are_collected(field):
+    f, _ = of_two()
+    holder = Holder()
+    holder.call = made(f, **{field: holder})
+    alive = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert alive() is None

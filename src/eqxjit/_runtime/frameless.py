@@ -15,10 +15,13 @@ from .stack import CacheMiss
 def can_be_frameless(native: NativeCall, signature: Signature, jitted: Any) -> bool:
     """Return whether the native back end can do all that the generated function does."""
     parameters = signature.parameters
+    by_position = [p.name for p in parameters if p.kind != KEYWORD_ONLY]
     return (
         is_found_by_frame(jitted)
-        and native.arguments == [parameter.name for parameter in parameters]
-        and all(parameter.kind not in (VAR_POSITIONAL, VAR_KEYWORD) for parameter in parameters)
+        and len(native.arguments) == len(parameters)
+        # A plan has those last that are passed by name, or left out.
+        and native.arguments[: len(by_position)] == by_position
+        and all(p.kind not in (VAR_POSITIONAL, VAR_KEYWORD) for p in parameters)
     )
 
 
@@ -52,7 +55,9 @@ def frameless(
             return entry.rebuild(output, given)
 
     entry.has_frameless_calls = True
-    parameters = owner.wrapped.signature.parameters
+    by_name = {parameter.name: parameter for parameter in owner.wrapped.signature.parameters}
+    # In the plan's order: keyword arguments are sorted there.
+    parameters = [by_name[name] for name in native.arguments]
     return native.call(
         native.match(links.own_array, owner.fun_leaves),
         native.rebuild,
