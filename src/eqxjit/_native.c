@@ -1381,8 +1381,8 @@ typedef struct {
     PyObject *unclassified; /* the name of its attribute */
     PyObject *miss;         /* the exception by which JAX says that it wants to trace, */
     PyObject *retrace;      /* and what is called then; */
-    PyObject *fail;         /* what is called with any other exception, and the arguments; */
-    PyObject *finish;       /* what is called with an output that isn't as planned, and those */
+    PyObject *explain;      /* what may raise a clearer exception for any other; */
+    PyObject *finish;       /* what is called with an output that isn't as planned, and the arguments */
     PyObject *hits;         /* its `next` counts a hit */
     PyObject *owner;        /* whose calls these are */
 } Call;
@@ -1512,9 +1512,9 @@ call_with(PyObject *function, PyObject *first, PyObject *const *args, size_t n_a
     return result;
 }
 
-/* Let Python explain the exception that is set, and raise it. */
-static PyObject *
-failed(Call *self, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+/* Let Python explain the exception that is set: it stays, unless Python raises a clearer one. */
+static void
+explain(Call *self, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
 {
 #if PY_VERSION_HEX >= 0x030C0000
     PyObject *error = PyErr_GetRaisedException();
@@ -1525,12 +1525,26 @@ failed(Call *self, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
     if (traceback != NULL) {
         PyException_SetTraceback(error, traceback);
     }
-    Py_XDECREF(type);
-    Py_XDECREF(traceback);
 #endif
-    PyObject *result = call_with(self->fail, error, args, n_args_flag, kwnames);
-    Py_DECREF(error);
-    return result;
+    PyObject *handled = PyErr_GetHandledException();
+    PyErr_SetHandledException(error);
+    PyObject *explained = PyObject_Vectorcall(self->explain, args, n_args_flag, kwnames);
+    PyErr_SetHandledException(handled);
+    Py_XDECREF(handled);
+    if (explained == NULL) {
+        Py_DECREF(error);
+#if PY_VERSION_HEX < 0x030C0000
+        Py_XDECREF(type);
+        Py_XDECREF(traceback);
+#endif
+        return;
+    }
+    Py_DECREF(explained);
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(error);
+#else
+    PyErr_Restore(type, error, traceback);
+#endif
 }
 
 /* Return whether the output of the jitted function is as planned; -1 for an error. */
@@ -1567,8 +1581,10 @@ call_matched(Call *self, PyObject *flat, PyObject *kept, PyObject *const *args,
             PyErr_Clear();
             return PyObject_Vectorcall(self->retrace, args, n_args_flag, kwnames);
         }
-        return PyErr_ExceptionMatches(PyExc_Exception) ? failed(self, args, n_args_flag, kwnames)
-                                                       : NULL;
+        if (PyErr_ExceptionMatches(PyExc_Exception)) {
+            explain(self, args, n_args_flag, kwnames);
+        }
+        return NULL;
     }
     PyObject *result = NULL;
     int planned = is_as_planned(self, arrays);
@@ -1623,13 +1639,13 @@ call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     State *state = PyType_GetModuleState(type);
     PyObject *match, *rebuild, *jitted, *python, *names, *defaults, *otherwise, *entry, *unclassified;
-    PyObject *miss, *retrace, *fail, *finish, *hits, *owner;
+    PyObject *miss, *retrace, *explain, *finish, *hits, *owner;
     Py_ssize_t n_positional;
     if (state == NULL || has_keywords(type, kwargs) ||
         !PyArg_ParseTuple(args, "O!O!OOO!O!nOOUOOOOOO:Call", state->match_type, &match,
                           state->rebuild_type, &rebuild, &jitted, &python, &PyTuple_Type, &names,
                           &PyTuple_Type, &defaults, &n_positional, &otherwise, &entry,
-                          &unclassified, &miss, &retrace, &fail, &finish, &hits, &owner)) {
+                          &unclassified, &miss, &retrace, &explain, &finish, &hits, &owner)) {
         return NULL;
     }
     if (PyTuple_GET_SIZE(names) != PyTuple_GET_SIZE(defaults) || n_positional < 0 ||
@@ -1654,7 +1670,7 @@ call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->unclassified = Py_NewRef(unclassified);
     self->miss = Py_NewRef(miss);
     self->retrace = Py_NewRef(retrace);
-    self->fail = Py_NewRef(fail);
+    self->explain = Py_NewRef(explain);
     self->finish = Py_NewRef(finish);
     self->hits = Py_NewRef(hits);
     self->owner = Py_NewRef(owner);
@@ -1676,7 +1692,7 @@ call_traverse(Call *self, visitproc visit, void *arg)
     Py_VISIT(self->unclassified);
     Py_VISIT(self->miss);
     Py_VISIT(self->retrace);
-    Py_VISIT(self->fail);
+    Py_VISIT(self->explain);
     Py_VISIT(self->finish);
     Py_VISIT(self->hits);
     Py_VISIT(self->owner);
@@ -1697,7 +1713,7 @@ call_clear(Call *self)
     Py_CLEAR(self->unclassified);
     Py_CLEAR(self->miss);
     Py_CLEAR(self->retrace);
-    Py_CLEAR(self->fail);
+    Py_CLEAR(self->explain);
     Py_CLEAR(self->finish);
     Py_CLEAR(self->hits);
     Py_CLEAR(self->owner);
@@ -1729,7 +1745,7 @@ static PyMemberDef call_members[] = {
 
 static PyType_Slot call_slots[] = {
     {Py_tp_doc, "Call(match, rebuild, jitted, python, names, defaults, n_positional, otherwise,\n"
-                "entry, unclassified, miss, retrace, fail, finish, hits, owner): a specialised call\n"
+                "entry, unclassified, miss, retrace, explain, finish, hits, owner): a specialised call\n"
                 "without a frame. What isn't as planned is left to those functions."},
     {Py_tp_new, call_new},
     {Py_tp_call, PyVectorcall_Call},

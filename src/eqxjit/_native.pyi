@@ -40,7 +40,7 @@ class Call:
         unclassified: str,
         miss: type[Exception],
         retrace: Callable[..., Any],
-        fail: Callable[..., Any],
+        explain: Callable[..., Any],
         finish: Callable[..., Any],
         hits: Iterable[None],
         owner: Any,

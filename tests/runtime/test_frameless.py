@@ -337,7 +337,7 @@ def made(f, **fields):
     def unexpected(*_, **__):
         raise MemoryError
 
-    others = ("retrace", "fail", "finish", "owner", "python", "otherwise")
+    others = ("retrace", "explain", "finish", "owner", "python", "otherwise")
     fields = {
         **dict.fromkeys(others, unexpected),
         "jitted": lambda *arrays: [*arrays],
@@ -351,7 +351,7 @@ def made(f, **fields):
         **fields,
     }
     order = (
-        "jitted python names defaults n_positional otherwise entry name miss retrace fail finish"
+        "jitted python names defaults n_positional otherwise entry name miss retrace explain finish"
     )
     return _native.Call(match, rebuild, *(fields[name] for name in f"{order} hits owner".split()))
 
@@ -406,19 +406,49 @@ def test_what_is_in_flight():
     assert _native.in_flight(outer) is None
 
 
-def test_an_error_keeps_its_traceback():
+def test_an_error_is_the_one_that_was_raised():
+    """With its traceback and its context; what explains it has it at hand, or raises another."""
     f, model = of_two()
+    seen = []
 
     def raising(*_):
         raise ValueError("from inside")
 
-    def fail(error, *args, **kwargs):
-        assert (args, kwargs) == ((model,), {"x": X})
-        raise error
+    def explain(*args, **kwargs):
+        seen.append((sys.exc_info()[1], args, kwargs))
 
-    with pytest.raises(ValueError, match="from inside") as caught:
-        made(f, jitted=raising, fail=fail)(model, x=X)
+    def clearer(*_, **__):
+        raise TypeError("clearer") from None
+
+    try:
+        raise KeyError("outer")
+    except KeyError:
+        with pytest.raises(ValueError, match="from inside") as caught:
+            made(f, jitted=raising, explain=explain)(model, x=X)
+        assert isinstance(sys.exc_info()[1], KeyError)
     assert caught.traceback[-1].name == "raising"
+    assert isinstance(caught.value.__context__, KeyError)
+    assert seen == [(caught.value, (model,), {"x": X})]
+    with pytest.raises(TypeError, match="clearer") as caught:
+        made(f, jitted=raising, explain=clearer)(model, x=X)
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+def test_an_error_holds_no_array():
+    """Once it is caught: no cycle through its traceback waits for garbage collection."""
+    f = eqxjit.filter_jit(lambda a, b: a + b, donate="all")
+    warm(lambda: f(X + 0, X + 1))
+    assert is_frameless(f)
+    gone, other = X + 0, X + 1
+    alive = weakref.ref(other)
+    gone.delete()
+    gc.disable()
+    try:
+        assert "deleted" in str(outcome(f, gone, other))
+        del other
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 class Holder:

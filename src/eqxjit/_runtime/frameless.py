@@ -34,16 +34,6 @@ def frameless(
 ) -> Any:
     """Return a call that does what `python`, the generated function, does; `owner` has the rest."""
 
-    def fail(error: Exception, /, *args: Any, **kwargs: Any) -> None:
-        """Raise an error of JAX's, or a clearer one."""
-        __tracebackhide__ = True
-        with trimming:
-            try:
-                raise error
-            except Exception:
-                links.explain(*args, **kwargs)
-                raise
-
     def finish(output: Output, /, *args: Any, **kwargs: Any) -> Any:
         """Return the output where another trace ran, or a program that was just compiled."""
         __tracebackhide__ = True
@@ -71,7 +61,7 @@ def frameless(
         "unclassified",
         CacheMiss,
         links.retrace,
-        fail,
+        links.explain,
         finish,
         links.hits,
         owner,

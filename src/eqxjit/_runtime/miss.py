@@ -208,7 +208,11 @@ class MissPath:
             return
         clearer = call_error(error, named)
         if clearer is not None:
-            raise clearer from None
+            try:
+                raise clearer from None
+            finally:
+                # Its traceback has this frame: arrays that it holds would wait for the collector.
+                del clearer, error, named, args, kwargs
 
     def explain_arguments(
         self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -43,6 +43,11 @@ def call_in(frame: FrameType) -> tuple[Call | None, CacheEntry | None]:
     return None, variables.get(ENTRY_VARIABLE) or frame.f_globals.get(ENTRY_VARIABLE)
 
 
+def is_foreign(frame: FrameType) -> bool:
+    """Return whether a frame is neither JAX's nor ours."""
+    return not frame.f_code.co_filename.startswith(PASSED)
+
+
 def frameless_in(frame: FrameType) -> CacheEntry | None:
     """Return the entry of a call that has no frame, if JAX looks for its program in this one."""
     function = function_missed_in(frame)
@@ -50,7 +55,7 @@ def frameless_in(frame: FrameType) -> CacheEntry | None:
     if entry is None or not entry.has_frameless_calls:
         return None
     caller = frame.f_back
-    while caller is not None and caller.f_code.co_filename.startswith(PASSED):
+    while caller is not None and not is_foreign(caller):
         call, called = call_in(caller)
         called = called if call is None else call.entry
         if called is not None:

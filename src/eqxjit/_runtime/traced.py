@@ -22,7 +22,7 @@ from .entry import ENTRY_VARIABLE, CacheEntry
 from .events import tracing
 from .options import Options
 from .request import CALL_VARIABLE, Call
-from .stack import CacheMiss, Traced, frameless_in
+from .stack import CacheMiss, Traced, frameless_in, is_foreign
 
 
 def new_entry(
@@ -37,9 +37,12 @@ def new_entry(
     return entry
 
 
-def _current_call() -> Call | None:
+def _current_call(entry: CacheEntry | None) -> Call | None:
     """Return the call that JAX traces for now; None if it is in a warm call."""
     frame: FrameType | None = sys._getframe(2)
+    if entry is not None and entry.has_frameless_calls and is_foreign(frame):
+        # `jax.disable_jit` has JAX call the function as it is.
+        return None
     while frame is not None and frameless_in(frame) is None:
         names = frame.f_code.co_varnames
         if CALL_VARIABLE in names:
@@ -77,15 +80,15 @@ class TracedFunction(Traced):
     @property
     def __fun_debug_info__(self) -> Any:
         """JAX's record of the names of the function and its arguments; None to leave it to JAX."""
-        call = _current_call()
+        call = _current_call(self.entry_ref())
         if self._debug_info is None and call is not None and call.entry is self.entry_ref():
             names = argument_names(call.signature, call.arguments, call.fun, call.entry.layout)
             self._debug_info = debug_info(self._source, names)
         return self._debug_info
 
     def __call__(self, *leaves: Any) -> Output:
-        call = _current_call()
         entry = self.entry_ref()
+        call = _current_call(entry)
         # With `jax_debug_nans` JAX also runs what has made a NaN, on the arrays themselves.
         is_traced = has_tracers(leaves) or (not leaves and is_staging())
         if not is_traced:
