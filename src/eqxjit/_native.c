@@ -2,7 +2,7 @@
 
 Match walks the arguments of a call by the input half of a plan and returns the flat arrays, or None.
 Rebuild makes the output from the arrays that JAX returned, by the other half. Call does both, with the
-jitted function's call in between (see _runtime/specialize.py). Held tells whether a static container
+jitted function's call in between (see _runtime/frameless.py). Held tells whether a static container
 holds what it held (see _trees/snapshot.py, which makes it).
 
 Invariants:

@@ -242,6 +242,5 @@ def generate(
     budget.check_compiling(source)
     namespace = names.namespace | {entry_variable: entry}
     made = define(make, signature.name, source, namespace)
-    is_checked = plan.n_fun_checks or plan.checks_output
-    is_whole = not (is_checked or plan.blocks or index) and plan.returns is list
+    is_whole = not (plan.n_fun_checks or plan.checks_output or plan.blocks or index)
     return CallSource(source, made, list(parts.fun_statics.values()), native if is_whole else None)

@@ -25,7 +25,7 @@ from .effects import may_raise
 from .entry import CacheEntry
 from .hooks import TraceHook
 from .request import CALL_VARIABLE, Call, TraceKey
-from .stack import PASSED, call_in, frameless_in
+from .stack import call_in, frameless_in, is_foreign
 
 TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
 _PHASES = {
@@ -284,12 +284,9 @@ class _Origin:
         frame = sys._getframe(2)
         # Other code in between is that of a host callback, say, run by a CPU in this thread.
         while frame is not None and not self._find(frame):
-            code = frame.f_code
             # That of a traced function belongs to the user's, too.
-            is_passed = (
-                code.co_filename.startswith(PASSED) and CALL_VARIABLE not in code.co_varnames
-            )
-            frame = frame.f_back if is_passed else None
+            is_last = is_foreign(frame) or CALL_VARIABLE in frame.f_code.co_varnames
+            frame = None if is_last else frame.f_back
         self._frame = frame
 
     def _find(self, frame: FrameType) -> bool:

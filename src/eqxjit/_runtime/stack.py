@@ -15,7 +15,7 @@ from .entry import ENTRY_VARIABLE, CacheEntry
 from .request import CALL_VARIABLE, Call
 
 #: The files of frames that may be between what JAX does and the call that it belongs to.
-PASSED = (os.path.dirname(jax.__file__) + os.sep, contextlib.__file__, *OUR_FILES)
+_PASSED = (os.path.dirname(jax.__file__) + os.sep, contextlib.__file__, *OUR_FILES)
 
 
 class CacheMiss(Exception):
@@ -45,7 +45,7 @@ def call_in(frame: FrameType) -> tuple[Call | None, CacheEntry | None]:
 
 def is_foreign(frame: FrameType) -> bool:
     """Return whether a frame is neither JAX's nor ours."""
-    return not frame.f_code.co_filename.startswith(PASSED)
+    return not frame.f_code.co_filename.startswith(_PASSED)
 
 
 def frameless_in(frame: FrameType) -> CacheEntry | None:
