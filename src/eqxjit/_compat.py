@@ -151,6 +151,20 @@ treedef_rows: Callable[[PyTreeDef], Iterator[TreedefRow]] = (
     _rows_by_pickling if _pickled_rows_are_as_expected() else _rows_by_walking
 )
 
+#: The same by column: a tuple each of kinds, arities, node data and custom types.
+TreedefColumns = tuple[tuple[Any, ...], tuple[int, ...], tuple[Any, ...], tuple[Any, ...]]
+
+
+def treedef_columns(treedef: PyTreeDef) -> TreedefColumns:
+    """Return the columns of `treedef_rows`, without a tuple for each row where there is one."""
+    if treedef_rows is _rows_by_pickling:
+        rows = treedef.__getstate__()[1]  # type: ignore[misc]
+    else:
+        rows = [*treedef_rows(treedef)]
+    kinds, arities, data, classes = [tuple([row[column] for row in rows]) for column in range(4)]
+    return kinds, arities, data, classes
+
+
 #: What the row of a leaf has as its kind.
 LEAF_KIND = next(treedef_rows(tree_structure(0)))[0]
 

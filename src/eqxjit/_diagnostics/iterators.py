@@ -9,7 +9,7 @@ from typing import Any
 
 from .._code.place import Place
 from .._lock import Lock
-from .._trees.partition import StaticTree, metadata_of
+from .._trees.partition import StaticTree
 from .._trees.static_key import compared_fields, iterated
 from .description import StaticPart, is_iterator
 from .trace import Trace
@@ -58,7 +58,7 @@ def log_iterators(trace: Trace, place: Place, arguments: StaticTree, fun: Static
 
 def _holds_iterator(static: StaticTree) -> bool:
     # One depth after the other: of most values the classes are all that is looked at.
-    pending = [*static.leaves, *metadata_of(static.treedef)]
+    pending = [*static.leaves, *static.metadata]
     n_left = _MAX_VALUES
     while pending and n_left > 0:
         n_left -= len(pending)

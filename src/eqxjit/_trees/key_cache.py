@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeGuard
 
-from .._compat import PyTreeDef, treedef_rows
+from .._compat import MISSING, PyTreeDef, TreedefColumns, treedef_columns
 from .elements import whole_key
 from .snapshot import (
     Snapshot,
@@ -22,12 +22,14 @@ from .snapshot import (
     snapshots_of,
 )
 from .static_key import (
+    CONSTANTS,
     SIMPLE_KEYS,
     ByEquality,
     Constants,
     Hashed,
     compared_by_equality,
     compares_by_identity,
+    constants_key,
     is_container,
 )
 
@@ -156,6 +158,8 @@ class TracedObjects:
             return
         found = self._found
         for value in values:
+            if type(value) in SIMPLE_KEYS:
+                continue
             ref = _met.get(id(value))
             known = None if ref is None else ref()
             if not is_large(known):
@@ -309,15 +313,32 @@ def learned_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     return key
 
 
+# What the metadata of most Modules is made of, beside `MISSING`, which there is but one of.
+_CONSTANT_METADATA = CONSTANTS if type(MISSING) is object else CONSTANTS | {type(MISSING)}
+
+
 def metadata_key(metadata: Any, traced: TracedObjects | None = None) -> Hashable:
     """Return the typed static key of a node's metadata, which may be made anew each time."""
     if type(metadata) is tuple:
-        return (tuple, tuple([static_key(part, traced) for part in metadata]))
+        key = constants_key(metadata, _CONSTANT_METADATA)
+        return key or (tuple, tuple([static_key(part, traced) for part in metadata]))
     return whole_key(metadata) if type(metadata) is list else static_key(metadata, traced)
 
 
-def treedef_key(treedef: PyTreeDef, traced: TracedObjects | None = None) -> Hashable:
+def treedef_key(treedef: PyTreeDef) -> Hashable:
     """Return the typed static key of a structure: its nodes, with typed keys of metadata."""
-    kinds, arities, metadata, classes = zip(*treedef_rows(treedef), strict=True)
-    keys = tuple([None if data is None else metadata_key(data, traced) for data in metadata])
+    return columns_key(treedef_columns(treedef))
+
+
+def columns_key(columns: TreedefColumns, traced: TracedObjects | None = None) -> Hashable:
+    """Return the typed static key of a structure, by the columns of its treedef."""
+    kinds, arities, metadata, classes = columns
+    # The rows of leaves, of which there are most, have neither.
+    keys = tuple(
+        [
+            None if data is None else metadata_key(data, traced)
+            for data, cls in zip(metadata, classes, strict=True)
+            if data is not None or cls is not None
+        ]
+    )
     return (Constants((kinds, arities, classes)), keys)

@@ -3,7 +3,7 @@
 import collections
 import itertools
 import types
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -13,8 +13,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from .._compat import ArrayImpl, PyTreeDef, fields_of, treedef_rows
-from .key_cache import TracedObjects, static_key, treedef_key
+from .._compat import ArrayImpl, PyTreeDef, TreedefColumns, fields_of, treedef_columns
+from .key_cache import TracedObjects, columns_key, static_key
 from .modules import dynamic_fields, is_module_class
 from .static_key import CONSTANTS, constants_key
 
@@ -58,7 +58,7 @@ class StaticTree:
     - `traced`: the large static objects whose keys are told by identity; None if there are none.
     """
 
-    __slots__ = ("__weakref__", "_key", "leaves", "traced", "treedef")
+    __slots__ = ("__weakref__", "_columns", "_key", "leaves", "traced", "treedef")
 
     def __init__(
         self,
@@ -70,26 +70,44 @@ class StaticTree:
         self.treedef = treedef
         self.leaves = leaves
         self._key = key
+        self._columns: TreedefColumns | None = None
         self.traced = traced
+
+    @property
+    def columns(self) -> TreedefColumns:
+        """The rows of the treedef, by column; they are read once."""
+        if self._columns is None:
+            self._columns = treedef_columns(self.treedef)
+        return self._columns
+
+    @property
+    def metadata(self) -> Iterator[Any]:
+        """The static objects in its nodes, but for the keys of dicts."""
+        return _metadata_in(self.columns)
 
     @property
     def key(self) -> Hashable:
         """The typed static key of both, as it was when it was first asked for."""
         if self._key is None:
-            self._key = _key(self.treedef, self.leaves, self.traced or None)
+            self._key = self._make_key(self.traced or None)
         return self._key
+
+    def _make_key(self, traced: TracedObjects | None = None) -> Hashable:
+        key = constants_key(self.leaves, _KEYED_TOGETHER)
+        key = key or tuple([_leaf_key(leaf, traced) for leaf in self.leaves])
+        return (columns_key(self.columns, traced), key)
 
     def prepare_trace(self) -> None:
         """Make the key anew where identity stood for some of it, and note what is traced."""
         if self.traced is not None:
             if self.traced:
                 self._key = self.current_key
-            self.traced.add(itertools.chain(self.leaves, metadata_of(self.treedef)))
+            self.traced.add(itertools.chain(self.leaves, self.metadata))
 
     @property
     def current_key(self) -> Hashable:
         """The key that it has now: static objects may have been changed in place."""
-        return _key(self.treedef, self.leaves)
+        return self._make_key()
 
     @property
     def n_arrays(self) -> int:
@@ -106,8 +124,13 @@ class StaticTree:
 
 def metadata_of(treedef: PyTreeDef) -> Iterator[Any]:
     """Yield the static objects in the nodes of a structure, but for the keys of dicts."""
-    for _, _, data, kind in treedef_rows(treedef):
-        if kind is not None and kind is not dict:
+    return _metadata_in(treedef_columns(treedef))
+
+
+def _metadata_in(columns: TreedefColumns) -> Iterator[Any]:
+    _, _, metadata, classes = columns
+    for data, cls in zip(metadata, classes, strict=True):
+        if cls is not None and cls is not dict:
             yield from data if type(data) is tuple else (data,)
 
 
@@ -142,15 +165,6 @@ def partition(pytree: Any, traced: TracedObjects | None = None) -> tuple[list[An
     return dynamic, StaticTree(treedef, static, None, traced)
 
 
-def _key(
-    treedef: PyTreeDef, leaves: Iterable[Any], traced: TracedObjects | None = None
-) -> Hashable:
-    leaves = tuple(leaves)
-    key = constants_key(leaves, _KEYED_TOGETHER)
-    key = key or tuple([_leaf_key(leaf, traced) for leaf in leaves])
-    return (treedef_key(treedef, traced), key)
-
-
 def with_structs_as_arrays(leaves: list[Any], static: StaticTree) -> tuple[list[Any], StaticTree]:
     """Take each `jax.ShapeDtypeStruct` among the static leaves for the array that it stands for."""
     if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in static.leaves):
@@ -180,9 +194,9 @@ def split_leaves(leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
         return leaves, (DYNAMIC,) * len(leaves)
     dynamic: list[Any] = []
     static = list(leaves)
-    for index, leaf in enumerate(leaves):
-        if type(leaf) not in _NO_ARRAYS and is_array_leaf(leaf):
-            dynamic.append(leaf)
+    for index in [i for i, leaf in enumerate(leaves) if type(leaf) not in _NO_ARRAYS]:
+        if is_array_leaf(leaves[index]):
+            dynamic.append(leaves[index])
             static[index] = DYNAMIC
     return dynamic, tuple(static)
 

@@ -87,13 +87,20 @@ def _structure_of(
     treedef: PyTreeDef, leaves: Iterator[Any], tick: Callable[[], None], depth: int
 ) -> Node | Leaf:
     tick()
-    if treedef.node_data() is None:
-        leaf = next(leaves)
-        return _ARRAY if leaf is DYNAMIC else Leaf(leaf)
+    n_leaves = treedef.num_leaves
+    if treedef.num_nodes == n_leaves:
+        return _leaf(next(leaves))
     if depth > MAX_DEPTH:
         raise TooDeep
+    if treedef.num_nodes == n_leaves + 1:
+        # Leaves alone, as at the bottom of most trees.
+        return Node(treedef, [*map(_leaf, itertools.islice(leaves, n_leaves))])
     children = [_structure_of(child, leaves, tick, depth + 1) for child in treedef.children()]
     return Node(treedef, children)
+
+
+def _leaf(value: Any) -> Leaf:
+    return _ARRAY if value is DYNAMIC else Leaf(value)
 
 
 def input_signature(node: Node | Leaf) -> Hashable:
