@@ -12,7 +12,8 @@ Invariants:
 - Whatever is walked into is held by a strong reference: predicates, copies of NumPy arrays and
   registered flattens run Python code, which may change or free any container of the user's.
 - A tuple or list of ours is hidden from the garbage collector, where anybody finds it, until it is full.
-- Sizes and items are read anew after each child; nothing of a call is remembered.
+- Sizes and items are read anew after each child. Of a call nothing is remembered but the node at
+  which a Match failed, which is then looked at first.
 - An address is compared, never followed, but for what the container holds at that moment.
 - An Exception in Match means "no match", as in generated guards; anything else propagates.
 */
@@ -44,6 +45,7 @@ typedef enum {
     REGISTERED,      /* first: the class, second: returns a tuple of n children, or None */
     /* Inputs: of n items of a sequence. */
     ARRAY_RUN,       /* first, second: as of ARRAY */
+    EQUAL_RUN,       /* first: a tuple of what each is as of EQUAL */
     REPEAT,          /* one node on each */
     /* Outputs. */
     TAKE,            /* the next array */
@@ -154,6 +156,10 @@ is_program_sound(const Node *nodes, Py_ssize_t n_nodes)
         const Node *node = &nodes[i];
         if ((int)node->op < 0 || node->op >= N_OPS || node->end <= i || node->end > n_nodes ||
             node->n < 0) {
+            return 0;
+        }
+        if (node->op == EQUAL_RUN &&
+            (!PyTuple_Check(node->first) || PyTuple_GET_SIZE(node->first) != node->n)) {
             return 0;
         }
     }
@@ -637,7 +643,13 @@ typedef struct {
     Py_ssize_t n_first;    /* ... which come behind so many */
     Py_ssize_t n_arrays;
     Py_ssize_t n_kept;
+    Py_ssize_t failed_at;  /* the node at which it failed, if it did lately; or -1 */
+    int n_matched;         /* how often it has matched since */
 } Match;
+
+/* Where structures take turns, one guard tells most of them apart: that which failed. Looking there
+   first costs calls that match a little, and so ends when nothing has failed for so many of them. */
+#define LATELY 100
 
 typedef struct {
     const Match *match;
@@ -646,6 +658,7 @@ typedef struct {
     PyObject *kept;
     Py_ssize_t n_taken;
     Py_ssize_t n_kept;
+    Py_ssize_t failed_at;  /* or -1 */
 } Walk;
 
 static int
@@ -721,6 +734,19 @@ walk_borrowed(Walk *walk, Py_ssize_t at, PyObject *value)
 }
 
 static int
+is_run_of_inputs(const Node *node)
+{
+    return node->op == ARRAY_RUN || node->op == EQUAL_RUN || node->op == REPEAT;
+}
+
+/* How many items of a sequence a node below it stands for. */
+static Py_ssize_t
+n_items_of(const Node *node)
+{
+    return is_run_of_inputs(node) ? node->n : 1;
+}
+
+static int
 walk_sequence(Walk *walk, Py_ssize_t at, PyObject *value)
 {
     const Node *node = &walk->nodes[at];
@@ -731,8 +757,7 @@ walk_sequence(Walk *walk, Py_ssize_t at, PyObject *value)
     Py_ssize_t index = 0;
     for (Py_ssize_t child = at + 1; child < node->end; child = walk->nodes[child].end) {
         const Node *item = &walk->nodes[child];
-        int is_run = item->op == ARRAY_RUN || item->op == REPEAT;
-        Py_ssize_t stop = index + (is_run ? item->n : 1);
+        Py_ssize_t start = index, stop = index + n_items_of(item);
         for (; index < stop; index++) {
             /* A predicate may have changed it. */
             if (is_list && PyList_GET_SIZE(value) != node->n) {
@@ -741,9 +766,17 @@ walk_sequence(Walk *walk, Py_ssize_t at, PyObject *value)
             PyObject *part = is_list ? PyList_GET_ITEM(value, index)
                                      : PyTuple_GET_ITEM(value, index);
             Py_INCREF(part);
-            int matched = item->op == ARRAY_RUN
-                              ? take_array(walk, item, part)
-                              : walk_value(walk, item->op == REPEAT ? child + 1 : child, part);
+            int matched;
+            switch (item->op) {
+            case ARRAY_RUN:
+                matched = take_array(walk, item, part);
+                break;
+            case EQUAL_RUN:
+                matched = is_equal(part, PyTuple_GET_ITEM(item->first, index - start));
+                break;
+            default:
+                matched = walk_value(walk, item->op == REPEAT ? child + 1 : child, part);
+            }
             Py_DECREF(part);
             if (matched <= 0) {
                 return matched;
@@ -754,6 +787,19 @@ walk_sequence(Walk *walk, Py_ssize_t at, PyObject *value)
 }
 
 static int
+has_keys_of(PyObject *dict, PyObject *cls)
+{
+    Py_ssize_t position = 0;
+    PyObject *key;
+    while (PyDict_Next(dict, &position, &key, NULL)) {
+        if ((PyObject *)Py_TYPE(key) != cls) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int
 walk_dict(Walk *walk, Py_ssize_t at, PyObject *value)
 {
     const Node *node = &walk->nodes[at];
@@ -761,20 +807,8 @@ walk_dict(Walk *walk, Py_ssize_t at, PyObject *value)
     if (PyDict_GET_SIZE(value) != PyTuple_GET_SIZE(keys)) {
         return 0;
     }
-    if (node->op == DICT_BY) {
-        int matched = holds(node->third, value);
-        if (matched <= 0) {
-            return matched;
-        }
-    }
-    else {
-        Py_ssize_t position = 0;
-        PyObject *key;
-        while (PyDict_Next(value, &position, &key, NULL)) {
-            if ((PyObject *)Py_TYPE(key) != node->third) {
-                return 0;
-            }
-        }
+    if (node->op == DICT && !has_keys_of(value, node->third)) {
+        return 0;
     }
     Py_ssize_t child = at + 1;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); i++) {
@@ -788,7 +822,8 @@ walk_dict(Walk *walk, Py_ssize_t at, PyObject *value)
         }
         child = walk->nodes[child].end;
     }
-    return 1;
+    /* In the end: a key that isn't there is found sooner, and without Python. */
+    return node->op == DICT_BY ? holds(node->third, value) : 1;
 }
 
 static int
@@ -857,7 +892,8 @@ walk_value(Walk *walk, Py_ssize_t at, PyObject *value)
     int matched;
     switch (node->op) {
     case ARRAY:
-        return take_array(walk, node, value);
+        matched = take_array(walk, node, value);
+        break;
     case IS:
         matched = value == node->first;
         break;
@@ -894,19 +930,29 @@ walk_value(Walk *walk, Py_ssize_t at, PyObject *value)
         break;
     case BOTH:
         matched = walk_value(walk, at + 1, value);
-        return matched <= 0 ? matched : walk_value(walk, walk->nodes[at + 1].end, value);
+        if (matched > 0) {
+            matched = walk_value(walk, walk->nodes[at + 1].end, value);
+        }
+        break;
     case SEQUENCE:
-        return (PyObject *)Py_TYPE(value) == node->first ? walk_sequence(walk, at, value) : 0;
+        matched = (PyObject *)Py_TYPE(value) == node->first ? walk_sequence(walk, at, value) : 0;
+        break;
     case DICT:
     case DICT_BY:
-        return (PyObject *)Py_TYPE(value) == node->first ? walk_dict(walk, at, value) : 0;
+        matched = (PyObject *)Py_TYPE(value) == node->first ? walk_dict(walk, at, value) : 0;
+        break;
     case FIELDS:
-        return (PyObject *)Py_TYPE(value) == node->first ? walk_fields(walk, at, value) : 0;
+        matched = (PyObject *)Py_TYPE(value) == node->first ? walk_fields(walk, at, value) : 0;
+        break;
     case REGISTERED:
-        return (PyObject *)Py_TYPE(value) == node->first ? walk_registered(walk, at, value) : 0;
+        matched = (PyObject *)Py_TYPE(value) == node->first ? walk_registered(walk, at, value) : 0;
+        break;
     default:
         PyErr_SetString(PyExc_SystemError, "no input");
         return -1;
+    }
+    if (matched == 0 && walk->failed_at < 0) {
+        walk->failed_at = at;
     }
     if (matched > 0 && node->keeps) {
         if (walk->n_kept >= walk->match->n_kept) {
@@ -938,6 +984,96 @@ walk_arguments(Walk *walk, PyObject *const *args, Py_ssize_t n_args)
            walk->n_kept == walk->match->n_kept;
 }
 
+/* The part of a value, new, that a node below looks at, by the `index`th of its nodes, which stands
+   for items from `item` on; NULL where there is none, or that isn't to be told without Python. */
+static PyObject *
+part_for(const Node *node, PyObject *value, Py_ssize_t index, Py_ssize_t item)
+{
+    PyObject *fields, *part = NULL;
+    switch (node->op) {
+    case SEQUENCE:
+        if (PyList_Check(value) ? PyList_GET_SIZE(value) > item : PyTuple_GET_SIZE(value) > item) {
+            part = PySequence_Fast_GET_ITEM(value, item);
+        }
+        return Py_XNewRef(part);
+    case DICT:
+        if (has_keys_of(value, node->third)) {
+            part = PyDict_GetItemWithError(value, PyTuple_GET_ITEM(node->second, index));
+        }
+        return Py_XNewRef(part);
+    case FIELDS:
+        fields = PyObject_GenericGetDict(value, NULL);
+        if (fields != NULL && PyDict_CheckExact(fields)) {
+            part = PyDict_GetItemWithError(fields, PyTuple_GET_ITEM(node->second, index));
+            Py_XINCREF(part);
+        }
+        Py_XDECREF(fields);
+        return part;
+    default:
+        return NULL;
+    }
+}
+
+/* Whether a node can't match, by what is told without a look below, and without Python. */
+static int
+is_told_apart(const Node *node, PyObject *value)
+{
+    switch (node->op) {
+    case IS:
+        return value != node->first;
+    case EQUAL:
+        return !is_equal(value, node->first);
+    case SEQUENCE:
+        return (PyObject *)Py_TYPE(value) != node->first ||
+               (PyList_Check(value) ? PyList_GET_SIZE(value) : PyTuple_GET_SIZE(value)) != node->n;
+    case DICT:
+        return (PyObject *)Py_TYPE(value) != node->first ||
+               PyDict_GET_SIZE(value) != PyTuple_GET_SIZE(node->second);
+    case FIELDS:
+        return (PyObject *)Py_TYPE(value) != node->first;
+    default:
+        return 0;
+    }
+}
+
+/* Whether the node at which it failed fails again, or one above it. */
+static int
+fails_again(const Match *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    const Node *nodes = self->program->nodes;
+    Py_ssize_t target = self->failed_at, at = 0, index = 0;
+    if (target < 0 || target >= self->program->n_nodes) {
+        return 0;
+    }
+    while (nodes[at].end <= target) {
+        at = nodes[at].end;
+        index++;
+    }
+    PyObject *value = index < n_args ? Py_NewRef(args[index]) : NULL;
+    int fails = 0;
+    while (value != NULL) {
+        fails = is_told_apart(&nodes[at], value);
+        if (fails || at == target) {
+            break;
+        }
+        const Node *above = &nodes[at];
+        Py_ssize_t item = 0;
+        for (index = 0, at++; nodes[at].end <= target; index++) {
+            item += n_items_of(&nodes[at]);
+            at = nodes[at].end;
+        }
+        if (nodes[at].op == REPEAT && at < target) {
+            at++;
+        }
+        PyObject *part = above->op == BOTH ? Py_NewRef(value) : part_for(above, value, index, item);
+        Py_DECREF(value);
+        value = part;
+    }
+    Py_XDECREF(value);
+    PyErr_Clear();
+    return fails;
+}
+
 /* Return the flat arrays, a tuple, and what is kept, NULL if nothing is; or None, for no match. */
 static PyObject *
 match_arguments(Match *self, PyObject *const *args, Py_ssize_t n_args, PyObject **kept)
@@ -949,9 +1085,13 @@ match_arguments(Match *self, PyObject *const *args, Py_ssize_t n_args, PyObject 
         Py_RETURN_NONE;
     }
     Py_ssize_t n_fun = PyTuple_GET_SIZE(self->fun_arrays);
-    Walk walk = {.match = self, .nodes = self->program->nodes};
+    Walk walk = {.match = self, .nodes = self->program->nodes, .failed_at = -1};
     /* The program and the arrays outlive whatever the walk runs. */
     Py_INCREF(self);
+    if (fails_again(self, args, n_args)) {
+        Py_DECREF(self);
+        Py_RETURN_NONE;
+    }
     walk.flat = hidden(PyTuple_New(self->n_arrays + n_fun));
     walk.kept = self->n_kept ? hidden(PyTuple_New(self->n_kept)) : NULL;
     if (walk.flat == NULL || (self->n_kept && walk.kept == NULL)) {
@@ -967,9 +1107,14 @@ match_arguments(Match *self, PyObject *const *args, Py_ssize_t n_args, PyObject 
         matched = 0;
     }
     if (matched == 0) {
+        self->failed_at = walk.failed_at;
+        self->n_matched = 0;
         result = Py_NewRef(Py_None);
     }
     else if (matched > 0) {
+        if (self->failed_at >= 0 && ++self->n_matched > LATELY) {
+            self->failed_at = -1;
+        }
         show(walk.flat);
         result = Py_NewRef(walk.flat);
         if (walk.kept != NULL) {
@@ -1029,6 +1174,7 @@ match_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->n_first = n_first;
     self->n_arrays = n_arrays;
     self->n_kept = n_kept;
+    self->failed_at = -1;
     return (PyObject *)self;
 }
 
@@ -1599,10 +1745,10 @@ call_matched(Call *self, PyObject *flat, PyObject *kept, PyObject *const *args,
     return result;
 }
 
+/* Return what the call returns; NULL without an exception for no match. */
 static PyObject *
-call_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+call_if_matched(Call *self, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
 {
-    Call *self = (Call *)callable;
     Py_ssize_t n_args = PyVectorcall_NARGS(n_args_flag);
     PyObject *in_order[MOST_PARAMETERS];
     PyObject *const *bound = args;
@@ -1610,27 +1756,40 @@ call_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObjec
         PyErr_SetString(PyExc_ReferenceError, "the function is being garbage collected");
         return NULL;
     }
-    PyObject *result = NULL, *flat, *kept;
-    Py_INCREF(self);
     Py_ssize_t n_parameters = PyTuple_GET_SIZE(self->names);
     if (kwnames != NULL || n_args != n_parameters || n_args > self->n_positional) {
         if (!bind(self, args, n_args, kwnames, in_order)) {
-            result = PyObject_Vectorcall(self->python, args, n_args_flag, kwnames);
-            goto done;
+            return PyObject_Vectorcall(self->python, args, n_args_flag, kwnames);
         }
         bound = in_order;
     }
-    flat = match_arguments(self->match, bound, n_parameters, &kept);
-    if (flat == Py_None) {
-        result = PyObject_Vectorcall(self->otherwise, args, n_args_flag, kwnames);
-    }
-    else if (flat != NULL) {
+    PyObject *result = NULL, *kept;
+    PyObject *flat = match_arguments(self->match, bound, n_parameters, &kept);
+    if (flat != NULL && flat != Py_None) {
         result = call_matched(self, flat, kept, args, n_args_flag, kwnames);
     }
     Py_XDECREF(flat);
     Py_XDECREF(kept);
+    return result;
+}
+
+static PyObject *
+call_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+{
+    PyObject *here = Py_NewRef(callable), *result = NULL;
+    /* One after the other: there may be hundreds. */
+    while (Py_TYPE(here) == Py_TYPE(callable)) {
+        result = call_if_matched((Call *)here, args, n_args_flag, kwnames);
+        if (result != NULL || PyErr_Occurred()) {
+            goto done;
+        }
+        PyObject *otherwise = Py_NewRef(((Call *)here)->otherwise);
+        Py_DECREF(here);
+        here = otherwise;
+    }
+    result = PyObject_Vectorcall(here, args, n_args_flag, kwnames);
 done:
-    Py_DECREF(self);
+    Py_DECREF(here);
     return result;
 }
 

@@ -35,6 +35,11 @@ def entries(wrapper: Any) -> list[Any]:
     return list(cache(wrapper).entries.values())
 
 
+def n_specialized(wrapper: Any) -> int:
+    """How many structures of a wrapper's function have a specialised call in use."""
+    return len(cache(wrapper).specialized)
+
+
 def blocks(wrapper: Any) -> list[bool]:
     """Whether the programs of each structure are waited for: all must be classed."""
     assert not any(entry.unclassified for entry in entries(wrapper))

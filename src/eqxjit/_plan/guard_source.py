@@ -264,16 +264,17 @@ class GuardSource:
             expected = self._names.constant(f"{hint}_key_types", node.key_types)
             mapped = f"{self._builtin(map)}({self._builtin(type)}, {name})"
             self._guard(f"{{*{mapped}}} == {expected}")
-        elif node.keys_key is not None:
-            key = self._names.constant(f"{hint}_keys_key", node.keys_key)
-            collected = self._builtin(tuple if node.is_ordered else frozenset)
-            self._guard(f"{self._has_key()}({collected}({name}), {key})")
         for key, child in zip(keys, node.items, strict=True):
             if type(key) in (str, int):
                 source = f"{name}[{key!r}]"
             else:
                 source = f"{name}[{self._names.constant(f'{hint}_key', key)}]"
             self._read(child, source, f"{hint}_{key}", arrays)
+        if node.keys_key is not None:
+            # In the end: a key that isn't there is found sooner.
+            key = self._names.constant(f"{hint}_keys_key", node.keys_key)
+            collected = self._builtin(tuple if node.is_ordered else frozenset)
+            self._guard(f"{self._has_key()}({collected}({name}), {key})")
 
     def _read_fields(self, node: Fields, source: str, hint: str, arrays: list[str]) -> None:
         name = self._guard_type(node.cls, source, hint)

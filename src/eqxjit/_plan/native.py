@@ -52,10 +52,10 @@ from .signature import absent
 # In the order of `_native.c`.
 (
     _ARRAY, _IS, _EQUAL, _EQUAL_ITEMS, _IS_OR, _HELD_OR, _TYPE_AND, _PREDICATE, _BOTH,
-    _SEQUENCE, _DICT, _DICT_BY, _FIELDS, _REGISTERED, _ARRAY_RUN, _REPEAT,
+    _SEQUENCE, _DICT, _DICT_BY, _FIELDS, _REGISTERED, _ARRAY_RUN, _EQUAL_RUN, _REPEAT,
     _TAKE, _CONSTANT, _KEPT, _LIST, _TUPLE, _NAMED_TUPLE, _MAKE_DICT, _MODULE, _UNFLATTEN,
     _TAKE_RUN, _CONSTANT_RUN, _MAKE_RUN,
-) = range(28)  # fmt: skip
+) = range(29)  # fmt: skip
 
 
 def native_enabled() -> bool:
@@ -81,6 +81,10 @@ def native_enabled() -> bool:
     return native_back_end() is not None
 
 
+# Those that ask Python whether a value that isn't the same matches all the same.
+_ASKING_PYTHON = frozenset({_IS_OR, _HELD_OR, _TYPE_AND, _PREDICATE, _DICT_BY, _REGISTERED})
+
+
 class Unsupported(Exception):
     """A plan that the native back end can't carry out."""
 
@@ -93,6 +97,7 @@ class NativeCall(NamedTuple):
     - `rebuild`: makes the output.
     - `keeps`: whether `match` returns static objects as well, for `rebuild`.
     - `call`: makes the whole call, of these and what else it takes.
+    - `fails_fast`: whether `match` runs no Python where arguments don't match.
     """
 
     arguments: list[str]
@@ -100,6 +105,7 @@ class NativeCall(NamedTuple):
     rebuild: Callable[..., Any]
     keeps: bool
     call: Callable[..., Callable[..., Any]]
+    fails_fast: bool
 
 
 def encode(plan: CallPlan, tick: Callable[[], None]) -> NativeCall | None:
@@ -132,6 +138,7 @@ def encode(plan: CallPlan, tick: Callable[[], None]) -> NativeCall | None:
         back_end.Rebuild(back_end.Program(output.program())),
         bool(kept.slots),
         back_end.Call,
+        inputs.fails_fast,
     )
 
 
@@ -286,6 +293,15 @@ class _Encoder:
     def program(self) -> tuple[tuple[Any, ...], ...]:
         return tuple(self._instructions)
 
+    @property
+    def fails_fast(self) -> bool:
+        """True where no instruction runs Python for a value that doesn't match."""
+        # A static value that has matched is asked about, in case its class was registered.
+        return not any(
+            op in _ASKING_PYTHON and first is not _is_leaf
+            for op, _, _, _, first, *_ in self._instructions
+        )
+
     def _open(
         self,
         op: int,
@@ -339,6 +355,8 @@ class _Encoder:
         match item:
             case ArrayRun():
                 self._open(_ARRAY_RUN, ArrayImpl, is_plain_array, n=item.n)
+            case StaticRun(key=None):
+                self._open(_EQUAL_RUN, item.values, n=item.n)
             case StaticRun():
                 for value in item.values:
                     self._tick()

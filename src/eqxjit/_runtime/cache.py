@@ -34,8 +34,10 @@ _ATTRIBUTE = "__eqxjit_caches__"
 # options), and how many functions that have no `__dict__` of their own, share entries.
 _MAX_CACHES = 128
 
-# How many specialised calls are tried in turn at one call site.
-_MAX_SPECIALIZED = 8
+# How many specialised calls are tried in turn at one call site, and how many of those whose guards
+# run Python: others fail in tens of nanoseconds. What they compare with lives with them.
+_MAX_SPECIALIZED = 64
+_MAX_IN_PYTHON = 8
 
 
 class CacheInfo(NamedTuple):
@@ -280,10 +282,14 @@ class FunctionCache(_Table):
         """Put a specialised call at the head of those in use."""
         with self.lock:
             others = [other for other in self.specialized if other.entry is not entry]
-            self.specialized = [call, *others[: _MAX_SPECIALIZED - 1]]
-            for crowded_out in others[_MAX_SPECIALIZED - 1 :]:
+            in_python = [each for each in (call, *others) if not each.fails_fast]
+            crowded_out = in_python[_MAX_IN_PYTHON:]
+            kept = [each for each in (call, *others) if each not in crowded_out]
+            crowded_out += kept[_MAX_SPECIALIZED:]
+            self.specialized = kept[:_MAX_SPECIALIZED]
+            for each in crowded_out:
                 # Its constants go with it, and what only they kept alive.
-                crowded_out.entry.crowd_out()
+                each.entry.crowd_out()
             self._unlink()
             # In the end: if an interrupt comes before, the next call does it all again.
             entry.specialize(call)

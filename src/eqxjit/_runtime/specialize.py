@@ -73,15 +73,17 @@ class SpecializedCall:
 
     - `plan`, `source`: its plan, and that as source.
     - `entry`: the entry that it calls.
+    - `fails_fast`: whether its guards fail without running Python.
     """
 
-    __slots__ = ("_generated", "entry", "plan", "source")
+    __slots__ = ("_generated", "entry", "fails_fast", "plan", "source")
 
     def __init__(self, plan: CallPlan, generated: CallSource, entry: CacheEntry):
         self.plan = plan
         self.source = generated.source
         self._generated = generated
         self.entry = entry
+        self.fails_fast = generated.native is not None and generated.native.fails_fast
 
     def instantiate(
         self,

@@ -24,10 +24,12 @@ class SpecializedCall(Protocol):
     """The generated function of an entry.
 
     - `plan`, `source`: its plan, and that as source.
+    - `fails_fast`: whether its guards fail without running Python.
     """
 
     plan: CallPlan
     source: str
+    fails_fast: bool
 
     @property
     def entry(self) -> "EntryState":
