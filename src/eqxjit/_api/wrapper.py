@@ -64,7 +64,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
         self._leaves = leaves
         self._dispatcher = Dispatcher(wrapped, leaves, self)
         # Linked to specialised calls by its first call: many copies are never called.
-        self.__call__ = self._dispatcher.linking_call
+        self.__call__ = self._dispatcher.first_call
 
     @property
     def _wrapped(self) -> WrappedFunction:

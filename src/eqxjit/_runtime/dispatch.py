@@ -45,6 +45,18 @@ class Dispatcher(MissPath):
 
     # --- From the wrapper ---------------------------------------------------------------------
 
+    def first_call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call: many wrappers are called once, for which linking would take too long."""
+        __tracebackhide__ = True
+        with trimming:
+            self.unlink()
+            return self.receive(self._generic, args, kwargs)
+
+    @property
+    def _generic(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        """The path behind the specialised calls."""
+        return self.call_if_unmodified if self.wrapped.mutable else self.call
+
     def linking_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Link the wrapper, and call: what its `__call__` slot holds as long as it isn't linked."""
         __tracebackhide__ = True
@@ -56,8 +68,7 @@ class Dispatcher(MissPath):
         """Fill the wrapper's `__call__` slot: specialised calls first, the generic path behind."""
         with self.cache.lock:
             in_use = self.cache.specialized
-            generic = self.call_if_unmodified if self.wrapped.mutable else self.call
-            call = self.wrapped.signature.binder(generic)
+            call = self.wrapped.signature.binder(self._generic)
             for specialized in reversed(self.specialized_calls()):
                 call = specialized.instantiate(self, call)
             wrapper = self.wrapper()
@@ -99,7 +110,8 @@ class Dispatcher(MissPath):
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         try:
-            scanned = scan((args, kwargs), self.cache.traced, self.cache.most_nodes)
+            # In a function's first call there is nothing to be found.
+            scanned = self.scan(args, kwargs) if self.cache.entries else None
             entry = self.cache.find_again(scanned.key) if scanned else None
         except Exception:
             # The long way names what raised.
@@ -211,9 +223,13 @@ class Dispatcher(MissPath):
             bound = None
         return bound or self.partition(args, kwargs)
 
+    def scan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scanned | None:
+        """Scan arguments, as far as the function's structures have gone before."""
+        return scan((args, kwargs), self.cache.traced, self.cache.most_nodes)
+
     def meet(self, entry: CacheEntry, scanned: Scanned, bound: BoundArguments) -> None:
         """Make a scan find an entry, if it finds the arrays that JAX's registry finds."""
-        again = scan((bound.args, bound.kwargs), self.cache.traced, self.cache.most_nodes)
+        again = self.scan(bound.args, bound.kwargs)
         # Another thread may have changed something meanwhile.
         if again is None or again.key != scanned.key:
             return
