@@ -31,6 +31,10 @@ else:
 
 try:
     from . import _native
+
+    # That of `_native.c` as it is now: it may have been built from an older one.
+    if getattr(_native, "INTERFACE", None) != 2:
+        raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
     _native = None

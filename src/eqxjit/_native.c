@@ -26,6 +26,10 @@ Invariants:
 #error "The native back end relies on the GIL."
 #endif
 
+/* Raised with what Python is to rely on, here and in _compat.py: in a checkout that was brought up to
+   date, what was built before may still be there. */
+#define INTERFACE 2
+
 /* In the order of _plan/native.py. */
 typedef enum {
     /* Inputs: of a value. */
@@ -1947,7 +1951,7 @@ module_exec(PyObject *module)
             return -1;
         }
     }
-    return 0;
+    return PyModule_AddIntMacro(module, INTERFACE);
 }
 
 static int

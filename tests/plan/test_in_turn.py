@@ -14,8 +14,14 @@ import pytest
 
 import eqxjit
 from tests.support import inside
+from tests.support.helpers import SPECIALIZING
 
 X = jnp.arange(3.0)
+
+specialized = pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
+natively = pytest.mark.skipif(
+    not eqxjit.native_enabled() or not SPECIALIZING, reason="asked of the native back end"
+)
 
 
 class Point(NamedTuple):
@@ -131,7 +137,7 @@ def _call_all(f, trees, order):
         np.testing.assert_array_equal(y, X + 1)
 
 
-@pytest.mark.skipif(not eqxjit.native_enabled(), reason="asked of the native back end")
+@natively
 @pytest.mark.parametrize("what", TELLING)
 def test_each_is_served_by_its_specialized_call(what):
     trees = [*map(TELLING[what], range(10))]
@@ -144,7 +150,7 @@ def test_each_is_served_by_its_specialized_call(what):
     assert [entry.hits for entry in inside.entries(f)] == generic
 
 
-@pytest.mark.skipif(not eqxjit.native_enabled(), reason="asked of the native back end")
+@natively
 def test_very_many_are_all_specialized():
     f = eqxjit.filter_jit(lambda n, x: (n, x + 1))
     _call_all(f, range(70), [*range(64)] * 3)
@@ -153,6 +159,7 @@ def test_very_many_are_all_specialized():
     assert inside.n_specialized(f) == 64
 
 
+@specialized
 @pytest.mark.parametrize(
     "tree",
     [
@@ -168,6 +175,7 @@ def test_few_are_where_guards_run_python(tree):
     assert inside.n_specialized(f) == 8
 
 
+@specialized
 def test_few_are_where_each_takes_a_frame(monkeypatch):
     monkeypatch.setenv("EQXJIT_NATIVE", "0")
     f = eqxjit.filter_jit(lambda n, x: x + n)

@@ -20,6 +20,8 @@ import pytest
 import eqxjit
 from eqxjit._lock import alive
 from eqxjit._runtime import dispatch as _dispatch
+from tests.support import inside
+from tests.support.helpers import SPECIALIZING
 from tests.support.models import Scaled
 from tests.support.sides import CALLS, both
 
@@ -394,6 +396,21 @@ def test_more_structures_than_the_cache_holds():
 
     race(work)
     assert f.cache_info().entries <= 2
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
+def test_a_second_chance_that_another_thread_has_ended():
+    f = eqxjit.filter_jit(lambda x, n: x * n, maxsize=2)
+    cache = inside.cache(f)
+    for n in (1, 1, 1, 2):
+        f(X, n)
+    entry = next(each for each in inside.entries(f) if each.second_chance is not None)
+    assert inside.n_specialized(f) == 0
+    assert cache.use_second_chance(entry)
+    assert inside.n_specialized(f) == 1
+    entry.unspecialize()
+    assert not cache.use_second_chance(entry)
+    np.testing.assert_array_equal(f(X, 1), X)
 
 
 @both

@@ -294,6 +294,15 @@ class FunctionCache(_Table):
             # In the end: if an interrupt comes before, the next call does it all again.
             entry.specialize(call)
 
+    def use_second_chance(self, entry: CacheEntry) -> bool:
+        """Put the specialised call of an entry back in use, if it has a second chance."""
+        # Under the lock: another thread may end it.
+        with self.lock:
+            call = entry.second_chance
+            if call is not None:
+                self.specialize(entry, call)
+            return call is not None
+
     def unspecialize(self, entry: CacheEntry) -> None:
         """Take the specialised call of an entry out of use, because it no longer holds."""
         with self.lock:

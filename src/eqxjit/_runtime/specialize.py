@@ -168,8 +168,7 @@ def specialize(
 
     **Arguments:** as of `specialized_call`.
     """
-    if entry.second_chance is not None:
-        dispatcher.wrapped.cache.specialize(entry, entry.second_chance)
+    if dispatcher.wrapped.cache.use_second_chance(entry):
         return
     try:
         call = specialized_call(dispatcher, entry, bound, output)
