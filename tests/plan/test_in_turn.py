@@ -1,6 +1,7 @@
 """Structures that take turns: each call is served by its own program, however many there are."""
 
 import copy
+import dataclasses
 import enum
 import random
 import zlib
@@ -47,6 +48,20 @@ class Text(str):
     """Not a builtin type: it may yet be registered as a node."""
 
 
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass
+class Tagged:
+    child: Any
+    tag: Any
+
+    def tree_flatten(self):
+        return (self.child,), self.tag
+
+    @classmethod
+    def tree_unflatten(cls, tag, children):
+        return cls(*children, tag)
+
+
 def number(tree):
     """A number that a trace computes from all that is static in a tree."""
     static = jax.tree.map(lambda leaf: "array" if eqx.is_array(leaf) else (type(leaf), leaf), tree)
@@ -89,6 +104,7 @@ FAMILIES = {
     "all items of many Modules": [[Layer(X, [X, float(i)])] * 6 for i in range(1, 4)],
     "an item of many arrays": [[X] * 6, _with([X] * 6, 5, 1), [X] * 7, (X,) * 6],
     "a registered node": [eqx.Partial(f, X, 1) for f in (max, min)] + [eqx.Partial(max, X, 2)],
+    "metadata, or none": [[Tagged(X, a), Tagged(X, b)] for a, b in [(None, 5), (5, None), (5, 5)]],
     "a named tuple's field": [Point(i, Point(X, j)) for i in range(2) for j in range(2)],
 }
 
