@@ -136,9 +136,13 @@ def _rows_by_walking(treedef: PyTreeDef) -> Iterator[TreedefRow]:
 _first_columns = operator.itemgetter(slice(4))
 
 
+def _pickled_rows(treedef: PyTreeDef) -> list[tuple[Any, ...]]:
+    return treedef.__getstate__()[1]  # type: ignore[misc]
+
+
 def _rows_by_pickling(treedef: PyTreeDef) -> Iterator[TreedefRow]:
     """Yield the rows of a treedef by the state that it pickles: one C call for the whole tree."""
-    return map(_first_columns, treedef.__getstate__()[1])  # type: ignore[misc]
+    return map(_first_columns, _pickled_rows(treedef))
 
 
 def _pickled_rows_are_as_expected() -> bool:
@@ -161,10 +165,8 @@ TreedefColumns = tuple[tuple[Any, ...], tuple[int, ...], tuple[Any, ...], tuple[
 
 def treedef_columns(treedef: PyTreeDef) -> TreedefColumns:
     """Return the columns of `treedef_rows`, without a tuple for each row where there is one."""
-    if treedef_rows is _rows_by_pickling:
-        rows = treedef.__getstate__()[1]  # type: ignore[misc]
-    else:
-        rows = [*treedef_rows(treedef)]
+    is_pickled = treedef_rows is _rows_by_pickling
+    rows = _pickled_rows(treedef) if is_pickled else [*treedef_rows(treedef)]
     kinds, arities, data, classes = [tuple([row[column] for row in rows]) for column in range(4)]
     return kinds, arities, data, classes
 

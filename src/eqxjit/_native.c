@@ -737,17 +737,12 @@ walk_borrowed(Walk *walk, Py_ssize_t at, PyObject *value)
     return matched;
 }
 
-static int
-is_run_of_inputs(const Node *node)
-{
-    return node->op == ARRAY_RUN || node->op == EQUAL_RUN || node->op == REPEAT;
-}
-
 /* How many items of a sequence a node below it stands for. */
 static Py_ssize_t
 n_items_of(const Node *node)
 {
-    return is_run_of_inputs(node) ? node->n : 1;
+    int is_run = node->op == ARRAY_RUN || node->op == EQUAL_RUN || node->op == REPEAT;
+    return is_run ? node->n : 1;
 }
 
 static int
@@ -996,7 +991,7 @@ part_for(const Node *node, PyObject *value, Py_ssize_t index, Py_ssize_t item)
     PyObject *fields, *part = NULL;
     switch (node->op) {
     case SEQUENCE:
-        if (PyList_Check(value) ? PyList_GET_SIZE(value) > item : PyTuple_GET_SIZE(value) > item) {
+        if (PySequence_Fast_GET_SIZE(value) > item) {
             part = PySequence_Fast_GET_ITEM(value, item);
         }
         return Py_XNewRef(part);
@@ -1029,7 +1024,7 @@ is_told_apart(const Node *node, PyObject *value)
         return !is_equal(value, node->first);
     case SEQUENCE:
         return (PyObject *)Py_TYPE(value) != node->first ||
-               (PyList_Check(value) ? PyList_GET_SIZE(value) : PyTuple_GET_SIZE(value)) != node->n;
+               PySequence_Fast_GET_SIZE(value) != node->n;
     case DICT:
         return (PyObject *)Py_TYPE(value) != node->first ||
                PyDict_GET_SIZE(value) != PyTuple_GET_SIZE(node->second);

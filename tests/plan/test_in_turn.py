@@ -5,7 +5,7 @@ import dataclasses
 import enum
 import random
 import zlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,6 +16,7 @@ import pytest
 import eqxjit
 from tests.support import inside
 from tests.support.helpers import SPECIALIZING
+from tests.support.models import Layer, Point
 
 X = jnp.arange(3.0)
 
@@ -23,17 +24,6 @@ specialized = pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialise
 natively = pytest.mark.skipif(
     not eqxjit.native_enabled() or not SPECIALIZING, reason="asked of the native back end"
 )
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
-
-class Layer(eqx.Module):
-    weight: Any
-    extra: Any = None
-    config: Any = eqx.field(static=True, default="static")
 
 
 class Other(Layer):
@@ -91,7 +81,7 @@ FAMILIES = {
     "a class": [Layer(X), Other(X), Point(X, None), (X, None), [X, None]],
     "keys": [{"a": X}, {"b": X}, {"a": X, "b": X}, {1: X}, {True: X}, {1.0: X}],
     "a value in a dict": [{"a": X, "b": {"c": i, "d": X}} for i in range(3)],
-    "keys of several types": [{1: i, "a": X} if i < 0 else {1: i} for i in range(3)],
+    "keys of several types": [{1: X, key: i} for key in (2.5, 3) for i in range(3)],
     "an item of many numbers": [FLOATS, *[_with(FLOATS, i, 9.5) for i in range(6)], FLOATS[:5]],
     "a zero among many numbers": [_with(FLOATS, 3, zero) for zero in (0.0, -0.0, 0, False)],
     "a text among many numbers": [_with(FLOATS, 3, text) for text in ("3.5", b"3.5")],

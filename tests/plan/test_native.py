@@ -6,7 +6,7 @@ import gc
 import itertools
 import sys
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,6 +17,7 @@ import pytest
 import eqxjit
 from eqxjit._plan import native
 from tests.support.helpers import Hooked, assert_same
+from tests.support.models import Layer, Point
 from tests.support.processes import run
 from tests.support.sides import CALLS
 
@@ -24,17 +25,6 @@ _native = pytest.importorskip("eqxjit._native")
 pytestmark = pytest.mark.skipif(not eqxjit.native_enabled(), reason="the back end is switched off")
 
 X = jnp.arange(3.0)
-
-
-class Point(NamedTuple):
-    x: Any
-    y: Any
-
-
-class Layer(eqx.Module):
-    weight: Any
-    extra: Any = None
-    config: Any = eqx.field(static=True, default="static")
 
 
 def tree():

@@ -25,6 +25,12 @@ class Point(NamedTuple):
     y: Any = 2
 
 
+class Layer(eqx.Module):
+    weight: Any
+    extra: Any = None
+    config: Any = eqx.field(static=True, default="static")
+
+
 def mlp():
     return eqx.nn.MLP(4, 3, 8, 2, key=jr.key(0))
 

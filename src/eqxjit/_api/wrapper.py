@@ -63,7 +63,7 @@ class FilterPjitFunction(metaclass=_WrapperType):
         self.__dict__ = dict(wrapped.attributes)  # type: ignore
         self._leaves = leaves
         self._dispatcher = Dispatcher(wrapped, leaves, self)
-        # Linked to specialised calls by its first call: many copies are never called.
+        # Linked to specialised calls by its second call: many copies are called once, or never.
         self.__call__ = self._dispatcher.first_call
 
     @property

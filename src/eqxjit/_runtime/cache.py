@@ -281,15 +281,13 @@ class FunctionCache(_Table):
     def specialize(self, entry: CacheEntry, call: SpecializedCall) -> None:
         """Put a specialised call at the head of those in use."""
         with self.lock:
-            others = [other for other in self.specialized if other.entry is not entry]
-            in_python = [each for each in (call, *others) if not each.fails_fast]
-            crowded_out = in_python[_MAX_IN_PYTHON:]
-            kept = [each for each in (call, *others) if each not in crowded_out]
-            crowded_out += kept[_MAX_SPECIALIZED:]
-            self.specialized = kept[:_MAX_SPECIALIZED]
-            for each in crowded_out:
+            calls = [call, *[other for other in self.specialized if other.entry is not entry]]
+            excess = [each for each in calls if not each.fails_fast][_MAX_IN_PYTHON:]
+            kept = [each for each in calls if each not in excess][:_MAX_SPECIALIZED]
+            self.specialized = kept
+            for crowded_out in [each for each in calls if each not in kept]:
                 # Its constants go with it, and what only they kept alive.
-                each.entry.crowd_out()
+                crowded_out.entry.crowd_out()
             self._unlink()
             # In the end: if an interrupt comes before, the next call does it all again.
             entry.specialize(call)
