@@ -33,7 +33,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 2:
+    if getattr(_native, "INTERFACE", None) != 3:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -171,8 +171,15 @@ def treedef_columns(treedef: PyTreeDef) -> TreedefColumns:
     return kinds, arities, data, classes
 
 
+LEAF_TREEDEF = tree_structure(0)
+
 #: What the row of a leaf has as its kind.
-LEAF_KIND = next(treedef_rows(tree_structure(0)))[0]
+LEAF_KIND = next(treedef_rows(LEAF_TREEDEF))[0]
+
+#: The classes of the kinds of rows that tell them, as those of custom nodes do not.
+KIND_CLASSES: dict[Any, type] = {
+    [*treedef_rows(tree_structure(node))][-1][0]: type(node) for node in (None, (), [], {})
+}
 
 
 def _root_by_flattening(treedef: PyTreeDef) -> PyTreeDef:
@@ -193,7 +200,7 @@ def assembled(node_data: Any, children: list[PyTreeDef]) -> PyTreeDef:
 
 
 def _root_by_node_data(treedef: PyTreeDef) -> PyTreeDef:
-    children = [tree_structure(0)] * len(treedef.children())
+    children = [LEAF_TREEDEF] * len(treedef.children())
     return assembled(treedef.node_data(), children)
 
 
@@ -205,8 +212,7 @@ root_treedef: Callable[[PyTreeDef], PyTreeDef] = (
 
 def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
     """Return the object that JAX's registry makes of a node's metadata and children."""
-    leaf = tree_structure(0)
-    return assembled((kind, metadata), [leaf] * len(children)).unflatten(children)
+    return assembled((kind, metadata), [LEAF_TREEDEF] * len(children)).unflatten(children)
 
 
 def with_metadata(treedef: PyTreeDef, change: Callable[[Any], Any]) -> PyTreeDef:

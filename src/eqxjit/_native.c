@@ -7,8 +7,7 @@ holds what it held (see _trees/snapshot.py, which makes it).
 
 Invariants:
 - Public CPython API only. The GIL is held throughout; a free-threaded Python doesn't build this.
-- A program is immutable. Its instructions, Python tuples that it owns, hold all the objects to which
-  its nodes point.
+- A program is immutable, and owns the objects to which its nodes point.
 - Whatever is walked into is held by a strong reference: predicates, copies of NumPy arrays and
   registered flattens run Python code, which may change or free any container of the user's.
 - A tuple or list of ours is hidden from the garbage collector, where anybody finds it, until it is full.
@@ -28,7 +27,7 @@ Invariants:
 
 /* Raised with what Python is to rely on, here and in _compat.py: in a checkout that was brought up to
    date, what was built before may still be there. */
-#define INTERFACE 2
+#define INTERFACE 3
 
 /* In the order of _plan/native.py. */
 typedef enum {
@@ -148,7 +147,6 @@ dealloc(PyObject *self)
 
 typedef struct {
     PyObject_HEAD
-    PyObject *instructions;
     Py_ssize_t n_nodes;
     Node *nodes;
 } Program;
@@ -170,6 +168,41 @@ is_program_sound(const Node *nodes, Py_ssize_t n_nodes)
     return 1;
 }
 
+static void
+free_nodes(Node *nodes, Py_ssize_t n_nodes)
+{
+    for (Py_ssize_t i = 0; i < n_nodes; i++) {
+        Py_XDECREF(nodes[i].first);
+        Py_XDECREF(nodes[i].second);
+        Py_XDECREF(nodes[i].third);
+    }
+    PyMem_Free(nodes);
+}
+
+/* Read the instruction of node `i` of n: 0, or -1 with an exception. */
+static int
+read_instruction(Node *node, PyObject *instruction, Py_ssize_t i, Py_ssize_t n)
+{
+    if (!PyTuple_CheckExact(instruction) || PyTuple_GET_SIZE(instruction) != 7) {
+        PyErr_SetString(PyExc_TypeError, "an instruction must be a tuple of seven");
+        return -1;
+    }
+    Py_ssize_t op = PyLong_AsSsize_t(PyTuple_GET_ITEM(instruction, 0));
+    Py_ssize_t size = PyLong_AsSsize_t(PyTuple_GET_ITEM(instruction, 3));
+    node->keeps = PyTuple_GET_ITEM(instruction, 1) == Py_True;
+    node->n = PyLong_AsSsize_t(PyTuple_GET_ITEM(instruction, 2));
+    if (PyErr_Occurred()) {
+        return -1;
+    }
+    node->op = op >= 0 && op < N_OPS ? (Op)op : N_OPS;
+    /* The size is that of all that is below it, and itself. */
+    node->end = size > 0 && size <= n ? i + size : -1;
+    node->first = Py_NewRef(PyTuple_GET_ITEM(instruction, 4));
+    node->second = Py_NewRef(PyTuple_GET_ITEM(instruction, 5));
+    node->third = Py_NewRef(PyTuple_GET_ITEM(instruction, 6));
+    return 0;
+}
+
 static PyObject *
 program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
@@ -184,18 +217,9 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return PyErr_NoMemory();
     }
     for (Py_ssize_t i = 0; i < n_nodes; i++) {
-        PyObject *instruction = PyTuple_GET_ITEM(instructions, i);
-        int op;
-        Node *node = &nodes[i];
-        if (!PyTuple_CheckExact(instruction)) {
-            PyErr_SetString(PyExc_TypeError, "an instruction must be a tuple");
+        if (read_instruction(&nodes[i], PyTuple_GET_ITEM(instructions, i), i, n_nodes) < 0) {
             goto error;
         }
-        if (!PyArg_ParseTuple(instruction, "ipnnOOO", &op, &node->keeps, &node->n, &node->end,
-                              &node->first, &node->second, &node->third)) {
-            goto error;
-        }
-        node->op = (Op)op;
     }
     if (!is_program_sound(nodes, n_nodes)) {
         PyErr_SetString(PyExc_ValueError, "an instruction is out of bounds");
@@ -205,13 +229,12 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL) {
         goto error;
     }
-    self->instructions = Py_NewRef(instructions);
     self->n_nodes = n_nodes;
     self->nodes = nodes;
     return (PyObject *)self;
 
 error:
-    PyMem_Free(nodes);
+    free_nodes(nodes, n_nodes);
     return NULL;
 }
 
@@ -219,7 +242,11 @@ static int
 program_traverse(Program *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->instructions);
+    for (Py_ssize_t i = 0; i < self->n_nodes; i++) {
+        Py_VISIT(self->nodes[i].first);
+        Py_VISIT(self->nodes[i].second);
+        Py_VISIT(self->nodes[i].third);
+    }
     return 0;
 }
 
@@ -227,10 +254,11 @@ static int
 program_clear(Program *self)
 {
     /* A call that is still to come finds no nodes. */
+    Node *nodes = self->nodes;
+    Py_ssize_t n_nodes = self->n_nodes;
     self->n_nodes = 0;
-    PyMem_Free(self->nodes);
     self->nodes = NULL;
-    Py_CLEAR(self->instructions);
+    free_nodes(nodes, n_nodes);
     return 0;
 }
 
@@ -249,6 +277,771 @@ static PyType_Spec program_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = program_slots,
 };
+
+/* --- Planning -------------------------------------------------------------------------------- */
+
+/* Writes the instructions of one half of a plan straight from a treedef, as _plan/native.py would by way
+   of plans. What is rare it asks Python for (see _plan/native_planner.py). Instructions tell their size,
+   not their place, so that some can be shared. */
+
+/* How the nodes of a class are planned; in the order of _plan/native_planner.py. */
+typedef enum {
+    NONE_SHAPE,
+    SEQUENCE_SHAPE,
+    DICT_SHAPE,
+    MODULE_SHAPE,
+    OTHER_SHAPE,
+} Shape;
+
+/* From so many equal items on, they are one instruction; as of _trees/structure.py. */
+#define SHORTEST_RUN 4
+#define MAX_DEPTH 200
+
+typedef struct {
+    PyObject *kinds, *arities, *metadata, *classes; /* columns of a treedef, in post-order */
+    PyObject *leaves;       /* a tuple */
+    PyObject *leaf_kind;    /* the kind of rows that are leaves */
+    PyObject *kind_classes; /* a dict: the classes of the kinds that tell them */
+    PyObject *dynamic;      /* what stands for an array among the leaves */
+    PyObject *missing;      /* what stands for a field that isn't set */
+    PyObject *array;        /* first, second: as of ARRAY; NULL for an output */
+    PyObject *is_array;
+    PyObject *shape_of;     /* (class) -> (shape, names, n) */
+    PyObject *head_of;      /* (class, metadata, arity) -> (op, n, first, second, third) */
+    PyObject *static_of;    /* (value, is it a leaf) -> a tuple of instructions */
+    PyObject *shapes;       /* dicts: what has been asked for, by class, or by address */
+    PyObject *statics[2];
+    PyObject *instructions; /* a list */
+    Py_ssize_t *first_child, *next_sibling; /* of rows; or -1 */
+    Py_ssize_t n_rows, next_leaf, n_arrays;
+} Planner;
+
+/* The children of each row: 0, or -1 with an exception. */
+static int
+link_rows(Planner *self)
+{
+    Py_ssize_t n = self->n_rows, n_roots = 0;
+    Py_ssize_t *roots = PyMem_New(Py_ssize_t, n ? n : 1);
+    self->first_child = PyMem_New(Py_ssize_t, n ? n : 1);
+    self->next_sibling = PyMem_New(Py_ssize_t, n ? n : 1);
+    if (roots == NULL || self->first_child == NULL || self->next_sibling == NULL) {
+        PyMem_Free(roots);
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t row = 0; row < n; row++) {
+        Py_ssize_t arity = PyLong_AsSsize_t(PyTuple_GET_ITEM(self->arities, row));
+        if (arity < 0 || arity > n_roots) {
+            break;
+        }
+        n_roots -= arity;
+        self->first_child[row] = arity ? roots[n_roots] : -1;
+        for (Py_ssize_t i = 1; i < arity; i++) {
+            self->next_sibling[roots[n_roots + i - 1]] = roots[n_roots + i];
+        }
+        self->next_sibling[row] = -1;
+        roots[n_roots++] = row;
+        if (row == n - 1 && n_roots == 1) {
+            PyMem_Free(roots);
+            return 0;
+        }
+    }
+    PyMem_Free(roots);
+    if (!PyErr_Occurred()) {
+        PyErr_SetString(PyExc_ValueError, "the rows are of no tree");
+    }
+    return -1;
+}
+
+static PyObject *
+instruction(Op op, Py_ssize_t n, Py_ssize_t size, PyObject *first, PyObject *second, PyObject *third)
+{
+    PyObject *parts[] = {PyLong_FromLong(op), Py_NewRef(Py_False), PyLong_FromSsize_t(n),
+                         PyLong_FromSsize_t(size), Py_XNewRef(first), Py_XNewRef(second),
+                         Py_XNewRef(third)};
+    PyObject *made = PyTuple_New(7);
+    for (int i = 0; i < 7; i++) {
+        PyObject *part = parts[i] == NULL && i >= 4 ? Py_NewRef(Py_None) : parts[i];
+        if (made == NULL || part == NULL) {
+            Py_XDECREF(part);
+            Py_CLEAR(made);
+        }
+        else {
+            PyTuple_SET_ITEM(made, i, part);
+        }
+    }
+    return made;
+}
+
+/* Append an instruction, which is taken: 0, or -1 with an exception. */
+static int
+append(Planner *self, PyObject *made)
+{
+    if (made == NULL) {
+        return -1;
+    }
+    int failed = PyList_Append(self->instructions, made);
+    Py_DECREF(made);
+    return failed;
+}
+
+/* Set the instruction at an index, which is that of all from there on. */
+static int
+enclose(Planner *self, Py_ssize_t at, Op op, Py_ssize_t n, PyObject *first, PyObject *second,
+        PyObject *third)
+{
+    Py_ssize_t size = PyList_GET_SIZE(self->instructions) - at;
+    PyObject *made = instruction(op, n, size, first, second, third);
+    return made == NULL ? -1 : PyList_SetItem(self->instructions, at, made);
+}
+
+/* Make room for an instruction: its index, or -1 with an exception. */
+static Py_ssize_t
+reserve(Planner *self)
+{
+    Py_ssize_t at = PyList_GET_SIZE(self->instructions);
+    return PyList_Append(self->instructions, Py_None) < 0 ? -1 : at;
+}
+
+static int
+is_number_or_text(PyObject *value)
+{
+    return PyLong_CheckExact(value) || PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) ||
+           PyBool_Check(value) || PyBytes_CheckExact(value);
+}
+
+/* Whether a number or a text is told by its type and equality: not a zero, of which there are two,
+   nor NaN. */
+static int
+is_told_by_equality(PyObject *value)
+{
+    if (!PyFloat_CheckExact(value)) {
+        return 1;
+    }
+    double number = PyFloat_AS_DOUBLE(value);
+    return number != 0.0 && number == number;
+}
+
+/* Whether there is but one object of this value: CPython's small integers are some. */
+static int
+is_singleton(PyObject *value)
+{
+    if (value == Py_None || PyBool_Check(value)) {
+        return 1;
+    }
+    if (!PyLong_CheckExact(value)) {
+        return 0;
+    }
+    int overflow;
+    long number = PyLong_AsLongAndOverflow(value, &overflow);
+    return !overflow && number >= -5 && number <= 256;
+}
+
+/* Append what is asked of a static value: 0, or -1 with an exception. */
+static int
+plan_static(Planner *self, PyObject *value, int is_leaf)
+{
+    if (is_singleton(value)) {
+        return append(self, instruction(IS, 0, 1, value, NULL, NULL));
+    }
+    if (is_number_or_text(value) && is_told_by_equality(value)) {
+        return append(self, instruction(EQUAL, 0, 1, value, NULL, NULL));
+    }
+    PyObject *address = PyLong_FromVoidPtr(value), *known = NULL;
+    int failed = -1;
+    if (address == NULL) {
+        return -1;
+    }
+    known = Py_XNewRef(PyDict_GetItemWithError(self->statics[is_leaf], address));
+    if (known == NULL && !PyErr_Occurred()) {
+        known = PyObject_CallFunctionObjArgs(self->static_of, value, is_leaf ? Py_True : Py_False,
+                                             NULL);
+        if (known != NULL && (!PyTuple_CheckExact(known) ||
+                              PyDict_SetItem(self->statics[is_leaf], address, known) < 0)) {
+            Py_CLEAR(known);
+        }
+    }
+    if (known != NULL) {
+        Py_ssize_t end = PyList_GET_SIZE(self->instructions);
+        failed = PyList_SetSlice(self->instructions, end, end, known);
+    }
+    else if (!PyErr_Occurred()) {
+        PyErr_SetString(PyExc_TypeError, "instructions must be a tuple");
+    }
+    Py_XDECREF(known);
+    Py_DECREF(address);
+    return failed;
+}
+
+static int
+is_leaf_row(Planner *self, Py_ssize_t row)
+{
+    PyObject *kind = PyTuple_GET_ITEM(self->kinds, row);
+    if (kind == self->leaf_kind) {
+        return 1;
+    }
+    return PyObject_RichCompareBool(kind, self->leaf_kind, Py_EQ);
+}
+
+/* The next leaf, borrowed; NULL with an exception. */
+static PyObject *
+peek_leaf(Planner *self, Py_ssize_t ahead)
+{
+    if (self->next_leaf + ahead >= PyTuple_GET_SIZE(self->leaves)) {
+        PyErr_SetString(PyExc_ValueError, "fewer leaves than the treedef has");
+        return NULL;
+    }
+    return PyTuple_GET_ITEM(self->leaves, self->next_leaf + ahead);
+}
+
+static int
+plan_leaf(Planner *self)
+{
+    PyObject *leaf = peek_leaf(self, 0);
+    if (leaf == NULL) {
+        return -1;
+    }
+    self->next_leaf++;
+    if (leaf == self->dynamic) {
+        self->n_arrays++;
+        return self->array == NULL
+                   ? append(self, instruction(TAKE, 0, 1, NULL, NULL, NULL))
+                   : append(self, instruction(ARRAY, 0, 1, self->array, self->is_array, NULL));
+    }
+    if (self->array == NULL) {
+        return append(self, instruction(CONSTANT, 0, 1, leaf, NULL, NULL));
+    }
+    return plan_static(self, leaf, 1);
+}
+
+/* The class of a row's node, borrowed; NULL with an exception. */
+static PyObject *
+class_of(Planner *self, Py_ssize_t row)
+{
+    PyObject *cls = PyTuple_GET_ITEM(self->classes, row);
+    if (cls != Py_None) {
+        return cls;
+    }
+    cls = PyDict_GetItemWithError(self->kind_classes, PyTuple_GET_ITEM(self->kinds, row));
+    if (cls == NULL && !PyErr_Occurred()) {
+        /* Of a named tuple. */
+        cls = PyTuple_GET_ITEM(self->metadata, row);
+        if (!PyType_Check(cls)) {
+            PyErr_SetString(PyExc_ValueError, "a node without a class");
+            return NULL;
+        }
+    }
+    return cls;
+}
+
+/* How the nodes of a class are planned, borrowed: a tuple; NULL with an exception. */
+static PyObject *
+shape_of(Planner *self, PyObject *cls)
+{
+    PyObject *shape = PyDict_GetItemWithError(self->shapes, cls);
+    if (shape != NULL || PyErr_Occurred()) {
+        return shape;
+    }
+    shape = PyObject_CallOneArg(self->shape_of, cls);
+    if (shape == NULL) {
+        return NULL;
+    }
+    if (!PyTuple_CheckExact(shape) || PyTuple_GET_SIZE(shape) != 3 ||
+        PyDict_SetItem(self->shapes, cls, shape) < 0) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "a shape must be a tuple of three");
+        }
+        Py_CLEAR(shape);
+    }
+    /* The dict has it. */
+    Py_XDECREF(shape);
+    return shape;
+}
+
+static int plan_row(Planner *self, Py_ssize_t row, int depth);
+
+/* How many leaves from a row on make one run; 1 if they make none, -1 with an exception. */
+static Py_ssize_t
+length_of_run(Planner *self, Py_ssize_t row)
+{
+    Py_ssize_t n = 0;
+    int of_arrays = 0, told_by_equality = 1;
+    for (; row >= 0; row = self->next_sibling[row], n++) {
+        int is_leaf = is_leaf_row(self, row);
+        PyObject *leaf = is_leaf > 0 ? peek_leaf(self, n) : NULL;
+        if (leaf == NULL) {
+            if (PyErr_Occurred()) {
+                return -1;
+            }
+            break;
+        }
+        int is_array = leaf == self->dynamic;
+        if (n == 0) {
+            of_arrays = is_array;
+        }
+        if (is_array != of_arrays || (!is_array && !is_number_or_text(leaf))) {
+            break;
+        }
+        told_by_equality &= is_array || is_told_by_equality(leaf);
+    }
+    /* An output is given what there is. */
+    return n < SHORTEST_RUN || (self->array != NULL && !told_by_equality) ? 1 : n;
+}
+
+static int
+plan_run(Planner *self, Py_ssize_t n)
+{
+    PyObject *leaf = peek_leaf(self, n - 1);
+    if (leaf == NULL) {
+        return -1;
+    }
+    int is_array = leaf == self->dynamic;
+    Op op = self->array == NULL ? (is_array ? TAKE_RUN : CONSTANT_RUN)
+                                : (is_array ? ARRAY_RUN : EQUAL_RUN);
+    PyObject *values = NULL;
+    int failed;
+    if (is_array) {
+        self->n_arrays += n;
+        failed = append(self, instruction(op, n, 1, self->array, self->is_array, NULL));
+    }
+    else {
+        values = PyTuple_GetSlice(self->leaves, self->next_leaf, self->next_leaf + n);
+        failed = values == NULL ? -1 : append(self, instruction(op, n, 1, values, NULL, NULL));
+    }
+    self->next_leaf += n;
+    Py_XDECREF(values);
+    return failed;
+}
+
+/* Whether an object may stand for another in an instruction, as far as that is told at a glance. */
+static int
+is_same(PyObject *one, PyObject *other)
+{
+    return one == other || (PyUnicode_CheckExact(one) && PyUnicode_CheckExact(other) &&
+                            PyUnicode_Compare(one, other) == 0);
+}
+
+static int
+are_names_same(PyObject *ones, PyObject *others)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(ones);
+    if (n != PyTuple_GET_SIZE(others)) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (!is_same(PyTuple_GET_ITEM(ones, i), PyTuple_GET_ITEM(others, i))) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int
+are_templates_same(PyObject *one, PyObject *other)
+{
+    Py_ssize_t position = 0, other_position = 0;
+    PyObject *name, *value, *other_name, *other_value;
+    while (PyDict_Next(one, &position, &name, &value)) {
+        if (!PyDict_Next(other, &other_position, &other_name, &other_value) ||
+            !is_same(name, other_name) || !is_same(value, other_value)) {
+            return 0;
+        }
+    }
+    return PyDict_GET_SIZE(one) == PyDict_GET_SIZE(other);
+}
+
+static int
+is_part_of_instruction_same(long op, int part, PyObject *one, PyObject *other)
+{
+    if (is_same(one, other)) {
+        return 1;
+    }
+    if (part < 4 || (op == EQUAL && Py_TYPE(one) == Py_TYPE(other))) {
+        return PyObject_RichCompareBool(one, other, Py_EQ);
+    }
+    int are_names = (part == 5 && (op == FIELDS || op == DICT || op == MAKE_MODULE)) ||
+                    (part == 4 && op == MAKE_DICT);
+    if (are_names) {
+        return are_names_same(one, other);
+    }
+    return part == 6 && op == MAKE_MODULE && are_templates_same(one, other);
+}
+
+/* Whether `size` instructions from one index on do what those from another on do; -1 for an error. */
+static int
+are_instructions_same(Planner *self, Py_ssize_t one, Py_ssize_t other, Py_ssize_t size)
+{
+    for (Py_ssize_t i = 0; i < size; i++) {
+        PyObject *ones = PyList_GET_ITEM(self->instructions, one + i);
+        PyObject *others = PyList_GET_ITEM(self->instructions, other + i);
+        for (int part = 0; part < 7 && ones != others; part++) {
+            long op = PyLong_AsLong(PyTuple_GET_ITEM(ones, 0));
+            int same = is_part_of_instruction_same(op, part, PyTuple_GET_ITEM(ones, part),
+                                                   PyTuple_GET_ITEM(others, part));
+            if (same <= 0) {
+                return same;
+            }
+        }
+    }
+    return 1;
+}
+
+/* Items of a sequence that are read or made alike, the instructions of the first of which are there. */
+typedef struct {
+    Py_ssize_t at, size, n;
+} Repeated;
+
+/* End a series of them, behind which nothing was appended: 0, or -1 with an exception. */
+static int
+end_repeated(Planner *self, Repeated *items)
+{
+    Py_ssize_t n = items->n;
+    items->n = 0;
+    if (n >= SHORTEST_RUN) {
+        PyObject *made = instruction(self->array == NULL ? MAKE_RUN : REPEAT, n, items->size + 1,
+                                     NULL, NULL, NULL);
+        int failed = made == NULL ? -1 : PyList_Insert(self->instructions, items->at, made);
+        Py_XDECREF(made);
+        return failed;
+    }
+    for (; n > 1; n--) {
+        for (Py_ssize_t i = 0; i < items->size; i++) {
+            if (PyList_Append(self->instructions,
+                              PyList_GET_ITEM(self->instructions, items->at + i)) < 0) {
+                return -1;
+            }
+        }
+    }
+    return 0;
+}
+
+/* Plan an item of a sequence, as one more of those before it, if it is. */
+static int
+plan_item(Planner *self, Py_ssize_t row, int depth, Repeated *items)
+{
+    Py_ssize_t at = PyList_GET_SIZE(self->instructions);
+    if (plan_row(self, row, depth) < 0) {
+        return -1;
+    }
+    Py_ssize_t end = PyList_GET_SIZE(self->instructions), size = end - at;
+    int same = items->n > 0 && items->size == size
+                   ? are_instructions_same(self, items->at, at, size)
+                   : 0;
+    if (same < 0) {
+        return -1;
+    }
+    if (same) {
+        items->n++;
+        return PyList_SetSlice(self->instructions, at, end, NULL);
+    }
+    if (items->n > 1) {
+        PyObject *others = PyList_GetSlice(self->instructions, at, end);
+        int failed = others == NULL || PyList_SetSlice(self->instructions, at, end, NULL) < 0 ||
+                     end_repeated(self, items) < 0;
+        at = PyList_GET_SIZE(self->instructions);
+        failed = failed || PyList_SetSlice(self->instructions, at, at, others) < 0;
+        Py_XDECREF(others);
+        if (failed) {
+            return -1;
+        }
+    }
+    *items = (Repeated){.at = at, .size = size, .n = 1};
+    return 0;
+}
+
+static int
+plan_items(Planner *self, Py_ssize_t row, int depth)
+{
+    Repeated items = {0};
+    Py_ssize_t child = self->first_child[row];
+    while (child >= 0) {
+        Py_ssize_t n = length_of_run(self, child);
+        if (n < 0) {
+            return -1;
+        }
+        if (n == 1 ? plan_item(self, child, depth + 1, &items) < 0
+                   : end_repeated(self, &items) < 0 || plan_run(self, n) < 0) {
+            return -1;
+        }
+        for (; n > 0; n--) {
+            child = self->next_sibling[child];
+        }
+    }
+    return end_repeated(self, &items);
+}
+
+static int
+plan_children(Planner *self, Py_ssize_t row, int depth)
+{
+    Py_ssize_t child = self->first_child[row];
+    for (; child >= 0; child = self->next_sibling[child]) {
+        if (plan_row(self, child, depth + 1) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Fields come in this order: those that may hold arrays, then the static ones. */
+static int
+plan_module(Planner *self, Py_ssize_t row, PyObject *cls, PyObject *names, Py_ssize_t n_dynamic,
+            int depth)
+{
+    PyObject *data = PyTuple_GET_ITEM(self->metadata, row);
+    Py_ssize_t n_static = PyTuple_GET_SIZE(names) - n_dynamic;
+    int is_plain = n_static >= 0 && PyTuple_CheckExact(data) && PyTuple_GET_SIZE(data) == 1 + n_static &&
+                   PyTuple_GET_ITEM(data, 0) == self->missing;
+    for (Py_ssize_t i = 1; is_plain && i <= n_static; i++) {
+        is_plain = PyTuple_GET_ITEM(data, i) != self->missing;
+    }
+    Py_ssize_t arity = 0;
+    for (Py_ssize_t child = self->first_child[row]; child >= 0; child = self->next_sibling[child]) {
+        arity++;
+    }
+    if (!is_plain || arity != n_dynamic) {
+        PyErr_SetString(PyExc_ValueError, "a Module that isn't whole");
+        return -1;
+    }
+    Py_ssize_t at = reserve(self);
+    if (at < 0) {
+        return -1;
+    }
+    if (self->array != NULL) {
+        if (plan_children(self, row, depth) < 0) {
+            return -1;
+        }
+        for (Py_ssize_t i = 1; i <= n_static; i++) {
+            if (plan_static(self, PyTuple_GET_ITEM(data, i), 0) < 0) {
+                return -1;
+            }
+        }
+        return enclose(self, at, FIELDS, 0, cls, names, NULL);
+    }
+    /* What isn't made for each call is in the template of all fields. */
+    PyObject *template = PyDict_New(), *made = PyList_New(0), *made_names = NULL;
+    int failed = -1;
+    if (template == NULL || made == NULL) {
+        goto done;
+    }
+    Py_ssize_t child = self->first_child[row];
+    for (Py_ssize_t i = 0; i < n_dynamic; i++, child = self->next_sibling[child]) {
+        PyObject *name = PyTuple_GET_ITEM(names, i), *value = NULL;
+        int is_leaf = is_leaf_row(self, child);
+        if (is_leaf < 0) {
+            goto done;
+        }
+        if (is_leaf) {
+            value = peek_leaf(self, 0);
+            if (value == NULL) {
+                goto done;
+            }
+            if (value == self->dynamic) {
+                value = NULL;
+            }
+            else {
+                self->next_leaf++;
+            }
+        }
+        else {
+            PyObject *child_class = class_of(self, child);
+            if (child_class == NULL) {
+                goto done;
+            }
+            value = child_class == (PyObject *)Py_TYPE(Py_None) ? Py_None : NULL;
+        }
+        if (PyDict_SetItem(template, name, value == NULL ? Py_None : value) < 0) {
+            goto done;
+        }
+        if (value == NULL &&
+            (PyList_Append(made, name) < 0 || plan_row(self, child, depth + 1) < 0)) {
+            goto done;
+        }
+    }
+    for (Py_ssize_t i = 0; i < n_static; i++) {
+        PyObject *name = PyTuple_GET_ITEM(names, n_dynamic + i);
+        if (PyDict_SetItem(template, name, PyTuple_GET_ITEM(data, 1 + i)) < 0) {
+            goto done;
+        }
+    }
+    made_names = PyList_AsTuple(made);
+    if (made_names != NULL) {
+        failed = enclose(self, at, MAKE_MODULE, 0, cls, made_names, template);
+    }
+done:
+    Py_XDECREF(template);
+    Py_XDECREF(made);
+    Py_XDECREF(made_names);
+    return failed;
+}
+
+/* The class of all keys of a dict, borrowed; NULL if there are none, or not of one plain class. */
+static PyObject *
+class_of_keys(PyObject *keys)
+{
+    PyTypeObject *cls = NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); i++) {
+        PyObject *key = PyTuple_GET_ITEM(keys, i);
+        if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key) && !PyBytes_CheckExact(key)) {
+            return NULL;
+        }
+        if (i > 0 && Py_TYPE(key) != cls) {
+            return NULL;
+        }
+        cls = Py_TYPE(key);
+    }
+    return (PyObject *)cls;
+}
+
+/* Plan a node by what Python has as the head of its instructions. */
+static int
+plan_other(Planner *self, Py_ssize_t row, PyObject *cls, int depth)
+{
+    PyObject *data = PyTuple_GET_ITEM(self->metadata, row);
+    PyObject *head = PyObject_CallFunctionObjArgs(self->head_of, cls, data,
+                                                  PyTuple_GET_ITEM(self->arities, row), NULL);
+    int op, failed = -1;
+    Py_ssize_t n, at;
+    PyObject *first, *second, *third;
+    if (head == NULL) {
+        return -1;
+    }
+    if (PyArg_ParseTuple(head, "inOOO", &op, &n, &first, &second, &third) &&
+        (at = reserve(self)) >= 0 && plan_children(self, row, depth) == 0) {
+        failed = enclose(self, at, (Op)op, n, first, second, third);
+    }
+    Py_DECREF(head);
+    return failed;
+}
+
+static int
+plan_dict(Planner *self, Py_ssize_t row, PyObject *cls, int depth)
+{
+    PyObject *keys = PySequence_Tuple(PyTuple_GET_ITEM(self->metadata, row));
+    int failed = -1;
+    Py_ssize_t at;
+    if (keys == NULL) {
+        return -1;
+    }
+    PyObject *key_class = class_of_keys(keys);
+    if (self->array != NULL && key_class == NULL && PyTuple_GET_SIZE(keys) != 0) {
+        failed = plan_other(self, row, cls, depth);
+    }
+    else if ((at = reserve(self)) >= 0 && plan_children(self, row, depth) == 0) {
+        failed = self->array == NULL ? enclose(self, at, MAKE_DICT, 0, keys, NULL, NULL)
+                                     : enclose(self, at, DICT, 0, cls, keys, key_class);
+    }
+    Py_DECREF(keys);
+    return failed;
+}
+
+static int
+plan_sequence(Planner *self, Py_ssize_t row, PyObject *cls, int depth)
+{
+    Py_ssize_t n = PyLong_AsSsize_t(PyTuple_GET_ITEM(self->arities, row));
+    Py_ssize_t at = reserve(self);
+    if (n < 0 || at < 0 ||
+        (n >= SHORTEST_RUN ? plan_items(self, row, depth) : plan_children(self, row, depth)) < 0) {
+        return -1;
+    }
+    if (self->array != NULL) {
+        return enclose(self, at, SEQUENCE, n, cls, NULL, NULL);
+    }
+    if (cls == (PyObject *)&PyList_Type || cls == (PyObject *)&PyTuple_Type) {
+        Op op = cls == (PyObject *)&PyList_Type ? MAKE_LIST : MAKE_TUPLE;
+        return enclose(self, at, op, n, NULL, NULL, NULL);
+    }
+    return enclose(self, at, MAKE_NAMED_TUPLE, n, cls, NULL, NULL);
+}
+
+/* Append the instructions of a row: 0, or -1 with an exception. */
+static int
+plan_row(Planner *self, Py_ssize_t row, int depth)
+{
+    int is_leaf = is_leaf_row(self, row);
+    if (is_leaf) {
+        return is_leaf < 0 ? -1 : plan_leaf(self);
+    }
+    if (depth > MAX_DEPTH) {
+        PyErr_SetString(PyExc_RecursionError, "too deep to be planned");
+        return -1;
+    }
+    PyObject *cls = class_of(self, row);
+    PyObject *shape = cls == NULL ? NULL : shape_of(self, cls), *names;
+    int kind;
+    Py_ssize_t n;
+    if (shape == NULL || !PyArg_ParseTuple(shape, "iO!n", &kind, &PyTuple_Type, &names, &n)) {
+        return -1;
+    }
+    switch ((Shape)kind) {
+    case NONE_SHAPE:
+        return append(self, instruction(self->array == NULL ? CONSTANT : IS, 0, 1, NULL, NULL, NULL));
+    case SEQUENCE_SHAPE:
+        return plan_sequence(self, row, cls, depth);
+    case DICT_SHAPE:
+        return plan_dict(self, row, cls, depth);
+    case MODULE_SHAPE:
+        return plan_module(self, row, cls, names, n, depth);
+    default:
+        return plan_other(self, row, cls, depth);
+    }
+}
+
+/* Plan the children of an argument list: args, a tuple, and kwargs, a dict. */
+static int
+plan_arguments(Planner *self, Py_ssize_t root)
+{
+    for (Py_ssize_t half = self->first_child[root]; half >= 0; half = self->next_sibling[half]) {
+        if (plan_children(self, half, 0) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *
+plan(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Planner self = {0};
+    PyObject *array, *result = NULL;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!OO!OOOOOOO:plan", &PyTuple_Type, &self.kinds,
+                          &PyTuple_Type, &self.arities, &PyTuple_Type, &self.metadata, &PyTuple_Type,
+                          &self.classes, &PyTuple_Type, &self.leaves, &self.leaf_kind, &PyDict_Type,
+                          &self.kind_classes, &self.dynamic, &self.missing, &array, &self.is_array,
+                          &self.shape_of, &self.head_of, &self.static_of)) {
+        return NULL;
+    }
+    self.n_rows = PyTuple_GET_SIZE(self.kinds);
+    if (PyTuple_GET_SIZE(self.arities) != self.n_rows ||
+        PyTuple_GET_SIZE(self.metadata) != self.n_rows ||
+        PyTuple_GET_SIZE(self.classes) != self.n_rows) {
+        PyErr_SetString(PyExc_ValueError, "the columns must be as long as each other");
+        return NULL;
+    }
+    self.array = array == Py_None ? NULL : array;
+    self.shapes = PyDict_New();
+    self.statics[0] = PyDict_New();
+    self.statics[1] = PyDict_New();
+    self.instructions = PyList_New(0);
+    if (self.shapes != NULL && self.statics[0] != NULL && self.statics[1] != NULL &&
+        self.instructions != NULL && link_rows(&self) == 0) {
+        Py_ssize_t root = self.n_rows - 1;
+        int failed = self.array != NULL ? plan_arguments(&self, root) : plan_row(&self, root, 0);
+        if (!failed && self.next_leaf != PyTuple_GET_SIZE(self.leaves)) {
+            PyErr_SetString(PyExc_ValueError, "more leaves than the treedef has");
+            failed = -1;
+        }
+        if (!failed) {
+            result = Py_BuildValue("On", self.instructions, self.n_arrays);
+        }
+    }
+    PyMem_Free(self.first_child);
+    PyMem_Free(self.next_sibling);
+    Py_XDECREF(self.shapes);
+    Py_XDECREF(self.statics[0]);
+    Py_XDECREF(self.statics[1]);
+    Py_XDECREF(self.instructions);
+    return result;
+}
 
 /* --- Predicates ------------------------------------------------------------------------------ */
 
@@ -1517,17 +2310,17 @@ typedef struct {
     Match *match;
     Rebuild *rebuild;
     PyObject *jitted;
-    PyObject *python;       /* the generated function: does all of this, and binds whatever comes */
     PyObject *names;        /* of the parameters: a str each; None where it can't be passed by name */
     PyObject *defaults;     /* what stands for an argument left out; None where it can't be */
     Py_ssize_t n_positional;/* how many parameters can be passed by position */
-    PyObject *otherwise;    /* what to call if the arguments don't match */
+    PyObject *otherwise;    /* what to call if the arguments don't match, or can't be bound here */
     PyObject *entry;
     PyObject *unclassified; /* the name of its attribute */
     PyObject *miss;         /* the exception by which JAX says that it wants to trace, */
     PyObject *retrace;      /* and what is called then; */
     PyObject *explain;      /* what may raise a clearer exception for any other; */
-    PyObject *finish;       /* what is called with an output that isn't as planned, and the arguments */
+    PyObject *finish;       /* what is called with an output that isn't as planned, and the arguments;
+                               a function, by whose attributes the call is known */
     PyObject *hits;         /* its `next` counts a hit */
     PyObject *owner;        /* whose calls these are */
 } Call;
@@ -1602,7 +2395,28 @@ done:
     return found;
 }
 
-/* Put the arguments in the order of the parameters; 0 if that is for Python to do, or to refuse. */
+/* Where a name is among others, from an index on; their number if it isn't there. */
+static Py_ssize_t
+place_of(PyObject *names, PyObject *name, Py_ssize_t from)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(names), i = from;
+    while (i < n && PyTuple_GET_ITEM(names, i) != name) {
+        i++;
+    }
+    if (i < n) {
+        return i;
+    }
+    /* Names that are put together at run time are others than those in the source. */
+    for (i = from; i < n; i++) {
+        PyObject *other = PyTuple_GET_ITEM(names, i);
+        if (PyUnicode_Check(other) && PyUnicode_Check(name) && PyUnicode_Compare(other, name) == 0) {
+            return i;
+        }
+    }
+    return n;
+}
+
+/* Put the arguments in the order of the parameters: 1; 0 if that is for Python to do, or to refuse. */
 static int
 bind(const Call *self, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnames,
      PyObject **bound)
@@ -1616,12 +2430,8 @@ bind(const Call *self, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnam
         bound[i] = i < n_args ? args[i] : NULL;
     }
     for (Py_ssize_t k = 0; k < n_keywords; k++) {
-        Py_ssize_t i = n_args;
-        while (i < n_parameters &&
-               PyTuple_GET_ITEM(self->names, i) != PyTuple_GET_ITEM(kwnames, k)) {
-            i++;
-        }
-        if (i == n_parameters) {
+        Py_ssize_t i = place_of(self->names, PyTuple_GET_ITEM(kwnames, k), n_args);
+        if (i == n_parameters || bound[i] != NULL) {
             return 0;
         }
         bound[i] = args[n_args + k];
@@ -1751,14 +2561,14 @@ call_if_matched(Call *self, PyObject *const *args, size_t n_args_flag, PyObject 
     Py_ssize_t n_args = PyVectorcall_NARGS(n_args_flag);
     PyObject *in_order[MOST_PARAMETERS];
     PyObject *const *bound = args;
-    if (self->python == NULL) {
+    if (self->finish == NULL) {
         PyErr_SetString(PyExc_ReferenceError, "the function is being garbage collected");
         return NULL;
     }
     Py_ssize_t n_parameters = PyTuple_GET_SIZE(self->names);
     if (kwnames != NULL || n_args != n_parameters || n_args > self->n_positional) {
         if (!bind(self, args, n_args, kwnames, in_order)) {
-            return PyObject_Vectorcall(self->python, args, n_args_flag, kwnames);
+            return NULL;
         }
         bound = in_order;
     }
@@ -1796,12 +2606,12 @@ static PyObject *
 call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     State *state = PyType_GetModuleState(type);
-    PyObject *match, *rebuild, *jitted, *python, *names, *defaults, *otherwise, *entry, *unclassified;
-    PyObject *miss, *retrace, *explain, *finish, *hits, *owner;
+    PyObject *match, *rebuild, *jitted, *names, *defaults, *otherwise, *entry, *unclassified, *miss;
+    PyObject *retrace, *explain, *finish, *hits, *owner;
     Py_ssize_t n_positional;
     if (state == NULL || has_keywords(type, kwargs) ||
-        !PyArg_ParseTuple(args, "O!O!OOO!O!nOOUOOOOOO:Call", state->match_type, &match,
-                          state->rebuild_type, &rebuild, &jitted, &python, &PyTuple_Type, &names,
+        !PyArg_ParseTuple(args, "O!O!OO!O!nOOUOOOOOO:Call", state->match_type, &match,
+                          state->rebuild_type, &rebuild, &jitted, &PyTuple_Type, &names,
                           &PyTuple_Type, &defaults, &n_positional, &otherwise, &entry,
                           &unclassified, &miss, &retrace, &explain, &finish, &hits, &owner)) {
         return NULL;
@@ -1819,7 +2629,6 @@ call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->match = (Match *)Py_NewRef(match);
     self->rebuild = (Rebuild *)Py_NewRef(rebuild);
     self->jitted = Py_NewRef(jitted);
-    self->python = Py_NewRef(python);
     self->names = Py_NewRef(names);
     self->defaults = Py_NewRef(defaults);
     self->n_positional = n_positional;
@@ -1842,7 +2651,6 @@ call_traverse(Call *self, visitproc visit, void *arg)
     Py_VISIT(self->match);
     Py_VISIT(self->rebuild);
     Py_VISIT(self->jitted);
-    Py_VISIT(self->python);
     Py_VISIT(self->names);
     Py_VISIT(self->defaults);
     Py_VISIT(self->otherwise);
@@ -1860,7 +2668,8 @@ call_traverse(Call *self, visitproc visit, void *arg)
 static int
 call_clear(Call *self)
 {
-    Py_CLEAR(self->python);
+    /* First: without it, it isn't called any more. */
+    Py_CLEAR(self->finish);
     Py_CLEAR(self->match);
     Py_CLEAR(self->rebuild);
     Py_CLEAR(self->jitted);
@@ -1872,7 +2681,6 @@ call_clear(Call *self)
     Py_CLEAR(self->miss);
     Py_CLEAR(self->retrace);
     Py_CLEAR(self->explain);
-    Py_CLEAR(self->finish);
     Py_CLEAR(self->hits);
     Py_CLEAR(self->owner);
     return 0;
@@ -1882,9 +2690,9 @@ static PyObject *
 call_getattro(Call *self, PyObject *name)
 {
     PyObject *value = PyObject_GenericGetAttr((PyObject *)self, name);
-    if (value == NULL && self->python != NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+    if (value == NULL && self->finish != NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
         PyErr_Clear();
-        value = PyObject_GetAttr(self->python, name);
+        value = PyObject_GetAttr(self->finish, name);
     }
     return value;
 }
@@ -1892,17 +2700,16 @@ call_getattro(Call *self, PyObject *name)
 static PyObject *
 call_repr(Call *self)
 {
-    return PyObject_Repr(self->python == NULL ? Py_None : self->python);
+    return PyObject_Repr(self->finish == NULL ? Py_None : self->finish);
 }
 
 static PyMemberDef call_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Callable, vectorcall), READONLY, NULL},
-    {"python", T_OBJECT, offsetof(Call, python), READONLY, "The generated function."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot call_slots[] = {
-    {Py_tp_doc, "Call(match, rebuild, jitted, python, names, defaults, n_positional, otherwise,\n"
+    {Py_tp_doc, "Call(match, rebuild, jitted, names, defaults, n_positional, otherwise,\n"
                 "entry, unclassified, miss, retrace, explain, finish, hits, owner): a specialised call\n"
                 "without a frame. What isn't as planned is left to those functions."},
     {Py_tp_new, call_new},
@@ -1978,6 +2785,10 @@ static PyModuleDef_Slot module_slots[] = {
 };
 
 static PyMethodDef module_methods[] = {
+    {"plan", plan, METH_VARARGS,
+     "plan(kinds, arities, metadata, classes, leaves, leaf_kind, kind_classes, dynamic, missing,\n"
+     "array, is_array, shape_of, head_of, static_of): the instructions for a treedef, and how many\n"
+     "arrays it has; those for an output if array is None."},
     {"in_flight", in_flight, METH_O,
      "in_flight(entry): the innermost Call of an entry that JAX is making in this thread, as\n"
      "(owner, args, kwargs); or None."},

@@ -25,13 +25,11 @@ class Rebuild:
     def __call__(self, arrays: list[Any], kept: tuple[Any, ...] = ..., /) -> Any: ...
 
 class Call:
-    python: Callable[..., Any]
     def __init__(
         self,
         match: Match,
         rebuild: Rebuild,
         jitted: Callable[..., Any],
-        python: Callable[..., Any],
         names: tuple[str | None, ...],
         defaults: tuple[Any, ...],
         n_positional: int,
@@ -67,3 +65,20 @@ class Held:
 INTERFACE: int
 
 def in_flight(entry: Any, /) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None: ...
+def plan(
+    kinds: tuple[Any, ...],
+    arities: tuple[int, ...],
+    metadata: tuple[Any, ...],
+    classes: tuple[Any, ...],
+    leaves: tuple[Any, ...],
+    leaf_kind: Any,
+    kind_classes: dict[Any, type],
+    dynamic: Any,
+    missing: Any,
+    array: type | None,
+    is_array: Callable[[Any], bool] | None,
+    shape_of: Callable[[type], tuple[int, tuple[str, ...], int]],
+    head_of: Callable[[type, Any, int], tuple[int, int, Any, Any, Any]],
+    static_of: Callable[[Any, bool], tuple[tuple[Any, ...], ...]] | None,
+    /,
+) -> tuple[list[tuple[Any, ...]], int]: ...

@@ -2,10 +2,8 @@
 
 import collections
 import itertools
-import os
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unittest import mock
 
 import equinox as eqx
 import jax
@@ -21,7 +19,9 @@ from eqxjit._plan.budget import Budget
 from eqxjit._plan.build import Example, build
 from eqxjit._plan.call_source import Links, generate
 from eqxjit._plan.check import first_mismatch
-from eqxjit._plan.signature import Signature
+from eqxjit._plan.native import encode, native_enabled
+from eqxjit._plan.native_planner import plan_natively
+from eqxjit._plan.signature import VAR_KEYWORD, VAR_POSITIONAL, Signature
 from eqxjit._runtime.traced import CacheMiss
 from eqxjit._trees.array_layout import ArrayLayout
 from eqxjit._trees.given import NOTHING, Given
@@ -41,13 +41,15 @@ def ignore(*_):
 def planned(fun, *args, **kwargs):
     """Return the plan of a call, and a function that returns whether its guards hold.
 
-    It asks generated Python, and the native back end, which must agree.
+    It asks generated Python, and the native back end with a program made of the plan, and with one
+    made without it: all must agree.
     """
     signature = Signature(fun, "f", "f")
     args, kwargs = signature.binder(lambda args, kwargs: (args, kwargs))(*args, **kwargs)
     leaves, static = partition((args, kwargs))
     inputs = Given(static, NOTHING)
-    out_spec = OutSpec(jax.tree.structure(()), (), inputs)
+    out_tree = jax.tree.structure(())
+    out_spec = OutSpec(out_tree, (), inputs)
     example = Example(args, kwargs, static, inputs, leaves, [])
     layout = ArrayLayout(0, 0)
     plan = build(signature, layout, 0, [out_spec], example, False, ignore)
@@ -60,10 +62,15 @@ def planned(fun, *args, **kwargs):
     jitted, otherwise = lambda *_: [], lambda *_, **__: "otherwise"
     own = NumpyInputs()
     links = Links(jitted, otherwise, *[ignore] * 4, own.own, own.own_arrays, itertools.repeat(None))
+    programs = [None]
+    if native_enabled():
+        programs += [encode(plan, ignore)]
+        kinds = {parameter.kind for parameter in signature.parameters}
+        if kinds.isdisjoint((VAR_POSITIONAL, VAR_KEYWORD)):
+            programs += [plan_natively(signature, 0, static, (), out_tree)]
     calls = []
-    for is_native in (False, True):
-        with mock.patch.dict(os.environ, {} if is_native else {"EQXJIT_NATIVE": "0"}):
-            source = generate(plan, entry, "entry", CacheMiss, Budget(1.0, 0))
+    for native in programs:
+        source = generate(plan, native, entry, "entry", CacheMiss, Budget(1.0, 0))
         calls.append(source.make(*links))
 
     def holds(*args, **kwargs):

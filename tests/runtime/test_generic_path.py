@@ -333,7 +333,7 @@ def test_more_nodes_than_are_scanned_at_first_are_scanned_from_then_on(monkeypat
     inside.specialize_nothing(monkeypatch)
     inside.scan_few_nodes(monkeypatch, 50)
     f = eqxjit.filter_jit(lambda tree, x: x + 1)
-    for _ in range(2):
+    for _ in range(3):
         f(tree, X)
     assert scan(((tree, X), {}), None, 50) is None
     found = scan(((tree, X), {}))
@@ -369,7 +369,7 @@ def test_a_structure_met_before_is_found_without_flattening(kind, unspecialized,
 
     f = eqxjit.filter_jit(lambda tree, x: (sum(map(jnp.sum, last(tree)), x), tree))
     expected = [f(tree, X)[0].tolist() for tree in trees]
-    for tree in trees:
+    for tree in trees * 2:
         f(tree, X)
     monkeypatch.setattr(_miss, "partition", None)
     traces = f.cache_info().traces
@@ -445,6 +445,21 @@ def test_a_pytree_that_contains_itself_is_refused_and_harms_nothing():
 # --- Specialising -----------------------------------------------------------------------------
 
 
+@pytest.fixture
+def planned(monkeypatch):
+    """Plans: calls that are planned natively need no budget."""
+    monkeypatch.setenv("EQXJIT_NATIVE", "0")
+
+
+def use_planner(name, monkeypatch):
+    """Return the function by which calls are planned from here on."""
+    if name == "build":
+        monkeypatch.setenv("EQXJIT_NATIVE", "0")
+    elif not eqxjit.native_enabled():
+        pytest.skip("There is no native back end.")
+    return getattr(_specialize, name)
+
+
 class Clock:
     """A thread's time that goes on by so much each time that somebody asks."""
 
@@ -458,7 +473,7 @@ class Clock:
 
 @pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
 @pytest.mark.parametrize("returned", [False, True])
-def test_no_specialised_call_takes_longer_than_its_budget(monkeypatch, budget, returned):
+def test_no_specialised_call_takes_longer_than_its_budget(monkeypatch, budget, planned, returned):
     """A slow machine: a millisecond for some twenty nodes."""
     clock = Clock(0.0008)
     monkeypatch.setattr(_budget.time, "thread_time", clock)
@@ -474,10 +489,10 @@ def test_no_specialised_call_takes_longer_than_its_budget(monkeypatch, budget, r
 
 @pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
 @pytest.mark.parametrize("n_slow", [1, 3])
-def test_a_specialised_call_that_took_too_long_is_tried_again(monkeypatch, budget, n_slow):
+def test_a_specialised_call_that_took_too_long_is_tried_again(monkeypatch, budget, planned, n_slow):
     """Garbage may have been collected meanwhile: three attempts, each after ten times as many."""
     tree, attempted_at = [Layer(X, i) for i in range(300)], []
-    make = _specialize.specialized_call
+    make = _specialize.Specializer
 
     def counted(*args):
         attempted_at.append(f.cache_info().hits)
@@ -486,7 +501,7 @@ def test_a_specialised_call_that_took_too_long_is_tried_again(monkeypatch, budge
         return make(*args)
 
     inside.take_compiling_for_free(monkeypatch)
-    monkeypatch.setattr(_specialize, "specialized_call", counted)
+    monkeypatch.setattr(_specialize, "Specializer", counted)
     f = eqxjit.filter_jit(lambda tree, x: x + 1)
     for _ in range(150):
         assert f(tree, X).tolist() == (X + 1).tolist()
@@ -516,9 +531,14 @@ def test_what_will_be_done_once_more_counts_twice(monkeypatch, budget):
         allowed.check_compiling("a = 1\n")
 
 
+PLANNERS = pytest.mark.parametrize("planner", ["build", "plan_natively"])
+
+
 @pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
-def test_no_garbage_is_collected_while_a_large_call_is_made(monkeypatch, budget):
-    collects, make = [], _specialize.build
+@PLANNERS
+def test_no_garbage_is_collected_while_a_large_call_is_made(monkeypatch, budget, planner):
+    make = use_planner(planner, monkeypatch)
+    collects = []
 
     def built(*args):
         collects.append(gc.isenabled())
@@ -526,7 +546,7 @@ def test_no_garbage_is_collected_while_a_large_call_is_made(monkeypatch, budget)
             raise KeyboardInterrupt
         return make(*args)
 
-    monkeypatch.setattr(_specialize, "build", built)
+    monkeypatch.setattr(_specialize, planner, built)
 
     def call(tree):
         f = eqxjit.filter_jit(lambda tree, x: x + 1)
@@ -543,14 +563,16 @@ def test_no_garbage_is_collected_while_a_large_call_is_made(monkeypatch, budget)
 
 
 @pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
-def test_garbage_that_the_user_does_not_let_be_collected(monkeypatch, budget):
-    collects, make = [], _specialize.build
+@PLANNERS
+def test_garbage_that_the_user_does_not_let_be_collected(monkeypatch, budget, planner):
+    make = use_planner(planner, monkeypatch)
+    collects = []
 
     def built(*args):
         collects.append(gc.isenabled())
         return make(*args)
 
-    monkeypatch.setattr(_specialize, "build", built)
+    monkeypatch.setattr(_specialize, planner, built)
     gc.disable()
     try:
         f, tree = eqxjit.filter_jit(lambda tree, x: x + 1), [Layer(X, i) for i in range(300)]

@@ -13,7 +13,7 @@ from .._plan.budget import TooLong
 from .._runtime.dispatch import Dispatcher
 from .._runtime.entry import wait_for
 from .._runtime.request import Call
-from .._runtime.specialize import specialized_call
+from .._runtime.specialize import Specializer
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -217,7 +217,7 @@ class Compiled:
         if self._n_calls == _CALLS_BEFORE_SPECIALIZING:
             call = None
             with contextlib.suppress(TooLong):
-                call = specialized_call(dispatcher, entry, bound, output)
+                call = Specializer(dispatcher, entry, bound, output).framed_call()
             if call is not None:
                 generic = dispatcher.wrapped.signature.binder(self._call_generic)
                 self._fill_slot(call.instantiate(dispatcher, generic, self.compiled))

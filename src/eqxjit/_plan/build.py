@@ -72,6 +72,6 @@ def build(
         index,
         type(example.output),
         any(out_spec.mutable for out_spec in out_specs),
-        are_repeated(static.treedef, returned),
+        are_repeated((*static.metadata, *returned)),
         blocks,
     )

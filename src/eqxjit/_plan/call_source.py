@@ -12,7 +12,7 @@ from .budget import Budget
 from .given_source import GivenSource
 from .guard_source import GuardSource, conditions
 from .names import Constants
-from .native import NativeCall, encode
+from .native import NativeCall
 from .output_source import OutputSource
 from .plan import CallPlan
 from .signature import absent
@@ -56,13 +56,11 @@ class CallSource(NamedTuple):
     - `source`: its source.
     - `make`: returns the call for `(*links, *checks, *fun_statics, *fun_arrays)`.
     - `fun_statics`: where those static objects of the function are that it returns.
-    - `native`: by which the native back end does all that the source does; None if it can't.
     """
 
     source: str
     make: Callable[..., Any]
     fun_statics: list[Position]
-    native: NativeCall | None
 
 
 class _Parts(NamedTuple):
@@ -121,6 +119,7 @@ def _native_parts(
 
 def generate(
     plan: CallPlan,
+    native: NativeCall | None,
     entry: Callee,
     entry_variable: str,
     miss: type[Exception],
@@ -131,6 +130,7 @@ def generate(
     **Arguments:**
 
     - `plan`: the plan.
+    - `native`: the same for the native back end; None to write it all as Python.
     - `entry`: what the call is for; `entry_variable` is the global that holds it.
     - `miss`: by which JAX says that it wants to trace.
     - `budget`: how long this may take.
@@ -157,7 +157,6 @@ def generate(
     seen = names.variable("seen") if plan.repeats else None
     # Who waits for the computation can let JAX read NumPy's arrays where they are.
     copies = None if plan.blocks else own
-    native = encode(plan, budget.check)
     if native is not None:
         parts = _native_parts(native, names, copies and copies[0], fun_arrays, arrays)
     else:
@@ -242,5 +241,4 @@ def generate(
     budget.check_compiling(source)
     namespace = names.namespace | {entry_variable: entry}
     made = define(make, signature.name, source, namespace)
-    is_whole = not (plan.n_fun_checks or plan.checks_output or plan.blocks or index)
-    return CallSource(source, made, list(parts.fun_statics.values()), native if is_whole else None)
+    return CallSource(source, made, list(parts.fun_statics.values()))

@@ -55,30 +55,33 @@ class Inputs:
     def plan(self, node: Node | Leaf) -> Input:
         """Return how to read an object of this structure."""
         if isinstance(node, Leaf):
-            return Array() if node.is_dynamic else self._static_leaf(node.value)
+            return Array() if node.is_dynamic else self.static(node.value, is_leaf=True)
         if node.kind is type(None):
             return NoneNode()
         self._tick()
         if node.kind is tuple or node.kind is list or is_plain_namedtuple(node.kind):
             return self._sequence(node)
-        if node.kind is dict:
-            return self._dict(node)
-        if node.kind is collections.OrderedDict:
-            key = learned_key(tuple(node.data))
-            return Mapping(node.kind, node.data, self._children(node), None, key, True)
         layout = module_layout(node)
         if layout is not None:
             return self._module(node, layout)
-        key = learned_key(node.data, self._traced)
-        return Registered(node.kind, key, self._children(node))
+        return self.container(node.kind, node.data, self._children(node))
+
+    def container(self, kind: type, data: Any, items: list[Input]) -> Mapping | Registered:
+        """Return how to read a dict, or a node that only the registry can take apart."""
+        if kind is dict:
+            return _dict(data, items)
+        if kind is collections.OrderedDict:
+            return Mapping(kind, data, items, None, learned_key(tuple(data)), True)
+        return Registered(kind, learned_key(data, self._traced), items)
+
+    def static(self, value: Any, is_leaf: bool) -> Static:
+        """Return how to compare a static value: a leaf, or a part of a node's metadata."""
+        static = static_input(value, self._traced)
+        static.may_become_node = is_leaf and _can_become_a_node(type(value))
+        return static
 
     def _children(self, node: Node) -> list[Input]:
         return [self.plan(child) for child in node.children]
-
-    def _static_leaf(self, value: Any) -> Static:
-        static = static_input(value, self._traced)
-        static.may_become_node = _can_become_a_node(type(value))
-        return static
 
     def _sequence(self, node: Node) -> Sequence:
         items: list[Input | ArrayRun | StaticRun | Repeat] = []
@@ -102,19 +105,19 @@ class Inputs:
             item = self._items[signature] = self.plan(node)
         return item
 
-    def _dict(self, node: Node) -> Mapping:
-        keys, items = node.data, self._children(node)
-        key_types = {type(key) for key in keys}
-        if len(key_types) == 1 and key_types <= {str, bytes, int}:
-            # Of one type, keys that are equal are the same: each is looked up.
-            return Mapping(dict, keys, items, key_types, None, False)
-        key = learned_key(frozenset(keys)) if keys else None
-        return Mapping(dict, keys, items, None, key, False)
-
     def _module(self, node: Node, layout: ModuleLayout) -> Fields:
-        static = [(field, static_input(value, self._traced)) for field, value in layout.static]
+        static = [(field, self.static(value, is_leaf=False)) for field, value in layout.static]
         dynamic = [*zip(layout.dynamic, self._children(node), strict=True)]
         return Fields(node.kind, static, dynamic)
+
+
+def _dict(keys: list[Any], items: list[Input]) -> Mapping:
+    key_types = {type(key) for key in keys}
+    if len(key_types) == 1 and key_types <= {str, bytes, int}:
+        # Of one type, keys that are equal are the same: each is looked up.
+        return Mapping(dict, keys, items, key_types, None, False)
+    key = learned_key(frozenset(keys)) if keys else None
+    return Mapping(dict, keys, items, None, key, False)
 
 
 def static_input(value: Any, traced: TracedObjects | None = None) -> Static:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jax.tree_util import default_registry
 
-from .._compat import ArrayImpl, native_back_end
+from .._compat import ArrayImpl, PyTreeDef, native_back_end
 from .._trees.given import Position
 from .._trees.key_cache import KnownKey, has_key
 from .._trees.numpy_inputs import is_plain_array
@@ -52,8 +52,8 @@ from .signature import absent
 # In the order of `_native.c`.
 (
     _ARRAY, _IS, _EQUAL, _EQUAL_ITEMS, _IS_OR, _HELD_OR, _TYPE_AND, _PREDICATE, _BOTH,
-    _SEQUENCE, _DICT, _DICT_BY, _FIELDS, _REGISTERED, _ARRAY_RUN, _EQUAL_RUN, _REPEAT,
-    _TAKE, _CONSTANT, _KEPT, _LIST, _TUPLE, _NAMED_TUPLE, _MAKE_DICT, _MODULE, _UNFLATTEN,
+    _SEQUENCE, _DICT, _DICT_BY, _FIELDS, REGISTERED, _ARRAY_RUN, _EQUAL_RUN, _REPEAT,
+    _TAKE, _CONSTANT, _KEPT, _LIST, _TUPLE, _NAMED_TUPLE, _MAKE_DICT, _MODULE, UNFLATTEN,
     _TAKE_RUN, _CONSTANT_RUN, _MAKE_RUN,
 ) = range(29)  # fmt: skip
 
@@ -82,7 +82,7 @@ def native_enabled() -> bool:
 
 
 # Those that ask Python whether a value that isn't the same matches all the same.
-_ASKING_PYTHON = frozenset({_IS_OR, _HELD_OR, _TYPE_AND, _PREDICATE, _DICT_BY, _REGISTERED})
+_ASKING_PYTHON = frozenset({_IS_OR, _HELD_OR, _TYPE_AND, _PREDICATE, _DICT_BY, REGISTERED})
 
 
 class Unsupported(Exception):
@@ -116,29 +116,62 @@ def encode(plan: CallPlan, tick: Callable[[], None]) -> NativeCall | None:
     - `plan`: the plan.
     - `tick`: called now and then; what it raises ends the encoding.
     """
-    back_end = native_back_end()
-    if back_end is None or plan.repeats:
+    if not native_enabled() or plan.repeats:
         return None
     try:
         arguments = _arguments(plan)
         kept = _Kept(plan, arguments)
-        inputs = _Encoder(tick, kept.marked)
+        inputs = Encoder(tick, kept.marked)
         for argument in arguments:
             inputs.add_input(argument.node)
-        output = _Encoder(tick, kept.marked, kept.slots)
+        output = Encoder(tick, kept.marked, kept.slots)
         output.add_output(plan.output)
     except Unsupported:
         return None
-    program, new_match = back_end.Program(inputs.program()), back_end.Match
-    n_first = plan.layout.n_first
-    n_all = sum([n_arrays(argument.node) for argument in arguments])
-    return NativeCall(
+    return native_call(
         [argument.name for argument in arguments],
-        lambda own, arrays: new_match(program, own, arrays, n_first, n_all, len(kept.slots)),
-        back_end.Rebuild(back_end.Program(output.program())),
-        bool(kept.slots),
+        inputs.program(),
+        output.program(),
+        plan.layout.n_first,
+        sum([n_arrays(argument.node) for argument in arguments]),
+        len(kept.slots),
+    )
+
+
+#: What to do, and with what (see `_native.c`): each an operation, whether it keeps a value for the
+#: output, a number, how many there are of it and all below it, and three objects.
+Instructions = tuple[tuple[Any, ...], ...]
+
+
+def native_call(
+    arguments: list[str],
+    inputs: Instructions,
+    output: Instructions,
+    n_first: int,
+    n_all: int,
+    n_kept: int = 0,
+) -> NativeCall:
+    """Return a call by its programs.
+
+    **Arguments:**
+
+    - `arguments`: the names of the parameters, in the order of `inputs`.
+    - `inputs`, `output`: how they are read, and it is made.
+    - `n_first`, `n_all`: how many arrays there are in the first argument, and in all.
+    - `n_kept`: how many static objects are kept for the output.
+    """
+    back_end = native_back_end()
+    assert back_end is not None
+    program, new_match = back_end.Program(inputs), back_end.Match
+    asking = [step[4] for step in inputs if step[0] in _ASKING_PYTHON]
+    return NativeCall(
+        arguments,
+        lambda own, arrays: new_match(program, own, arrays, n_first, n_all, n_kept),
+        back_end.Rebuild(back_end.Program(output)),
+        bool(n_kept),
         back_end.Call,
-        inputs.fails_fast,
+        # A static value that has matched is asked about, in case its class was registered.
+        all(predicate is _is_leaf for predicate in asking),
     )
 
 
@@ -276,7 +309,7 @@ class _Kept:
 # --- Instructions ---------------------------------------------------------------------------------
 
 
-class _Encoder:
+class Encoder:
     """The instructions of one half of a plan: a node, then those of what is below it."""
 
     __slots__ = ("_instructions", "_kept", "_slots", "_tick")
@@ -287,20 +320,12 @@ class _Encoder:
         self._tick = tick
         self._kept = kept
         self._slots = slots or {}
-        #: Each as `(op, keeps, n, first, second, third)`, and where what is below it ends.
+        #: See `Instructions`.
         self._instructions: list[tuple[Any, ...]] = []
 
-    def program(self) -> tuple[tuple[Any, ...], ...]:
+    def program(self) -> Instructions:
+        """Return what was encoded."""
         return tuple(self._instructions)
-
-    @property
-    def fails_fast(self) -> bool:
-        """True where no instruction runs Python for a value that doesn't match."""
-        # A static value that has matched is asked about, in case its class was registered.
-        return not any(
-            op in _ASKING_PYTHON and first is not _is_leaf
-            for op, _, _, _, first, *_ in self._instructions
-        )
 
     def _open(
         self,
@@ -317,8 +342,8 @@ class _Encoder:
         for add in below:
             self._tick()
             add()
-        end = len(self._instructions)
-        self._instructions[at] = (op, keeps, n, end, first, second, third)
+        size = len(self._instructions) - at
+        self._instructions[at] = (op, keeps, n, size, first, second, third)
 
     # Inputs.
 
@@ -345,7 +370,7 @@ class _Encoder:
             case Registered():
                 parts = functools.partial(_parts, node.key)
                 below = self._each(self.add_input, node.items)
-                self._open(_REGISTERED, node.cls, parts, n=len(node.items), below=below)
+                self._open(REGISTERED, node.cls, parts, n=len(node.items), below=below)
 
     @staticmethod
     def _each(add: Callable[[Any], None], children: Iterable[Any]) -> list[Callable[[], None]]:
@@ -428,7 +453,7 @@ class _Encoder:
                 below = self._each(self.add_output, node.items)
                 self._open(_NAMED_TUPLE, node.cls, n=len(node.items), below=below)
             case MakeNamedTuple():
-                self._add_unflatten(functools.partial(_call_with, node.cls), node.items)
+                self._add_unflatten(functools.partial(call_with, node.cls), node.items)
             case MakeDict():
                 self._open(
                     _MAKE_DICT, tuple(node.keys), below=self._each(self.add_output, node.items)
@@ -436,9 +461,7 @@ class _Encoder:
             case MakeModule():
                 self._add_module(node)
             case Unflatten():
-                # Not the bound method: Python's garbage collector can't see through jaxlib's.
-                unflatten = functools.partial(type(node.treedef).unflatten, node.treedef)
-                self._add_unflatten(unflatten, node.items)
+                self._add_unflatten(unflatten_by(node.treedef), node.items)
             case _:
                 raise Unsupported
 
@@ -454,7 +477,7 @@ class _Encoder:
                 self.add_output(item)
 
     def _add_unflatten(self, unflatten: Callable[[list[Any]], Any], items: list[Output]) -> None:
-        self._open(_UNFLATTEN, unflatten, n=len(items), below=self._each(self.add_output, items))
+        self._open(UNFLATTEN, unflatten, n=len(items), below=self._each(self.add_output, items))
 
     def _add_module(self, node: MakeModule) -> None:
         template: dict[str, Any] = {}
@@ -498,5 +521,12 @@ def _parts(key: Any, value: Any) -> tuple[Any, ...] | None:
     return tuple(children) if has_key(data, key) else None
 
 
-def _call_with(cls: type, items: list[Any]) -> Any:
+def unflatten_by(treedef: PyTreeDef) -> Callable[[list[Any]], Any]:
+    """Return what unflattens a list of leaves."""
+    # Not the bound method: Python's garbage collector can't see through jaxlib's.
+    return functools.partial(type(treedef).unflatten, treedef)
+
+
+def call_with(cls: type, items: list[Any]) -> Any:
+    """Return what a class makes of its arguments."""
     return cls(*items)

@@ -13,7 +13,6 @@ import equinox as eqx
 from .._compat import root_treedef
 from .._trees.given import WHOLE, Given, Position
 from .._trees.out_spec import OutSpec
-from .._trees.static_key import compares_by_identity
 from .._trees.structure import (
     Leaf,
     ModuleLayout,
@@ -49,10 +48,8 @@ def output_structure(out_spec: OutSpec, given: Given, tick: Callable[[], None]) 
     """
     leaves, treedef = out_spec.resolve(given)
     positioned = list(leaves)
-    for index, leaf in enumerate(leaves):
-        position = out_spec.leaf_position(index)
-        if position is not None and not compares_by_identity(type(leaf)):
-            positioned[index] = position
+    for index, position in out_spec.leaf_positions(leaves):
+        positioned[index] = position
     structure = structure_of(treedef, tuple(positioned), tick)
     for path, part, position in out_spec.positions(treedef, given):
         tick()
@@ -96,7 +93,7 @@ class Outputs:
         if cls is dict:
             return MakeDict(node.data, self._children(node))
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            return MakeNamedTuple(cls, self._children(node), _is_standard_namedtuple(cls))
+            return MakeNamedTuple(cls, self._children(node), is_standard_namedtuple(cls))
         return Unflatten(root_treedef(node.treedef), _labels(node), self._children(node))
 
     def _children(self, node: Node) -> list[Output]:
@@ -185,7 +182,7 @@ def _labels(node: Node) -> Any:
     return getattr(node.kind, "_fields", None) or range(len(node.children))
 
 
-def _is_standard_namedtuple(kind: type) -> bool:
+def is_standard_namedtuple(kind: type) -> bool:
     """Return whether calling a named tuple's class does no more than make the tuple."""
     new = vars(kind).get("__new__")
     return (

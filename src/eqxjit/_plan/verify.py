@@ -1,8 +1,8 @@
-"""Verifies generated code against JAX's registry, on the values at hand."""
+"""Verifies a specialised call against JAX's registry, on the values at hand."""
 
 import itertools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jax.tree_util import tree_flatten
@@ -11,17 +11,15 @@ from .._compat import PyTreeDef
 from .._trees.given import are_equal
 from .._trees.out_spec import Output
 from .build import Example
-from .call_source import CallSource, Links
+from .call_source import Links
 
 
 def does_the_same(
-    generated: CallSource,
+    make: Callable[[Links], Callable[..., Any]],
     example: Example,
     expected: tuple[list[Any], PyTreeDef],
-    checks: Sequence[Callable[[], bool]],
-    fun_leaves: Sequence[Any],
 ) -> bool:
-    """Return whether generated code serves a call as it was served.
+    """Return whether a specialised call serves a call as it was served.
 
     It is called with the jitted function replaced: whether it passes on the very arrays that JAX's
     registry finds, and rebuilds the very output, which has the leaves and the structure `expected`.
@@ -42,9 +40,7 @@ def does_the_same(
         pass
 
     links = Links(jitted, fail, fail, fail, fail, ignore, same, list, itertools.repeat(None))
-    fun_statics = [example.given.get(position) for position in generated.fun_statics]
-    trial = generated.make(*links, *checks, *fun_statics, *fun_leaves)
-    leaves, treedef = tree_flatten(trial(*example.args, **example.kwargs))
+    leaves, treedef = tree_flatten(make(links)(*example.args, **example.kwargs))
     expected_leaves, expected_treedef = expected
     return (
         identical(passed, example.flat)

@@ -144,6 +144,8 @@ class FunctionCache(_Table):
         self.traced = TracedObjects()
         #: Of the largest structure that it was called with: so many nodes are scanned.
         self.most_nodes = MAX_NODES
+        #: Whether calls are scanned: some entry has no specialised call, for now or for good.
+        self.meets = False
         #: Those that were called warm, by the keys of their scans.
         self._met: dict[Hashable, CacheEntry] = {}
         self._clock = itertools.count()

@@ -110,8 +110,8 @@ class Dispatcher(MissPath):
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         try:
-            # In a function's first call there is nothing to be found.
-            scanned = self.scan(args, kwargs) if self.cache.entries else None
+            # What has been met is found by a scan: at first nothing, as specialised calls serve.
+            scanned = self.scan(args, kwargs) if self.cache.meets else None
             entry = self.cache.find_again(scanned.key) if scanned else None
         except Exception:
             # The long way names what raised.
@@ -151,10 +151,12 @@ class Dispatcher(MissPath):
         next(self.cache.traces.hits)
         if is_worth_specializing(entry, len(leaves)):
             self._own_entry = weakref.ref(entry)
-            bound = self.partition(args, kwargs)
+            bound = bound or self.partition(args, kwargs)
             # What ran may have changed static objects in place.
-            if bound.static.key == entry.key:
+            if bound.static.still_has(entry.key):
                 specialize(self, entry, bound, output)
+        else:
+            self.cache.meets = True
         if bound is not None:
             given = self.wrapped.given(bound.static)
         else:

@@ -110,6 +110,11 @@ class CacheEntry(EntryState):
         return all(are_unchanged(d.mutable, seen) for d in self.out_specs)
 
     @property
+    def returned(self) -> list[Any]:
+        """The static objects in outputs that didn't come in."""
+        return [value for out_spec in self.out_specs for value in out_spec.own]
+
+    @property
     def returns_mutable(self) -> bool:
         """True where there is anything for `is_unmodified` to look at."""
         return any(out_spec.mutable for out_spec in self.out_specs)

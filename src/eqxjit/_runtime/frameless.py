@@ -11,28 +11,30 @@ from .._trees.out_spec import Output
 from .entry import CacheEntry
 from .stack import CacheMiss
 
+# As of `_native.c`.
+_MOST_PARAMETERS = 16
 
-def can_be_frameless(native: NativeCall, signature: Signature, jitted: Any) -> bool:
-    """Return whether the native back end can do all that the generated function does."""
-    parameters = signature.parameters
-    by_position = [p.name for p in parameters if p.kind != KEYWORD_ONLY]
+
+def can_be_frameless(signature: Signature, jitted: Any) -> bool:
+    """Return whether the native back end can bind a call, and JAX's events are found without it."""
+    kinds = {parameter.kind for parameter in signature.parameters}
     return (
         is_found_by_frame(jitted)
-        and len(native.arguments) == len(parameters)
-        # A plan has those last that are passed by name, or left out.
-        and native.arguments[: len(by_position)] == by_position
-        and all(p.kind not in (VAR_POSITIONAL, VAR_KEYWORD) for p in parameters)
+        and kinds.isdisjoint((VAR_POSITIONAL, VAR_KEYWORD))
+        and len(signature.parameters) <= _MOST_PARAMETERS
     )
 
 
-def frameless(
-    native: NativeCall,
-    links: Links,
-    entry: CacheEntry,
-    python: Any,
-    owner: Any,
-) -> Any:
-    """Return a call that does what `python`, the generated function, does; `owner` has the rest."""
+def binds_in_order(native: NativeCall, signature: Signature) -> bool:
+    """Return whether what can be passed by position comes first in a plan, and in this order."""
+    # A plan has those last that are passed by name, or left out.
+    by_position = [p.name for p in signature.parameters if p.kind != KEYWORD_ONLY]
+    return native.arguments[: len(by_position)] == by_position
+
+
+def frameless(native: NativeCall, links: Links, entry: CacheEntry, owner: Any) -> Any:
+    """Return a call that does what the generated function does; `owner` has the rest."""
+    signature = owner.wrapped.signature
 
     def finish(output: Output, /, *args: Any, **kwargs: Any) -> Any:
         """Return the output where another trace ran, or a program that was just compiled."""
@@ -44,15 +46,16 @@ def frameless(
             given = links.flattened(*args, **kwargs) if entry.returns_given(output) else None
             return entry.rebuild(output, given)
 
+    # The call is known by its attributes.
+    finish.__name__, finish.__qualname__ = signature.name, signature.qualname
     entry.has_frameless_calls = True
-    by_name = {parameter.name: parameter for parameter in owner.wrapped.signature.parameters}
+    by_name = {parameter.name: parameter for parameter in signature.parameters}
     # In the plan's order: keyword arguments are sorted there.
     parameters = [by_name[name] for name in native.arguments]
     return native.call(
         native.match(links.own_array, owner.fun_leaves),
         native.rebuild,
         links.jitted,
-        python,
         tuple([None if p.kind == POSITIONAL_ONLY else p.name for p in parameters]),
         tuple([None if p.default is p.empty else p.default for p in parameters]),
         sum([p.kind != KEYWORD_ONLY for p in parameters]),

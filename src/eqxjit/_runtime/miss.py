@@ -181,8 +181,8 @@ class MissPath:
             unclassified = not entry.classify(entry.flat(self.fun_leaves, leaves), may_raise)
         specialized = entry.specialized or entry.second_chance
         if specialized is not None and (
-            specialized.plan.blocks != (entry.blocks or unclassified)
-            or specialized.plan.checks_output != entry.returns_mutable
+            specialized.blocks != (entry.blocks or unclassified)
+            or specialized.checks_output != entry.returns_mutable
         ):
             self.cache.unspecialize(entry)
         # In the end: if an interrupt comes before, the next call does it all again.

@@ -21,15 +21,32 @@ _ATTEMPTS = 3
 
 
 class SpecializedCall(Protocol):
-    """The generated function of an entry.
+    """The specialised call of an entry (see `specialized_call.py`)."""
 
-    - `plan`, `source`: its plan, and that as source.
-    - `fails_fast`: whether its guards fail without running Python.
-    """
+    @property
+    def plan(self) -> CallPlan:
+        """Its plan."""
+        ...
 
-    plan: CallPlan
-    source: str
-    fails_fast: bool
+    @property
+    def source(self) -> str:
+        """What it does, as Python."""
+        ...
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it waits for the computation."""
+        ...
+
+    @property
+    def checks_output(self) -> bool:
+        """Whether it looks at static objects of the output."""
+        ...
+
+    @property
+    def fails_fast(self) -> bool:
+        """Whether its guards fail without running Python."""
+        ...
 
     @property
     def entry(self) -> "EntryState":

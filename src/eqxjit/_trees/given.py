@@ -181,6 +181,11 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, type) or is_fixed_dtype(type(value)) or stays(value)
 
 
+def _varies(value: Any) -> bool:
+    """Return whether one that came in may be another in the next call of the same entry."""
+    return not is_plain(value) and not compares_by_identity(type(value))
+
+
 class _Subtree:
     """A node in a treedef, with what is below it.
 
@@ -188,15 +193,19 @@ class _Subtree:
     - `row`: of `treedef_rows`.
     - `mark`: equal for subtrees that hold the very same static objects.
     - `is_plain`: whether all that it holds is plain.
+    - `varies`: whether anything in it that isn't need not be the same in all calls.
     """
 
-    __slots__ = ("is_plain", "mark", "path", "row")
+    __slots__ = ("is_plain", "mark", "path", "row", "varies")
 
-    def __init__(self, path: tuple[int, ...], row: TreedefRow, mark: int, plain: bool):
+    def __init__(
+        self, path: tuple[int, ...], row: TreedefRow, mark: int, plain: bool, varies: bool
+    ):
         self.path = path
         self.row = row
         self.mark = mark
         self.is_plain = plain
+        self.varies = varies
 
 
 def _located(treedef: PyTreeDef) -> Iterator[tuple[tuple[int, ...], TreedefRow]]:
@@ -224,8 +233,11 @@ def _all_subtrees(treedef: PyTreeDef, marks: dict[Hashable, int]) -> list[_Subtr
         # A tuple of parts, or a list of keys, may be put together anew each time.
         held = tuple(map(object_key, parts)) if parts or parts is data else object_key(data)
         key = (kind, arity, custom, held, tuple([child.mark for child in children]))
-        plain = _holds_plain(row) and all(child.is_plain for child in children)
-        subtree = _Subtree(path, row, marks.setdefault(key, len(marks)), plain)
+        holds_plain = _holds_plain(row)
+        plain = holds_plain and all(child.is_plain for child in children)
+        varies = not holds_plain and any(map(_varies, _values(row)))
+        varies = varies or any(child.varies for child in children)
+        subtree = _Subtree(path, row, marks.setdefault(key, len(marks)), plain, varies)
         roots[start:] = [subtree]
         found.append(subtree)
     return found
@@ -439,16 +451,17 @@ class StaticOutput:
 
     - `n_nodes`: how many nodes it has.
     - `own`: the static objects in it that didn't come in.
-    - `is_given`: whether anything in it did.
+    - `is_given`: whether anything in it did; `varies`: and need not be the same in all calls.
     """
 
-    __slots__ = ("_leaves", "_steps", "is_given", "n_nodes", "own")
+    __slots__ = ("_leaves", "_steps", "is_given", "n_nodes", "own", "varies")
 
     def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], given: Given):
         self.n_nodes = treedef.num_nodes
         self._leaves = leaves
         self._steps: list[_Step] = [_Same(treedef)]
         self.own: list[Any] = []
+        self.varies = False
         if not all(map(_holds_plain, treedef_rows(treedef))) or not all(map(is_plain, leaves)):
             self._refer(treedef, leaves, given)
         self.is_given = any(type(leaf) in (Position, _Weak) for leaf in self._leaves) or any(
@@ -476,6 +489,10 @@ class StaticOutput:
         # A leaf that can't be hashed can't be told to have changed: upstream returns it, too.
         self.own = [leaf for leaf in self.own if is_hashable(leaf)]
         self._steps = _steps_of(treedef, subtrees, index, referred)
+        kept = zip(leaves, self._leaves, strict=True)
+        self.varies = subtrees[-1].varies or any(
+            type(position) is Position and _varies(leaf) for leaf, position in kept
+        )
 
     def resolve(self, given: Given | None) -> tuple[tuple[Any, ...], PyTreeDef]:
         """Return the leaves and the structure for a call, with its own static objects.
@@ -539,10 +556,14 @@ class StaticOutput:
                     if is_given and not compares_by_identity(type(given.get(value))):
                         yield path, part, value
 
-    def leaf_position(self, index: int) -> Position | None:
-        """Return where a leaf came in, if it did."""
-        leaf = self._leaves[index]
-        return leaf if type(leaf) is Position else None
+    def leaf_positions(self, leaves: tuple[Any, ...]) -> Iterator[tuple[int, Position]]:
+        """Yield where leaves came in, but for what compares by identity: which, and its position.
+
+        - `leaves`: the leaves for the call, as `resolve` returns them.
+        """
+        for index, position in enumerate(self._leaves if self.is_given else ()):
+            if type(position) is Position and not compares_by_identity(type(leaves[index])):
+                yield index, position
 
 
 def _steps_of(

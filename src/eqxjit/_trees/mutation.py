@@ -39,9 +39,8 @@ def mutable_among(values: Iterable[Any]) -> list[Mutable]:
     return found
 
 
-def are_repeated(treedef: PyTreeDef, others: Iterable[Any]) -> bool:
-    """Return whether an object that can be changed in place is there twice, or among others."""
-    values = (*metadata_of(treedef), *others)
+def are_repeated(values: Iterable[Any]) -> bool:
+    """Return whether an object that can be changed in place is among them twice."""
     found = [id(value) for value in values if not identity_suffices(value)]
     return len(found) > len({*found})
 

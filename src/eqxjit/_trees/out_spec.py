@@ -25,6 +25,12 @@ def arrays_of(output: Output) -> list[Any]:
     return next(iter(output.values())) if isinstance(output, dict) else output
 
 
+def with_arrays(static: tuple[Any, ...], arrays: list[Any]) -> list[Any]:
+    """Return leaves with an array in the place of each `DYNAMIC`."""
+    remaining = iter(arrays)
+    return [next(remaining) if leaf is DYNAMIC else leaf for leaf in static]
+
+
 class OutSpec(StaticOutput):
     """The output of a trace, without its arrays.
 
@@ -41,10 +47,8 @@ class OutSpec(StaticOutput):
 
     def rebuild(self, arrays: list[Any], given: Given | None) -> Any:
         """Return the output of a call. (A marker behind the last array isn't looked at.)"""
-        remaining = iter(arrays)
         static, treedef = self.resolve(given)
-        leaves = [next(remaining) if leaf is DYNAMIC else leaf for leaf in static]
-        return tree_unflatten(treedef, leaves)
+        return tree_unflatten(treedef, with_arrays(static, arrays))
 
     def describes(self, treedef: PyTreeDef, leaves: tuple[Any, ...], given: Given) -> bool:
         """Return whether another trace's output differs in its arrays alone."""

@@ -16,7 +16,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from .._compat import ArrayImpl, PyTreeDef, TreedefColumns, fields_of, treedef_columns
 from .key_cache import TracedObjects, columns_key, static_key
 from .modules import dynamic_fields, is_module_class
-from .static_key import CONSTANTS, constants_key
+from .static_key import CONSTANTS, constants_key, identity_suffices
 
 
 class _Dynamic:
@@ -108,6 +108,18 @@ class StaticTree:
     def current_key(self) -> Hashable:
         """The key that it has now: static objects may have been changed in place."""
         return self._make_key()
+
+    @property
+    def changeable(self) -> list[Any]:
+        """The static objects in it that can be changed in place, as often as they are there."""
+        values = [*self.metadata, *(leaf for leaf in self.leaves if leaf is not DYNAMIC)]
+        distinct = {id(value): value for value in values}
+        found = {key for key, value in distinct.items() if not identity_suffices(value)}
+        return [value for value in values if id(value) in found] if found else []
+
+    def still_has(self, key: Hashable) -> bool:
+        """Return whether it has a key, which it had once: static objects may have been changed."""
+        return not self.changeable or self._make_key(self.traced or None) == key
 
     @property
     def n_arrays(self) -> int:

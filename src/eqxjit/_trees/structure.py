@@ -22,7 +22,8 @@ class TooDeep(Exception):
     """A structure that generated code would not be generated for."""
 
 
-_MISSING_KIND = type(MISSING)
+#: The class of what stands for a field that isn't set.
+MISSING_KIND = type(MISSING)
 
 # Static values that are compared a whole run at once.
 _NUMBERS_AND_TEXTS = frozenset({int, float, bool, str, bytes})
@@ -200,7 +201,7 @@ def module_layout(node: Node) -> ModuleLayout | None:
         return None
     if len(node.children) != len(dynamic_names):
         return None
-    if any(isinstance(child, Node) and child.kind is _MISSING_KIND for child in node.children):
+    if any(isinstance(child, Node) and child.kind is MISSING_KIND for child in node.children):
         return None
     return ModuleLayout(dynamic_names, tuple(zip(static_names, static_values, strict=True)))
 

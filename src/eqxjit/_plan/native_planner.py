@@ -1,0 +1,187 @@
+"""Plans calls for the native back end straight from treedefs: the fast twin of `native.encode`.
+
+`_native.c` writes the instructions of what is common, without a plan in between, and asks here for
+the rest. Where what comes in goes out again, a plan is needed.
+"""
+
+import functools
+from typing import Any
+
+from .._compat import (
+    CAN_ASSEMBLE,
+    KIND_CLASSES,
+    LEAF_KIND,
+    LEAF_TREEDEF,
+    MISSING,
+    ArrayImpl,
+    PyTreeDef,
+    TreedefColumns,
+    assembled,
+    native_back_end,
+    treedef_columns,
+)
+from .._trees.modules import dynamic_fields, keeps_fields_plainly, static_fields
+from .._trees.numpy_inputs import is_plain_array
+from .._trees.partition import DYNAMIC, StaticTree
+from .._trees.structure import MISSING_KIND, is_plain_namedtuple
+from .inputs import Inputs
+from .native import (
+    REGISTERED,
+    UNFLATTEN,
+    Encoder,
+    Instructions,
+    NativeCall,
+    Unsupported,
+    call_with,
+    native_call,
+    unflatten_by,
+)
+from .outputs import is_standard_namedtuple
+from .plan import Input, Match, Static
+from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD, Signature, absent
+
+# In the order of `_native.c`: how the nodes of a class are planned.
+_NONE, _SEQUENCE, _DICT, _MODULE, _OTHER = range(5)
+
+#: One of those; of a Module the names of its fields, and how many may hold arrays.
+_Shape = tuple[int, tuple[str, ...], int]
+
+_BY_POSITION = (POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD)
+_BY_NAME = (POSITIONAL_OR_KEYWORD, KEYWORD_ONLY)
+
+#: An instruction without what is below it: what to do, a number, and three objects.
+_Head = tuple[int, int, Any, Any, Any]
+
+
+def plan_natively(
+    signature: Signature, n_first: int, static: StaticTree, leaves: tuple[Any, ...], out: PyTreeDef
+) -> NativeCall:
+    """Return calls like one that was served.
+
+    **Arguments:**
+
+    - `signature`: of the function.
+    - `n_first`: how many arrays there are in the first argument.
+    - `static`: the static half of the bound arguments.
+    - `leaves`, `out`: that of the output.
+
+    **Raises:**
+
+    - any `Exception`, if that is for a plan.
+    """
+    planner = _Planner(Inputs(static.traced, _tick))
+    names = _names(signature, static)
+    inputs, n_arrays = planner.arguments(static.columns, static.leaves)
+    for parameter in signature.parameters:
+        if parameter.name not in names:
+            names.append(parameter.name)
+            inputs += _encoded(Static(absent, Match.IS))
+    output = planner.output(treedef_columns(out), leaves)
+    return native_call(names, tuple(inputs), tuple(output), n_first, n_arrays)
+
+
+def _names(signature: Signature, static: StaticTree) -> list[str]:
+    """Return the names of the parameters that are passed, in the order of their arrays."""
+    args, kwargs = static.treedef.children()
+    keys = (kwargs.node_data() or ({}, []))[1]
+    by_position = [p.name for p in signature.parameters if p.kind in _BY_POSITION]
+    n_args = len(args.children())
+    by_name = {p.name for p in signature.parameters if p.kind in _BY_NAME}
+    if n_args > len(by_position) or not by_name.issuperset(keys):
+        raise Unsupported
+    return [*by_position[:n_args], *keys]
+
+
+class _Planner:
+    """What Python adds to the plans of one call."""
+
+    __slots__ = ("_inputs",)
+
+    def __init__(self, inputs: Inputs):
+        self._inputs = inputs
+
+    def arguments(self, columns: TreedefColumns, leaves: tuple[Any, ...]) -> tuple[list[Any], int]:
+        """Return how the arguments are read, and how many arrays they have."""
+        return _plan(
+            *columns, leaves, LEAF_KIND, KIND_CLASSES, DYNAMIC, MISSING, ArrayImpl, is_plain_array,
+            _input_shape, self._input_head, self._static,
+        )  # fmt: skip
+
+    def output(self, columns: TreedefColumns, leaves: tuple[Any, ...]) -> list[Any]:
+        """Return how the output is made."""
+        instructions, _ = _plan(
+            *columns, leaves, LEAF_KIND, KIND_CLASSES, DYNAMIC, MISSING, None, None,
+            _output_shape, _output_head, None,
+        )  # fmt: skip
+        return instructions
+
+    def _static(self, value: Any, is_leaf: bool) -> Instructions:
+        return _encoded(self._inputs.static(value, is_leaf))
+
+    def _input_head(self, cls: type, data: Any, arity: int) -> _Head:
+        [(op, _, _, _, *objects)] = _encoded(self._inputs.container(cls, data, []))
+        return (op, arity if op == REGISTERED else 0, *objects)
+
+
+def _plan(*args: Any) -> tuple[list[Any], int]:
+    back_end = native_back_end()
+    if back_end is None:
+        raise Unsupported
+    return back_end.plan(*args)
+
+
+def _encoded(node: Input) -> Instructions:
+    encoder = Encoder(_tick, set())
+    encoder.add_input(node)
+    return encoder.program()
+
+
+def _tick() -> None:
+    """Let planning take its time: there is little to do for a node."""
+
+
+# Asked for each class anew in each plan: a class may have been changed.
+
+
+def _input_shape(cls: type) -> _Shape:
+    if cls is MISSING_KIND:
+        # A Module that isn't whole.
+        raise Unsupported
+    if cls is type(None):
+        return _NONE, (), 0
+    if cls is tuple or cls is list or is_plain_namedtuple(cls):
+        return _SEQUENCE, (), 0
+    return _module_shape(cls) or (_DICT if cls is dict else _OTHER, (), 0)
+
+
+def _output_shape(cls: type) -> _Shape:
+    if cls is MISSING_KIND:
+        raise Unsupported
+    if cls is type(None):
+        return _NONE, (), 0
+    module = _module_shape(cls)
+    if module is not None:
+        return module
+    if cls is tuple or cls is list or (_is_namedtuple(cls) and is_standard_namedtuple(cls)):
+        return _SEQUENCE, (), 0
+    return _DICT if cls is dict else _OTHER, (), 0
+
+
+def _module_shape(cls: type) -> _Shape | None:
+    if not keeps_fields_plainly(cls):
+        return None
+    dynamic = dynamic_fields(cls)
+    return _MODULE, (*dynamic, *static_fields(cls)), len(dynamic)
+
+
+def _output_head(cls: type, data: Any, arity: int) -> _Head:
+    if _is_namedtuple(cls):
+        return UNFLATTEN, arity, functools.partial(call_with, cls), None, None
+    if not CAN_ASSEMBLE:
+        raise Unsupported
+    root = assembled((cls, data), [LEAF_TREEDEF] * arity)
+    return UNFLATTEN, arity, unflatten_by(root), None, None
+
+
+def _is_namedtuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")

@@ -1,0 +1,372 @@
+"""Plans made in C, straight from treedefs: they are those that Python makes by way of a plan."""
+
+import collections
+import functools
+import gc
+import sys
+from unittest import mock
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+
+import eqxjit
+from eqxjit import _compat
+from eqxjit._plan import native, native_planner
+from eqxjit._plan.build import Example, build
+from eqxjit._plan.plan import Static
+from eqxjit._plan.signature import Signature
+from eqxjit._runtime import specialize
+from eqxjit._trees.array_layout import ArrayLayout
+from eqxjit._trees.given import NOTHING, Given
+from eqxjit._trees.key_cache import KnownKey
+from eqxjit._trees.out_spec import OutSpec
+from eqxjit._trees.partition import DYNAMIC, partition, split_leaves
+from tests.support.helpers import SPECIALIZING
+from tests.support.models import Layer, Point, mlp
+from tests.support.profile import SCENARIOS
+from tests.support.strategies import pairs
+
+pytestmark = pytest.mark.skipif(
+    not eqxjit.native_enabled(), reason="There is no native back end, or it is off."
+)
+
+X = jnp.arange(3.0)
+
+
+class Named(collections.namedtuple("Named", "x y")):
+    """Its class does more than make the tuple."""
+
+    def __new__(cls, x, y):
+        return super().__new__(cls, x, y)
+
+
+def static_half(value):
+    leaves, treedef = jax.tree.flatten(value)
+    return split_leaves(leaves)[1], treedef
+
+
+def programs(fun, *args, **kwargs):
+    """The instructions for a call by a plan, and those that are made without one, expanded."""
+    signature = Signature(fun, "f", "f")
+    bound = signature.binder(lambda *bound: bound)(*args, **kwargs)
+    arrays, static = partition(bound)
+    leaves, treedef = static_half(fun(*args, **kwargs))
+    inputs = Given(static, NOTHING)
+    out_spec = OutSpec(treedef, leaves, inputs)
+    if out_spec.varies:
+        # That takes a plan.
+        leaves, treedef = static_half(())
+        out_spec = OutSpec(treedef, leaves, inputs)
+    example = Example(*bound, static, inputs, arrays, [])
+    plan = build(signature, ArrayLayout(0, 0), 0, [out_spec], example, False, lambda: None)
+    seen = []
+    spy = mock.Mock(side_effect=lambda *args: seen.append(args))
+    with (
+        mock.patch.object(native, "native_call", spy),
+        mock.patch.object(native_planner, "native_call", spy),
+    ):
+        native.encode(plan, lambda: None)
+        native_planner.plan_natively(signature, 0, static, *out_spec.resolve(inputs))
+    return [
+        (names, expanded(inputs), expanded(output), n_arrays)
+        for names, inputs, output, _, n_arrays, *_ in seen
+    ], len(seen[1][1])
+
+
+def expanded(program):
+    """A program without repetitions, so that it doesn't matter which of them were found."""
+    result, at = [], 0
+    while at < len(program):
+        op, keeps, n, size, first, second, third = program[at]
+        below = expanded(program[at + 1 : at + size])
+        if op in (native._REPEAT, native._MAKE_RUN):
+            result += below * n
+        elif op in (native._ARRAY_RUN, native._TAKE_RUN):
+            single = native._ARRAY if op == native._ARRAY_RUN else native._TAKE
+            result += [(single, keeps, 0, shown(first), shown(second), "None")] * n
+        elif op in (native._EQUAL_RUN, native._CONSTANT_RUN):
+            result += [("item", *shown(value)) for value in first]
+        elif op in (native._IS, native._EQUAL, native._CONSTANT):
+            result.append(("item", *shown(first)))
+        elif op in (native._HELD_OR, native._TYPE_AND):
+            # Which lists' elements are looked at first differs where they are alike.
+            key = third if op == native._HELD_OR else second
+            result.append(("container", shown(first), shown(key)))
+        else:
+            objects = shown(first), shown(second), shown(third)
+            result += [(op, keeps, n, len(below), *objects), *below]
+        at += size
+    return result
+
+
+def shown(value):
+    """What is compared of an object in an instruction: of most, which one it is."""
+    if isinstance(value, functools.partial):
+        return value.func, [*map(shown, value.args)], [*map(shown, value.keywords.values())]
+    if isinstance(value, Static):
+        return value.match, id(value.value), repr(value.key), value.may_become_node
+    if isinstance(value, KnownKey):
+        return repr(value.typed)
+    if isinstance(value, tuple | dict | _compat.PyTreeDef):
+        return type(value), repr(value)
+    if type(value) in (int, float, str, bytes, bool):
+        return type(value), repr(value)
+    return "object", id(value)
+
+
+TREES = {
+    "an array": lambda: X,
+    "an MLP": mlp,
+    "MLPs": lambda: [mlp() for _ in range(10)],
+    "layers that differ": lambda: [Layer(X, X, i) for i in range(10)],
+    "runs of the same": lambda: [Layer(X, "a", f"name {i // 4}") for i in range(15)],
+    "runs of two and three": lambda: [*[Layer(X, 1)] * 2, *[Layer(X, 2)] * 3, Layer(X, 2.0), X],
+    "tuples in fields": lambda: [Layer(X, jnp.tanh, (i // 5, "a")) for i in range(10)],
+    "lists in fields": lambda: [Layer(X, config=[i // 5, "a"]) for i in range(10)],
+    "arrays and others": lambda: [X, X, X, 1, X, X, X, X, "a", X, None, None, None, None, X],
+    "numbers": lambda: (1, 2.0, True, "a", b"b", 1000, -5, -6, 256, 257, 1 << 70),
+    "zeros": lambda: [0.0, -0.0, 0, False, float("nan"), X],
+    "few numbers": lambda: [0.0, float("nan"), 1000],
+    "functions": lambda: [jax.nn.relu] * 5 + [jnp.tanh, jax.nn.relu],
+    "dicts": lambda: {"b": 1, "a": {"c": X, "d": {}}, "e": {2: X, 1: 1}, "f": {b"g": X}},
+    "dicts with other keys": lambda: {"t": {(1, 2): X, (1, 3): 1}, "n": {1.5: X}},
+    "ordered dicts": lambda: collections.OrderedDict(b=X, a=collections.OrderedDict()),
+    "defaultdicts": lambda: collections.defaultdict(list, {"b": X, "a": 1}),
+    "named tuples": lambda: (Point(X, 1), Point(None, ()), [Point(X, X)] * 5),
+    "named tuples of a kind": lambda: Named(X, 1),
+    "partials": lambda: eqx.Partial(max, X, key=X),
+    "NumPy": lambda: [np.ones(2), np.float32(1), np.ones(2), np.ones(2), X],
+    "states": lambda: optax.adamw(1e-3).init(eqx.filter(mlp(), eqx.is_array)),
+    "nothing": lambda: [(), [], {}, None, Point((), None)],
+    "a transformer's attention": lambda: eqx.nn.MultiheadAttention(2, 4, key=jax.random.key(0)),
+}
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_the_same_as_by_a_plan(kind):
+    tree = TREES[kind]()
+    for fun, arguments in [
+        (lambda tree, x: x, (tree, X)),
+        (lambda tree, x: (tree, x), (tree, X)),
+        (lambda x, tree: [tree, tree], (X, tree)),
+    ]:
+        (by_plan, natively), _ = programs(fun, *arguments)
+        assert natively == by_plan
+
+
+@settings(max_examples=SCENARIOS)
+@given(pairs())
+def test_the_same_as_by_a_plan_for_any_tree(pair):
+    tree, _ = pair
+    value = tree()
+    try:
+        (by_plan, natively), _ = programs(lambda tree: tree, value)
+    except Exception:
+        # For a plan, or for the generic path. `test_plan.py` has trees that mustn't come here.
+        return
+    assert natively == by_plan
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (lambda f: f(X, 1), ["a", "b", "c", "d"]),
+        (lambda f: f(X, 1, d=X, c=2), ["a", "b", "c", "d"]),
+        (lambda f: f(X, d=X, b=2), ["a", "b", "d", "c"]),
+        (lambda f: f(X), ["a", "b", "c", "d"]),
+    ],
+)
+def test_parameters_in_the_order_of_their_arrays(call, names):
+    def f(a, /, b=1, *, c=X, d=None):
+        return (a, b)
+
+    (by_plan, natively), _ = call(functools.partial(programs, f))
+    assert natively == by_plan
+    assert natively[0] == names
+
+
+def test_what_is_alike_is_planned_once():
+    for tree in ([mlp() for _ in range(100)], [[1, Layer(X, "a")] for _ in range(100)], [X] * 100):
+        _, size = programs(lambda tree: tree, tree)
+        assert size < 40
+
+
+def test_what_is_for_a_plan():
+    def chain(depth):
+        return X if not depth else [chain(depth - 1)]
+
+    holey = mlp()
+    object.__delattr__(holey.layers[0], "use_bias")
+    for tree in (holey, chain(250)):
+        static = partition(((tree,), {}))[1]
+        with pytest.raises((ValueError, RecursionError)):
+            native_planner.plan_natively(
+                Signature(lambda tree: tree, "f", "f"), 0, static, (), jax.tree.structure(())
+            )
+    for fun, args, kwargs in [(lambda *rest: 0, (X, X), {}), (lambda **more: 0, (), {"a": X})]:
+        static = partition((args, kwargs))[1]
+        with pytest.raises(native.Unsupported):
+            native_planner.plan_natively(
+                Signature(fun, "f", "f"), 0, static, (), jax.tree.structure(())
+            )
+
+
+def columns_of(tree):
+    leaves, treedef = static_half(tree)
+    return [*_compat.treedef_columns(treedef), leaves]
+
+
+def plan(*columns, inputs=True, static_of=None):
+    """Plan by hand."""
+    shapes = native_planner._input_shape if inputs else native_planner._output_shape
+    constants = _compat.LEAF_KIND, _compat.KIND_CLASSES, DYNAMIC, _compat.MISSING
+    array = (_compat.ArrayImpl, bool) if inputs else (None, None)
+    return _compat._native.plan(*columns, *constants, *array, shapes, None, static_of)
+
+
+def changed(place, value):
+    def change(columns):
+        columns[place] = value(columns[place])
+
+    return change
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        changed(0, lambda kinds: kinds[1:]),
+        changed(1, lambda arities: (*arities[:-1], 1)),
+        changed(1, lambda arities: (*arities[:-1], 5)),
+        changed(1, lambda arities: (*arities[:-1], -1)),
+        changed(1, lambda arities: (*arities[:-1], "2")),
+        changed(2, lambda metadata: (1,) * len(metadata)),
+        changed(3, lambda classes: (1,) * len(classes)),
+        changed(4, lambda leaves: leaves[1:]),
+        changed(4, lambda leaves: (*leaves, 1)),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(change, inputs):
+    columns = columns_of(((X, mlp(), {"a": 1}), {}))
+    plan(*columns, inputs=inputs, static_of=lambda *_: ())
+    change(columns)
+    with pytest.raises((ValueError, TypeError)):
+        plan(*columns, inputs=inputs, static_of=lambda *_: ())
+
+
+@pytest.mark.parametrize("answer", [None, [], ValueError])
+def test_answers_that_do_not_fit_are_refused(answer):
+    def static_of(value, is_leaf):
+        if answer is ValueError:
+            raise answer
+        return answer
+
+    with pytest.raises((ValueError, TypeError)):
+        plan(*columns_of(((jnp.tanh,), {})), static_of=static_of)
+    for shape in (answer, (0,), ("0", (), 0), (0, [], 0)):
+        with (
+            mock.patch.object(native_planner, "_input_shape", return_value=shape),
+            pytest.raises((ValueError, TypeError)),
+        ):
+            plan(*columns_of((({},), {})))
+
+
+def test_every_allocation_may_fail():
+    testcapi = pytest.importorskip("_testcapi")
+    tree = ([X] * 5, {"a": X, "b": 1.5}, [Layer(X, i // 4) for i in range(6)], (1, 2, 3, 4, "a"))
+    for columns, inputs in [(columns_of(((tree,), {})), True), (columns_of(tree), False)]:
+        expected = plan(*columns, inputs=inputs)
+        for n in range(600):
+            result = None
+            testcapi.set_nomemory(n, n + 1)
+            try:
+                result = plan(*columns, inputs=inputs)
+            except MemoryError:
+                pass
+            finally:
+                testcapi.remove_mem_hooks()
+            assert result is None or result == expected
+        assert result == expected
+
+
+def test_planning_keeps_nothing():
+    tree = (X, mlp(), [Layer(X, i // 4) for i in range(9)], {"a": 1.5, "b": "c"}, jnp.tanh)
+    leaves, inputs = columns_of(tree), columns_of(((tree,), {}))
+    known = (((native._IS, False, 0, 1, jnp.tanh, None, None)),)
+
+    def counts():
+        gc.collect()
+        objects = [*leaves, *inputs, X, None, True, jnp.tanh, Layer, "weight", known]
+        return [sys.getrefcount(each) for each in objects], len(gc.get_objects())
+
+    def use():
+        plan(*inputs, static_of=lambda *_: known)
+        plan(*leaves, inputs=False)
+        with pytest.raises(TypeError):
+            plan(*inputs, static_of=lambda *_: None)
+
+    for _ in range(20):
+        use()
+    before, n_before = counts()
+    for _ in range(300):
+        use()
+    after, n_after = counts()
+    assert all(abs(b - a) < 20 for b, a in zip(before, after, strict=True))
+    assert abs(n_after - n_before) < 100
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
+class TestCalls:
+    @pytest.fixture
+    def plans(self, monkeypatch):
+        """The plans that are made."""
+        made, original = [], specialize.build
+        monkeypatch.setattr(specialize, "build", lambda *a: made.append(a) or original(*a))
+        return made
+
+    def test_no_plan_is_made_of_a_training_step(self, plans):
+        optimiser = optax.adamw(1e-3)
+
+        @eqxjit.filter_jit
+        def step(model, state, x):
+            grads = eqx.filter_grad(lambda model: jnp.sum(model(x) ** 2))(model)
+            updates, state = optimiser.update(grads, state, eqx.filter(model, eqx.is_array))
+            return eqx.apply_updates(model, updates), state
+
+        model = eqx.nn.MLP(3, 3, 4, 1, activation=lambda x: jnp.sin(x), key=jax.random.key(0))
+        state = optimiser.init(eqx.filter(model, eqx.is_array))
+        for _ in range(4):
+            model, state = step(model, state, X)
+        assert type(step.__call__) is _compat._native.Call
+        assert not plans
+
+    def test_no_structure_is_too_large(self, plans):
+        f = eqxjit.filter_jit(lambda tree, x: x + 1)
+        tree = [[i, float(i), None] for i in range(30_000)]
+        for i in range(3):
+            assert f(tree, X + i).tolist() == (X + i + 1).tolist()
+        assert not plans
+        assert type(f.__call__) is _compat._native.Call
+
+    def test_what_is_handed_back_takes_a_plan(self, plans):
+        f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1))
+        for _ in range(4):
+            config = [1, 2]
+            layer, _ = f(Layer(X, config=config), X)
+            assert layer.config is config
+        assert plans
+
+    def test_a_plan_is_made_when_someone_asks(self, plans):
+        f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1))
+        tree = [mlp() for _ in range(3)]
+        for _ in range(3):
+            f(tree, X)
+        assert not plans
+        source = f.specialized_source()
+        assert "def _lambda(tree, x):" in source
+        assert len(plans) == 1
