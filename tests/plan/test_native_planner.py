@@ -94,9 +94,11 @@ def expanded(program):
         elif op in (native._IS, native._EQUAL, native._CONSTANT):
             result.append(("item", *shown(first)))
         elif op in (native._HELD_OR, native._TYPE_AND):
-            # Which lists' elements are looked at first differs where they are alike.
-            key = third if op == native._HELD_OR else second
-            result.append(("container", shown(first), shown(key)))
+            # Which object is looked at first differs where they are alike.
+            predicate = third if op == native._HELD_OR else second
+            result.append(("container", shown(first), shown(predicate)))
+        elif op == native._IS_OR:
+            result.append(("equal", type(first), shown(second)))
         else:
             objects = shown(first), shown(second), shown(third)
             result += [(op, keeps, n, len(below), *objects), *below]
@@ -107,16 +109,19 @@ def expanded(program):
 def shown(value):
     """What is compared of an object in an instruction: of most, which one it is."""
     if isinstance(value, functools.partial):
-        return value.func, [*map(shown, value.args)], [*map(shown, value.keywords.values())]
+        return value.func, [*map(shown, value.args)], [*map(key, value.keywords.values())]
     if isinstance(value, Static):
-        return value.match, id(value.value), repr(value.key), value.may_become_node
-    if isinstance(value, KnownKey):
-        return repr(value.typed)
+        return value.match, type(value.value), key(value.key), value.may_become_node
     if isinstance(value, tuple | dict | _compat.PyTreeDef):
         return type(value), repr(value)
     if type(value) in (int, float, str, bytes, bool):
         return type(value), repr(value)
     return "object", id(value)
+
+
+def key(value):
+    """What is compared of a typed static key."""
+    return value.typed if isinstance(value, KnownKey) else value
 
 
 TREES = {
