@@ -65,7 +65,7 @@ def sanitizers(session: nox.Session) -> None:
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "PYTHONMALLOC": "malloc",
     }
-    files = ["tests/plan/test_native.py", "tests/plan/test_plan.py", "tests/trees/test_held.py"]
+    files = ["tests/plan", "tests/runtime/test_frameless.py", "tests/trees/test_held.py"]
     session.run("pytest", "-n0", *files, env=env)
 
 

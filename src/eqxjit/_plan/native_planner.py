@@ -69,65 +69,66 @@ def plan_natively(
 
     - any `Exception`, if that is for a plan.
     """
-    planner = _Planner(Inputs(static.traced, _tick))
+    inputs = Inputs(static.traced, _tick)
     names = _names(signature, static)
-    inputs, n_arrays = planner.arguments(static.columns, static.leaves)
+    arguments, n_arrays = _plan(
+        static.columns,
+        static.leaves,
+        (ArrayImpl, is_plain_array),
+        _input_shape,
+        functools.partial(_input_head, inputs),
+        functools.partial(_static, inputs),
+    )
     for parameter in signature.parameters:
         if parameter.name not in names:
             names.append(parameter.name)
-            inputs += _encoded(Static(absent, Match.IS))
-    output = planner.output(treedef_columns(out), leaves)
-    return native_call(names, tuple(inputs), tuple(output), n_first, n_arrays)
+            arguments += _encoded(Static(absent, Match.IS))
+    columns = treedef_columns(out)
+    output, _ = _plan(columns, leaves, (None, None), _output_shape, _output_head, None)
+    return native_call(names, tuple(arguments), tuple(output), n_first, n_arrays)
 
 
 def _names(signature: Signature, static: StaticTree) -> list[str]:
     """Return the names of the parameters that are passed, in the order of their arrays."""
-    args, kwargs = static.treedef.children()
-    keys = (kwargs.node_data() or ({}, []))[1]
+    _, arities, metadata, _ = static.columns
+    # From behind: both, the keyword arguments with all below them, the positional ones.
+    args = len(arities) - 2
+    n_below = 1
+    while n_below:
+        n_below += arities[args] - 1
+        args -= 1
+    n_args, keywords = arities[args], metadata[-2] or ()
     by_position = [p.name for p in signature.parameters if p.kind in _BY_POSITION]
-    n_args = len(args.children())
     by_name = {p.name for p in signature.parameters if p.kind in _BY_NAME}
-    if n_args > len(by_position) or not by_name.issuperset(keys):
+    if n_args > len(by_position) or not by_name.issuperset(keywords):
         raise Unsupported
-    return [*by_position[:n_args], *keys]
+    return [*by_position[:n_args], *keywords]
 
 
-class _Planner:
-    """What Python adds to the plans of one call."""
+def _plan(
+    columns: TreedefColumns, leaves: tuple[Any, ...], array: tuple[Any, Any], *ask: Any
+) -> tuple[list[Any], int]:
+    """Return the instructions for a treedef, and how many arrays it has.
 
-    __slots__ = ("_inputs",)
+    **Arguments:**
 
-    def __init__(self, inputs: Inputs):
-        self._inputs = inputs
-
-    def arguments(self, columns: TreedefColumns, leaves: tuple[Any, ...]) -> tuple[list[Any], int]:
-        """Return how the arguments are read, and how many arrays they have."""
-        return _plan(
-            *columns, leaves, LEAF_KIND, KIND_CLASSES, DYNAMIC, MISSING, ArrayImpl, is_plain_array,
-            _input_shape, self._input_head, self._static,
-        )  # fmt: skip
-
-    def output(self, columns: TreedefColumns, leaves: tuple[Any, ...]) -> list[Any]:
-        """Return how the output is made."""
-        instructions, _ = _plan(
-            *columns, leaves, LEAF_KIND, KIND_CLASSES, DYNAMIC, MISSING, None, None,
-            _output_shape, _output_head, None,
-        )  # fmt: skip
-        return instructions
-
-    def _static(self, value: Any, is_leaf: bool) -> Instructions:
-        return _encoded(self._inputs.static(value, is_leaf))
-
-    def _input_head(self, cls: type, data: Any, arity: int) -> _Head:
-        [(op, _, _, _, *objects)] = _encoded(self._inputs.container(cls, data, []))
-        return (op, arity if op == REGISTERED else 0, *objects)
-
-
-def _plan(*args: Any) -> tuple[list[Any], int]:
+    - `columns`, `leaves`: its columns, and its leaves without arrays.
+    - `array`: the class of arrays, and what tells others; None for an output.
+    - `ask`: what is asked for shapes of classes, heads of nodes, and static values.
+    """
     back_end = native_back_end()
     if back_end is None:
         raise Unsupported
-    return back_end.plan(*args)
+    return back_end.plan(*columns, leaves, LEAF_KIND, KIND_CLASSES, DYNAMIC, MISSING, *array, *ask)
+
+
+def _static(inputs: Inputs, value: Any, is_leaf: bool) -> Instructions:
+    return _encoded(inputs.static(value, is_leaf))
+
+
+def _input_head(inputs: Inputs, cls: type, data: Any, arity: int) -> _Head:
+    [(op, _, _, _, *objects)] = _encoded(inputs.container(cls, data, []))
+    return (op, arity if op == REGISTERED else 0, *objects)
 
 
 def _encoded(node: Input) -> Instructions:

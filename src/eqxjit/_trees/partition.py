@@ -58,7 +58,7 @@ class StaticTree:
     - `traced`: the large static objects whose keys are told by identity; None if there are none.
     """
 
-    __slots__ = ("__weakref__", "_columns", "_key", "leaves", "traced", "treedef")
+    __slots__ = ("__weakref__", "_changeable", "_columns", "_key", "leaves", "traced", "treedef")
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class StaticTree:
         self.leaves = leaves
         self._key = key
         self._columns: TreedefColumns | None = None
+        self._changeable: list[Any] | None = None
         self.traced = traced
 
     @property
@@ -112,10 +113,13 @@ class StaticTree:
     @property
     def changeable(self) -> list[Any]:
         """The static objects in it that can be changed in place, as often as they are there."""
-        values = [*self.metadata, *(leaf for leaf in self.leaves if leaf is not DYNAMIC)]
-        distinct = {id(value): value for value in values}
-        found = {key for key, value in distinct.items() if not identity_suffices(value)}
-        return [value for value in values if id(value) in found] if found else []
+        if self._changeable is None:
+            leaves = () if {*map(type, self.leaves)} <= _KEYED_TOGETHER else self.leaves
+            values = [v for v in (*self.metadata, *leaves) if type(v) not in _KEYED_TOGETHER]
+            distinct = {id(value): value for value in values}
+            found = {key for key, value in distinct.items() if not identity_suffices(value)}
+            self._changeable = [value for value in values if id(value) in found] if found else []
+        return self._changeable
 
     def still_has(self, key: Hashable) -> bool:
         """Return whether it has a key, which it had once: static objects may have been changed."""
