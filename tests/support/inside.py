@@ -16,6 +16,8 @@ from eqxjit._diagnostics import history as _history
 from eqxjit._diagnostics import iterators as _iterators
 from eqxjit._diagnostics import storms as _storms
 from eqxjit._plan import budget as _budget
+from eqxjit._plan import native as _native
+from eqxjit._plan import native_planner as _native_planner
 from eqxjit._runtime import cache as _cache
 from eqxjit._runtime import events as _events
 from eqxjit._runtime import specialize as _specialize
@@ -136,6 +138,14 @@ def set_seconds(report: Any, seconds: Any) -> None:
     """Have a report's only function take so long."""
     [function] = report._functions.values()
     function.seconds = seconds
+
+
+ARRAY_INSTRUCTION = _native._ARRAY
+
+
+def native_shape_of(inputs: bool) -> Any:
+    """How the native back end is told of classes: of arguments, or of an output."""
+    return _native_planner._input_shape if inputs else _native_planner._output_shape
 
 
 clear_tables = _cache._clear_tables

@@ -35,7 +35,7 @@ SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
 # Beyond this size the generic path serves what takes a plan: to make that takes too long.
 _MAX_NODES = 100_000
 
-# Larger structures must be called more often before a specialised call is worth its making.
+# Larger structures must be called more often before a plan is worth its making.
 _NODES_PER_HIT = 10_000
 
 
@@ -46,11 +46,12 @@ def may_be_specialized(entry: CacheEntry) -> bool:
 
 def is_worth_specializing(entry: CacheEntry, n_arrays: int) -> bool:
     """Return whether the entry is hot enough to specialise."""
+    scale = 1.0 if native_enabled() else max(1.0, n_arrays / _NODES_PER_HIT)
     return (
         may_be_specialized(entry)
         # Under an eager `vmap` or `grad` nothing tells what runs: the generic path waits for it.
         and (not entry.unclassified or is_staging())
-        and entry.hits >= entry.hits_needed * max(1, n_arrays / _NODES_PER_HIT)
+        and entry.hits >= entry.hits_needed * scale
     )
 
 
