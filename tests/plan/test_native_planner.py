@@ -121,6 +121,13 @@ def shown(value):
     return "object", id(value)
 
 
+class Unknown:
+    """A class that may yet be registered as one of nodes."""
+
+
+UNKNOWN = Unknown()
+
+
 def key(value):
     """What is compared of a typed static key."""
     return value.typed if isinstance(value, KnownKey) else value
@@ -132,6 +139,8 @@ TREES = {
     "MLPs": lambda: [mlp() for _ in range(10)],
     "layers that differ": lambda: [Layer(X, X, i) for i in range(10)],
     "runs of the same": lambda: [Layer(X, "a", f"name {i // 4}") for i in range(15)],
+    "fields that are equal": lambda: [Layer(X, config=1000.0 if i % 3 else 1000) for i in range(9)],
+    "a leaf that is also in a field": lambda: [Layer(UNKNOWN, UNKNOWN, UNKNOWN), UNKNOWN, X],
     "runs of two and three": lambda: [*[Layer(X, 1)] * 2, *[Layer(X, 2)] * 3, Layer(X, 2.0), X],
     "tuples in fields": lambda: [Layer(X, jnp.tanh, (i // 5, "a")) for i in range(10)],
     "lists in fields": lambda: [Layer(X, config=[i // 5, "a"]) for i in range(10)],
