@@ -144,6 +144,7 @@ TREES = {
     "runs of two and three": lambda: [*[Layer(X, 1)] * 2, *[Layer(X, 2)] * 3, Layer(X, 2.0), X],
     "tuples in fields": lambda: [Layer(X, jnp.tanh, (i // 5, "a")) for i in range(10)],
     "lists in fields": lambda: [Layer(X, config=[i // 5, "a"]) for i in range(10)],
+    "two, and then a run": lambda: [Point(X, 1), Point(X, 1), X, X, X, X, Point(X, 1), Point(X, 1)],
     "arrays and others": lambda: [X, X, X, 1, X, X, X, X, "a", X, None, None, None, None, X],
     "numbers": lambda: (1, 2.0, True, "a", b"b", 1000, -5, -6, 256, 257, 1 << 70),
     "zeros": lambda: [0.0, -0.0, 0, False, float("nan"), X],
