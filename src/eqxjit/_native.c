@@ -560,9 +560,10 @@ shape_of(Planner *self, PyObject *cls)
 
 static int plan_row(Planner *self, Py_ssize_t row, int depth);
 
-/* How many leaves from a row on make one run; 1 if they make none, -1 with an exception. */
+/* How many leaves from a row on are arrays, or numbers and texts, one or more; -1 with an exception.
+   Whether they make one run is set. */
 static Py_ssize_t
-length_of_run(Planner *self, Py_ssize_t row)
+length_of_run(Planner *self, Py_ssize_t row, int *is_run)
 {
     Py_ssize_t n = 0;
     int of_arrays = 0, told_by_equality = 1;
@@ -585,7 +586,8 @@ length_of_run(Planner *self, Py_ssize_t row)
         told_by_equality &= is_array || is_told_by_equality(leaf);
     }
     /* An output is given what there is. */
-    return n < SHORTEST_RUN || (self->array != NULL && !told_by_equality) ? 1 : n;
+    *is_run = n >= SHORTEST_RUN && (self->array == NULL || told_by_equality);
+    return n == 0 ? 1 : n;
 }
 
 static int
@@ -755,15 +757,15 @@ plan_items(Planner *self, Py_ssize_t row, int depth)
     Repeated items = {0};
     Py_ssize_t child = self->first_child[row];
     while (child >= 0) {
-        Py_ssize_t n = length_of_run(self, child);
-        if (n < 0) {
-            return -1;
-        }
-        if (n == 1 ? plan_item(self, child, depth + 1, &items) < 0
-                   : end_repeated(self, &items) < 0 || plan_run(self, n) < 0) {
+        int is_run;
+        Py_ssize_t n = length_of_run(self, child, &is_run);
+        if (n < 0 || (is_run && (end_repeated(self, &items) < 0 || plan_run(self, n) < 0))) {
             return -1;
         }
         for (; n > 0; n--) {
+            if (!is_run && plan_item(self, child, depth + 1, &items) < 0) {
+                return -1;
+            }
             child = self->next_sibling[child];
         }
     }
@@ -2431,7 +2433,7 @@ bind(const Call *self, PyObject *const *args, Py_ssize_t n_args, PyObject *kwnam
     }
     for (Py_ssize_t k = 0; k < n_keywords; k++) {
         Py_ssize_t i = place_of(self->names, PyTuple_GET_ITEM(kwnames, k), n_args);
-        if (i == n_parameters || bound[i] != NULL) {
+        if (i == n_parameters) {
             return 0;
         }
         bound[i] = args[n_args + k];

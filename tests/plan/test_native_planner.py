@@ -375,6 +375,14 @@ class TestCalls:
             assert layer.config is config
         assert plans
 
+    def test_what_comes_twice_takes_a_plan(self, plans):
+        """Which has it looked at once a call."""
+        f = eqxjit.filter_jit(lambda tree, x: x + 1)
+        config = [1, 2]
+        for _ in range(4):
+            f([Layer(X, config=config), Layer(X, config=config)], X)
+        assert plans
+
     def test_a_plan_is_made_when_someone_asks(self, plans):
         f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1))
         tree = [mlp() for _ in range(3)]

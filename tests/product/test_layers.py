@@ -15,6 +15,7 @@ ROOT = pathlib.Path(eqxjit.__file__).parent
 LAYERS = [
     *(
         "_native",
+        "_garbage",
         "_compat",
         "_lock",
         "_code",

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
+from eqxjit._runtime import miss as _miss
 from tests.support.helpers import OUR_FILES, SPECIALIZING, assert_same, outcome, warm
 from tests.support.hiding import needs
 from tests.support.inside import keep_frames
@@ -99,6 +100,16 @@ def test_arguments_are_bound_as_python_binds_them(fun, call):
                 assert str(outcome(f, *args, **kwargs)) == str(expected)
             elif n_named < 3:
                 assert_same(warm(f, *args, **kwargs), expected)
+
+
+def test_names_that_are_put_together_at_run_time(monkeypatch):
+    f = eqxjit.filter_jit(lambda tree, other=2: (tree, other))
+    warm(f, X, other=X)
+    assert is_frameless(f)
+    monkeypatch.setattr(_miss, "partition", None)
+    tree, other = "".join(["tr", "ee"]), "".join(["ot", "her"])
+    assert_same(f(**{other: X + 1, tree: X}), (X, X + 1))
+    assert_same(f(X, **{other: X + 1}), (X, X + 1))
 
 
 def test_what_python_refuses_is_refused():

@@ -6,6 +6,7 @@ A description outlives the call: it holds texts, and refers to the user's object
 import collections
 import functools
 import inspect
+import itertools
 import types
 import weakref
 from collections.abc import Hashable, Iterator, Sequence
@@ -18,13 +19,21 @@ from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_wi
 from .._code.call_site import CallSite
 from .._code.text import counted, short
 from .._compat import fields_of, treedef_rows
+from .._garbage import MANY_NODES, without_collecting
 from .._plan.signature import Signature
 from .._runtime.errors import named_arguments
 from .._trees.array_part import ArrayPart, array_part
 from .._trees.key_cache import KnownKey, static_key, treedef_key
 from .._trees.modules import dynamic_fields, static_fields
 from .._trees.partition import SORTED_DICTS, StaticTree, is_array_leaf
-from .._trees.static_key import ByEquality, compared_fields, constants_key, iterated, weak_reference
+from .._trees.static_key import (
+    CONSTANTS,
+    ByEquality,
+    compared_fields,
+    constants_key,
+    iterated,
+    weak_reference,
+)
 
 # Larger trees aren't described, and larger static containers not looked into.
 _MAX_PARTS = 50_000
@@ -155,6 +164,9 @@ class Template(NamedTuple):
 
 _NO_PART = NodePart("array", None)
 
+# Children of which no node has others are described at once.
+_OF_MANY = frozenset({Slot, bool, int, float})
+
 
 def template_of(signature: Signature, fun: StaticTree | None, arguments: StaticTree) -> Template:
     """Describe the static half of a call; `fun` is None if the function is always the same."""
@@ -166,7 +178,9 @@ def template_of(signature: Signature, fun: StaticTree | None, arguments: StaticT
         if fun is not None:
             n_arrays += fun.n_arrays
             named.append(("fun", fun.combine(map(Slot, range(n_leaves, n_arrays)))))
-        return _template_of(named, n_arrays)
+        if arguments.treedef.num_nodes < MANY_NODES:
+            return _template_of(named, n_arrays)
+        return without_collecting(lambda: _template_of(named, n_arrays))
     except Exception:
         # Say, a node of the user's that can't be made without its arrays.
         return Template(UNKNOWN, ())
@@ -182,39 +196,49 @@ def _template_of(named: list[tuple[str, Any]], n_arrays: int) -> Template:
         path, value, parent, is_static = pending.pop()
         kind = type(value)
         children: _Children = ()
-        # What most parts are comes first.
         if kind is Slot:
             places[value.index] = len(parts)
-            part = _NO_PART
-        elif kind in _SIMPLE and (kind is not str or len(value) < _LONG_TEXT):
-            part = _simple_part(value, is_static)
-        elif kind is float:
-            # Not from a cache, in which its zeros are equal.
-            text = repr(value)
-            part = StaticPart(text, text, "float", is_static)
-        elif is_static:
+        part = _leaf_part(value, is_static)
+        if part is None and is_static:
             part, children = _static_part(value, is_field=True)
-        else:
+        elif part is None:
             part, children = _dynamic_part(value)
         paths.append(path)
         parents.append(parent)
         parts.append(part)
-        if children and {type(child) for _, child, _ in children} == {Slot}:
+        if children and {type(child) for _, child, _ in children} <= _OF_MANY:
             start = len(paths)
             paths += [path + suffix for suffix, _, _ in children]
             parents += [start - 1] * len(children)
-            parts += [_NO_PART] * len(children)
-            for place, (_, slot, _) in enumerate(children, start):
-                places[slot.index] = place
+            for place, (_, child, child_is_static) in enumerate(children, start):
+                if type(child) is Slot:
+                    places[child.index] = place
+                part = _leaf_part(child, child_is_static or is_static)
+                assert part is not None
+                parts.append(part)
         elif children:
             index = len(paths) - 1
             pending += [
                 (path + suffix, child, index, child_is_static or is_static)
                 for suffix, child, child_is_static in reversed(children)
             ]
-            if len(paths) + len(pending) > _MAX_PARTS:
-                return Template(UNKNOWN, ())
+        if len(paths) + len(pending) > _MAX_PARTS:
+            return Template(UNKNOWN, ())
     return Template(Description(tuple(paths), tuple(parents), tuple(parts)), tuple(places))
+
+
+def _leaf_part(value: Any, is_field: bool) -> Part | None:
+    """Return what most parts are; None for what takes longer."""
+    kind = type(value)
+    if kind is Slot:
+        return _NO_PART
+    if kind in _SIMPLE and (kind is not str or len(value) < _LONG_TEXT):
+        return _simple_part(value, is_field)
+    if kind is float:
+        # Not from a cache, in which its zeros are equal.
+        text = repr(value)
+        return StaticPart(text, text, "float", is_field)
+    return None
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
@@ -286,9 +310,25 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
         children = [(f".{field}", getattr(value, field), False) for field in value._fields]
         return NodePart(name, lasting(kind), module=kind.__module__), children
     if kind is tuple or kind is list:
-        children = [(f"[{i}]", child, False) for i, child in enumerate(value)]
+        children = [(path, child, False) for path, child in _items(value)]
         return NodePart(f"{name} of {len(value)}", (name, len(value))), children
     return None
+
+
+def _items(value: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a tuple or list, each with its index; very many constants as one slice."""
+    if len(value) <= _MAX_ITEMS:
+        yield from ((f"[{i}]", item) for i, item in enumerate(value))
+        return
+    start = 0
+    for is_constant, group in itertools.groupby(value, lambda item: type(item) in CONSTANTS):
+        items = [*group]
+        stop = start + len(items)
+        if is_constant and len(items) > _MAX_ITEMS:
+            yield f"[{start}:{stop}]", tuple(items) if type(value) is tuple else items
+        else:
+            yield from ((f"[{i}]", item) for i, item in enumerate(items, start))
+        start = stop
 
 
 @functools.lru_cache(maxsize=256)

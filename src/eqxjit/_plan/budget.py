@@ -1,11 +1,12 @@
 """How long making a specialised call may take: a warm call that takes much longer is a stall."""
 
 import functools
-import gc
 import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
+
+from .._garbage import without_collecting
 
 _Result = TypeVar("_Result")
 
@@ -55,18 +56,7 @@ class Budget:
 
         Half of its time would go to that: what it makes lives until it ends.
         """
-        collects = gc.isenabled() and self.seconds != math.inf
-        try:
-            if collects:
-                gc.disable()
-            return action()
-        finally:
-            if collects:
-                # An interrupt may come before the first.
-                try:
-                    gc.enable()
-                finally:
-                    gc.enable()
+        return action() if self.seconds == math.inf else without_collecting(action)
 
     def reserve_as_much(self) -> None:
         """Set aside as many seconds as are gone: what has been done will be done once more.

@@ -3,6 +3,7 @@
 They are texts, the same in every process, and refer to nothing of the user's.
 """
 
+import bisect
 import collections
 import re
 from collections.abc import Sequence
@@ -57,6 +58,14 @@ def _of_arrays(trees: list[tuple[str, PyTreeDef]], leaves: Sequence[Any]) -> lis
             n_seen += 1
             continue
         kind, data = node_data
+        if treedef.num_nodes == n_leaves + 1:
+            # Leaves alone, of which few may be arrays.
+            stop = bisect.bisect_left(arrays, n_seen + n_leaves)
+            here = [index - n_seen for index in arrays[len(paths) : stop]]
+            names = _suffixes_at(here, treedef, kind, data)
+            paths += [path + name for name in names]
+            n_seen += n_leaves
+            continue
         children = treedef.children()
         names = suffixes.get(kind)
         if names is None or len(names) != len(children):
@@ -68,6 +77,16 @@ def _of_arrays(trees: list[tuple[str, PyTreeDef]], leaves: Sequence[Any]) -> lis
             (path + name, child) for name, child in zip(names[::-1], children[::-1], strict=True)
         ]
     return paths
+
+
+def _suffixes_at(places: list[int], treedef: PyTreeDef, kind: type, data: Any) -> list[str]:
+    """Return the `_suffixes` of some leaves of a node that has nothing but leaves."""
+    if kind is dict:
+        return _suffixes(treedef, kind, [data[i] for i in places], len(places))
+    if kind is tuple or kind is list:
+        return [f"[{i}]" for i in places]
+    names = _suffixes(treedef, kind, data, treedef.num_leaves)
+    return [names[i] for i in places]
 
 
 def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> list[str]:

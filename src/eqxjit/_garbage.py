@@ -1,0 +1,26 @@
+"""Keeps garbage collection out of what makes very many objects, none of which is garbage."""
+
+import gc
+from collections.abc import Callable
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
+
+#: From so many nodes on, a collection would take longer than what it interrupts.
+MANY_NODES = 1_000
+
+
+def without_collecting(action: Callable[[], _Result]) -> _Result:
+    """Return `action()`, while no garbage is collected."""
+    collects = gc.isenabled()
+    try:
+        if collects:
+            gc.disable()
+        return action()
+    finally:
+        if collects:
+            # An interrupt may come before the first.
+            try:
+                gc.enable()
+            finally:
+                gc.enable()
