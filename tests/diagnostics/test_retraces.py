@@ -500,6 +500,70 @@ def test_a_large_container_of_constants_is_one_part(make, path, text):
     assert second.reason == f"static value changed: `{path}` is another {text}"
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_many_constants_among_others_are_one_part(kind):
+    f = eqxjit.filter_jit(lambda many: many[0])
+    for n in (1.0, 2.0):
+        f(kind([X, *[0.5] * 1_500, n, "a", X, *range(3)]))
+    first, second = f.traces()
+    path, text = "many[1:1503]", f"{kind.__name__} of 1502"
+    assert list(first.arguments) == [
+        "many",
+        "many[0]",
+        path,
+        *(f"many[{i}]" for i in range(1503, 1507)),
+    ]
+    assert first.arguments[path] == text
+    assert second.reason == f"static value changed: `{path}` is another {text}"
+
+
+def test_a_call_with_many_constants_is_described_as_it_was(monkeypatch):
+    """Though it is described later: when it is compared with the next trace."""
+    described = inside.count_descriptions(monkeypatch)
+    tree = {"numbers": [*range(200)], "model": Model([X, 1.5], config="a"), "zeros": [0.0, -0.0]}
+    f = eqxjit.filter_jit(lambda tree: tree["model"].layers[0] * len(tree["numbers"]))
+    f(tree)
+    assert not described
+    tree["numbers"][5] = "changed"
+    tree["zeros"].reverse()
+    f(tree)
+    assert len(described) == 2
+    first, second = f.traces()
+    assert first.arguments["tree['numbers'][5]"] == "5"
+    assert first.arguments["tree['model'].config"] == "'a'"
+    assert first.arguments["tree['model'].layers[0]"] == "float32[3]"
+    assert second.arguments["tree['zeros'][0]"] == "-0.0"
+    assert {d.path for d in second.differences} == {
+        "tree['numbers'][5]",
+        "tree['zeros'][0]",
+        "tree['zeros'][1]",
+    }
+
+
+class Unique:
+    """Objects of which each is another."""
+
+
+class Name(str):
+    """A text with a class of its own."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [Unique()],
+        lambda: Model([], config=Unique()),
+        lambda: Model([], config=[1]),
+        lambda: {Name("a"): 1},
+        lambda: collections.OrderedDict({Unique: 1}),
+    ],
+)
+def test_what_may_change_or_die_is_described_at_once(make, monkeypatch):
+    described = inside.count_descriptions(monkeypatch)
+    eqxjit.filter_jit(lambda tree: X)([*range(200), make()])
+    assert len(described) == 1
+
+
 # --- What JAX does by itself ------------------------------------------------------------------
 
 

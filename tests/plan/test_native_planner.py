@@ -290,6 +290,21 @@ def test_answers_that_do_not_fit_are_refused(answer):
             plan(*columns_of((({},), {})), shape_of=lambda cls, shape=shape: shape)
 
 
+@pytest.mark.parametrize("inputs", [False, True])
+@pytest.mark.parametrize(
+    ("names", "n"),
+    [(("weight", "extra", "config"), 1), (("weight", "extra", "config"), 3), (("weight",), 2)]
+    + [(("weight", "extra", "config"), -1), (("weight", "extra", "config", "more"), 2)],
+)
+def test_fields_that_do_not_fit_are_refused(names, n, inputs):
+    def shape_of(cls):
+        return (*native_shape_of(inputs)(cls)[:1], names, n) if cls is Layer else (1, (), 0)
+
+    columns = columns_of(([Layer(X, X)], [])) if inputs else columns_of([Layer(X, X)])
+    with pytest.raises(ValueError, match="isn't whole"):
+        plan(*columns, inputs=inputs, shape_of=shape_of)
+
+
 def test_every_allocation_may_fail():
     testcapi = pytest.importorskip("_testcapi")
     tree = ([X] * 5, {"a": X, "b": 1.5}, [Layer(X, i // 4) for i in range(6)], (1, 2, 3, 4, "a"))

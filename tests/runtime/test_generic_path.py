@@ -514,6 +514,29 @@ def test_a_specialised_call_that_took_too_long_is_tried_again(monkeypatch, budge
 
 
 @pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
+def test_arguments_that_what_ran_has_changed():
+    """Only then no specialised call can be made: a later one can."""
+    tree, n_calls = [X, X], 0
+
+    def look(x):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 2:
+            tree.append(X)
+        return x
+
+    f = eqxjit.filter_jit(lambda tree: jax.pure_callback(look, X, tree[0]))
+    for _ in range(2):
+        f(tree)
+    assert len(tree) == 3
+    assert f.specialized_source() is None
+    tree.pop()
+    for _ in range(3):
+        f(tree)
+    assert f.specialized_source() is not None
+
+
+@pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
 def test_a_short_first_call_allows_for_little(budget):
     for seconds, allowed in ((0.0, 0.01), (0.05, 0.05), (100.0, 0.18)):
         assert _budget.Budget(seconds, 10_000).seconds == allowed

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import types
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -18,14 +18,14 @@ from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_wi
 
 from .._code.call_site import CallSite
 from .._code.text import counted, short
-from .._compat import fields_of, treedef_rows
+from .._compat import MISSING, fields_of, treedef_rows
 from .._garbage import MANY_NODES, without_collecting
 from .._plan.signature import Signature
 from .._runtime.errors import named_arguments
 from .._trees.array_part import ArrayPart, array_part
 from .._trees.key_cache import KnownKey, static_key, treedef_key
-from .._trees.modules import dynamic_fields, static_fields
-from .._trees.partition import SORTED_DICTS, StaticTree, is_array_leaf
+from .._trees.modules import dynamic_fields, is_module_class, static_fields
+from .._trees.partition import DYNAMIC, SORTED_DICTS, StaticTree, is_array_leaf
 from .._trees.static_key import (
     CONSTANTS,
     ByEquality,
@@ -151,16 +151,65 @@ class Template(NamedTuple):
 
     def describe(self, arrays: Sequence[Any]) -> Description:
         """Describe a call with these arrays: those of the arguments, then the function's."""
-        if not self.places:
-            return self.description
-        try:
-            parts = list(self.description.parts)
-            for place, array in zip(self.places, arrays, strict=True):
-                parts[place] = array_part(array)
-            return self.description._replace(parts=tuple(parts))
-        except Exception:
-            return UNKNOWN
+        return self.filled(_array_parts(arrays))
 
+    def filled(self, array_parts: list[ArrayPart] | None) -> Description:
+        """Return the description with these parts of arrays; None for such as aren't known."""
+        if array_parts is None or (self.places and len(array_parts) != len(self.places)):
+            return UNKNOWN
+        parts = list(self.description.parts)
+        for place, part in zip(self.places, array_parts, strict=False):
+            parts[place] = part
+        return self.description._replace(parts=tuple(parts)) if self.places else self.description
+
+
+class Deferred:
+    """A description that is made when somebody asks: nothing in the call can change meanwhile.
+
+    - `n_parts`: how many parts it has, about.
+    """
+
+    __slots__ = ("_make", "n_parts")
+
+    def __init__(self, make: Callable[[], Description], n_parts: int):
+        self._make = make
+        self.n_parts = n_parts
+
+    def make(self) -> Description:
+        """Return the description."""
+        return self._make()
+
+
+class DeferredTemplate:
+    """A template that is made when somebody asks."""
+
+    __slots__ = ("_make", "_n_parts")
+
+    def __init__(self, make: Callable[[], Template], n_parts: int):
+        self._make = functools.cache(make)
+        self._n_parts = n_parts
+
+    def describe(self, arrays: Sequence[Any]) -> Deferred:
+        """Describe a call, as a `Template` does."""
+        parts = _array_parts(arrays)
+        return Deferred(lambda: self._make().filled(parts), self._n_parts)
+
+
+AnyTemplate = Template | DeferredTemplate
+
+
+def _array_parts(arrays: Sequence[Any]) -> list[ArrayPart] | None:
+    try:
+        return [*map(array_part, arrays)]
+    except Exception:
+        return None
+
+
+# What can't change, and is described without the user's code.
+_ATOMS = CONSTANTS | {type(DYNAMIC), type(MISSING)}
+
+# Smaller trees are described at once.
+_FEW_PARTS = 100
 
 _NO_PART = NodePart("array", None)
 
@@ -168,22 +217,48 @@ _NO_PART = NodePart("array", None)
 _OF_MANY = frozenset({Slot, bool, int, float})
 
 
-def template_of(signature: Signature, fun: StaticTree | None, arguments: StaticTree) -> Template:
+def template_of(signature: Signature, fun: StaticTree | None, arguments: StaticTree) -> AnyTemplate:
     """Describe the static half of a call; `fun` is None if the function is always the same."""
     try:
-        n_leaves = arguments.n_arrays
-        args, kwargs = arguments.combine(map(Slot, range(n_leaves)))
-        named = named_arguments(signature, args, kwargs)
-        n_arrays = n_leaves
-        if fun is not None:
-            n_arrays += fun.n_arrays
-            named.append(("fun", fun.combine(map(Slot, range(n_leaves, n_arrays)))))
-        if arguments.treedef.num_nodes < MANY_NODES:
-            return _template_of(named, n_arrays)
-        return without_collecting(lambda: _template_of(named, n_arrays))
+        n_nodes = arguments.treedef.num_nodes
+        if fun is None and n_nodes >= _FEW_PARTS and _stays_as_it_is(arguments):
+            static = StaticTree(arguments.treedef, arguments.leaves)
+            return DeferredTemplate(lambda: _whole_template(signature, None, static), n_nodes)
+        if n_nodes < MANY_NODES:
+            return _whole_template(signature, fun, arguments)
+        return without_collecting(lambda: _whole_template(signature, fun, arguments))
     except Exception:
         # Say, a node of the user's that can't be made without its arrays.
         return Template(UNKNOWN, ())
+
+
+def _whole_template(
+    signature: Signature, fun: StaticTree | None, arguments: StaticTree
+) -> Template:
+    n_arrays = arguments.n_arrays
+    args, kwargs = arguments.combine(map(Slot, range(n_arrays)))
+    named = named_arguments(signature, args, kwargs)
+    if fun is not None:
+        n_before, n_arrays = n_arrays, n_arrays + fun.n_arrays
+        named.append(("fun", fun.combine(map(Slot, range(n_before, n_arrays)))))
+    return _template_of(named, n_arrays)
+
+
+def _stays_as_it_is(arguments: StaticTree) -> bool:
+    """Return whether a tree holds nothing but constants, in nodes that run none of the user's code.
+
+    Nothing of it can then change, or be kept alive, until it is described.
+    """
+    _, _, metadata, classes = arguments.columns
+    return (
+        _ATOMS.issuperset(map(type, arguments.leaves))
+        and all(cls is None or is_module_class(cls) for cls in {*classes})
+        and all(
+            _ATOMS.issuperset(map(type, data))
+            for data in metadata
+            if type(data) is tuple or type(data) is list
+        )
+    )
 
 
 def _template_of(named: list[tuple[str, Any]], n_arrays: int) -> Template:

@@ -17,7 +17,14 @@ from .._runtime.events import LOWERING, TRACING, observers
 from .._runtime.hooks import Request, TraceHook
 from .._runtime.staging import currently_jitting
 from .._trees.partition import StaticTree, has_tracers
-from .description import UNKNOWN, Description, Template, made_at, template_of
+from .description import (
+    UNKNOWN,
+    AnyTemplate,
+    Deferred,
+    Description,
+    made_at,
+    template_of,
+)
 from .differences import (
     CACHE,
     FUNCTION,
@@ -103,7 +110,7 @@ class History(TraceHook):
         #: What describes the calls of an entry, of the latest few; and the function's static half
         #: that is described with it.
         self._templates: weakref.WeakKeyDictionary[
-            CacheEntry, tuple[Template, weakref.ref[StaticTree] | None]
+            CacheEntry, tuple[AnyTemplate, weakref.ref[StaticTree] | None]
         ] = weakref.WeakKeyDictionary()
         #: The entries that were described last.
         self._described: collections.deque[weakref.ref[CacheEntry]] = collections.deque()
@@ -120,6 +127,10 @@ class History(TraceHook):
 
     def describe(self, request: Request) -> Description:
         """Describe what a call is made with, function included."""
+        description = self._describe(request)
+        return description.make() if isinstance(description, Deferred) else description
+
+    def _describe(self, request: Request) -> Description | Deferred:
         if request.description is not None:
             return request.description
         entry = request.entry
@@ -131,13 +142,15 @@ class History(TraceHook):
             self._keep_template(entry, fun, template)
         return template.describe(arrays)
 
-    def _template_for(self, entry: CacheEntry, fun: StaticTree | None) -> Template | None:
+    def _template_for(self, entry: CacheEntry, fun: StaticTree | None) -> AnyTemplate | None:
         template, fun_ref = self._templates.get(entry, (None, None))
         if fun is None or fun_ref is None:
             return template if fun is fun_ref else None
         return template if fun_ref() is fun else None
 
-    def _keep_template(self, entry: CacheEntry, fun: StaticTree | None, template: Template) -> None:
+    def _keep_template(
+        self, entry: CacheEntry, fun: StaticTree | None, template: AnyTemplate
+    ) -> None:
         with self._lock:
             self._templates[entry] = template, None if fun is None else weakref.ref(fun)
             self._described.append(weakref.ref(entry))
@@ -150,7 +163,7 @@ class History(TraceHook):
         """Explain a trace that is about to be made, or a recompilation."""
         trace = Trace(
             self.name,
-            self.describe(request),
+            self._describe(request),
             trace_configuration(),
             call_site(),
             number,
@@ -214,7 +227,7 @@ class History(TraceHook):
     def _forget_descriptions(self) -> None:
         n_parts = 0
         for trace in reversed(self._remembered):
-            n_parts += len(trace.description.parts)
+            n_parts += trace.n_parts
             if n_parts > _MAX_PARTS and trace is not self._remembered[-1]:
                 trace.description = UNKNOWN
 

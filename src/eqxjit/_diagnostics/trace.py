@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from .._code.call_site import CallSite
 from .._code.html import block, escape, table
-from .description import UNKNOWN, Description, summary
+from .description import UNKNOWN, Deferred, Description, summary
 from .differences import Difference, listed
 
 
@@ -54,7 +54,7 @@ class Trace:
     """
 
     function: str
-    description: Description
+    _description: Description | Deferred
     configuration: dict[str, str]
     call_site: CallSite
     number: int = 0
@@ -71,6 +71,24 @@ class Trace:
     is_ahead_of_time: bool = False
     #: Why the entry that it made was given up, once it was; shared with the entry.
     invalidation_reasons: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def description(self) -> Description:
+        """What it was made for."""
+        if isinstance(self._description, Deferred):
+            self._description = self._description.make()
+        return self._description
+
+    @description.setter
+    def description(self, description: Description) -> None:
+        self._description = description
+
+    @property
+    def n_parts(self) -> int:
+        """The size of the description."""
+        description = self._description
+        is_deferred = isinstance(description, Deferred)
+        return description.n_parts if is_deferred else len(description.parts)
 
     @property
     def reason(self) -> str:

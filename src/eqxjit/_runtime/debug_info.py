@@ -5,6 +5,7 @@ They are texts, the same in every process, and refer to nothing of the user's.
 
 import bisect
 import collections
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +43,6 @@ def _of_arrays(trees: list[tuple[str, PyTreeDef]], leaves: Sequence[Any]) -> lis
     """Return the paths of those leaves of some trees that are arrays."""
     arrays = [index for index, leaf in enumerate(leaves) if leaf is DYNAMIC]
     paths: list[str] = []
-    suffixes: dict[type, list[str]] = {}
     pending = trees[::-1]
     n_seen = 0
     while pending:
@@ -59,20 +59,13 @@ def _of_arrays(trees: list[tuple[str, PyTreeDef]], leaves: Sequence[Any]) -> lis
             continue
         kind, data = node_data
         if treedef.num_nodes == n_leaves + 1:
-            # Leaves alone, of which few may be arrays.
             stop = bisect.bisect_left(arrays, n_seen + n_leaves)
-            here = [index - n_seen for index in arrays[len(paths) : stop]]
-            names = _suffixes_at(here, treedef, kind, data)
-            paths += [path + name for name in names]
+            places = [index - n_seen for index in arrays[len(paths) : stop]]
+            paths += [path + name for name in _suffixes_at(places, treedef, kind, data)]
             n_seen += n_leaves
             continue
         children = treedef.children()
-        names = suffixes.get(kind)
-        if names is None or len(names) != len(children):
-            names = _suffixes(treedef, kind, data, len(children))
-            if issubclass(kind, eqx.Module):
-                # Of one class, and mostly many.
-                suffixes[kind] = names
+        names = _suffixes(treedef, kind, data, len(children))
         pending += [
             (path + name, child) for name, child in zip(names[::-1], children[::-1], strict=True)
         ]
@@ -80,13 +73,13 @@ def _of_arrays(trees: list[tuple[str, PyTreeDef]], leaves: Sequence[Any]) -> lis
 
 
 def _suffixes_at(places: list[int], treedef: PyTreeDef, kind: type, data: Any) -> list[str]:
-    """Return the `_suffixes` of some leaves of a node that has nothing but leaves."""
-    if kind is dict:
-        return _suffixes(treedef, kind, [data[i] for i in places], len(places))
+    """Return the `_suffixes` of some of the leaves that are all that a node has."""
     if kind is tuple or kind is list:
-        return [f"[{i}]" for i in places]
+        return [f"[{place}]" for place in places]
+    if kind is dict:
+        return _suffixes(treedef, kind, [data[place] for place in places], len(places))
     names = _suffixes(treedef, kind, data, treedef.num_leaves)
-    return [names[i] for i in places]
+    return [names[place] for place in places]
 
 
 def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> list[str]:
@@ -98,7 +91,7 @@ def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> lis
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return [f".{name}" for name in kind._fields]  # type: ignore[attr-defined]
     if issubclass(kind, eqx.Module):
-        names = [f".{name}" for name in dynamic_fields(kind)]
+        names = _suffixes_of_module(kind)
         if len(names) == n_children:
             return names
     try:
@@ -112,6 +105,11 @@ def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> lis
         # A class that insists on arrays, or a release of JAX without this method.
         pass
     return [f"[{i}]" for i in range(n_children)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _suffixes_of_module(kind: type) -> list[str]:
+    return [f".{name}" for name in dynamic_fields(kind)]
 
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
