@@ -127,6 +127,7 @@ def wide(kind: str, name: str) -> Figures:
         "modules": lambda: [Affine(array, array) for _ in range(300)],
         "floats": lambda: [float(i) for i in range(20_000)],
         "layers": lambda: [Layer(array, i) for i in range(2_000)],
+        "lists": lambda: [[i, 0.5, True, array] for i in range(2_000)],
     }
     tree = trees[kind]()
     jax.block_until_ready((array, x, longer, x + 1, longer + 1))
@@ -149,6 +150,7 @@ PROBES: dict[str, Callable[[str], Figures]] = {
     "300 Modules": partial(wide, "modules"),
     "20,000 floats": partial(wide, "floats"),
     "2,000 layers that differ": partial(wide, "layers"),
+    "2,000 lists that differ": partial(wide, "lists"),
 }
 
 if __name__ == "__main__":

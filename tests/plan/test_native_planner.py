@@ -293,8 +293,13 @@ def test_answers_that_do_not_fit_are_refused(answer):
 @pytest.mark.parametrize("inputs", [False, True])
 @pytest.mark.parametrize(
     ("names", "n"),
-    [(("weight", "extra", "config"), 1), (("weight", "extra", "config"), 3), (("weight",), 2)]
-    + [(("weight", "extra", "config"), -1), (("weight", "extra", "config", "more"), 2)],
+    [
+        (("weight", "extra", "config"), 1),
+        (("weight", "extra", "config"), 3),
+        (("weight", "extra", "config"), -1),
+        (("weight", "extra", "config", "more"), 2),
+        (("weight",), 2),
+    ],
 )
 def test_fields_that_do_not_fit_are_refused(names, n, inputs):
     def shape_of(cls):
