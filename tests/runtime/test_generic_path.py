@@ -536,6 +536,27 @@ def test_arguments_that_what_ran_has_changed():
     assert f.specialized_source() is not None
 
 
+@pytest.mark.parametrize("at_call", [2, 3, 4])
+@pytest.mark.parametrize(
+    "make", [lambda config: Layer(X, config), lambda config: {"a": [Layer(X, config)] * 2}]
+)
+def test_a_static_object_that_what_ran_has_changed(make, at_call):
+    """A specialised call that was made of it then would serve calls that it was not traced for."""
+    config, n_calls = [1], 0
+
+    def look(x):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == at_call:
+            config[0] = 2
+        return x
+
+    tree = make(config)
+    f = eqxjit.filter_jit(lambda tree: jax.pure_callback(look, X, X) * config[0])
+    for i in range(1, 8):
+        assert f(tree).tolist() == (X * (1 if i <= at_call else 2)).tolist()
+
+
 @pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
 def test_a_short_first_call_allows_for_little(budget):
     for seconds, allowed in ((0.0, 0.01), (0.05, 0.05), (100.0, 0.18)):
