@@ -964,6 +964,15 @@ def test_traces_are_pickled_and_copied():
         assert again[1].arguments == f.traces()[1].arguments
 
 
+@pytest.mark.parametrize(
+    "again", [lambda t: pickle.loads(pickle.dumps(t)), copy.copy, copy.deepcopy]
+)
+def test_a_trace_of_many_constants_is_copied(again):
+    f = eqxjit.filter_jit(lambda x, many: x)
+    f(X, [*range(200)])
+    assert again(f.traces()[0]).arguments["many[5]"] == "5"
+
+
 def test_a_trace_that_fails_is_none():
     f = eqxjit.filter_jit(lambda x, fails: 1 / 0 if fails else x)
     for _ in range(CALLS):

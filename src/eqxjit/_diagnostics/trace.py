@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from .._code.call_site import CallSite
 from .._code.html import block, escape, table
@@ -82,6 +83,9 @@ class Trace:
     @description.setter
     def description(self, description: Description) -> None:
         self._description = description
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_description": self.description}
 
     @property
     def n_parts(self) -> int:
