@@ -21,8 +21,6 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.tree_util import default_registry, tree_structure
 
-from ._garbage import MANY_NODES, without_collecting
-
 if TYPE_CHECKING:
     # JAX's stubs have a variable of this name, which a type checker won't take for a type.
     PyTreeDef = Any
@@ -167,12 +165,6 @@ TreedefColumns = tuple[tuple[Any, ...], tuple[int, ...], tuple[Any, ...], tuple[
 
 def treedef_columns(treedef: PyTreeDef) -> TreedefColumns:
     """Return the columns of `treedef_rows`, without a tuple for each row where there is one."""
-    if treedef.num_nodes < MANY_NODES:
-        return _columns(treedef)
-    return without_collecting(lambda: _columns(treedef))
-
-
-def _columns(treedef: PyTreeDef) -> TreedefColumns:
     is_pickled = treedef_rows is _rows_by_pickling
     rows = _pickled_rows(treedef) if is_pickled else [*treedef_rows(treedef)]
     kinds, arities, data, classes = [tuple([row[column] for row in rows]) for column in range(4)]

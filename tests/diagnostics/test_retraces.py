@@ -548,6 +548,14 @@ class Name(str):
     """A text with a class of its own."""
 
 
+class Shaped(collections.namedtuple("Shaped", "a b")):
+    """Can't be made without arrays."""
+
+    def __new__(cls, a, b):
+        assert a.shape is not None
+        return super().__new__(cls, a, b)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -556,12 +564,23 @@ class Name(str):
         lambda: Model([], config=[1]),
         lambda: {Name("a"): 1},
         lambda: collections.OrderedDict({Unique: 1}),
+        lambda: collections.namedtuple("Pair", "a b")(1, 2),
     ],
 )
 def test_what_may_change_or_die_is_described_at_once(make, monkeypatch):
     described = inside.count_descriptions(monkeypatch)
     eqxjit.filter_jit(lambda tree: X)([*range(200), make()])
     assert len(described) == 1
+
+
+@pytest.mark.parametrize("n", [1, 90, 200, 2_000])
+def test_a_call_that_defies_description_is_served(n):
+    f = eqxjit.filter_jit(lambda v, many: v.a + v.b)
+    for i in range(6):
+        x = jnp.ones(i // 2)
+        assert f(Shaped(x, 1), [1.5] * n).shape == x.shape
+    assert [trace.arguments for trace in f.traces()] == [{}] * 3
+    pickle.dumps(f.traces())
 
 
 # --- What JAX does by itself ------------------------------------------------------------------

@@ -15,7 +15,6 @@ ROOT = pathlib.Path(eqxjit.__file__).parent
 LAYERS = [
     *(
         "_native",
-        "_garbage",
         "_compat",
         "_lock",
         "_code",

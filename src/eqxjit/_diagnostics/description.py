@@ -19,10 +19,10 @@ from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_wi
 from .._code.call_site import CallSite
 from .._code.text import counted, short
 from .._compat import MISSING, fields_of, treedef_rows
-from .._garbage import MANY_NODES, without_collecting
 from .._plan.signature import Signature
 from .._runtime.errors import named_arguments
 from .._trees.array_part import ArrayPart, array_part
+from .._trees.garbage import MANY_NODES, without_collecting
 from .._trees.key_cache import KnownKey, static_key, treedef_key
 from .._trees.modules import dynamic_fields, is_module_class, static_fields
 from .._trees.partition import DYNAMIC, SORTED_DICTS, StaticTree, is_array_leaf
@@ -223,7 +223,15 @@ def template_of(signature: Signature, fun: StaticTree | None, arguments: StaticT
         n_nodes = arguments.treedef.num_nodes
         if fun is None and n_nodes >= _FEW_PARTS and _stays_as_it_is(arguments):
             static = StaticTree(arguments.treedef, arguments.leaves)
-            return DeferredTemplate(lambda: _whole_template(signature, None, static), n_nodes)
+            return DeferredTemplate(lambda: _template(signature, None, static), n_nodes)
+        return _template(signature, fun, arguments)
+    except Exception:
+        return Template(UNKNOWN, ())
+
+
+def _template(signature: Signature, fun: StaticTree | None, arguments: StaticTree) -> Template:
+    try:
+        n_nodes = arguments.treedef.num_nodes
         if n_nodes < MANY_NODES:
             return _whole_template(signature, fun, arguments)
         return without_collecting(lambda: _whole_template(signature, fun, arguments))
@@ -253,10 +261,10 @@ def _stays_as_it_is(arguments: StaticTree) -> bool:
     return (
         _ATOMS.issuperset(map(type, arguments.leaves))
         and all(cls is None or is_module_class(cls) for cls in {*classes})
+        # Of what is neither, it is None, or the class of a named tuple, which may do anything.
         and all(
-            _ATOMS.issuperset(map(type, data))
+            _ATOMS.issuperset(map(type, data)) if type(data) in (tuple, list) else data is None
             for data in metadata
-            if type(data) is tuple or type(data) is list
         )
     )
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from .._garbage import without_collecting
+from .._trees.garbage import without_collecting
 
 _Result = TypeVar("_Result")
 

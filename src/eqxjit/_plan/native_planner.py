@@ -18,8 +18,8 @@ from .._compat import (
     TreedefColumns,
     assembled,
     native_back_end,
-    treedef_columns,
 )
+from .._trees.key_cache import columns_of
 from .._trees.modules import dynamic_fields, keeps_fields_plainly, static_fields
 from .._trees.numpy_inputs import is_plain_array
 from .._trees.partition import DYNAMIC, StaticTree
@@ -83,7 +83,7 @@ def plan_natively(
         if parameter.name not in names:
             names.append(parameter.name)
             arguments += _encoded(Static(absent, Match.IS))
-    columns = treedef_columns(out)
+    columns = columns_of(out)
     output, _ = _plan(columns, leaves, (None, None), _output_shape, _output_head, None)
     return native_call(names, tuple(arguments), tuple(output), n_first, n_arrays)
 

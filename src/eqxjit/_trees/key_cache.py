@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from .._compat import MISSING, PyTreeDef, TreedefColumns, treedef_columns
 from .elements import whole_key
+from .garbage import MANY_NODES, without_collecting
 from .snapshot import (
     Snapshot,
     Snapshots,
@@ -327,7 +328,14 @@ def metadata_key(metadata: Any, traced: TracedObjects | None = None) -> Hashable
 
 def treedef_key(treedef: PyTreeDef) -> Hashable:
     """Return the typed static key of a structure: its nodes, with typed keys of metadata."""
-    return columns_key(treedef_columns(treedef))
+    return columns_key(columns_of(treedef))
+
+
+def columns_of(treedef: PyTreeDef) -> TreedefColumns:
+    """Return `treedef_columns`; of many nodes, while no garbage is collected."""
+    if treedef.num_nodes < MANY_NODES:
+        return treedef_columns(treedef)
+    return without_collecting(lambda: treedef_columns(treedef))
 
 
 def columns_key(columns: TreedefColumns, traced: TracedObjects | None = None) -> Hashable:

@@ -13,8 +13,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from .._compat import ArrayImpl, PyTreeDef, TreedefColumns, fields_of, treedef_columns
-from .key_cache import TracedObjects, columns_key, static_key
+from .._compat import ArrayImpl, PyTreeDef, TreedefColumns, fields_of
+from .key_cache import TracedObjects, columns_key, columns_of, static_key
 from .modules import dynamic_fields, is_module_class
 from .static_key import CONSTANTS, constants_key, identity_suffices
 
@@ -78,7 +78,7 @@ class StaticTree:
     def columns(self) -> TreedefColumns:
         """The rows of the treedef, by column; they are read once."""
         if self._columns is None:
-            self._columns = treedef_columns(self.treedef)
+            self._columns = columns_of(self.treedef)
         return self._columns
 
     @property
@@ -140,7 +140,7 @@ class StaticTree:
 
 def metadata_of(treedef: PyTreeDef) -> Iterator[Any]:
     """Yield the static objects in the nodes of a structure, but for the keys of dicts."""
-    return _metadata_in(treedef_columns(treedef))
+    return _metadata_in(columns_of(treedef))
 
 
 def _metadata_in(columns: TreedefColumns) -> Iterator[Any]:
