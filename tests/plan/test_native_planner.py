@@ -4,6 +4,7 @@ import collections
 import functools
 import gc
 import sys
+import types
 from unittest import mock
 
 import equinox as eqx
@@ -112,6 +113,8 @@ def shown(value):
     """What is compared of an object in an instruction: of most, which one it is."""
     if isinstance(value, functools.partial):
         return value.func, [*map(shown, value.args)], [*map(key, value.keywords.values())]
+    if isinstance(value, types.MethodType):
+        return value.__func__, key(value.__self__.key)
     if isinstance(value, Static):
         return value.match, type(value.value), key(value.key), value.may_become_node
     if isinstance(value, tuple | dict | _compat.PyTreeDef):

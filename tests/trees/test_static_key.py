@@ -21,6 +21,7 @@ import pytest
 
 import eqxjit
 from eqxjit._trees.given import referents
+from eqxjit._trees.key_cache import KnownKeys, static_key
 from eqxjit._trees.partition import partition
 from tests.support.helpers import Twins, assert_same
 from tests.support.models import Pair
@@ -516,3 +517,64 @@ def test_the_key_of_plain_modules_refers_to_nothing():
     """Equinox's own mark of a missing field is no object of the user's."""
     _, static = partition([eqx.nn.Linear(2, 2, key=jax.random.key(0)) for _ in range(3)])
     assert [*referents(static.key)] == []
+
+
+# --- Keys of dicts ----------------------------------------------------------------------------
+
+
+class _Hashed:
+    """A key with an `==` of its own."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return type(other) is _Hashed and self.value == other.value
+
+    def __hash__(self):
+        return hash(self.value)
+
+
+_KEYS = [
+    lambda: [(1, "a"), (2, "b")],
+    lambda: [(2, "b"), (1, "a")],
+    lambda: [(True, "a"), (2, "b")],
+    lambda: [(1.0, "a"), (2, "b")],
+    lambda: [(1, "a"), (2, "c")],
+    lambda: [(1, "a"), 2],
+    lambda: [(1, "a"), ((2, "b"),)],
+    lambda: [((1,), "a"), ((2,), "b")],
+    lambda: [((True,), "a"), ((2,), "b")],
+    lambda: [(0.0, "a"), (2, "b")],
+    lambda: [(-0.0, "a"), (2, "b")],
+    lambda: [1, 2.5],
+    lambda: [True, 2.5],
+    lambda: [_Hashed(1), _Hashed(2)],
+    lambda: [_Hashed(True), _Hashed(2)],
+    lambda: [frozenset({1}), frozenset({2})],
+    lambda: [frozenset({True}), frozenset({2})],
+]
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+@pytest.mark.parametrize("of", range(len(_KEYS)))
+def test_keys_of_dicts_match_where_their_typed_static_keys_are_equal(of, is_ordered):
+    collect = tuple if is_ordered else frozenset
+    keys = _KEYS[of]()
+    known = KnownKeys(keys, is_ordered)
+    for same in (keys, keys[::-1]):
+        expected = static_key(collect(same)) == static_key(collect(keys))
+        assert known.match(dict.fromkeys(same)) == expected
+    for make in _KEYS:
+        other = make()
+        expected = static_key(collect(other)) == static_key(collect(keys))
+        assert known.match(dict.fromkeys(other)) == expected
+
+
+def test_keys_that_change_are_not_known_by_their_addresses():
+    keys = [_Hashed(1), _Hashed(2)]
+    known = KnownKeys(keys, is_ordered=False)
+    value = dict.fromkeys(keys)
+    assert known.match(value)
+    keys[0].value = 3
+    assert not known.match(dict.fromkeys(keys))

@@ -98,17 +98,21 @@ def _is_shape_of(node: Sequence | Mapping | Fields | Registered, value: Any) -> 
             return len(value) == node.n
         case Mapping():
             if node.is_ordered:
-                return has_key(tuple(value), node.keys_key)
+                return _has_keys(node, value)
             if len(value) != len(node.keys):
                 return False
             if node.key_types is not None:
                 return {*map(type, value)} == node.key_types
-            return node.keys_key is None or has_key(frozenset(value), node.keys_key)
+            return _has_keys(node, value)
         case Fields():
             return len(fields_of(value)) == len(node.static) + len(node.dynamic)
         case Registered():
             children, data = default_registry.flatten_one_level(value)
             return has_key(data, node.key) and len(tuple(children)) == len(node.items)
+
+
+def _has_keys(node: Mapping, value: Any) -> bool:
+    return node.known_keys is None or node.known_keys.match(value)
 
 
 def _children(node: Input, value: Any) -> Iterator[tuple[str | int, Input, Any]]:

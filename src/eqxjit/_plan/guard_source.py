@@ -270,11 +270,10 @@ class GuardSource:
             else:
                 source = f"{name}[{self._names.constant(f'{hint}_key', key)}]"
             self._read(child, source, f"{hint}_{key}", arrays)
-        if node.keys_key is not None:
+        if node.known_keys is not None:
             # In the end: a key that isn't there is found sooner.
-            key = self._names.constant(f"{hint}_keys_key", node.keys_key)
-            collected = self._builtin(tuple if node.is_ordered else frozenset)
-            self._guard(f"{self._has_key()}({collected}({name}), {key})")
+            match = self._names.constant(f"{hint}_keys_match", node.known_keys.match)
+            self._guard(f"{match}({name})")
 
     def _read_fields(self, node: Fields, source: str, hint: str, arrays: list[str]) -> None:
         name = self._guard_type(node.cls, source, hint)

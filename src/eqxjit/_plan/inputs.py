@@ -8,7 +8,7 @@ import collections
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from .._trees.key_cache import TracedObjects, learned_key
+from .._trees.key_cache import KnownKeys, TracedObjects, learned_key
 from .._trees.static_key import identity_suffices, is_opaque
 from .._trees.structure import (
     Leaf,
@@ -71,7 +71,7 @@ class Inputs:
         if kind is dict:
             return _dict(data, items)
         if kind is collections.OrderedDict:
-            return Mapping(kind, data, items, None, learned_key(tuple(data)), True)
+            return Mapping(kind, data, items, None, KnownKeys(data, is_ordered=True), True)
         return Registered(kind, learned_key(data, self._traced), items)
 
     def static(self, value: Any, is_leaf: bool) -> Static:
@@ -116,8 +116,8 @@ def _dict(keys: list[Any], items: list[Input]) -> Mapping:
     if len(key_types) == 1 and key_types <= {str, bytes, int}:
         # Of one type, keys that are equal are the same: each is looked up.
         return Mapping(dict, keys, items, key_types, None, False)
-    key = learned_key(frozenset(keys)) if keys else None
-    return Mapping(dict, keys, items, None, key, False)
+    known = KnownKeys(keys, is_ordered=False) if keys else None
+    return Mapping(dict, keys, items, None, known, False)
 
 
 def static_input(value: Any, traced: TracedObjects | None = None) -> Static:

@@ -427,13 +427,10 @@ class Encoder:
         if node.key_types is not None:
             [cls] = node.key_types
             self._open(_DICT, node.cls, keys, cls, below=below)
-        elif node.keys_key is None:
+        elif node.known_keys is None:
             self._open(_DICT, node.cls, keys, below=below)
         else:
-            has = functools.partial(
-                _has_keys, tuple if node.is_ordered else frozenset, node.keys_key
-            )
-            self._open(_DICT_BY, node.cls, keys, has, below=below)
+            self._open(_DICT_BY, node.cls, keys, node.known_keys.match, below=below)
 
     # Outputs.
 
@@ -509,10 +506,6 @@ def _is_leaf(value: Any) -> bool:
 
 def _is_opaque(node: Static, value: Any) -> bool:
     return is_same_opaque(value, node.value, hash(value), node.key)
-
-
-def _has_keys(collect: type, key: Any, value: Any) -> bool:
-    return has_key(collect(value), key)
 
 
 def _parts(key: Any, value: Any) -> tuple[Any, ...] | None:

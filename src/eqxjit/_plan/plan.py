@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from .._compat import PyTreeDef
 from .._trees.array_layout import ArrayLayout
 from .._trees.given import Position
+from .._trees.key_cache import KnownKeys
 from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature
 
 # --- Inputs ---------------------------------------------------------------------------------------
@@ -122,11 +123,11 @@ class Mapping:
 
     - `cls`, `keys`, `items`: its class, its keys in the order of the registry, and its values.
     - `key_types`: of keys that equal values and types tell apart; else None.
-    - `keys_key`: the typed static key of all keys, where it takes one.
+    - `known_keys`: what compares all keys, where that takes their typed static key.
     - `is_ordered`: whether the order of the keys counts.
     """
 
-    __slots__ = ("cls", "is_ordered", "items", "key_types", "keys", "keys_key")
+    __slots__ = ("cls", "is_ordered", "items", "key_types", "keys", "known_keys")
 
     def __init__(
         self,
@@ -134,14 +135,14 @@ class Mapping:
         keys: list[Any],
         items: "list[Input]",
         key_types: set[type] | None,
-        keys_key: Any,
+        known_keys: KnownKeys | None,
         is_ordered: bool,
     ):
         self.cls = cls
         self.keys = keys
         self.items = items
         self.key_types = key_types
-        self.keys_key = keys_key
+        self.known_keys = known_keys
         self.is_ordered = is_ordered
 
 

@@ -31,6 +31,7 @@ from .static_key import (
     compared_by_equality,
     compares_by_identity,
     constants_key,
+    identity_suffices,
     is_container,
 )
 
@@ -313,6 +314,40 @@ def learned_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
             key.learn(value)
     return key
 
+
+class KnownKeys:
+    """The keys of a dict, to be compared with those of others that have as many.
+
+    - `key`: the typed static key of them all.
+    """
+
+    __slots__ = ("_addresses", "_collect", "_keys", "_types", "key")
+
+    def __init__(self, keys: list[Any], is_ordered: bool):
+        """`is_ordered`: whether the order of the keys counts."""
+        self._collect = tuple if is_ordered else frozenset
+        self.key = learned_key(self._collect(keys))
+        # Kept, so that no others come to be at their addresses.
+        self._keys = keys
+        suffices = all(map(identity_suffices, keys))
+        self._addresses = self._collect(map(id, keys)) if suffices else None
+        is_told = not is_ordered and all(
+            type(key) is tuple and _TOLD_BY_TYPES.issuperset(map(type, key)) for key in keys
+        )
+        #: The types of what is in each, where those and equality tell keys apart.
+        self._types = {key: (*map(type, key),) for key in keys} if is_told else None
+
+    def match(self, value: Any) -> bool:
+        """Return whether the typed static key of the keys of a dict is this one."""
+        if self._addresses is not None and self._collect(map(id, value)) == self._addresses:
+            return True
+        types = self._types
+        if types is None:
+            return has_key(self._collect(value), self.key)
+        return all(type(key) is tuple and types.get(key) == (*map(type, key),) for key in value)
+
+
+_TOLD_BY_TYPES = frozenset({int, str, bytes, bool})
 
 # What the metadata of most Modules is made of, beside `MISSING`, which there is but one of.
 _CONSTANT_METADATA = CONSTANTS if type(MISSING) is object else CONSTANTS | {type(MISSING)}
