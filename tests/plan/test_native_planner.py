@@ -301,6 +301,8 @@ def test_answers_that_do_not_fit_are_refused(answer):
         (("weight", "extra", "config"), 3),
         (("weight", "extra", "config"), -1),
         (("weight", "extra", "config", "more"), 2),
+        (("weight", "extra", "more", "config"), 3),
+        (("weight", "config"), 1),
         (("weight",), 2),
     ],
 )
