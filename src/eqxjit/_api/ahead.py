@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._diagnostics.description import Deferred, summary, template_of
+from .._diagnostics.description import made, summary, template_of
 from .._diagnostics.differences import OF_ARRAYS, differences
 from .._plan.budget import TooLong
 from .._runtime.dispatch import Dispatcher
@@ -231,9 +231,7 @@ class Compiled:
             # Not by way of the entry, with which its own template is kept.
             fun = other.fun if other.fun_varies else None
             arrays = [*other.leaves, *other.fun_leaves] if fun is not None else other.leaves
-            called_with = template_of(other.signature, fun, other.arguments).describe(arrays)
-            if isinstance(called_with, Deferred):
-                called_with = called_with.make()
+            called_with = made(template_of(other.signature, fun, other.arguments).describe(arrays))
             found = differences(described, called_with)
             static = [str(d) for d in found if d.category not in OF_ARRAYS]
         return ValueError(

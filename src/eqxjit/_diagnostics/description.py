@@ -22,7 +22,7 @@ from .._compat import MISSING, fields_of, treedef_rows
 from .._plan.signature import Signature
 from .._runtime.errors import named_arguments
 from .._trees.array_part import ArrayPart, array_part
-from .._trees.garbage import MANY_NODES, without_collecting
+from .._trees.garbage import without_collecting
 from .._trees.key_cache import KnownKey, static_key, treedef_key
 from .._trees.modules import dynamic_fields, is_module_class, static_fields
 from .._trees.partition import DYNAMIC, SORTED_DICTS, StaticTree, is_array_leaf
@@ -34,6 +34,7 @@ from .._trees.static_key import (
     iterated,
     weak_reference,
 )
+from .._trees.structure import is_namedtuple
 
 # Larger trees aren't described, and larger static containers not looked into.
 _MAX_PARTS = 50_000
@@ -155,12 +156,14 @@ class Template(NamedTuple):
 
     def filled(self, array_parts: list[ArrayPart] | None) -> Description:
         """Return the description with these parts of arrays; None for such as aren't known."""
-        if array_parts is None or (self.places and len(array_parts) != len(self.places)):
+        if not self.places:
+            return self.description
+        if array_parts is None or len(array_parts) != len(self.places):
             return UNKNOWN
         parts = list(self.description.parts)
-        for place, part in zip(self.places, array_parts, strict=False):
+        for place, part in zip(self.places, array_parts, strict=True):
             parts[place] = part
-        return self.description._replace(parts=tuple(parts)) if self.places else self.description
+        return self.description._replace(parts=tuple(parts))
 
 
 class Deferred:
@@ -178,6 +181,11 @@ class Deferred:
     def make(self) -> Description:
         """Return the description."""
         return self._make()
+
+
+def made(description: Description | Deferred) -> Description:
+    """Return a description, which may still have to be made."""
+    return description.make() if isinstance(description, Deferred) else description
 
 
 class DeferredTemplate:
@@ -232,9 +240,7 @@ def template_of(signature: Signature, fun: StaticTree | None, arguments: StaticT
 def _template(signature: Signature, fun: StaticTree | None, arguments: StaticTree) -> Template:
     try:
         n_nodes = arguments.treedef.num_nodes
-        if n_nodes < MANY_NODES:
-            return _whole_template(signature, fun, arguments)
-        return without_collecting(lambda: _whole_template(signature, fun, arguments))
+        return without_collecting(lambda: _whole_template(signature, fun, arguments), n_nodes)
     except Exception:
         # Say, a node of the user's that can't be made without its arrays.
         return Template(UNKNOWN, ())
@@ -389,7 +395,7 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
         factory = value.default_factory
         key = (name, lasting(static_key(factory)))
         return NodePart(name, key, _placed(" of ", _text(factory))), children
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+    if is_namedtuple(kind):
         children = [(f".{field}", getattr(value, field), False) for field in value._fields]
         return NodePart(name, lasting(kind), module=kind.__module__), children
     if kind is tuple or kind is list:

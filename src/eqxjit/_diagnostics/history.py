@@ -22,6 +22,7 @@ from .description import (
     AnyTemplate,
     Deferred,
     Description,
+    made,
     made_at,
     template_of,
 )
@@ -127,8 +128,7 @@ class History(TraceHook):
 
     def describe(self, request: Request) -> Description:
         """Describe what a call is made with, function included."""
-        description = self._describe(request)
-        return description.make() if isinstance(description, Deferred) else description
+        return made(self._describe(request))
 
     def _describe(self, request: Request) -> Description | Deferred:
         if request.description is not None:

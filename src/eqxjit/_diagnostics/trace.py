@@ -6,7 +6,7 @@ from typing import Any
 
 from .._code.call_site import CallSite
 from .._code.html import block, escape, table
-from .description import UNKNOWN, Deferred, Description, summary
+from .description import UNKNOWN, Deferred, Description, made, summary
 from .differences import Difference, listed
 
 
@@ -75,9 +75,8 @@ class Trace:
 
     @property
     def description(self) -> Description:
-        """What it was made for."""
-        if isinstance(self._description, Deferred):
-            self._description = self._description.make()
+        """The call that it was made for, described."""
+        self._description = made(self._description)
         return self._description
 
     @description.setter

@@ -29,6 +29,10 @@ class TooLong(Exception):
     """An error: making a specialised call would take too long."""
 
 
+def without_limit() -> None:
+    """Take the place of `Budget.check` where there is no bound."""
+
+
 class Budget:
     """A budget of this thread's time since it was made, without what others take of a CPU.
 

@@ -23,7 +23,8 @@ from .._trees.key_cache import columns_of
 from .._trees.modules import dynamic_fields, keeps_fields_plainly, static_fields
 from .._trees.numpy_inputs import is_plain_array
 from .._trees.partition import DYNAMIC, StaticTree
-from .._trees.structure import MISSING_KIND, is_plain_namedtuple
+from .._trees.structure import MISSING_KIND, is_namedtuple, is_plain_namedtuple
+from .budget import without_limit
 from .inputs import Inputs
 from .native import (
     REGISTERED,
@@ -69,7 +70,7 @@ def plan_natively(
 
     - any `Exception`, if that is for a plan.
     """
-    inputs = Inputs(static.traced, _tick)
+    inputs = Inputs(static.traced, without_limit)
     names = _names(signature, static)
     arguments, n_arrays = _plan(
         static.columns,
@@ -132,13 +133,9 @@ def _input_head(inputs: Inputs, cls: type, data: Any, arity: int) -> _Head:
 
 
 def _encoded(node: Input) -> Instructions:
-    encoder = Encoder(_tick, set())
+    encoder = Encoder(without_limit, set())
     encoder.add_input(node)
     return encoder.program()
-
-
-def _tick() -> None:
-    """Let planning take its time: there is little to do for a node."""
 
 
 # Asked for each class anew in each plan: a class may have been changed.
@@ -163,7 +160,7 @@ def _output_shape(cls: type) -> _Shape:
     module = _module_shape(cls)
     if module is not None:
         return module
-    if cls is tuple or cls is list or (_is_namedtuple(cls) and is_standard_namedtuple(cls)):
+    if cls is tuple or cls is list or (is_namedtuple(cls) and is_standard_namedtuple(cls)):
         return _SEQUENCE, (), 0
     return _DICT if cls is dict else _OTHER, (), 0
 
@@ -176,13 +173,9 @@ def _module_shape(cls: type) -> _Shape | None:
 
 
 def _output_head(cls: type, data: Any, arity: int) -> _Head:
-    if _is_namedtuple(cls):
+    if is_namedtuple(cls):
         return UNFLATTEN, arity, functools.partial(call_with, cls), None, None
     if not CAN_ASSEMBLE:
         raise Unsupported
     root = assembled((cls, data), [LEAF_TREEDEF] * arity)
     return UNFLATTEN, arity, unflatten_by(root), None, None
-
-
-def _is_namedtuple(cls: type) -> bool:
-    return issubclass(cls, tuple) and hasattr(cls, "_fields")

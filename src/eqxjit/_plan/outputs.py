@@ -17,6 +17,7 @@ from .._trees.structure import (
     Leaf,
     ModuleLayout,
     Node,
+    is_namedtuple,
     module_layout,
     n_arrays,
     output_signature,
@@ -92,7 +93,7 @@ class Outputs:
             return self._sequence(node)
         if cls is dict:
             return MakeDict(node.data, self._children(node))
-        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        if is_namedtuple(cls):
             return MakeNamedTuple(cls, self._children(node), is_standard_namedtuple(cls))
         return Unflatten(root_treedef(node.treedef), _labels(node), self._children(node))
 

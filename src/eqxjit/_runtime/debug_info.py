@@ -19,6 +19,7 @@ from .._plan.signature import Signature
 from .._trees.array_layout import ArrayLayout
 from .._trees.modules import dynamic_fields
 from .._trees.partition import DYNAMIC, StaticTree
+from .._trees.structure import is_namedtuple
 
 
 def argument_names(
@@ -88,7 +89,7 @@ def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> lis
         return [f"[{i}]" for i in range(n_children)]
     if kind is dict or kind is collections.OrderedDict:
         return [f"[{_stable(short(key))}]" for key in data]
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+    if is_namedtuple(kind):
         return [f".{name}" for name in kind._fields]  # type: ignore[attr-defined]
     if issubclass(kind, eqx.Module):
         names = _suffixes_of_module(kind)

@@ -7,7 +7,7 @@ from typing import Any
 from jax.tree_util import tree_flatten
 
 from .._compat import PyTreeDef, is_staging
-from .._plan.budget import Budget, TooLong
+from .._plan.budget import Budget, TooLong, without_limit
 from .._plan.build import Example, build
 from .._plan.call_source import Links
 from .._plan.native import NativeCall, encode, native_enabled
@@ -161,7 +161,7 @@ class Specializer:
         return FramelessCall(
             native,
             entry,
-            lambda: build(signature, layout, 0, out_specs, example, False, _tick),
+            lambda: build(signature, layout, 0, out_specs, example, False, without_limit),
         )
 
     def _does_the_same(self, native: NativeCall, expected: tuple[list[Any], PyTreeDef]) -> bool:
@@ -206,7 +206,3 @@ class Specializer:
             # Whatever a structure does to defeat code generation, the generic path serves it.
             pass
         return None
-
-
-def _tick() -> None:
-    """Let planning take its time."""

@@ -85,7 +85,7 @@ class FramelessCall:
 
     @property
     def source(self) -> str:
-        """What it does, as Python."""
+        """Its source, as Python."""
         return written(self.plan, self._native, self.entry, Budget(math.inf, 0)).source
 
     def instantiate(self, dispatcher: SlowPath, otherwise: Callable[..., Any]) -> Any:
@@ -113,12 +113,12 @@ class FramedCall:
 
     @property
     def blocks(self) -> bool:
-        """Whether it waits for the computation."""
+        """True if it waits for the computation."""
         return self.plan.blocks
 
     @property
     def checks_output(self) -> bool:
-        """Whether it looks at static objects of the output."""
+        """True if it looks at static objects of the output."""
         return self.plan.checks_output
 
     def instantiate(

@@ -30,22 +30,22 @@ class SpecializedCall(Protocol):
 
     @property
     def source(self) -> str:
-        """What it does, as Python."""
+        """Its source, as Python."""
         ...
 
     @property
     def blocks(self) -> bool:
-        """Whether it waits for the computation."""
+        """True if it waits for the computation."""
         ...
 
     @property
     def checks_output(self) -> bool:
-        """Whether it looks at static objects of the output."""
+        """True if it looks at static objects of the output."""
         ...
 
     @property
     def fails_fast(self) -> bool:
-        """Whether its guards fail without running Python."""
+        """True if its guards fail without running Python."""
         ...
 
     @property

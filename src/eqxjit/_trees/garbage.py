@@ -6,13 +6,13 @@ from typing import TypeVar
 
 _Result = TypeVar("_Result")
 
-#: From so many nodes on, a collection would take longer than what it interrupts.
-MANY_NODES = 1_000
+# From so many nodes on, a collection would take longer than what it interrupts.
+_MANY_NODES = 1_000
 
 
-def without_collecting(action: Callable[[], _Result]) -> _Result:
-    """Return `action()`, while no garbage is collected."""
-    collects = gc.isenabled()
+def without_collecting(action: Callable[[], _Result], n_nodes: int = _MANY_NODES) -> _Result:
+    """Return `action()`, while no garbage is collected if it is about many nodes."""
+    collects = n_nodes >= _MANY_NODES and gc.isenabled()
     try:
         if collects:
             gc.disable()

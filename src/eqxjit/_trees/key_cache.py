@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 from .._compat import MISSING, PyTreeDef, TreedefColumns, treedef_columns
 from .elements import whole_key
-from .garbage import MANY_NODES, without_collecting
+from .garbage import without_collecting
 from .snapshot import (
     Snapshot,
     Snapshots,
@@ -368,9 +368,7 @@ def treedef_key(treedef: PyTreeDef) -> Hashable:
 
 def columns_of(treedef: PyTreeDef) -> TreedefColumns:
     """Return `treedef_columns`; of many nodes, while no garbage is collected."""
-    if treedef.num_nodes < MANY_NODES:
-        return treedef_columns(treedef)
-    return without_collecting(lambda: treedef_columns(treedef))
+    return without_collecting(lambda: treedef_columns(treedef), treedef.num_nodes)
 
 
 def columns_key(columns: TreedefColumns, traced: TracedObjects | None = None) -> Hashable:

@@ -206,11 +206,15 @@ def module_layout(node: Node) -> ModuleLayout | None:
     return ModuleLayout(dynamic_names, tuple(zip(static_names, static_values, strict=True)))
 
 
+def is_namedtuple(kind: type) -> bool:
+    """Return whether a class is one of named tuples."""
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
 def is_plain_namedtuple(kind: type) -> bool:
     """Return whether the items of a named tuple are those that Python's `tuple` has."""
     return (
-        issubclass(kind, tuple)
-        and hasattr(kind, "_fields")
+        is_namedtuple(kind)
         and kind.__getitem__ is tuple.__getitem__
         and kind.__len__ is tuple.__len__
     )
