@@ -13,7 +13,7 @@ import pytest
 
 import eqxjit
 from eqxjit._runtime import miss as _miss
-from tests.support.helpers import OUR_FILES, SPECIALIZING, assert_same, outcome, warm
+from tests.support.helpers import OUR_FILES, SPECIALIZING, assert_same, our_frames, outcome, warm
 from tests.support.hiding import needs
 from tests.support.inside import keep_frames
 from tests.support.processes import run
@@ -33,22 +33,6 @@ X = jnp.arange(3.0)
 
 def is_frameless(f):
     return type(f.__call__) is _native.Call
-
-
-def our_frames(call):
-    """The functions of ours whose frames a call makes."""
-    names = []
-
-    def note(frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(OUR_FILES):
-            names.append(frame.f_code.co_name)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return names
 
 
 def test_a_warm_call_makes_no_frame():

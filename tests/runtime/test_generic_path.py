@@ -505,6 +505,7 @@ def test_a_specialised_call_that_took_too_long_is_tried_again(monkeypatch, budge
         return make(*args)
 
     inside.take_compiling_for_free(monkeypatch)
+    inside.specialize_in_second_calls(monkeypatch)
     monkeypatch.setattr(_specialize, "Specializer", counted)
     f = eqxjit.filter_jit(lambda tree, x: x + 1)
     for _ in range(150):

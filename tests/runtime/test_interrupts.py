@@ -19,7 +19,7 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import OUR_FILES
-from tests.support.inside import entries, in_progress, keep_frames
+from tests.support.inside import entries, in_progress, keep_frames, specialize_in_second_calls
 from tests.support.profile import PROFILE
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -97,6 +97,8 @@ def disturbed(kind, act):
         if kind == "specialised":
             # Nothing runs in Python otherwise.
             keep_frames(monkeypatch)
+        if kind == "second, which specialises":
+            specialize_in_second_calls(monkeypatch)
         yield from disturbed_calls(*CALLS_OF_EVERY_KIND[kind], act)
 
 

@@ -294,8 +294,8 @@ def test_first_calls_of_one_structure_or_shape_trace_no_more_often_than_jax_jit(
     assert max(ours) <= max(theirs)
 
 
-def test_a_thread_compiles_what_another_one_traces(monkeypatch):
-    """In the miss path, as there was no trace yet: for an array that is put on a device."""
+def called_while_traced(monkeypatch, x):
+    """A function that one thread traces, and another calls with `x`: in the miss path as well."""
     in_trace, in_miss_path, is_traced = threading.Event(), threading.Event(), threading.Event()
 
     def fun(x):
@@ -314,13 +314,24 @@ def test_a_thread_compiles_what_another_one_traces(monkeypatch):
     def second_call():
         assert in_trace.wait(60)
         monkeypatch.setattr(_dispatch.Dispatcher, "run", second_run)
-        f(jax.device_put(X, jax.devices()[0]))
+        f(x)
 
     second = threading.Thread(target=second_call)
     second.start()
     assert f(X).tolist() == (X + 1).tolist()
     is_traced.set()
     second.join(60)
+    return f
+
+
+def test_a_call_that_finds_the_trace_of_another_thread_is_a_hit(monkeypatch):
+    f = called_while_traced(monkeypatch, X)
+    assert (f.cache_info().traces, f.cache_info().hits) == (1, 1)
+
+
+def test_a_thread_compiles_what_another_one_traces(monkeypatch):
+    """As there was no trace yet: for an array that is put on a device."""
+    f = called_while_traced(monkeypatch, jax.device_put(X, jax.devices()[0]))
     trace, recompilation = f.traces()
     assert f.cache_info()[:3] == (1, 1, 1)
     assert (trace.is_recompilation, recompilation.is_recompilation) == (False, True)
@@ -405,9 +416,9 @@ def test_a_second_chance_that_another_thread_has_ended():
     for n in (1, 1, 1, 2):
         f(X, n)
     entry = next(each for each in inside.entries(f) if each.second_chance is not None)
-    assert inside.n_specialized(f) == 0
+    assert entry.specialized is None
     assert cache.use_second_chance(entry)
-    assert inside.n_specialized(f) == 1
+    assert entry.specialized is not None
     entry.unspecialize()
     assert not cache.use_second_chance(entry)
     np.testing.assert_array_equal(f(X, 1), X)

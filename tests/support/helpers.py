@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,22 @@ SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE") != "0"
 
 #: Where frames of ours, and of generated code, come from.
 OUR_FILES = (os.path.dirname(eqxjit.__file__) + os.sep, "<eqxjit>/")
+
+
+def our_frames(call: Callable[[], Any]) -> list[str]:
+    """The functions of ours whose frames a call makes."""
+    names: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OUR_FILES):
+            names.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names
 
 
 class Counted:

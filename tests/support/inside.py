@@ -37,9 +37,17 @@ def entries(wrapper: Any) -> list[Any]:
     return list(cache(wrapper).entries.values())
 
 
+MOST_AT_ONCE = _specialize._MOST_AT_ONCE
+
+
 def n_specialized(wrapper: Any) -> int:
     """How many structures of a wrapper's function have a specialised call in use."""
     return len(cache(wrapper).specialized)
+
+
+def trial_order(wrapper: Any) -> list[Any]:
+    """The entries whose specialised calls a wrapper tries, in turn."""
+    return [call.entry for call in wrapper._dispatcher.specialized_calls()]
 
 
 def blocks(wrapper: Any) -> list[bool]:
@@ -103,6 +111,11 @@ def take_compiling_for_free(monkeypatch: pytest.MonkeyPatch) -> None:
 def specialize_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave all calls to the generic path, as `EQXJIT_SPECIALIZE=0` does."""
     monkeypatch.setattr(_specialize, "SPECIALIZING", False)
+
+
+def specialize_in_second_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make no specialised call in a first call."""
+    monkeypatch.setattr(_specialize, "_MOST_AT_ONCE", 0)
 
 
 def keep_frames(monkeypatch: pytest.MonkeyPatch) -> None:

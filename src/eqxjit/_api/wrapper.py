@@ -63,7 +63,8 @@ class FilterPjitFunction(metaclass=_WrapperType):
         self.__dict__ = dict(wrapped.attributes)  # type: ignore
         self._leaves = leaves
         self._dispatcher = Dispatcher(wrapped, leaves, self)
-        # Linked to specialised calls by its second call: many copies are called once, or never.
+        # Linked to specialised calls by its second call, or by a trace: many copies are called
+        # once, or never.
         self.__call__ = self._dispatcher.first_call
 
     @property

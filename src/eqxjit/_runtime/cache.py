@@ -281,8 +281,10 @@ class FunctionCache(_Table):
         )
 
     def specialize(self, entry: CacheEntry, call: SpecializedCall) -> None:
-        """Put a specialised call at the head of those in use."""
+        """Put a specialised call at the head of those in use, unless its entry was dropped."""
         with self.lock:
+            if self.entries.get(entry.key) is not entry:
+                return
             calls = [call, *[other for other in self.specialized if other.entry is not entry]]
             excess = [each for each in calls if not each.fails_fast][_MAX_IN_PYTHON:]
             kept = [each for each in calls if each not in excess][:_MAX_SPECIALIZED]

@@ -17,7 +17,12 @@ from .entry import ENTRY_VARIABLE, CacheEntry, holds_tracer, wait_for
 from .function import WrappedFunction, wrap_function
 from .miss import MissPath
 from .request import BoundArguments, Call
-from .specialize import is_worth_specializing, may_be_specialized, specialize
+from .specialize import (
+    is_worth_specializing,
+    may_be_specialized,
+    specialize,
+    specialize_at_once,
+)
 from .stack import CacheMiss
 from .state import SpecializedCall
 
@@ -61,11 +66,11 @@ class Dispatcher(MissPath):
         """Link the wrapper, and call: what its `__call__` slot holds as long as it isn't linked."""
         __tracebackhide__ = True
         with trimming:
-            self.cache.linked[id(self)] = self
             return self._link()(*args, **kwargs)
 
     def _link(self) -> Callable[..., Any]:
         """Fill the wrapper's `__call__` slot: specialised calls first, the generic path behind."""
+        self.cache.linked[id(self)] = self
         with self.cache.lock:
             in_use = self.cache.specialized
             call = self.wrapped.signature.binder(self._generic)
@@ -133,7 +138,7 @@ class Dispatcher(MissPath):
             entry = None
         if entry is None or not entry.traces:
             # One that another thread is tracing: waits for that trace, and traces if it fails.
-            return self.miss(self.bound_for_trace(args, kwargs, bound))
+            return self.miss_and_link(self.bound_for_trace(args, kwargs, bound))
         __eqxjit_entry__ = entry  # noqa: F841
         try:
             output = entry.execute(entry.jitted, entry.flat(self.fun_leaves, leaves))
@@ -199,6 +204,26 @@ class Dispatcher(MissPath):
         """Return whether calls with such arguments are as fast as they ever get."""
         entry = self.cache.find(self.partition_for_stage(args, kwargs).static.key)
         return entry is None or not may_be_specialized(entry)
+
+    def miss_in_turn(self, bound: BoundArguments) -> Any:
+        """Serve a warm call in the miss path: one thread at a time for each shape."""
+        __tracebackhide__ = True
+        # To JAX the signal to retrace is a trace that failed, which threads that wait for it then
+        # each make for themselves. In turn they find what the first of them has compiled.
+        shapes = tuple([(leaf.shape, leaf.dtype) for leaf in bound.leaves])
+        with self.cache.retraces.hold((bound.static.key, shapes)):
+            return self.miss_and_link(bound)
+
+    def miss_and_link(self, bound: BoundArguments) -> Any:
+        """Serve a call in the miss path, and prepare those that are like it."""
+        __tracebackhide__ = True
+        entry, output, is_traced = self.miss(bound)
+        if not is_traced:
+            next(self.cache.traces.hits)
+        elif specialize_at_once(self, entry, bound, output):
+            self._own_entry = weakref.ref(entry)
+            self._link()
+        return entry.rebuild(output, self.wrapped.given(bound.static))
 
     # --- Parts --------------------------------------------------------------------------------
 

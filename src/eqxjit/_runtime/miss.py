@@ -8,6 +8,7 @@ from typing import Any
 
 from .._compat import JITTED_FRAME_MARK, drop_slow_dispatch
 from .._trees.array_layout import ArrayLayout
+from .._trees.out_spec import Output
 from .._trees.partition import DYNAMIC, StaticTree, partition, with_structs_as_arrays
 from .cache import FunctionCache
 from .donation import hide_donation_warning
@@ -47,17 +48,13 @@ class MissPath:
     def cache(self) -> FunctionCache:
         return self.wrapped.cache
 
-    def miss_in_turn(self, bound: BoundArguments) -> Any:
-        """Serve a warm call as `miss` does: one thread at a time for each shape."""
-        __tracebackhide__ = True
-        # To JAX the signal to retrace is a trace that failed, which threads that wait for it then
-        # each make for themselves. In turn they find what the first of them has compiled.
-        shapes = tuple([(leaf.shape, leaf.dtype) for leaf in bound.leaves])
-        with self.cache.retraces.hold((bound.static.key, shapes)):
-            return self.miss(bound)
+    def miss(self, bound: BoundArguments) -> tuple[CacheEntry, Output, bool]:
+        """Trace and compile what a call needs, then make it.
 
-    def miss(self, bound: BoundArguments) -> Any:
-        """Trace and compile what a call needs, then make it."""
+        **Returns:**
+
+        The entry that served it, what JAX returned, and whether this call was the one traced.
+        """
         __tracebackhide__ = True
         start = time.perf_counter()
         bound.static.prepare_trace()
@@ -79,10 +76,8 @@ class MissPath:
             raise
         finally:
             self.cache.keep_if_traced(bound.static.key, entry)
-        if not call.traces:
-            # Another thread was first.
-            next(self.cache.traces.hits)
-        return entry.rebuild(output, self.wrapped.given(bound.static))
+        # Else another thread was first.
+        return entry, output, bool(call.traces)
 
     def stage(
         self,

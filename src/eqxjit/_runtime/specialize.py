@@ -1,6 +1,8 @@
 """Gives hot cache entries their specialised calls."""
 
 import os
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +39,9 @@ _MAX_NODES = 100_000
 
 # Larger structures must be called more often before a plan is worth its making.
 _NODES_PER_HIT = 10_000
+
+# How many specialised calls of a function are made in first calls, which may be the last.
+_MOST_AT_ONCE = 8
 
 
 def may_be_specialized(entry: CacheEntry) -> bool:
@@ -81,6 +86,56 @@ def specialize(
         entry.give_up()
 
 
+def specialize_at_once(
+    dispatcher: SlowPath, entry: CacheEntry, bound: BoundArguments, output: Output
+) -> bool:
+    """Give an entry its specialised call in its first call, where that takes no plan.
+
+    **Arguments:** as of `specialize`.
+
+    **Returns:**
+
+    False if a later call may.
+    """
+    cache = dispatcher.wrapped.cache
+    if (
+        not may_be_specialized(entry)
+        or entry.traces > 1
+        # Most of these have become part of another program, once.
+        or entry.unclassified
+        or len(cache.specialized) >= _MOST_AT_ONCE
+    ):
+        return False
+    try:
+        # A specialised call keeps static objects alive, and with them the entry.
+        if not all(_can_stay(ref()) for ref in entry.watches):
+            return False
+        # What ran may have changed static objects in place.
+        if not bound.static.still_has(entry.key):
+            return False
+        call = Specializer(dispatcher, entry, bound, output).frameless_call()
+    except Exception:
+        # A second call names what raised.
+        return False
+    if call is not None:
+        cache.specialize(entry, call)
+    return call is not None
+
+
+def _can_stay(value: Any) -> bool:
+    """Return whether a static object lives as long as its module, as far as one can tell."""
+    if (
+        type(value) is types.FunctionType
+        and "<locals>" not in value.__code__.co_qualname
+        # A loop may make many, which had better hold nothing.
+        and not (value.__defaults__ or value.__kwdefaults__)
+    ):
+        return True
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    # A module's own `__getattr__` may do anything.
+    return module is not None and vars(module).get(getattr(value, "__qualname__", "")) is value
+
+
 class Specializer:
     """Makes the specialised call of an entry, if one can be made that does exactly the same.
 
@@ -114,6 +169,10 @@ class Specializer:
         - `TooLong`, if making it takes longer than a call may.
         """
         return self._make(self._may_be_frameless())
+
+    def frameless_call(self) -> FramelessCall | None:
+        """Return the call if it takes no plan."""
+        return self._budget.spend(self._planned_natively) if self._may_be_frameless() else None
 
     def framed_call(self) -> FramedCall | None:
         """Return the same with a frame of its own, for what was compiled ahead of time."""
