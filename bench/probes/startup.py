@@ -5,6 +5,7 @@ Each probe prints its figures, seconds by name, as JSON.
 
 import gc
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -36,8 +37,16 @@ def imports(name: str) -> Figures:
     return {"import": seconds(lambda: __import__("eqxjit"))}
 
 
+def later_calls(call: Callable[[], Any]) -> Figures:
+    """The slowest of the twenty calls after the first, in one of which eqxjit may specialise, and
+    their median.
+    """
+    times = [seconds(call) for _ in range(20)]
+    return {"slowest later call": max(times), "warm call": statistics.median(times)}
+
+
 def first_calls(workload: str, name: str) -> Figures:
-    """The first call, traced and compiled, and the second, on which eqxjit may specialise."""
+    """The first call, traced and compiled, and those after it."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
@@ -64,7 +73,7 @@ def first_calls(workload: str, name: str) -> Figures:
 
     f = FILTER_JITS[name](fun)
     run = lambda: jax.block_until_ready(eqx.filter(f(*arguments), eqx.is_array))  # noqa: E731
-    return {"first call": seconds(run), "second call": seconds(run)}
+    return {"first call": seconds(run)} | later_calls(run)
 
 
 def nested(name: str) -> Figures:
@@ -104,9 +113,7 @@ def nested(name: str) -> Figures:
 
 
 def wide(kind: str, name: str) -> Figures:
-    """A tree of many leaves: the first call, the slowest of the twenty after it, of which one
-    specialises, and the first with another shape.
-    """
+    """A tree of many leaves: the first call, those after it, and the first with another shape."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
@@ -133,11 +140,11 @@ def wide(kind: str, name: str) -> Figures:
     jax.block_until_ready((array, x, longer, x + 1, longer + 1))
     f = FILTER_JITS[name](lambda tree, x: x + 1)
     run = lambda x=x: f(tree, x).block_until_ready()  # noqa: E731
-    return {
-        "first call of a wide tree": seconds(run),
-        "slowest later call": max(seconds(run) for _ in range(20)),
-        "new shape": seconds(lambda: run(longer)),
-    }
+    return (
+        {"first call of a wide tree": seconds(run)}
+        | later_calls(run)
+        | {"new shape": seconds(lambda: run(longer))}
+    )
 
 
 PROBES: dict[str, Callable[[str], Figures]] = {

@@ -6,6 +6,7 @@ Each name is looked up once, at import. Where a release no longer has it, the fa
 less pretty, never wrong, so that a new release of JAX or Equinox is a change of this file alone.
 """
 
+import itertools
 import logging
 import operator
 import os
@@ -167,7 +168,7 @@ def treedef_columns(treedef: PyTreeDef) -> TreedefColumns:
     """Return the columns of `treedef_rows`, without a tuple for each row where there is one."""
     is_pickled = treedef_rows is _rows_by_pickling
     rows = _pickled_rows(treedef) if is_pickled else [*treedef_rows(treedef)]
-    kinds, arities, data, classes = [tuple([row[column] for row in rows]) for column in range(4)]
+    kinds, arities, data, classes = itertools.islice(zip(*rows, strict=True), 4)
     return kinds, arities, data, classes
 
 

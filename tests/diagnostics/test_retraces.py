@@ -540,6 +540,65 @@ def test_a_call_with_many_constants_is_described_as_it_was(monkeypatch):
     }
 
 
+def retraced(n_shapes, n_numbers=200, node=Model):
+    """The traces of a function for one tree, with arrays of several shapes."""
+    f = eqxjit.filter_jit(lambda tree, x: x)
+    for n in range(n_shapes):
+        f(node([jnp.ones((n % 3, 2)), *range(n_numbers)]), jnp.ones(n))
+    return f.traces()
+
+
+def test_traces_for_other_arrays_alone_are_compared_when_somebody_asks(monkeypatch):
+    described = inside.count_descriptions(monkeypatch)
+    _, *many = retraced(5)
+    assert not described
+    _, *few = retraced(5, 2)
+    assert [trace.differences for trace in many] == [trace.differences for trace in few]
+    assert [trace.compared_with for trace in many] == [trace.compared_with for trace in few]
+    assert {d.path for trace in many for d in trace.differences} == {"tree.layers[0]", "x"}
+    # Both sizes once.
+    assert len(described) == 2
+
+
+def test_a_trace_that_nobody_asked_for_is_pickled_with_its_differences():
+    traces = retraced(3, node=lambda layers: layers)
+    copies = pickle.loads(pickle.dumps(traces))
+    assert [copy.differences for copy in copies] == [trace.differences for trace in traces]
+    assert len(copies[2].differences) == 2
+
+
+def test_many_traces_for_other_arrays_are_logged(caplog):
+    few, many = retraced(12, 2), retraced(12)
+    first, second = [re.sub(r"py:\d+", "", record.getMessage()) for record in caplog.records]
+    assert first == second
+    assert "10 times, the last time: shape: `x` was float32[7], is float32[10]" in first
+    assert few[-1].reason == many[-1].reason
+
+
+def test_the_closest_trace_is_one_for_the_same_constants():
+    f = eqxjit.filter_jit(lambda tree: tree[0])
+    for n, least in ((1, 0), (2, 1_000), (3, 0)):
+        f([jnp.ones(n), *range(least, least + 200)])
+    *_, last = f.traces()
+    assert last.compared_with == 1
+    assert last.reason == "shape: `tree[0]` was float32[1], is float32[3]"
+
+
+def test_arrays_that_cannot_be_described(monkeypatch):
+    inside.describe_no_array(monkeypatch)
+    first, *others = retraced(4)
+    assert first.arguments == {}
+    assert {trace.differences[0].category for trace in others} == {"not known"}
+
+
+def test_differences_outlive_descriptions(monkeypatch):
+    inside.remember_few_parts(monkeypatch, 500)
+    traces = retraced(5)
+    assert [trace.is_explained for trace in traces] == [True, True, True, False, False]
+    assert [bool(trace.arguments) for trace in traces] == [False, False, False, True, True]
+    assert all(trace.differences for trace in traces[1:])
+
+
 class Unique:
     """Objects of which each is another."""
 

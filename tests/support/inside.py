@@ -183,6 +183,16 @@ def assert_nothing_installed() -> None:
     assert not _install._installations
 
 
+def describe_no_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail wherever an array is to be described."""
+    monkeypatch.delattr(_description, "array_part")
+
+
+def remember_few_parts(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    """Drop the descriptions of older traces, where all have more parts than that."""
+    monkeypatch.setattr(_history, "_MAX_PARTS", many)
+
+
 def count_descriptions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """List the structures that are described from here on."""
     described, original = [], _description._template_of

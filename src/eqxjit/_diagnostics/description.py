@@ -7,6 +7,7 @@ import collections
 import functools
 import inspect
 import itertools
+import operator
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -167,20 +168,33 @@ class Template(NamedTuple):
 
 
 class Deferred:
-    """A description that is made when somebody asks: nothing in the call can change meanwhile.
+    """A description that is made when somebody asks: nothing in the call can change meanwhile."""
 
-    - `n_parts`: how many parts it has, about.
-    """
+    __slots__ = ("_arrays", "_made", "_template")
 
-    __slots__ = ("_make", "n_parts")
+    def __init__(self, template: "DeferredTemplate", arrays: list[ArrayPart] | None):
+        self._template = template
+        self._arrays = arrays
+        self._made: Description | None = None
 
-    def __init__(self, make: Callable[[], Description], n_parts: int):
-        self._make = make
-        self.n_parts = n_parts
+    @property
+    def n_parts(self) -> int:
+        """About how many parts it has."""
+        return self._template.n_parts
 
     def make(self) -> Description:
-        """Return the description."""
-        return self._make()
+        """Return the description, which is made once."""
+        if self._made is None:
+            self._made = self._template.make().filled(self._arrays)
+        return self._made
+
+    def n_arrays_unlike(self, other: "Description | Deferred") -> int:
+        """Return how many arrays differ, where nothing else can; 0 if something else may."""
+        if not isinstance(other, Deferred) or self._template is not other._template:
+            return 0
+        if self._arrays is None or other._arrays is None:
+            return 0
+        return sum(map(operator.ne, self._arrays, other._arrays))
 
 
 def made(description: Description | Deferred) -> Description:
@@ -191,16 +205,17 @@ def made(description: Description | Deferred) -> Description:
 class DeferredTemplate:
     """A template that is made when somebody asks."""
 
-    __slots__ = ("_make", "_n_parts")
+    __slots__ = ("make", "n_parts")
 
     def __init__(self, make: Callable[[], Template], n_parts: int):
-        self._make = functools.cache(make)
-        self._n_parts = n_parts
+        #: Returns the template.
+        self.make = functools.cache(make)
+        #: About how many parts it has.
+        self.n_parts = n_parts
 
     def describe(self, arrays: Sequence[Any]) -> Deferred:
         """Describe a call, as a `Template` does."""
-        parts = _array_parts(arrays)
-        return Deferred(lambda: self._make().filled(parts), self._n_parts)
+        return Deferred(self, _array_parts(arrays))
 
 
 AnyTemplate = Template | DeferredTemplate

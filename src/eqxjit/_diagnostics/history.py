@@ -29,13 +29,12 @@ from .description import (
 from .differences import (
     CACHE,
     FUNCTION,
+    OF_ARRAYS,
     TRANSFORMATION,
     UNKNOWN_REASON,
     Difference,
     configuration_differences,
-    differences,
     distance,
-    with_apt_remedies,
 )
 from .iterators import log_iterators
 from .jaxpr_size import measure
@@ -176,7 +175,7 @@ class History(TraceHook):
             earlier = self._explain(trace)
             self._entries[trace] = weakref.ref(request.entry)
             self._begun.add(trace)
-        if earlier is not None and trace.differences[0].category in (UNKNOWN_REASON, CACHE):
+        if earlier is not None and _cause(trace) in (UNKNOWN_REASON, CACHE):
             # Not with the lock: it compares the user's objects.
             path = _first_mismatch(self._entries[earlier](), request)
             if path is not None:
@@ -229,6 +228,8 @@ class History(TraceHook):
         for trace in reversed(self._remembered):
             n_parts += trace.n_parts
             if n_parts > _MAX_PARTS and trace is not self._remembered[-1]:
+                # What finds the differences holds the description.
+                _ = trace.differences
                 trace.description = UNKNOWN
 
     def restart(self) -> None:
@@ -243,26 +244,24 @@ class History(TraceHook):
         if earlier is None:
             trace.differences = _defined_again(self._definition, self.place.is_users)
             return None
-        trace.description = trace.description.sharing(earlier.description)
         if trace.configuration == earlier.configuration:
             trace.configuration = earlier.configuration
-        found = [
-            *differences(earlier.description, trace.description, self.place.is_users),
-            *configuration_differences(earlier.configuration, trace.configuration),
-        ]
-        if UNKNOWN in (earlier.description, trace.description):
-            why = "the arguments are too large to be compared, or can't be"
-            found = [Difference(UNKNOWN_REASON, "", "", why)]
-        elif not found:
-            found = [_why_it_does_not_serve(earlier, trace)]
-        trace.differences = with_apt_remedies(found)
+        is_of_arrays = trace.n_arrays_unlike(earlier) > 0
+        if not is_of_arrays:
+            trace.description = trace.description.sharing(earlier.description)
+        find = trace.comparison(earlier, self.place.is_users)
+        if is_of_arrays:
+            trace.explain_when_asked(find)
+        else:
+            trace.differences = find() or (_why_it_does_not_serve(earlier, trace),)
         is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
         trace.compared_with = None if is_earlier_cleared else earlier.number
         return earlier
 
     def _closest(self, trace: Trace) -> Trace | None:
         def how_far(earlier: Trace) -> int:
-            far = distance(earlier.description, trace.description)
+            n_arrays = trace.n_arrays_unlike(earlier)
+            far = n_arrays or distance(earlier.description, trace.description)
             return far + len(configuration_differences(earlier.configuration, trace.configuration))
 
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
@@ -272,10 +271,17 @@ class History(TraceHook):
 
     def _add_to_streak(self, trace: Trace) -> None:
         """Count a trace among those in a row, which are logged once they are many."""
-        if trace.differences and trace.differences[0].category != FUNCTION:
-            self._streak.add(trace)
-        else:
+        if _cause(trace) in (None, FUNCTION):
             streak_of(self.place).add_function(trace)
+        else:
+            self._streak.add(trace)
+
+
+def _cause(trace: Trace) -> str | None:
+    """Return the category of the first difference: of arrays, if it is still to be found."""
+    if not trace.is_explained:
+        return OF_ARRAYS[0]
+    return next((difference.category for difference in trace.differences), None)
 
 
 def _first_mismatch(entry: CacheEntry | None, request: Request) -> str | None:

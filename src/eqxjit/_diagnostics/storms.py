@@ -3,6 +3,7 @@
 import collections
 import functools
 import logging
+import weakref
 
 from .._code.place import Place
 from .._code.text import times
@@ -29,31 +30,24 @@ class Streak:
     def __init__(self, place: Place):
         self._place = place
         self._lock = Lock()
-        self._n_traces = 0
         self._has_function = False
         self._has_logged = False
-        #: In how many of these traces something was a cause, and how it differed the last time.
-        self._counts: collections.Counter[tuple[str, str]] = collections.Counter()
-        self._latest: dict[tuple[str, str], Difference] = {}
+        #: How these differ, or the trace where that is still to be found: that holds descriptions.
+        self._causes: list[tuple[Difference, ...] | weakref.ref[Trace]] = []
 
     def restart(self) -> None:
         """Begin to count anew."""
         with self._lock:
-            self._n_traces = 0
-            self._counts.clear()
-            self._latest.clear()
+            self._causes.clear()
 
     def add(self, trace: Trace) -> None:
         """Count a trace, and log the streak once it is long."""
         with self._lock:
             if self._has_logged:
                 return
-            self._n_traces += 1
-            for cause in trace.differences[:_MAX_COUNTED] or (self._defined_again(),):
-                key = (cause.category, cause.path)
-                self._counts[key] += 1
-                self._latest[key] = cause
-            if self._n_traces < _MANY:
+            is_explained = trace.is_explained
+            self._causes.append(trace.differences if is_explained else weakref.ref(trace))
+            if len(self._causes) < _MANY:
                 return
             self._has_logged = True
             message = self._message(trace)
@@ -75,20 +69,34 @@ class Streak:
         remedy = "Define and wrap it once, and pass what varies as arrays" if place.is_users else ""
         return Difference(FUNCTION, "", "", f"another one {what} was traced before", remedy)
 
+    def _found(self, causes: tuple[Difference, ...] | weakref.ref[Trace]) -> tuple[Difference, ...]:
+        if isinstance(causes, weakref.ref):
+            trace = causes()
+            causes = () if trace is None else trace.differences
+        return causes or (self._defined_again(),)
+
     def _message(self, trace: Trace) -> str:
+        # In how many traces something was a cause, and how it differed the last time.
+        counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        latest: dict[tuple[str, str], Difference] = {}
+        for causes in self._causes:
+            for cause in self._found(causes)[:_MAX_COUNTED]:
+                key = (cause.category, cause.path)
+                counts[key] += 1
+                latest[key] = cause
         lines = [
             f"`{trace.function}` was traced {_MANY} times in a row, last for the call at "
             f"{trace.call_site}:"
         ]
         remedies: set[str] = set()
-        for key, count in self._counts.most_common(_MAX_CAUSES):
-            cause = self._latest[key]
+        for key, count in counts.most_common(_MAX_CAUSES):
+            cause = latest[key]
             lines.append(f"  - {times(count)}, the last time: {cause}")
             if cause.remedy and cause.remedy not in remedies:
                 remedies.add(cause.remedy)
                 lines.append(f"    {cause.remedy}.")
-        if len(self._counts) > _MAX_CAUSES:
-            lines.append(f"  - and {len(self._counts) - _MAX_CAUSES} more")
+        if len(counts) > _MAX_CAUSES:
+            lines.append(f"  - and {len(counts) - _MAX_CAUSES} more")
         lines.append(
             "Each trace is compiled, which is fine if few more are to come. This is logged once a "
             "function."

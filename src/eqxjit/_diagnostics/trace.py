@@ -1,13 +1,20 @@
 """The record of one trace: what was traced, for which call, why, and how long it took."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._code.call_site import CallSite
 from .._code.html import block, escape, table
 from .description import UNKNOWN, Deferred, Description, made, summary
-from .differences import Difference, listed
+from .differences import (
+    UNKNOWN_REASON,
+    Difference,
+    configuration_differences,
+    differences,
+    listed,
+    with_apt_remedies,
+)
 
 
 @dataclasses.dataclass
@@ -43,7 +50,6 @@ class Trace:
     - `number`: counts the traces of the function, from 1.
     - `call_site`: the user's line that made the call, with `filename` and `line`; as a text,
         `src/train.py:31`.
-    - `differences`: how it differs from the closest earlier trace; empty for the first.
     - `compared_with`: the number of that earlier trace; `None` for the first.
     - `seconds`: how long it took.
     - `from_persistent_cache`: whether JAX's persistent cache held the compiled program.
@@ -59,7 +65,7 @@ class Trace:
     configuration: dict[str, str]
     call_site: CallSite
     number: int = 0
-    differences: tuple[Difference, ...] = ()
+    _differences: tuple[Difference, ...] | Callable[[], tuple[Difference, ...]] = ()
     compared_with: int | None = None
     seconds: Seconds = dataclasses.field(default_factory=Seconds)
     from_persistent_cache: bool = False
@@ -76,15 +82,61 @@ class Trace:
     @property
     def description(self) -> Description:
         """The call that it was made for, described."""
-        self._description = made(self._description)
-        return self._description
+        return made(self._description)
 
     @description.setter
     def description(self, description: Description) -> None:
         self._description = description
 
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """How it differs from the closest earlier trace; empty for the first."""
+        found = self._differences
+        if callable(found):
+            found = self._differences = found()
+        return found
+
+    @differences.setter
+    def differences(self, differences: tuple[Difference, ...]) -> None:
+        self._differences = differences
+
+    @property
+    def is_explained(self) -> bool:
+        """False as long as the differences are still to be found: in the arrays alone."""
+        return not callable(self._differences)
+
+    def explain_when_asked(self, find: Callable[[], tuple[Difference, ...]]) -> None:
+        """Leave it to `find` to find the differences, which are in the arrays alone."""
+        self._differences = find
+
+    def comparison(self, earlier: "Trace", of_user: bool) -> Callable[[], tuple[Difference, ...]]:
+        """Return what finds the differences from an earlier trace, and holds neither.
+
+        `of_user`: as of `differences`.
+        """
+        old, new = earlier._description, self._description
+        configurations = earlier.configuration, self.configuration
+
+        def find() -> tuple[Difference, ...]:
+            descriptions = made(old), made(new)
+            if UNKNOWN in descriptions:
+                why = "the arguments are too large to be compared, or can't be"
+                return (Difference(UNKNOWN_REASON, "", "", why),)
+            found = differences(*descriptions, of_user)
+            return with_apt_remedies([*found, *configuration_differences(*configurations)])
+
+        return find
+
+    def n_arrays_unlike(self, earlier: "Trace") -> int:
+        """Return how many arrays differ, where nothing else can; 0 if something else may."""
+        new, old = self._description, earlier._description
+        return new.n_arrays_unlike(old) if isinstance(new, Deferred) else 0
+
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_description": self.description}
+        return vars(self) | {
+            "_description": self.description,
+            "_differences": self.differences,
+        }
 
     @property
     def n_parts(self) -> int:

@@ -144,7 +144,8 @@ class MissPath:
         static = bound.static
 
         def make() -> CacheEntry:
-            n_first = _n_arrays_first(static) if bound.args else 0
+            is_split = self.fun_leaves or self.wrapped.options.donates_rest
+            n_first = _n_arrays_first(static) if is_split and bound.args else 0
             layout = ArrayLayout(n_first, len(self.fun_leaves))
             donated = self.donated(layout, static)
             return new_entry(self.wrapped.signature, self.wrapped.options, layout, donated)

@@ -12,7 +12,8 @@ class ArrayLayout(NamedTuple):
     It is upstream's, in which JAX reuses donated ones: those of the first argument, the function's
     own, and the rest.
 
-    - `n_first`, `n_fun`: the numbers of those of the first argument, and of the function.
+    - `n_first`: the number of those of the first argument; 0 where it makes no difference.
+    - `n_fun`: the number of the function's own.
     """
 
     n_first: int

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import operator
 import types
 from collections.abc import Collection, Hashable, Iterator
 from typing import Any
@@ -145,8 +146,10 @@ def metadata_of(treedef: PyTreeDef) -> Iterator[Any]:
 
 def _metadata_in(columns: TreedefColumns) -> Iterator[Any]:
     _, _, metadata, classes = columns
-    for data, cls in zip(metadata, classes, strict=True):
-        if cls is not None and cls is not dict:
+    # Leaves, of which there are most, have no class.
+    has_class = map(operator.is_not, classes, itertools.repeat(None))
+    for data, cls in itertools.compress(zip(metadata, classes, strict=True), has_class):
+        if cls is not dict:
             yield from data if type(data) is tuple else (data,)
 
 
