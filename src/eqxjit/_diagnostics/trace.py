@@ -90,7 +90,7 @@ class Trace:
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """How it differs from the closest earlier trace; empty for the first."""
+        """The differences from the closest earlier trace; empty for the first."""
         found = self._differences
         if callable(found):
             found = self._differences = found()
