@@ -591,6 +591,16 @@ def test_arrays_that_cannot_be_described(monkeypatch):
     assert {trace.differences[0].category for trace in others} == {"not known"}
 
 
+def test_many_traces_of_which_the_first_are_no_longer_remembered(messages):
+    f, tree = eqxjit.filter_jit(lambda tree, x: x), [X] * 150
+    for n in (*range(1, 8), *range(100, 370), *range(8, 12)):
+        # What is prepared is counted with none in a row.
+        (f if n < 100 else f.lower)(tree, jnp.ones(n))
+    [message] = messages
+    assert "10 times, the last time: shape: `x` was float32[10], is float32[11]" in message
+    assert "defined again" not in message
+
+
 def test_differences_outlive_descriptions(monkeypatch):
     inside.remember_few_parts(monkeypatch, 500)
     traces = retraced(5)

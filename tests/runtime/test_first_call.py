@@ -44,6 +44,10 @@ class Held:
         return x
 
 
+class Key(str):
+    """A key that may hold anything."""
+
+
 class Raises(Held):
     def __getattr__(self, name):
         raise ValueError(name)
@@ -55,8 +59,14 @@ class Layer(eqx.Module):
 
 
 def with_keyword_default(held):
-    function = types.FunctionType(BY_NAME.__code__, {})
+    function = types.FunctionType(BY_NAME.__code__, globals())
     function.__kwdefaults__ = {"y": held}
+    return function
+
+
+def with_attribute():
+    function = types.FunctionType(IDENTITY.__code__, globals())
+    function.held = Held()
     return function
 
 
@@ -75,7 +85,9 @@ STAYING = {
     "layers": lambda: [Layer(X, i) for i in range(200)],
     "floats": lambda: [float(i) for i in range(3_000)],
     "a dict": lambda: {"a": X, "b": {1: X, 2: 3}},
-    "a list in a field": lambda: Layer(X, [1, 2]),
+    "tuples in a field": lambda: Layer(X, ((1, 2), ("a", (jax.nn.relu, 0.0)))),
+    "a convolution": lambda: eqx.nn.Conv2d(1, 2, 3, key=jax.random.key(0)),
+    "a class": lambda: Layer(X, (Held, jnp.float32)),
 }
 
 GOING = {
@@ -83,10 +95,21 @@ GOING = {
     "an object without names": Raises,
     "a lambda": lambda: lambda x: x,
     "a closure": lambda: closure(Held()),
-    "a default": lambda: types.FunctionType(OPTIONAL.__code__, {}, "f", (Held(),)),
+    "a default": lambda: types.FunctionType(OPTIONAL.__code__, globals(), "f", (Held(),)),
     "a keyword's default": lambda: with_keyword_default(Held()),
     "a partial": lambda: functools.partial(at_module_level, Held()),
     "a method": lambda: Held().method,
+    "a closure at module level": lambda: types.FunctionType(
+        IDENTITY.__code__.replace(co_freevars=("y",)), globals(), closure=(types.CellType(Held()),)
+    ),
+    "an attribute": with_attribute,
+    "a namespace": lambda: types.FunctionType(IDENTITY.__code__, {"__name__": __name__}),
+    "a class": lambda: type("Held", (), {}),
+    "a class in a tuple": lambda: Layer(X, (1, (type("Held", (), {}),))),
+    "a list in a field": lambda: Layer(X, [1, 2]),
+    "a bytearray": lambda: Layer(X, bytearray(3)),
+    "a Module in a field": lambda: Layer(X, Layer(None, 2)),
+    "a key": lambda: {Key(): X},
     "a closure in a field": lambda: Layer(X, closure(Held())),
     "an object in a list in a field": lambda: Layer(X, [Held()]),
 }

@@ -3,7 +3,6 @@
 import collections
 import functools
 import logging
-import weakref
 
 from .._code.place import Place
 from .._code.text import times
@@ -32,8 +31,8 @@ class Streak:
         self._lock = Lock()
         self._has_function = False
         self._has_logged = False
-        #: How these differ, or the trace where that is still to be found: that holds descriptions.
-        self._causes: list[tuple[Difference, ...] | weakref.ref[Trace]] = []
+        #: How these differ; the trace itself, of one function's, where that is still to be found.
+        self._causes: list[tuple[Difference, ...] | Trace] = []
 
     def restart(self) -> None:
         """Begin to count anew."""
@@ -45,8 +44,7 @@ class Streak:
         with self._lock:
             if self._has_logged:
                 return
-            is_explained = trace.is_explained
-            self._causes.append(trace.differences if is_explained else weakref.ref(trace))
+            self._causes.append(trace.differences if trace.is_explained else trace)
             if len(self._causes) < _MANY:
                 return
             self._has_logged = True
@@ -69,18 +67,13 @@ class Streak:
         remedy = "Define and wrap it once, and pass what varies as arrays" if place.is_users else ""
         return Difference(FUNCTION, "", "", f"another one {what} was traced before", remedy)
 
-    def _found(self, causes: tuple[Difference, ...] | weakref.ref[Trace]) -> tuple[Difference, ...]:
-        if isinstance(causes, weakref.ref):
-            trace = causes()
-            causes = () if trace is None else trace.differences
-        return causes or (self._defined_again(),)
-
     def _message(self, trace: Trace) -> str:
         # In how many traces something was a cause, and how it differed the last time.
         counts: collections.Counter[tuple[str, str]] = collections.Counter()
         latest: dict[tuple[str, str], Difference] = {}
         for causes in self._causes:
-            for cause in self._found(causes)[:_MAX_COUNTED]:
+            found = causes.differences if isinstance(causes, Trace) else causes
+            for cause in found[:_MAX_COUNTED] or (self._defined_again(),):
                 key = (cause.category, cause.path)
                 counts[key] += 1
                 latest[key] = cause

@@ -108,7 +108,7 @@ def specialize_at_once(
         return False
     try:
         # A specialised call keeps static objects alive, and with them the entry.
-        if not all(_can_stay(ref()) for ref in entry.watches):
+        if not bound.static.holds_only(_stays):
             return False
         # What ran may have changed static objects in place.
         if not bound.static.still_has(entry.key):
@@ -122,18 +122,22 @@ def specialize_at_once(
     return call is not None
 
 
-def _can_stay(value: Any) -> bool:
+def _stays(value: Any) -> bool:
     """Return whether a static object lives as long as its module, as far as one can tell."""
-    if (
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    if module is None:
+        return False
+    # A module's own `__getattr__` may do anything.
+    names = vars(module)
+    if names.get(getattr(value, "__qualname__", "")) is value:
+        return True
+    # Such as `lambda x: x`, a default argument. A loop may make many: they had better hold nothing.
+    return (
         type(value) is types.FunctionType
         and "<locals>" not in value.__code__.co_qualname
-        # A loop may make many, which had better hold nothing.
-        and not (value.__defaults__ or value.__kwdefaults__)
-    ):
-        return True
-    module = sys.modules.get(getattr(value, "__module__", None) or "")
-    # A module's own `__getattr__` may do anything.
-    return module is not None and vars(module).get(getattr(value, "__qualname__", "")) is value
+        and value.__globals__ is names
+        and not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value))
+    )
 
 
 class Specializer:

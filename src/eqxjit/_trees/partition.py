@@ -4,7 +4,7 @@ import collections
 import itertools
 import operator
 import types
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from .._compat import ArrayImpl, PyTreeDef, TreedefColumns, fields_of
+from .._compat import MISSING, ArrayImpl, PyTreeDef, TreedefColumns, fields_of
 from .key_cache import TracedObjects, columns_key, columns_of, static_key
 from .modules import dynamic_fields, is_module_class
 from .static_key import CONSTANTS, constants_key, identity_suffices
@@ -30,6 +30,8 @@ class _Dynamic:
 DYNAMIC = _Dynamic()
 
 _KEYED_TOGETHER = CONSTANTS | {_Dynamic}
+
+_HOLDING_NOTHING = _KEYED_TOGETHER | {type(MISSING)}
 
 # JAX sorts their keys.
 SORTED_DICTS = (dict, collections.defaultdict)
@@ -121,6 +123,23 @@ class StaticTree:
             found = {key for key, value in distinct.items() if not identity_suffices(value)}
             self._changeable = [value for value in values if id(value) in found] if found else []
         return self._changeable
+
+    def holds_only(self, may_hold: Callable[[Any], bool]) -> bool:
+        """Return whether it holds constants, tuples of them, and what `may_hold` says alone."""
+        _, _, metadata, classes = self.columns
+        has_data = map(operator.is_not, metadata, itertools.repeat(None))
+        pending: list[Any] = [self.leaves]
+        for data, cls in itertools.compress(zip(metadata, classes, strict=True), has_data):
+            is_dict = type(data) is list and (cls is None or cls is dict)
+            pending.append(tuple(data) if is_dict else data)
+        while pending:
+            value = pending.pop()
+            if type(value) is tuple:
+                if not {*map(type, value)} <= _HOLDING_NOTHING:
+                    pending += [item for item in value if type(item) not in _HOLDING_NOTHING]
+            elif type(value) not in _HOLDING_NOTHING and not may_hold(value):
+                return False
+        return True
 
     def still_has(self, key: Hashable) -> bool:
         """Return whether it has a key, which it had once: static objects may have been changed."""
