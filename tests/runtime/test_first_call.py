@@ -1,5 +1,6 @@
 """Structures that are specialised in their first call: no later one takes longer than others."""
 
+import collections
 import functools
 import gc
 import types
@@ -46,6 +47,17 @@ class Held:
 
 class Key(str):
     """A key that may hold anything."""
+
+
+class Scales(collections.UserList):
+    """Found in its module, by its name."""
+
+    def __hash__(self):
+        return hash(tuple(self))
+
+
+SCALES = Scales()
+SCALES.__qualname__ = "SCALES"
 
 
 class Raises(Held):
@@ -180,9 +192,11 @@ def test_what_becomes_part_of_another_program(around):
     assert n_specialized(f) == 1
 
 
-def test_a_static_object_that_the_trace_changes():
+@pytest.mark.parametrize("kind", ["a list in a field", "an object of a module"])
+def test_a_static_object_that_the_trace_changes(kind):
     """A specialised call that was made of it then would serve calls that it was not traced for."""
-    config = [1]
+    config = [1] if kind == "a list in a field" else SCALES
+    config[:] = [1]
 
     def fun(layer, x):
         scale = layer.static[-1]
