@@ -12,16 +12,13 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from tests.support.helpers import SPECIALIZING, our_frames
+from tests.support.helpers import OF_FRAMELESS_CALLS, our_frames
 from tests.support.hiding import needs
 from tests.support.inside import MOST_AT_ONCE, cache, entries, n_specialized, trial_order
 
 pytestmark = [
-    needs("jax._src.pjit", why="no call of JAX's is known by its frame"),
-    pytest.mark.skipif(
-        not eqxjit.native_enabled() or not SPECIALIZING,
-        reason="nothing is specialised, or not natively",
-    ),
+    *OF_FRAMELESS_CALLS,
+    needs("equinox._module._flatten", why="Modules are read through the registry"),
 ]
 
 X = jnp.arange(3.0)

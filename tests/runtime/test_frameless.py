@@ -13,20 +13,21 @@ import pytest
 
 import eqxjit
 from eqxjit._runtime import miss as _miss
-from tests.support.helpers import OUR_FILES, SPECIALIZING, assert_same, our_frames, outcome, warm
+from tests.support.helpers import (
+    OF_FRAMELESS_CALLS,
+    OUR_FILES,
+    assert_same,
+    our_frames,
+    outcome,
+    warm,
+)
 from tests.support.hiding import needs
 from tests.support.inside import keep_frames
 from tests.support.processes import run
 from tests.support.sides import CALLS
 
 _native = pytest.importorskip("eqxjit._native")
-pytestmark = [
-    needs("jax._src.pjit", why="no call of JAX's is known by its frame"),
-    pytest.mark.skipif(
-        not eqxjit.native_enabled() or not SPECIALIZING,
-        reason="nothing is specialised, or not natively",
-    ),
-]
+pytestmark = OF_FRAMELESS_CALLS
 
 X = jnp.arange(3.0)
 
@@ -35,6 +36,7 @@ def is_frameless(f):
     return type(f.__call__) is _native.Call
 
 
+@needs("equinox._module._flatten", why="Modules are read through the registry")
 def test_a_warm_call_makes_no_frame():
     model = eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0))
     f = eqxjit.filter_jit(lambda model, x, k=2: (model, k * model(x)))

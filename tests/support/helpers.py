@@ -10,15 +10,27 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
+import pytest
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
 
 import eqxjit
+from tests.support.hiding import needs
 from tests.support.sides import CALLS
 
 SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE") != "0"
 
 #: Where frames of ours, and of generated code, come from.
 OUR_FILES = (os.path.dirname(eqxjit.__file__) + os.sep, "<eqxjit>/")
+
+
+#: Marks of a module's tests: of calls that the native back end makes alone.
+OF_FRAMELESS_CALLS = [
+    needs("jax._src.pjit", why="no call of JAX's is known by its frame"),
+    pytest.mark.skipif(
+        not eqxjit.native_enabled() or not SPECIALIZING,
+        reason="nothing is specialised, or not natively",
+    ),
+]
 
 
 def our_frames(call: Callable[[], Any]) -> list[str]:

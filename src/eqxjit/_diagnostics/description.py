@@ -19,14 +19,14 @@ from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_wi
 
 from .._code.call_site import CallSite
 from .._code.text import counted, short
-from .._compat import MISSING, fields_of, treedef_rows
+from .._compat import fields_of, treedef_rows
 from .._plan.signature import Signature
 from .._runtime.errors import named_arguments
 from .._trees.array_part import ArrayPart, array_part
 from .._trees.garbage import without_collecting
 from .._trees.key_cache import KnownKey, static_key, treedef_key
 from .._trees.modules import dynamic_fields, is_module_class, static_fields
-from .._trees.partition import DYNAMIC, SORTED_DICTS, StaticTree, is_array_leaf
+from .._trees.partition import SORTED_DICTS, StaticTree, is_array_leaf
 from .._trees.static_key import (
     CONSTANTS,
     ByEquality,
@@ -228,9 +228,6 @@ def _array_parts(arrays: Sequence[Any]) -> list[ArrayPart] | None:
         return None
 
 
-# What can't change, and is described without the user's code.
-_ATOMS = CONSTANTS | {type(DYNAMIC), type(MISSING)}
-
 # Smaller trees are described at once.
 _FEW_PARTS = 100
 
@@ -278,15 +275,10 @@ def _stays_as_it_is(arguments: StaticTree) -> bool:
 
     Nothing of it can then change, or be kept alive, until it is described.
     """
-    _, _, metadata, classes = arguments.columns
-    return (
-        _ATOMS.issuperset(map(type, arguments.leaves))
-        and all(cls is None or is_module_class(cls) for cls in {*classes})
-        # Of what is neither, it is None, or the class of a named tuple, which may do anything.
-        and all(
-            _ATOMS.issuperset(map(type, data)) if type(data) in (tuple, list) else data is None
-            for data in metadata
-        )
+    *_, classes = arguments.columns
+    # The metadata of a named tuple, which may do anything, is its class: no constant.
+    return arguments.holds_only(lambda _: False) and all(
+        cls is None or is_module_class(cls) for cls in {*classes}
     )
 
 

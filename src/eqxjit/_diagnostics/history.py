@@ -246,14 +246,13 @@ class History(TraceHook):
             return None
         if trace.configuration == earlier.configuration:
             trace.configuration = earlier.configuration
-        is_of_arrays = trace.n_arrays_unlike(earlier) > 0
-        if not is_of_arrays:
-            trace.description = trace.description.sharing(earlier.description)
-        find = trace.comparison(earlier, self.place.is_users)
-        if is_of_arrays:
-            trace.explain_when_asked(find)
+        of_user = self.place.is_users
+        if trace.n_arrays_unlike(earlier):
+            trace.explain_when_asked(trace.comparison(earlier, of_user))
         else:
-            trace.differences = find() or (_why_it_does_not_serve(earlier, trace),)
+            trace.description = trace.description.sharing(earlier.description)
+            found = trace.comparison(earlier, of_user)()
+            trace.differences = found or (_why_it_does_not_serve(earlier, trace),)
         is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
         trace.compared_with = None if is_earlier_cleared else earlier.number
         return earlier

@@ -349,14 +349,14 @@ class KnownKeys:
 
 _TOLD_BY_TYPES = frozenset({int, str, bytes, bool})
 
-# What the metadata of most Modules is made of, beside `MISSING`, which there is but one of.
-_CONSTANT_METADATA = CONSTANTS if type(MISSING) is object else CONSTANTS | {type(MISSING)}
+#: What the metadata of most Modules is made of, beside `MISSING`, which there is but one of.
+CONSTANT_METADATA = CONSTANTS if type(MISSING) is object else CONSTANTS | {type(MISSING)}
 
 
 def metadata_key(metadata: Any, traced: TracedObjects | None = None) -> Hashable:
     """Return the typed static key of a node's metadata, which may be made anew each time."""
     if type(metadata) is tuple:
-        key = constants_key(metadata, _CONSTANT_METADATA)
+        key = constants_key(metadata, CONSTANT_METADATA)
         return key or (tuple, tuple([static_key(part, traced) for part in metadata]))
     return whole_key(metadata) if type(metadata) is list else static_key(metadata, traced)
 

@@ -2,7 +2,6 @@
 
 import collections
 import itertools
-import operator
 import types
 from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any
@@ -14,8 +13,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from .._compat import MISSING, ArrayImpl, PyTreeDef, TreedefColumns, fields_of
-from .key_cache import TracedObjects, columns_key, columns_of, static_key
+from .._compat import ArrayImpl, PyTreeDef, TreedefColumns, fields_of
+from .key_cache import CONSTANT_METADATA, TracedObjects, columns_key, columns_of, static_key
 from .modules import dynamic_fields, is_module_class
 from .static_key import CONSTANTS, constants_key, identity_suffices
 
@@ -31,7 +30,7 @@ DYNAMIC = _Dynamic()
 
 _KEYED_TOGETHER = CONSTANTS | {_Dynamic}
 
-_HOLDING_NOTHING = _KEYED_TOGETHER | {type(MISSING)}
+_HOLDING_NOTHING = CONSTANT_METADATA | {_Dynamic}
 
 # JAX sorts their keys.
 SORTED_DICTS = (dict, collections.defaultdict)
@@ -127,11 +126,11 @@ class StaticTree:
     def holds_only(self, may_hold: Callable[[Any], bool]) -> bool:
         """Return whether it holds constants, tuples of them, and what `may_hold` says alone."""
         _, _, metadata, classes = self.columns
-        has_data = map(operator.is_not, metadata, itertools.repeat(None))
         pending: list[Any] = [self.leaves]
-        for data, cls in itertools.compress(zip(metadata, classes, strict=True), has_data):
-            is_dict = type(data) is list and (cls is None or cls is dict)
-            pending.append(tuple(data) if is_dict else data)
+        for data, cls in zip(metadata, classes, strict=True):
+            if data is not None:
+                is_dict = type(data) is list and (cls is None or cls is dict)
+                pending.append(tuple(data) if is_dict else data)
         while pending:
             value = pending.pop()
             if type(value) is tuple:
@@ -165,10 +164,8 @@ def metadata_of(treedef: PyTreeDef) -> Iterator[Any]:
 
 def _metadata_in(columns: TreedefColumns) -> Iterator[Any]:
     _, _, metadata, classes = columns
-    # Leaves, of which there are most, have no class.
-    has_class = map(operator.is_not, classes, itertools.repeat(None))
-    for data, cls in itertools.compress(zip(metadata, classes, strict=True), has_class):
-        if cls is not dict:
+    for data, cls in zip(metadata, classes, strict=True):
+        if cls is not None and cls is not dict:
             yield from data if type(data) is tuple else (data,)
 
 
