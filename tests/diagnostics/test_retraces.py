@@ -617,6 +617,18 @@ class Name(str):
     """A text with a class of its own."""
 
 
+@jax.tree_util.register_pytree_node_class
+class Node:
+    """Taken apart, and made anew, by code of its own."""
+
+    def tree_flatten(self):
+        return (), "a constant"
+
+    @classmethod
+    def tree_unflatten(cls, data, children):
+        return cls()
+
+
 class Shaped(collections.namedtuple("Shaped", "a b")):
     """Can't be made without arrays."""
 
@@ -634,6 +646,7 @@ class Shaped(collections.namedtuple("Shaped", "a b")):
         lambda: {Name("a"): 1},
         lambda: collections.OrderedDict({Unique: 1}),
         lambda: collections.namedtuple("Pair", "a b")(1, 2),
+        Node,
     ],
 )
 def test_what_may_change_or_die_is_described_at_once(make, monkeypatch):
