@@ -13,13 +13,10 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import OF_FRAMELESS_CALLS, our_frames
-from tests.support.hiding import needs
+from tests.support.hiding import reads_fields
 from tests.support.inside import MOST_AT_ONCE, cache, entries, n_specialized, trial_order
 
-pytestmark = [
-    *OF_FRAMELESS_CALLS,
-    needs("equinox._module._flatten", why="Modules are read through the registry"),
-]
+pytestmark = [*OF_FRAMELESS_CALLS, reads_fields]
 
 X = jnp.arange(3.0)
 

@@ -21,7 +21,7 @@ from tests.support.helpers import (
     outcome,
     warm,
 )
-from tests.support.hiding import needs
+from tests.support.hiding import reads_fields
 from tests.support.inside import keep_frames
 from tests.support.processes import run
 from tests.support.sides import CALLS
@@ -36,7 +36,7 @@ def is_frameless(f):
     return type(f.__call__) is _native.Call
 
 
-@needs("equinox._module._flatten", why="Modules are read through the registry")
+@reads_fields
 def test_a_warm_call_makes_no_frame():
     model = eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0))
     f = eqxjit.filter_jit(lambda model, x, k=2: (model, k * model(x)))
