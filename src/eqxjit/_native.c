@@ -19,6 +19,7 @@ Invariants:
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <math.h>
 #include <structmember.h>
 
 #ifdef Py_GIL_DISABLED
@@ -27,15 +28,14 @@ Invariants:
 
 /* Raised with what Python is to rely on, here and in _compat.py: in a checkout that was brought up to
    date, what was built before may still be there. */
-#define INTERFACE 3
+#define INTERFACE 4
 
 /* In the order of _plan/native.py. */
 typedef enum {
     /* Inputs: of a value. */
     ARRAY,           /* first: the class of arrays, second: whether another object is an array */
     IS,              /* first: the very object */
-    EQUAL,           /* first: an object of a builtin type that is equal */
-    EQUAL_ITEMS,     /* first: a tuple of such objects */
+    SAME,            /* first: a constant */
     IS_OR,           /* first: the very object, second: a predicate of others of its class */
     HELD_OR,         /* first: the class, second: a Held, third: a predicate, asked if it says no */
     TYPE_AND,        /* first: the class, second: a predicate */
@@ -48,7 +48,7 @@ typedef enum {
     REGISTERED,      /* first: the class, second: returns a tuple of n children, or None */
     /* Inputs: of n items of a sequence. */
     ARRAY_RUN,       /* first, second: as of ARRAY */
-    EQUAL_RUN,       /* first: a tuple of what each is as of EQUAL */
+    SAME_RUN,        /* first: a tuple of what each is as of SAME */
     REPEAT,          /* one node on each */
     /* Outputs. */
     TAKE,            /* the next array */
@@ -143,6 +143,136 @@ dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
+/* --- Constants ------------------------------------------------------------------------------- */
+
+/* As of _trees/constants.py, whose functions are the plain twins of these. */
+
+/* Of what is planned and compared; as of _trees/structure.py and _trees/constants.py. */
+#define MAX_DEPTH 200
+
+static int
+are_floats_same(double one, double other)
+{
+    if (one == other) {
+        return one != 0.0 || signbit(one) == signbit(other);
+    }
+    return one != one && other != other;
+}
+
+/* Whether a constant equals none of another type. */
+static int
+is_told_by_equality(PyObject *value)
+{
+    return PyUnicode_CheckExact(value) || PyLong_CheckExact(value) || PyBytes_CheckExact(value) ||
+           value == Py_None;
+}
+
+/* Whether that is so of all elements of a frozenset; -1 with an exception. */
+static int
+are_elements_told(PyObject *set)
+{
+    PyObject *iterator = PyObject_GetIter(set), *element;
+    if (iterator == NULL) {
+        return -1;
+    }
+    int told = 1;
+    while (told && (element = PyIter_Next(iterator)) != NULL) {
+        told = is_told_by_equality(element);
+        Py_DECREF(element);
+    }
+    Py_DECREF(iterator);
+    return PyErr_Occurred() ? -1 : told;
+}
+
+static int
+are_sets_same(PyObject *one, PyObject *other)
+{
+    if (PySet_GET_SIZE(one) != PySet_GET_SIZE(other)) {
+        return 0;
+    }
+    int told = are_elements_told(one);
+    if (told > 0) {
+        told = are_elements_told(other);
+    }
+    return told > 0 ? PyObject_RichCompareBool(one, other, Py_EQ) : told;
+}
+
+/* Whether a value is the expected one, or a constant and the same; -1 with an exception. A no is no
+   answer for what isn't a constant. Runs no Python. */
+static int
+is_same_constant(PyObject *value, PyObject *expected, int depth)
+{
+    if (value == expected) {
+        return 1;
+    }
+    if (Py_TYPE(value) != Py_TYPE(expected) || depth > MAX_DEPTH) {
+        return 0;
+    }
+    if (is_told_by_equality(value)) {
+        return PyObject_RichCompareBool(value, expected, Py_EQ);
+    }
+    if (PyFloat_CheckExact(value)) {
+        return are_floats_same(PyFloat_AS_DOUBLE(value), PyFloat_AS_DOUBLE(expected));
+    }
+    if (PyTuple_CheckExact(value)) {
+        Py_ssize_t n = PyTuple_GET_SIZE(value);
+        int same = n == PyTuple_GET_SIZE(expected);
+        for (Py_ssize_t i = 0; same > 0 && i < n; i++) {
+            same = is_same_constant(PyTuple_GET_ITEM(value, i), PyTuple_GET_ITEM(expected, i),
+                                    depth + 1);
+        }
+        return same;
+    }
+    if (PyComplex_CheckExact(value)) {
+        return are_floats_same(PyComplex_RealAsDouble(value), PyComplex_RealAsDouble(expected)) &&
+               are_floats_same(PyComplex_ImagAsDouble(value), PyComplex_ImagAsDouble(expected));
+    }
+    return PyFrozenSet_CheckExact(value) ? are_sets_same(value, expected) : 0;
+}
+
+/* Whether a value is a constant that its hash tells: NaN has many. -1 with an exception. */
+static int
+is_hashed_constant(PyObject *value, int depth)
+{
+    if (is_told_by_equality(value) || PyBool_Check(value)) {
+        return 1;
+    }
+    if (PyFloat_CheckExact(value)) {
+        double number = PyFloat_AS_DOUBLE(value);
+        return number == number;
+    }
+    if (PyTuple_CheckExact(value)) {
+        int all = depth + 1 < MAX_DEPTH;
+        for (Py_ssize_t i = 0; all > 0 && i < PyTuple_GET_SIZE(value); i++) {
+            all = is_hashed_constant(PyTuple_GET_ITEM(value, i), depth + 1);
+        }
+        return all;
+    }
+    if (PyComplex_CheckExact(value)) {
+        double real = PyComplex_RealAsDouble(value), imaginary = PyComplex_ImagAsDouble(value);
+        return real == real && imaginary == imaginary;
+    }
+    return PyFrozenSet_CheckExact(value) && depth + 1 < MAX_DEPTH ? are_elements_told(value) : 0;
+}
+
+static PyObject *
+is_same(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args)
+{
+    if (n_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "is_same takes two objects");
+        return NULL;
+    }
+    int same = is_same_constant(args[0], args[1], 0);
+    return same < 0 ? NULL : PyBool_FromLong(same);
+}
+
+static PyObject *
+is_constant(PyObject *Py_UNUSED(module), PyObject *value)
+{
+    int constant = is_hashed_constant(value, 0);
+    return constant < 0 ? NULL : PyBool_FromLong(constant);
+}
+
 /* --- Programs -------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -160,7 +290,7 @@ is_program_sound(const Node *nodes, Py_ssize_t n_nodes)
             node->n < 0) {
             return 0;
         }
-        if (node->op == EQUAL_RUN &&
+        if (node->op == SAME_RUN &&
             (!PyTuple_Check(node->first) || PyTuple_GET_SIZE(node->first) != node->n)) {
             return 0;
         }
@@ -295,7 +425,6 @@ typedef enum {
 
 /* From so many equal items on, they are one instruction; as of _trees/structure.py. */
 #define SHORTEST_RUN 4
-#define MAX_DEPTH 200
 
 typedef struct {
     PyObject *kinds, *arities, *metadata, *classes; /* columns of a treedef, in post-order */
@@ -410,18 +539,6 @@ is_number_or_text(PyObject *value)
            PyBool_Check(value) || PyBytes_CheckExact(value);
 }
 
-/* Whether a number or a text is told by its type and equality: not a zero, of which there are two,
-   nor NaN. */
-static int
-is_told_by_equality(PyObject *value)
-{
-    if (!PyFloat_CheckExact(value)) {
-        return 1;
-    }
-    double number = PyFloat_AS_DOUBLE(value);
-    return number != 0.0 && number == number;
-}
-
 /* Whether there is but one object of this value: CPython's small integers are some. */
 static int
 is_singleton(PyObject *value)
@@ -444,8 +561,11 @@ plan_static(Planner *self, PyObject *value, int is_leaf)
     if (is_singleton(value)) {
         return append(self, instruction(IS, 0, 1, value, NULL, NULL));
     }
-    if (is_number_or_text(value) && is_told_by_equality(value)) {
-        return append(self, instruction(EQUAL, 0, 1, value, NULL, NULL));
+    /* With NaN, which it is asked for too. */
+    int constant = PyFloat_CheckExact(value) || PyComplex_CheckExact(value) ? 1
+                                                                            : is_hashed_constant(value, 0);
+    if (constant) {
+        return constant < 0 ? -1 : append(self, instruction(SAME, 0, 1, value, NULL, NULL));
     }
     PyObject *address = PyLong_FromVoidPtr(value), *known = NULL;
     int failed = -1;
@@ -566,7 +686,7 @@ static Py_ssize_t
 length_of_run(Planner *self, Py_ssize_t row, int *is_run)
 {
     Py_ssize_t n = 0;
-    int of_arrays = 0, told_by_equality = 1;
+    int of_arrays = 0;
     for (; row >= 0; row = self->next_sibling[row], n++) {
         int is_leaf = is_leaf_row(self, row);
         PyObject *leaf = is_leaf > 0 ? peek_leaf(self, n) : NULL;
@@ -583,10 +703,8 @@ length_of_run(Planner *self, Py_ssize_t row, int *is_run)
         if (is_array != of_arrays || (!is_array && !is_number_or_text(leaf))) {
             break;
         }
-        told_by_equality &= is_array || is_told_by_equality(leaf);
     }
-    /* An output is given what there is. */
-    *is_run = n >= SHORTEST_RUN && (self->array == NULL || told_by_equality);
+    *is_run = n >= SHORTEST_RUN;
     return n == 0 ? 1 : n;
 }
 
@@ -599,7 +717,7 @@ plan_run(Planner *self, Py_ssize_t n)
     }
     int is_array = leaf == self->dynamic;
     Op op = self->array == NULL ? (is_array ? TAKE_RUN : CONSTANT_RUN)
-                                : (is_array ? ARRAY_RUN : EQUAL_RUN);
+                                : (is_array ? ARRAY_RUN : SAME_RUN);
     PyObject *values = NULL;
     int failed;
     if (is_array) {
@@ -617,7 +735,7 @@ plan_run(Planner *self, Py_ssize_t n)
 
 /* Whether an object may stand for another in an instruction, as far as that is told at a glance. */
 static int
-is_same(PyObject *one, PyObject *other)
+is_same_object(PyObject *one, PyObject *other)
 {
     return one == other || (PyUnicode_CheckExact(one) && PyUnicode_CheckExact(other) &&
                             PyUnicode_Compare(one, other) == 0);
@@ -631,7 +749,7 @@ are_names_same(PyObject *ones, PyObject *others)
         return 0;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
-        if (!is_same(PyTuple_GET_ITEM(ones, i), PyTuple_GET_ITEM(others, i))) {
+        if (!is_same_object(PyTuple_GET_ITEM(ones, i), PyTuple_GET_ITEM(others, i))) {
             return 0;
         }
     }
@@ -645,7 +763,7 @@ are_templates_same(PyObject *one, PyObject *other)
     PyObject *name, *value, *other_name, *other_value;
     while (PyDict_Next(one, &position, &name, &value)) {
         if (!PyDict_Next(other, &other_position, &other_name, &other_value) ||
-            !is_same(name, other_name) || !is_same(value, other_value)) {
+            !is_same_object(name, other_name) || !is_same_object(value, other_value)) {
             return 0;
         }
     }
@@ -655,11 +773,14 @@ are_templates_same(PyObject *one, PyObject *other)
 static int
 is_part_of_instruction_same(long op, int part, PyObject *one, PyObject *other)
 {
-    if (is_same(one, other)) {
+    if (is_same_object(one, other)) {
         return 1;
     }
-    if (part < 4 || (op == EQUAL && Py_TYPE(one) == Py_TYPE(other))) {
+    if (part < 4) {
         return PyObject_RichCompareBool(one, other, Py_EQ);
+    }
+    if (op == SAME || op == SAME_RUN) {
+        return is_same_constant(one, other, 0);
     }
     int are_names = (part == 5 && (op == FIELDS || op == DICT || op == MAKE_MODULE)) ||
                     (part == 4 && op == MAKE_DICT);
@@ -1491,35 +1612,6 @@ take_array(Walk *walk, const Node *node, PyObject *value)
     return 1;
 }
 
-static int
-is_equal(PyObject *value, PyObject *expected)
-{
-    if (value == expected) {
-        return 1;
-    }
-    return Py_TYPE(value) == Py_TYPE(expected) ? PyObject_RichCompareBool(value, expected, Py_EQ)
-                                               : 0;
-}
-
-static int
-has_equal_items(PyObject *value, PyObject *expected)
-{
-    if (value == expected) {
-        return 1;
-    }
-    Py_ssize_t n = PyTuple_GET_SIZE(expected);
-    if (!PyTuple_CheckExact(value) || PyTuple_GET_SIZE(value) != n) {
-        return 0;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        int equal = is_equal(PyTuple_GET_ITEM(value, i), PyTuple_GET_ITEM(expected, i));
-        if (equal <= 0) {
-            return equal;
-        }
-    }
-    return 1;
-}
-
 static int walk_value(Walk *walk, Py_ssize_t at, PyObject *value);
 
 /* Walk into a value that its container may lose meanwhile. */
@@ -1536,7 +1628,7 @@ walk_borrowed(Walk *walk, Py_ssize_t at, PyObject *value)
 static Py_ssize_t
 n_items_of(const Node *node)
 {
-    int is_run = node->op == ARRAY_RUN || node->op == EQUAL_RUN || node->op == REPEAT;
+    int is_run = node->op == ARRAY_RUN || node->op == SAME_RUN || node->op == REPEAT;
     return is_run ? node->n : 1;
 }
 
@@ -1565,8 +1657,8 @@ walk_sequence(Walk *walk, Py_ssize_t at, PyObject *value)
             case ARRAY_RUN:
                 matched = take_array(walk, item, part);
                 break;
-            case EQUAL_RUN:
-                matched = is_equal(part, PyTuple_GET_ITEM(item->first, index - start));
+            case SAME_RUN:
+                matched = is_same_constant(part, PyTuple_GET_ITEM(item->first, index - start), 0);
                 break;
             default:
                 matched = walk_value(walk, item->op == REPEAT ? child + 1 : child, part);
@@ -1691,11 +1783,8 @@ walk_value(Walk *walk, Py_ssize_t at, PyObject *value)
     case IS:
         matched = value == node->first;
         break;
-    case EQUAL:
-        matched = is_equal(value, node->first);
-        break;
-    case EQUAL_ITEMS:
-        matched = has_equal_items(value, node->first);
+    case SAME:
+        matched = is_same_constant(value, node->first, 0);
         break;
     case IS_OR:
         matched = value == node->first;
@@ -1815,8 +1904,8 @@ is_told_apart(const Node *node, PyObject *value)
     switch (node->op) {
     case IS:
         return value != node->first;
-    case EQUAL:
-        return !is_equal(value, node->first);
+    case SAME:
+        return is_same_constant(value, node->first, 0) == 0;
     case SEQUENCE:
         return (PyObject *)Py_TYPE(value) != node->first ||
                PySequence_Fast_GET_SIZE(value) != node->n;
@@ -2794,6 +2883,10 @@ static PyMethodDef module_methods[] = {
     {"in_flight", in_flight, METH_O,
      "in_flight(entry): the innermost Call of an entry that JAX is making in this thread, as\n"
      "(owner, args, kwargs); or None."},
+    {"is_same", (PyCFunction)(void (*)(void))is_same, METH_FASTCALL,
+     "is_same(value, expected): whether a value is the expected one, or a constant and the same."},
+    {"is_constant", is_constant, METH_O,
+     "is_constant(value): whether a value is a constant that its hash tells."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -337,8 +337,8 @@ ARRAY = (0, False, 0, 1, native.ArrayImpl, bool, None)
         ((0, False, 0, 2, None, None, None),),
         ((0, False, -1, 1, None, None, None),),
         (("0", False, 0, 1, None, None, None),),
-        ((native._EQUAL_RUN, False, 1, 1, None, None, None),),
-        ((native._EQUAL_RUN, False, 2, 1, (1,), None, None),),
+        ((native._SAME_RUN, False, 1, 1, None, None, None),),
+        ((native._SAME_RUN, False, 2, 1, (1,), None, None),),
     ],
 )
 def test_programs_out_of_bounds_are_refused(instructions):

@@ -23,6 +23,7 @@ from eqxjit._plan.plan import Static
 from eqxjit._plan.signature import Signature
 from eqxjit._runtime import specialize
 from eqxjit._trees.array_layout import ArrayLayout
+from eqxjit._trees.constants import ByContent
 from eqxjit._trees.given import NOTHING, Given
 from eqxjit._trees.key_cache import KnownKey
 from eqxjit._trees.out_spec import OutSpec
@@ -92,9 +93,9 @@ def expanded(program):
             result += [("array", shown(first), shown(second))] * n
         elif op in (ARRAY_INSTRUCTION, native._TAKE):
             result.append(("array", shown(first), shown(second)))
-        elif op in (native._EQUAL_RUN, native._CONSTANT_RUN):
+        elif op in (native._SAME_RUN, native._CONSTANT_RUN):
             result += [("item", *shown(value)) for value in first]
-        elif op in (native._IS, native._EQUAL, native._CONSTANT):
+        elif op in (native._IS, native._SAME, native._CONSTANT):
             result.append(("item", *shown(first)))
         elif op in (native._HELD_OR, native._TYPE_AND):
             # Which object is looked at first differs where they are alike.
@@ -121,6 +122,8 @@ def shown(value):
         return type(value), repr(value)
     if type(value) in (int, float, str, bytes, bool):
         return type(value), repr(value)
+    if isinstance(value, ByContent):
+        return repr(value.value)
     return "object", id(value)
 
 

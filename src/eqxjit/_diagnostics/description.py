@@ -23,15 +23,14 @@ from .._compat import fields_of, treedef_rows
 from .._plan.signature import Signature
 from .._runtime.errors import named_arguments
 from .._trees.array_part import ArrayPart, array_part
+from .._trees.constants import CONSTANTS, constants_key
 from .._trees.garbage import without_collecting
 from .._trees.key_cache import KnownKey, static_key, treedef_key
 from .._trees.modules import dynamic_fields, is_module_class, static_fields
 from .._trees.partition import SORTED_DICTS, StaticTree, is_array_leaf
 from .._trees.static_key import (
-    CONSTANTS,
     ByEquality,
     compared_fields,
-    constants_key,
     iterated,
     weak_reference,
 )

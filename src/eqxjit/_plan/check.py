@@ -11,6 +11,7 @@ from typing import Any
 from jax.tree_util import FlattenedIndexKey, default_registry, keystr, tree_flatten_with_path
 
 from .._compat import ArrayImpl, fields_of
+from .._trees.constants import is_same
 from .._trees.key_cache import has_key
 from .._trees.numpy_inputs import is_plain_array
 from .._trees.static_key import is_same_opaque
@@ -167,10 +168,8 @@ def _is_static(node: Static, value: Any) -> bool:
             return True
         case _ if type(value) is not type(expected):
             return False
-        case Match.EQUAL:
-            return bool(value == expected)
-        case Match.EQUAL_ITEMS:
-            return bool(value == expected) and {*map(type, value)} == {type(expected[0])}
+        case Match.SAME:
+            return is_same(value, expected)
         case _:
             return has_key(value, node.key)
 

@@ -8,6 +8,7 @@ from jax.tree_util import default_registry
 from .._code.source import indented, wrapped
 from .._code.text import short
 from .._compat import ArrayImpl, fields_of
+from .._trees.constants import CONSTANTS, is_same, is_told_by_equality
 from .._trees.key_cache import has_key
 from .._trees.numpy_inputs import is_plain_array
 from .._trees.static_key import is_same_opaque
@@ -207,13 +208,12 @@ class GuardSource:
         expected = self._names.constant(name, run.values)
         mapped, same = self._builtin(map), self._names.constant("is_", operator.is_)
         identical = f"{self._builtin(all)}({mapped}({same}, {name} := {items}, {expected}))"
-        if run.key is None:
+        if all(map(_is_told_by_equality, run.values)):
             kinds = self._names.constant(f"{hint}_types", [*map(type, run.values)])
             of_types = f"[*{mapped}({self._builtin(type)}, {name})] == {kinds}"
             equal = f"{of_types}\nand {self._builtin(tuple)}({name}) == {expected}"
         else:
-            key = self._names.constant(f"{hint}_key", run.key)
-            equal = f"{self._has_key()}({self._builtin(tuple)}({name}), {key})"
+            equal = f"{self._is_same()}({self._builtin(tuple)}({name}), {expected})"
         self._guard(identical, equal)
 
     def _read_run(self, item: Input, items: str, arrays: list[str]) -> None:
@@ -332,12 +332,10 @@ class GuardSource:
         name, first_use = self._named(source, hint)
         identical = f"({first_use}) is {constant}" if name != source else f"{name} is {constant}"
         of_kind = f"{self._builtin(type)}({name}) is {self._builtin(kind)}"
-        if match is Match.EQUAL:
+        if match is Match.SAME and _is_told_by_equality(value):
             return (identical, f"{of_kind}\nand {name} == {constant}")
-        if match is Match.EQUAL_ITEMS:
-            elements = f"{{*{self._builtin(map)}({self._builtin(type)}, {name})}}"
-            of_elements = f"{elements} == {{{self._builtin(type(value[0]))}}}"
-            return (identical, f"{of_kind}\nand {name} == {constant}\nand {of_elements}")
+        if match is Match.SAME:
+            return (identical, f"{of_kind}\nand {self._is_same()}({name}, {constant})")
         key = self._names.constant(f"{hint}_key", static.key)
         return (identical, f"{of_kind}\nand {self._has_key()}({name}, {key})")
 
@@ -366,6 +364,9 @@ class GuardSource:
 
     def _has_key(self) -> str:
         return self._names.constant("has_key", has_key)
+
+    def _is_same(self) -> str:
+        return self._names.constant("is_same", is_same)
 
     def _flatten_one_level(self) -> str:
         return self._names.constant("flatten_one_level", default_registry.flatten_one_level)
@@ -435,6 +436,12 @@ def _describe(node: Input) -> str:
         return f"static, {short(node.value, 60)}"
     count = n_arrays(node)
     return f"{_class_of(node).__name__} with {count} array{'' if count == 1 else 's'}"
+
+
+def _is_told_by_equality(value: Any) -> bool:
+    """Return whether only the same constants of its class equal a constant."""
+    kind = type(value)
+    return is_told_by_equality(value) if kind is float else kind in CONSTANTS
 
 
 def _class_of(node: Input) -> type:

@@ -8,6 +8,7 @@ import collections
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from .._trees.constants import is_constant
 from .._trees.key_cache import KnownKeys, TracedObjects, learned_key
 from .._trees.static_key import identity_suffices, is_opaque
 from .._trees.structure import (
@@ -95,7 +96,7 @@ class Inputs:
                 items.append(ArrayRun(start, len(run)))
             else:
                 values = [leaf.value for leaf in run if isinstance(leaf, Leaf)]
-                items.append(_static_run(start, values))
+                items.append(StaticRun(start, tuple(values)))
         return Sequence(node.kind, len(node.children), items)
 
     def _repeated(self, node: Node) -> Input:
@@ -125,8 +126,9 @@ def static_input(value: Any, traced: TracedObjects | None = None) -> Static:
     kind = type(value)
     if value is None or kind is bool or (kind is int and value in _SINGLETON_INTEGERS):
         return Static(value, Match.IS)
-    if kind in (int, str, bytes) or (kind is float and _is_told_by_equality(value)):
-        return Static(value, Match.EQUAL)
+    # NaN has many hashes, and so isn't in constants that are keyed together.
+    if kind is float or kind is complex or is_constant(value):
+        return Static(value, Match.SAME)
     if kind.__eq__ is object.__eq__:
         return Static(value, Match.IS)
     if is_opaque(value) and kind.__hash__ is not None:
@@ -134,21 +136,7 @@ def static_input(value: Any, traced: TracedObjects | None = None) -> Static:
         return Static(value, Match.OPAQUE, hash(value))
     if not identity_suffices(value):
         return Static(value, Match.KEY, learned_key(value, traced))
-    if kind is tuple and {*map(type, value)} in ({int}, {str}):
-        return Static(value, Match.EQUAL_ITEMS)
     return Static(value, Match.IS_OR_KEY, learned_key(value))
-
-
-def _static_run(start: int, values: list[Any]) -> StaticRun:
-    key = None
-    if not all(type(value) is not float or _is_told_by_equality(value) for value in values):
-        key = learned_key(tuple(values))
-    return StaticRun(start, tuple(values), key)
-
-
-def _is_told_by_equality(value: float) -> bool:
-    """Return whether a float is neither a zero, of which there are two, nor NaN."""
-    return bool(value) and value == value
 
 
 def _can_become_a_node(kind: type) -> bool:

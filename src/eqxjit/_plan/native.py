@@ -15,7 +15,6 @@ from .._trees.given import Position
 from .._trees.key_cache import KnownKey, has_key
 from .._trees.numpy_inputs import is_plain_array
 from .._trees.static_key import is_same_opaque
-from .inputs import static_input
 from .plan import (
     Array,
     ArrayRun,
@@ -51,11 +50,11 @@ from .signature import absent
 
 # In the order of `_native.c`.
 (
-    _ARRAY, _IS, _EQUAL, _EQUAL_ITEMS, _IS_OR, _HELD_OR, _TYPE_AND, _PREDICATE, _BOTH,
-    _SEQUENCE, _DICT, _DICT_BY, _FIELDS, REGISTERED, _ARRAY_RUN, _EQUAL_RUN, _REPEAT,
+    _ARRAY, _IS, _SAME, _IS_OR, _HELD_OR, _TYPE_AND, _PREDICATE, _BOTH,
+    _SEQUENCE, _DICT, _DICT_BY, _FIELDS, REGISTERED, _ARRAY_RUN, _SAME_RUN, _REPEAT,
     _TAKE, _CONSTANT, _KEPT, _LIST, _TUPLE, _NAMED_TUPLE, _MAKE_DICT, _MODULE, UNFLATTEN,
     _TAKE_RUN, _CONSTANT_RUN, _MAKE_RUN,
-) = range(29)  # fmt: skip
+) = range(28)  # fmt: skip
 
 
 def native_enabled() -> bool:
@@ -380,12 +379,8 @@ class Encoder:
         match item:
             case ArrayRun():
                 self._open(_ARRAY_RUN, ArrayImpl, is_plain_array, n=item.n)
-            case StaticRun(key=None):
-                self._open(_EQUAL_RUN, item.values, n=item.n)
             case StaticRun():
-                for value in item.values:
-                    self._tick()
-                    self._add_static(static_input(value))
+                self._open(_SAME_RUN, item.values, n=item.n)
             case Repeat():
                 self._open(_REPEAT, n=item.n, below=self._each(self.add_input, [item.item]))
             case _:
@@ -406,10 +401,8 @@ class Encoder:
         match node.match:
             case Match.IS:
                 self._open(_IS, value, keeps=keeps)
-            case Match.EQUAL:
-                self._open(_EQUAL, value, keeps=keeps)
-            case Match.EQUAL_ITEMS:
-                self._open(_EQUAL_ITEMS, value, keeps=keeps)
+            case Match.SAME:
+                self._open(_SAME, value, keeps=keeps)
             case Match.IS_OR_KEY:
                 self._open(_IS_OR, value, functools.partial(has_key, key=node.key), keeps=keeps)
             case Match.KEY:

@@ -20,10 +20,8 @@ class Match(enum.Enum):
     """The cheapest comparison that holds exactly for values of one typed static key."""
 
     IS = enum.auto()
-    #: The very object, or one of the same type that is equal.
-    EQUAL = enum.auto()
-    #: Likewise a tuple, whose items are of one type.
-    EQUAL_ITEMS = enum.auto()
+    #: The very object, or the same constant.
+    SAME = enum.auto()
     #: The very object, or one of the same type and key.
     IS_OR_KEY = enum.auto()
     #: The very object may have been changed in place.
@@ -77,15 +75,13 @@ class StaticRun:
 
     - `start`, `n`: which ones.
     - `values`: the traced ones.
-    - `key`: the typed static key of all; None where equal values of equal types have the same.
     """
 
-    __slots__ = ("key", "start", "values")
+    __slots__ = ("start", "values")
 
-    def __init__(self, start: int, values: tuple[Any, ...], key: Any):
+    def __init__(self, start: int, values: tuple[Any, ...]):
         self.start = start
         self.values = values
-        self.key = key
 
     @property
     def n(self) -> int:

@@ -11,8 +11,9 @@ import numpy as np
 from jax.tree_util import all_leaves, tree_flatten, tree_structure
 
 from .._compat import ArrayImpl, fields_of, treedef_rows
+from .constants import CONSTANTS
 from .modules import dynamic_fields, keeps_fields_plainly
-from .static_key import CONSTANTS, iterated, keyed_fields, looked_into_as, typed_key
+from .static_key import iterated, keyed_fields, looked_into_as, typed_key
 
 #: Containers in containers down to here are looked into; upstream's `==` gets no further.
 DEEPEST = 1_000

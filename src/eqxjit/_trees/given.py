@@ -24,12 +24,11 @@ from .._compat import (
     assembled,
     treedef_rows,
 )
+from .constants import CONSTANTS, ByContent, Constants
 from .key_cache import KnownKey, treedef_key
 from .mutation import is_hashable
 from .partition import DYNAMIC, StaticTree
 from .static_key import (
-    CONSTANTS,
-    Constants,
     compares_by_identity,
     holds_for_all,
     is_fixed_dtype,
@@ -37,7 +36,7 @@ from .static_key import (
     stays,
 )
 
-_NO_REFERENTS = frozenset({*CONSTANTS, Constants, type, type(DYNAMIC), type(eqx.Module)})
+_NO_REFERENTS = frozenset({*CONSTANTS, Constants, ByContent, type, type(DYNAMIC), type(eqx.Module)})
 
 
 def referents(key: Hashable) -> Iterator[Any]:

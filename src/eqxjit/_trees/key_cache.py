@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeGuard
 
 from .._compat import MISSING, PyTreeDef, TreedefColumns, treedef_columns
+from .constants import CONSTANTS, ByContent, Constants, constants_key, is_constant, is_same
 from .elements import whole_key
 from .garbage import without_collecting
 from .snapshot import (
@@ -23,14 +24,11 @@ from .snapshot import (
     snapshots_of,
 )
 from .static_key import (
-    CONSTANTS,
     SIMPLE_KEYS,
     ByEquality,
-    Constants,
     Hashed,
     compared_by_equality,
     compares_by_identity,
-    constants_key,
     identity_suffices,
     is_container,
 )
@@ -184,6 +182,10 @@ def _dropping(
     return died
 
 
+# Their typed static keys take no longer to make than snapshots to compare, if they are.
+_MAYBE_CONSTANT = frozenset({tuple, frozenset})
+
+
 class TracedKey:
     """The key of a large object in a guard: those that were traced have it by identity."""
 
@@ -225,6 +227,8 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
         return make_key(value)
     if compares_by_identity(kind):
         return whole_key(value)
+    if kind in _MAYBE_CONSTANT and is_constant(value):
+        return ByContent(value)
     if traced is not None:
         of_trace = traced.key_of(value)
         if of_trace is not None:
@@ -291,6 +295,8 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
     - `key`: made by `static_key`.
     - `seen`: what was found earlier in this call: an object is looked at once.
     """
+    if type(key) is ByContent:
+        return bool(is_same(value, key.value))
     if seen is not None and (found := seen.get(id(value))) is not None:
         return bool(found[1] == key)
     found_key: Hashable = None

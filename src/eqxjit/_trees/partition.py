@@ -14,9 +14,10 @@ from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .._compat import ArrayImpl, PyTreeDef, TreedefColumns, fields_of
+from .constants import CONSTANTS, constants_key
 from .key_cache import CONSTANT_METADATA, TracedObjects, columns_key, columns_of, static_key
 from .modules import dynamic_fields, is_module_class
-from .static_key import CONSTANTS, constants_key, identity_suffices
+from .static_key import identity_suffices
 
 
 class _Dynamic:

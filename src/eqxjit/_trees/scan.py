@@ -18,10 +18,11 @@ import jax
 from jax.tree_util import all_leaves
 
 from .._compat import ArrayImpl, fields_of
+from .constants import CONSTANTS, constants_key
 from .key_cache import TracedObjects, static_key
 from .modules import dynamic_fields, is_module_class, keeps_fields_plainly, static_fields
 from .partition import is_array_leaf
-from .static_key import CONSTANTS, constants_key, is_fixed_dtype
+from .static_key import is_fixed_dtype
 from .structure import is_plain_namedtuple
 
 # Stand in a key for an array, for a sequence of nothing else, for Modules of one class, for dicts

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .._compat import ArrayImpl, native_back_end
+from .constants import CONSTANTS
 from .elements import Reader, native_reading, reader_of, walk, whole_key
 from .static_key import (
-    CONSTANTS,
     ByEquality,
     ByHashAndEquality,
     compared_by_equality,

@@ -25,6 +25,7 @@ import numpy as np
 from jax.tree_util import tree_flatten
 
 from .._compat import MISSING, ArrayImpl, PyTreeDef, treedef_rows
+from .constants import CONSTANTS, ByContent, constants_key, float_key, is_constant
 
 
 class Hashed:
@@ -167,39 +168,8 @@ def _atom_key(value: Any) -> Hashable:
     return (type(value), value)
 
 
-def _float_key(value: float) -> tuple[type, float | str]:
-    # Zeros are told apart by their sign, and NaN, which doesn't equal itself, by its name.
-    return (float, value if value and value == value else repr(value))
-
-
 def _complex_key(value: complex) -> Hashable:
-    return (complex, _float_key(value.real), _float_key(value.imag))
-
-
-class Constants(tuple[Any, ...]):
-    """A part of a typed static key that refers to nothing weakly."""
-
-    __slots__ = ()
-
-
-#: Equal ones of one type are the same to any program, but for zeros and NaN.
-CONSTANTS = frozenset({type(None), bool, int, str, bytes, float})
-
-
-def constants_key(values: tuple[Any, ...], constants: frozenset[type] = CONSTANTS) -> Hashable:
-    """Return one key for values that are all constants, by their types; None for others."""
-    types = tuple(map(type, values))
-    kinds = {*types}
-    if not kinds <= constants:
-        return None
-    if float in kinds and (0.0 in values or any(map(operator.ne, values, values))):
-        # As in `_float_key`; a call for each would take three times as long.
-        keys = [
-            repr(value) if type(value) is float and not (value and value == value) else value
-            for value in values
-        ]
-        return Constants((types, tuple(keys)))
-    return Constants((types, values))
+    return (complex, float_key(value.real), float_key(value.imag))
 
 
 def iterated(elements: Callable[[Any], Iterable[Any]], value: Any) -> list[Any]:
@@ -226,6 +196,14 @@ def _elements_key(elements: list[Any]) -> Hashable:
 
 def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
     return (type(value), _elements_key(iterated(elements, value)))
+
+
+def _tuple_key(value: tuple[Any, ...]) -> Hashable:
+    return ByContent(value) if is_constant(value) else _sequence_key(value)
+
+
+def _frozenset_key(value: frozenset[Any]) -> Hashable:
+    return ByContent(value) if is_constant(value) else _set_key(value)
 
 
 def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
@@ -365,12 +343,12 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     int: _atom_key,
     str: _atom_key,
     bytes: _atom_key,
-    float: _float_key,
+    float: float_key,
     complex: _complex_key,
-    tuple: _sequence_key,
+    tuple: _tuple_key,
     list: _sequence_key,
     set: _set_key,
-    frozenset: _set_key,
+    frozenset: _frozenset_key,
     dict: _dict_key,
     collections.defaultdict: _default_dict_key,
     collections.Counter: _dict_key,

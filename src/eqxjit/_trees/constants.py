@@ -1,0 +1,140 @@
+"""Constants, which can't change and hold nothing that compares by identity; what tells two apart.
+
+A program compiled for one may serve another exactly if they are of the same types, and equal; but
+zeros are told apart by their signs, and NaN equals NaN.
+"""
+
+import math
+import operator
+from collections.abc import Hashable
+from itertools import chain
+from typing import Any
+
+from .._compat import native_back_end
+
+#: Those without parts, but for complex numbers, of which there are few.
+CONSTANTS = frozenset({type(None), bool, int, str, bytes, float})
+
+# Those that equal none of another type.
+_TOLD_BY_EQUALITY = frozenset({type(None), int, str, bytes})
+
+# Tuples in tuples down to here are constants. (As deep as `_native.c` looks.)
+_MAX_DEPTH = 200
+
+
+class Constants(tuple[Any, ...]):
+    """A part of a typed static key that refers to nothing weakly."""
+
+    __slots__ = ()
+
+
+def constants_key(values: tuple[Any, ...], constants: frozenset[type] = CONSTANTS) -> Hashable:
+    """Return one key for values that are all constants, by their types; None for others."""
+    types = tuple(map(type, values))
+    kinds = {*types}
+    if not kinds <= constants:
+        return None
+    if float in kinds and (0.0 in values or any(map(operator.ne, values, values))):
+        # As in `float_key`; a call for each would take three times as long.
+        keys = [
+            repr(value) if type(value) is float and not is_told_by_equality(value) else value
+            for value in values
+        ]
+        return Constants((types, tuple(keys)))
+    return Constants((types, values))
+
+
+def float_key(value: float) -> Hashable:
+    """Return a float's typed static key."""
+    return (float, value if is_told_by_equality(value) else repr(value))
+
+
+def is_told_by_equality(value: float) -> bool:
+    """Return whether a float is neither a zero, of which there are two, nor NaN."""
+    return bool(value) and value == value
+
+
+class ByContent:
+    """The typed static key of a constant: one that is made without looking at each part in Python.
+
+    - `value`: the constant.
+    """
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: Any):
+        self.value = value
+        self._hash = hash(value)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is ByContent and is_same(other.value, self.value)
+
+
+def is_same_by_python(value: Any, expected: Any) -> bool:
+    """Return whether a value is the expected one, or a constant and the same as that.
+
+    A no is no answer for what isn't a constant.
+    """
+    pending = [(value, expected)]
+    while pending:
+        value, expected = pending.pop()
+        if value is expected:
+            continue
+        kind = type(value)
+        if kind is not type(expected):
+            return False
+        if kind is tuple:
+            if len(value) != len(expected):
+                return False
+            pending += zip(value, expected, strict=True)
+        elif kind is float:
+            if not _are_floats_same(value, expected):
+                return False
+        elif kind is complex:
+            pending += ((value.real, expected.real), (value.imag, expected.imag))
+        elif kind is frozenset:
+            if value != expected or not _TOLD_BY_EQUALITY.issuperset(
+                map(type, (*value, *expected))
+            ):
+                return False
+        elif kind not in _TOLD_BY_EQUALITY or value != expected:
+            return False
+    return True
+
+
+def _are_floats_same(value: float, expected: float) -> bool:
+    if value != expected:
+        return value != value and expected != expected
+    return bool(value) or math.copysign(1.0, value) == math.copysign(1.0, expected)
+
+
+def is_constant_by_python(value: Any) -> bool:
+    """Return whether a value is a constant that `hash` tells: not NaN, which has many hashes."""
+    level: tuple[Any, ...] = (value,)
+    for _ in range(_MAX_DEPTH):
+        kinds = {*map(type, level)}
+        if float in kinds or complex in kinds:
+            numbers = [part for part in level if type(part) in (float, complex)]
+            if any(map(operator.ne, numbers, numbers)):
+                return False
+        kinds -= _HASHED
+        if not kinds:
+            return True
+        if not kinds <= {tuple, frozenset}:
+            return False
+        sets = [part for part in level if type(part) is frozenset]
+        if not _TOLD_BY_EQUALITY.issuperset(map(type, chain.from_iterable(sets))):
+            return False
+        level = (*chain.from_iterable([part for part in level if type(part) is tuple]),)
+    return False
+
+
+_HASHED = CONSTANTS | {complex}
+
+if (_back_end := native_back_end()) is None:
+    is_same, is_constant = is_same_by_python, is_constant_by_python
+else:
+    is_same, is_constant = _back_end.is_same, _back_end.is_constant
