@@ -32,9 +32,10 @@ from .._trees.static_key import (
     ByEquality,
     compared_fields,
     iterated,
+    stays,
     weak_reference,
 )
-from .._trees.structure import is_namedtuple
+from .._trees.structure import is_namedtuple, is_standard_namedtuple
 
 # Larger trees aren't described, and larger static containers not looked into.
 _MAX_PARTS = 50_000
@@ -270,15 +271,21 @@ def _whole_template(
 
 
 def _stays_as_it_is(arguments: StaticTree) -> bool:
-    """Return whether a tree holds nothing but constants, in nodes that run none of the user's code.
+    """Return whether a tree holds nothing that can change, in nodes that run no code of the user's.
 
-    Nothing of it can then change, or be kept alive, until it is described.
+    Beside constants that is what lives with a library's module: nothing else may be kept alive
+    until it is described.
     """
     *_, classes = arguments.columns
-    # The metadata of a named tuple, which may do anything, is its class: no constant.
-    return arguments.holds_only(lambda _: False) and all(
+    return arguments.holds_only(_is_a_librarys) and all(
         cls is None or is_module_class(cls) for cls in {*classes}
     )
+
+
+def _is_a_librarys(value: Any) -> bool:
+    # The metadata of a named tuple is its class, whose methods may do anything.
+    is_plain = not issubclass(type(value), type) or not is_namedtuple(value)
+    return stays(value) and (is_plain or is_standard_namedtuple(value))
 
 
 def _template_of(named: list[tuple[str, Any]], n_arrays: int) -> Template:

@@ -9,6 +9,7 @@ from typing import Any
 
 from .._code.place import Place
 from .._lock import Lock
+from .._trees.constants import is_constant
 from .._trees.partition import StaticTree
 from .._trees.static_key import compared_fields, iterated
 from .description import StaticPart, is_iterator
@@ -68,7 +69,11 @@ def _holds_iterator(static: StaticTree) -> bool:
         readers = {kind: read for kind in kinds if (read := _reader(kind)) is not None}
         if not readers:
             break
-        held = [readers[type(value)](value) for value in pending if type(value) in readers]
+        held = [
+            readers[type(value)](value)
+            for value in pending
+            if type(value) in readers and not is_constant(value)
+        ]
         pending = [*itertools.islice(itertools.chain.from_iterable(held), max(n_left, 0))]
     return False
 

@@ -208,7 +208,7 @@ class GuardSource:
         expected = self._names.constant(name, run.values)
         mapped, same = self._builtin(map), self._names.constant("is_", operator.is_)
         identical = f"{self._builtin(all)}({mapped}({same}, {name} := {items}, {expected}))"
-        if all(map(_is_told_by_equality, run.values)):
+        if all(map(is_told_by_equality, run.values)):
             kinds = self._names.constant(f"{hint}_types", [*map(type, run.values)])
             of_types = f"[*{mapped}({self._builtin(type)}, {name})] == {kinds}"
             equal = f"{of_types}\nand {self._builtin(tuple)}({name}) == {expected}"
@@ -332,7 +332,7 @@ class GuardSource:
         name, first_use = self._named(source, hint)
         identical = f"({first_use}) is {constant}" if name != source else f"{name} is {constant}"
         of_kind = f"{self._builtin(type)}({name}) is {self._builtin(kind)}"
-        if match is Match.SAME and _is_told_by_equality(value):
+        if match is Match.SAME and kind in CONSTANTS and is_told_by_equality(value):
             return (identical, f"{of_kind}\nand {name} == {constant}")
         if match is Match.SAME:
             return (identical, f"{of_kind}\nand {self._is_same()}({name}, {constant})")
@@ -436,12 +436,6 @@ def _describe(node: Input) -> str:
         return f"static, {short(node.value, 60)}"
     count = n_arrays(node)
     return f"{_class_of(node).__name__} with {count} array{'' if count == 1 else 's'}"
-
-
-def _is_told_by_equality(value: Any) -> bool:
-    """Return whether only the same constants of its class equal a constant."""
-    kind = type(value)
-    return is_told_by_equality(value) if kind is float else kind in CONSTANTS
 
 
 def _class_of(node: Input) -> type:

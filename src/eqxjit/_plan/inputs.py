@@ -8,7 +8,7 @@ import collections
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from .._trees.constants import is_constant
+from .._trees.constants import CONSTANTS, is_constant
 from .._trees.key_cache import KnownKeys, TracedObjects, learned_key
 from .._trees.static_key import identity_suffices, is_opaque
 from .._trees.structure import (
@@ -126,8 +126,7 @@ def static_input(value: Any, traced: TracedObjects | None = None) -> Static:
     kind = type(value)
     if value is None or kind is bool or (kind is int and value in _SINGLETON_INTEGERS):
         return Static(value, Match.IS)
-    # NaN has many hashes, and so isn't in constants that are keyed together.
-    if kind is float or kind is complex or is_constant(value):
+    if kind in CONSTANTS or is_constant(value):
         return Static(value, Match.SAME)
     if kind.__eq__ is object.__eq__:
         return Static(value, Match.IS)

@@ -23,7 +23,12 @@ from .._trees.key_cache import columns_of
 from .._trees.modules import dynamic_fields, keeps_fields_plainly, static_fields
 from .._trees.numpy_inputs import is_plain_array
 from .._trees.partition import DYNAMIC, StaticTree
-from .._trees.structure import MISSING_KIND, is_namedtuple, is_plain_namedtuple
+from .._trees.structure import (
+    MISSING_KIND,
+    is_namedtuple,
+    is_plain_namedtuple,
+    is_standard_namedtuple,
+)
 from .budget import without_limit
 from .inputs import Inputs
 from .native import (
@@ -37,7 +42,6 @@ from .native import (
     native_call,
     unflatten_by,
 )
-from .outputs import is_standard_namedtuple
 from .plan import Input, Match, Static
 from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD, Signature, absent
 

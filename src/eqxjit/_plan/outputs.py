@@ -18,6 +18,7 @@ from .._trees.structure import (
     ModuleLayout,
     Node,
     is_namedtuple,
+    is_standard_namedtuple,
     module_layout,
     n_arrays,
     output_signature,
@@ -181,16 +182,3 @@ def _plain_class_of(_fields: tuple[str, ...]) -> type:
 
 def _labels(node: Node) -> Any:
     return getattr(node.kind, "_fields", None) or range(len(node.children))
-
-
-def is_standard_namedtuple(kind: type) -> bool:
-    """Return whether calling a named tuple's class does no more than make the tuple."""
-    new = vars(kind).get("__new__")
-    return (
-        type(kind) is type
-        and kind.__bases__ == (tuple,)
-        and kind.__init__ is object.__init__
-        and isinstance(new, staticmethod)
-        # The function that `collections.namedtuple` generates calls this, and nothing else.
-        and getattr(new.__func__, "__globals__", {}).get("_tuple_new") is tuple.__new__
-    )

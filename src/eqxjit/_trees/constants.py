@@ -12,8 +12,8 @@ from typing import Any
 
 from .._compat import native_back_end
 
-#: Those without parts, but for complex numbers, of which there are few.
-CONSTANTS = frozenset({type(None), bool, int, str, bytes, float})
+#: The types of those that aren't containers.
+CONSTANTS = frozenset({type(None), bool, int, str, bytes, float, complex})
 
 # Those that equal none of another type.
 _TOLD_BY_EQUALITY = frozenset({type(None), int, str, bytes})
@@ -34,24 +34,29 @@ def constants_key(values: tuple[Any, ...], constants: frozenset[type] = CONSTANT
     kinds = {*types}
     if not kinds <= constants:
         return None
-    if float in kinds and (0.0 in values or any(map(operator.ne, values, values))):
-        # As in `float_key`; a call for each would take three times as long.
-        keys = [
-            repr(value) if type(value) is float and not is_told_by_equality(value) else value
-            for value in values
-        ]
-        return Constants((types, tuple(keys)))
+    if complex in kinds or (
+        float in kinds and (0.0 in values or any(map(operator.ne, values, values)))
+    ):
+        # A call for each would take three times as long.
+        return Constants(
+            (types, tuple([v if type(v) in _TOLD_BY_EQUALITY else number_key(v) for v in values]))
+        )
     return Constants((types, values))
 
 
-def float_key(value: float) -> Hashable:
-    """Return a float's typed static key."""
-    return (float, value if is_told_by_equality(value) else repr(value))
+def number_key(value: Any) -> Hashable:
+    """Return what tells a constant from others of its type: its text, where equality doesn't."""
+    return value if is_told_by_equality(value) else repr(value)
 
 
-def is_told_by_equality(value: float) -> bool:
-    """Return whether a float is neither a zero, of which there are two, nor NaN."""
-    return bool(value) and value == value
+def is_told_by_equality(value: Any) -> bool:
+    """Return whether only the same constants of its type equal a constant without parts.
+
+    Not zeros, of which there are two, nor NaN, nor complex numbers, which may be made of these.
+    """
+    return type(value) is not complex and (
+        type(value) is not float or (bool(value) and value == value)
+    )
 
 
 class ByContent:
@@ -120,7 +125,7 @@ def is_constant_by_python(value: Any) -> bool:
             numbers = [part for part in level if type(part) in (float, complex)]
             if any(map(operator.ne, numbers, numbers)):
                 return False
-        kinds -= _HASHED
+        kinds -= CONSTANTS
         if not kinds:
             return True
         if not kinds <= {tuple, frozenset}:
@@ -131,8 +136,6 @@ def is_constant_by_python(value: Any) -> bool:
         level = (*chain.from_iterable([part for part in level if type(part) is tuple]),)
     return False
 
-
-_HASHED = CONSTANTS | {complex}
 
 if (_back_end := native_back_end()) is None:
     is_same, is_constant = is_same_by_python, is_constant_by_python

@@ -118,7 +118,7 @@ def reader_of(value: Any) -> Reader | None:
 
 _NO_NODES = frozenset(
     {
-        *(*CONSTANTS, complex, ArrayImpl, np.ndarray),
+        *(*CONSTANTS, ArrayImpl, np.ndarray),
         *(type, types.FunctionType, types.BuiltinFunctionType),
     }
 )

@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .._compat import ArrayImpl, PyTreeDef, TreedefColumns, fields_of
-from .constants import CONSTANTS, constants_key
+from .constants import CONSTANTS, constants_key, is_constant
 from .key_cache import CONSTANT_METADATA, TracedObjects, columns_key, columns_of, static_key
 from .modules import dynamic_fields, is_module_class
 from .static_key import identity_suffices
@@ -43,8 +43,7 @@ _ARRAY_TYPES = frozenset({ArrayImpl, np.ndarray}) | NUMPY_SCALARS
 
 # What most leaves are.
 _ONLY_ARRAYS = frozenset({ArrayImpl})
-_NO_ARRAYS = frozenset({int, str, bool, float, type(None)})
-_CHILDLESS = _ARRAY_TYPES | _NO_ARRAYS | {types.FunctionType}
+_CHILDLESS = _ARRAY_TYPES | CONSTANTS | {types.FunctionType, type}
 
 # So many are only looked through a second time if there are as many, or they go in a circle.
 _SUSPICIOUS_NODES = 100_000
@@ -134,10 +133,12 @@ class StaticTree:
                 pending.append(tuple(data) if is_dict else data)
         while pending:
             value = pending.pop()
+            if type(value) in _HOLDING_NOTHING or is_constant(value):
+                continue
             if type(value) is tuple:
                 if not {*map(type, value)} <= _HOLDING_NOTHING:
                     pending += [item for item in value if type(item) not in _HOLDING_NOTHING]
-            elif type(value) not in _HOLDING_NOTHING and not may_hold(value):
+            elif not may_hold(value):
                 return False
         return True
 
@@ -230,7 +231,7 @@ def split_leaves(leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
         return leaves, (DYNAMIC,) * len(leaves)
     dynamic: list[Any] = []
     static = list(leaves)
-    for index in [i for i, leaf in enumerate(leaves) if type(leaf) not in _NO_ARRAYS]:
+    for index in [i for i, leaf in enumerate(leaves) if type(leaf) not in CONSTANTS]:
         if is_array_leaf(leaves[index]):
             dynamic.append(leaves[index])
             static[index] = DYNAMIC
@@ -284,7 +285,8 @@ def _is_suspicious(pytree: Any) -> bool:
         else:
             # Not asked how many there are: a static value's class may refuse to say.
             for child in _children(node):
-                push(child)
+                if type(child) not in _CHILDLESS:
+                    push(child)
             continue
         if len(children) > _SUSPICIOUS_NODES - len(pending):
             return True
@@ -314,11 +316,12 @@ def _check_closely(pytree: Any) -> None:
 
 
 def _children(node: Any) -> Collection[Any]:
-    if is_module_class(type(node)):
-        values = fields_of(node)
-        return [values[name] for name in dynamic_fields(type(node)) if name in values]
-    if issubclass(type(node), (tuple, list)):
+    kind = type(node)
+    if issubclass(kind, (tuple, list)):
         return node
-    if issubclass(type(node), dict):
+    if issubclass(kind, dict):
         return node.values()
+    if is_module_class(kind):
+        values = fields_of(node)
+        return [values[name] for name in dynamic_fields(kind) if name in values]
     return ()

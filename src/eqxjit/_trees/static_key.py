@@ -25,7 +25,7 @@ import numpy as np
 from jax.tree_util import tree_flatten
 
 from .._compat import MISSING, ArrayImpl, PyTreeDef, treedef_rows
-from .constants import CONSTANTS, ByContent, constants_key, float_key, is_constant
+from .constants import CONSTANTS, ByContent, constants_key, is_constant, number_key
 
 
 class Hashed:
@@ -168,8 +168,8 @@ def _atom_key(value: Any) -> Hashable:
     return (type(value), value)
 
 
-def _complex_key(value: complex) -> Hashable:
-    return (complex, float_key(value.real), float_key(value.imag))
+def _number_key(value: complex) -> Hashable:
+    return (type(value), number_key(value))
 
 
 def iterated(elements: Callable[[Any], Iterable[Any]], value: Any) -> list[Any]:
@@ -343,8 +343,8 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     int: _atom_key,
     str: _atom_key,
     bytes: _atom_key,
-    float: float_key,
-    complex: _complex_key,
+    float: _number_key,
+    complex: _number_key,
     tuple: _tuple_key,
     list: _sequence_key,
     set: _set_key,
@@ -377,18 +377,18 @@ SIMPLE_KEYS: dict[type, Callable[[Any], Hashable]] = {
 }
 
 # A subclass that keeps its base's `==` is looked into as that does: its own `__iter__` has no say.
-_KEY_BY_EQUALITY: list[tuple[type, Callable[[Any], Hashable]]] = [
-    (tuple, functools.partial(_sequence_key, elements=tuple.__iter__)),
-    (list, functools.partial(_sequence_key, elements=list.__iter__)),
-    (collections.OrderedDict, _ordered_dict_key),
-    (collections.defaultdict, _default_dict_key),
-    (dict, _dict_key),
-    (set, functools.partial(_set_key, elements=set.__iter__)),
-    (frozenset, functools.partial(_set_key, elements=frozenset.__iter__)),
-    (np.generic, _numpy_key),
-    (jax.Array, _array_key),
-    (eqx.Module, _module_key),
-]
+_KEY_BY_EQUALITY: dict[type, Callable[[Any], Hashable]] = {
+    tuple: functools.partial(_sequence_key, elements=tuple.__iter__),
+    list: functools.partial(_sequence_key, elements=list.__iter__),
+    collections.OrderedDict: _ordered_dict_key,
+    collections.defaultdict: _default_dict_key,
+    dict: _dict_key,
+    set: functools.partial(_set_key, elements=set.__iter__),
+    frozenset: functools.partial(_set_key, elements=frozenset.__iter__),
+    np.generic: _numpy_key,
+    jax.Array: _array_key,
+    eqx.Module: _module_key,
+}
 
 # Their classes' `==` compares with other types: that is no reason not to look into them.
 _KEYED_BY_CONTENT = (np.generic, jax.Array)
@@ -423,11 +423,20 @@ def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:
     """Return how a class's `==` asks for its keys to be made; None where its fields decide."""
     if kind.__eq__ is object.__eq__:
         return _KEY_OF_INTERNED.get(kind, _identity_key)
-    for base, make_key in _KEY_BY_EQUALITY:
-        if issubclass(kind, base):
-            is_as_expected = base in _KEYED_BY_CONTENT or kind.__eq__ is base.__eq__
-            return make_key if is_as_expected else _opaque_key
-    return None
+    base = _base_of(kind)
+    if base is None:
+        return None
+    is_as_expected = base in _KEYED_BY_CONTENT or kind.__eq__ is base.__eq__
+    return _KEY_BY_EQUALITY[base] if is_as_expected else _opaque_key
+
+
+def _base_of(kind: type) -> type | None:
+    """Return the class in `_KEY_BY_EQUALITY` that a class is a subclass of."""
+    # To ask `issubclass` for each takes five times as long.
+    for base in kind.__mro__:
+        if base in _KEY_BY_EQUALITY:
+            return base
+    return jax.Array if issubclass(kind, jax.Array) else None
 
 
 def compared_fields(kind: type) -> list[str] | None:
@@ -438,12 +447,13 @@ def compared_fields(kind: type) -> list[str] | None:
         return None
     owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
     parameters = vars(owner).get("__dataclass_params__")
+    if parameters is None or not parameters.eq:
+        return None
     equality = vars(owner)["__eq__"]
     # `dataclasses` defines its methods in a function of this name, and leaves a user's own alone.
-    generated = isinstance(equality, types.FunctionType) and (
-        equality.__code__.co_qualname == "__create_fn__.<locals>.__eq__"
-    )
-    if parameters is None or not parameters.eq or not generated:
+    if not isinstance(equality, types.FunctionType) or (
+        equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
+    ):
         return None
     return [field.name for field in dataclasses.fields(owner) if field.compare]
 
@@ -472,7 +482,7 @@ def holds_for_all(predicate: Callable[[Any], bool], value: Any, simple: frozense
 
 def identity_suffices(value: Any) -> bool:
     """Return whether a value's typed key can't change while it is the same object."""
-    return holds_for_all(_identity_suffices, value, CONSTANTS)
+    return is_constant(value) or holds_for_all(_identity_suffices, value, CONSTANTS)
 
 
 def _identity_suffices(value: Any) -> bool:
@@ -509,10 +519,10 @@ def stays(value: Any) -> bool:
 
 def looked_into_as(kind: type) -> type | None:
     """Return the builtin container by whose rule a subclass is keyed; None for others."""
-    for base, make_key in _KEY_BY_EQUALITY:
-        if issubclass(kind, base):
-            return base if _make_key_of_class(kind) is make_key else None
-    return None
+    base = _base_of(kind)
+    if base is None:
+        return None
+    return base if _make_key_of_class(kind) is _KEY_BY_EQUALITY[base] else None
 
 
 def is_container(kind: type) -> bool:

@@ -218,3 +218,16 @@ def is_plain_namedtuple(kind: type) -> bool:
         and kind.__getitem__ is tuple.__getitem__
         and kind.__len__ is tuple.__len__
     )
+
+
+def is_standard_namedtuple(kind: type) -> bool:
+    """Return whether calling a named tuple's class does no more than make the tuple."""
+    new = vars(kind).get("__new__")
+    return (
+        type(kind) is type
+        and kind.__bases__ == (tuple,)
+        and kind.__init__ is object.__init__
+        and isinstance(new, staticmethod)
+        # The function that `collections.namedtuple` generates calls this, and nothing else.
+        and getattr(new.__func__, "__globals__", {}).get("_tuple_new") is tuple.__new__
+    )
