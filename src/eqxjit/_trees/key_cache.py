@@ -6,6 +6,7 @@ still matches. Invariant: nothing of the user's is kept alive that typed keys do
 containers of constants.
 """
 
+import collections
 import contextlib
 import weakref
 from collections.abc import Callable, Hashable, Iterable
@@ -45,14 +46,15 @@ class KnownKey:
     - `refs`: the weak references in it, once somebody has looked for them.
     """
 
-    __slots__ = ("__weakref__", "_by_id", "_common", "_hash", "refs", "typed")
+    __slots__ = ("__weakref__", "_by_id", "_common", "_hash", "_n_elements", "refs", "typed")
 
     def __init__(self, typed: Hashable, hashed: int):
         self.typed = typed
         self._hash = hashed
         self.refs: list[weakref.ref[Any]] | None = None
         #: Snapshots of objects, by `id`, the latest last; and one for all that are equal to those.
-        self._by_id: dict[int, Snapshot] = {}
+        self._by_id: collections.OrderedDict[int, Snapshot] = collections.OrderedDict()
+        self._n_elements = 0
         self._common: Snapshot | None = None
 
     def __hash__(self) -> int:
@@ -102,23 +104,17 @@ class KnownKey:
     def keep(self, value: Any, snapshots: Snapshots) -> None:
         """Keep the snapshots of a value that has this key."""
         self._common = self._common or snapshots.common
-        self._by_id.pop(id(value), None)
+        former = self._by_id.pop(id(value), None)
         self._by_id[id(value)] = snapshots.own
-        self._forget()
+        self._n_elements += snapshots.own.size - (0 if former is None else former.size)
+        # One by one: there may be tens of thousands.
+        while self._n_elements > _MOST_ELEMENTS and len(self._by_id) > _LEAST_OBJECTS:
+            _, oldest = self._by_id.popitem(last=False)
+            self._n_elements -= oldest.size
 
     def native_check(self, value: Any) -> Callable[[Any], bool] | None:
         """Return what asks the native back end whether a value is as this one was; None without."""
         return native_check(self._by_id.get(id(value)))
-
-    def _forget(self) -> None:
-        """Drop the oldest snapshots beyond the bounds."""
-        snapshots = [*self._by_id.items()]
-        excess = sum([snapshot.size for _, snapshot in snapshots]) - _MOST_ELEMENTS
-        for key, snapshot in snapshots[:-_LEAST_OBJECTS]:
-            if excess <= 0:
-                return
-            self._by_id.pop(key, None)
-            excess -= snapshot.size
 
 
 #: The keys that are in use, by their typed static keys: equal objects have the very same key.

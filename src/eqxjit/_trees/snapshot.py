@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .._compat import ArrayImpl, native_back_end
-from .constants import CONSTANTS
+from .constants import CONSTANTS, is_same
 from .elements import Reader, native_reading, reader_of, walk, whole_key
 from .static_key import (
     ByEquality,
@@ -328,10 +328,12 @@ class _Elements:
                 return False
         if are_same:
             return self.has_fixed_classes or self._weak_match(items)
-        if self.constants_types is None or (self.weak and not self._weak_match(items)):
+        if self.weak and not self._weak_match(items):
             return False
         for index, _ in self.parts:
             items[index] = None
+        if self.constants_types is None:
+            return all(map(is_same, items, self.constants))
         return [*map(type, items)] == self.constants_types and items == self.constants
 
     def _weak_match(self, items: list[Any]) -> bool:
