@@ -28,7 +28,7 @@ Invariants:
 
 /* Raised with what Python is to rely on, here and in _compat.py: in a checkout that was brought up to
    date, what was built before may still be there. */
-#define INTERFACE 4
+#define INTERFACE 5
 
 /* In the order of _plan/native.py. */
 typedef enum {
@@ -1558,7 +1558,9 @@ static PyType_Spec held_spec = {
 typedef struct {
     Callable head;
     Program *program;
-    PyObject *own;         /* copies an array of NumPy's; NULL to pass it as it is */
+    PyObject *own;         /* copies an array that isn't of JAX's; NULL to pass it as it is, ... */
+    PyObject *numpy;       /* ... and this. The class of those that are copied together, ... */
+    PyObject *own_all;     /* ... a list, by this: None if they aren't arrays after all */
     PyObject *fun_arrays;  /* a tuple: the function's own arrays, ... */
     Py_ssize_t n_first;    /* ... which come behind so many */
     Py_ssize_t n_arrays;
@@ -1577,6 +1579,7 @@ typedef struct {
     PyObject *flat;        /* tuples, filled one by one */
     PyObject *kept;
     Py_ssize_t n_taken;
+    Py_ssize_t n_numpy;    /* of those, how many are to be copied together */
     Py_ssize_t n_kept;
     Py_ssize_t failed_at;  /* or -1 */
 } Walk;
@@ -1588,6 +1591,10 @@ take_array(Walk *walk, const Node *node, PyObject *value)
     PyObject *array;
     if ((PyObject *)Py_TYPE(value) == node->first) {
         array = Py_NewRef(value);
+    }
+    else if ((PyObject *)Py_TYPE(value) == match->numpy) {
+        array = Py_NewRef(value);
+        walk->n_numpy++;
     }
     else {
         int is_array = holds(node->second, value);
@@ -1610,6 +1617,45 @@ take_array(Walk *walk, const Node *node, PyObject *value)
     }
     PyTuple_SET_ITEM(walk->flat, index, array);
     return 1;
+}
+
+/* Copy the arrays that are copied together: all that was taken is there. */
+static int
+own_numpy(Walk *walk)
+{
+    const Match *match = walk->match;
+    Py_ssize_t n_fun = PyTuple_GET_SIZE(match->fun_arrays), n_all = match->n_arrays + n_fun, k = 0;
+    PyObject *arrays = PyList_New(walk->n_numpy);
+    if (arrays == NULL) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < n_all && k < walk->n_numpy; i++) {
+        PyObject *array = PyTuple_GET_ITEM(walk->flat, i);
+        int is_funs = i >= match->n_first && i < match->n_first + n_fun;
+        if (!is_funs && (PyObject *)Py_TYPE(array) == match->numpy) {
+            PyList_SET_ITEM(arrays, k++, Py_NewRef(array));
+        }
+    }
+    Py_ssize_t n = walk->n_numpy;
+    PyObject *owned = k == n ? PyObject_CallOneArg(match->own_all, arrays) : NULL;
+    int matched = owned == NULL ? -1 : owned != Py_None;
+    if (matched > 0 && (!PyList_CheckExact(owned) || PyList_GET_SIZE(owned) != n)) {
+        matched = -1;
+    }
+    for (Py_ssize_t i = n_all - 1; matched > 0 && k > 0; i--) {
+        PyObject *array = PyTuple_GET_ITEM(walk->flat, i);
+        int is_funs = i >= match->n_first && i < match->n_first + n_fun;
+        if (!is_funs && (PyObject *)Py_TYPE(array) == match->numpy) {
+            PyTuple_SET_ITEM(walk->flat, i, Py_NewRef(PyList_GET_ITEM(owned, --k)));
+            Py_DECREF(array);
+        }
+    }
+    if (matched < 0 && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_SystemError, "other arrays than were to be copied");
+    }
+    Py_DECREF(arrays);
+    Py_XDECREF(owned);
+    return matched;
 }
 
 static int walk_value(Walk *walk, Py_ssize_t at, PyObject *value);
@@ -1985,6 +2031,9 @@ match_arguments(Match *self, PyObject *const *args, Py_ssize_t n_args, PyObject 
         PyTuple_SET_ITEM(walk.flat, self->n_first + i, Py_NewRef(array));
     }
     int matched = walk_arguments(&walk, args, n_args);
+    if (matched > 0 && walk.n_numpy) {
+        matched = own_numpy(&walk);
+    }
     if (matched < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
         PyErr_Clear();
         matched = 0;
@@ -2034,12 +2083,12 @@ match_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObje
 static PyObject *
 match_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *program, *own, *fun_arrays;
+    PyObject *program, *own, *numpy, *own_all, *fun_arrays;
     Py_ssize_t n_first, n_arrays, n_kept;
     PyTypeObject *program_type = program_type_of(type);
     if (program_type == NULL || has_keywords(type, kwargs) ||
-        !PyArg_ParseTuple(args, "O!OO!nnn:Match", program_type, &program, &own, &PyTuple_Type,
-                          &fun_arrays, &n_first, &n_arrays, &n_kept)) {
+        !PyArg_ParseTuple(args, "O!OOOO!nnn:Match", program_type, &program, &own, &numpy, &own_all,
+                          &PyTuple_Type, &fun_arrays, &n_first, &n_arrays, &n_kept)) {
         return NULL;
     }
     if (n_first < 0 || n_first > n_arrays || n_kept < 0) {
@@ -2053,6 +2102,8 @@ match_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->head.vectorcall = match_call;
     self->program = (Program *)Py_NewRef(program);
     self->own = own == Py_None ? NULL : Py_NewRef(own);
+    self->numpy = own == Py_None ? NULL : Py_NewRef(numpy);
+    self->own_all = own == Py_None ? NULL : Py_NewRef(own_all);
     self->fun_arrays = Py_NewRef(fun_arrays);
     self->n_first = n_first;
     self->n_arrays = n_arrays;
@@ -2067,6 +2118,8 @@ match_traverse(Match *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->program);
     Py_VISIT(self->own);
+    Py_VISIT(self->numpy);
+    Py_VISIT(self->own_all);
     Py_VISIT(self->fun_arrays);
     return 0;
 }
@@ -2076,12 +2129,14 @@ match_clear(Match *self)
 {
     Py_CLEAR(self->program);
     Py_CLEAR(self->own);
+    Py_CLEAR(self->numpy);
+    Py_CLEAR(self->own_all);
     Py_CLEAR(self->fun_arrays);
     return 0;
 }
 
 static PyType_Slot match_slots[] = {
-    {Py_tp_doc, "Match(program, own, fun_arrays, n_first, n_arrays, n_kept): called with the\n"
+    {Py_tp_doc, "Match(program, own, numpy, own_all, fun_arrays, n_first, n_arrays, n_kept): called with the\n"
                 "arguments, returns the flat arrays, with what is kept if anything is; or None."},
     {Py_tp_new, match_new},
     {Py_tp_call, PyVectorcall_Call},

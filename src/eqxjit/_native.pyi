@@ -12,6 +12,8 @@ class Match:
         self,
         program: Program,
         own: Callable[[Any], Any] | None,
+        numpy: type,
+        own_all: Callable[[list[Any]], list[Any] | None] | None,
         fun_arrays: tuple[Any, ...],
         n_first: int,
         n_arrays: int,

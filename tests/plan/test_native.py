@@ -347,30 +347,56 @@ def test_programs_out_of_bounds_are_refused(instructions):
 
 
 def test_calls_that_do_not_fit_a_program():
-    match = _native.Match(_native.Program((ARRAY,)), None, (), 0, 1, 0)
+    match = _native.Match(_native.Program((ARRAY,)), None, None, None, (), 0, 1, 0)
     assert match(X) == (X,)
     assert match() is None
     assert match(X, X) is None
     with pytest.raises(TypeError):
         match(X, x=1)
     with pytest.raises(TypeError):
-        _native.Match(None, None, (), 0, 1, 0)
+        _native.Match(None, None, None, None, (), 0, 1, 0)
     for numbers in [(2, 1, 0), (-1, 1, 0), (0, 1, -1)]:
         with pytest.raises(ValueError, match="bounds"):
-            _native.Match(_native.Program((ARRAY,)), None, (), *numbers)
+            _native.Match(_native.Program((ARRAY,)), None, None, None, (), *numbers)
     # More arrays, or fewer, than it was told of.
-    assert _native.Match(_native.Program((ARRAY,)), None, (), 0, 0, 0)(X) is None
-    assert _native.Match(_native.Program((ARRAY,)), None, (), 0, 2, 0)(X) is None
+    assert _native.Match(_native.Program((ARRAY,)), None, None, None, (), 0, 0, 0)(X) is None
+    assert _native.Match(_native.Program((ARRAY,)), None, None, None, (), 0, 2, 0)(X) is None
     array, kinds = (
         (0, False, 0, 1, native.ArrayImpl, lambda value: type(value) is np.ndarray, None),
         [],
     )
     match = _native.Match(
-        _native.Program((array,)), lambda value: kinds.append(value) or X, (), 0, 1, 0
+        _native.Program((array,)),
+        lambda value: kinds.append(value) or X,
+        np.ndarray,
+        lambda values: kinds.append(values) or ([X] if values[0].ndim else None),
+        (),
+        *(0, 1, 0),
     )
-    value = np.ones(2)
-    assert (match(value), match(X), match(1)) == ((X,), (X,), None)
-    assert kinds == [value]
+    value, scalar = np.ones(2), np.float32(1)
+    assert (match(value), match(X), match(1), match(scalar)) == ((X,), (X,), None, None)
+    assert kinds == [[value]]
+    assert match(np.ones(())) is None
+    kinds.clear()
+    array = (*array[:5], lambda value: type(value) is np.float32, None)
+    of_scalars = _native.Match(
+        _native.Program((array,)),
+        lambda value: kinds.append(value) or X,
+        np.ndarray,
+        bool,
+        (),
+        0,
+        1,
+        0,
+    )
+    assert (of_scalars(scalar), kinds) == ((X,), [scalar])
+    for other in ([X, X], (X,), 1):
+        assert (
+            _native.Match(
+                _native.Program((ARRAY,)), str, np.ndarray, lambda _, it=other: it, (), 0, 1, 0
+            )(value)
+            is None
+        )
     take = (native._TAKE, False, 0, 1, None, None, None)
     rebuild = _native.Rebuild(_native.Program((take,)))
     assert rebuild([X]) is X

@@ -99,7 +99,11 @@ def _python_parts(
 
 
 def _native_parts(
-    native: NativeCall, names: Constants, own: str | None, fun_arrays: list[str], arrays: str
+    native: NativeCall,
+    names: Constants,
+    own: tuple[str, str] | None,
+    fun_arrays: list[str],
+    arrays: str,
 ) -> _Parts:
     """Return a call of the native back end for each."""
     match, matched = names.variable("match"), names.variable("matched")
@@ -107,8 +111,9 @@ def _native_parts(
     rebuild = names.constant("rebuild_output", native.rebuild)
     flat, kept = (f"{matched}[0]", f", {matched}[1]") if native.keeps else (matched, "")
     comma = "," if len(fun_arrays) == 1 else ""
+    one, many = own or (None, None)
     return _Parts(
-        [f"{match} = {bind}({own}, ({', '.join(fun_arrays)}{comma}))"],
+        [f"{match} = {bind}({one}, {many}, ({', '.join(fun_arrays)}{comma}))"],
         [(f"({matched} := {match}({', '.join(native.arguments)})) is not None",)],
         [f"*{flat}"],
         [],
@@ -158,7 +163,7 @@ def generate(
     # Who waits for the computation can let JAX read NumPy's arrays where they are.
     copies = None if plan.blocks else own
     if native is not None:
-        parts = _native_parts(native, names, copies and copies[0], fun_arrays, arrays)
+        parts = _native_parts(native, names, copies, fun_arrays, arrays)
     else:
         parts = _python_parts(plan, names, copies, seen, fun_arrays, arrays)
     guards = parts.guards

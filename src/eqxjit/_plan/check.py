@@ -109,7 +109,7 @@ def _is_shape_of(node: Sequence | Mapping | Fields | Registered, value: Any) -> 
             return len(fields_of(value)) == len(node.static) + len(node.dynamic)
         case Registered():
             children, data = default_registry.flatten_one_level(value)
-            return has_key(data, node.key) and len(tuple(children)) == len(node.items)
+            return _is_static(node.data, data) and len(tuple(children)) == len(node.items)
 
 
 def _has_keys(node: Mapping, value: Any) -> bool:

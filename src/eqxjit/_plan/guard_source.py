@@ -295,9 +295,8 @@ class GuardSource:
         children = self._names.variable(f"{hint}_children")
         if self._loop is None:
             self.below[id(node)] = parts
-        key = self._names.constant(f"{hint}_data_key", node.key)
         self._guard(f"({parts} := {self._flatten_one_level()}({name}))")
-        self._guard(f"{self._has_key()}({parts}[1], {key}{self._seen})")
+        self._guard(*self._static_guard(f"{parts}[1]", node.data, f"{hint}_data"))
         self._guard(
             f"{self._builtin(len)}({children} := {self._builtin(tuple)}({parts}[0]))"
             f" == {len(node.items)}"

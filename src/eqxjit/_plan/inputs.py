@@ -73,7 +73,7 @@ class Inputs:
             return _dict(data, items)
         if kind is collections.OrderedDict:
             return Mapping(kind, data, items, None, KnownKeys(data, is_ordered=True), True)
-        return Registered(kind, learned_key(data, self._traced), items)
+        return Registered(kind, static_input(data, self._traced), items)
 
     def static(self, value: Any, is_leaf: bool) -> Static:
         """Return how to compare a static value: a leaf, or a part of a node's metadata."""

@@ -5,12 +5,15 @@ generated function stays, for what C leaves to it: rare ways to pass arguments, 
 """
 
 import functools
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax.tree_util import default_registry
 
 from .._compat import ArrayImpl, PyTreeDef, native_back_end
+from .._trees.constants import is_same
 from .._trees.given import Position
 from .._trees.key_cache import KnownKey, has_key
 from .._trees.numpy_inputs import is_plain_array
@@ -92,7 +95,8 @@ class NativeCall(NamedTuple):
     """A plan, encoded.
 
     - `arguments`: the names of the parameters that `match` takes, in its order.
-    - `match`: takes the function that copies NumPy's arrays, or None, and the function's arrays.
+    - `match`: takes the functions that copy one NumPy array, and many, or None for each, and the
+        function's arrays.
     - `rebuild`: makes the output.
     - `keeps`: whether `match` returns static objects as well, for `rebuild`.
     - `call`: makes the whole call, of these and what else it takes.
@@ -100,7 +104,7 @@ class NativeCall(NamedTuple):
     """
 
     arguments: list[str]
-    match: Callable[[Any, tuple[Any, ...]], Callable[..., Any]]
+    match: Callable[[Any, Any, tuple[Any, ...]], Callable[..., Any]]
     rebuild: Callable[..., Any]
     keeps: bool
     call: Callable[..., Callable[..., Any]]
@@ -165,7 +169,9 @@ def native_call(
     asking = [step[4] for step in inputs if step[0] in _ASKING_PYTHON]
     return NativeCall(
         arguments,
-        lambda own, arrays: new_match(program, own, arrays, n_first, n_all, n_kept),
+        lambda own, own_all, arrays: new_match(
+            program, own, np.ndarray, own_all, arrays, n_first, n_all, n_kept
+        ),
         back_end.Rebuild(back_end.Program(output)),
         bool(n_kept),
         back_end.Call,
@@ -367,7 +373,7 @@ class Encoder:
                 children = [child for _, child in (*node.dynamic, *node.static)]
                 self._open(_FIELDS, node.cls, names, below=self._each(self.add_input, children))
             case Registered():
-                parts = functools.partial(_parts, node.key)
+                parts = functools.partial(_parts, _predicate(node.data))
                 below = self._each(self.add_input, node.items)
                 self._open(REGISTERED, node.cls, parts, n=len(node.items), below=below)
 
@@ -404,16 +410,16 @@ class Encoder:
             case Match.SAME:
                 self._open(_SAME, value, keeps=keeps)
             case Match.IS_OR_KEY:
-                self._open(_IS_OR, value, functools.partial(has_key, key=node.key), keeps=keeps)
+                self._open(_IS_OR, value, _predicate(node), keeps=keeps)
             case Match.KEY:
-                has = functools.partial(has_key, key=node.key)
+                has = _predicate(node)
                 check = node.key.native_check(value) if type(node.key) is KnownKey else None
                 if check is None:
                     self._open(_TYPE_AND, type(value), has, keeps=keeps)
                 else:
                     self._open(_HELD_OR, type(value), check, has, keeps=keeps)
             case Match.OPAQUE:
-                self._open(_PREDICATE, functools.partial(_is_opaque, node), keeps=keeps)
+                self._open(_PREDICATE, _predicate(node), keeps=keeps)
 
     def _add_mapping(self, node: Mapping) -> None:
         keys, below = tuple(node.keys), self._each(self.add_input, node.items)
@@ -501,10 +507,23 @@ def _is_opaque(node: Static, value: Any) -> bool:
     return is_same_opaque(value, node.value, hash(value), node.key)
 
 
-def _parts(key: Any, value: Any) -> tuple[Any, ...] | None:
-    """Return the children of a registered node, if its metadata has this key."""
+def _parts(is_same_data: Callable[[Any], bool], value: Any) -> tuple[Any, ...] | None:
+    """Return the children of a registered node, if its metadata is the same."""
     children, data = default_registry.flatten_one_level(value)
-    return tuple(children) if has_key(data, key) else None
+    return tuple(children) if is_same_data(data) else None
+
+
+def _predicate(node: Static) -> Callable[[Any], bool]:
+    """Return what tells whether a value matches a planned one."""
+    match node.match:
+        case Match.IS:
+            return functools.partial(operator.is_, node.value)
+        case Match.SAME:
+            return functools.partial(is_same, node.value)
+        case Match.OPAQUE:
+            return functools.partial(_is_opaque, node)
+        case _:
+            return functools.partial(has_key, key=node.key)
 
 
 def unflatten_by(treedef: PyTreeDef) -> Callable[[list[Any]], Any]:

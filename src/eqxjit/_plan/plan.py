@@ -166,14 +166,14 @@ class Fields:
 class Registered:
     """Any other node, taken apart by JAX's registry.
 
-    - `key`: the typed static key of its metadata.
+    - `data`: its metadata.
     """
 
-    __slots__ = ("cls", "items", "key")
+    __slots__ = ("cls", "data", "items")
 
-    def __init__(self, cls: type, key: Any, items: "list[Input]"):
+    def __init__(self, cls: type, data: Static, items: "list[Input]"):
         self.cls = cls
-        self.key = key
+        self.data = data
         self.items = items
 
 

@@ -53,7 +53,7 @@ def frameless(native: NativeCall, links: Links, entry: CacheEntry, owner: Any) -
     # In the plan's order: keyword arguments are sorted there.
     parameters = [by_name[name] for name in native.arguments]
     return native.call(
-        native.match(links.own_array, owner.fun_leaves),
+        native.match(links.own_array, links.own_arrays, owner.fun_leaves),
         native.rebuild,
         links.jitted,
         tuple([None if p.kind == POSITIONAL_ONLY else p.name for p in parameters]),
