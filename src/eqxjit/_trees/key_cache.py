@@ -233,10 +233,11 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     known = None if ref is None else ref()
     if known is not None and known.matches(value):
         return known
+    looks_into = is_container(kind)
     # Before its key: another thread may be changing it.
-    snapshots = snapshots_if_long(value)
+    snapshots = snapshots_if_long(value) if looks_into else None
     typed = whole_key(value)
-    if type(compared_by_equality(typed)) is not ByEquality and not is_container(kind):
+    if not looks_into and type(compared_by_equality(typed)) is not ByEquality:
         return typed
     if known is not None and known.typed == typed:
         # Its second time: likely not its last.

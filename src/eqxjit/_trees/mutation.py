@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .._compat import PyTreeDef, with_metadata
 from .key_cache import Seen, has_key, learned_key, static_key
 from .partition import DYNAMIC, StaticTree, metadata_of
-from .static_key import compared_fields, identity_suffices
+from .static_key import compared_fields, identity_suffices, is_opaque
 
 
 class Mutable(NamedTuple):
@@ -40,9 +40,13 @@ def mutable_among(values: Iterable[Any]) -> list[Mutable]:
 
 
 def are_repeated(values: Iterable[Any]) -> bool:
-    """Return whether an object that can be changed in place is among them twice."""
-    found = [id(value) for value in values if not identity_suffices(value)]
-    return len(found) > len({*found})
+    """Return whether an object that is to be looked into is among them twice."""
+    values = [*values]
+    counts = collections.Counter(map(id, values))
+    if len(counts) == len(values):
+        return False
+    repeated = {id(value): value for value in values if counts[id(value)] > 1}.values()
+    return not all(identity_suffices(value) or is_opaque(value) for value in repeated)
 
 
 def is_hashable(value: Any) -> bool:

@@ -443,17 +443,15 @@ def compared_fields(kind: type) -> list[str] | None:
     """Return the fields that a dataclass's `__eq__` compares; None where that isn't the generated
     one.
     """
-    if kind.__eq__ is object.__eq__:
+    equality = kind.__eq__
+    # `dataclasses` defines its methods in a function of this name, and leaves a user's own alone.
+    if type(equality) is not types.FunctionType or (
+        equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
+    ):
         return None
     owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
     parameters = vars(owner).get("__dataclass_params__")
     if parameters is None or not parameters.eq:
-        return None
-    equality = vars(owner)["__eq__"]
-    # `dataclasses` defines its methods in a function of this name, and leaves a user's own alone.
-    if not isinstance(equality, types.FunctionType) or (
-        equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
-    ):
         return None
     return [field.name for field in dataclasses.fields(owner) if field.compare]
 
