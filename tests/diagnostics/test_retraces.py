@@ -27,7 +27,7 @@ import pytest
 import eqxjit
 from eqxjit._compat import DROPS_SLOW_DISPATCH
 from eqxjit._runtime import events as _events
-from tests.support import inside
+from tests.support import inside, models
 from tests.support.helpers import Counted, Own
 from tests.support.processes import run, start
 from tests.support.sides import CALLS, both
@@ -629,6 +629,12 @@ class Node:
         return cls()
 
 
+class Renamed(collections.namedtuple("Renamed", "a b")):
+    """Its fields are what its own code says."""
+
+    a = property(lambda self: 0)
+
+
 class Shaped(collections.namedtuple("Shaped", "a b")):
     """Can't be made without arrays."""
 
@@ -646,6 +652,8 @@ class Shaped(collections.namedtuple("Shaped", "a b")):
         lambda: {Name("a"): 1},
         lambda: collections.OrderedDict({Unique: 1}),
         lambda: collections.namedtuple("Pair", "a b")(1, 2),
+        lambda: Renamed(1, 2),
+        lambda: Model([], config=lambda: 1),
         Node,
     ],
 )
@@ -653,6 +661,31 @@ def test_what_may_change_or_die_is_described_at_once(make, monkeypatch):
     described = inside.count_descriptions(monkeypatch)
     eqxjit.filter_jit(lambda tree: X)([*range(200), make()])
     assert len(described) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optax.EmptyState(),
+        lambda: [models.Pair(1, 2.5), models.Pair("a", None)],
+        lambda: Model([], config=(jax.nn.relu, jnp.float32, frozenset([1]))),
+        lambda: Model([], config=1j),
+        lambda: [jnp.sin, 1j, (("a", 0.0), 2)],
+    ],
+)
+def test_what_stays_is_described_when_somebody_asks(make, monkeypatch):
+    described = inside.count_descriptions(monkeypatch)
+
+    def arguments():
+        f = eqxjit.filter_jit(lambda tree, x: x)
+        f([*range(200), make()], X)
+        n_described = len(described)
+        return n_described, f.traces()[0].arguments
+
+    n_described, later = arguments()
+    assert n_described == 0
+    inside.describe_at_once(monkeypatch)
+    assert arguments() == (2, later)
 
 
 @pytest.mark.parametrize("n", [1, 90, 200, 2_000])

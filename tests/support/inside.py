@@ -202,6 +202,24 @@ def count_descriptions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return described
 
 
+def count_snapshots(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """List the static objects of which snapshots are taken from here on."""
+    taken, of, if_long = [], _key_cache.snapshots_of, _key_cache.snapshots_if_long
+    monkeypatch.setattr(_key_cache, "snapshots_of", lambda v: taken.append(v) or of(v))
+    monkeypatch.setattr(_key_cache, "snapshots_if_long", lambda v: taken.append(v) or if_long(v))
+    return taken
+
+
+def bound_elements(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    """Hold on to fewer elements of the objects with one key."""
+    monkeypatch.setattr(_key_cache, "_MOST_ELEMENTS", many)
+
+
+def describe_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Describe trees of any size before a call returns."""
+    monkeypatch.setattr(_description, "_FEW_PARTS", math.inf)
+
+
 def take_for_living(snapshot: Any, objects: list[Any]) -> None:
     """Have a snapshot find these at the addresses where it noted what lived."""
     snapshot.addresses = _snapshot._addresses(objects)

@@ -12,7 +12,7 @@ import pytest
 
 import eqxjit
 from eqxjit._trees.numpy_inputs import NumpyInputs
-from tests.support.helpers import SPECIALIZING
+from tests.support.helpers import SPECIALIZING, assert_same
 from tests.support.sides import CALLS, both
 
 _SIDE = 512
@@ -100,6 +100,41 @@ def test_a_buffer_inside_the_function_can_be_filled_anew(filter_jit):
         results.append(f(x)[1])
     weight[...] = -1
     np.testing.assert_array_equal(results, np.arange(2.0 * CALLS) * _SIDE**2)
+
+
+@both
+def test_buffers_beside_those_inside_the_function(filter_jit):
+    class Model(eqx.Module):
+        weight: np.ndarray
+
+        def __call__(self, x, *others):
+            return slow_sum([x, self.weight, *others])
+
+    f = filter_jit(Model(aligned()))
+    f.__wrapped__.weight[...] = 1
+    check(lambda *buffers: f(jnp.ones((_SIDE, _SIDE)), *buffers), *[aligned() for _ in range(3)])
+
+
+def test_arrays_are_copied_together(monkeypatch):
+    """And only once the guards hold; a call doesn't copy what is of JAX's."""
+    f = eqxjit.filter_jit(lambda tree, x: [array * x for array in tree])
+    tree = [np.ones(3), jnp.ones(3), np.float32(2), *[np.full(2, i) for i in range(20)]]
+    for _ in range(CALLS):
+        expected = f(tree, 2)
+    copied = []
+    original = NumpyInputs.own_arrays
+    monkeypatch.setattr(NumpyInputs, "own_arrays", lambda *a: copied.append(a[1]) or original(*a))
+    g = eqxjit.filter_jit(lambda tree, x: [array * x for array in tree])
+    for _ in range(CALLS):
+        g(tree, 2)
+    copied.clear()
+    assert_same(g(tree, 2), expected)
+    if eqxjit.native_enabled() and SPECIALIZING:
+        assert [[*map(id, arrays)] for arrays in copied] == [
+            [id(array) for array in tree if type(array) is np.ndarray]
+        ]
+        g(tree, 3)
+        assert len(copied) == 1
 
 
 @pytest.mark.parametrize(

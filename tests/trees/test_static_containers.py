@@ -1126,3 +1126,41 @@ def test_snapshots_go_with_the_function():
     del f, value, holder
     gc.collect()
     assert [ref() for ref in refs] == [None, None]
+
+
+# --- Many objects with one key ------------------------------------------------------------------
+
+
+def test_metadata_that_is_made_anew_is_known(monkeypatch):
+    """The registry makes that of a `defaultdict` from it, each time."""
+    f = eqxjit.filter_jit(lambda dicts: X)
+
+    def dicts():
+        return [collections.defaultdict(list, {"a": X, "b": X}) for _ in range(20)]
+
+    for _ in range(CALLS):
+        f(dicts())
+    taken = inside.count_snapshots(monkeypatch)
+    for _ in range(20):
+        f(dicts())
+    assert taken == []
+    assert f.cache_info().traces == 1
+    f([collections.defaultdict(tuple, {"a": X, "b": X}) for _ in range(20)])
+    assert f.cache_info().traces == 2
+
+
+def test_the_oldest_snapshots_are_dropped(monkeypatch):
+    inside.bound_elements(monkeypatch, 100)
+    values = [[1, 2, (max, [3])] for _ in range(60)]
+    key = _key_cache.learned_key(values[0])
+    for value in values[1:]:
+        assert _key_cache.learned_key(value) is key
+    # Again: it is the latest then.
+    key.learn(values[-8])
+    learned = [key.is_learned(value) for value in values]
+    assert learned == [False] * (60 - sum(learned)) + [True] * sum(learned)
+    assert 8 <= sum(learned) < 40
+    for value in values:
+        key.learn(value)
+        assert key.is_learned(value)
+    assert sum([key.is_learned(value) for value in values]) == sum(learned)
