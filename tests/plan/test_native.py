@@ -323,6 +323,7 @@ def test_cycles_through_constants_are_collected():
 
 
 ARRAY = (0, False, 0, 1, native.ArrayImpl, bool, None)
+ARRAY_RUN = (native._ARRAY_RUN, False, 5, 1, native.ArrayImpl, bool, None)
 
 
 @pytest.mark.parametrize(
@@ -414,13 +415,18 @@ def test_calls_that_do_not_fit_a_program():
 def test_every_allocation_may_fail():
     testcapi = pytest.importorskip("_testcapi")
     model = {"a": [X] * 5, "b": Layer(X, (X, 1)), "c": Point(X, X), "d": ()}
+    model["e"] = (frozenset(range(9)), 2j, ("a", (0.0, 10**20)))
     f = eqxjit.filter_jit(lambda t: t)
     for _ in range(CALLS):
         f(model)
+    model["e"] = (frozenset(range(9)), complex(0, 2), ("a", (-0.0 + 0, 10**20)))
     match, *_ = _found(_native.Match, lambda match: match(model))
     arrays = list(match(model))
     [rebuild] = _found(_native.Rebuild, lambda rebuild: _makes(rebuild, arrays, model))
-    for action, argument in [(match, model), (rebuild, arrays)]:
+    # JAX's own code, which is asked about NumPy's arrays, doesn't bear it.
+    run = _native.Program(((native._SEQUENCE, False, 5, 2, list, None, None), ARRAY_RUN))
+    of_numpy = _native.Match(run, str, np.ndarray, list, (), 0, 5, 0)
+    for action, argument in [(match, model), (rebuild, arrays), (of_numpy, [np.ones(2)] * 5)]:
         for n in range(200):
             result = None
             testcapi.set_nomemory(n, n + 1)
