@@ -145,6 +145,10 @@ def _tuples(size: int) -> tuple[Any, ...]:
     return tuple([(i, (i + 1_000, np.dtype("float32")), "same") for i in range(size // 4)])
 
 
+def _constants(size: int) -> tuple[Any, ...]:
+    return tuple([(i, (f"name {i}", i / 2)) for i in range(size // 3)])
+
+
 def _activations(size: int) -> dict[str, Callable[[int], int]]:
     return {f"activation {i}": (lambda x, i=i: x + i) for i in range(size)}
 
@@ -246,6 +250,9 @@ ROWS: Mapping[str, Row] = {
     "unhashable objects with an ==, in and out": in_and_out(Compared([*range(1_000)])),
     "frozen dataclass made anew": fresh("Frozen(0.5, (1, 2, 3))", Frozen=Frozen),
     "frozenset made anew": fresh("frozenset(names)", names=[f"name {i}" for i in range(100)]),
+    "equal nested tuples of 10,000 constants in turn": in_turn(lambda: _constants(10_000)),
+    "frozenset of numbers made anew": fresh("frozenset(numbers)", numbers=[*range(300)]),
+    "tuples made anew": fresh("tuple([(i, (name, 0.0)) for i in range(300)])", name="a"),
     "string made anew": fresh("' '.join(names)", names=[f"name {i}" for i in range(100)]),
     "partial with a static dict": closed_over(_dict(1_000)),
     "partial with nested lists": closed_over(_nested_lists(1_000)),
@@ -261,6 +268,11 @@ ROWS: Mapping[str, Row] = {
     "64 small Modules in turn": structures([Configured(jnp.ones(()), n) for n in range(64)]),
     "200 small Modules in turn": structures([Configured(jnp.ones(()), n) for n in range(200)]),
     "a list of 20,000 floats as an argument": passed(_list(20_000)),
+    "1,000 complex numbers": passed([complex(i, 0) for i in range(1_000)]),
+    "200 dtypes": passed([jnp.float32, jnp.bfloat16] * 100),
+    "20 NumPy arrays": passed([np.ones(3) for _ in range(20)]),
+    "100 partials with an array": passed([jax.tree_util.Partial(jnp.sin, jnp.ones(()))] * 100),
+    "20 defaultdicts": passed([collections.defaultdict(list, {"a": jnp.ones(())})] * 20),
     "2,000 Modules that differ": passed([Configured(jnp.ones(()), n) for n in range(2_000)]),
     "15,000 dicts, 45,000 nodes": passed([{"a": jnp.ones(()), "b": 1} for _ in range(15_000)]),
 }

@@ -28,7 +28,7 @@ Invariants:
 
 /* Raised with what Python is to rely on, here and in _compat.py: in a checkout that was brought up to
    date, what was built before may still be there. */
-#define INTERFACE 5
+#define INTERFACE 6
 
 /* In the order of _plan/native.py. */
 typedef enum {
@@ -561,11 +561,13 @@ plan_static(Planner *self, PyObject *value, int is_leaf)
     if (is_singleton(value)) {
         return append(self, instruction(IS, 0, 1, value, NULL, NULL));
     }
-    /* With NaN, which it is asked for too. */
-    int constant = PyFloat_CheckExact(value) || PyComplex_CheckExact(value) ? 1
-                                                                            : is_hashed_constant(value, 0);
-    if (constant) {
-        return constant < 0 ? -1 : append(self, instruction(SAME, 0, 1, value, NULL, NULL));
+    int told = is_hashed_constant(value, 0);
+    if (told < 0) {
+        return -1;
+    }
+    /* Or NaN. */
+    if (told || PyFloat_CheckExact(value) || PyComplex_CheckExact(value)) {
+        return append(self, instruction(SAME, 0, 1, value, NULL, NULL));
     }
     PyObject *address = PyLong_FromVoidPtr(value), *known = NULL;
     int failed = -1;
@@ -1187,7 +1189,8 @@ holds(PyObject *predicate, PyObject *value)
 typedef enum {
     ITEMS,      /* of a list or tuple */
     ITERATED,   /* of a set */
-    ENTRIES,    /* the keys of a dict, then its values */
+    ENTRIES,    /* the keys of a dict, then its values, then the attributes with certain names */
+    COPIED,     /* those of the dict that its copy is */
     FIELD_DICT, /* those of the dict in which the object keeps its fields */
     ATTRIBUTES, /* those with certain names */
     N_READINGS,
@@ -1301,19 +1304,19 @@ are_iterated_same(Held *self, PyObject *value)
 }
 
 static int
-are_entries_same(Held *self, PyObject *value)
+are_entries_same(Held *self, PyObject *value, Py_ssize_t *n_seen)
 {
-    Py_ssize_t half = self->n / 2;
+    Py_ssize_t half = (self->n - PyTuple_GET_SIZE(self->names)) / 2;
     if (!PyDict_Check(value) || PyDict_GET_SIZE(value) != half) {
         return 0;
     }
-    Py_ssize_t n_seen = 0, i = 0, position = 0;
+    Py_ssize_t i = 0, position = 0;
     PyObject *key, *element;
     while (PyDict_Next(value, &position, &key, &element)) {
         if (i >= half || self->addresses[i] != key) {
             return 0;
         }
-        int same = is_element_same(self, half + i, element, &n_seen);
+        int same = is_element_same(self, half + i, element, n_seen);
         if (same <= 0) {
             return same;
         }
@@ -1325,25 +1328,41 @@ are_entries_same(Held *self, PyObject *value)
 static int
 are_fields_same(Held *self, PyObject *value)
 {
+    Py_ssize_t n_seen = 0;
     PyObject *fields = PyObject_GenericGetDict(value, NULL);
     if (fields == NULL) {
         return -1;
     }
-    int same = are_entries_same(self, fields);
+    int same = are_entries_same(self, fields, &n_seen);
     Py_DECREF(fields);
     return same;
 }
 
 static int
-are_attributes_same(Held *self, PyObject *value)
+is_copy_same(Held *self, PyObject *value)
 {
     Py_ssize_t n_seen = 0;
-    for (Py_ssize_t i = 0; i < self->n; i++) {
+    PyObject *copy = PyObject_CallMethod(value, "copy", NULL);
+    if (copy == NULL) {
+        return -1;
+    }
+    /* What is shown may be of another class by now. */
+    int same = PyDict_CheckExact(copy) ? are_entries_same(self, copy, &n_seen) : 0;
+    Py_DECREF(copy);
+    return same;
+}
+
+/* Whether those with the names, the last elements, are the same. */
+static int
+are_attributes_same(Held *self, PyObject *value, Py_ssize_t *n_seen)
+{
+    Py_ssize_t n_names = PyTuple_GET_SIZE(self->names), n_before = self->n - n_names;
+    for (Py_ssize_t i = 0; i < n_names; i++) {
         PyObject *element = PyObject_GetAttr(value, PyTuple_GET_ITEM(self->names, i));
         if (element == NULL) {
             return -1;
         }
-        int same = is_element_same(self, i, element, &n_seen);
+        int same = is_element_same(self, n_before + i, element, n_seen);
         Py_DECREF(element);
         if (same <= 0) {
             return same;
@@ -1380,6 +1399,7 @@ held_is(Held *self, PyObject *value)
         return -1;
     }
     int same;
+    Py_ssize_t n_seen = 0;
     /* A callback may drop whoever holds it. */
     Py_INCREF(self);
     switch ((Reading)self->reading) {
@@ -1390,13 +1410,19 @@ held_is(Held *self, PyObject *value)
         same = are_iterated_same(self, value);
         break;
     case ENTRIES:
-        same = are_entries_same(self, value);
+        same = are_entries_same(self, value, &n_seen);
+        if (same > 0) {
+            same = are_attributes_same(self, value, &n_seen);
+        }
+        break;
+    case COPIED:
+        same = is_copy_same(self, value);
         break;
     case FIELD_DICT:
         same = are_fields_same(self, value);
         break;
     default:
-        same = are_attributes_same(self, value);
+        same = are_attributes_same(self, value, &n_seen);
     }
     Py_DECREF(self);
     Py_LeaveRecursiveCall();
@@ -1415,6 +1441,12 @@ held_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObjec
     return same < 0 ? NULL : PyBool_FromLong(same);
 }
 
+static int
+is_of_dict(int reading)
+{
+    return reading == ENTRIES || reading == COPIED || reading == FIELD_DICT;
+}
+
 /* Take the parts, a tuple of (place, what is asked of the element there). */
 static int
 held_take_parts(Held *self, PyObject *parts)
@@ -1428,7 +1460,8 @@ held_take_parts(Held *self, PyObject *parts)
         }
         return -1;
     }
-    Py_ssize_t last = self->reading == ENTRIES || self->reading == FIELD_DICT ? self->n / 2 - 1 : -1;
+    /* Not in the keys of a dict. */
+    Py_ssize_t last = is_of_dict(self->reading) ? (self->n - PyTuple_GET_SIZE(self->names)) / 2 - 1 : -1;
     for (Py_ssize_t i = 0; i < n_parts; i++) {
         PyObject *pair = PyTuple_GET_ITEM(parts, i), *part;
         if (!PyTuple_CheckExact(pair)) {
@@ -1464,9 +1497,9 @@ held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     Py_ssize_t n = PyTuple_GET_SIZE(elements);
-    int is_dict = reading == ENTRIES || reading == FIELD_DICT;
-    if (reading < 0 || reading >= N_READINGS || (is_dict && n % 2) ||
-        (reading == ATTRIBUTES && PyTuple_GET_SIZE(names) != n)) {
+    Py_ssize_t n_others = n - PyTuple_GET_SIZE(names);
+    if (reading < 0 || reading >= N_READINGS || n_others < 0 || (is_of_dict(reading) && n_others % 2) ||
+        (reading == ATTRIBUTES && n_others != 0)) {
         PyErr_SetString(PyExc_ValueError, "a number is out of bounds");
         return NULL;
     }
@@ -2136,7 +2169,7 @@ match_clear(Match *self)
 }
 
 static PyType_Slot match_slots[] = {
-    {Py_tp_doc, "Match(program, own, numpy, own_all, fun_arrays, n_first, n_arrays, n_kept): called with the\n"
+    {Py_tp_doc, "Match(program, own, numpy, own_all, fun_arrays, n_first, n_arrays, n_kept): called with\n"
                 "arguments, returns the flat arrays, with what is kept if anything is; or None."},
     {Py_tp_new, match_new},
     {Py_tp_call, PyVectorcall_Call},

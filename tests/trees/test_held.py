@@ -109,6 +109,20 @@ CHANGES = {
     "in a namespace": (lambda: types.SimpleNamespace(a=[1]), lambda v: v.a.append(1)),
     "a hash": (lambda: [Changing()], lambda v: setattr(v[0], "number", 2)),
     "an array": (lambda: [np.ones(3)], lambda v: v[0].fill(2)),
+    "a defaultdict": (lambda: collections.defaultdict(list, a=1), lambda v: v.update(a=2)),
+    "a key of a defaultdict": (lambda: collections.defaultdict(list), lambda v: v["a"]),
+    "a list in a defaultdict": (
+        lambda: collections.defaultdict(float, {"a": 1, "b": [2]}),
+        lambda v: v["b"].append(3),
+    ),
+    "a default": (
+        lambda: collections.defaultdict(list, a=1),
+        lambda v: setattr(v, "default_factory", dict),
+    ),
+    "no default": (
+        lambda: collections.defaultdict(lambda: 1, a=[1]),
+        lambda v: setattr(v, "default_factory", None),
+    ),
     "a deque": (lambda: [collections.deque([1])], lambda v: v[0].append(1)),
     "an object": (lambda: [Same(), 1], lambda v: v.__setitem__(0, Same())),
     "a class": (lambda: [1, Same()], lambda v: setattr(v[1], "__class__", Other)),
@@ -141,6 +155,24 @@ def test_another_object_matches_if_it_holds_the_same(change):
     check = checked(value)
     assert check(copy.copy(value)) is True
     assert check(object()) is check(None) is False
+
+
+def test_a_view_of_a_dict():
+    shown = {"a": 1, "b": [2]}
+    view = types.MappingProxyType(shown)
+    check = checked(view)
+    assert check(types.MappingProxyType({**shown})) is True
+    assert check(shown) is False
+    for other in ({"a": 1, "b": [2]}, {"a": 1}, {}, collections.OrderedDict(shown), {"a": 2}):
+        assert check(types.MappingProxyType(other)) is False
+    shown["b"].append(3)
+    assert check(view) is False
+    shown["b"].pop()
+    assert check(view) is True
+    shown["c"] = 1
+    assert check(view) is False
+    # Not a dict below, which Python reads.
+    assert native_check(snapshots_of(types.MappingProxyType(collections.ChainMap({}))).own) is None
 
 
 def test_an_object_at_the_address_of_a_dead_one_is_no_other():
@@ -308,7 +340,7 @@ def test_wrong_arguments_are_refused():
     for arguments, more in [((), {}), (([], []), {}), (([],), {"value": 1})]:
         with pytest.raises(TypeError):
             held(*arguments, **more)
-    wrong = {0: [1], 1: [5, -1, "0"], 2: [["a"]], 3: [[1]], 5: [()], 6: [1]}
+    wrong = {0: [1], 1: [6, -1, "0"], 2: [["a"]], 3: [[1]], 5: [()], 6: [1]}
     wrong[4] = [((2, bool),), ((-1, bool),), ((1, bool), (1, bool)), (1,), ((1,),), [(1, bool)]]
     for place, values in wrong.items():
         for value in values:
@@ -319,7 +351,7 @@ def test_wrong_arguments_are_refused():
     for part in [(list,), (list, "1"), (1, 2, 3)]:
         with pytest.raises(TypeError):
             _native.Held(list, 0, (), (value := [],), ((0, part),), [], None, None)([value])
-    for reading, names in [(2, ()), (3, ()), (4, ("a",))]:
+    for reading, names in [(2, ()), (3, ()), (4, ()), (5, ("a",)), (2, ("a",)), (2, ("a",) * 3)]:
         # A part that is a key, or another number of names than of attributes.
         with pytest.raises(ValueError, match="out of"):
             _native.Held(dict, reading, names, (1, 2), ((0, bool),), [], None, None)

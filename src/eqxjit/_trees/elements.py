@@ -182,12 +182,14 @@ class NativeReading(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-_ITEMS, _ITERATED, _ENTRIES, _FIELD_DICT, _ATTRIBUTES = range(5)
+_ITEMS, _ITERATED, _ENTRIES, _COPIED, _FIELD_DICT, _ATTRIBUTES = range(6)
 
 _NATIVE_READINGS: dict[Reader, NativeReading] = {
     _items: NativeReading(_ITEMS, 1),
     list.copy: NativeReading(_ITEMS, 1),
     _pairs: NativeReading(_ENTRIES, 3),
+    _default_dict: NativeReading(_ENTRIES, 3, ("default_factory",)),
+    _mapping: NativeReading(_COPIED, 5),
     _namespace: NativeReading(_FIELD_DICT, 3),
     _fields: NativeReading(_FIELD_DICT, 3),
 }

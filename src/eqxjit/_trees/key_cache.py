@@ -294,6 +294,8 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
     """
     if type(key) is ByContent:
         return bool(is_same(value, key.value))
+    if seen is None and type(key) is KnownKey and key.matches(value):
+        return True
     if seen is not None and (found := seen.get(id(value))) is not None:
         return bool(found[1] == key)
     found_key: Hashable = None
