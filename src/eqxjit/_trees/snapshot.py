@@ -275,8 +275,7 @@ class _Elements:
         self.constants_types = None
         if _are_told_by_equality(self.constants):
             self.constants_types = [*map(type, self.constants)]
-        is_plain = self.constants_types is not None and not parts and not weak
-        self.is_short = is_plain and len(elements) <= _FEW
+        self.is_short = not parts and not weak and len(elements) <= _FEW
 
     def _native(
         self, elements: list[Any], parts: dict[int, Any], weak: list[int]
@@ -312,10 +311,10 @@ class _Elements:
         if self.held is not None and self.held(value):
             return True
         items = self.read(value)
-        if self.is_short:
-            return [*map(type, items)] == self.constants_types and items == self.constants
         if len(items) != len(self.constants):
             return False
+        if self.is_short:
+            return all(map(is_same, items, self.constants))
         # The address of an object that died may be another's by now.
         is_told = not self.died and (self.alive is None or self.alive() is not None)
         are_same = is_told and _addresses(items) == self.addresses
