@@ -130,6 +130,18 @@ def test_depth(is_same, is_constant):
     assert is_same(value, value)
 
 
+def test_what_is_held_twice_by_what_is_held_twice():
+    def doubled(inner):
+        for _ in range(150):
+            inner = (inner, inner)
+        return inner
+
+    assert constants.is_constant_by_python(doubled(1.0))
+    assert not constants.is_constant_by_python(doubled(nan()))
+    assert constants.is_same_by_python(doubled((1, 0.0)), doubled((1, 0.0)))
+    assert not constants.is_same_by_python(doubled((1, 0.0)), doubled((1, -0.0)))
+
+
 ATOMS = st.one_of(
     st.none(), st.booleans(), st.integers(-1, 1), st.sampled_from(["", "a"]), st.just(b"a"),
     st.sampled_from([0.0, -0.0, 1.0, math.nan]), st.builds(complex, st.sampled_from([0.0, -0.0])),

@@ -84,6 +84,8 @@ def is_same_by_python(value: Any, expected: Any) -> bool:
     A no is no answer for what isn't a constant.
     """
     pending = [(value, expected)]
+    # A tuple may hold another twice, and that one a third, ...
+    seen: set[tuple[int, int]] = set()
     while pending:
         value, expected = pending.pop()
         if value is expected:
@@ -94,6 +96,9 @@ def is_same_by_python(value: Any, expected: Any) -> bool:
         if kind is tuple:
             if len(value) != len(expected):
                 return False
+            if (id(value), id(expected)) in seen:
+                continue
+            seen.add((id(value), id(expected)))
             pending += zip(value, expected, strict=True)
         elif kind is float:
             if not _are_floats_same(value, expected):
@@ -133,7 +138,9 @@ def is_constant_by_python(value: Any) -> bool:
         sets = [part for part in level if type(part) is frozenset]
         if not _TOLD_BY_EQUALITY.issuperset(map(type, chain.from_iterable(sets))):
             return False
-        level = (*chain.from_iterable([part for part in level if type(part) is tuple]),)
+        # Each once: see above.
+        tuples = {id(part): part for part in level if type(part) is tuple}
+        level = (*chain.from_iterable(tuples.values()),)
     return False
 
 
