@@ -562,12 +562,8 @@ plan_static(Planner *self, PyObject *value, int is_leaf)
         return append(self, instruction(IS, 0, 1, value, NULL, NULL));
     }
     int told = is_hashed_constant(value, 0);
-    if (told < 0) {
-        return -1;
-    }
-    /* Or NaN. */
-    if (told || PyFloat_CheckExact(value) || PyComplex_CheckExact(value)) {
-        return append(self, instruction(SAME, 0, 1, value, NULL, NULL));
+    if (told) {
+        return told < 0 ? -1 : append(self, instruction(SAME, 0, 1, value, NULL, NULL));
     }
     PyObject *address = PyLong_FromVoidPtr(value), *known = NULL;
     int failed = -1;

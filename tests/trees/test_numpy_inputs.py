@@ -115,6 +115,21 @@ def test_buffers_beside_those_inside_the_function(filter_jit):
     check(lambda *buffers: f(jnp.ones((_SIDE, _SIDE)), *buffers), *[aligned() for _ in range(3)])
 
 
+def test_small_arrays_around_those_inside_the_function():
+    class Model(eqx.Module):
+        weight: np.ndarray
+        bias: np.ndarray
+
+        def __call__(self, first, *others):
+            return [*first, self.weight, self.bias, *others]
+
+    f = eqxjit.filter_jit(Model(np.full(3, -1.0), np.full(3, -2.0)))
+    for i in range(2 * CALLS):
+        given = [np.full(3, 10.0 * i + j) for j in range(5)]
+        expected = [10 * i, 10 * i + 1, -1, -2, *range(10 * i + 2, 10 * i + 5)]
+        assert [int(array[0]) for array in f(given[:2], *given[2:])] == expected
+
+
 def test_arrays_are_copied_together(monkeypatch):
     """And only once the guards hold; a call doesn't copy what is of JAX's."""
     f = eqxjit.filter_jit(lambda tree, x: [array * x for array in tree])
