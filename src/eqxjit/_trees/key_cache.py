@@ -178,7 +178,7 @@ def _dropping(
     return died
 
 
-# Their typed static keys take no longer to make than snapshots to compare, if they are.
+# Of those that are, typed static keys are made as fast as snapshots are compared.
 _MAYBE_CONSTANT = frozenset({tuple, frozenset})
 
 
