@@ -12,6 +12,7 @@ import pytest
 
 import eqxjit
 from eqxjit._trees.numpy_inputs import NumpyInputs
+from tests.support import inside
 from tests.support.helpers import SPECIALIZING, assert_same
 from tests.support.sides import CALLS, both
 
@@ -128,6 +129,8 @@ def test_small_arrays_around_those_inside_the_function():
         given = [np.full(3, 10.0 * i + j) for j in range(5)]
         expected = [10 * i, 10 * i + 1, -1, -2, *range(10 * i + 2, 10 * i + 5)]
         assert [int(array[0]) for array in f(given[:2], *given[2:])] == expected
+    # A specialised call that did anything else wouldn't be kept.
+    assert inside.n_specialized(f) == SPECIALIZING
 
 
 def test_arrays_are_copied_together(monkeypatch):
