@@ -15,6 +15,7 @@ import eqxjit
 from eqxjit._trees import constants
 from eqxjit._trees.constants import ByContent
 from eqxjit._trees.key_cache import static_key
+from eqxjit._trees.static_key import typed_key
 from tests.support.helpers import OF_FRAMELESS_CALLS, assert_same, our_frames, warm
 from tests.support.hiding import reads_fields
 
@@ -169,8 +170,9 @@ def test_all_three_agree(one, other):
 
 
 def test_keys_of_constants():
+    for value in [(1, (2.0, "a")), frozenset("a")]:
+        assert type(typed_key(value)) is type(static_key(value)) is ByContent
     key = static_key((1, (2.0, "a")))
-    assert type(key) is ByContent
     assert key == static_key((1, (2.0, "a")))
     assert key != static_key((1, (2, "a")))
     assert key != (1, (2.0, "a"))
