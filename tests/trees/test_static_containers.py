@@ -1160,6 +1160,10 @@ def test_the_oldest_snapshots_are_dropped(monkeypatch):
     learned = [key.is_learned(value) for value in values]
     assert learned == [False] * (60 - sum(learned)) + [True] * sum(learned)
     assert 8 <= sum(learned) < 40
+    for _ in range(100):
+        # One that is there already takes no more room.
+        key.learn(values[-1])
+    assert [key.is_learned(value) for value in values] == learned
     for value in values:
         key.learn(value)
         assert key.is_learned(value)
