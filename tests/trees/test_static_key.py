@@ -578,3 +578,25 @@ def test_keys_that_change_are_not_known_by_their_addresses():
     assert known.match(value)
     keys[0].value = 3
     assert not known.match(dict.fromkeys(keys))
+
+
+class Tagged(tuple):
+    """Has an `==` of its own, which looks at more than the items."""
+
+    def __new__(cls, tag):
+        made = super().__new__(cls, (1, 2))
+        made.tag = tag
+        return made
+
+    def __eq__(self, other):
+        return type(other) is Tagged and self.tag == other.tag
+
+    def __hash__(self):
+        return hash(self.tag)
+
+
+def test_a_subclass_with_its_own_equality_decides():
+    f = eqxjit.filter_jit(lambda value, x: value.tag)
+    for tag in ["a", "b", "a", "b"] * CALLS:
+        assert f(Tagged(tag), jnp.ones(2)) == tag
+    assert f.cache_info().traces == 2
