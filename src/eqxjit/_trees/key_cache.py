@@ -178,10 +178,6 @@ def _dropping(
     return died
 
 
-# Of those that are, typed static keys are made as fast as snapshots are compared.
-_MAYBE_CONSTANT = frozenset({tuple, frozenset})
-
-
 class TracedKey:
     """The key of a large object in a guard: those that were traced have it by identity."""
 
@@ -223,7 +219,8 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
         return make_key(value)
     if compares_by_identity(kind):
         return whole_key(value)
-    if kind in _MAYBE_CONSTANT and is_constant(value):
+    if is_constant(value):
+        # Its key is made as fast as a snapshot is compared.
         return ByContent(value)
     if traced is not None:
         of_trace = traced.key_of(value)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .._compat import ArrayImpl, native_back_end
-from .constants import CONSTANTS, is_same
+from .constants import CONSTANTS, is_same, is_told_by_equality
 from .elements import Reader, native_reading, reader_of, walk, whole_key
 from .static_key import (
     ByEquality,
@@ -63,15 +63,13 @@ _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 _OBJECTS = np.dtype(object)
 
-# Equal keys of these, where they are of the same type, are the same to any program.
-_EXACT = frozenset({int, str, bytes, bool, type(None)})
+# Of which some aren't told by equality.
+_NUMBERS = frozenset({float, complex})
 
-_EXACT_OR_FLOAT = _EXACT | {float}
-
-_CONSTANTS = _EXACT | {float, complex, range}
+_CONSTANTS = CONSTANTS | {range}
 
 # What `marshal` writes of these tells them apart, types, signs of zeros and orders included.
-_MARSHALLED_CONSTANTS = frozenset({int, str, bool, type(None), float, complex})
+_MARSHALLED_CONSTANTS = CONSTANTS - {bytes}
 _MARSHALLED_CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
 # The last version without references, by which equal objects are written differently.
 _MARSHAL_VERSION = 2
@@ -385,12 +383,8 @@ def _addresses(items: list[Any]) -> bytes | tuple[int, ...]:
 
 def _are_told_by_equality(values: list[Any]) -> bool:
     kinds = {*map(type, values)}
-    if float in kinds:
-        # Not zeros, which have signs, and not NaN, which doesn't equal itself.
-        floats = [value for value in values if type(value) is float]
-        if 0.0 in floats or any(map(operator.ne, floats, floats)):
-            return False
-    return kinds <= _EXACT_OR_FLOAT
+    numbers = [value for value in values if type(value) in _NUMBERS] if kinds & _NUMBERS else []
+    return kinds <= CONSTANTS and all(map(is_told_by_equality, numbers))
 
 
 def _buffer_attributes(value: Any) -> Any:

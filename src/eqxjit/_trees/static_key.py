@@ -486,7 +486,7 @@ def identity_suffices(value: Any) -> bool:
 def _identity_suffices(value: Any) -> bool:
     kind = type(value)
     if kind in _KEY_BY_TYPE:
-        return kind in (str, bytes, int, float, complex, bool, type(None), range)
+        return kind in CONSTANTS or kind is range
     return kind.__eq__ is object.__eq__ or is_fixed_dtype(kind)
 
 
