@@ -438,8 +438,9 @@ typedef struct {
     PyObject *shape_of;     /* (class) -> (shape, names, n) */
     PyObject *head_of;      /* (class, metadata, arity) -> (op, n, first, second, third) */
     PyObject *static_of;    /* (value, is it a leaf) -> a tuple of instructions */
-    PyObject *shapes;       /* dicts: what has been asked for, by class, or by address */
-    PyObject *statics[2];
+    PyObject *shapes;       /* a dict: what has been asked for, by class */
+    PyObject *asked[4];     /* dicts: of static values by address, first those that aren't leaves; then
+                               the same of those that compare by identity, by that of their class */
     PyObject *instructions; /* a list */
     Py_ssize_t *first_child, *next_sibling; /* of rows; or -1 */
     Py_ssize_t n_rows, next_leaf, n_arrays;
@@ -554,6 +555,37 @@ is_singleton(PyObject *value)
     return !overflow && number >= -5 && number <= 256;
 }
 
+/* Whether nothing but a value itself equals it. */
+static int
+compares_by_identity(PyObject *value)
+{
+    return Py_TYPE(value)->tp_richcompare == PyBaseObject_Type.tp_richcompare;
+}
+
+/* What is asked of a value, as of another of its class, which both compare by identity; NULL with an
+   exception. */
+static PyObject *
+asked_likewise(PyObject *instructions, PyObject *value)
+{
+    PyObject *made = PyTuple_New(PyTuple_GET_SIZE(instructions));
+    for (Py_ssize_t i = 0; made != NULL && i < PyTuple_GET_SIZE(instructions); i++) {
+        PyObject *step = Py_NewRef(PyTuple_GET_ITEM(instructions, i));
+        if (PyTuple_CheckExact(step) && PyTuple_GET_SIZE(step) == 7 &&
+            PyLong_AsLong(PyTuple_GET_ITEM(step, 0)) == IS) {
+            Py_DECREF(step);
+            step = instruction(IS, 0, 1, value, NULL, NULL);
+        }
+        if (step == NULL || PyErr_Occurred()) {
+            Py_XDECREF(step);
+            Py_CLEAR(made);
+        }
+        else {
+            PyTuple_SET_ITEM(made, i, step);
+        }
+    }
+    return made;
+}
+
 /* Append what is asked of a static value: 0, or -1 with an exception. */
 static int
 plan_static(Planner *self, PyObject *value, int is_leaf)
@@ -565,29 +597,36 @@ plan_static(Planner *self, PyObject *value, int is_leaf)
     if (told) {
         return told < 0 ? -1 : append(self, instruction(SAME, 0, 1, value, NULL, NULL));
     }
-    PyObject *address = PyLong_FromVoidPtr(value), *known = NULL;
+    /* Of those that compare by identity one of each class is asked about, of others each. */
+    int by_class = compares_by_identity(value);
+    PyObject *asked = self->asked[2 * by_class + is_leaf];
+    PyObject *key = PyLong_FromVoidPtr(by_class ? (void *)Py_TYPE(value) : (void *)value);
+    PyObject *made = NULL, *known = NULL;
     int failed = -1;
-    if (address == NULL) {
+    if (key == NULL) {
         return -1;
     }
-    known = Py_XNewRef(PyDict_GetItemWithError(self->statics[is_leaf], address));
-    if (known == NULL && !PyErr_Occurred()) {
-        known = PyObject_CallFunctionObjArgs(self->static_of, value, is_leaf ? Py_True : Py_False,
-                                             NULL);
-        if (known != NULL && (!PyTuple_CheckExact(known) ||
-                              PyDict_SetItem(self->statics[is_leaf], address, known) < 0)) {
-            Py_CLEAR(known);
+    known = PyDict_GetItemWithError(asked, key);
+    if (known != NULL) {
+        made = by_class ? asked_likewise(known, value) : Py_NewRef(known);
+    }
+    else if (!PyErr_Occurred()) {
+        made = PyObject_CallFunctionObjArgs(self->static_of, value, is_leaf ? Py_True : Py_False,
+                                            NULL);
+        if (made != NULL &&
+            (!PyTuple_CheckExact(made) || PyDict_SetItem(asked, key, made) < 0)) {
+            Py_CLEAR(made);
         }
     }
-    if (known != NULL) {
+    if (made != NULL) {
         Py_ssize_t end = PyList_GET_SIZE(self->instructions);
-        failed = PyList_SetSlice(self->instructions, end, end, known);
+        failed = PyList_SetSlice(self->instructions, end, end, made);
     }
     else if (!PyErr_Occurred()) {
         PyErr_SetString(PyExc_TypeError, "instructions must be a tuple");
     }
-    Py_XDECREF(known);
-    Py_DECREF(address);
+    Py_XDECREF(made);
+    Py_DECREF(key);
     return failed;
 }
 
@@ -1140,11 +1179,13 @@ plan(PyObject *Py_UNUSED(module), PyObject *args)
     }
     self.array = array == Py_None ? NULL : array;
     self.shapes = PyDict_New();
-    self.statics[0] = PyDict_New();
-    self.statics[1] = PyDict_New();
     self.instructions = PyList_New(0);
-    if (self.shapes != NULL && self.statics[0] != NULL && self.statics[1] != NULL &&
-        self.instructions != NULL && link_rows(&self) == 0) {
+    int made = self.shapes != NULL && self.instructions != NULL;
+    for (int i = 0; i < 4; i++) {
+        self.asked[i] = PyDict_New();
+        made = made && self.asked[i] != NULL;
+    }
+    if (made && link_rows(&self) == 0) {
         Py_ssize_t root = self.n_rows - 1;
         int failed = self.array != NULL ? plan_arguments(&self, root) : plan_row(&self, root, 0);
         if (!failed && self.next_leaf != PyTuple_GET_SIZE(self.leaves)) {
@@ -1158,8 +1199,9 @@ plan(PyObject *Py_UNUSED(module), PyObject *args)
     PyMem_Free(self.first_child);
     PyMem_Free(self.next_sibling);
     Py_XDECREF(self.shapes);
-    Py_XDECREF(self.statics[0]);
-    Py_XDECREF(self.statics[1]);
+    for (int i = 0; i < 4; i++) {
+        Py_XDECREF(self.asked[i]);
+    }
     Py_XDECREF(self.instructions);
     return result;
 }
@@ -1207,6 +1249,7 @@ typedef struct {
     Py_ssize_t *places;    /* of those elements, the first first */
     Py_ssize_t n;
     PyObject **addresses;  /* of the n elements; not references */
+    int keeps_all;         /* whether all of them are kept, to be compared as constants */
 } Held;
 
 static int held_is(Held *self, PyObject *value);
@@ -1239,7 +1282,7 @@ static int
 is_element_same(Held *self, Py_ssize_t i, PyObject *element, Py_ssize_t *n_seen)
 {
     if (self->addresses[i] != element) {
-        return 0;
+        return self->keeps_all ? is_same_constant(element, self->addresses[i], 0) : 0;
     }
     Py_ssize_t seen = *n_seen;
     if (seen >= PyTuple_GET_SIZE(self->parts) || self->places[seen] != i) {
@@ -1259,9 +1302,16 @@ are_items_same(Held *self, PyObject *value)
         return 0;
     }
     Py_ssize_t n = self->n;
-    if (PySequence_Fast_GET_SIZE(value) != n ||
-        (n && memcmp(PySequence_Fast_ITEMS(value), self->addresses, n * sizeof(PyObject *)) != 0)) {
+    if (PySequence_Fast_GET_SIZE(value) != n) {
         return 0;
+    }
+    if (n && memcmp(PySequence_Fast_ITEMS(value), self->addresses, n * sizeof(PyObject *)) != 0) {
+        Py_ssize_t i = 0, none_seen = 0;
+        int same = self->keeps_all;
+        for (; same > 0 && i < n && i < PySequence_Fast_GET_SIZE(value); i++) {
+            same = is_element_same(self, i, PySequence_Fast_GET_ITEM(value, i), &none_seen);
+        }
+        return same;
     }
     Py_ssize_t n_parts = PyTuple_GET_SIZE(self->parts);
     for (Py_ssize_t seen = 0; seen < n_parts;) {
@@ -1309,10 +1359,10 @@ are_entries_same(Held *self, PyObject *value, Py_ssize_t *n_seen)
     Py_ssize_t i = 0, position = 0;
     PyObject *key, *element;
     while (PyDict_Next(value, &position, &key, &element)) {
-        if (i >= half || self->addresses[i] != key) {
-            return 0;
+        int same = i < half ? is_element_same(self, i, key, n_seen) : 0;
+        if (same > 0) {
+            same = is_element_same(self, half + i, element, n_seen);
         }
-        int same = is_element_same(self, half + i, element, n_seen);
         if (same <= 0) {
             return same;
         }
@@ -1521,6 +1571,7 @@ held_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (held_take_parts(self, parts) < 0) {
         goto error;
     }
+    self->keeps_all = PyTuple_GET_SIZE(parts) == 0 && alive == Py_None;
     self->cls = Py_NewRef(cls);
     return (PyObject *)self;
 

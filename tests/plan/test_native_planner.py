@@ -1,6 +1,7 @@
 """Plans made in C, straight from treedefs: they are those that Python makes by way of a plan."""
 
 import collections
+import dataclasses
 import functools
 import gc
 import sys
@@ -19,6 +20,7 @@ import eqxjit
 from eqxjit import _compat
 from eqxjit._plan import native, native_planner
 from eqxjit._plan.build import Example, build
+from eqxjit._plan.inputs import Inputs
 from eqxjit._plan.plan import Static
 from eqxjit._plan.signature import Signature
 from eqxjit._runtime import specialize
@@ -134,6 +136,31 @@ class Unknown:
 UNKNOWN = Unknown()
 
 
+class Meta(type):
+    """Its classes don't compare by identity, their objects do."""
+
+    def __eq__(cls, other):
+        return cls is other
+
+    __hash__ = type.__hash__
+
+
+class OfMeta(metaclass=Meta):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    rate: object
+
+
+def objects():
+    """Objects that compare by identity, and others, of a few classes."""
+    layers = [Layer(X, Unknown(), Unknown()) for _ in range(3)]
+    functions = [jnp.tanh, max, len, lambda: 1, lambda: 2]
+    return [Unknown(), UNKNOWN, OfMeta, Meta, Unknown, OfMeta(), OfMeta(), *functions, *layers]
+
+
 def key(value):
     """What is compared of a typed static key."""
     return value.typed if isinstance(value, KnownKey) else value
@@ -155,6 +182,8 @@ TREES = {
     "numbers": lambda: (1, 2.0, True, "a", b"b", 1000, -5, -6, 256, 257, 1 << 70),
     "zeros": lambda: [0.0, -0.0, 0, False, float("nan"), X],
     "few numbers": lambda: [0.0, float("nan"), 1000],
+    "objects": objects,
+    "dataclasses": lambda: [Settings(1), Settings(1.0), Layer(X, Settings((0.0,)), Settings([]))],
     "functions": lambda: [jax.nn.relu] * 5 + [jnp.tanh, jax.nn.relu],
     "dicts": lambda: {"b": 1, "a": {"c": X, "d": {}}, "e": {2: X, 1: 1}, "f": {b"g": X}},
     "dicts with other keys": lambda: {"t": {(1, 2): X, (1, 3): 1}, "n": {1.5: X}},
@@ -180,6 +209,17 @@ def test_the_same_as_by_a_plan(kind):
     ]:
         (by_plan, natively), _ = programs(fun, *arguments)
         assert natively == by_plan
+
+
+def test_one_object_of_each_class_is_asked_about():
+    leaves = [Unknown() for _ in range(9)]
+    layers = [Layer(X, config=Unknown()) for _ in range(9)]
+    signature = Signature(lambda tree: None, "f", "f")
+    _, static = partition((([leaves, layers, Settings(1)],), {}))
+    with mock.patch.object(Inputs, "static", autospec=True, side_effect=Inputs.static) as spy:
+        native_planner.plan_natively(signature, 0, static, *static_half(()))
+    asked = [(type(call.args[1]), call.args[2]) for call in spy.mock_calls]
+    assert sorted(asked, key=str) == [(Settings, True), (Unknown, False), (Unknown, True)]
 
 
 @settings(max_examples=SCENARIOS)

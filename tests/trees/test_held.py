@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import eqxjit
+from eqxjit._trees.key_cache import learned_key, native_check_of
 from eqxjit._trees.snapshot import native_check, snapshots_of
 from tests.support.helpers import Hooked
 
@@ -77,6 +78,53 @@ class Changing:
 
 class AlsoChanging(Changing):
     pass
+
+
+REBUILT = {
+    "a list": lambda n: [n, str(n), (n, "a")],
+    "a dict": lambda n: {str(n): n},
+    "a dict by numbers": lambda n: {n: "a"},
+    "a counter": lambda n: collections.Counter({"a": n}),
+    "a defaultdict": lambda n: collections.defaultdict(list, a=n),
+    "a mapping proxy": lambda n: types.MappingProxyType({"a": n}),
+    "a namespace": lambda n: types.SimpleNamespace(a=n),
+    "a Module": lambda n: Config(n, (n, n)),
+    "a dataclass": lambda n: Settings(n, (n, n)),
+    "a tuple of a class": lambda n: Point((n, n)),
+}
+
+
+@pytest.mark.parametrize("kind", REBUILT)
+def test_constants_in_a_rebuilt_container(kind):
+    """They are told by type and content where all of them are kept."""
+    make = REBUILT[kind]
+    check = checked(make(1000))
+    assert check(make(int("1000"))) is True
+    assert check(make(1001)) is False
+    assert check(make(1000.0)) is False
+    for number in (0.0, float("nan")):
+        assert checked(make(number))(make(float(str(number)))) is True
+    assert checked(make(0.0))(make(-0.0)) is False
+
+
+def test_what_is_looked_into_or_may_die_is_told_by_address():
+    kept = Same()
+    for value in ([1000, [1]], [1000, kept], [1000, Slots()]):
+        check = checked(value)
+        assert check([1000, value[1]]) is True
+        assert check([int("1000"), value[1]]) is False
+
+
+def test_a_dataclass_of_constants_has_a_check():
+    value = Settings(1000, (0.0, "a"))
+    check: Any = native_check_of(value, learned_key(value))
+    assert type(check) is _native.Held
+    assert check(value) is check(Settings(int("1000"), (0.0, "a"))) is True
+    assert check(Settings(1000, (-0.0, "a"))) is check(Settings(1000.0, (0.0, "a"))) is False
+    value.rate = 1001
+    assert check(value) is False
+    with pytest.raises(AttributeError):
+        check(Settings.__new__(Settings))
 
 
 def _reorder(entries):

@@ -9,8 +9,10 @@ import decimal
 import enum
 import fractions
 import functools
+import gc
 import math
 import types
+import weakref
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -511,6 +513,23 @@ def test_a_dataclass_with_its_own_equality_from_a_string(filter_jit):
         own = namespace["Own"](1)
         object.__setattr__(own, "extra", extra)
         assert f(jnp.ones(()), own) == extra
+
+
+def test_a_dataclass_that_gets_another_equality():
+    cls: Any = dataclasses.make_dataclass("Settings", ["rate"], frozen=True)
+    assert static_key(cls(1)) == static_key(cls(1)) != static_key(cls(2))
+    cls.__eq__ = lambda self, other: type(other) is cls
+    cls.__hash__ = lambda self: 0
+    assert static_key(cls(1)) == static_key(cls(2))
+
+
+def test_the_key_of_a_dataclass_keeps_no_class_alive():
+    cls: Any = dataclasses.make_dataclass("Settings", ["rate"], frozen=True)
+    static_key(cls(1))
+    ref = weakref.ref(cls)
+    del cls
+    gc.collect()
+    assert ref() is None
 
 
 def test_the_key_of_plain_modules_refers_to_nothing():

@@ -15,7 +15,7 @@ from jax.tree_util import default_registry
 from .._compat import ArrayImpl, PyTreeDef, native_back_end
 from .._trees.constants import is_same
 from .._trees.given import Position
-from .._trees.key_cache import KnownKey, has_key
+from .._trees.key_cache import has_key, native_check_of
 from .._trees.numpy_inputs import is_plain_array
 from .._trees.static_key import is_same_opaque
 from .plan import (
@@ -48,6 +48,7 @@ from .plan import (
     UnflattenGiven,
     child_at,
     n_arrays,
+    n_children,
 )
 from .signature import absent
 
@@ -289,7 +290,7 @@ class _Kept:
             case Sequence():
                 index = offset
                 for item in node.items:
-                    n = item.n if isinstance(item, ArrayRun | StaticRun | Repeat) else 1
+                    n = n_children(item)
                     if not isinstance(item, ArrayRun | StaticRun):
                         child = item.item if isinstance(item, Repeat) else item
                         for number in range(index, index + n):
@@ -332,7 +333,7 @@ class Encoder:
         """Return what was encoded."""
         return tuple(self._instructions)
 
-    def _open(
+    def _add(
         self,
         op: int,
         first: Any = None,
@@ -340,7 +341,18 @@ class Encoder:
         third: Any = None,
         n: int = 0,
         keeps: bool = False,
-        below: Iterable[Callable[[], None]] = (),
+    ) -> None:
+        self._instructions.append((op, keeps, n, 1, first, second, third))
+
+    def _open(
+        self,
+        op: int,
+        first: Any = None,
+        second: Any = None,
+        third: Any = None,
+        n: int = 0,
+        *,
+        below: Iterable[Callable[[], None]],
     ) -> None:
         at = len(self._instructions)
         self._instructions.append(())
@@ -348,7 +360,7 @@ class Encoder:
             self._tick()
             add()
         size = len(self._instructions) - at
-        self._instructions[at] = (op, keeps, n, size, first, second, third)
+        self._instructions[at] = (op, False, n, size, first, second, third)
 
     # Inputs.
 
@@ -356,9 +368,9 @@ class Encoder:
         """Encode how a value is read."""
         match node:
             case Array():
-                self._open(_ARRAY, ArrayImpl, is_plain_array)
+                self._add(_ARRAY, ArrayImpl, is_plain_array)
             case NoneNode():
-                self._open(_IS)
+                self._add(_IS)
             case Static():
                 self._add_static(node)
             case Sequence():
@@ -384,9 +396,9 @@ class Encoder:
     def _add_item(self, item: Input | ArrayRun | StaticRun | Repeat) -> None:
         match item:
             case ArrayRun():
-                self._open(_ARRAY_RUN, ArrayImpl, is_plain_array, n=item.n)
+                self._add(_ARRAY_RUN, ArrayImpl, is_plain_array, n=item.n)
             case StaticRun():
-                self._open(_SAME_RUN, item.values, n=item.n)
+                self._add(_SAME_RUN, item.values, n=item.n)
             case Repeat():
                 self._open(_REPEAT, n=item.n, below=self._each(self.add_input, [item.item]))
             case _:
@@ -397,29 +409,27 @@ class Encoder:
             self._add_match(node)
             return
 
-        def is_leaf() -> None:
-            self._open(_PREDICATE, _is_leaf)
-
+        is_leaf = functools.partial(self._add, _PREDICATE, _is_leaf)
         self._open(_BOTH, below=[functools.partial(self._add_match, node), is_leaf])
 
     def _add_match(self, node: Static) -> None:
         value, keeps = node.value, id(node) in self._kept
         match node.match:
             case Match.IS:
-                self._open(_IS, value, keeps=keeps)
+                self._add(_IS, value, keeps=keeps)
             case Match.SAME:
-                self._open(_SAME, value, keeps=keeps)
+                self._add(_SAME, value, keeps=keeps)
             case Match.IS_OR_KEY:
-                self._open(_IS_OR, value, _predicate(node), keeps=keeps)
+                self._add(_IS_OR, value, _predicate(node), keeps=keeps)
             case Match.KEY:
                 has = _predicate(node)
-                check = node.key.native_check(value) if type(node.key) is KnownKey else None
+                check = native_check_of(value, node.key)
                 if check is None:
-                    self._open(_TYPE_AND, type(value), has, keeps=keeps)
+                    self._add(_TYPE_AND, type(value), has, keeps=keeps)
                 else:
-                    self._open(_HELD_OR, type(value), check, has, keeps=keeps)
+                    self._add(_HELD_OR, type(value), check, has, keeps=keeps)
             case Match.OPAQUE:
-                self._open(_PREDICATE, _predicate(node), keeps=keeps)
+                self._add(_PREDICATE, _predicate(node), keeps=keeps)
 
     def _add_mapping(self, node: Mapping) -> None:
         keys, below = tuple(node.keys), self._each(self.add_input, node.items)
@@ -437,11 +447,11 @@ class Encoder:
         """Encode how a value is made."""
         match node:
             case Take():
-                self._open(_TAKE)
+                self._add(_TAKE)
             case Constant():
-                self._open(_CONSTANT, node.value)
+                self._add(_CONSTANT, node.value)
             case GivenStatic():
-                self._open(_KEPT, n=self._slots[_place(node.position)])
+                self._add(_KEPT, n=self._slots[_place(node.position)])
             case MakeSequence():
                 op, n = _LIST if node.cls is list else _TUPLE, sum(map(_n_items, node.items))
                 self._open(op, n=n, below=self._each(self._add_made_item, node.items))
@@ -464,9 +474,9 @@ class Encoder:
     def _add_made_item(self, item: Output | TakeRun | ConstantRun | MakeRun) -> None:
         match item:
             case TakeRun():
-                self._open(_TAKE_RUN, n=item.n)
+                self._add(_TAKE_RUN, n=item.n)
             case ConstantRun():
-                self._open(_CONSTANT_RUN, item.values, n=len(item.values))
+                self._add(_CONSTANT_RUN, item.values, n=len(item.values))
             case MakeRun():
                 self._open(_MAKE_RUN, n=item.n, below=self._each(self.add_output, [item.item]))
             case _:

@@ -3,7 +3,9 @@
 `build.py` makes it, `call_source.py` writes it as Python, `check.py` carries out its guards.
 """
 
+import bisect
 import enum
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -106,12 +108,20 @@ class Repeat:
 class Sequence:
     """A list, a tuple, or a named tuple of `n` items."""
 
-    __slots__ = ("cls", "items", "n")
+    __slots__ = ("_starts", "cls", "items", "n")
 
     def __init__(self, cls: type, n: int, items: "list[Input | ArrayRun | StaticRun | Repeat]"):
         self.cls = cls
         self.n = n
         self.items = items
+        #: The index of the first child of each item, and their number, once somebody has asked.
+        self._starts: list[int] | None = None
+
+    def item_at(self, index: int) -> "Input | ArrayRun | StaticRun | Repeat":
+        """Return the item that has the child at an index."""
+        if self._starts is None:
+            self._starts = [*itertools.accumulate(map(n_children, self.items), initial=0)]
+        return self.items[bisect.bisect_right(self._starts, index) - 1]
 
 
 class Mapping:
@@ -180,6 +190,11 @@ class Registered:
 Input = Array | NoneNode | Static | Sequence | Mapping | Fields | Registered
 
 
+def n_children(item: Input | ArrayRun | StaticRun | Repeat) -> int:
+    """Return the number of children that an item of a sequence stands for."""
+    return item.n if isinstance(item, (ArrayRun, StaticRun, Repeat)) else 1
+
+
 def n_arrays(node: Input | ArrayRun | StaticRun | Repeat) -> int:
     """Return the number of arrays below a node."""
     match node:
@@ -204,17 +219,9 @@ def child_at(node: Input | StaticRun, index: int) -> Input | StaticRun:
     if type(node) is not Sequence:
         assert isinstance(node, Mapping | Registered)
         return node.items[index]
-    for item in node.items:
-        if not isinstance(item, ArrayRun | StaticRun | Repeat):
-            if index == 0:
-                return item
-            index -= 1
-        elif index < item.n:
-            assert not isinstance(item, ArrayRun)
-            return item.item if isinstance(item, Repeat) else item
-        else:
-            index -= item.n
-    raise IndexError
+    item = node.item_at(index)
+    assert not isinstance(item, ArrayRun)
+    return item.item if isinstance(item, Repeat) else item
 
 
 # --- Output ---------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def _flattened(value: eqx.Module) -> list[Any]:
     return [treedef, *leaves]
 
 
-def _attributes(names: list[str], value: Any) -> list[Any]:
+def _attributes(names: tuple[str, ...], value: Any) -> list[Any]:
     return [getattr(value, name) for name in names]
 
 
@@ -198,11 +198,16 @@ _NATIVE_READINGS: dict[Reader, NativeReading] = {
 def native_reading(kind: type, read: Reader) -> NativeReading | None:
     """Return how the native back end reads what `read` does; None where it can't."""
     if isinstance(read, functools.partial):
-        return NativeReading(_ATTRIBUTES, 10, tuple(read.args[0]))
+        return reading_of_attributes(read.args[0])
     if kind is set or kind is frozenset:
         # A subclass may have an `__iter__` of its own.
         return NativeReading(_ITERATED, 6)
     return _NATIVE_READINGS.get(read)
+
+
+def reading_of_attributes(names: tuple[str, ...]) -> NativeReading:
+    """Return the way of reading attributes."""
+    return NativeReading(_ATTRIBUTES, 10, names)
 
 
 def whole_key(value: Any) -> Hashable:

@@ -21,17 +21,21 @@ from .snapshot import (
     Snapshots,
     compared_by_identity,
     native_check,
+    native_check_of_fields,
     snapshots_if_long,
     snapshots_of,
 )
 from .static_key import (
     SIMPLE_KEYS,
     ByEquality,
+    ByFields,
     Hashed,
     compared_by_equality,
     compares_by_identity,
+    fields_key,
     identity_suffices,
     is_container,
+    key_by_identity,
 )
 
 # Of the objects with one key so many elements are held in all, and so many objects at least.
@@ -112,9 +116,9 @@ class KnownKey:
             _, oldest = self._by_id.popitem(last=False)
             self._n_elements -= oldest.size
 
-    def native_check(self, value: Any) -> Callable[[Any], bool] | None:
-        """Return what asks the native back end whether a value is as this one was; None without."""
-        return native_check(self._by_id.get(id(value)))
+    def snapshot_of(self, value: Any) -> Snapshot | None:
+        """Return the snapshot of this very object."""
+        return self._by_id.get(id(value))
 
 
 #: The keys that are in use, by their typed static keys: equal objects have the very same key.
@@ -218,10 +222,13 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     if make_key is not None:
         return make_key(value)
     if compares_by_identity(kind):
-        return whole_key(value)
+        return key_by_identity(value)
     if is_constant(value):
         # Its key is made as fast as a snapshot is compared.
         return ByContent(value)
+    by_fields = fields_key(value)
+    if by_fields is not None:
+        return by_fields
     if traced is not None:
         of_trace = traced.key_of(value)
         if of_trace is not None:
@@ -291,6 +298,8 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
     """
     if type(key) is ByContent:
         return bool(is_same(value, key.value))
+    if type(key) is ByFields:
+        return key.matches(value)
     if seen is None and type(key) is KnownKey and key.matches(value):
         return True
     if seen is not None and (found := seen.get(id(value))) is not None:
@@ -315,6 +324,13 @@ def learned_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
         if not key.is_learned(value):
             key.learn(value)
     return key
+
+
+def native_check_of(value: Any, key: Hashable) -> Callable[[Any], bool] | None:
+    """Return what asks the native back end whether a value is as this one was; None without."""
+    if type(key) is ByFields:
+        return native_check_of_fields(key)
+    return native_check(key.snapshot_of(value)) if type(key) is KnownKey else None
 
 
 class KnownKeys:

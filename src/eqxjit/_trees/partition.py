@@ -96,9 +96,14 @@ class StaticTree:
         return self._key
 
     def _make_key(self, traced: TracedObjects | None = None) -> Hashable:
-        key = constants_key(self.leaves, _KEYED_TOGETHER)
-        key = key or tuple([_leaf_key(leaf, traced) for leaf in self.leaves])
+        key = constants_key(self.leaves, _KEYED_TOGETHER) or self._key_of_each(traced)
         return (columns_key(self.columns, traced), key)
+
+    def _key_of_each(self, traced: TracedObjects | None) -> Hashable:
+        # Many are one object, such as the function of each layer.
+        distinct = {id(leaf): leaf for leaf in self.leaves}
+        keys = {address: _leaf_key(leaf, traced) for address, leaf in distinct.items()}
+        return tuple([keys[id(leaf)] for leaf in self.leaves])
 
     def prepare_trace(self) -> None:
         """Make the key anew where identity stood for some of it, and note what is traced."""

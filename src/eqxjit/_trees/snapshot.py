@@ -19,9 +19,17 @@ import numpy as np
 
 from .._compat import ArrayImpl, native_back_end
 from .constants import CONSTANTS, is_same, is_told_by_equality
-from .elements import Reader, native_reading, reader_of, walk, whole_key
+from .elements import (
+    Reader,
+    native_reading,
+    reader_of,
+    reading_of_attributes,
+    walk,
+    whole_key,
+)
 from .static_key import (
     ByEquality,
+    ByFields,
     ByHashAndEquality,
     compared_by_equality,
     compares_by_identity,
@@ -361,6 +369,15 @@ def _asked_natively(part: Any) -> Any:
 def native_check(snapshot: Snapshot | None) -> Callable[[Any], bool] | None:
     """Return what asks the native back end for a match, where it can tell; a no is no answer."""
     return snapshot.held if type(snapshot) is _Elements else None
+
+
+def native_check_of_fields(key: ByFields) -> Callable[[Any], bool] | None:
+    """Return what asks the native back end whether a dataclass has a key; None without."""
+    back_end = native_back_end()
+    if back_end is None:
+        return None
+    reading = reading_of_attributes(key.names)
+    return back_end.Held(key.kind, reading.op, reading.names, key.values, (), [], None, key.values)
 
 
 def _has_fixed_class(kind: type) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 from jax.tree_util import tree_flatten
 
 from .._compat import MISSING, ArrayImpl, PyTreeDef, treedef_rows
-from .constants import CONSTANTS, ByContent, constants_key, is_constant, number_key
+from .constants import CONSTANTS, ByContent, constants_key, is_constant, is_same, number_key
 
 
 class Hashed:
@@ -85,6 +85,51 @@ class ByEquality:
         if type(value) is not type(self.value):
             return False
         return value is self.value or bool(self.value == value)
+
+
+class ByFields:
+    """The typed static key of a dataclass with a generated `==`, of which all fields are constants.
+
+    - `kind`: its class.
+    - `names`: the fields that are compared.
+    - `values`: what they hold.
+    """
+
+    __slots__ = ("_hash", "kind", "names", "values")
+
+    def __init__(self, kind: type, names: tuple[str, ...], values: tuple[Any, ...]):
+        self.kind = kind
+        self.names = names
+        self.values = values
+        self._hash = hash(values)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is ByFields
+            and other.kind is self.kind
+            and bool(is_same(other.values, self.values))
+        )
+
+    def matches(self, value: Any) -> bool:
+        """Return whether a value has the same key."""
+        return type(value) is self.kind and bool(is_same(_values(value, self.names), self.values))
+
+
+def _values(value: Any, names: Iterable[str]) -> tuple[Any, ...]:
+    return tuple([getattr(value, name) for name in names])
+
+
+def fields_key(value: Any) -> ByFields | None:
+    """Return the typed static key of a dataclass that holds constants alone; None for others."""
+    names = keyed_fields(type(value))
+    return None if names is None else _by_fields(type(value), names, _values(value, names))
+
+
+def _by_fields(kind: type, names: tuple[str, ...], values: tuple[Any, ...]) -> ByFields | None:
+    return ByFields(kind, names, values) if is_constant(values) else None
 
 
 def _snapshot(value: Any) -> Any:
@@ -330,6 +375,11 @@ def _identity_key(value: Any) -> Hashable:
         return (type(value), _ByIdentity(value))
 
 
+def key_by_identity(value: Any) -> Hashable:
+    """Return the typed static key of a value whose class compares by identity."""
+    return _KEY_OF_INTERNED.get(type(value), _identity_key)(value)
+
+
 def _opaque_key(value: Any) -> Hashable:
     try:
         return (type(value), ByHashAndEquality(value))
@@ -399,9 +449,10 @@ def _key_by_class(kind: type, value: Any) -> Hashable:
     if make_key is not None:
         return make_key(value)
     compared = compared_fields(kind)
-    if compared is not None:
-        return (kind, tuple([typed_key(getattr(value, name)) for name in compared]))
-    return _opaque_key(value)
+    if compared is None:
+        return _opaque_key(value)
+    values = _values(value, compared)
+    return _by_fields(kind, compared, values) or (kind, tuple(map(typed_key, values)))
 
 
 # Classes whose equal objects are one object, which may be made anew once nothing refers to it.
@@ -439,21 +490,34 @@ def _base_of(kind: type) -> type | None:
     return jax.Array if issubclass(kind, jax.Array) else None
 
 
-def compared_fields(kind: type) -> list[str] | None:
+# Of the dataclasses met: a weak reference to their `__eq__`, and the fields that it compares.
+_compared: weakref.WeakKeyDictionary[
+    type, tuple[weakref.ref[types.FunctionType], tuple[str, ...] | None]
+] = weakref.WeakKeyDictionary()
+
+
+def compared_fields(kind: type) -> tuple[str, ...] | None:
     """Return the fields that a dataclass's `__eq__` compares; None where that isn't the generated
     one.
     """
-    equality = kind.__eq__
+    equality: Any = kind.__eq__
     # `dataclasses` defines its methods in a function of this name, and leaves a user's own alone.
     if type(equality) is not types.FunctionType or (
         equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
     ):
         return None
+    known = _compared.get(kind)
+    if known is None or known[0]() is not equality:
+        known = _compared[kind] = weakref.ref(equality), _fields_that_decide(kind)
+    return known[1]
+
+
+def _fields_that_decide(kind: type) -> tuple[str, ...] | None:
     owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
     parameters = vars(owner).get("__dataclass_params__")
     if parameters is None or not parameters.eq:
         return None
-    return [field.name for field in dataclasses.fields(owner) if field.compare]
+    return tuple([field.name for field in dataclasses.fields(owner) if field.compare])
 
 
 _CONSTANT_CONTAINERS = frozenset({tuple, frozenset})
@@ -531,13 +595,12 @@ def is_container(kind: type) -> bool:
     return base not in (None, np.generic) or keyed_fields(kind) is not None
 
 
-def keyed_fields(kind: type) -> list[str] | None:
+def keyed_fields(kind: type) -> tuple[str, ...] | None:
     """Return the fields of which an object's typed key is made; None where it is made in another
     way.
     """
-    if kind in _KEY_BY_TYPE or _make_key_of_class(kind) is not None:
-        return None
-    return compared_fields(kind)
+    fields = compared_fields(kind)
+    return None if fields is None or _make_key_of_class(kind) is not None else fields
 
 
 def compared_by_equality(key: Any) -> ByEquality | ByHashAndEquality | None:
