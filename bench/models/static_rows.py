@@ -269,6 +269,10 @@ ROWS: Mapping[str, Row] = {
     "200 small Modules in turn": structures([Configured(jnp.ones(()), n) for n in range(200)]),
     "a list of 20,000 floats as an argument": passed(_list(20_000)),
     "1,000 complex numbers": passed([complex(i, 0) for i in range(1_000)]),
+    "200 frozen dataclasses": passed([Frozen(i / 2, (i, i)) for i in range(200)]),
+    "200 frozen dataclasses made anew": fresh(
+        "[Frozen(i / 2, (i, i)) for i in range(200)]", Frozen=Frozen
+    ),
     "200 dtypes": passed([jnp.float32, jnp.bfloat16] * 100),
     "20 NumPy arrays": passed([np.ones(3) for _ in range(20)]),
     "100 partials with an array": passed([jax.tree_util.Partial(jnp.sin, jnp.ones(()))] * 100),

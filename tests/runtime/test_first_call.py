@@ -1,6 +1,7 @@
 """Structures that are specialised in their first call: no later one takes longer than others."""
 
 import collections
+import dataclasses
 import functools
 import gc
 import types
@@ -64,6 +65,30 @@ class Layer(eqx.Module):
     static: object = eqx.field(static=True)
 
 
+@dataclasses.dataclass
+class Settings:
+    scale: object
+    note: object = dataclasses.field(default=None, compare=False)
+
+    __hash__ = object.__hash__
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    scale: object
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slotted:
+    scale: object
+
+
+def holding_more():
+    frozen = Frozen(1)
+    object.__setattr__(frozen, "held", Held())
+    return frozen
+
+
 def with_keyword_default(held):
     function = types.FunctionType(BY_NAME.__code__, globals())
     function.__kwdefaults__ = {"y": held}
@@ -94,6 +119,7 @@ STAYING = {
     "tuples in a field": lambda: Layer(X, ((1, 2), ("a", (jax.nn.relu, 0.0)))),
     "a convolution": lambda: eqx.nn.Conv2d(1, 2, 3, key=jax.random.key(0)),
     "a class": lambda: Layer(X, (Held, jnp.float32)),
+    "a dataclass in a field": lambda: Layer(X, Frozen((1, 0.0, "a"))),
 }
 
 GOING = {
@@ -113,6 +139,11 @@ GOING = {
     "a class": lambda: type("Held", (), {}),
     "a class in a tuple": lambda: Layer(X, (1, (type("Held", (), {}),))),
     "a list in a field": lambda: Layer(X, [1, 2]),
+    "a dataclass that holds more": holding_more,
+    "a field that isn't compared": lambda: Settings(1, Held()),
+    "an object in a dataclass": lambda: Frozen(Held()),
+    "a list in a dataclass": lambda: Layer(X, Frozen([])),
+    "slots": lambda: Slotted(1),
     "a bytearray": lambda: Layer(X, bytearray(3)),
     "a Module in a field": lambda: Layer(X, Layer(None, 2)),
     "a key": lambda: {Key(): X},
@@ -201,6 +232,45 @@ def test_a_static_object_that_the_trace_changes(kind):
     f = eqxjit.filter_jit(fun)
     outs = [f(Layer(X, config), X).tolist() for _ in range(4)]
     assert outs == [(X * scale).tolist() for scale in (1, 5, 5, 5)]
+
+
+def test_a_dataclass_as_an_argument():
+    """Whether its class was registered as one of nodes meanwhile is asked in Python."""
+    f = eqxjit.filter_jit(lambda config, x: x * config.scale)
+    f(Frozen(2), X)
+    assert n_specialized(f) == 1
+    assert f(Frozen(2), X).tolist() == (X * 2).tolist()
+    assert f(Frozen(2.0), X).tolist() == (X * 2).tolist()
+    assert f.cache_info().traces == 2
+
+
+def test_a_dataclass_that_the_trace_changes():
+    @dataclasses.dataclass
+    class Config:
+        scale: int
+
+    def fun(layer, x):
+        scale, layer.static.scale = layer.static.scale, 5
+        return x * scale
+
+    f = eqxjit.filter_jit(fun)
+    layer = Layer(X, Config(1))
+    assert [f(layer, X).tolist() for _ in range(4)] == [(X * n).tolist() for n in (1, 5, 5, 5)]
+
+
+def test_a_dataclass_that_is_changed_between_calls():
+    @dataclasses.dataclass
+    class Config:
+        scale: object
+
+    f = eqxjit.filter_jit(lambda layer, x: x * layer.static.scale)
+    layer = Layer(X, Config(1))
+    for scale in (1, 2, 2.0, True, 0.0, -0.0, 1):
+        layer.static.scale = scale
+        for _ in range(2):
+            out = f(layer, X)
+            assert str(out) == str(X * scale)
+            assert out.dtype == (X * scale).dtype
 
 
 def test_a_function_that_waits_or_returns_what_can_change():

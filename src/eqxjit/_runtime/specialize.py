@@ -19,6 +19,7 @@ from .._trees.given import NOTHING, Given
 from .._trees.mutation import are_repeated
 from .._trees.out_spec import Output, arrays_of, index_of, with_arrays
 from .._trees.partition import StaticTree
+from .._trees.static_key import fields_key
 from .entry import CacheEntry
 from .frameless import binds_in_order, can_be_frameless, frameless
 from .request import BoundArguments
@@ -108,7 +109,7 @@ def specialize_at_once(
         return False
     try:
         # A specialised call keeps static objects alive, and with them the entry.
-        if not bound.static.holds_only(_stays):
+        if not bound.static.holds_only(_may_be_kept):
             return False
         # What ran may have changed static objects in place.
         if not bound.static.still_has(entry.key):
@@ -120,6 +121,12 @@ def specialize_at_once(
     if call is not None:
         cache.specialize(entry, call)
     return call is not None
+
+
+def _may_be_kept(value: Any) -> bool:
+    key = fields_key(value)
+    # A dataclass of constants that holds nothing else keeps no more alive than its typed key.
+    return _stays(value) if key is None else getattr(value, "__dict__", {}).keys() == {*key.names}
 
 
 def _stays(value: Any) -> bool:
