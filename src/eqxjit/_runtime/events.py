@@ -119,14 +119,14 @@ _state = _State()
 
 def drop_interrupted() -> None:
     """Drop the phases that an interrupt kept from their end: their frames left the stack."""
-    if not _state.phases:
-        return
-    frames: set[tuple[int, int]] = set()
+    missing = {phase.frame for phase in _state.phases}
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        frames.add(_identity(frame))
+    # Mostly they are near: the rest of the stack isn't gone through.
+    while missing and frame is not None:
+        missing.discard(_identity(frame))
         frame = frame.f_back
-    _state.phases[:] = [phase for phase in _state.phases if phase.frame in frames]
+    if missing:
+        _state.phases[:] = [phase for phase in _state.phases if phase.frame not in missing]
 
 
 @contextmanager
