@@ -23,7 +23,7 @@ import pytest
 
 import eqxjit
 from eqxjit._trees.given import referents
-from eqxjit._trees.key_cache import KnownKeys, static_key
+from eqxjit._trees.key_cache import KnownKeys, has_key, static_key
 from eqxjit._trees.partition import partition
 from tests.support.helpers import Twins, assert_same
 from tests.support.models import Pair
@@ -521,6 +521,26 @@ def test_a_dataclass_that_gets_another_equality():
     cls.__eq__ = lambda self, other: type(other) is cls
     cls.__hash__ = lambda self: 0
     assert static_key(cls(1)) == static_key(cls(2))
+
+
+def test_a_dataclass_that_gets_another_field():
+    cls: Any = dataclasses.make_dataclass("Settings", ["rate"])
+    one, other = cls(1), cls(1)
+    one.size, other.size = 2, 3
+    assert static_key(one) == static_key(other)
+    del cls.__eq__
+    cls.__annotations__["size"] = int
+    dataclasses.dataclass(cls)
+    assert static_key(one) != static_key(other)
+
+
+def test_dataclasses_of_two_classes():
+    one, other = (dataclasses.make_dataclass(n, ["rate"], frozen=True)(1) for n in ("A", "B"))
+    key = static_key(one)
+    assert hash(key) == hash(static_key(other))
+    assert key != static_key(other)
+    assert has_key(one, key)
+    assert not has_key(other, key)
 
 
 def test_the_key_of_a_dataclass_keeps_no_class_alive():
