@@ -28,7 +28,7 @@ Invariants:
 
 /* Raised with what Python is to rely on, here and in _compat.py: in a checkout that was brought up to
    date, what was built before may still be there. */
-#define INTERFACE 6
+#define INTERFACE 7
 
 /* In the order of _plan/native.py. */
 typedef enum {
@@ -264,6 +264,37 @@ is_same(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args)
     }
     int same = is_same_constant(args[0], args[1], 0);
     return same < 0 ? NULL : PyBool_FromLong(same);
+}
+
+/* Whether a constant has more parts than are left, itself included, and so many fewer are then. */
+static int
+is_larger(PyObject *value, Py_ssize_t *left, int depth)
+{
+    if (--*left < 0 || depth > MAX_DEPTH) {
+        return 1;
+    }
+    int larger = 0;
+    if (PyTuple_CheckExact(value)) {
+        for (Py_ssize_t i = 0; !larger && i < PyTuple_GET_SIZE(value); i++) {
+            larger = is_larger(PyTuple_GET_ITEM(value, i), left, depth + 1);
+        }
+    }
+    else if (PyFrozenSet_CheckExact(value)) {
+        *left -= PySet_GET_SIZE(value);
+        larger = *left < 0;
+    }
+    return larger;
+}
+
+static PyObject *
+has_more_parts(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *value;
+    Py_ssize_t n;
+    if (!PyArg_ParseTuple(args, "On:has_more_parts", &value, &n)) {
+        return NULL;
+    }
+    return PyBool_FromLong(is_larger(value, &n, 0));
 }
 
 static PyObject *
@@ -3020,6 +3051,8 @@ static PyMethodDef module_methods[] = {
      "(owner, args, kwargs); or None."},
     {"is_same", (PyCFunction)(void (*)(void))is_same, METH_FASTCALL,
      "is_same(value, expected): whether a value is the expected one, or a constant and the same."},
+    {"has_more_parts", has_more_parts, METH_VARARGS,
+     "has_more_parts(constant, n): whether it has more than n parts, itself included."},
     {"is_constant", is_constant, METH_O,
      "is_constant(value): whether a value is a constant that its hash tells."},
     {NULL, NULL, 0, NULL},

@@ -73,6 +73,11 @@ class Settings:
     __hash__ = object.__hash__
 
 
+@dataclasses.dataclass(unsafe_hash=True)
+class Changing:
+    scale: object
+
+
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     scale: object
@@ -81,6 +86,25 @@ class Frozen:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slotted:
     scale: object
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlottedNote:
+    note: object = dataclasses.field(compare=False)
+
+
+class InSlots(Frozen):
+    __slots__ = ("held",)
+
+
+@dataclasses.dataclass(frozen=True)
+class AboveSlots(SlottedNote):
+    scale: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure(Exception):
+    scale: int
 
 
 def holding_more():
@@ -141,9 +165,14 @@ GOING = {
     "a list in a field": lambda: Layer(X, [1, 2]),
     "a dataclass that holds more": holding_more,
     "a field that isn't compared": lambda: Settings(1, Held()),
+    "a dataclass that can change": lambda: Changing(1),
     "an object in a dataclass": lambda: Frozen(Held()),
     "a list in a dataclass": lambda: Layer(X, Frozen([])),
     "slots": lambda: Slotted(1),
+    "slots that aren't compared": lambda: SlottedNote(Held()),
+    "slots below a dataclass": lambda: InSlots(1),
+    "slots above a dataclass": lambda: AboveSlots(Held()),
+    "an exception": lambda: Failure(1),
     "a bytearray": lambda: Layer(X, bytearray(3)),
     "a Module in a field": lambda: Layer(X, Layer(None, 2)),
     "a key": lambda: {Key(): X},

@@ -143,6 +143,24 @@ def test_what_is_held_twice_by_what_is_held_twice():
     assert not constants.is_same_by_python(doubled((1, 0.0)), doubled((1, -0.0)))
 
 
+def n_parts(constant):
+    return 1 + sum(map(n_parts, constant)) if type(constant) in (tuple, frozenset) else 1
+
+
+@pytest.mark.parametrize(
+    "has_more_parts", [constants.has_more_parts_by_python, constants.has_more_parts]
+)
+def test_the_number_of_parts(has_more_parts):
+    values = [1, "ab", (), (1, "ab"), frozenset("abc"), (frozenset("abc"), (1, ()), 2), nested(190)]
+    for value in [*values, (*values, *values)]:
+        assert has_more_parts(value, n_parts(value) - 1)
+        assert not has_more_parts(value, n_parts(value))
+    shared = (1,)
+    for _ in range(150):
+        shared = (shared, shared)
+    assert has_more_parts(shared, 10_000)
+
+
 ATOMS = st.one_of(
     st.none(), st.booleans(), st.integers(-1, 1), st.sampled_from(["", "a"]), st.just(b"a"),
     st.sampled_from([0.0, -0.0, 1.0, math.nan]), st.builds(complex, st.sampled_from([0.0, -0.0])),

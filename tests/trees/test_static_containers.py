@@ -26,6 +26,8 @@ import eqxjit
 from eqxjit._trees import elements as _elements
 from eqxjit._trees import key_cache as _key_cache
 from eqxjit._trees import snapshot as _snapshot
+from eqxjit._trees.key_cache import TracedObjects
+from eqxjit._trees.partition import partition
 from eqxjit._trees.static_key import iterated
 from tests.support import inside
 from tests.support.helpers import SPECIALIZING, Hooked
@@ -979,6 +981,56 @@ def test_only_what_was_traced_is_compared_by_identity(make):
         scaled_x, returned = f(configured(X, value), X)
         assert (scaled_x == expected * X).all()
         assert returned.config[0][0] == expected
+
+
+#: Constants that are large, with some number at the end.
+LARGE_CONSTANTS = {
+    "tuple": lambda n: (*range(1_000, 5_000), n),
+    "tuples": lambda n: tuple([(i, (i,)) for i in (*range(1_000, 3_000), n)]),
+    "tuple in tuples": lambda n: ("a", ("b", (*range(1_000, 5_000), n))),
+    "frozenset": lambda n: frozenset([*range(1_000, 5_000), n]),
+    "frozen dataclass": lambda n: Frozen(1, (*range(1_000, 5_000), n)),
+    "dataclass": lambda n: Settings(1, (*range(1_000, 5_000), n)),
+}
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("kind", LARGE_CONSTANTS)
+def test_large_constants_are_told_by_what_they_hold(kind):
+    make = LARGE_CONSTANTS[kind]
+    f = eqxjit.filter_jit(lambda model, x: (x + ("7777" in repr(model.config)), model))
+    values = [make(n) for n in (7777, 8888, 7777, True, 1)]
+    for value, n_found in [*zip(values, (1, 0, 1, 0, 0), strict=True)] * CALLS:
+        out, returned = f(configured(X, value), X)
+        assert (out == X + n_found).all()
+        assert returned.config is value or type(value) in (tuple, frozenset)
+        assert returned.config == value
+    assert f.cache_info().traces == 4
+
+
+@pytest.mark.usefixtures("path")
+def test_another_field_of_a_dataclass_of_large_constants():
+    """It is noticed, as no other change of what is large."""
+    f = eqxjit.filter_jit(lambda model, x: x * model.config.rates)
+    value = Settings(1, tuple(range(bound() * 2)))
+    for rate in (1, 2, 3, 1):
+        value.rates = rate
+        for _ in range(CALLS):
+            assert (f(configured(X, value), X) == X * rate).all()
+
+
+@pytest.mark.parametrize("kind", LARGE_CONSTANTS)
+def test_large_constants_that_were_traced_are_not_gone_through(kind, monkeypatch):
+    traced, value = TracedObjects(), LARGE_CONSTANTS[kind](1.5)
+    _, static = partition(configured(X, value), traced)
+    _ = static.key
+    static.prepare_trace()
+    looked_at = []
+    for name in ("is_constant", "fields_key"):
+        monkeypatch.setattr(_key_cache, name, looked_at.append)
+    _, again = partition(configured(X, value), traced)
+    assert again.key == static.key
+    assert value not in looked_at
 
 
 @pytest.mark.usefixtures("path")

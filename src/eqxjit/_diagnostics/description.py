@@ -43,6 +43,9 @@ _MAX_ITEMS = 1_000
 
 _LONG_TEXT = 40
 
+# Containers that aren't written out where they are large.
+_SIZED = (tuple, list, dict, set, frozenset)
+
 # Types whose values are short, and told apart by their text and `==` (as zeros of a float aren't).
 _SIMPLE = (bool, int, str)
 
@@ -450,7 +453,7 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
     if (kind is str or kind is bytes) and len(value) > _MAX_ITEMS:
         text = f"{value[:_LONG_TEXT]!r}... ({len(value)} long)"
         return StaticPart(text, hash(value), kind.__name__, is_field), ()
-    if kind in (tuple, list, dict) and len(value) > _MAX_ITEMS:
+    if kind in _SIZED and len(value) > _MAX_ITEMS:
         text = f"{kind.__name__} of {len(value)}"
         return StaticPart(text, hash(static_key(value)), kind.__name__, is_field), ()
     if value is not None:

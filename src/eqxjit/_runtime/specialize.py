@@ -125,8 +125,23 @@ def specialize_at_once(
 
 def _may_be_kept(value: Any) -> bool:
     key = fields_key(value)
-    # A dataclass of constants that holds nothing else keeps no more alive than its typed key.
-    return _stays(value) if key is None else getattr(value, "__dict__", {}).keys() == {*key.names}
+    return _stays(value) if key is None else _holds_fields_only(value, key.names)
+
+
+def _holds_fields_only(value: Any, names: tuple[str, ...]) -> bool:
+    """Return whether a frozen dataclass of constants holds nothing that may be kept alive by it."""
+    kind = type(value)
+    return (
+        kind.__dataclass_params__.frozen
+        # Neither in slots, nor where a base in C keeps it.
+        and not any(vars(base).get("__slots__") for base in kind.__mro__)
+        and kind.__basicsize__ == _Plain.__basicsize__
+        and vars(value).keys() == {*names}
+    )
+
+
+class _Plain:
+    """A class whose objects hold what is in their `__dict__`, and nothing else."""
 
 
 def _stays(value: Any) -> bool:

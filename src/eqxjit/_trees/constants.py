@@ -144,7 +144,20 @@ def is_constant_by_python(value: Any) -> bool:
     return False
 
 
+def has_more_parts_by_python(constant: Any, n: int) -> bool:
+    """Return whether a constant has more than `n` parts, itself included."""
+    level: tuple[Any, ...] = (constant,)
+    while level:
+        n -= len(level)
+        if n < 0:
+            return True
+        level = (*chain.from_iterable([p for p in level if type(p) in (tuple, frozenset)]),)
+    return False
+
+
 if (_back_end := native_back_end()) is None:
     is_same, is_constant = is_same_by_python, is_constant_by_python
+    has_more_parts = has_more_parts_by_python
 else:
     is_same, is_constant = _back_end.is_same, _back_end.is_constant
+    has_more_parts = _back_end.has_more_parts

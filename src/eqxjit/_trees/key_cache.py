@@ -13,10 +13,19 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeGuard
 
 from .._compat import MISSING, PyTreeDef, TreedefColumns, treedef_columns
-from .constants import CONSTANTS, ByContent, Constants, constants_key, is_constant, is_same
+from .constants import (
+    CONSTANTS,
+    ByContent,
+    Constants,
+    constants_key,
+    has_more_parts,
+    is_constant,
+    is_same,
+)
 from .elements import whole_key
 from .garbage import without_collecting
 from .snapshot import (
+    LARGEST,
     Snapshot,
     Snapshots,
     compared_by_identity,
@@ -37,6 +46,8 @@ from .static_key import (
     is_container,
     key_by_identity,
 )
+
+_BY_CONTENT = (ByContent, ByFields)
 
 # Of the objects with one key so many elements are held in all, and so many objects at least.
 _MOST_ELEMENTS = 100_000
@@ -223,16 +234,16 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
         return make_key(value)
     if compares_by_identity(kind):
         return key_by_identity(value)
-    if is_constant(value):
-        # Its key is made as fast as a snapshot is compared.
-        return ByContent(value)
-    by_fields = fields_key(value)
-    if by_fields is not None:
-        return by_fields
     if traced is not None:
         of_trace = traced.key_of(value)
         if of_trace is not None:
             return of_trace
+    if is_constant(value):
+        # Its key is made as fast as a snapshot is compared.
+        return _known_if_large(value, ByContent(value), value)
+    by_fields = fields_key(value)
+    if by_fields is not None:
+        return _known_if_large(value, by_fields, by_fields.values)
     ref = _met.get(id(value))
     known = None if ref is None else ref()
     if known is not None and known.matches(value):
@@ -249,12 +260,27 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
         if not known.is_learned(value):
             known.learn(value)
         return known
+    known = _known(value, typed)
+    _keep_if_unchanged(known, value, snapshots)
+    return known
+
+
+def _known_if_large(value: Any, key: ByContent | ByFields, content: Any) -> Hashable:
+    """Return a key by content; one by which it can be traced by identity, if that is large."""
+    if not has_more_parts(content, LARGEST):
+        return key
+    known = _known(value, key)
+    _large.add(known)
+    return known
+
+
+def _known(value: Any, typed: Hashable) -> KnownKey:
+    """Return the one `KnownKey` of a typed static key, which a value has."""
     try:
         hashed = Hashed(typed)
         known = _in_use.get(hashed)
         if known is None:
             known = _in_use[hashed] = KnownKey(typed, hash(hashed))
-        _keep_if_unchanged(known, value, snapshots)
     except Exception:
         # Its own `==` raises: whoever looks the key up will see.
         return KnownKey(typed, hash(typed))
@@ -318,11 +344,15 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
 def learned_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     """Return the typed static key of a value that guards will compare with others from now on."""
     key = static_key(value, traced)
-    if type(key) is KnownKey:
-        if traced is not None and is_large(key):
-            return TracedKey(key, traced)
-        if not key.is_learned(value):
-            key.learn(value)
+    if type(key) is not KnownKey:
+        return key
+    if type(key.typed) in _BY_CONTENT:
+        # What is the very object isn't gone through then, either.
+        return key.typed
+    if traced is not None and is_large(key):
+        return TracedKey(key, traced)
+    if not key.is_learned(value):
+        key.learn(value)
     return key
 
 

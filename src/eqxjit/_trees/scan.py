@@ -214,6 +214,9 @@ def _mark(
     if kind in _BY_VALUE or (kind is float and value and value == value):
         return value
     if kind is tuple and len(value) < _FEW and depth < _DEEPEST_MARK:
+        of_trace = traced.key_of(value) if traced else None
+        if of_trace is not None:
+            return of_trace
         kinds = tuple(map(type, value))
         if _BY_VALUE.issuperset(kinds):
             return (kinds, value)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .._compat import ArrayImpl, native_back_end
-from .constants import CONSTANTS, is_same, is_told_by_equality
+from .constants import CONSTANTS, is_constant, is_same, is_told_by_equality
 from .elements import (
     Reader,
     native_reading,
@@ -34,6 +34,8 @@ from .static_key import (
     compared_by_equality,
     compares_by_identity,
     copied_dtype,
+    fields_key,
+    fields_values,
     holds_for_all,
     is_fixed_dtype,
     stays,
@@ -134,6 +136,21 @@ class _SameWeakly:
 
     def matches(self, value: Any) -> bool:
         return value is self.ref()
+
+
+class _SameFields:
+    """A dataclass of constants: each of those by identity."""
+
+    __slots__ = ("key",)
+    size = 1
+
+    def __init__(self, key: ByFields):
+        self.key = key
+
+    def matches(self, value: Any) -> bool:
+        return type(value) is self.key.kind and all(
+            map(operator.is_, fields_values(value, self.key.names), self.key.values)
+        )
 
 
 class _Marshalled:
@@ -448,7 +465,7 @@ def snapshots_if_long(value: Any) -> Snapshots | None:
 
 def _snapshots(value: Any, survey: "_Survey") -> Snapshots:
     whole = _whole(value, survey)
-    is_whole = whole is not None and is_constant(value)
+    is_whole = whole is not None and cannot_change(value)
     if whole is not None and is_whole and survey.size > LARGEST:
         return Snapshots(whole, None, True)
     marshalled = _Marshalled(value, survey.size) if survey.is_marshalled else None
@@ -466,7 +483,13 @@ def _snapshots(value: Any, survey: "_Survey") -> Snapshots:
 
 def compared_by_identity(value: Any) -> Snapshot | None:
     """Return a snapshot by identity; None if it would keep alive what it mustn't."""
-    return _whole(value, _survey(value))
+    if is_constant(value):
+        return _Same(value, 1)
+    by_fields = fields_key(value)
+    if by_fields is not None:
+        return _SameFields(by_fields)
+    # Mostly that is all: to survey a large value takes long.
+    return _weakly(value) or _whole(value, _survey(value))
 
 
 def _is_small_and_of(kinds: frozenset[type], values: Any) -> bool:
@@ -475,13 +498,17 @@ def _is_small_and_of(kinds: frozenset[type], values: Any) -> bool:
 
 def _whole(value: Any, survey: "_Survey") -> Snapshot | None:
     """Return a snapshot of a value as a whole; None if it would keep alive what it mustn't."""
-    if not is_constant(value):
+    return _weakly(value) or (_Same(value, survey.size) if survey.is_light else None)
+
+
+def _weakly(value: Any) -> Snapshot | None:
+    if not cannot_change(value):
         with contextlib.suppress(TypeError):
             return _SameWeakly(value)
-    return _Same(value, survey.size) if survey.is_light else None
+    return None
 
 
-def is_constant(value: Any) -> bool:
+def cannot_change(value: Any) -> bool:
     """Return whether a value can't change, and holds nothing that compares by identity."""
     return holds_for_all(_is_constant, value, _CONSTANTS)
 
@@ -646,7 +673,7 @@ def _elements(value: Any, read: Reader) -> _Elements:
     # Mostly all are.
     others = [] if len(constants) == len(kinds) else enumerate(elements)
     for index, element in others:
-        if type(element) in constants or is_constant(element):
+        if type(element) in constants or cannot_change(element):
             continue
         if not compares_by_identity(type(element)):
             parts[index] = _made_of(element)

@@ -115,17 +115,20 @@ class ByFields:
 
     def matches(self, value: Any) -> bool:
         """Return whether a value has the same key."""
-        return type(value) is self.kind and bool(is_same(_values(value, self.names), self.values))
+        return type(value) is self.kind and bool(
+            is_same(fields_values(value, self.names), self.values)
+        )
 
 
-def _values(value: Any, names: Iterable[str]) -> tuple[Any, ...]:
+def fields_values(value: Any, names: Iterable[str]) -> tuple[Any, ...]:
+    """Return what the fields of an object hold."""
     return tuple([getattr(value, name) for name in names])
 
 
 def fields_key(value: Any) -> ByFields | None:
     """Return the typed static key of a dataclass that holds constants alone; None for others."""
     names = keyed_fields(type(value))
-    return None if names is None else _by_fields(type(value), names, _values(value, names))
+    return None if names is None else _by_fields(type(value), names, fields_values(value, names))
 
 
 def _by_fields(kind: type, names: tuple[str, ...], values: tuple[Any, ...]) -> ByFields | None:
@@ -451,7 +454,7 @@ def _key_by_class(kind: type, value: Any) -> Hashable:
     compared = compared_fields(kind)
     if compared is None:
         return _opaque_key(value)
-    values = _values(value, compared)
+    values = fields_values(value, compared)
     return _by_fields(kind, compared, values) or (kind, tuple(map(typed_key, values)))
 
 
