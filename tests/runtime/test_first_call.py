@@ -103,6 +103,12 @@ class AboveSlots(SlottedNote):
 
 
 @dataclasses.dataclass(frozen=True)
+class SameSize:
+    __slots__ = ("__dict__", "held")
+    scale: object
+
+
+@dataclasses.dataclass(frozen=True)
 class Failure(Exception):
     scale: int
 
@@ -172,6 +178,7 @@ GOING = {
     "slots that aren't compared": lambda: SlottedNote(Held()),
     "slots below a dataclass": lambda: InSlots(1),
     "slots above a dataclass": lambda: AboveSlots(Held()),
+    "a slot in the place of weak references": lambda: SameSize(1),
     "an exception": lambda: Failure(1),
     "a bytearray": lambda: Layer(X, bytearray(3)),
     "a Module in a field": lambda: Layer(X, Layer(None, 2)),
