@@ -333,17 +333,6 @@ class Encoder:
         """Return what was encoded."""
         return tuple(self._instructions)
 
-    def _add(
-        self,
-        op: int,
-        first: Any = None,
-        second: Any = None,
-        third: Any = None,
-        n: int = 0,
-        keeps: bool = False,
-    ) -> None:
-        self._instructions.append((op, keeps, n, 1, first, second, third))
-
     def _open(
         self,
         op: int,
@@ -351,8 +340,8 @@ class Encoder:
         second: Any = None,
         third: Any = None,
         n: int = 0,
-        *,
-        below: Iterable[Callable[[], None]],
+        keeps: bool = False,
+        below: Iterable[Callable[[], None]] = (),
     ) -> None:
         at = len(self._instructions)
         self._instructions.append(())
@@ -360,7 +349,7 @@ class Encoder:
             self._tick()
             add()
         size = len(self._instructions) - at
-        self._instructions[at] = (op, False, n, size, first, second, third)
+        self._instructions[at] = (op, keeps, n, size, first, second, third)
 
     # Inputs.
 
@@ -368,9 +357,9 @@ class Encoder:
         """Encode how a value is read."""
         match node:
             case Array():
-                self._add(_ARRAY, ArrayImpl, is_plain_array)
+                self._open(_ARRAY, ArrayImpl, is_plain_array)
             case NoneNode():
-                self._add(_IS)
+                self._open(_IS)
             case Static():
                 self._add_static(node)
             case Sequence():
@@ -396,9 +385,9 @@ class Encoder:
     def _add_item(self, item: Input | ArrayRun | StaticRun | Repeat) -> None:
         match item:
             case ArrayRun():
-                self._add(_ARRAY_RUN, ArrayImpl, is_plain_array, n=item.n)
+                self._open(_ARRAY_RUN, ArrayImpl, is_plain_array, n=item.n)
             case StaticRun():
-                self._add(_SAME_RUN, item.values, n=item.n)
+                self._open(_SAME_RUN, item.values, n=item.n)
             case Repeat():
                 self._open(_REPEAT, n=item.n, below=self._each(self.add_input, [item.item]))
             case _:
@@ -409,27 +398,27 @@ class Encoder:
             self._add_match(node)
             return
 
-        is_leaf = functools.partial(self._add, _PREDICATE, _is_leaf)
+        is_leaf = functools.partial(self._open, _PREDICATE, _is_leaf)
         self._open(_BOTH, below=[functools.partial(self._add_match, node), is_leaf])
 
     def _add_match(self, node: Static) -> None:
         value, keeps = node.value, id(node) in self._kept
         match node.match:
             case Match.IS:
-                self._add(_IS, value, keeps=keeps)
+                self._open(_IS, value, keeps=keeps)
             case Match.SAME:
-                self._add(_SAME, value, keeps=keeps)
+                self._open(_SAME, value, keeps=keeps)
             case Match.IS_OR_KEY:
-                self._add(_IS_OR, value, _predicate(node), keeps=keeps)
+                self._open(_IS_OR, value, _predicate(node), keeps=keeps)
             case Match.KEY:
                 has = _predicate(node)
                 check = native_check_of(value, node.key)
                 if check is None:
-                    self._add(_TYPE_AND, type(value), has, keeps=keeps)
+                    self._open(_TYPE_AND, type(value), has, keeps=keeps)
                 else:
-                    self._add(_HELD_OR, type(value), check, has, keeps=keeps)
+                    self._open(_HELD_OR, type(value), check, has, keeps=keeps)
             case Match.OPAQUE:
-                self._add(_PREDICATE, _predicate(node), keeps=keeps)
+                self._open(_PREDICATE, _predicate(node), keeps=keeps)
 
     def _add_mapping(self, node: Mapping) -> None:
         keys, below = tuple(node.keys), self._each(self.add_input, node.items)
@@ -447,11 +436,11 @@ class Encoder:
         """Encode how a value is made."""
         match node:
             case Take():
-                self._add(_TAKE)
+                self._open(_TAKE)
             case Constant():
-                self._add(_CONSTANT, node.value)
+                self._open(_CONSTANT, node.value)
             case GivenStatic():
-                self._add(_KEPT, n=self._slots[_place(node.position)])
+                self._open(_KEPT, n=self._slots[_place(node.position)])
             case MakeSequence():
                 op, n = _LIST if node.cls is list else _TUPLE, sum(map(_n_items, node.items))
                 self._open(op, n=n, below=self._each(self._add_made_item, node.items))
@@ -474,9 +463,9 @@ class Encoder:
     def _add_made_item(self, item: Output | TakeRun | ConstantRun | MakeRun) -> None:
         match item:
             case TakeRun():
-                self._add(_TAKE_RUN, n=item.n)
+                self._open(_TAKE_RUN, n=item.n)
             case ConstantRun():
-                self._add(_CONSTANT_RUN, item.values, n=len(item.values))
+                self._open(_CONSTANT_RUN, item.values, n=len(item.values))
             case MakeRun():
                 self._open(_MAKE_RUN, n=item.n, below=self._each(self.add_output, [item.item]))
             case _:

@@ -75,7 +75,11 @@ class ByContent:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is ByContent and is_same(other.value, self.value)
+        return type(other) is ByContent and self.matches(other.value)
+
+    def matches(self, value: Any) -> bool:
+        """Return whether a value has the same key."""
+        return bool(is_same(value, self.value))
 
 
 def is_same_by_python(value: Any, expected: Any) -> bool:

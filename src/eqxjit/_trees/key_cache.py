@@ -20,7 +20,6 @@ from .constants import (
     constants_key,
     has_more_parts,
     is_constant,
-    is_same,
 )
 from .elements import whole_key
 from .garbage import without_collecting
@@ -322,9 +321,7 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
     - `key`: made by `static_key`.
     - `seen`: what was found earlier in this call: an object is looked at once.
     """
-    if type(key) is ByContent:
-        return bool(is_same(value, key.value))
-    if type(key) is ByFields:
+    if isinstance(key, _BY_CONTENT):
         return key.matches(value)
     if seen is None and type(key) is KnownKey and key.matches(value):
         return True
@@ -346,7 +343,7 @@ def learned_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     key = static_key(value, traced)
     if type(key) is not KnownKey:
         return key
-    if type(key.typed) in _BY_CONTENT:
+    if isinstance(key.typed, _BY_CONTENT):
         # What is the very object isn't gone through then, either.
         return key.typed
     if traced is not None and is_large(key):

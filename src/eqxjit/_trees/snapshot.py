@@ -489,7 +489,7 @@ def compared_by_identity(value: Any) -> Snapshot | None:
     if by_fields is not None:
         return _SameFields(by_fields)
     # Mostly that is all: to survey a large value takes long.
-    return _weakly(value) or _whole(value, _survey(value))
+    return _weakly(value) or _strongly(value, _survey(value))
 
 
 def _is_small_and_of(kinds: frozenset[type], values: Any) -> bool:
@@ -498,7 +498,11 @@ def _is_small_and_of(kinds: frozenset[type], values: Any) -> bool:
 
 def _whole(value: Any, survey: "_Survey") -> Snapshot | None:
     """Return a snapshot of a value as a whole; None if it would keep alive what it mustn't."""
-    return _weakly(value) or (_Same(value, survey.size) if survey.is_light else None)
+    return _weakly(value) or _strongly(value, survey)
+
+
+def _strongly(value: Any, survey: "_Survey") -> Snapshot | None:
+    return _Same(value, survey.size) if survey.is_light else None
 
 
 def _weakly(value: Any) -> Snapshot | None:
