@@ -1033,6 +1033,17 @@ def test_large_constants_that_were_traced_are_not_gone_through(kind, monkeypatch
     assert value not in looked_at
 
 
+@pytest.mark.parametrize("holds_object", [False, True])
+def test_a_trace_keeps_no_object_in_a_large_tuple(holds_object):
+    """What holds one that may die is looked into instead, whatever its size."""
+    traced, held = TracedObjects(), _Dies() if holds_object else Compared
+    value = (held, *range(bound() * 2))
+    _, static = partition(configured(X, value), traced)
+    _ = static.key
+    static.prepare_trace()
+    assert len(traced) == 1 - holds_object
+
+
 @pytest.mark.usefixtures("path")
 def test_a_large_object_at_the_address_of_a_dead_one_is_no_other():
     f = eqxjit.filter_jit(lambda model, x: x * model.config[0])
