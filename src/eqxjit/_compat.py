@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 else:
     from jax.tree_util import PyTreeDef
 
+_T = TypeVar("_T")
+
 # --- The native back end ----------------------------------------------------------------------
 
 try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 7:
+    if getattr(_native, "INTERFACE", None) != 8:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -50,6 +52,23 @@ def call_in_flight(entry: Any) -> Any:
     """Return whose call of an entry the native back end is making, and its arguments."""
     assert _native is not None
     return _native.in_flight(entry)
+
+
+class _Delegate:
+    """A base of classes whose instances are called by their `target`: as of `_native.c`."""
+
+    __slots__ = ("target",)
+
+
+def _as_it_is(cls: type[_T]) -> type[_T]:
+    return cls
+
+
+if TYPE_CHECKING or native_back_end() is None:
+    Delegate, call_directly = _Delegate, _as_it_is
+else:
+    # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
+    Delegate, call_directly = _native.Delegate, _native.call_directly
 
 
 # --- Types ------------------------------------------------------------------------------------

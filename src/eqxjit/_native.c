@@ -3,7 +3,8 @@
 Match walks the arguments of a call by the input half of a plan and returns the flat arrays, or None.
 Rebuild makes the output from the arrays that JAX returned, by the other half. Call does both, with the
 jitted function's call in between (see _runtime/frameless.py). Held tells whether a static container
-holds what it held (see _trees/snapshot.py, which makes it).
+holds what it held (see _trees/snapshot.py, which makes it). Delegate is the wrapper's base (see
+_api/wrapper.py).
 
 Invariants:
 - Public CPython API only. The GIL is held throughout; a free-threaded Python doesn't build this.
@@ -28,7 +29,7 @@ Invariants:
 
 /* Raised with what Python is to rely on, here and in _compat.py: in a checkout that was brought up to
    date, what was built before may still be there. */
-#define INTERFACE 7
+#define INTERFACE 8
 
 /* In the order of _plan/native.py. */
 typedef enum {
@@ -103,6 +104,7 @@ typedef struct {
     PyTypeObject *program_type;
     PyTypeObject *match_type;
     PyTypeObject *rebuild_type;
+    PyTypeObject *delegate_type;
 } State;
 
 static PyTypeObject *
@@ -1772,9 +1774,18 @@ own_numpy(Walk *walk)
 static int walk_value(Walk *walk, Py_ssize_t at, PyObject *value);
 
 /* Walk into a value that its container may lose meanwhile. */
-static int
+static inline int
 walk_borrowed(Walk *walk, Py_ssize_t at, PyObject *value)
 {
+    const Node *node = &walk->nodes[at];
+    /* Most values are told without a look into them, which would fetch them from memory. */
+    int is_static = node->op == IS || node->op == SAME || node->op == IS_OR;
+    if (is_static && value == node->first && !node->keeps) {
+        return 1;
+    }
+    if (node->op == ARRAY && (PyObject *)Py_TYPE(value) == node->first) {
+        return take_array(walk, node, value);
+    }
     Py_INCREF(value);
     int matched = walk_value(walk, at, value);
     Py_DECREF(value);
@@ -1881,9 +1892,13 @@ walk_fields_in(Walk *walk, Py_ssize_t at, PyObject *fields)
     Py_ssize_t position = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *name = PyTuple_GET_ITEM(names, i);
+        Py_ssize_t next = position;
         PyObject *key, *part;
-        /* Mostly the fields come in the order of the plan. */
-        if (!PyDict_Next(fields, &position, &key, &part) || key != name) {
+        /* Mostly the fields come in the order of the plan, or some of them before their turn. */
+        if (PyDict_Next(fields, &next, &key, &part) && key == name) {
+            position = next;
+        }
+        else {
             part = PyDict_GetItemWithError(fields, name);
             if (part == NULL) {
                 return PyErr_Occurred() ? -1 : 0;
@@ -2572,7 +2587,7 @@ typedef struct {
     Py_ssize_t n_positional;/* how many parameters can be passed by position */
     PyObject *otherwise;    /* what to call if the arguments don't match, or can't be bound here */
     PyObject *entry;
-    PyObject *unclassified; /* the name of its attribute */
+    PyObject *unclassified; /* the descriptor of its slot of this name */
     PyObject *miss;         /* the exception by which JAX says that it wants to trace, */
     PyObject *retrace;      /* and what is called then; */
     PyObject *explain;      /* what may raise a clearer exception for any other; */
@@ -2763,7 +2778,8 @@ explain(Call *self, PyObject *const *args, size_t n_args_flag, PyObject *kwnames
 static int
 is_as_planned(Call *self, PyObject *arrays)
 {
-    PyObject *unclassified = PyObject_GetAttr(self->entry, self->unclassified);
+    PyMemberDef *member = ((PyMemberDescrObject *)self->unclassified)->d_member;
+    PyObject *unclassified = PyMember_GetOne((const char *)self->entry, member);
     if (unclassified == NULL) {
         return -1;
     }
@@ -2867,15 +2883,18 @@ call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *retrace, *explain, *finish, *hits, *owner;
     Py_ssize_t n_positional;
     if (state == NULL || has_keywords(type, kwargs) ||
-        !PyArg_ParseTuple(args, "O!O!OO!O!nOOUOOOOOO:Call", state->match_type, &match,
+        !PyArg_ParseTuple(args, "O!O!OO!O!nOOO!OOOOOO:Call", state->match_type, &match,
                           state->rebuild_type, &rebuild, &jitted, &PyTuple_Type, &names,
                           &PyTuple_Type, &defaults, &n_positional, &otherwise, &entry,
-                          &unclassified, &miss, &retrace, &explain, &finish, &hits, &owner)) {
+                          &PyMemberDescr_Type, &unclassified, &miss, &retrace, &explain, &finish,
+                          &hits, &owner)) {
         return NULL;
     }
     if (PyTuple_GET_SIZE(names) != PyTuple_GET_SIZE(defaults) || n_positional < 0 ||
-        n_positional > PyTuple_GET_SIZE(names) || !PyIter_Check(hits)) {
-        PyErr_SetString(PyExc_ValueError, "a default for each name, please, and an iterator");
+        n_positional > PyTuple_GET_SIZE(names) || !PyIter_Check(hits) ||
+        !PyObject_TypeCheck(entry, PyDescr_TYPE(unclassified))) {
+        PyErr_SetString(PyExc_ValueError,
+                        "a default for each name, please, an iterator, and a slot of the entry");
         return NULL;
     }
     Call *self = (Call *)type->tp_alloc(type, 0);
@@ -2988,21 +3007,118 @@ static PyType_Spec call_spec = {
     .slots = call_slots,
 };
 
+/* --- Delegate -------------------------------------------------------------------------------- */
+
+typedef struct {
+    Callable head;
+    PyObject *target;
+} Delegate;
+
+static PyObject *
+delegate_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
+{
+    PyObject *target = ((Delegate *)callable)->target;
+    if (target == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "__call__");
+        return NULL;
+    }
+    /* The call may put another one in its place. */
+    Py_INCREF(target);
+    PyObject *result = PyObject_Vectorcall(target, args, n_args_flag, kwnames);
+    Py_DECREF(target);
+    return result;
+}
+
+static PyObject *
+delegate_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    Delegate *self = (Delegate *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->head.vectorcall = delegate_call;
+    }
+    return (PyObject *)self;
+}
+
+static int
+delegate_traverse(Delegate *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->target);
+    return 0;
+}
+
+static int
+delegate_clear(Delegate *self)
+{
+    Py_CLEAR(self->target);
+    return 0;
+}
+
+/* Unlike `dealloc`, for subclasses, which have cleared what is theirs. */
+static void
+delegate_dealloc(Delegate *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    delegate_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+call_directly(PyObject *module, PyObject *cls)
+{
+    State *state = PyModule_GetState(module);
+    if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, state->delegate_type)) {
+        PyErr_SetString(PyExc_TypeError, "a subclass of Delegate, please");
+        return NULL;
+    }
+    ((PyTypeObject *)cls)->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+    return Py_NewRef(cls);
+}
+
+static PyMemberDef delegate_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Callable, vectorcall), READONLY, NULL},
+    {"target", T_OBJECT_EX, offsetof(Delegate, target), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot delegate_slots[] = {
+    {Py_tp_doc, "A base of classes whose instances, called, call their `target`."},
+    {Py_tp_new, delegate_new},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_members, delegate_members},
+    {Py_tp_dealloc, delegate_dealloc},
+    {Py_tp_traverse, delegate_traverse},
+    {Py_tp_clear, delegate_clear},
+    {0, NULL},
+};
+
+static PyType_Spec delegate_spec = {
+    .name = "eqxjit._native.Delegate",
+    .basicsize = sizeof(Delegate),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+             Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_BASETYPE,
+    .slots = delegate_slots,
+};
+
 /* --- The module ------------------------------------------------------------------------------ */
 
 static int
 module_exec(PyObject *module)
 {
     State *state = PyModule_GetState(module);
-    PyType_Spec *specs[] = {&program_spec, &match_spec, &rebuild_spec, &held_spec, &call_spec};
-    PyTypeObject **kept[] = {&state->program_type, &state->match_type, &state->rebuild_type};
-    for (int i = 0; i < 5; i++) {
+    PyType_Spec *specs[] = {&program_spec,  &match_spec, &rebuild_spec,
+                            &delegate_spec, &held_spec,  &call_spec};
+    PyTypeObject **kept[] = {&state->program_type, &state->match_type, &state->rebuild_type,
+                             &state->delegate_type};
+    for (int i = 0; i < 6; i++) {
         PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
         if (type == NULL) {
             return -1;
         }
         int failed = PyModule_AddType(module, (PyTypeObject *)type);
-        if (i < 3 && !failed) {
+        if (i < 4 && !failed) {
             *kept[i] = (PyTypeObject *)Py_NewRef(type);
         }
         Py_DECREF(type);
@@ -3020,6 +3136,7 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->program_type);
     Py_VISIT(state->match_type);
     Py_VISIT(state->rebuild_type);
+    Py_VISIT(state->delegate_type);
     return 0;
 }
 
@@ -3030,6 +3147,7 @@ module_clear(PyObject *module)
     Py_CLEAR(state->program_type);
     Py_CLEAR(state->match_type);
     Py_CLEAR(state->rebuild_type);
+    Py_CLEAR(state->delegate_type);
     return 0;
 }
 
@@ -3049,6 +3167,9 @@ static PyMethodDef module_methods[] = {
     {"in_flight", in_flight, METH_O,
      "in_flight(entry): the innermost Call of an entry that JAX is making in this thread, as\n"
      "(owner, args, kwargs); or None."},
+    {"call_directly", call_directly, METH_O,
+     "call_directly(cls): lets CPython call the instances of a subclass of Delegate without a look at\n"
+     "their `__call__`; returns the class."},
     {"is_same", (PyCFunction)(void (*)(void))is_same, METH_FASTCALL,
      "is_same(value, expected): whether a value is the expected one, or a constant and the same."},
     {"has_more_parts", has_more_parts, METH_VARARGS,

@@ -2,7 +2,9 @@
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 class Program:
     def __init__(self, instructions: tuple[tuple[Any, ...], ...], /) -> None: ...
@@ -37,7 +39,7 @@ class Call:
         n_positional: int,
         otherwise: Callable[..., Any],
         entry: Any,
-        unclassified: str,
+        unclassified: Any,
         miss: type[Exception],
         retrace: Callable[..., Any],
         explain: Callable[..., Any],
@@ -62,6 +64,13 @@ class Held:
         /,
     ) -> None: ...
     def __call__(self, value: Any, /) -> bool: ...
+
+class Delegate:
+    target: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+def call_directly(cls: type[_T], /) -> type[_T]: ...
 
 #: What Python relies on, as a number.
 INTERFACE: int

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from .._compat import Delegate, call_directly
 from .._diagnostics.description import made, summary, template_of
 from .._diagnostics.differences import OF_ARRAYS, differences
 from .._plan.budget import TooLong
@@ -82,7 +83,8 @@ class Lowered:
         return Compiled(self._dispatcher, self._call, compiled, self._bound)
 
 
-class Compiled:
+@call_directly
+class Compiled(Delegate):
     """A compiled function for one call's structure, shapes and static arguments.
 
     Called as the function is, and as fast as a warm call of that.
@@ -95,9 +97,7 @@ class Compiled:
     - what JAX raises for arrays of another shape or dtype.
     """
 
-    # As of a wrapper: CPython calls what the slot holds, with no frame of ours in between.
     __slots__ = (
-        "__call__",
         "__weakref__",
         "_bound",
         "_call",
@@ -105,6 +105,9 @@ class Compiled:
         "_n_calls",
         "compiled",
     )
+
+    # As of a wrapper.
+    __call__ = Delegate.target
 
     def __init__(
         self, dispatcher: Dispatcher, call: Call, compiled: jax.stages.Compiled, bound: Arguments

@@ -14,6 +14,7 @@ from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_ke
 
 from .._code.text import short
 from .._code.tracebacks import trim, trimming
+from .._compat import Delegate, call_directly
 from .._diagnostics.trace import TraceList
 from .._runtime.cache import CacheInfo
 from .._runtime.dispatch import Dispatcher
@@ -46,18 +47,20 @@ class _WrapperType(type):
 
 
 # Tools such as chex know jitted functions by `PjitFunction` in the name of their type.
-class FilterPjitFunction(metaclass=_WrapperType):
+@call_directly
+class FilterPjitFunction(Delegate, metaclass=_WrapperType):
     """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
 
-    # CPython calls what the slot holds, with no frame of ours in between.
     __slots__ = (
-        "__call__",
         "__dict__",
         "__isabstractmethod__",
         "__weakref__",
         "_dispatcher",
         "_leaves",
     )
+
+    # A slot: CPython calls what it holds, with no frame of ours in between.
+    __call__ = Delegate.target
 
     def __init__(self, wrapped: WrappedFunction, leaves: tuple[Any, ...]):
         self.__dict__ = dict(wrapped.attributes)  # type: ignore

@@ -61,7 +61,7 @@ def frameless(native: NativeCall, links: Links, entry: CacheEntry, owner: Any) -
         sum([p.kind != KEYWORD_ONLY for p in parameters]),
         links.otherwise,
         entry,
-        "unclassified",
+        CacheEntry.unclassified,
         CacheMiss,
         links.retrace,
         links.explain,
