@@ -59,6 +59,10 @@ class _Delegate:
 
     __slots__ = ("target",)
 
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
 
 def _as_it_is(cls: type[_T]) -> type[_T]:
     return cls

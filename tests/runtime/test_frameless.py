@@ -329,7 +329,10 @@ def test_calls_keep_nothing(what):
 
 
 class Entry:
-    unclassified = False
+    __slots__ = ("unclassified",)
+
+    def __init__(self):
+        self.unclassified = False
 
 
 def made(f, **fields):
@@ -349,12 +352,12 @@ def made(f, **fields):
         "defaults": (None, None),
         "n_positional": 2,
         "entry": Entry(),
-        "name": "unclassified",
+        "slot": Entry.unclassified,
         "miss": KeyError,
         "hits": itertools.repeat(None),
         **fields,
     }
-    order = "jitted names defaults n_positional otherwise entry name miss retrace explain finish"
+    order = "jitted names defaults n_positional otherwise entry slot miss retrace explain finish"
     return _native.Call(match, rebuild, *(fields[name] for name in f"{order} hits owner".split()))
 
 
@@ -453,7 +456,7 @@ def test_an_error_holds_no_array():
         gc.enable()
 
 
-class Holder:
+class Holder(Entry):
     """In a cycle with what holds it."""
 
     unclassified = False
@@ -490,3 +493,58 @@ def test_cycles_are_collected(field):
     del holder
     gc.collect()
     assert alive() is None
+
+
+def a_class():
+    class Wrapper(_native.Delegate):
+        __slots__ = ("__weakref__",)
+        __call__ = _native.Delegate.target
+
+    return _native.call_directly(Wrapper)
+
+
+def test_a_delegate_calls_its_target():
+    """By position, by name, unpacked; and what is called may put another target in its place."""
+    f = a_class()()
+    with pytest.raises(AttributeError):
+        f()
+
+    def first(*args, **kwargs):
+        f.target = max
+        gc.collect()
+        return args, kwargs
+
+    f.__call__ = first
+    del first
+    assert f(1, b=2) == ((1,), {"b": 2})
+    assert f(1, 2) == f(*[2, 1]) == 2
+    assert f([], default=3) == 3
+    del f.target
+    with pytest.raises(AttributeError):
+        f(1)
+
+
+def test_a_subclass_that_has_its_own_call():
+    class Own(a_class()):
+        __slots__ = ()
+
+        def __call__(self, x):
+            return "own", x
+
+    own = Own()
+    own.target = max
+    assert own(1) == ("own", 1)
+    for other in (int, 3):
+        with pytest.raises(TypeError, match="subclass of Delegate"):
+            _native.call_directly(other)
+
+
+def test_a_cycle_through_a_delegate_is_collected():
+    f = a_class()()
+    f.target = types.MethodType(lambda self: self, f)
+    gone = weakref.ref(f)
+    cls = weakref.ref(type(f))
+    del f
+    gc.collect()
+    assert gone() is None
+    assert cls() is None

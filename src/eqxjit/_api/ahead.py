@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -106,8 +106,9 @@ class Compiled(Delegate):
         "compiled",
     )
 
-    # As of a wrapper.
-    __call__ = Delegate.target
+    if not TYPE_CHECKING:
+        # A slot, as of a wrapper.
+        __call__ = Delegate.target
 
     def __init__(
         self, dispatcher: Dispatcher, call: Call, compiled: jax.stages.Compiled, bound: Arguments
@@ -189,7 +190,7 @@ class Compiled(Delegate):
 
     def _fill_slot(self, fun: Callable[..., Any]) -> None:
         args, keywords = self._bound
-        self.__call__ = functools.partial(fun, *args, **keywords) if args or keywords else fun
+        self.target = functools.partial(fun, *args, **keywords) if args or keywords else fun
 
     def _call_generic(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True

@@ -7,7 +7,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
@@ -59,8 +59,9 @@ class FilterPjitFunction(Delegate, metaclass=_WrapperType):
         "_leaves",
     )
 
-    # A slot: CPython calls what it holds, with no frame of ours in between.
-    __call__ = Delegate.target
+    if not TYPE_CHECKING:
+        # A slot: CPython calls what it holds, with no frame of ours in between.
+        __call__ = Delegate.target
 
     def __init__(self, wrapped: WrappedFunction, leaves: tuple[Any, ...]):
         self.__dict__ = dict(wrapped.attributes)  # type: ignore
@@ -68,7 +69,7 @@ class FilterPjitFunction(Delegate, metaclass=_WrapperType):
         self._dispatcher = Dispatcher(wrapped, leaves, self)
         # Linked to specialised calls by its second call, or by a trace: many copies are called
         # once, or never.
-        self.__call__ = self._dispatcher.first_call
+        self.target = self._dispatcher.first_call
 
     @property
     def _wrapped(self) -> WrappedFunction:
