@@ -1778,7 +1778,8 @@ static inline int
 walk_borrowed(Walk *walk, Py_ssize_t at, PyObject *value)
 {
     const Node *node = &walk->nodes[at];
-    /* Most values are told without a look into them, which would fetch them from memory. */
+    /* Most static objects are told without a look into them, which would fetch them from memory;
+       arrays are held by the tuple that they go to. */
     int is_static = node->op == IS || node->op == SAME || node->op == IS_OR;
     if (is_static && value == node->first && !node->keeps) {
         return 1;
@@ -2979,11 +2980,6 @@ call_repr(Call *self)
     return PyObject_Repr(self->finish == NULL ? Py_None : self->finish);
 }
 
-static PyMemberDef call_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Callable, vectorcall), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
 static PyType_Slot call_slots[] = {
     {Py_tp_doc, "Call(match, rebuild, jitted, names, defaults, n_positional, otherwise,\n"
                 "entry, unclassified, miss, retrace, explain, finish, hits, owner): a specialised call\n"
@@ -2992,7 +2988,7 @@ static PyType_Slot call_slots[] = {
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_getattro, call_getattro},
     {Py_tp_repr, call_repr},
-    {Py_tp_members, call_members},
+    {Py_tp_members, callable_members},
     {Py_tp_dealloc, dealloc},
     {Py_tp_traverse, call_traverse},
     {Py_tp_clear, call_clear},

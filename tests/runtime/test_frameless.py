@@ -548,3 +548,9 @@ def test_a_cycle_through_a_delegate_is_collected():
     gc.collect()
     assert gone() is None
     assert cls() is None
+
+
+@pytest.mark.parametrize("make", [lambda f: f, lambda f: f.lower(X).compile()])
+def test_wrappers_are_called_without_a_look_at_their_slot(make):
+    """As their types say to CPython; the value is that of `Py_TPFLAGS_HAVE_VECTORCALL`."""
+    assert type(make(eqxjit.filter_jit(lambda x: x))).__flags__ & (1 << 11)
