@@ -3018,10 +3018,15 @@ delegate_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyO
         PyErr_SetString(PyExc_AttributeError, "__call__");
         return NULL;
     }
+    /* No frame of Python counts the calls of a target that leads back here. */
+    if (Py_EnterRecursiveCall(" while calling a wrapper")) {
+        return NULL;
+    }
     /* The call may put another one in its place. */
     Py_INCREF(target);
     PyObject *result = PyObject_Vectorcall(target, args, n_args_flag, kwnames);
     Py_DECREF(target);
+    Py_LeaveRecursiveCall();
     return result;
 }
 

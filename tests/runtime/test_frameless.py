@@ -1,5 +1,6 @@
 """Warm calls that the native back end makes by itself: as those of the generated function."""
 
+import functools
 import gc
 import itertools
 import sys
@@ -554,3 +555,14 @@ def test_a_cycle_through_a_delegate_is_collected():
 def test_wrappers_are_called_without_a_look_at_their_slot(make):
     """As their types say to CPython; the value is that of `Py_TPFLAGS_HAVE_VECTORCALL`."""
     assert type(make(eqxjit.filter_jit(lambda x: x))).__flags__ & (1 << 11)
+
+
+def test_a_wrapper_that_calls_itself_exhausts_python_and_not_the_stack():
+    one, other = (eqxjit.filter_jit(lambda x: x) for _ in range(2))
+    one.__call__ = one
+    with pytest.raises(RecursionError):
+        one(X)
+    one.__call__ = functools.partial(other)
+    other.__call__ = one
+    with pytest.raises(RecursionError):
+        other(X)
