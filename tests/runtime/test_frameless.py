@@ -460,8 +460,6 @@ def test_an_error_holds_no_array():
 class Holder(Entry):
     """In a cycle with what holds it."""
 
-    unclassified = False
-
     def __call__(self, *_, **__):
         raise AssertionError
 
