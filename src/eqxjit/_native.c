@@ -29,7 +29,7 @@ Invariants:
 
 /* Raised with what Python is to rely on, here and in _compat.py: in a checkout that was brought up to
    date, what was built before may still be there. */
-#define INTERFACE 8
+#define INTERFACE 9
 
 /* In the order of _plan/native.py. */
 typedef enum {
@@ -2292,7 +2292,7 @@ typedef struct {
 
 typedef struct {
     const Node *nodes;
-    PyObject *arrays;   /* a list */
+    PyObject *arrays;   /* a list, or the only array itself */
     PyObject *kept;     /* a tuple; NULL if nothing is */
     PyObject *dict_name;
     Py_ssize_t n_taken;
@@ -2303,11 +2303,13 @@ static PyObject *build_value(Build *build, Py_ssize_t at);
 static PyObject *
 next_array(Build *build)
 {
-    if (build->n_taken >= PyList_GET_SIZE(build->arrays)) {
+    int is_list = PyList_CheckExact(build->arrays);
+    Py_ssize_t index = build->n_taken++;
+    if (index >= (is_list ? PyList_GET_SIZE(build->arrays) : 1)) {
         PyErr_SetString(PyExc_SystemError, "fewer arrays than planned");
         return NULL;
     }
-    return Py_NewRef(PyList_GET_ITEM(build->arrays, build->n_taken++));
+    return Py_NewRef(is_list ? PyList_GET_ITEM(build->arrays, index) : build->arrays);
 }
 
 /* Fill a hidden list or tuple, and show it: 0, or -1 with an exception. */
@@ -2482,7 +2484,7 @@ build_value(Build *build, Py_ssize_t at)
     }
 }
 
-/* Return the output for a list of arrays, and a tuple of what was kept, or NULL. */
+/* Return the output for its arrays, and a tuple of what was kept, or NULL. */
 static PyObject *
 rebuild_output(Rebuild *self, PyObject *arrays, PyObject *kept)
 {
@@ -2507,8 +2509,8 @@ rebuild_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyOb
 {
     Py_ssize_t n_args = PyVectorcall_NARGS(n_args_flag);
     if ((kwnames != NULL && PyTuple_GET_SIZE(kwnames) != 0) || n_args < 1 || n_args > 2 ||
-        !PyList_Check(args[0]) || (n_args == 2 && !PyTuple_Check(args[1]))) {
-        PyErr_SetString(PyExc_TypeError, "Rebuild takes a list of arrays, and a tuple");
+        PyDict_CheckExact(args[0]) || (n_args == 2 && !PyTuple_Check(args[1]))) {
+        PyErr_SetString(PyExc_TypeError, "Rebuild takes a list of arrays or one, and a tuple");
         return NULL;
     }
     return rebuild_output((Rebuild *)callable, args[0], n_args == 2 ? args[1] : NULL);
@@ -2554,8 +2556,8 @@ rebuild_clear(Rebuild *self)
 }
 
 static PyType_Slot rebuild_slots[] = {
-    {Py_tp_doc, "Rebuild(program): called with a list of arrays, and what Match kept, returns the\n"
-                "output."},
+    {Py_tp_doc, "Rebuild(program): called with a list of arrays, or the only one itself, and what\n"
+                "Match kept, returns the output."},
     {Py_tp_new, rebuild_new},
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_members, callable_members},
@@ -2785,7 +2787,7 @@ is_as_planned(Call *self, PyObject *arrays)
         return -1;
     }
     Py_DECREF(unclassified);
-    return unclassified == Py_False && PyList_CheckExact(arrays);
+    return unclassified == Py_False && !PyDict_CheckExact(arrays);
 }
 
 static PyObject *

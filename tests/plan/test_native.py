@@ -401,9 +401,10 @@ def test_calls_that_do_not_fit_a_program():
     take = (native._TAKE, False, 0, 1, None, None, None)
     rebuild = _native.Rebuild(_native.Program((take,)))
     assert rebuild([X]) is X
+    assert rebuild(X) is X
     with pytest.raises(SystemError):
         rebuild([])
-    for arguments in [(), (X,), ([X], None), ([X], (), 1)]:
+    for arguments in [(), ({0: [X]},), ([X], None), ([X], (), 1)]:
         with pytest.raises(TypeError):
             rebuild(*arguments)
     with pytest.raises(SystemError):

@@ -27,6 +27,7 @@ from .._runtime.dispatch import Dispatcher
 from .._runtime.entry import CacheEntry
 from .._runtime.errors import named_arguments
 from .._trees.array_layout import ArrayLayout
+from .._trees.out_spec import arrays_of
 from .._trees.partition import partition
 
 _FORMAT = "eqxjit.freeze"
@@ -279,7 +280,7 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
             raise ValueError(
                 f"`{name}` was saved for {saved}, and is called with {given}, which doesn't fit."
             ) from error
-        return _built(manifest["output"], output)
+        return _built(manifest["output"], arrays_of(output))
 
     first = inspect.Parameter("arrays", inspect.Parameter.POSITIONAL_ONLY)
     restored.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ def build(
         n_fun_checks,
         Outputs(tick).plan(output),
         index,
-        type(example.output),
+        type(example.output) not in (list, dict),
         any(out_spec.mutable for out_spec in out_specs),
         are_repeated((*static.metadata, *returned)),
         blocks,

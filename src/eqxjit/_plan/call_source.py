@@ -92,7 +92,7 @@ def _python_parts(
     """Return the guards, and what puts the output together, as Python."""
     guards = GuardSource(plan, names, own, seen)
     given = GivenSource(plan, names, guards)
-    output = OutputSource(names, plan.output, arrays, given.expression)
+    output = OutputSource(names, plan.output, arrays, given.expression, is_bare=plan.is_bare)
     passed = [*guards.arrays[: guards.n_first], *fun_arrays, *guards.arrays[guards.n_first :]]
     helpers = [*guards.helpers, *output.helpers]
     return _Parts(helpers, guards.guards, passed, output.lines, output.result, given.fun_statics)
@@ -155,7 +155,7 @@ def generate(
     hits = names.variable("hits")
     fun_checks = [names.variable("fun_is_unmodified") for _ in range(plan.n_fun_checks)]
     guards_hold = names.variable("guards_hold")
-    arrays = names.variable("arrays")
+    arrays = names.variable("array" if plan.is_bare else "arrays")
     fun_arrays = [names.variable(f"fun_array_{i}") for i in range(plan.layout.n_fun)]
     missing = names.constant("absent", absent)
 
@@ -170,8 +170,8 @@ def generate(
 
     exception = names.constant("Exception", Exception)
     retrace_signal = names.constant(miss.__name__, miss)
-    kind = names.constant(plan.returns.__name__, plan.returns)
-    other_index = f" or {index} not in {arrays}" if index else ""
+    is_dict = f"{names.constant('type', type)}({arrays}) is {names.constant('dict', dict)}"
+    is_of_other = f"not ({is_dict} and {index} in {arrays})" if index else is_dict
     rebuild = names.constant("rebuild", entry.rebuild)
     returns_given = names.constant("returns_given", entry.returns_given)
     given = names.variable("given")
@@ -225,7 +225,7 @@ def generate(
         "    raise",
         "else:",
         f"    {names.constant('next', next)}({hits})",
-        f"    if {names.constant('type', type)}({arrays}) is not {kind}{other_index}:",
+        f"    if {is_of_other}:",
         "        # Of another trace.",
         f"        {given} = {flattened}({forwarded}) if {returns_given}({arrays}) else None",
         f"        return {rebuild}({arrays}, {given})",

@@ -38,6 +38,7 @@ class OutputSource:
     __slots__ = (
         "_body",
         "_expression",
+        "_is_bare",
         "_loops",
         "_makers",
         "_names",
@@ -56,8 +57,11 @@ class OutputSource:
         expression: Callable[[Position], str],
         hint: str = "out",
         outer: "OutputSource | None" = None,
+        is_bare: bool = False,
     ):
         """Generate what makes `output` from its arrays, a variable named `arrays`.
+
+        With `is_bare`, that is the only array itself.
 
         `expression` gives the source of a static object that came in. `outer` is the way out that
         this is a part of: helpers are shared.
@@ -65,6 +69,7 @@ class OutputSource:
         self._names = names
         self._expression = expression
         self._source = arrays
+        self._is_bare = is_bare
         #: How many of the arrays are taken, and by which variables: (start, names).
         self._taken = 0
         self._segments: list[tuple[int, list[str]]] = []
@@ -93,6 +98,8 @@ class OutputSource:
     def _build(self, node: Output, hint: str) -> str:
         """Return the expression that makes a node: short, or the name of a variable."""
         if isinstance(node, Take):
+            if self._is_bare:
+                return self._source
             name = self._names.variable(hint)
             self._take(name)
             return name

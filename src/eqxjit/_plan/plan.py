@@ -413,7 +413,7 @@ class CallPlan(NamedTuple):
     - `layout`: the order of all arrays.
     - `n_fun_checks`: the number of checks of the function's own static objects.
     - `output`: what is given back; `out_index` is the number of its trace.
-    - `returns`: the class of what JAX returns.
+    - `is_bare`: whether JAX returns its only array as it is, not in a list.
     - `checks_output`: whether static objects of the output may have been changed in place.
     - `repeats`: whether some static objects come more than once, and need but one look.
     - `blocks`: whether to wait for the computation; else NumPy arrays are copied.
@@ -426,7 +426,7 @@ class CallPlan(NamedTuple):
     n_fun_checks: int
     output: Output
     out_index: int
-    returns: type
+    is_bare: bool
     checks_output: bool
     repeats: bool
     blocks: bool

@@ -16,7 +16,7 @@ from .._trees.given import Given
 from .._trees.key_cache import Seen
 from .._trees.mutation import are_unchanged
 from .._trees.numpy_inputs import NumpyInputs
-from .._trees.out_spec import Output, OutSpec, arrays_of, index_of
+from .._trees.out_spec import Output, OutSpec, arrays_of, index_of, output_of
 from .._trees.partition import has_tracers, split_leaves
 from .effects import may_raise
 from .options import Options
@@ -132,8 +132,7 @@ class CacheEntry(EntryState):
         self.count_trace()
         # A program without an output could not be waited for.
         arrays = dynamic or [jnp.zeros((), bool)]
-        index = self.out_specs.index(out_spec)
-        return {index: arrays} if index else arrays
+        return output_of(self.out_specs.index(out_spec), arrays)
 
     def returns_given(self, output: Output) -> bool:
         """Return whether `rebuild` needs what came in with the call."""

@@ -3,6 +3,7 @@
 from types import MethodType
 from typing import Any
 
+import jax
 from jax.tree_util import tree_unflatten
 
 from .._compat import PyTreeDef
@@ -10,19 +11,29 @@ from .given import Given, StaticOutput, are_equal, is_told_by_key
 from .mutation import mutable_among
 from .partition import DYNAMIC
 
-#: What a traced function returns to JAX: its arrays. Those of a trace whose output differs from the
-#: first one's in anything but arrays come under the index of its `OutSpec` among its entry's.
-Output = list[Any] | dict[int, list[Any]]
+#: What a traced function returns to JAX: its arrays, or its only one as it is, which saves a list.
+#: Those of a trace whose output differs from the first one's in anything but arrays come under the
+#: index of its `OutSpec` among its entry's.
+Output = jax.Array | list[Any] | dict[int, list[Any]]
+
+
+def output_of(index: int, arrays: list[Any]) -> Output:
+    """Return the arrays of a trace as its traced function returns them."""
+    if index:
+        return {index: arrays}
+    return arrays[0] if len(arrays) == 1 else arrays
 
 
 def index_of(output: Output) -> int:
     """Return the index of an output's `OutSpec` among those of its entry."""
-    return next(iter(output)) if isinstance(output, dict) else 0
+    return next(iter(output)) if type(output) is dict else 0
 
 
 def arrays_of(output: Output) -> list[Any]:
     """Return the arrays of an output."""
-    return next(iter(output.values())) if isinstance(output, dict) else output
+    if type(output) is dict:
+        return next(iter(output.values()))
+    return output if type(output) is list else [output]
 
 
 def with_arrays(static: tuple[Any, ...], arrays: list[Any]) -> list[Any]:
