@@ -432,6 +432,38 @@ EQUAL_BUT_NOT_ALIKE = {
 }
 
 
+@pytest.mark.parametrize("container", [tuple, list, dict, Layer])
+@pytest.mark.parametrize("then", range(3))
+@pytest.mark.parametrize("first", range(3))
+def test_traces_that_return_so_many_arrays(first, then, container):
+    """A single array comes back from JAX as it is, several in a list."""
+
+    def f(x):
+        arrays = [x + i for i in range((first, then)[x.ndim])]
+        if container is Layer:
+            return Layer(arrays[0] if len(arrays) == 1 else arrays)
+        return dict(enumerate(arrays)) if container is dict else container(arrays)
+
+    twins = Twins(f)
+    for _ in range(2):
+        twins(jnp.float32(1))
+        assert_specialized(twins.ours.jitted)
+        twins(x)
+        assert_specialized(twins.ours.jitted)
+        with jax.disable_jit():
+            assert_same(twins.ours(x), f(x))
+        assert_same(jax.vmap(twins.ours)(jnp.eye(3)), jax.vmap(f)(jnp.eye(3)))
+        assert_same(jax.jit(twins.ours)(x), jax.jit(f)(x))
+    compiled = twins.ours.jitted.lower(x).compile()
+    for _ in range(CALLS):
+        assert_same(compiled(x), f(x))
+
+
+def test_a_single_array_is_returned_to_jax_as_it_is():
+    lowered = eqxjit.filter_jit(lambda x: {"y": [x], "static": "text"}).lower(x)
+    assert lowered.lowered.out_info.shape == x.shape
+
+
 @both
 @pytest.mark.parametrize("name", EQUAL_BUT_NOT_ALIKE)
 def test_a_static_object_is_that_of_the_trace_that_ran(filter_jit, name):
