@@ -3,11 +3,11 @@
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
-from .._compat import Delegate, call_directly
+from .._compat import call_directly
 from .._diagnostics.description import made, summary, template_of
 from .._diagnostics.differences import OF_ARRAYS, differences
 from .._plan.budget import TooLong
@@ -15,6 +15,7 @@ from .._runtime.dispatch import Dispatcher
 from .._runtime.entry import wait_for
 from .._runtime.request import Call
 from .._runtime.specialize import Specializer
+from .slot import CallableBySlot
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -84,7 +85,7 @@ class Lowered:
 
 
 @call_directly
-class Compiled(Delegate):
+class Compiled(CallableBySlot):
     """A compiled function for one call's structure, shapes and static arguments.
 
     Called as the function is, and as fast as a warm call of that.
@@ -106,10 +107,6 @@ class Compiled(Delegate):
         "compiled",
     )
 
-    if not TYPE_CHECKING:
-        # A slot, as of a wrapper.
-        __call__ = Delegate.target
-
     def __init__(
         self, dispatcher: Dispatcher, call: Call, compiled: jax.stages.Compiled, bound: Arguments
     ):
@@ -120,6 +117,9 @@ class Compiled(Delegate):
         #: How many calls have come through the generic path.
         self._n_calls = 0
         self._fill_slot(call.signature.binder(self._call_generic))
+
+    def __copy__(self) -> "Compiled":
+        return type(self)(self._dispatcher, self._call, self.compiled, self._bound)
 
     def __repr__(self) -> str:
         return f"<Compiled {_shown(self._call)}>"

@@ -7,20 +7,21 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
 from .._code.text import short
-from .._code.tracebacks import trim, trimming
-from .._compat import Delegate, call_directly
+from .._code.tracebacks import trimming
+from .._compat import call_directly
 from .._diagnostics.trace import TraceList
 from .._runtime.cache import CacheInfo
 from .._runtime.dispatch import Dispatcher
 from .._runtime.function import WrappedFunction, wrap_function
 from .._runtime.options import DEFAULT_MAXSIZE, Donate, Options, check_options
 from .ahead import CompiledProgram, Lowered
+from .slot import CallableBySlot
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -29,26 +30,9 @@ _T = TypeVar("_T")
 _LONGEST_REPR = 80
 
 
-def _call(wrapper: "FilterPjitFunction", /, *args: Any, **kwargs: Any) -> Any:
-    """Call a wrapper, for those who look `__call__` up on its type."""
-    try:
-        return wrapper.__call__(*args, **kwargs)
-    except BaseException:
-        trim()
-        raise
-
-
-class _WrapperType(type):
-    """A metaclass by which `type(f).__call__(f, x)` works, where the class holds the slot."""
-
-    # CPython calls instances, and makes them, without asking this.
-    def __getattribute__(cls, name: str) -> Any:
-        return _call if name == "__call__" else type.__getattribute__(cls, name)
-
-
 # Tools such as chex know jitted functions by `PjitFunction` in the name of their type.
 @call_directly
-class FilterPjitFunction(Delegate, metaclass=_WrapperType):
+class FilterPjitFunction(CallableBySlot):
     """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
 
     __slots__ = (
@@ -58,10 +42,6 @@ class FilterPjitFunction(Delegate, metaclass=_WrapperType):
         "_dispatcher",
         "_leaves",
     )
-
-    if not TYPE_CHECKING:
-        # A slot: CPython calls what it holds, with no frame of ours in between.
-        __call__ = Delegate.target
 
     def __init__(self, wrapped: WrappedFunction, leaves: tuple[Any, ...]):
         self.__dict__ = dict(wrapped.attributes)  # type: ignore
