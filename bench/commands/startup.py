@@ -24,9 +24,12 @@ IMPORT_TARGET = 0.020  # seconds more than importing Equinox
 FIRST_CALL_TARGET = 1.02  # of upstream
 WIDE_TREE_TARGET = 1.1  # of upstream: first calls and new shapes of trees of many leaves
 NESTED_TARGET = 1.0  # of upstream
-LATER_CALL_TARGET = 2  # of a warm call
+LATER_CALL_TARGET = 2  # of a warm call; or as many as the second call of `jax.jit` itself takes
 
 Row = tuple[str, str]  # probe, figure
+
+# What the other probes run is `jax.jit` on flat arrays, too.
+COMPETITORS = {"import": ("eqx", "eqxjit", "after"), "nested": ("eqx", "eqxjit")}
 
 # What each way is called, what runs it, and whether it finds the persistent cache filled.
 WAYS = (
@@ -55,7 +58,7 @@ def main(argv: list[str]) -> int:
         (probe, name)
         for probe in args.only
         if probe in PROBES
-        for name in ("eqx", "eqxjit", *(["after"] if probe == "import" else []))
+        for name in COMPETITORS.get(probe, ("floor", "eqx", "eqxjit"))
     ]
     with Progress(console=console) as progress:
         task = progress.add_task("", total=args.repeats * len(runs))
@@ -139,22 +142,22 @@ def _ways_table(model: str, rows: dict[str, Figures]) -> Table:
 
 def _table(best: dict[Row, dict[str, float]]) -> Table:
     table = Table(title="milliseconds, best process")
-    for column in ("", "eqx", "eqxjit", "eqxjit / eqx", "target"):
+    for column in ("", "floor", "eqx", "eqxjit", "eqxjit / eqx", "target"):
         table.add_column(column, justify="right")
     for (probe, figure), times in best.items():
         ours, theirs = times["eqxjit"], times.get("eqx")
-        warm_call = best.get((probe, "warm call"), {})
         table.add_row(
             f"{probe}: {figure}",
-            f"{theirs * 1e3:,.2f}" if theirs else "-",
+            *(f"{times[name] * 1e3:,.2f}" if name in times else "-" for name in ("floor", "eqx")),
             f"{ours * 1e3:,.2f}",
             f"{ours / theirs:.3f}" if theirs else "-",
-            _verdict(figure, ours, theirs, warm_call.get("eqxjit", 0.0)),
+            _verdict(figure, times, best.get((probe, "warm call"), {})),
         )
     return table
 
 
-def _verdict(figure: str, ours: float, theirs: float | None, warm_call: float) -> str:
+def _verdict(figure: str, times: dict[str, float], warm: dict[str, float]) -> str:
+    ours, theirs = times["eqxjit"], times.get("eqx")
     if figure == "import":  # noisier than what it adds: see the next row
         return ""
     if theirs is None:
@@ -166,8 +169,11 @@ def _verdict(figure: str, ours: float, theirs: float | None, warm_call: float) -
     if figure == "warm call":  # `bench calls` tells more
         return ""
     if figure == "slowest later call":
-        times = ours / warm_call
-        return _met(times <= LATER_CALL_TARGET, f"{LATER_CALL_TARGET} warm calls, {times:.2f}")
+        warm_calls = {name: times[name] / warm[name] for name in ("floor", "eqxjit")}
+        target = max(LATER_CALL_TARGET, warm_calls["floor"])
+        return _met(
+            warm_calls["eqxjit"] <= target, f"{target:.2f} warm calls, {warm_calls['eqxjit']:.2f}"
+        )
     return _met(ours <= theirs * NESTED_TARGET, str(NESTED_TARGET))
 
 

@@ -53,7 +53,7 @@ def first_calls(workload: str, name: str) -> Figures:
     import jax.random as jr
     import optax
 
-    from ..harness.competitors import FILTER_JITS
+    from ..harness.competitors import prepared
     from ..models.networks import Transformer, call, training_step
 
     if workload == "transformer":
@@ -71,8 +71,8 @@ def first_calls(workload: str, name: str) -> Figures:
             )
     jax.block_until_ready(eqx.filter(arguments, eqx.is_array))
 
-    f = FILTER_JITS[name](fun)
-    run = lambda: jax.block_until_ready(eqx.filter(f(*arguments), eqx.is_array))  # noqa: E731
+    [call_once] = prepared(name, fun, arguments)
+    run = lambda: jax.block_until_ready(call_once())  # noqa: E731
     return {"first call": seconds(run)} | later_calls(run)
 
 
@@ -118,7 +118,7 @@ def wide(kind: str, name: str) -> Figures:
     import jax
     import jax.numpy as jnp
 
-    from ..harness.competitors import FILTER_JITS
+    from ..harness.competitors import prepared
 
     class Layer(eqx.Module):
         weight: jax.Array
@@ -138,12 +138,12 @@ def wide(kind: str, name: str) -> Figures:
     }
     tree = trees[kind]()
     jax.block_until_ready((array, x, longer, x + 1, longer + 1))
-    f = FILTER_JITS[name](lambda tree, x: x + 1)
-    run = lambda x=x: f(tree, x).block_until_ready()  # noqa: E731
+    first, other = prepared(name, lambda tree, x: x + 1, (tree, x), (tree, longer))
+    run = lambda call=first: jax.block_until_ready(call())  # noqa: E731
     return (
         {"first call of a wide tree": seconds(run)}
         | later_calls(run)
-        | {"new shape": seconds(lambda: run(longer))}
+        | {"new shape": seconds(lambda: run(other))}
     )
 
 
