@@ -460,3 +460,12 @@ class TestCalls:
         source = f.specialized_source()
         assert "def _lambda(tree, x):" in source
         assert len(plans) == 1
+
+    @pytest.mark.parametrize(("n", "name"), [(0, "array"), (1, "array"), (2, "arrays")])
+    def test_its_source_names_what_jax_returns(self, plans, n, name):
+        """JAX returns the only array of an output as it is."""
+        f = eqxjit.filter_jit(lambda x: ([x] * n, "text"))
+        for _ in range(3):
+            f(X)
+        assert not plans
+        assert f" {name} = jitted(" in f.specialized_source()

@@ -8,7 +8,7 @@ from .._trees.given import Given
 from .._trees.mutation import are_repeated
 from .._trees.out_spec import Output, OutSpec, index_of
 from .._trees.partition import StaticTree
-from .._trees.structure import Node, structure_of
+from .._trees.structure import Node, n_arrays, structure_of
 from .inputs import Inputs
 from .outputs import Outputs, output_structure
 from .plan import CallPlan
@@ -70,7 +70,7 @@ def build(
         n_fun_checks,
         Outputs(tick).plan(output),
         index,
-        type(example.output) not in (list, dict),
+        index == 0 and n_arrays(output) < 2,
         any(out_spec.mutable for out_spec in out_specs),
         are_repeated((*static.metadata, *returned)),
         blocks,
