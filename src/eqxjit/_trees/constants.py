@@ -59,29 +59,6 @@ def is_told_by_equality(value: Any) -> bool:
     )
 
 
-class ByContent:
-    """The typed static key of a constant: one that is made without looking at each part in Python.
-
-    - `value`: the constant.
-    """
-
-    __slots__ = ("_hash", "value")
-
-    def __init__(self, value: Any):
-        self.value = value
-        self._hash = hash(value)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is ByContent and self.matches(other.value)
-
-    def matches(self, value: Any) -> bool:
-        """Return whether a value has the same key."""
-        return bool(is_same(value, self.value))
-
-
 def is_same_by_python(value: Any, expected: Any) -> bool:
     """Return whether a value is the expected one, or a constant and the same as that.
 

@@ -13,14 +13,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeGuard
 
 from .._compat import MISSING, PyTreeDef, TreedefColumns, treedef_columns
-from .constants import (
-    CONSTANTS,
-    ByContent,
-    Constants,
-    constants_key,
-    has_more_parts,
-    is_constant,
-)
+from .constants import CONSTANTS, Constants, constants_key, has_more_parts
 from .elements import whole_key
 from .garbage import without_collecting
 from .snapshot import (
@@ -35,18 +28,15 @@ from .snapshot import (
 )
 from .static_key import (
     SIMPLE_KEYS,
-    ByEquality,
-    ByFields,
+    ByContent,
     Hashed,
     compared_by_equality,
     compares_by_identity,
-    fields_key,
+    content_key,
     identity_suffices,
     is_container,
     key_by_identity,
 )
-
-_BY_CONTENT = (ByContent, ByFields)
 
 # Of the objects with one key so many elements are held in all, and so many objects at least.
 _MOST_ELEMENTS = 100_000
@@ -237,12 +227,10 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
         of_trace = traced.key_of(value)
         if of_trace is not None:
             return of_trace
-    if is_constant(value):
-        # Its key is made as fast as a snapshot is compared.
-        return _known_if_large(value, ByContent(value), value)
-    by_fields = fields_key(value)
-    if by_fields is not None:
-        return _known_if_large(value, by_fields, by_fields.values)
+    by_content = content_key(value)
+    if by_content is not None:
+        # It is made as fast as a snapshot is compared.
+        return _known_if_large(value, by_content)
     ref = _met.get(id(value))
     known = None if ref is None else ref()
     if known is not None and known.matches(value):
@@ -251,7 +239,8 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     # Before its key: another thread may be changing it.
     snapshots = snapshots_if_long(value) if looks_into else None
     typed = whole_key(value)
-    if not looks_into and type(compared_by_equality(typed)) is not ByEquality:
+    opaque = compared_by_equality(typed)
+    if not looks_into and (opaque is None or opaque.hash is not None):
         return typed
     if known is not None and known.typed == typed:
         # Its second time: likely not its last.
@@ -264,9 +253,9 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     return known
 
 
-def _known_if_large(value: Any, key: ByContent | ByFields, content: Any) -> Hashable:
+def _known_if_large(value: Any, key: ByContent) -> Hashable:
     """Return a key by content; one by which it can be traced by identity, if that is large."""
-    if not has_more_parts(content, LARGEST):
+    if not has_more_parts(key.value, LARGEST):
         return key
     known = _known(value, key)
     _large.add(known)
@@ -321,7 +310,7 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
     - `key`: made by `static_key`.
     - `seen`: what was found earlier in this call: an object is looked at once.
     """
-    if isinstance(key, _BY_CONTENT):
+    if type(key) is ByContent:
         return key.matches(value)
     if seen is None and type(key) is KnownKey and key.matches(value):
         return True
@@ -343,7 +332,7 @@ def learned_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     key = static_key(value, traced)
     if type(key) is not KnownKey:
         return key
-    if isinstance(key.typed, _BY_CONTENT):
+    if type(key.typed) is ByContent:
         # What is the very object isn't gone through then, either.
         return key.typed
     if traced is not None and is_large(key):
@@ -355,7 +344,7 @@ def learned_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
 
 def native_check_of(value: Any, key: Hashable) -> Callable[[Any], bool] | None:
     """Return what asks the native back end whether a value is as this one was; None without."""
-    if type(key) is ByFields:
+    if type(key) is ByContent:
         return native_check_of_fields(key)
     return native_check(key.snapshot_of(value)) if type(key) is KnownKey else None
 

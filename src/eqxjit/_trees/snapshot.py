@@ -13,12 +13,12 @@ import math
 import operator
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
 from .._compat import ArrayImpl, native_back_end
-from .constants import CONSTANTS, is_constant, is_same, is_told_by_equality
+from .constants import CONSTANTS, is_same, is_told_by_equality
 from .elements import (
     Reader,
     native_reading,
@@ -28,14 +28,12 @@ from .elements import (
     whole_key,
 )
 from .static_key import (
+    ByContent,
     ByEquality,
-    ByFields,
-    ByHashAndEquality,
     compared_by_equality,
     compares_by_identity,
     copied_dtype,
     fields_key,
-    fields_values,
     holds_for_all,
     is_fixed_dtype,
     stays,
@@ -91,7 +89,8 @@ class Snapshot(Protocol):
     - `size`: how many elements it holds on to.
     """
 
-    size: int
+    @property
+    def size(self) -> int: ...
 
     def matches(self, value: Any) -> bool:
         """Return whether the typed static key of a value is that of the value it was made of."""
@@ -99,27 +98,14 @@ class Snapshot(Protocol):
 
 
 class _Same:
-    """The value itself, which can't change, or isn't looked into."""
+    """The value itself, which can't change, or isn't looked into, while it is of its class."""
 
-    __slots__ = ("size", "value")
+    __slots__ = ("kind", "size", "value")
 
-    def __init__(self, value: Any, size: int):
-        self.value = value
-        self.size = size
-
-    def matches(self, value: Any) -> bool:
-        return value is self.value
-
-
-class _SameOfClass:
-    """An object that compares by identity, while it is of its class, which can be assigned to."""
-
-    __slots__ = ("kind", "value")
-    size = 1
-
-    def __init__(self, value: Any):
+    def __init__(self, value: Any, size: int = 1):
         self.value = value
         self.kind = type(value)
+        self.size = size
 
     def matches(self, value: Any) -> bool:
         return value is self.value and type(value) is self.kind
@@ -136,21 +122,6 @@ class _SameWeakly:
 
     def matches(self, value: Any) -> bool:
         return value is self.ref()
-
-
-class _SameFields:
-    """A dataclass of constants: each of those by identity."""
-
-    __slots__ = ("key",)
-    size = 1
-
-    def __init__(self, key: ByFields):
-        self.key = key
-
-    def matches(self, value: Any) -> bool:
-        return type(value) is self.key.kind and all(
-            map(operator.is_, fields_values(value, self.key.names), self.key.values)
-        )
 
 
 class _Marshalled:
@@ -194,19 +165,6 @@ class _Bytes:
             # With equal lengths: all of it.
             and self.data.startswith(value)
         )
-
-
-class _Equal:
-    """A value that its own `==` compares: with the one that its typed key holds."""
-
-    __slots__ = ("key",)
-    size = 1
-
-    def __init__(self, key: ByEquality | ByHashAndEquality):
-        self.key = key
-
-    def matches(self, value: Any) -> bool:
-        return self.key.matches(value)
 
 
 class _Keyed:
@@ -279,7 +237,7 @@ class _Elements:
         self.others = [pair for pair in self.parts if not _is_hashed(pair[1])]
         self.hashed = [index for index, part in self.parts if _is_hashed(part)]
         self.hashed_types = [type(elements[index]) for index in self.hashed]
-        self.hashes = [parts[index].key.hash for index in self.hashed]
+        self.hashes = [parts[index].hash for index in self.hashed]
         self.size = len(elements) + sum([part.size for part in parts.values()])
         self.died: list[weakref.ref[Any]] = []
         self.weak = [weakref.ref(elements[index], self.died.append) for index in weak]
@@ -376,9 +334,9 @@ class _Elements:
 def _asked_natively(part: Any) -> Any:
     if type(part) is _Elements and part.held is not None:
         return part.held
-    if type(part) is _Equal and type(part.key) is ByHashAndEquality:
-        return type(part.key.value), part.key.hash
-    if type(part) is _SameOfClass:
+    if _is_hashed(part):
+        return type(part.value), part.hash
+    if type(part) is _Same:
         return part.kind
     return part.matches
 
@@ -388,13 +346,13 @@ def native_check(snapshot: Snapshot | None) -> Callable[[Any], bool] | None:
     return snapshot.held if type(snapshot) is _Elements else None
 
 
-def native_check_of_fields(key: ByFields) -> Callable[[Any], bool] | None:
+def native_check_of_fields(key: ByContent) -> Callable[[Any], bool] | None:
     """Return what asks the native back end whether a dataclass has a key; None without."""
     back_end = native_back_end()
-    if back_end is None:
+    if back_end is None or key.names is None:
         return None
     reading = reading_of_attributes(key.names)
-    return back_end.Held(key.kind, reading.op, reading.names, key.values, (), [], None, key.values)
+    return back_end.Held(key.kind, reading.op, reading.names, key.value, (), [], None, key.value)
 
 
 def _has_fixed_class(kind: type) -> bool:
@@ -404,8 +362,8 @@ def _has_fixed_class(kind: type) -> bool:
     return issubclass(kind, type) or not flags & _HEAP_TYPE or bool(flags & _IMMUTABLE_TYPE)
 
 
-def _is_hashed(part: Any) -> bool:
-    return type(part) is _Equal and type(part.key) is ByHashAndEquality
+def _is_hashed(part: Any) -> TypeGuard[ByEquality]:
+    return type(part) is ByEquality and part.hash is not None
 
 
 def _addresses(items: list[Any]) -> bytes | tuple[int, ...]:
@@ -445,16 +403,14 @@ class Snapshots(NamedTuple):
 
 def snapshots_of(value: Any) -> Snapshots:
     """Return the snapshots of a value."""
-    if type(value) is tuple and _is_small_and_of(_MARSHALLED_CONSTANTS, value):
-        # As below: what most are.
-        return Snapshots(_Same(value, len(value)), _Marshalled(value, len(value)))
     return _snapshots(value, _survey(value))
 
 
 def snapshots_if_long(value: Any) -> Snapshots | None:
     """Return the same of a value whose typed key takes so long that it is made once."""
     with contextlib.suppress(Exception):
-        if type(value) in (tuple, list) and _is_small_and_of(CONSTANTS, value):
+        is_listed = type(value) in (tuple, list)
+        if is_listed and len(value) <= LARGEST and CONSTANTS.issuperset(map(type, value)):
             return None
         survey = _survey(value)
         if survey.size > LARGEST:
@@ -464,9 +420,8 @@ def snapshots_if_long(value: Any) -> Snapshots | None:
 
 
 def _snapshots(value: Any, survey: "_Survey") -> Snapshots:
-    whole = _whole(value, survey)
-    is_whole = whole is not None and cannot_change(value)
-    if whole is not None and is_whole and survey.size > LARGEST:
+    whole = _Same(value, survey.size) if cannot_change(value) else None
+    if whole is not None and survey.size > LARGEST:
         return Snapshots(whole, None, True)
     marshalled = _Marshalled(value, survey.size) if survey.is_marshalled else None
     is_flat = survey.n_containers <= 1 and survey.size <= LARGEST
@@ -477,39 +432,20 @@ def _snapshots(value: Any, survey: "_Survey") -> Snapshots:
         if marshalled is None or is_flat or type(looked_into) is not _Keyed:
             own = looked_into
     assert own is not None
-    common = marshalled or own
-    return Snapshots(whole if whole is not None and is_whole else own, common, survey.is_large)
+    return Snapshots(whole or own, marshalled or own, survey.is_large)
 
 
 def compared_by_identity(value: Any) -> Snapshot | None:
     """Return a snapshot by identity; None if it would keep alive what it mustn't."""
-    if is_constant(value):
-        return _Same(value, 1)
+    if cannot_change(value):
+        return _Same(value)
     by_fields = fields_key(value)
     if by_fields is not None:
-        return _SameFields(by_fields)
-    # Mostly that is all: to survey a large value takes long.
-    return _weakly(value) or _strongly(value, _survey(value))
-
-
-def _is_small_and_of(kinds: frozenset[type], values: Any) -> bool:
-    return len(values) <= LARGEST and kinds.issuperset(map(type, values))
-
-
-def _whole(value: Any, survey: "_Survey") -> Snapshot | None:
-    """Return a snapshot of a value as a whole; None if it would keep alive what it mustn't."""
-    return _weakly(value) or _strongly(value, survey)
-
-
-def _strongly(value: Any, survey: "_Survey") -> Snapshot | None:
-    return _Same(value, survey.size) if survey.is_light else None
-
-
-def _weakly(value: Any) -> Snapshot | None:
-    if not cannot_change(value):
-        with contextlib.suppress(TypeError):
-            return _SameWeakly(value)
-    return None
+        return by_fields
+    with contextlib.suppress(TypeError):
+        return _SameWeakly(value)
+    # Last: to survey a large value takes long.
+    return _Same(value) if _survey(value).is_light else None
 
 
 def cannot_change(value: Any) -> bool:
@@ -650,7 +586,7 @@ def _looked_into(value: Any) -> Snapshot:
         return _Keyed(whole_key(value))
 
 
-def _made_of(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Keyed":
+def _made_of(value: Any) -> Snapshot:
     kind = type(value)
     read = reader_of(value)
     if read is not None:
@@ -664,8 +600,7 @@ def _made_of(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Keyed"
             if made.matches(value):
                 return made
     key = typed_key(value)
-    compared = compared_by_equality(key)
-    return _Keyed(key) if compared is None else _Equal(compared)
+    return compared_by_equality(key) or _Keyed(key)
 
 
 def _elements(value: Any, read: Reader) -> _Elements:
@@ -684,5 +619,5 @@ def _elements(value: Any, read: Reader) -> _Elements:
         elif _is_weakly_held(element):
             weak.append(index)
         elif not _has_fixed_class(type(element)):
-            parts[index] = _SameOfClass(element)
+            parts[index] = _Same(element)
     return _Elements(type(value), read, elements, parts, weak)

@@ -25,7 +25,7 @@ import numpy as np
 from jax.tree_util import tree_flatten
 
 from .._compat import MISSING, ArrayImpl, PyTreeDef, treedef_rows
-from .constants import CONSTANTS, ByContent, constants_key, is_constant, is_same, number_key
+from .constants import CONSTANTS, constants_key, is_constant, is_same, number_key
 
 
 class Hashed:
@@ -44,80 +44,70 @@ class Hashed:
         return type(other) is Hashed and self._hash == other._hash and bool(self.key == other.key)
 
 
-class ByHashAndEquality:
-    """A value compared by its own `==`, with the hash that it had: a change of it shows in that."""
+class ByEquality:
+    """A value compared by its own `==`: of an unhashable one, a copy.
+
+    - `hash`: the hash that it had, in which a change of it shows; None if it is unhashable.
+    """
 
     __slots__ = ("hash", "value")
+    #: It serves as a snapshot of what it is the key of: of one element.
+    size = 1
 
-    def __init__(self, value: Any):
-        self.value = value
-        self.hash = hash(value)
+    def __init__(self, value: Any, value_hash: int | None):
+        self.value = _snapshot(value) if value_hash is None else value
+        self.hash = value_hash
 
     def __hash__(self) -> int:
-        return self.hash
+        return hash(type(self.value)) if self.hash is None else self.hash
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is ByHashAndEquality and is_same_opaque(
+        return type(other) is ByEquality and is_same_opaque(
             self.value, other.value, self.hash, other.hash
         )
 
     def matches(self, value: Any) -> bool:
         """Return whether a value has the same key."""
-        return is_same_opaque(value, self.value, hash(value), self.hash)
+        value_hash = None if self.hash is None else hash(value)
+        return is_same_opaque(value, self.value, value_hash, self.hash)
 
 
-class ByEquality:
-    """An unhashable value, compared by its own `==` and hashed by its type alone: a copy of it."""
+class ByContent:
+    """A constant, or a dataclass with a generated `==`, of which all fields are constants.
 
-    __slots__ = ("value",)
+    Made without looking at each part in Python.
 
-    def __init__(self, value: Any):
-        self.value = _snapshot(value)
-
-    def __hash__(self) -> int:
-        return hash(type(self.value))
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is ByEquality and self.matches(other.value)
-
-    def matches(self, value: Any) -> bool:
-        """Return whether a value has the same key."""
-        if type(value) is not type(self.value):
-            return False
-        return value is self.value or bool(self.value == value)
-
-
-class ByFields:
-    """The typed static key of a dataclass with a generated `==`, of which all fields are constants.
-
-    - `kind`: its class.
-    - `names`: the fields that are compared.
-    - `values`: what they hold.
+    - `kind`: the class.
+    - `value`: the constant, or what the fields hold.
+    - `names`: the fields of the dataclass that are compared; None for a constant itself.
     """
 
-    __slots__ = ("_hash", "kind", "names", "values")
+    __slots__ = ("_hash", "kind", "names", "value")
+    #: As above.
+    size = 1
 
-    def __init__(self, kind: type, names: tuple[str, ...], values: tuple[Any, ...]):
+    def __init__(self, kind: type, value: Any, names: tuple[str, ...] | None = None):
         self.kind = kind
+        self.value = value
         self.names = names
-        self.values = values
-        self._hash = hash(values)
+        self._hash = hash(value)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
         return (
-            type(other) is ByFields
+            type(other) is ByContent
             and other.kind is self.kind
-            and bool(is_same(other.values, self.values))
+            and bool(is_same(other.value, self.value))
         )
 
     def matches(self, value: Any) -> bool:
         """Return whether a value has the same key."""
-        return type(value) is self.kind and bool(
-            is_same(fields_values(value, self.names), self.values)
-        )
+        if type(value) is not self.kind:
+            return False
+        content = value if self.names is None else fields_values(value, self.names)
+        return bool(is_same(content, self.value))
 
 
 def fields_values(value: Any, names: Iterable[str]) -> tuple[Any, ...]:
@@ -125,14 +115,19 @@ def fields_values(value: Any, names: Iterable[str]) -> tuple[Any, ...]:
     return tuple([getattr(value, name) for name in names])
 
 
-def fields_key(value: Any) -> ByFields | None:
+def fields_key(value: Any) -> ByContent | None:
     """Return the typed static key of a dataclass that holds constants alone; None for others."""
     names = keyed_fields(type(value))
     return None if names is None else _by_fields(type(value), names, fields_values(value, names))
 
 
-def _by_fields(kind: type, names: tuple[str, ...], values: tuple[Any, ...]) -> ByFields | None:
-    return ByFields(kind, names, values) if is_constant(values) else None
+def content_key(value: Any) -> ByContent | None:
+    """Return the typed static key of a constant, or as `fields_key` does; None for others."""
+    return ByContent(type(value), value) if is_constant(value) else fields_key(value)
+
+
+def _by_fields(kind: type, names: tuple[str, ...], values: tuple[Any, ...]) -> ByContent | None:
+    return ByContent(kind, values, names) if is_constant(values) else None
 
 
 def _snapshot(value: Any) -> Any:
@@ -247,11 +242,11 @@ def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -
 
 
 def _tuple_key(value: tuple[Any, ...]) -> Hashable:
-    return ByContent(value) if is_constant(value) else _sequence_key(value)
+    return ByContent(tuple, value) if is_constant(value) else _sequence_key(value)
 
 
 def _frozenset_key(value: frozenset[Any]) -> Hashable:
-    return ByContent(value) if is_constant(value) else _set_key(value)
+    return ByContent(frozenset, value) if is_constant(value) else _set_key(value)
 
 
 def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
@@ -321,7 +316,7 @@ _STRUCTURED = type(np.dtype(np.void))
 
 def _structured_dtype_key(value: np.dtype) -> Hashable:
     # Not by its hash, which it keeps when a dtype in it changes.
-    return (type(value), ByEquality(value))
+    return (type(value), ByEquality(value, None))
 
 
 def _numpy_key(value: np.ndarray | np.generic) -> Hashable:
@@ -385,9 +380,10 @@ def key_by_identity(value: Any) -> Hashable:
 
 def _opaque_key(value: Any) -> Hashable:
     try:
-        return (type(value), ByHashAndEquality(value))
+        value_hash = hash(value)
     except TypeError:
-        return (type(value), ByEquality(value))
+        value_hash = None
+    return (type(value), ByEquality(value, value_hash))
 
 
 _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
@@ -606,14 +602,15 @@ def keyed_fields(kind: type) -> tuple[str, ...] | None:
     return None if fields is None or _make_key_of_class(kind) is not None else fields
 
 
-def compared_by_equality(key: Any) -> ByEquality | ByHashAndEquality | None:
+def compared_by_equality(key: Any) -> ByEquality | None:
     """Return the part of an opaque value's typed key that asks its own `==`."""
-    if type(key) is tuple and len(key) == 2 and isinstance(key[1], (ByEquality, ByHashAndEquality)):
-        return key[1]
-    return None
+    is_opaque_key = type(key) is tuple and len(key) == 2 and type(key[1]) is ByEquality
+    return key[1] if is_opaque_key else None
 
 
-def is_same_opaque(value: Any, expected: Any, value_hash: int, expected_hash: int) -> bool:
+def is_same_opaque(
+    value: Any, expected: Any, value_hash: int | None, expected_hash: int | None
+) -> bool:
     """Return whether an opaque value is the expected one, as a dict by type and value does."""
     return (
         type(value) is type(expected)
