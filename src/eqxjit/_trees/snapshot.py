@@ -19,14 +19,7 @@ import numpy as np
 
 from .._compat import ArrayImpl, native_back_end
 from .constants import CONSTANTS, is_same, is_told_by_equality
-from .elements import (
-    Reader,
-    native_reading,
-    reader_of,
-    reading_of_attributes,
-    walk,
-    whole_key,
-)
+from .elements import ATTRIBUTES, Reading, reading_of, walk, whole_key
 from .static_key import (
     ByContent,
     ByEquality,
@@ -225,13 +218,13 @@ class _Elements:
     def __init__(
         self,
         kind: type,
-        read: Callable[[Any], list[Any]],
+        reading: Reading,
         elements: list[Any],
         parts: dict[int, Any],
         weak: list[int],
     ):
         self.kind = kind
-        self.read = read
+        self.read = reading.read
         self.addresses = _addresses(elements)
         self.parts = [*parts.items()]
         self.others = [pair for pair in self.parts if not _is_hashed(pair[1])]
@@ -245,7 +238,7 @@ class _Elements:
         self.alive = weakref.ref(self.token, self.died.append) if weak else None
         self.weak_types = [type(elements[index]) for index in weak]
         self.has_fixed_classes = all(map(_has_fixed_class, {*self.weak_types}))
-        self.held = self._native(elements, parts, weak)
+        self.held = self._native(reading, elements, parts, weak)
         #: Mostly the values of a dict: next to each other.
         self.weak_places = slice(weak[0], weak[-1] + 1) if weak else slice(0)
         if len(weak) != len(elements[self.weak_places]):
@@ -259,11 +252,10 @@ class _Elements:
         self.is_short = not parts and not weak and len(elements) <= _FEW
 
     def _native(
-        self, elements: list[Any], parts: dict[int, Any], weak: list[int]
+        self, reading: Reading, elements: list[Any], parts: dict[int, Any], weak: list[int]
     ) -> Callable[[Any], bool] | None:
-        reading = native_reading(self.kind, self.read)
         back_end = native_back_end()
-        if back_end is None or reading is None:
+        if back_end is None or reading.op is None:
             return None
         asked: dict[int, Any] = {index: _asked_natively(part) for index, part in parts.items()}
         for index in weak:
@@ -351,8 +343,7 @@ def native_check_of_fields(key: ByContent) -> Callable[[Any], bool] | None:
     back_end = native_back_end()
     if back_end is None or key.names is None:
         return None
-    reading = reading_of_attributes(key.names)
-    return back_end.Held(key.kind, reading.op, reading.names, key.value, (), [], None, key.value)
+    return back_end.Held(key.kind, ATTRIBUTES, key.names, key.value, (), [], None, key.value)
 
 
 def _has_fixed_class(kind: type) -> bool:
@@ -516,19 +507,17 @@ def _survey(value: Any) -> _Survey:
         """Survey one value, but for the elements that it returns."""
         nonlocal n, n_containers, n_texts, n_native, is_light, is_marshalled, is_native
         kind = type(part)
-        read = reader_of(part)
-        if read is None:
+        reading = reading_of(part)
+        if reading is None:
             atom = _survey_of_atom(part)
             n += atom.n
             is_light = is_light and atom.is_light
             is_marshalled = is_marshalled and atom.is_marshalled
             is_native = is_native and atom.is_native
             return []
-        elements = read(part)
-        native = native_reading(kind, read)
-        is_native = is_native and native is not None
-        if native is not None:
-            n_native += native.cost * len(elements)
+        elements = reading.read(part)
+        is_native = is_native and reading.op is not None
+        n_native += reading.cost * len(elements)
         kinds = {*map(type, elements)}
         constants = {kind for kind in kinds if _is_constant_kind(kind)}
         n += len(elements)
@@ -588,9 +577,9 @@ def _looked_into(value: Any) -> Snapshot:
 
 def _made_of(value: Any) -> Snapshot:
     kind = type(value)
-    read = reader_of(value)
-    if read is not None:
-        return _elements(value, read)
+    reading = reading_of(value)
+    if reading is not None:
+        return _elements(value, reading)
     if kind is ArrayImpl:
         # It can't be changed in place.
         return _SameWeakly(value)
@@ -603,8 +592,8 @@ def _made_of(value: Any) -> Snapshot:
     return compared_by_equality(key) or _Keyed(key)
 
 
-def _elements(value: Any, read: Reader) -> _Elements:
-    elements = read(value)
+def _elements(value: Any, reading: Reading) -> _Elements:
+    elements = reading.read(value)
     parts: dict[int, Any] = {}
     weak: list[int] = []
     kinds = {*map(type, elements)}
@@ -620,4 +609,4 @@ def _elements(value: Any, read: Reader) -> _Elements:
             weak.append(index)
         elif not _has_fixed_class(type(element)):
             parts[index] = _Same(element)
-    return _Elements(type(value), read, elements, parts, weak)
+    return _Elements(type(value), reading, elements, parts, weak)
