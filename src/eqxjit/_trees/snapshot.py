@@ -8,6 +8,7 @@ identity, as typed keys do.
 
 import collections
 import contextlib
+import copy
 import marshal
 import math
 import operator
@@ -18,14 +19,13 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 import numpy as np
 
 from .._compat import ArrayImpl, native_back_end
-from .constants import CONSTANTS, is_same, is_told_by_equality
+from .constants import CONSTANTS, are_told_by_equality, is_same
 from .elements import ATTRIBUTES, Reading, reading_of, walk, whole_key
 from .static_key import (
     ByContent,
     ByEquality,
     compared_by_equality,
     compares_by_identity,
-    copied_dtype,
     fields_key,
     holds_for_all,
     is_fixed_dtype,
@@ -37,7 +37,7 @@ from .static_key import (
 #: identity first: by then looking at each takes as long as a whole call of `equinox.filter_jit`.
 LARGEST = 3_072
 
-# Up to so many constants are compared, or listed, sooner than the array of their addresses is made.
+# Up to so many addresses are listed sooner than the array of them is made.
 _FEW = 16
 
 # Comparing so many bytes takes as long as comparing an element.
@@ -63,9 +63,6 @@ NATIVE_ELEMENTS = 10
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 _OBJECTS = np.dtype(object)
-
-# Of which some aren't told by equality.
-_NUMBERS = frozenset({float, complex})
 
 _CONSTANTS = CONSTANTS | {range}
 
@@ -144,9 +141,8 @@ class _Bytes:
 
     def __init__(self, value: Any):
         self.kind = type(value)
-        self.attributes = _buffer_attributes(value)
-        if self.kind is np.ndarray:
-            self.attributes = (copied_dtype(value.dtype), *self.attributes[1:])
+        # The fields of a structured dtype can be renamed.
+        self.attributes = copy.deepcopy(_buffer_attributes(value))
         # Not `bytes(value)`, which takes an array of one integer for a length.
         self.data = memoryview(value).tobytes()
         self.size = len(self.data) // _BYTES_PER_ELEMENT
@@ -203,7 +199,6 @@ class _Elements:
         "hashed_types",
         "hashes",
         "held",
-        "is_short",
         "kind",
         "others",
         "parts",
@@ -239,17 +234,14 @@ class _Elements:
         self.weak_types = [type(elements[index]) for index in weak]
         self.has_fixed_classes = all(map(_has_fixed_class, {*self.weak_types}))
         self.held = self._native(reading, elements, parts, weak)
-        #: Mostly the values of a dict: next to each other.
-        self.weak_places = slice(weak[0], weak[-1] + 1) if weak else slice(0)
-        if len(weak) != len(elements[self.weak_places]):
-            self.weak_places = weak
+        self.weak_places = weak
         self.constants = elements
         for index in (*parts, *weak):
             self.constants[index] = None
-        self.constants_types = None
-        if _are_told_by_equality(self.constants):
-            self.constants_types = [*map(type, self.constants)]
-        self.is_short = not parts and not weak and len(elements) <= _FEW
+        types = [*map(type, self.constants)]
+        kinds = {*types}
+        is_told = kinds <= CONSTANTS and are_told_by_equality(self.constants, kinds)
+        self.constants_types = types if is_told else None
 
     def _native(
         self, reading: Reading, elements: list[Any], parts: dict[int, Any], weak: list[int]
@@ -286,8 +278,6 @@ class _Elements:
         items = self.read(value)
         if len(items) != len(self.constants):
             return False
-        if self.is_short:
-            return all(map(is_same, items, self.constants))
         # The address of an object that died may be another's by now.
         is_told = not self.died and (self.alive is None or self.alive() is not None)
         are_same = is_told and _addresses(items) == self.addresses
@@ -309,14 +299,9 @@ class _Elements:
         return [*map(type, items)] == self.constants_types and items == self.constants
 
     def _weak_match(self, items: list[Any]) -> bool:
-        places = self.weak_places
-        if type(places) is slice:
-            objects = items[places]
-            items[places] = [None] * len(objects)
-        else:
-            objects = [items[place] for place in places]
-            for place in places:
-                items[place] = None
+        objects = [items[place] for place in self.weak_places]
+        for place in self.weak_places:
+            items[place] = None
         # One may have been made an object of another class, and a dead one isn't `None`.
         return [*map(type, objects)] == self.weak_types and all(
             map(operator.is_, objects, map(operator.call, self.weak))
@@ -362,12 +347,6 @@ def _addresses(items: list[Any]) -> bytes | tuple[int, ...]:
     if len(items) <= _FEW:
         return (*map(id, items),)
     return np.fromiter(items, _OBJECTS, len(items)).tobytes()
-
-
-def _are_told_by_equality(values: list[Any]) -> bool:
-    kinds = {*map(type, values)}
-    numbers = [value for value in values if type(value) in _NUMBERS] if kinds & _NUMBERS else []
-    return kinds <= CONSTANTS and all(map(is_told_by_equality, numbers))
 
 
 def _buffer_attributes(value: Any) -> Any:

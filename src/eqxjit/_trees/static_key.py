@@ -306,11 +306,6 @@ def is_fixed_dtype(kind: type) -> bool:
     return issubclass(kind, np.dtype) and not issubclass(kind, _STRUCTURED)
 
 
-def copied_dtype(dtype: Any) -> Any:
-    """Return a dtype that stays as it is: a copy of it, if it can be changed in place."""
-    return copy.deepcopy(dtype) if issubclass(type(dtype), _STRUCTURED) else dtype
-
-
 _STRUCTURED = type(np.dtype(np.void))
 
 
