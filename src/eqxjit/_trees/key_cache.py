@@ -10,7 +10,7 @@ import collections
 import contextlib
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from .._compat import MISSING, PyTreeDef, TreedefColumns, treedef_columns
 from .constants import CONSTANTS, Constants, constants_key, has_more_parts
@@ -43,35 +43,21 @@ _MOST_ELEMENTS = 100_000
 _LEAST_OBJECTS = 8
 
 
-class KnownKey:
+class KnownKey(Hashed):
     """A typed static key, with snapshots of objects that have it.
 
-    - `typed`: the typed static key.
     - `refs`: the weak references in it, once somebody has looked for them.
     """
 
-    __slots__ = ("__weakref__", "_by_id", "_common", "_hash", "_n_elements", "refs", "typed")
+    __slots__ = ("_by_id", "_common", "_n_elements", "refs")
 
-    def __init__(self, typed: Hashable, hashed: int):
-        self.typed = typed
-        self._hash = hashed
+    def __init__(self, typed: Hashable):
+        super().__init__(typed)
         self.refs: list[weakref.ref[Any]] | None = None
         #: Snapshots of objects, by `id`, the latest last; and one for all that are equal to those.
         self._by_id: collections.OrderedDict[int, Snapshot] = collections.OrderedDict()
         self._n_elements = 0
         self._common: Snapshot | None = None
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return (
-            type(other) is KnownKey
-            and self._hash == other._hash
-            and bool(self.typed == other.typed)
-        )
 
     def matches(self, value: Any) -> bool:
         """Return whether a snapshot shows that a value has this key; if none does, it may still."""
@@ -94,19 +80,25 @@ class KnownKey:
             return False
 
     def learn(self, value: Any) -> None:
-        """Take snapshots of a value, if this is its key."""
-        try:
-            snapshots = snapshots_of(value)
-            # In this order: another thread may be changing it.
-            if self.typed != whole_key(value) or not snapshots.own.matches(value):
-                return
-        except Exception:
-            # What can't be read is left to the typed key.
+        """Take snapshots of a value, if this is its key and there are none of it, as it is."""
+        if self.is_learned(value):
             return
-        self.keep(value, snapshots)
+        # What can't be read is left to the typed key.
+        with contextlib.suppress(Exception):
+            # In this order: another thread may be changing it.
+            snapshots = snapshots_of(value)
+            if self.typed == whole_key(value):
+                self.keep(value, snapshots)
 
     def keep(self, value: Any, snapshots: Snapshots) -> None:
-        """Keep the snapshots of a value that has this key."""
+        """Keep the snapshots of a value that has had this key since, if it is as it was."""
+        if snapshots.is_large:
+            _large.add(self)
+        try:
+            if not snapshots.own.matches(value):
+                return
+        except Exception:
+            return
         self._common = self._common or snapshots.common
         former = self._by_id.pop(id(value), None)
         self._by_id[id(value)] = snapshots.own
@@ -116,9 +108,9 @@ class KnownKey:
             _, oldest = self._by_id.popitem(last=False)
             self._n_elements -= oldest.size
 
-    def snapshot_of(self, value: Any) -> Snapshot | None:
-        """Return the snapshot of this very object."""
-        return self._by_id.get(id(value))
+    def native_check(self, value: Any) -> Callable[[Any], bool] | None:
+        """Return what asks the native back end whether a value is as this very object was."""
+        return native_check(self._by_id.get(id(value)))
 
 
 #: The keys that are in use, by their typed static keys: equal objects have the very same key.
@@ -182,14 +174,11 @@ def _dropping(
     return died
 
 
-class TracedKey:
+class TracedKey(NamedTuple):
     """The key of a large object in a guard: those that were traced have it by identity."""
 
-    __slots__ = ("known", "traced")
-
-    def __init__(self, known: KnownKey, traced: TracedObjects):
-        self.known = known
-        self.traced = traced
+    known: KnownKey
+    traced: TracedObjects
 
 
 #: The keys of objects that are larger than what is looked into in each call.
@@ -242,14 +231,15 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     opaque = compared_by_equality(typed)
     if not looks_into and (opaque is None or opaque.hash is not None):
         return typed
-    if known is not None and known.typed == typed:
-        # Its second time: likely not its last.
-        _keep_if_unchanged(known, value, snapshots)
-        if not known.is_learned(value):
-            known.learn(value)
-        return known
-    known = _known(value, typed)
-    _keep_if_unchanged(known, value, snapshots)
+    is_second = known is not None and known.typed == typed
+    if known is None or not is_second:
+        known = _known(value, typed)
+    if snapshots is not None:
+        # Its key then isn't made a second time.
+        known.keep(value, snapshots)
+    if is_second:
+        # Likely not its last.
+        known.learn(value)
     return known
 
 
@@ -268,25 +258,14 @@ def _known(value: Any, typed: Hashable) -> KnownKey:
         hashed = Hashed(typed)
         known = _in_use.get(hashed)
         if known is None:
-            known = _in_use[hashed] = KnownKey(typed, hash(hashed))
+            known = _in_use[hashed] = KnownKey(typed)
     except Exception:
         # Its own `==` raises: whoever looks the key up will see.
-        return KnownKey(typed, hash(typed))
+        return KnownKey(typed)
     if len(_met) >= _MOST_MET:
         _forget_unused()
     _met[id(value)] = weakref.ref(known)
     return known
-
-
-def _keep_if_unchanged(known: KnownKey, value: Any, snapshots: Snapshots | None) -> None:
-    """Keep the snapshots of a long value, whose key then isn't made a second time."""
-    if snapshots is None:
-        return
-    if snapshots.is_large:
-        _large.add(known)
-    with contextlib.suppress(Exception):
-        if snapshots.own.matches(value):
-            known.keep(value, snapshots)
 
 
 def _forget_unused() -> None:
@@ -337,8 +316,7 @@ def learned_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
         return key.typed
     if traced is not None and is_large(key):
         return TracedKey(key, traced)
-    if not key.is_learned(value):
-        key.learn(value)
+    key.learn(value)
     return key
 
 
@@ -346,7 +324,7 @@ def native_check_of(value: Any, key: Hashable) -> Callable[[Any], bool] | None:
     """Return what asks the native back end whether a value is as this one was; None without."""
     if type(key) is ByContent:
         return native_check_of_fields(key)
-    return native_check(key.snapshot_of(value)) if type(key) is KnownKey else None
+    return key.native_check(value) if type(key) is KnownKey else None
 
 
 class KnownKeys:

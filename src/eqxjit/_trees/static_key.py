@@ -29,19 +29,29 @@ from .constants import CONSTANTS, constants_key, is_constant, is_same, number_ke
 
 
 class Hashed:
-    """A key with its hash, which tuples make anew each time that they are asked."""
+    """A typed static key with its hash, which tuples make anew each time that they are asked.
 
-    __slots__ = ("__weakref__", "_hash", "key")
+    - `typed`: the typed static key.
+    """
 
-    def __init__(self, key: Hashable):
-        self.key = key
-        self._hash = hash(key)
+    __slots__ = ("__weakref__", "_hash", "typed")
+
+    def __init__(self, typed: Hashable):
+        self.typed = typed
+        self._hash = hash(typed)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Hashed and self._hash == other._hash and bool(self.key == other.key)
+        if self is other:
+            return True
+        return (
+            isinstance(other, Hashed)
+            and type(other) is type(self)
+            and self._hash == other._hash
+            and bool(self.typed == other.typed)
+        )
 
 
 class ByEquality:
