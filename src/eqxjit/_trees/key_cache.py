@@ -27,7 +27,7 @@ from .snapshot import (
     snapshots_of,
 )
 from .static_key import (
-    SIMPLE_KEYS,
+    SIMPLE,
     ByContent,
     Hashed,
     compared_by_equality,
@@ -35,7 +35,7 @@ from .static_key import (
     content_key,
     identity_suffices,
     is_container,
-    key_by_identity,
+    typed_key,
 )
 
 # Of the objects with one key so many elements are held in all, and so many objects at least.
@@ -150,7 +150,7 @@ class TracedObjects:
             return
         found = self._found
         for value in values:
-            if type(value) in SIMPLE_KEYS:
+            if type(value) in SIMPLE:
                 continue
             ref = _met.get(id(value))
             known = None if ref is None else ref()
@@ -207,11 +207,8 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     Whatever the `__hash__` or the `__eq__` of a user's class raises.
     """
     kind = type(value)
-    make_key = SIMPLE_KEYS.get(kind)
-    if make_key is not None:
-        return make_key(value)
-    if compares_by_identity(kind):
-        return key_by_identity(value)
+    if kind in SIMPLE or compares_by_identity(kind):
+        return typed_key(value)
     if traced is not None:
         of_trace = traced.key_of(value)
         if of_trace is not None:

@@ -247,19 +247,23 @@ def _elements_key(elements: list[Any]) -> Hashable:
     return constants_key(values) or tuple([typed_key(value) for value in values])
 
 
-def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
+def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = list.__iter__) -> Hashable:
     return (type(value), _elements_key(iterated(elements, value)))
 
 
 def _tuple_key(value: tuple[Any, ...]) -> Hashable:
-    return ByContent(tuple, value) if is_constant(value) else _sequence_key(value)
+    if is_constant(value):
+        return ByContent(tuple, value)
+    return _sequence_key(value, tuple.__iter__)
 
 
 def _frozenset_key(value: frozenset[Any]) -> Hashable:
-    return ByContent(frozenset, value) if is_constant(value) else _set_key(value)
+    if is_constant(value):
+        return ByContent(frozenset, value)
+    return _set_key(value, frozenset.__iter__)
 
 
-def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
+def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = set.__iter__) -> Hashable:
     # With their number: there can be several NaN in a set.
     keys = [typed_key(element) for element in iterated(elements, value)]
     return (type(value), len(keys), frozenset(keys))
@@ -280,22 +284,6 @@ def _default_dict_key(value: Any) -> Hashable:
 
 def _deque_key(value: Any) -> Hashable:
     return (value.maxlen, _sequence_key(value, collections.deque.__iter__))
-
-
-def _range_key(value: range) -> Hashable:
-    return (range, value.start, value.stop, value.step)
-
-
-def _mapping_key(value: types.MappingProxyType[Any, Any]) -> Hashable:
-    return (types.MappingProxyType, typed_key(value.copy()))
-
-
-def _namespace_key(value: types.SimpleNamespace) -> Hashable:
-    return (types.SimpleNamespace, _dict_key(vars(value)))
-
-
-def _bytearray_key(value: bytearray) -> Hashable:
-    return (bytearray, bytes(value))
 
 
 def _slice_key(value: slice) -> Hashable:
@@ -378,11 +366,6 @@ def _identity_key(value: Any) -> Hashable:
         return (type(value), _ByIdentity(value))
 
 
-def key_by_identity(value: Any) -> Hashable:
-    """Return the typed static key of a value whose class compares by identity."""
-    return _KEY_OF_INTERNED.get(type(value), _identity_key)(value)
-
-
 def _opaque_key(value: Any) -> Hashable:
     try:
         value_hash = hash(value)
@@ -391,7 +374,19 @@ def _opaque_key(value: Any) -> Hashable:
     return (type(value), ByEquality(value, value_hash))
 
 
+# A subclass that keeps its base's `==` is looked into as that is: its own `__iter__` has no say.
+_KEY_OF_CONTAINER: dict[type, Callable[[Any], Hashable]] = {
+    tuple: _tuple_key,
+    list: _sequence_key,
+    set: _set_key,
+    frozenset: _frozenset_key,
+    dict: _dict_key,
+    collections.defaultdict: _default_dict_key,
+    collections.OrderedDict: _ordered_dict_key,
+}
+
 _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
+    **_KEY_OF_CONTAINER,
     type(None): _atom_key,
     bool: _atom_key,
     int: _atom_key,
@@ -399,19 +394,12 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     bytes: _atom_key,
     float: _number_key,
     complex: _number_key,
-    tuple: _tuple_key,
-    list: _sequence_key,
-    set: _set_key,
-    frozenset: _frozenset_key,
-    dict: _dict_key,
-    collections.defaultdict: _default_dict_key,
     collections.Counter: _dict_key,
-    types.MappingProxyType: _mapping_key,
-    types.SimpleNamespace: _namespace_key,
+    types.MappingProxyType: lambda value: (types.MappingProxyType, typed_key(value.copy())),
+    types.SimpleNamespace: lambda value: (types.SimpleNamespace, _dict_key(vars(value))),
     collections.deque: _deque_key,
-    range: _range_key,
-    bytearray: _bytearray_key,
-    collections.OrderedDict: _ordered_dict_key,
+    range: lambda value: (range, value.start, value.stop, value.step),
+    bytearray: lambda value: (bytearray, bytes(value)),
     slice: _slice_key,
     types.MethodType: _method_key,
     np.ndarray: _numpy_key,
@@ -421,24 +409,11 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     memoryview: _memoryview_key,
 }
 
-#: Those that are made no slower than a snapshot of the value is compared.
-SIMPLE_KEYS: dict[type, Callable[[Any], Hashable]] = {
-    kind: _KEY_BY_TYPE[kind]
-    for kind in (
-        *(type(None), bool, int, str, bytes, float, complex),
-        *(range, slice, types.MethodType, cast(type, PyTreeDef)),
-    )
-}
+#: The types of which keys are made no slower than a snapshot of the value is compared.
+SIMPLE = CONSTANTS | {range, slice, types.MethodType, cast(type, PyTreeDef), type(MISSING)}
 
-# A subclass that keeps its base's `==` is looked into as that does: its own `__iter__` has no say.
 _KEY_BY_EQUALITY: dict[type, Callable[[Any], Hashable]] = {
-    tuple: functools.partial(_sequence_key, elements=tuple.__iter__),
-    list: functools.partial(_sequence_key, elements=list.__iter__),
-    collections.OrderedDict: _ordered_dict_key,
-    collections.defaultdict: _default_dict_key,
-    dict: _dict_key,
-    set: functools.partial(_set_key, elements=set.__iter__),
-    frozenset: functools.partial(_set_key, elements=frozenset.__iter__),
+    **_KEY_OF_CONTAINER,
     np.generic: _numpy_key,
     jax.Array: _array_key,
     eqx.Module: _module_key,
@@ -471,7 +446,6 @@ def register_interned(kind: type, make_key: Callable[[Any], Hashable]) -> None:
 if type(MISSING) is not object:
     # In the metadata of most Modules: there is nothing to refer to weakly.
     register_interned(type(MISSING), _atom_key)
-    SIMPLE_KEYS[type(MISSING)] = _atom_key
 
 
 def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:
@@ -553,9 +527,7 @@ def identity_suffices(value: Any) -> bool:
 
 def _identity_suffices(value: Any) -> bool:
     kind = type(value)
-    if kind in _KEY_BY_TYPE:
-        return kind in CONSTANTS or kind is range
-    return kind.__eq__ is object.__eq__ or is_fixed_dtype(kind)
+    return kind in CONSTANTS or kind is range or compares_by_identity(kind) or is_fixed_dtype(kind)
 
 
 def is_opaque(value: Any) -> bool:
@@ -594,7 +566,7 @@ def looked_into_as(kind: type) -> type | None:
 def is_container(kind: type) -> bool:
     """Return whether objects of a class are looked into, to make their typed keys."""
     if kind in _KEY_BY_TYPE:
-        return kind not in SIMPLE_KEYS
+        return kind not in SIMPLE
     base = looked_into_as(kind)
     return base not in (None, np.generic) or keyed_fields(kind) is not None
 
