@@ -22,7 +22,6 @@ from .snapshot import (
     Snapshots,
     compared_by_identity,
     native_check,
-    native_check_of_fields,
     snapshots_if_long,
     snapshots_of,
 )
@@ -108,9 +107,9 @@ class KnownKey(Hashed):
             _, oldest = self._by_id.popitem(last=False)
             self._n_elements -= oldest.size
 
-    def native_check(self, value: Any) -> Callable[[Any], bool] | None:
-        """Return what asks the native back end whether a value is as this very object was."""
-        return native_check(self._by_id.get(id(value)))
+    def snapshot_of(self, value: Any) -> Snapshot | None:
+        """Return the snapshot of this very object."""
+        return self._by_id.get(id(value))
 
 
 #: The keys that are in use, by their typed static keys: equal objects have the very same key.
@@ -319,9 +318,7 @@ def learned_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
 
 def native_check_of(value: Any, key: Hashable) -> Callable[[Any], bool] | None:
     """Return what asks the native back end whether a value is as this one was; None without."""
-    if type(key) is ByContent:
-        return native_check_of_fields(key)
-    return key.native_check(value) if type(key) is KnownKey else None
+    return native_check(key.snapshot_of(value) if type(key) is KnownKey else key)
 
 
 class KnownKeys:

@@ -318,17 +318,13 @@ def _asked_natively(part: Any) -> Any:
     return part.matches
 
 
-def native_check(snapshot: Snapshot | None) -> Callable[[Any], bool] | None:
+def native_check(snapshot: Any) -> Callable[[Any], bool] | None:
     """Return what asks the native back end for a match, where it can tell; a no is no answer."""
-    return snapshot.held if type(snapshot) is _Elements else None
-
-
-def native_check_of_fields(key: ByContent) -> Callable[[Any], bool] | None:
-    """Return what asks the native back end whether a dataclass has a key; None without."""
     back_end = native_back_end()
-    if back_end is None or key.names is None:
-        return None
-    return back_end.Held(key.kind, ATTRIBUTES, key.names, key.value, (), [], None, key.value)
+    if type(snapshot) is not ByContent or snapshot.names is None or back_end is None:
+        return snapshot.held if type(snapshot) is _Elements else None
+    kind, names, values = snapshot.kind, snapshot.names, snapshot.value
+    return back_end.Held(kind, ATTRIBUTES, names, values, (), [], None, values)
 
 
 def _has_fixed_class(kind: type) -> bool:
