@@ -289,11 +289,10 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
         return key.matches(value)
     if seen is None and type(key) is KnownKey and key.matches(value):
         return True
+    key, traced = key if type(key) is TracedKey else (key, None)
     if seen is not None and (found := seen.get(id(value))) is not None:
         return bool(found[1] == key)
-    found_key: Hashable = None
-    if type(key) is TracedKey:
-        found_key, key = key.traced.key_of(value), key.known
+    found_key: Hashable = None if traced is None else traced.key_of(value)
     if found_key is None:
         is_known = type(key) is KnownKey and key.matches(value)
         found_key = key if is_known else static_key(value)
