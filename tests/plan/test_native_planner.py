@@ -25,11 +25,11 @@ from eqxjit._plan.plan import Static
 from eqxjit._plan.signature import Signature
 from eqxjit._runtime import specialize
 from eqxjit._trees.array_layout import ArrayLayout
-from eqxjit._trees.constants import ByContent
 from eqxjit._trees.given import NOTHING, Given
 from eqxjit._trees.key_cache import KnownKey
 from eqxjit._trees.out_spec import OutSpec
 from eqxjit._trees.partition import DYNAMIC, partition, split_leaves
+from eqxjit._trees.static_key import ByContent
 from tests.support.helpers import SPECIALIZING
 from tests.support.inside import ARRAY_INSTRUCTION, native_shape_of
 from tests.support.models import Layer, Point, mlp

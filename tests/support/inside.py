@@ -23,6 +23,7 @@ from eqxjit._runtime import events as _events
 from eqxjit._runtime import specialize as _specialize
 from eqxjit._trees import key_cache as _key_cache
 from eqxjit._trees import snapshot as _snapshot
+from eqxjit._trees import static_key as _static_key
 
 # --- A wrapper --------------------------------------------------------------------------------
 
@@ -227,4 +228,4 @@ def take_for_living(snapshot: Any, objects: list[Any]) -> None:
 
 def count_comparisons(monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> None:
     """Append to a list for each `==` by which a snapshot compares."""
-    monkeypatch.setattr(_snapshot._Equal, "matches", lambda self, value: asked.append("=="))
+    monkeypatch.setattr(_static_key.ByEquality, "matches", lambda self, value: asked.append("=="))

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import eqxjit
 from eqxjit._trees import constants
-from eqxjit._trees.constants import ByContent
 from eqxjit._trees.key_cache import static_key
-from eqxjit._trees.static_key import typed_key
+from eqxjit._trees.static_key import ByContent, typed_key
 from tests.support.helpers import OF_FRAMELESS_CALLS, assert_same, our_frames, warm
 from tests.support.hiding import reads_fields
 

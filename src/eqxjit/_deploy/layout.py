@@ -232,7 +232,7 @@ def _interned(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Layout:
 
 
 # One that was dropped and is made again has not to be traced again.
-register_interned(Layout, lambda layout: layout._key.key)
+register_interned(Layout, lambda layout: layout._key.typed)
 
 
 def _from_skeleton(skeleton: Any) -> Layout:

@@ -507,7 +507,7 @@ def lasting(key: Hashable) -> Hashable:
         return key
     if isinstance(key, KnownKey):
         return lasting(key.typed)
-    if isinstance(key, ByEquality):
+    if isinstance(key, ByEquality) and key.hash is None:
         return _content(key.value)
     return hash(key)
 

@@ -125,7 +125,9 @@ def specialize_at_once(
 
 def _may_be_kept(value: Any) -> bool:
     key = fields_key(value)
-    return _stays(value) if key is None else _holds_fields_only(value, key.names)
+    if key is None or key.names is None:
+        return _stays(value)
+    return _holds_fields_only(value, key.names)
 
 
 def _holds_fields_only(value: Any, names: tuple[str, ...]) -> bool:

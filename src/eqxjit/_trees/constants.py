@@ -4,9 +4,8 @@ A program compiled for one may serve another exactly if they are of the same typ
 zeros are told apart by their signs, and NaN equals NaN.
 """
 
-import math
 import operator
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from itertools import chain
 from typing import Any
 
@@ -34,14 +33,19 @@ def constants_key(values: tuple[Any, ...], constants: frozenset[type] = CONSTANT
     kinds = {*types}
     if not kinds <= constants:
         return None
-    if complex in kinds or (
-        float in kinds and (0.0 in values or any(map(operator.ne, values, values)))
-    ):
-        # A call for each would take three times as long.
-        return Constants(
-            (types, tuple([v if type(v) in _TOLD_BY_EQUALITY else number_key(v) for v in values]))
-        )
-    return Constants((types, values))
+    if are_told_by_equality(values, kinds):
+        return Constants((types, values))
+    # A call for each would take three times as long.
+    return Constants(
+        (types, tuple([v if type(v) in _TOLD_BY_EQUALITY else number_key(v) for v in values]))
+    )
+
+
+def are_told_by_equality(values: Collection[Any], kinds: Collection[type]) -> bool:
+    """Return whether `is_told_by_equality` holds for values of these types, by few calls."""
+    if complex in kinds:
+        return False
+    return float not in kinds or not (0.0 in values or any(map(operator.ne, values, values)))
 
 
 def number_key(value: Any) -> Hashable:
@@ -57,29 +61,6 @@ def is_told_by_equality(value: Any) -> bool:
     return type(value) is not complex and (
         type(value) is not float or (bool(value) and value == value)
     )
-
-
-class ByContent:
-    """The typed static key of a constant: one that is made without looking at each part in Python.
-
-    - `value`: the constant.
-    """
-
-    __slots__ = ("_hash", "value")
-
-    def __init__(self, value: Any):
-        self.value = value
-        self._hash = hash(value)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is ByContent and self.matches(other.value)
-
-    def matches(self, value: Any) -> bool:
-        """Return whether a value has the same key."""
-        return bool(is_same(value, self.value))
 
 
 def is_same_by_python(value: Any, expected: Any) -> bool:
@@ -104,11 +85,9 @@ def is_same_by_python(value: Any, expected: Any) -> bool:
                 continue
             seen.add((id(value), id(expected)))
             pending += zip(value, expected, strict=True)
-        elif kind is float:
-            if not _are_floats_same(value, expected):
+        elif kind is float or kind is complex:
+            if number_key(value) != number_key(expected):
                 return False
-        elif kind is complex:
-            pending += ((value.real, expected.real), (value.imag, expected.imag))
         elif kind is frozenset:
             if value != expected or not _TOLD_BY_EQUALITY.issuperset(
                 map(type, (*value, *expected))
@@ -117,12 +96,6 @@ def is_same_by_python(value: Any, expected: Any) -> bool:
         elif kind not in _TOLD_BY_EQUALITY or value != expected:
             return False
     return True
-
-
-def _are_floats_same(value: float, expected: float) -> bool:
-    if value != expected:
-        return value != value and expected != expected
-    return bool(value) or math.copysign(1.0, value) == math.copysign(1.0, expected)
 
 
 def is_constant_by_python(value: Any) -> bool:

@@ -13,25 +13,33 @@ from jax.tree_util import all_leaves, tree_flatten, tree_structure
 from .._compat import ArrayImpl, fields_of, treedef_rows
 from .constants import CONSTANTS
 from .modules import dynamic_fields, keeps_fields_plainly
-from .static_key import iterated, keyed_fields, looked_into_as, typed_key
+from .static_key import fields_values, iterated, keyed_fields, looked_into_as, typed_key
 
 #: Containers in containers down to here are looked into; upstream's `==` gets no further.
 DEEPEST = 1_000
 
-#: How to read all that the `==` of a container compares.
-Reader = Callable[[Any], list[Any]]
+
+# The ways in which `Held` reads, in the order of `_native.c`.
+_ITEMS, _ITERATED, _ENTRIES, _COPIED, _FIELD_DICT, ATTRIBUTES = range(6)
+
+
+class Reading(NamedTuple):
+    """How all is read that the `==` of a container compares: by Python, and by `Held` in C.
+
+    - `read`: returns the elements.
+    - `op`: which of the ways above; None where C can't.
+    - `cost`: there, comparing an element takes as long as comparing so many items of a list.
+    - `names`: the attributes to read.
+    """
+
+    read: Callable[[Any], list[Any]]
+    op: int | None = None
+    cost: int = 0
+    names: tuple[str, ...] = ()
 
 
 def _items(value: tuple[Any, ...]) -> list[Any]:
     return [*tuple.__iter__(value)]
-
-
-def _set(value: set[Any]) -> list[Any]:
-    return iterated(set.__iter__, value)
-
-
-def _frozenset(value: frozenset[Any]) -> list[Any]:
-    return [*frozenset.__iter__(value)]
 
 
 def _pairs(value: dict[Any, Any]) -> list[Any]:
@@ -56,64 +64,56 @@ def _mapping(value: types.MappingProxyType[Any, Any]) -> list[Any]:
     return _pairs(copied) if type(copied) is dict else [copied]
 
 
-def _namespace(value: types.SimpleNamespace) -> list[Any]:
-    return _pairs(vars(value))
-
-
-def _fields(value: eqx.Module) -> list[Any]:
-    fields = fields_of(value)
-    return [*fields, *fields.values()]
-
-
 def _flattened(value: eqx.Module) -> list[Any]:
     leaves, treedef = tree_flatten(value)
     return [treedef, *leaves]
 
 
-def _attributes(names: tuple[str, ...], value: Any) -> list[Any]:
-    return [getattr(value, name) for name in names]
-
-
-#: How to read all that the `==` of a builtin container compares. Its subclasses' own methods have
-#: no say.
-_READERS: dict[type, Reader] = {
-    tuple: _items,
-    list: list.copy,
-    set: _set,
-    frozenset: _frozenset,
-    collections.deque: _deque,
-    collections.OrderedDict: _ordered_dict,
-    collections.defaultdict: _default_dict,
-    dict: _pairs,
-    collections.Counter: _pairs,
-    types.MappingProxyType: _mapping,
-    types.SimpleNamespace: _namespace,
+#: Of builtin containers. Their subclasses' own methods have no say.
+_READINGS: dict[type, Reading] = {
+    tuple: Reading(_items, _ITEMS, 1),
+    list: Reading(list.copy, _ITEMS, 1),
+    set: Reading(functools.partial(iterated, set.__iter__), _ITERATED, 6),
+    frozenset: Reading(functools.partial(iterated, frozenset.__iter__), _ITERATED, 6),
+    collections.deque: Reading(_deque),
+    collections.OrderedDict: Reading(_ordered_dict),
+    collections.defaultdict: Reading(_default_dict, _ENTRIES, 3, ("default_factory",)),
+    dict: Reading(_pairs, _ENTRIES, 3),
+    collections.Counter: Reading(_pairs, _ENTRIES, 3),
+    types.MappingProxyType: Reading(_mapping, _COPIED, 5),
+    types.SimpleNamespace: Reading(lambda value: _pairs(vars(value)), _FIELD_DICT, 3),
 }
+_READING_OF_FIELDS = Reading(lambda value: _pairs(fields_of(value)), _FIELD_DICT, 3)
 
 
-def reader(kind: type) -> Reader | None:
+def reading_of_class(kind: type) -> Reading | None:
     """Return how to read all that decides on a container's typed key, if it is a container."""
-    read = _READERS.get(kind)
-    if read is not None:
-        return read
+    reading = _READINGS.get(kind)
+    if reading is not None:
+        return reading
     base = looked_into_as(kind)
     if base is eqx.Module:
-        return _fields if keeps_fields_plainly(kind) else None
+        return _READING_OF_FIELDS if keeps_fields_plainly(kind) else None
+    if base is set or base is frozenset:
+        # C would ask an `__iter__` of its own.
+        return Reading(_READINGS[base].read)
     if base is not None:
-        return _READERS.get(base)
-    fields = keyed_fields(kind)
-    if fields is None:
+        return _READINGS.get(base)
+    names = keyed_fields(kind)
+    if names is None:
         return None
-    return functools.partial(_attributes, fields)
+    return Reading(lambda value: [*fields_values(value, names)], ATTRIBUTES, 10, names)
 
 
-def reader_of(value: Any) -> Reader | None:
-    """Return `reader` of a value's class, except where a Module holds nodes of other classes.
+def reading_of(value: Any) -> Reading | None:
+    """Return the reading of a value's class, except where a Module holds nodes of other classes.
 
     The typed key of a Module flattens those, whatever their own `==` says.
     """
-    read = reader(type(value))
-    return _flattened if read is _fields and _holds_other_nodes(value) else read
+    reading = reading_of_class(type(value))
+    if reading is _READING_OF_FIELDS and _holds_other_nodes(value):
+        return Reading(_flattened)
+    return reading
 
 
 _NO_NODES = frozenset(
@@ -156,7 +156,7 @@ def _holds_other_nodes(module: eqx.Module) -> bool:
             continue
         elif all_leaves([node]):
             leaves.add(kind)
-        elif reader(kind) is _items and _is_unregistered(node):
+        elif reading_of_class(kind) is _READINGS[tuple] and _is_unregistered(node):
             pending += _items(node)
         else:
             return True
@@ -167,47 +167,6 @@ def _is_unregistered(node: Any) -> bool:
     """Return whether JAX knows a node's class for a named tuple only."""
     *_, root = treedef_rows(tree_structure(node, is_leaf=lambda part: part is not node))
     return root[3] is None
-
-
-class NativeReading(NamedTuple):
-    """The way in which the native back end reads the elements of a container.
-
-    - `op`: the number of it in `_native.c`.
-    - `cost`: comparing an element takes as long as comparing so many items of a list.
-    - `names`: the attributes to read.
-    """
-
-    op: int
-    cost: int
-    names: tuple[str, ...] = ()
-
-
-_ITEMS, _ITERATED, _ENTRIES, _COPIED, _FIELD_DICT, _ATTRIBUTES = range(6)
-
-_NATIVE_READINGS: dict[Reader, NativeReading] = {
-    _items: NativeReading(_ITEMS, 1),
-    list.copy: NativeReading(_ITEMS, 1),
-    _pairs: NativeReading(_ENTRIES, 3),
-    _default_dict: NativeReading(_ENTRIES, 3, ("default_factory",)),
-    _mapping: NativeReading(_COPIED, 5),
-    _namespace: NativeReading(_FIELD_DICT, 3),
-    _fields: NativeReading(_FIELD_DICT, 3),
-}
-
-
-def native_reading(kind: type, read: Reader) -> NativeReading | None:
-    """Return how the native back end reads what `read` does; None where it can't."""
-    if isinstance(read, functools.partial):
-        return reading_of_attributes(read.args[0])
-    if kind is set or kind is frozenset:
-        # A subclass may have an `__iter__` of its own.
-        return NativeReading(_ITERATED, 6)
-    return _NATIVE_READINGS.get(read)
-
-
-def reading_of_attributes(names: tuple[str, ...]) -> NativeReading:
-    """Return the way of reading attributes."""
-    return NativeReading(_ATTRIBUTES, 10, names)
 
 
 def whole_key(value: Any) -> Hashable:
@@ -232,11 +191,11 @@ def _flat_key(value: Any) -> Hashable:
         kind = type(part)
         # Those of a set have no order.
         is_set = issubclass(kind, (set, frozenset)) and len(part) > 1
-        read = None if is_set else reader_of(part)
-        if read is None:
+        reading = None if is_set else reading_of(part)
+        if reading is None:
             key.append(typed_key(part))
             return []
-        elements = read(part)
+        elements = reading.read(part)
         key.extend((kind, len(elements)))
         return elements
 

@@ -24,12 +24,12 @@ from .._compat import (
     assembled,
     treedef_rows,
 )
-from .constants import CONSTANTS, ByContent, Constants
+from .constants import CONSTANTS, Constants
 from .key_cache import KnownKey, treedef_key
 from .mutation import is_hashable
 from .partition import DYNAMIC, StaticTree
 from .static_key import (
-    ByFields,
+    ByContent,
     compares_by_identity,
     holds_for_all,
     is_fixed_dtype,
@@ -37,9 +37,7 @@ from .static_key import (
     stays,
 )
 
-_NO_REFERENTS = frozenset(
-    {*CONSTANTS, Constants, ByContent, ByFields, type, type(DYNAMIC), type(eqx.Module)}
-)
+_NO_REFERENTS = frozenset({*CONSTANTS, Constants, ByContent, type, type(DYNAMIC), type(eqx.Module)})
 
 
 def referents(key: Hashable) -> Iterator[Any]:

@@ -10,17 +10,10 @@ import collections
 import contextlib
 import weakref
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from .._compat import MISSING, PyTreeDef, TreedefColumns, treedef_columns
-from .constants import (
-    CONSTANTS,
-    ByContent,
-    Constants,
-    constants_key,
-    has_more_parts,
-    is_constant,
-)
+from .constants import CONSTANTS, Constants, constants_key, has_more_parts
 from .elements import whole_key
 from .garbage import without_collecting
 from .snapshot import (
@@ -29,59 +22,41 @@ from .snapshot import (
     Snapshots,
     compared_by_identity,
     native_check,
-    native_check_of_fields,
     snapshots_if_long,
     snapshots_of,
 )
 from .static_key import (
-    SIMPLE_KEYS,
-    ByEquality,
-    ByFields,
+    SIMPLE,
+    ByContent,
     Hashed,
     compared_by_equality,
     compares_by_identity,
-    fields_key,
+    content_key,
     identity_suffices,
     is_container,
-    key_by_identity,
+    typed_key,
 )
-
-_BY_CONTENT = (ByContent, ByFields)
 
 # Of the objects with one key so many elements are held in all, and so many objects at least.
 _MOST_ELEMENTS = 100_000
 _LEAST_OBJECTS = 8
 
 
-class KnownKey:
+class KnownKey(Hashed):
     """A typed static key, with snapshots of objects that have it.
 
-    - `typed`: the typed static key.
     - `refs`: the weak references in it, once somebody has looked for them.
     """
 
-    __slots__ = ("__weakref__", "_by_id", "_common", "_hash", "_n_elements", "refs", "typed")
+    __slots__ = ("_by_id", "_common", "_n_elements", "refs")
 
-    def __init__(self, typed: Hashable, hashed: int):
-        self.typed = typed
-        self._hash = hashed
+    def __init__(self, typed: Hashable):
+        super().__init__(typed)
         self.refs: list[weakref.ref[Any]] | None = None
         #: Snapshots of objects, by `id`, the latest last; and one for all that are equal to those.
         self._by_id: collections.OrderedDict[int, Snapshot] = collections.OrderedDict()
         self._n_elements = 0
         self._common: Snapshot | None = None
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return (
-            type(other) is KnownKey
-            and self._hash == other._hash
-            and bool(self.typed == other.typed)
-        )
 
     def matches(self, value: Any) -> bool:
         """Return whether a snapshot shows that a value has this key; if none does, it may still."""
@@ -104,19 +79,25 @@ class KnownKey:
             return False
 
     def learn(self, value: Any) -> None:
-        """Take snapshots of a value, if this is its key."""
-        try:
-            snapshots = snapshots_of(value)
-            # In this order: another thread may be changing it.
-            if self.typed != whole_key(value) or not snapshots.own.matches(value):
-                return
-        except Exception:
-            # What can't be read is left to the typed key.
+        """Take snapshots of a value, if this is its key and there are none of it, as it is."""
+        if self.is_learned(value):
             return
-        self.keep(value, snapshots)
+        # What can't be read is left to the typed key.
+        with contextlib.suppress(Exception):
+            # In this order: another thread may be changing it.
+            snapshots = snapshots_of(value)
+            if self.typed == whole_key(value):
+                self.keep(value, snapshots)
 
     def keep(self, value: Any, snapshots: Snapshots) -> None:
-        """Keep the snapshots of a value that has this key."""
+        """Keep the snapshots of a value that has had this key since, if it is as it was."""
+        if snapshots.is_large:
+            _large.add(self)
+        try:
+            if not snapshots.own.matches(value):
+                return
+        except Exception:
+            return
         self._common = self._common or snapshots.common
         former = self._by_id.pop(id(value), None)
         self._by_id[id(value)] = snapshots.own
@@ -168,7 +149,7 @@ class TracedObjects:
             return
         found = self._found
         for value in values:
-            if type(value) in SIMPLE_KEYS:
+            if type(value) in SIMPLE:
                 continue
             ref = _met.get(id(value))
             known = None if ref is None else ref()
@@ -192,14 +173,11 @@ def _dropping(
     return died
 
 
-class TracedKey:
+class TracedKey(NamedTuple):
     """The key of a large object in a guard: those that were traced have it by identity."""
 
-    __slots__ = ("known", "traced")
-
-    def __init__(self, known: KnownKey, traced: TracedObjects):
-        self.known = known
-        self.traced = traced
+    known: KnownKey
+    traced: TracedObjects
 
 
 #: The keys of objects that are larger than what is looked into in each call.
@@ -228,21 +206,16 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     Whatever the `__hash__` or the `__eq__` of a user's class raises.
     """
     kind = type(value)
-    make_key = SIMPLE_KEYS.get(kind)
-    if make_key is not None:
-        return make_key(value)
-    if compares_by_identity(kind):
-        return key_by_identity(value)
+    if kind in SIMPLE or compares_by_identity(kind):
+        return typed_key(value)
     if traced is not None:
         of_trace = traced.key_of(value)
         if of_trace is not None:
             return of_trace
-    if is_constant(value):
-        # Its key is made as fast as a snapshot is compared.
-        return _known_if_large(value, ByContent(value), value)
-    by_fields = fields_key(value)
-    if by_fields is not None:
-        return _known_if_large(value, by_fields, by_fields.values)
+    by_content = content_key(value)
+    if by_content is not None:
+        # It is made as fast as a snapshot is compared.
+        return _known_if_large(value, by_content)
     ref = _met.get(id(value))
     known = None if ref is None else ref()
     if known is not None and known.matches(value):
@@ -251,22 +224,24 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     # Before its key: another thread may be changing it.
     snapshots = snapshots_if_long(value) if looks_into else None
     typed = whole_key(value)
-    if not looks_into and type(compared_by_equality(typed)) is not ByEquality:
+    opaque = compared_by_equality(typed)
+    if not looks_into and (opaque is None or opaque.hash is not None):
         return typed
-    if known is not None and known.typed == typed:
-        # Its second time: likely not its last.
-        _keep_if_unchanged(known, value, snapshots)
-        if not known.is_learned(value):
-            known.learn(value)
-        return known
-    known = _known(value, typed)
-    _keep_if_unchanged(known, value, snapshots)
+    is_second = known is not None and known.typed == typed
+    if known is None or not is_second:
+        known = _known(value, typed)
+    if snapshots is not None:
+        # Its key then isn't made a second time.
+        known.keep(value, snapshots)
+    if is_second:
+        # Likely not its last.
+        known.learn(value)
     return known
 
 
-def _known_if_large(value: Any, key: ByContent | ByFields, content: Any) -> Hashable:
+def _known_if_large(value: Any, key: ByContent) -> Hashable:
     """Return a key by content; one by which it can be traced by identity, if that is large."""
-    if not has_more_parts(content, LARGEST):
+    if not has_more_parts(key.value, LARGEST):
         return key
     known = _known(value, key)
     _large.add(known)
@@ -279,25 +254,14 @@ def _known(value: Any, typed: Hashable) -> KnownKey:
         hashed = Hashed(typed)
         known = _in_use.get(hashed)
         if known is None:
-            known = _in_use[hashed] = KnownKey(typed, hash(hashed))
+            known = _in_use[hashed] = KnownKey(typed)
     except Exception:
         # Its own `==` raises: whoever looks the key up will see.
-        return KnownKey(typed, hash(typed))
+        return KnownKey(typed)
     if len(_met) >= _MOST_MET:
         _forget_unused()
     _met[id(value)] = weakref.ref(known)
     return known
-
-
-def _keep_if_unchanged(known: KnownKey, value: Any, snapshots: Snapshots | None) -> None:
-    """Keep the snapshots of a long value, whose key then isn't made a second time."""
-    if snapshots is None:
-        return
-    if snapshots.is_large:
-        _large.add(known)
-    with contextlib.suppress(Exception):
-        if snapshots.own.matches(value):
-            known.keep(value, snapshots)
 
 
 def _forget_unused() -> None:
@@ -321,15 +285,14 @@ def has_key(value: Any, key: Hashable, seen: Seen | None = None) -> bool:
     - `key`: made by `static_key`.
     - `seen`: what was found earlier in this call: an object is looked at once.
     """
-    if isinstance(key, _BY_CONTENT):
+    if type(key) is ByContent:
         return key.matches(value)
     if seen is None and type(key) is KnownKey and key.matches(value):
         return True
+    key, traced = key if type(key) is TracedKey else (key, None)
     if seen is not None and (found := seen.get(id(value))) is not None:
         return bool(found[1] == key)
-    found_key: Hashable = None
-    if type(key) is TracedKey:
-        found_key, key = key.traced.key_of(value), key.known
+    found_key: Hashable = None if traced is None else traced.key_of(value)
     if found_key is None:
         is_known = type(key) is KnownKey and key.matches(value)
         found_key = key if is_known else static_key(value)
@@ -343,21 +306,18 @@ def learned_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     key = static_key(value, traced)
     if type(key) is not KnownKey:
         return key
-    if isinstance(key.typed, _BY_CONTENT):
+    if type(key.typed) is ByContent:
         # What is the very object isn't gone through then, either.
         return key.typed
     if traced is not None and is_large(key):
         return TracedKey(key, traced)
-    if not key.is_learned(value):
-        key.learn(value)
+    key.learn(value)
     return key
 
 
 def native_check_of(value: Any, key: Hashable) -> Callable[[Any], bool] | None:
     """Return what asks the native back end whether a value is as this one was; None without."""
-    if type(key) is ByFields:
-        return native_check_of_fields(key)
-    return native_check(key.snapshot_of(value)) if type(key) is KnownKey else None
+    return native_check(key.snapshot_of(value) if type(key) is KnownKey else key)
 
 
 class KnownKeys:

@@ -8,34 +8,25 @@ identity, as typed keys do.
 
 import collections
 import contextlib
+import copy
 import marshal
 import math
 import operator
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 
 from .._compat import ArrayImpl, native_back_end
-from .constants import CONSTANTS, is_constant, is_same, is_told_by_equality
-from .elements import (
-    Reader,
-    native_reading,
-    reader_of,
-    reading_of_attributes,
-    walk,
-    whole_key,
-)
+from .constants import CONSTANTS, are_told_by_equality, is_same
+from .elements import ATTRIBUTES, Reading, reading_of, walk, whole_key
 from .static_key import (
+    ByContent,
     ByEquality,
-    ByFields,
-    ByHashAndEquality,
     compared_by_equality,
     compares_by_identity,
-    copied_dtype,
     fields_key,
-    fields_values,
     holds_for_all,
     is_fixed_dtype,
     stays,
@@ -46,7 +37,7 @@ from .static_key import (
 #: identity first: by then looking at each takes as long as a whole call of `equinox.filter_jit`.
 LARGEST = 3_072
 
-# Up to so many constants are compared, or listed, sooner than the array of their addresses is made.
+# Up to so many addresses are listed sooner than the array of them is made.
 _FEW = 16
 
 # Comparing so many bytes takes as long as comparing an element.
@@ -73,9 +64,6 @@ _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 _OBJECTS = np.dtype(object)
 
-# Of which some aren't told by equality.
-_NUMBERS = frozenset({float, complex})
-
 _CONSTANTS = CONSTANTS | {range}
 
 # What `marshal` writes of these tells them apart, types, signs of zeros and orders included.
@@ -91,7 +79,8 @@ class Snapshot(Protocol):
     - `size`: how many elements it holds on to.
     """
 
-    size: int
+    @property
+    def size(self) -> int: ...
 
     def matches(self, value: Any) -> bool:
         """Return whether the typed static key of a value is that of the value it was made of."""
@@ -99,27 +88,14 @@ class Snapshot(Protocol):
 
 
 class _Same:
-    """The value itself, which can't change, or isn't looked into."""
+    """The value itself, which can't change, or isn't looked into, while it is of its class."""
 
-    __slots__ = ("size", "value")
+    __slots__ = ("kind", "size", "value")
 
-    def __init__(self, value: Any, size: int):
-        self.value = value
-        self.size = size
-
-    def matches(self, value: Any) -> bool:
-        return value is self.value
-
-
-class _SameOfClass:
-    """An object that compares by identity, while it is of its class, which can be assigned to."""
-
-    __slots__ = ("kind", "value")
-    size = 1
-
-    def __init__(self, value: Any):
+    def __init__(self, value: Any, size: int = 1):
         self.value = value
         self.kind = type(value)
+        self.size = size
 
     def matches(self, value: Any) -> bool:
         return value is self.value and type(value) is self.kind
@@ -136,21 +112,6 @@ class _SameWeakly:
 
     def matches(self, value: Any) -> bool:
         return value is self.ref()
-
-
-class _SameFields:
-    """A dataclass of constants: each of those by identity."""
-
-    __slots__ = ("key",)
-    size = 1
-
-    def __init__(self, key: ByFields):
-        self.key = key
-
-    def matches(self, value: Any) -> bool:
-        return type(value) is self.key.kind and all(
-            map(operator.is_, fields_values(value, self.key.names), self.key.values)
-        )
 
 
 class _Marshalled:
@@ -180,9 +141,8 @@ class _Bytes:
 
     def __init__(self, value: Any):
         self.kind = type(value)
-        self.attributes = _buffer_attributes(value)
-        if self.kind is np.ndarray:
-            self.attributes = (copied_dtype(value.dtype), *self.attributes[1:])
+        # The fields of a structured dtype can be renamed.
+        self.attributes = copy.deepcopy(_buffer_attributes(value))
         # Not `bytes(value)`, which takes an array of one integer for a length.
         self.data = memoryview(value).tobytes()
         self.size = len(self.data) // _BYTES_PER_ELEMENT
@@ -194,19 +154,6 @@ class _Bytes:
             # With equal lengths: all of it.
             and self.data.startswith(value)
         )
-
-
-class _Equal:
-    """A value that its own `==` compares: with the one that its typed key holds."""
-
-    __slots__ = ("key",)
-    size = 1
-
-    def __init__(self, key: ByEquality | ByHashAndEquality):
-        self.key = key
-
-    def matches(self, value: Any) -> bool:
-        return self.key.matches(value)
 
 
 class _Keyed:
@@ -252,7 +199,6 @@ class _Elements:
         "hashed_types",
         "hashes",
         "held",
-        "is_short",
         "kind",
         "others",
         "parts",
@@ -267,19 +213,19 @@ class _Elements:
     def __init__(
         self,
         kind: type,
-        read: Callable[[Any], list[Any]],
+        reading: Reading,
         elements: list[Any],
         parts: dict[int, Any],
         weak: list[int],
     ):
         self.kind = kind
-        self.read = read
+        self.read = reading.read
         self.addresses = _addresses(elements)
         self.parts = [*parts.items()]
         self.others = [pair for pair in self.parts if not _is_hashed(pair[1])]
         self.hashed = [index for index, part in self.parts if _is_hashed(part)]
         self.hashed_types = [type(elements[index]) for index in self.hashed]
-        self.hashes = [parts[index].key.hash for index in self.hashed]
+        self.hashes = [parts[index].hash for index in self.hashed]
         self.size = len(elements) + sum([part.size for part in parts.values()])
         self.died: list[weakref.ref[Any]] = []
         self.weak = [weakref.ref(elements[index], self.died.append) for index in weak]
@@ -287,25 +233,21 @@ class _Elements:
         self.alive = weakref.ref(self.token, self.died.append) if weak else None
         self.weak_types = [type(elements[index]) for index in weak]
         self.has_fixed_classes = all(map(_has_fixed_class, {*self.weak_types}))
-        self.held = self._native(elements, parts, weak)
-        #: Mostly the values of a dict: next to each other.
-        self.weak_places = slice(weak[0], weak[-1] + 1) if weak else slice(0)
-        if len(weak) != len(elements[self.weak_places]):
-            self.weak_places = weak
+        self.held = self._native(reading, elements, parts, weak)
+        self.weak_places = weak
         self.constants = elements
         for index in (*parts, *weak):
             self.constants[index] = None
-        self.constants_types = None
-        if _are_told_by_equality(self.constants):
-            self.constants_types = [*map(type, self.constants)]
-        self.is_short = not parts and not weak and len(elements) <= _FEW
+        types = [*map(type, self.constants)]
+        kinds = {*types}
+        is_told = kinds <= CONSTANTS and are_told_by_equality(self.constants, kinds)
+        self.constants_types = types if is_told else None
 
     def _native(
-        self, elements: list[Any], parts: dict[int, Any], weak: list[int]
+        self, reading: Reading, elements: list[Any], parts: dict[int, Any], weak: list[int]
     ) -> Callable[[Any], bool] | None:
-        reading = native_reading(self.kind, self.read)
         back_end = native_back_end()
-        if back_end is None or reading is None:
+        if back_end is None or reading.op is None:
             return None
         asked: dict[int, Any] = {index: _asked_natively(part) for index, part in parts.items()}
         for index in weak:
@@ -336,8 +278,6 @@ class _Elements:
         items = self.read(value)
         if len(items) != len(self.constants):
             return False
-        if self.is_short:
-            return all(map(is_same, items, self.constants))
         # The address of an object that died may be another's by now.
         is_told = not self.died and (self.alive is None or self.alive() is not None)
         are_same = is_told and _addresses(items) == self.addresses
@@ -359,14 +299,9 @@ class _Elements:
         return [*map(type, items)] == self.constants_types and items == self.constants
 
     def _weak_match(self, items: list[Any]) -> bool:
-        places = self.weak_places
-        if type(places) is slice:
-            objects = items[places]
-            items[places] = [None] * len(objects)
-        else:
-            objects = [items[place] for place in places]
-            for place in places:
-                items[place] = None
+        objects = [items[place] for place in self.weak_places]
+        for place in self.weak_places:
+            items[place] = None
         # One may have been made an object of another class, and a dead one isn't `None`.
         return [*map(type, objects)] == self.weak_types and all(
             map(operator.is_, objects, map(operator.call, self.weak))
@@ -376,25 +311,20 @@ class _Elements:
 def _asked_natively(part: Any) -> Any:
     if type(part) is _Elements and part.held is not None:
         return part.held
-    if type(part) is _Equal and type(part.key) is ByHashAndEquality:
-        return type(part.key.value), part.key.hash
-    if type(part) is _SameOfClass:
+    if _is_hashed(part):
+        return type(part.value), part.hash
+    if type(part) is _Same:
         return part.kind
     return part.matches
 
 
-def native_check(snapshot: Snapshot | None) -> Callable[[Any], bool] | None:
+def native_check(snapshot: Any) -> Callable[[Any], bool] | None:
     """Return what asks the native back end for a match, where it can tell; a no is no answer."""
-    return snapshot.held if type(snapshot) is _Elements else None
-
-
-def native_check_of_fields(key: ByFields) -> Callable[[Any], bool] | None:
-    """Return what asks the native back end whether a dataclass has a key; None without."""
     back_end = native_back_end()
-    if back_end is None:
-        return None
-    reading = reading_of_attributes(key.names)
-    return back_end.Held(key.kind, reading.op, reading.names, key.values, (), [], None, key.values)
+    if type(snapshot) is not ByContent or snapshot.names is None or back_end is None:
+        return snapshot.held if type(snapshot) is _Elements else None
+    kind, names, values = snapshot.kind, snapshot.names, snapshot.value
+    return back_end.Held(kind, ATTRIBUTES, names, values, (), [], None, values)
 
 
 def _has_fixed_class(kind: type) -> bool:
@@ -404,8 +334,8 @@ def _has_fixed_class(kind: type) -> bool:
     return issubclass(kind, type) or not flags & _HEAP_TYPE or bool(flags & _IMMUTABLE_TYPE)
 
 
-def _is_hashed(part: Any) -> bool:
-    return type(part) is _Equal and type(part.key) is ByHashAndEquality
+def _is_hashed(part: Any) -> TypeGuard[ByEquality]:
+    return type(part) is ByEquality and part.hash is not None
 
 
 def _addresses(items: list[Any]) -> bytes | tuple[int, ...]:
@@ -413,12 +343,6 @@ def _addresses(items: list[Any]) -> bytes | tuple[int, ...]:
     if len(items) <= _FEW:
         return (*map(id, items),)
     return np.fromiter(items, _OBJECTS, len(items)).tobytes()
-
-
-def _are_told_by_equality(values: list[Any]) -> bool:
-    kinds = {*map(type, values)}
-    numbers = [value for value in values if type(value) in _NUMBERS] if kinds & _NUMBERS else []
-    return kinds <= CONSTANTS and all(map(is_told_by_equality, numbers))
 
 
 def _buffer_attributes(value: Any) -> Any:
@@ -445,16 +369,14 @@ class Snapshots(NamedTuple):
 
 def snapshots_of(value: Any) -> Snapshots:
     """Return the snapshots of a value."""
-    if type(value) is tuple and _is_small_and_of(_MARSHALLED_CONSTANTS, value):
-        # As below: what most are.
-        return Snapshots(_Same(value, len(value)), _Marshalled(value, len(value)))
     return _snapshots(value, _survey(value))
 
 
 def snapshots_if_long(value: Any) -> Snapshots | None:
     """Return the same of a value whose typed key takes so long that it is made once."""
     with contextlib.suppress(Exception):
-        if type(value) in (tuple, list) and _is_small_and_of(CONSTANTS, value):
+        is_listed = type(value) in (tuple, list)
+        if is_listed and len(value) <= LARGEST and CONSTANTS.issuperset(map(type, value)):
             return None
         survey = _survey(value)
         if survey.size > LARGEST:
@@ -464,9 +386,8 @@ def snapshots_if_long(value: Any) -> Snapshots | None:
 
 
 def _snapshots(value: Any, survey: "_Survey") -> Snapshots:
-    whole = _whole(value, survey)
-    is_whole = whole is not None and cannot_change(value)
-    if whole is not None and is_whole and survey.size > LARGEST:
+    whole = _Same(value, survey.size) if cannot_change(value) else None
+    if whole is not None and survey.size > LARGEST:
         return Snapshots(whole, None, True)
     marshalled = _Marshalled(value, survey.size) if survey.is_marshalled else None
     is_flat = survey.n_containers <= 1 and survey.size <= LARGEST
@@ -477,39 +398,20 @@ def _snapshots(value: Any, survey: "_Survey") -> Snapshots:
         if marshalled is None or is_flat or type(looked_into) is not _Keyed:
             own = looked_into
     assert own is not None
-    common = marshalled or own
-    return Snapshots(whole if whole is not None and is_whole else own, common, survey.is_large)
+    return Snapshots(whole or own, marshalled or own, survey.is_large)
 
 
 def compared_by_identity(value: Any) -> Snapshot | None:
     """Return a snapshot by identity; None if it would keep alive what it mustn't."""
-    if is_constant(value):
-        return _Same(value, 1)
+    if cannot_change(value):
+        return _Same(value)
     by_fields = fields_key(value)
     if by_fields is not None:
-        return _SameFields(by_fields)
-    # Mostly that is all: to survey a large value takes long.
-    return _weakly(value) or _strongly(value, _survey(value))
-
-
-def _is_small_and_of(kinds: frozenset[type], values: Any) -> bool:
-    return len(values) <= LARGEST and kinds.issuperset(map(type, values))
-
-
-def _whole(value: Any, survey: "_Survey") -> Snapshot | None:
-    """Return a snapshot of a value as a whole; None if it would keep alive what it mustn't."""
-    return _weakly(value) or _strongly(value, survey)
-
-
-def _strongly(value: Any, survey: "_Survey") -> Snapshot | None:
-    return _Same(value, survey.size) if survey.is_light else None
-
-
-def _weakly(value: Any) -> Snapshot | None:
-    if not cannot_change(value):
-        with contextlib.suppress(TypeError):
-            return _SameWeakly(value)
-    return None
+        return by_fields
+    with contextlib.suppress(TypeError):
+        return _SameWeakly(value)
+    # Last: to survey a large value takes long.
+    return _Same(value) if _survey(value).is_light else None
 
 
 def cannot_change(value: Any) -> bool:
@@ -580,19 +482,17 @@ def _survey(value: Any) -> _Survey:
         """Survey one value, but for the elements that it returns."""
         nonlocal n, n_containers, n_texts, n_native, is_light, is_marshalled, is_native
         kind = type(part)
-        read = reader_of(part)
-        if read is None:
+        reading = reading_of(part)
+        if reading is None:
             atom = _survey_of_atom(part)
             n += atom.n
             is_light = is_light and atom.is_light
             is_marshalled = is_marshalled and atom.is_marshalled
             is_native = is_native and atom.is_native
             return []
-        elements = read(part)
-        native = native_reading(kind, read)
-        is_native = is_native and native is not None
-        if native is not None:
-            n_native += native.cost * len(elements)
+        elements = reading.read(part)
+        is_native = is_native and reading.op is not None
+        n_native += reading.cost * len(elements)
         kinds = {*map(type, elements)}
         constants = {kind for kind in kinds if _is_constant_kind(kind)}
         n += len(elements)
@@ -650,11 +550,11 @@ def _looked_into(value: Any) -> Snapshot:
         return _Keyed(whole_key(value))
 
 
-def _made_of(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Keyed":
+def _made_of(value: Any) -> Snapshot:
     kind = type(value)
-    read = reader_of(value)
-    if read is not None:
-        return _elements(value, read)
+    reading = reading_of(value)
+    if reading is not None:
+        return _elements(value, reading)
     if kind is ArrayImpl:
         # It can't be changed in place.
         return _SameWeakly(value)
@@ -664,12 +564,11 @@ def _made_of(value: Any) -> "_Elements | _Bytes | _SameWeakly | _Equal | _Keyed"
             if made.matches(value):
                 return made
     key = typed_key(value)
-    compared = compared_by_equality(key)
-    return _Keyed(key) if compared is None else _Equal(compared)
+    return compared_by_equality(key) or _Keyed(key)
 
 
-def _elements(value: Any, read: Reader) -> _Elements:
-    elements = read(value)
+def _elements(value: Any, reading: Reading) -> _Elements:
+    elements = reading.read(value)
     parts: dict[int, Any] = {}
     weak: list[int] = []
     kinds = {*map(type, elements)}
@@ -684,5 +583,5 @@ def _elements(value: Any, read: Reader) -> _Elements:
         elif _is_weakly_held(element):
             weak.append(index)
         elif not _has_fixed_class(type(element)):
-            parts[index] = _SameOfClass(element)
-    return _Elements(type(value), read, elements, parts, weak)
+            parts[index] = _Same(element)
+    return _Elements(type(value), reading, elements, parts, weak)

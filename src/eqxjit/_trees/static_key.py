@@ -25,99 +25,99 @@ import numpy as np
 from jax.tree_util import tree_flatten
 
 from .._compat import MISSING, ArrayImpl, PyTreeDef, treedef_rows
-from .constants import CONSTANTS, ByContent, constants_key, is_constant, is_same, number_key
+from .constants import CONSTANTS, constants_key, is_constant, is_same, number_key
 
 
 class Hashed:
-    """A key with its hash, which tuples make anew each time that they are asked."""
+    """A typed static key with its hash, which tuples make anew each time that they are asked.
 
-    __slots__ = ("__weakref__", "_hash", "key")
+    - `typed`: the typed static key.
+    """
 
-    def __init__(self, key: Hashable):
-        self.key = key
-        self._hash = hash(key)
+    __slots__ = ("__weakref__", "_hash", "typed")
+
+    def __init__(self, typed: Hashable):
+        self.typed = typed
+        self._hash = hash(typed)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Hashed and self._hash == other._hash and bool(self.key == other.key)
+        if self is other:
+            return True
+        return (
+            isinstance(other, Hashed)
+            and type(other) is type(self)
+            and self._hash == other._hash
+            and bool(self.typed == other.typed)
+        )
 
 
-class ByHashAndEquality:
-    """A value compared by its own `==`, with the hash that it had: a change of it shows in that."""
+class ByEquality:
+    """A value compared by its own `==`: of an unhashable one, a copy.
+
+    - `hash`: the hash that it had, in which a change of it shows; None if it is unhashable.
+    """
 
     __slots__ = ("hash", "value")
+    #: It serves as a snapshot of what it is the key of: of one element.
+    size = 1
 
-    def __init__(self, value: Any):
-        self.value = value
-        self.hash = hash(value)
+    def __init__(self, value: Any, value_hash: int | None):
+        self.value = _snapshot(value) if value_hash is None else value
+        self.hash = value_hash
 
     def __hash__(self) -> int:
-        return self.hash
+        return hash(type(self.value)) if self.hash is None else self.hash
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is ByHashAndEquality and is_same_opaque(
+        return type(other) is ByEquality and is_same_opaque(
             self.value, other.value, self.hash, other.hash
         )
 
     def matches(self, value: Any) -> bool:
         """Return whether a value has the same key."""
-        return is_same_opaque(value, self.value, hash(value), self.hash)
+        value_hash = None if self.hash is None else hash(value)
+        return is_same_opaque(value, self.value, value_hash, self.hash)
 
 
-class ByEquality:
-    """An unhashable value, compared by its own `==` and hashed by its type alone: a copy of it."""
+class ByContent:
+    """A constant, or a dataclass with a generated `==`, of which all fields are constants.
 
-    __slots__ = ("value",)
+    Made without looking at each part in Python.
 
-    def __init__(self, value: Any):
-        self.value = _snapshot(value)
-
-    def __hash__(self) -> int:
-        return hash(type(self.value))
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is ByEquality and self.matches(other.value)
-
-    def matches(self, value: Any) -> bool:
-        """Return whether a value has the same key."""
-        if type(value) is not type(self.value):
-            return False
-        return value is self.value or bool(self.value == value)
-
-
-class ByFields:
-    """The typed static key of a dataclass with a generated `==`, of which all fields are constants.
-
-    - `kind`: its class.
-    - `names`: the fields that are compared.
-    - `values`: what they hold.
+    - `kind`: the class.
+    - `value`: the constant, or what the fields hold.
+    - `names`: the fields of the dataclass that are compared; None for a constant itself.
     """
 
-    __slots__ = ("_hash", "kind", "names", "values")
+    __slots__ = ("_hash", "kind", "names", "value")
+    #: As above.
+    size = 1
 
-    def __init__(self, kind: type, names: tuple[str, ...], values: tuple[Any, ...]):
+    def __init__(self, kind: type, value: Any, names: tuple[str, ...] | None = None):
         self.kind = kind
+        self.value = value
         self.names = names
-        self.values = values
-        self._hash = hash(values)
+        self._hash = hash(value)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
         return (
-            type(other) is ByFields
+            type(other) is ByContent
             and other.kind is self.kind
-            and bool(is_same(other.values, self.values))
+            and bool(is_same(other.value, self.value))
         )
 
     def matches(self, value: Any) -> bool:
         """Return whether a value has the same key."""
-        return type(value) is self.kind and bool(
-            is_same(fields_values(value, self.names), self.values)
-        )
+        if type(value) is not self.kind:
+            return False
+        content = value if self.names is None else fields_values(value, self.names)
+        return bool(is_same(content, self.value))
 
 
 def fields_values(value: Any, names: Iterable[str]) -> tuple[Any, ...]:
@@ -125,14 +125,19 @@ def fields_values(value: Any, names: Iterable[str]) -> tuple[Any, ...]:
     return tuple([getattr(value, name) for name in names])
 
 
-def fields_key(value: Any) -> ByFields | None:
+def fields_key(value: Any) -> ByContent | None:
     """Return the typed static key of a dataclass that holds constants alone; None for others."""
     names = keyed_fields(type(value))
     return None if names is None else _by_fields(type(value), names, fields_values(value, names))
 
 
-def _by_fields(kind: type, names: tuple[str, ...], values: tuple[Any, ...]) -> ByFields | None:
-    return ByFields(kind, names, values) if is_constant(values) else None
+def content_key(value: Any) -> ByContent | None:
+    """Return the typed static key of a constant, or as `fields_key` does; None for others."""
+    return ByContent(type(value), value) if is_constant(value) else fields_key(value)
+
+
+def _by_fields(kind: type, names: tuple[str, ...], values: tuple[Any, ...]) -> ByContent | None:
+    return ByContent(kind, values, names) if is_constant(values) else None
 
 
 def _snapshot(value: Any) -> Any:
@@ -242,19 +247,23 @@ def _elements_key(elements: list[Any]) -> Hashable:
     return constants_key(values) or tuple([typed_key(value) for value in values])
 
 
-def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
+def _sequence_key(value: Any, elements: Callable[[Any], Iterable[Any]] = list.__iter__) -> Hashable:
     return (type(value), _elements_key(iterated(elements, value)))
 
 
 def _tuple_key(value: tuple[Any, ...]) -> Hashable:
-    return ByContent(value) if is_constant(value) else _sequence_key(value)
+    if is_constant(value):
+        return ByContent(tuple, value)
+    return _sequence_key(value, tuple.__iter__)
 
 
 def _frozenset_key(value: frozenset[Any]) -> Hashable:
-    return ByContent(value) if is_constant(value) else _set_key(value)
+    if is_constant(value):
+        return ByContent(frozenset, value)
+    return _set_key(value, frozenset.__iter__)
 
 
-def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = iter) -> Hashable:
+def _set_key(value: Any, elements: Callable[[Any], Iterable[Any]] = set.__iter__) -> Hashable:
     # With their number: there can be several NaN in a set.
     keys = [typed_key(element) for element in iterated(elements, value)]
     return (type(value), len(keys), frozenset(keys))
@@ -277,22 +286,6 @@ def _deque_key(value: Any) -> Hashable:
     return (value.maxlen, _sequence_key(value, collections.deque.__iter__))
 
 
-def _range_key(value: range) -> Hashable:
-    return (range, value.start, value.stop, value.step)
-
-
-def _mapping_key(value: types.MappingProxyType[Any, Any]) -> Hashable:
-    return (types.MappingProxyType, typed_key(value.copy()))
-
-
-def _namespace_key(value: types.SimpleNamespace) -> Hashable:
-    return (types.SimpleNamespace, _dict_key(vars(value)))
-
-
-def _bytearray_key(value: bytearray) -> Hashable:
-    return (bytearray, bytes(value))
-
-
 def _slice_key(value: slice) -> Hashable:
     return (slice, typed_key(value.start), typed_key(value.stop), typed_key(value.step))
 
@@ -311,17 +304,12 @@ def is_fixed_dtype(kind: type) -> bool:
     return issubclass(kind, np.dtype) and not issubclass(kind, _STRUCTURED)
 
 
-def copied_dtype(dtype: Any) -> Any:
-    """Return a dtype that stays as it is: a copy of it, if it can be changed in place."""
-    return copy.deepcopy(dtype) if issubclass(type(dtype), _STRUCTURED) else dtype
-
-
 _STRUCTURED = type(np.dtype(np.void))
 
 
 def _structured_dtype_key(value: np.dtype) -> Hashable:
     # Not by its hash, which it keeps when a dtype in it changes.
-    return (type(value), ByEquality(value))
+    return (type(value), ByEquality(value, None))
 
 
 def _numpy_key(value: np.ndarray | np.generic) -> Hashable:
@@ -378,19 +366,27 @@ def _identity_key(value: Any) -> Hashable:
         return (type(value), _ByIdentity(value))
 
 
-def key_by_identity(value: Any) -> Hashable:
-    """Return the typed static key of a value whose class compares by identity."""
-    return _KEY_OF_INTERNED.get(type(value), _identity_key)(value)
-
-
 def _opaque_key(value: Any) -> Hashable:
     try:
-        return (type(value), ByHashAndEquality(value))
+        value_hash = hash(value)
     except TypeError:
-        return (type(value), ByEquality(value))
+        value_hash = None
+    return (type(value), ByEquality(value, value_hash))
 
+
+# A subclass that keeps its base's `==` is looked into as that is: its own `__iter__` has no say.
+_KEY_OF_CONTAINER: dict[type, Callable[[Any], Hashable]] = {
+    tuple: _tuple_key,
+    list: _sequence_key,
+    set: _set_key,
+    frozenset: _frozenset_key,
+    dict: _dict_key,
+    collections.defaultdict: _default_dict_key,
+    collections.OrderedDict: _ordered_dict_key,
+}
 
 _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
+    **_KEY_OF_CONTAINER,
     type(None): _atom_key,
     bool: _atom_key,
     int: _atom_key,
@@ -398,19 +394,12 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     bytes: _atom_key,
     float: _number_key,
     complex: _number_key,
-    tuple: _tuple_key,
-    list: _sequence_key,
-    set: _set_key,
-    frozenset: _frozenset_key,
-    dict: _dict_key,
-    collections.defaultdict: _default_dict_key,
     collections.Counter: _dict_key,
-    types.MappingProxyType: _mapping_key,
-    types.SimpleNamespace: _namespace_key,
+    types.MappingProxyType: lambda value: (types.MappingProxyType, typed_key(value.copy())),
+    types.SimpleNamespace: lambda value: (types.SimpleNamespace, _dict_key(vars(value))),
     collections.deque: _deque_key,
-    range: _range_key,
-    bytearray: _bytearray_key,
-    collections.OrderedDict: _ordered_dict_key,
+    range: lambda value: (range, value.start, value.stop, value.step),
+    bytearray: lambda value: (bytearray, bytes(value)),
     slice: _slice_key,
     types.MethodType: _method_key,
     np.ndarray: _numpy_key,
@@ -420,24 +409,11 @@ _KEY_BY_TYPE: dict[type, Callable[[Any], Hashable]] = {
     memoryview: _memoryview_key,
 }
 
-#: Those that are made no slower than a snapshot of the value is compared.
-SIMPLE_KEYS: dict[type, Callable[[Any], Hashable]] = {
-    kind: _KEY_BY_TYPE[kind]
-    for kind in (
-        *(type(None), bool, int, str, bytes, float, complex),
-        *(range, slice, types.MethodType, cast(type, PyTreeDef)),
-    )
-}
+#: The types of which keys are made no slower than a snapshot of the value is compared.
+SIMPLE = CONSTANTS | {range, slice, types.MethodType, cast(type, PyTreeDef), type(MISSING)}
 
-# A subclass that keeps its base's `==` is looked into as that does: its own `__iter__` has no say.
 _KEY_BY_EQUALITY: dict[type, Callable[[Any], Hashable]] = {
-    tuple: functools.partial(_sequence_key, elements=tuple.__iter__),
-    list: functools.partial(_sequence_key, elements=list.__iter__),
-    collections.OrderedDict: _ordered_dict_key,
-    collections.defaultdict: _default_dict_key,
-    dict: _dict_key,
-    set: functools.partial(_set_key, elements=set.__iter__),
-    frozenset: functools.partial(_set_key, elements=frozenset.__iter__),
+    **_KEY_OF_CONTAINER,
     np.generic: _numpy_key,
     jax.Array: _array_key,
     eqx.Module: _module_key,
@@ -470,7 +446,6 @@ def register_interned(kind: type, make_key: Callable[[Any], Hashable]) -> None:
 if type(MISSING) is not object:
     # In the metadata of most Modules: there is nothing to refer to weakly.
     register_interned(type(MISSING), _atom_key)
-    SIMPLE_KEYS[type(MISSING)] = _atom_key
 
 
 def _make_key_of_class(kind: type) -> Callable[[Any], Hashable] | None:
@@ -552,9 +527,7 @@ def identity_suffices(value: Any) -> bool:
 
 def _identity_suffices(value: Any) -> bool:
     kind = type(value)
-    if kind in _KEY_BY_TYPE:
-        return kind in CONSTANTS or kind is range
-    return kind.__eq__ is object.__eq__ or is_fixed_dtype(kind)
+    return kind in CONSTANTS or kind is range or compares_by_identity(kind) or is_fixed_dtype(kind)
 
 
 def is_opaque(value: Any) -> bool:
@@ -593,7 +566,7 @@ def looked_into_as(kind: type) -> type | None:
 def is_container(kind: type) -> bool:
     """Return whether objects of a class are looked into, to make their typed keys."""
     if kind in _KEY_BY_TYPE:
-        return kind not in SIMPLE_KEYS
+        return kind not in SIMPLE
     base = looked_into_as(kind)
     return base not in (None, np.generic) or keyed_fields(kind) is not None
 
@@ -606,14 +579,15 @@ def keyed_fields(kind: type) -> tuple[str, ...] | None:
     return None if fields is None or _make_key_of_class(kind) is not None else fields
 
 
-def compared_by_equality(key: Any) -> ByEquality | ByHashAndEquality | None:
+def compared_by_equality(key: Any) -> ByEquality | None:
     """Return the part of an opaque value's typed key that asks its own `==`."""
-    if type(key) is tuple and len(key) == 2 and isinstance(key[1], (ByEquality, ByHashAndEquality)):
-        return key[1]
-    return None
+    is_opaque_key = type(key) is tuple and len(key) == 2 and type(key[1]) is ByEquality
+    return key[1] if is_opaque_key else None
 
 
-def is_same_opaque(value: Any, expected: Any, value_hash: int, expected_hash: int) -> bool:
+def is_same_opaque(
+    value: Any, expected: Any, value_hash: int | None, expected_hash: int | None
+) -> bool:
     """Return whether an opaque value is the expected one, as a dict by type and value does."""
     return (
         type(value) is type(expected)
