@@ -3,7 +3,7 @@
 import collections
 import itertools
 import types
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -159,9 +159,13 @@ class StaticTree:
 
     def combine(self, dynamic: Any) -> Any:
         """Return the pytree that has these arrays; the reverse of `partition`."""
-        arrays = iter(dynamic)
-        leaves = [next(arrays) if leaf is DYNAMIC else leaf for leaf in self.leaves]
-        return tree_unflatten(self.treedef, leaves)
+        return tree_unflatten(self.treedef, with_arrays(self.leaves, dynamic))
+
+
+def with_arrays(static: tuple[Any, ...], arrays: Iterable[Any]) -> list[Any]:
+    """Return leaves with an array in the place of each `DYNAMIC`."""
+    remaining = iter(arrays)
+    return [next(remaining) if leaf is DYNAMIC else leaf for leaf in static]
 
 
 def metadata_of(treedef: PyTreeDef) -> Iterator[Any]:
