@@ -95,7 +95,7 @@ class WrappedFunction:
             except Exception as error:
                 self._explain(error)
                 raise
-            found = mutable(self.fun.treedef, self.fun.leaves)
+            found = mutable(self.fun)
             found = [pair for pair in found if not is_frozen(pair.value)]
             self.large = [pair for pair in found if is_large(pair.key)]
             self._mutable = [pair for pair in found if not is_large(pair.key)]

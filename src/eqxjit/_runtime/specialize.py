@@ -17,8 +17,8 @@ from .._plan.native_planner import plan_natively
 from .._plan.verify import does_the_same
 from .._trees.given import NOTHING, Given
 from .._trees.mutation import are_repeated
-from .._trees.out_spec import Output, arrays_of, index_of, with_arrays
-from .._trees.partition import StaticTree
+from .._trees.out_spec import Output, arrays_of, index_of
+from .._trees.partition import StaticTree, with_arrays
 from .._trees.static_key import fields_key
 from .entry import CacheEntry
 from .frameless import binds_in_order, can_be_frameless, frameless

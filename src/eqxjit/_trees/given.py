@@ -1,32 +1,18 @@
-"""Static objects of an output that came in with the call: each call gets back its own.
-
-An output's static half is found when the function is traced, and serves all calls of the entry.
-What is equal needn't be the same: of an object that came in with the traced call only the position
-is kept, where each call has its own. So an entry doesn't keep alive what it was made for, either.
-"""
+"""Static objects that came in with a call: where each was, and whether another one has the same."""
 
 import itertools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
 from jax.tree_util import tree_structure
 
-from .._compat import (
-    CAN_ASSEMBLE,
-    LEAF_KIND,
-    MISSING,
-    PyTreeDef,
-    TreedefRow,
-    assembled,
-    treedef_rows,
-)
+from .._compat import LEAF_KIND, MISSING, PyTreeDef, TreedefRow, treedef_rows
 from .constants import CONSTANTS, Constants
 from .key_cache import KnownKey, treedef_key
-from .mutation import is_hashable
 from .partition import DYNAMIC, StaticTree
 from .static_key import (
     ByContent,
@@ -111,7 +97,8 @@ class Given:
         """Return the object at a position."""
         if position.is_leaf:
             return self.halves[position.half].leaves[position.part]
-        return _part(self.subtree(position.half, position.path), position.part)
+        _, metadata = self.subtree(position.half, position.path).node_data()  # type: ignore[misc]
+        return metadata if position.part == WHOLE else metadata[position.part]
 
 
 def subtrees_of(treedef: PyTreeDef) -> Callable[[tuple[int, ...]], PyTreeDef]:
@@ -131,38 +118,22 @@ def subtrees_of(treedef: PyTreeDef) -> Callable[[tuple[int, ...]], PyTreeDef]:
     return at
 
 
-def _part(treedef: PyTreeDef, part: int) -> Any:
-    node_data = treedef.node_data()
-    assert node_data is not None
-    return node_data[1] if part == WHOLE else node_data[1][part]
-
-
-def parts_of(metadata: Any, kind: type | None) -> tuple[Any, ...] | list[Any]:
-    """Return the static objects of a node's metadata: the fields of a Module, the keys of a dict.
+def has_parts(metadata: Any, kind: type | None) -> bool:
+    """Return whether a node's metadata is made of static objects: a Module's fields, a dict's keys.
 
     `kind` is the node's class, or None, as in `treedef_rows`.
     """
-    if type(metadata) is tuple or (type(metadata) is list and kind in (dict, None)):
-        return metadata
-    return ()
+    return type(metadata) is tuple or (type(metadata) is list and kind in (dict, None))
 
 
-def _values(row: TreedefRow) -> tuple[Any, ...] | list[Any]:
+def values_in(metadata: Any, kind: type | None) -> tuple[Any, ...] | list[Any]:
     """Return the parts of a node's metadata, or all of it."""
-    _, _, metadata, kind = row
-    parts = parts_of(metadata, kind)
-    # The list of a dict's keys is no object of the user's: there is nothing in an empty one.
-    return parts if parts or parts is metadata else (metadata,)
+    return metadata if has_parts(metadata, kind) else (metadata,)
 
 
-def _holds_plain(row: TreedefRow) -> bool:
-    return all(map(is_plain, _values(row)))
-
-
-def _parts(row: TreedefRow) -> list[tuple[int, Any]]:
-    """Return `_values`, each with its index."""
-    values = _values(row)
-    return [*enumerate(values)] if values is row[2] else [(WHOLE, row[2])]
+def parts_of(metadata: Any, kind: type | None) -> list[tuple[int, Any]]:
+    """Return `values_in`, each with its index."""
+    return [*enumerate(metadata)] if has_parts(metadata, kind) else [(WHOLE, metadata)]
 
 
 _PLAIN = frozenset(
@@ -181,12 +152,12 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, type) or is_fixed_dtype(type(value)) or stays(value)
 
 
-def _varies(value: Any) -> bool:
+def varies(value: Any) -> bool:
     """Return whether one that came in may be another in the next call of the same entry."""
     return not is_plain(value) and not compares_by_identity(type(value))
 
 
-class _Subtree:
+class Subtree(NamedTuple):
     """A node in a treedef, with what is below it.
 
     - `path`: the way to it.
@@ -196,19 +167,18 @@ class _Subtree:
     - `varies`: whether anything in it that isn't need not be the same in all calls.
     """
 
-    __slots__ = ("is_plain", "mark", "path", "row", "varies")
+    path: tuple[int, ...]
+    row: TreedefRow
+    mark: int
+    is_plain: bool
+    varies: bool
 
-    def __init__(
-        self, path: tuple[int, ...], row: TreedefRow, mark: int, plain: bool, varies: bool
-    ):
-        self.path = path
-        self.row = row
-        self.mark = mark
-        self.is_plain = plain
-        self.varies = varies
+    @property
+    def is_leaf(self) -> bool:
+        return self.row[0] == LEAF_KIND
 
 
-def _located(treedef: PyTreeDef) -> Iterator[tuple[tuple[int, ...], TreedefRow]]:
+def located(treedef: PyTreeDef) -> Iterator[tuple[tuple[int, ...], TreedefRow]]:
     """Yield all nodes, in post-order: the path to each, and its row."""
     rows = [*treedef_rows(treedef)]
     paths: list[tuple[int, ...]] = []
@@ -221,23 +191,26 @@ def _located(treedef: PyTreeDef) -> Iterator[tuple[tuple[int, ...], TreedefRow]]
     return zip(reversed(paths), rows, strict=True)
 
 
-def _all_subtrees(treedef: PyTreeDef, marks: dict[Hashable, int]) -> list[_Subtree]:
+def all_subtrees(treedef: PyTreeDef, marks: dict[Hashable, int]) -> list[Subtree]:
     """Return all subtrees, in post-order; `marks` are those that were given so far."""
-    found: list[_Subtree] = []
-    roots: list[_Subtree] = []
-    for path, row in _located(treedef):
-        kind, arity, data, custom = row
+    found: list[Subtree] = []
+    roots: list[Subtree] = []
+    for path, row in located(treedef):
+        kind, arity, metadata, cls = row
         start = len(roots) - arity
         children = roots[start:]
-        parts = parts_of(data, custom)
+        values = values_in(metadata, cls)
         # A tuple of parts, or a list of keys, may be put together anew each time.
-        held = tuple(map(object_key, parts)) if parts or parts is data else object_key(data)
-        key = (kind, arity, custom, held, tuple([child.mark for child in children]))
-        holds_plain = _holds_plain(row)
-        plain = holds_plain and all(child.is_plain for child in children)
-        varies = not holds_plain and any(map(_varies, _values(row)))
-        varies = varies or any(child.varies for child in children)
-        subtree = _Subtree(path, row, marks.setdefault(key, len(marks)), plain, varies)
+        held = (values is metadata, *map(object_key, values))
+        key = (kind, arity, cls, held, tuple([child.mark for child in children]))
+        others = [value for value in values if not is_plain(value)]
+        subtree = Subtree(
+            path,
+            row,
+            marks.setdefault(key, len(marks)),
+            not others and all(child.is_plain for child in children),
+            any(map(varies, others)) or any(child.varies for child in children),
+        )
         roots[start:] = [subtree]
         found.append(subtree)
     return found
@@ -249,7 +222,7 @@ def object_key(value: Any) -> Hashable:
     return value if type(value) is str else id(value)
 
 
-class _Index:
+class Index:
     """The positions of what came in with a traced call, by what is there."""
 
     __slots__ = ("_found", "_subtrees", "marks")
@@ -258,76 +231,44 @@ class _Index:
         self.marks: dict[Hashable, int] = {}
         self._found: dict[Hashable, Position] = {}
         # Kept while they are looked up by `id`.
-        self._subtrees = [_all_subtrees(half.treedef, self.marks) for half in given.halves]
+        self._subtrees = [all_subtrees(half.treedef, self.marks) for half in given.halves]
         for half, static in enumerate(given.halves):
             leaves = enumerate(static.leaves)
             for subtree in self._subtrees[half]:
-                path, data = subtree.path, subtree.row[2]
-                if _is_leaf(subtree.row):
+                path, (_, _, metadata, cls) = subtree.path, subtree.row
+                if subtree.is_leaf:
                     index, leaf = next(leaves)
                     if not is_plain(leaf):
                         self._add((id(leaf),), Position(half, path, index, True))
                 elif not subtree.is_plain:
                     self._add(subtree.mark, Position(half, path, WHOLE, False))
-                    for part, value in [(WHOLE, data), *_parts(subtree.row)]:
+                    for part, value in [(WHOLE, metadata), *parts_of(metadata, cls)]:
                         if not is_plain(value):
                             self._add((id(value),), Position(half, path, part, False))
 
     def _add(self, key: Hashable, position: Position) -> None:
-        path = position.path
-        for n in range(min(len(path), _LONGEST_SUFFIX) + 1):
-            self._found.setdefault((key, path[len(path) - n :]), position)
+        for suffix in _suffixes(position.path):
+            self._found.setdefault((key, suffix), position)
 
-    def _find(self, key: Hashable, path: tuple[int, ...]) -> Position | None:
+    def find(self, key: Hashable, path: tuple[int, ...]) -> Position | None:
+        """Return where that came in which is now at a path in an output.
+
+        `key` is the mark of a subtree that came in as it is, or `(id(value),)` of a static object.
+        """
         # Of one object in several places, the place whose path ends in the same way.
-        for n in range(min(len(path), _LONGEST_SUFFIX), -1, -1):
-            position = self._found.get((key, path[len(path) - n :]))
+        for suffix in _suffixes(path):
+            position = self._found.get((key, suffix))
             if position is not None:
                 return position
         return None
-
-    def find(self, value: Any, path: tuple[int, ...]) -> Position | None:
-        """Return where a static object came in that is now at a path in an output."""
-        return self._find((id(value),), path)
-
-    def find_subtree(self, subtree: _Subtree) -> Position | None:
-        """Return where a subtree of the output came in as it is."""
-        return self._find(subtree.mark, subtree.path)
 
 
 _LONGEST_SUFFIX = 4
 
 
-def _is_leaf(row: TreedefRow) -> bool:
-    return row[0] == LEAF_KIND
-
-
-class _Weak:
-    """A stand-in for a static object, without keeping it alive; for a tuple, if it holds one."""
-
-    __slots__ = ("get",)
-
-    def __init__(self, get: Any):
-        self.get = get
-
-
-def _weakly(value: Any, ids: Collection[int]) -> Any:
-    """Return a static value as it can be kept: itself, if it isn't one of those given, by `id`."""
-    kind = type(value)
-    if kind is tuple:
-        parts = tuple([_weakly(part, ids) for part in value])
-        if any(type(part) is _Weak for part in parts):
-            return _Weak(lambda: tuple(map(_strongly, parts)))
-    elif kind is types.MethodType:
-        if id(value.__self__) in ids:
-            return _Weak(weakref.WeakMethod(value))
-    elif id(value) in ids and not stays(value):
-        return _Weak(weakref.ref(value))
-    return value
-
-
-def _strongly(value: Any) -> Any:
-    return value.get() if type(value) is _Weak else value
+def _suffixes(path: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the last indices of a path: the longest first, none last."""
+    return [path[start:] for start in range(max(0, len(path) - _LONGEST_SUFFIX), len(path) + 1)]
 
 
 def are_equal(
@@ -360,15 +301,16 @@ def _differing(ours: PyTreeDef, theirs: PyTreeDef) -> list[Any] | None:
         return None
     differing: list[Any] = []
     for our_row, their_row in zip(treedef_rows(ours), treedef_rows(theirs), strict=True):
-        kind, arity, data, cls = our_row
-        if kind != their_row[0] or arity != their_row[1] or cls is not their_row[3]:
+        kind, arity, our_data, cls = our_row
+        their_kind, their_arity, their_data, their_cls = their_row
+        if kind != their_kind or arity != their_arity or cls is not their_cls:
             return None
-        if data is their_row[2]:
+        if our_data is their_data:
             continue
         # Metadata that is a tuple of one part isn't that part.
-        if type(data) is not type(their_row[2]):
+        if type(our_data) is not type(their_data):
             return None
-        our_parts, their_parts = _values(our_row), _values(their_row)
+        our_parts, their_parts = values_in(our_data, cls), values_in(their_data, cls)
         if len(our_parts) != len(their_parts):
             return None
         if not all(map(operator.is_, our_parts, their_parts)):
@@ -383,8 +325,8 @@ def _none_came_in(values: list[Any], given: Given) -> bool:
     came_in = {
         id(value)
         for half in given.halves
-        for row in treedef_rows(half.treedef)
-        for value in _values(row)
+        for _, _, metadata, cls in treedef_rows(half.treedef)
+        for value in values_in(metadata, cls)
     }
     came_in.update([id(leaf) for half in given.halves for leaf in half.leaves])
     return came_in.isdisjoint(map(id, values))
@@ -401,216 +343,3 @@ def is_told_by_key(value: Any) -> bool:
     if fields is not None and vars(value).keys() == {*fields}:
         return all(map(is_told_by_key, vars(value).values()))
     return is_plain(value)
-
-
-class _Same:
-    """A subtree of the output that is the same for all calls."""
-
-    __slots__ = ("treedef",)
-
-    def __init__(self, treedef: PyTreeDef):
-        self.treedef = treedef
-
-
-class _Node:
-    """A node of the output that is put together for each call, from the subtrees before it.
-
-    - `kind`: the class of the object.
-    - `arity`: how many children it has.
-    - `parts`: of its metadata, each with its index: a value, a `_Weak` or a `Position`.
-    - `container`: makes the metadata from its parts; None if that is the one part.
-    - `is_own`: whether none of the metadata came in.
-    """
-
-    __slots__ = ("arity", "container", "is_own", "kind", "parts")
-
-    def __init__(
-        self,
-        kind: type,
-        arity: int,
-        parts: list[tuple[int, Any]],
-        container: type | None,
-        is_own: bool,
-    ):
-        self.kind = kind
-        self.arity = arity
-        self.parts = parts
-        self.container = container
-        self.is_own = is_own
-
-
-#: How a treedef is made: its subtrees in post-order. A `Position` is one of the call's own.
-_Step = _Same | _Node | Position
-
-
-class StaticOutput:
-    """The static half of an output: its structure and its leaves, `DYNAMIC` for each array.
-
-    What came in with the call that was traced is each call's own, from the same position. So it is
-    neither kept alive, nor can it have been changed in place.
-
-    - `n_nodes`: how many nodes it has.
-    - `own`: the static objects in it that didn't come in.
-    - `is_given`: whether anything in it did; `varies`: and need not be the same in all calls.
-    """
-
-    __slots__ = ("_leaves", "_steps", "is_given", "n_nodes", "own", "varies")
-
-    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], given: Given):
-        self.n_nodes = treedef.num_nodes
-        self._leaves = leaves
-        self._steps: list[_Step] = [_Same(treedef)]
-        self.own: list[Any] = []
-        self.varies = False
-        if not all(map(_holds_plain, treedef_rows(treedef))) or not all(map(is_plain, leaves)):
-            self._refer(treedef, leaves, given)
-        self.is_given = any(type(leaf) in (Position, _Weak) for leaf in self._leaves) or any(
-            type(step) is not _Same for step in self._steps
-        )
-
-    def _refer(self, treedef: PyTreeDef, leaves: tuple[Any, ...], given: Given) -> None:
-        index = _Index(given)
-        ids = {id(value) for half in given.halves for value in referents(half.key)}
-
-        def referred(value: Any, path: tuple[int, ...]) -> Any:
-            if is_plain(value):
-                return value
-            position = index.find(value, path)
-            if position is not None:
-                return position
-            kept = _weakly(value, ids)
-            if kept is value:
-                self.own.append(value)
-            return kept
-
-        subtrees = _all_subtrees(treedef, index.marks)
-        paths = [subtree.path for subtree in subtrees if _is_leaf(subtree.row)]
-        self._leaves = tuple(map(referred, leaves, paths))
-        # A leaf that can't be hashed can't be told to have changed: upstream returns it, too.
-        self.own = [leaf for leaf in self.own if is_hashable(leaf)]
-        self._steps = _steps_of(treedef, subtrees, index, referred)
-        kept = zip(leaves, self._leaves, strict=True)
-        self.varies = subtrees[-1].varies or any(
-            type(position) is Position and _varies(leaf) for leaf, position in kept
-        )
-
-    def resolve(self, given: Given | None) -> tuple[tuple[Any, ...], PyTreeDef]:
-        """Return the leaves and the structure for a call, with its own static objects.
-
-        `given` may be None where `is_given` is false.
-        """
-        if not self.is_given:
-            [step] = self._steps
-            return self._leaves, step.treedef  # type: ignore[union-attr]
-        assert given is not None
-
-        def value_of(value: Any) -> Any:
-            kind = type(value)
-            if kind is Position:
-                return given.get(value)
-            return value.get() if kind is _Weak else value
-
-        made: list[PyTreeDef] = []
-        for step in self._steps:
-            if type(step) is _Same:
-                made.append(step.treedef)
-            elif type(step) is Position:
-                made.append(given.subtree(step.half, step.path))
-            else:
-                assert type(step) is _Node
-                parts = [value_of(part) for _, part in step.parts]
-                data = parts[0] if step.container is None else step.container(parts)
-                start = len(made) - step.arity
-                made[start:] = [assembled((step.kind, data), made[start:])]
-        [treedef] = made
-        return tuple([value_of(leaf) for leaf in self._leaves]), treedef
-
-    def positions(
-        self, treedef: PyTreeDef, given: Given
-    ) -> Iterator[tuple[tuple[int, ...], int, Position]]:
-        """Yield where the static objects in nodes came in: the path to the node, and which part.
-
-        What compares by identity is left out: it is the same for all calls of the entry.
-
-        - `treedef`: the structure for the call, as `resolve` returns it.
-        """
-        if not self.is_given:
-            return
-        paths = (path for path, _ in _located(treedef))
-        for step in self._steps:
-            if type(step) is _Same:
-                for _ in range(step.treedef.num_nodes):
-                    next(paths)
-            elif type(step) is Position:
-                for came, row in _located(given.subtree(step.half, step.path)):
-                    path = next(paths)
-                    for part, value in () if row[2] is None else _parts(row):
-                        if not is_plain(value) and not compares_by_identity(type(value)):
-                            position = Position(step.half, (*step.path, *came), part, False)
-                            yield path, part, position
-            else:
-                assert type(step) is _Node
-                path = next(paths)
-                for part, value in step.parts:
-                    is_given = type(value) is Position
-                    if is_given and not compares_by_identity(type(given.get(value))):
-                        yield path, part, value
-
-    def leaf_positions(self, leaves: tuple[Any, ...]) -> Iterator[tuple[int, Position]]:
-        """Yield where leaves came in, but for what compares by identity: which, and its position.
-
-        - `leaves`: the leaves for the call, as `resolve` returns them.
-        """
-        for index, position in enumerate(self._leaves if self.is_given else ()):
-            if type(position) is Position and not compares_by_identity(type(leaves[index])):
-                yield index, position
-
-
-def _steps_of(
-    treedef: PyTreeDef,
-    subtrees: list[_Subtree],
-    index: _Index,
-    referred: Callable[[Any, tuple[int, ...]], Any],
-) -> list[_Step]:
-    """Return the steps that make a treedef from what came in."""
-    at = subtrees_of(treedef)
-    steps: list[_Node | Position | _Subtree] = []
-    starts: list[int] = []
-    for subtree in subtrees:
-        arity = subtree.row[1]
-        start = starts[-arity] if arity else len(steps)
-        starts[len(starts) - arity :] = [start]
-        position = None if subtree.is_plain else index.find_subtree(subtree)
-        if subtree.is_plain:
-            steps[start:] = [subtree]
-        elif position is not None:
-            steps[start:] = [position]
-        else:
-            node = _node_of(at(subtree.path), subtree.path, index, referred)
-            if node.is_own and all(type(step) is _Subtree for step in steps[start:]):
-                steps[start:] = [subtree]
-            else:
-                steps.append(node)
-    if not CAN_ASSEMBLE and any(type(step) is _Node for step in steps):
-        return [_Same(treedef)]
-    return [_Same(at(step.path)) if isinstance(step, _Subtree) else step for step in steps]
-
-
-def _node_of(
-    treedef: PyTreeDef,
-    path: tuple[int, ...],
-    index: _Index,
-    referred: Callable[[Any, tuple[int, ...]], Any],
-) -> _Node:
-    node_data = treedef.node_data()
-    assert node_data is not None
-    kind, data = node_data
-    arity = len(treedef.children())
-    values = parts_of(data, kind)
-    position = None if is_plain(data) else index.find(data, path)
-    if position is not None or not values:
-        whole = position or referred(data, path)
-        return _Node(kind, arity, [(WHOLE, whole)], None, whole is data)
-    parts = [(part, referred(value, path)) for part, value in enumerate(values)]
-    is_own = all(kept is value for (_, kept), value in zip(parts, values, strict=True))
-    return _Node(kind, arity, parts, type(data), is_own)

@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
-from .._compat import PyTreeDef, with_metadata
+from .._compat import with_metadata
 from .key_cache import Seen, has_key, learned_key, static_key
-from .partition import DYNAMIC, StaticTree, metadata_of
+from .partition import DYNAMIC, StaticTree
 from .static_key import compared_fields, identity_suffices, is_opaque
 
 
@@ -20,11 +20,11 @@ class Mutable(NamedTuple):
     key: Hashable
 
 
-def mutable(treedef: PyTreeDef, leaves: Iterable[Any]) -> list[Mutable]:
-    """Return the static objects of a structure, leaves included, whose typed keys can change."""
+def mutable(static: StaticTree) -> list[Mutable]:
+    """Return the static objects in a tree, leaves included, whose typed keys can change."""
     # A leaf that can't be hashed didn't come in by its key: it is the function's own object.
-    values = [leaf for leaf in leaves if leaf is not DYNAMIC and is_hashable(leaf)]
-    return mutable_among([*values, *metadata_of(treedef)])
+    leaves = [leaf for leaf in static.leaves if leaf is not DYNAMIC and is_hashable(leaf)]
+    return mutable_among([*leaves, *static.metadata])
 
 
 def mutable_among(values: Iterable[Any]) -> list[Mutable]:
@@ -83,7 +83,7 @@ def snapshot(static: StaticTree) -> StaticTree:
 
     One that can't be copied, or whose copy isn't equal to it, stays.
     """
-    copies = {id(value): _copied(value, key) for value, key in mutable(static.treedef, ())}
+    copies = {id(value): _copied(value, key) for value, key in mutable_among(static.metadata)}
     if not copies:
         return static
 

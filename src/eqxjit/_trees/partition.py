@@ -3,7 +3,7 @@
 import collections
 import itertools
 import types
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -86,7 +86,10 @@ class StaticTree:
     @property
     def metadata(self) -> Iterator[Any]:
         """The static objects in its nodes, but for the keys of dicts."""
-        return _metadata_in(self.columns)
+        _, _, metadata, classes = self.columns
+        for data, cls in zip(metadata, classes, strict=True):
+            if cls is not None and cls is not dict:
+                yield from data if type(data) is tuple else (data,)
 
     @property
     def key(self) -> Hashable:
@@ -159,21 +162,13 @@ class StaticTree:
 
     def combine(self, dynamic: Any) -> Any:
         """Return the pytree that has these arrays; the reverse of `partition`."""
-        arrays = iter(dynamic)
-        leaves = [next(arrays) if leaf is DYNAMIC else leaf for leaf in self.leaves]
-        return tree_unflatten(self.treedef, leaves)
+        return tree_unflatten(self.treedef, with_arrays(self.leaves, dynamic))
 
 
-def metadata_of(treedef: PyTreeDef) -> Iterator[Any]:
-    """Yield the static objects in the nodes of a structure, but for the keys of dicts."""
-    return _metadata_in(columns_of(treedef))
-
-
-def _metadata_in(columns: TreedefColumns) -> Iterator[Any]:
-    _, _, metadata, classes = columns
-    for data, cls in zip(metadata, classes, strict=True):
-        if cls is not None and cls is not dict:
-            yield from data if type(data) is tuple else (data,)
+def with_arrays(static: tuple[Any, ...], arrays: Iterable[Any]) -> list[Any]:
+    """Return leaves with an array in the place of each `DYNAMIC`."""
+    remaining = iter(arrays)
+    return [next(remaining) if leaf is DYNAMIC else leaf for leaf in static]
 
 
 class CyclicPytree(ValueError):
