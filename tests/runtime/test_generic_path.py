@@ -143,7 +143,7 @@ def test_a_function_around_much_is_recognised_without_looking_at_all_of_it():
     looked_at = []
     for _ in range(2):
         f = eqxjit.filter_jit(closure([(i, i) for i in range(100_000)]))
-        looked_at.append(calls_of(inside.definition(f).place_and_code))
+        looked_at.append(calls_of(inside.definition(f).key))
         f(X)
     assert f.traces()[0].differences[0].category == "function defined again"
     assert max(looked_at) < 20_000

@@ -107,7 +107,6 @@ class FrozenPjitFunction(FilterPjitFunction):
                     f"{leaf} stands for arrays of many shapes, and a program is compiled for one: "
                     "give a size for each dimension. (`save` takes symbolic ones.)"
                 )
-        args, kwargs = treedef.unflatten(leaves)
         with trimming:
             program = super().compile(*args, **kwargs)
             if warm:
@@ -219,9 +218,9 @@ def _zeros(struct: jax.ShapeDtypeStruct, as_numpy: bool) -> Any:
     if getattr(struct, "weak_type", False):
         scalar = jnp.asarray(zeros.dtype.type(0).item())
         return jnp.broadcast_to(scalar, struct.shape)
-    if struct.sharding is not None:
-        return jax.device_put(zeros, struct.sharding)
-    return zeros if as_numpy else jax.device_put(zeros)
+    if as_numpy and struct.sharding is None:
+        return zeros
+    return jax.device_put(zeros, struct.sharding)
 
 
 def freeze(
@@ -287,7 +286,8 @@ def freeze(
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
     _check_signature(fun, args, kwargs)
     try:
-        leaves, static = partition(_Partial(fun, *args, **kwargs))
+        remaining = _Partial(fun, *args, **kwargs)
+        leaves, static = partition(remaining)
         _ = static.key  # Or it can't be made.
         static = snapshot(static)
     except Exception as error:
@@ -298,7 +298,6 @@ def freeze(
     constants = (array if array.nbytes <= max_constant_bytes else DYNAMIC for array in arrays)
     with_constants = [next(constants) if leaf is DYNAMIC else leaf for leaf in static.leaves]
     frozen = StaticTree(static.treedef, tuple(with_constants), _Snapshot())
-    remaining = functools.partial(fun, *args, **kwargs)
     cache = FunctionCache(
         Signature(remaining, *names_of(fun)), options, place_of(fun, home_of(fun))
     )

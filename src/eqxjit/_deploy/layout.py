@@ -259,9 +259,8 @@ def _is_settled(treedef: PyTreeDef, leaves: Iterable[Any]) -> bool:
 
 def layout_of(leaves: Sequence[Any], treedef: PyTreeDef, max_leaf_bytes: int) -> Layout:
     """Return the layout in which leaves up to a size share buffers."""
-    arrays = {index: leaf for index, leaf in enumerate(leaves) if is_array_leaf(leaf)}
-    types = {index: LeafType.of(leaf) for index, leaf in arrays.items()}
-    places = {index: _place(leaf) for index, leaf in arrays.items()}
+    types = {index: LeafType.of(leaf) for index, leaf in enumerate(leaves) if is_array_leaf(leaf)}
+    places = {index: _place(leaves[index]) for index in types}
     # Most of them; what isn't anywhere yet follows.
     counts = collections.Counter([p for p in places.values() if p not in (_ANYWHERE, _APART)])
     most = [place for place, _ in counts.most_common(1)]

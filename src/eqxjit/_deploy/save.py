@@ -11,6 +11,7 @@ import importlib.metadata
 import inspect
 import json
 import os
+import traceback
 import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -150,11 +151,8 @@ def _paths(signature: Signature, inputs: Any) -> list[str]:
 
 def _is_of_export(error: BaseException) -> bool:
     """Return whether `jax.export` itself raised an error, rather than the function it traced."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    module = traceback.tb_frame.f_globals.get("__name__") if traceback is not None else None
-    return module == export.__module__
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__") == export.__module__
 
 
 def _serialized(exported: Exported) -> bytes:

@@ -205,16 +205,15 @@ def made(description: Description | Deferred) -> Description:
     return description.make() if isinstance(description, Deferred) else description
 
 
-class DeferredTemplate:
-    """A template that is made when somebody asks."""
+class DeferredTemplate(NamedTuple):
+    """A template that is made when somebody asks.
 
-    __slots__ = ("make", "n_parts")
+    - `make`: returns it; the same one each time.
+    - `n_parts`: about how many parts it has.
+    """
 
-    def __init__(self, make: Callable[[], Template], n_parts: int):
-        #: Returns the template.
-        self.make = functools.cache(make)
-        #: About how many parts it has.
-        self.n_parts = n_parts
+    make: Callable[[], Template]
+    n_parts: int
 
     def describe(self, arrays: Sequence[Any]) -> Deferred:
         """Describe a call, as a `Template` does."""
@@ -246,7 +245,8 @@ def template_of(signature: Signature, fun: StaticTree | None, arguments: StaticT
         n_nodes = arguments.treedef.num_nodes
         if fun is None and n_nodes >= _FEW_PARTS and _stays_as_it_is(arguments):
             static = StaticTree(arguments.treedef, arguments.leaves)
-            return DeferredTemplate(lambda: _template(signature, None, static), n_nodes)
+            make = functools.cache(lambda: _template(signature, None, static))
+            return DeferredTemplate(make, n_nodes)
         return _template(signature, fun, arguments)
     except Exception:
         return Template(UNKNOWN, ())
@@ -299,15 +299,12 @@ def _template_of(named: list[tuple[str, Any]], n_arrays: int) -> Template:
     pending = [(name, value, -1, False) for name, value in reversed(named)]
     while pending:
         path, value, parent, is_static = pending.pop()
-        kind = type(value)
         children: _Children = ()
-        if kind is Slot:
+        if type(value) is Slot:
             places[value.index] = len(parts)
         part = _leaf_part(value, is_static)
-        if part is None and is_static:
-            part, children = _static_part(value, is_field=True)
-        elif part is None:
-            part, children = _dynamic_part(value)
+        if part is None:
+            part, children = _static_part(value, True) if is_static else _dynamic_part(value)
         paths.append(path)
         parents.append(parent)
         parts.append(part)
@@ -401,9 +398,8 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
     name = kind.__name__
     if issubclass(kind, eqx.Module):
         values = fields_of(value)
-        fields = _fields_of_class(kind)
-        children = [(path, values[f], static) for path, f, static in fields if f in values]
-        return _module_part(kind), children
+        part, fields = _part_and_fields(kind)
+        return part, [(path, values[f], static) for path, f, static in fields if f in values]
     if kind in SORTED_DICTS or kind is collections.OrderedDict:
         children = [(f"[{short(key)}]", child, False) for key, child in iterated(kind.items, value)]
         if kind is not collections.defaultdict:
@@ -413,7 +409,7 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
         return NodePart(name, key, _placed(" of ", _text(factory))), children
     if is_namedtuple(kind):
         children = [(f".{field}", getattr(value, field), False) for field in value._fields]
-        return NodePart(name, lasting(kind), module=kind.__module__), children
+        return _part_of_class(kind), children
     if kind is tuple or kind is list:
         children = [(path, child, False) for path, child in _items(value)]
         return NodePart(f"{name} of {len(value)}", (name, len(value))), children
@@ -437,14 +433,14 @@ def _items(value: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 @functools.lru_cache(maxsize=256)
-def _fields_of_class(kind: type) -> list[tuple[str, str, bool]]:
-    """Return the fields of a Module class: path suffix, name, and whether it is static."""
+def _part_and_fields(kind: type) -> tuple[NodePart, list[tuple[str, str, bool]]]:
+    """Return the part of a Module, and its fields: path suffix, name, and whether it is static."""
     dynamic = [(f".{name}", name, False) for name in dynamic_fields(kind)]
-    return dynamic + [(f".{name}", name, True) for name in static_fields(kind)]
+    static = [(f".{name}", name, True) for name in static_fields(kind)]
+    return _part_of_class(kind), dynamic + static
 
 
-@functools.lru_cache(maxsize=256)
-def _module_part(kind: type) -> NodePart:
+def _part_of_class(kind: type) -> NodePart:
     return NodePart(kind.__name__, lasting(kind), module=kind.__module__)
 
 
@@ -463,25 +459,22 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
         fields = compared_fields(kind)
         if fields is not None:
             children: _Children = [(f".{name}", getattr(value, name), True) for name in fields]
-            return NodePart(kind.__name__, lasting(kind), module=kind.__module__), children
+            return _part_of_class(kind), children
     try:
         key = lasting(static_key(value))
     except Exception:
         key = id(value)
-    by_identity = kind.__eq__ is object.__eq__
-    return (
-        StaticPart(
-            _text_or_class(value),
-            key,
-            kind.__name__,
-            is_field,
-            kind.__module__,
-            made_at(value),
-            by_identity,
-            is_iterator(kind),
-        ),
-        (),
+    part = StaticPart(
+        _text_or_class(value),
+        key,
+        kind.__name__,
+        is_field,
+        kind.__module__,
+        made_at(value),
+        is_compared_by_identity=kind.__eq__ is object.__eq__,
+        is_iterator=is_iterator(kind),
     )
+    return part, ()
 
 
 def is_iterator(kind: type) -> bool:
@@ -572,13 +565,11 @@ def made_at(value: Any) -> CallSite | None:
         return made_at(value.func)
     if isinstance(value, types.MethodType):
         return made_at(value.__func__)
-    if callable(value):
-        try:
-            wrapped = inspect.unwrap(value)
-        except Exception:
-            return None
-        return _code_of(wrapped) if isinstance(wrapped, types.FunctionType) else None
-    return None
+    try:
+        wrapped = inspect.unwrap(value) if callable(value) else None
+    except Exception:
+        return None
+    return _code_of(wrapped) if isinstance(wrapped, types.FunctionType) else None
 
 
 def _code_of(function: types.FunctionType) -> CallSite:
@@ -590,22 +581,15 @@ def summary(description: Description) -> Iterator[str]:
     if description == UNKNOWN:
         yield "..."
         return
-    n_arrays: collections.Counter[int] = collections.Counter()
-    roots: list[int] = []
-    root_of: list[int] = []
-    for index, (parent, part) in enumerate(
-        zip(description.parents, description.parts, strict=True)
-    ):
-        root = index if parent < 0 else root_of[parent]
-        root_of.append(root)
-        if parent < 0:
-            roots.append(index)
-        n_arrays[root] += isinstance(part, ArrayPart)
-    for root in roots:
-        path, part = description.paths[root], description.parts[root]
+    paths, parents, parts = description
+    starts = [index for index, parent in enumerate(parents) if parent < 0]
+    # What is in an argument comes between it and the next one.
+    for start, stop in itertools.pairwise([*starts, len(parts)]):
+        path, part = paths[start], parts[start]
         if isinstance(part, StaticPart):
             yield f"{path}={part}"
         elif isinstance(part, ArrayPart):
             yield f"{path}: {part}"
         else:
-            yield f"{path}: {part} with {counted(n_arrays[root], 'array')}"
+            n_arrays = sum(isinstance(inner, ArrayPart) for inner in parts[start:stop])
+            yield f"{path}: {part} with {counted(n_arrays, 'array')}"

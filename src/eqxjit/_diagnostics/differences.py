@@ -1,5 +1,6 @@
 """Compares what two traces were made for, and says in the user's names how they differ."""
 
+import collections
 import math
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
@@ -65,11 +66,9 @@ class Difference(NamedTuple):
 
 def listed(differences: tuple[Difference, ...], with_remedies: bool = False) -> list[str]:
     """Return a text for each kind of difference, up to a bound; with remedies, if wanted."""
-    alike: dict[tuple[str, str, str], list[Difference]] = {}
+    alike: dict[tuple[str, str, str], list[Difference]] = collections.defaultdict(list)
     for difference in differences:
-        alike.setdefault((difference.category, difference.old, difference.new), []).append(
-            difference
-        )
+        alike[difference.category, difference.old, difference.new].append(difference)
     lines: list[str] = []
     remedies: set[str] = set()
     for first, *others in list(alike.values())[:_MAX_SHOWN]:
@@ -169,11 +168,11 @@ def _some(labels: list[str], start: int) -> str:
 
 def _labels(description: Description) -> dict[str, list[str]]:
     """Return the labels of each node's children, by its path: the keys of a dict, say."""
-    labels: dict[str, list[str]] = {}
+    labels: dict[str, list[str]] = collections.defaultdict(list)
     paths = description.paths
     for path, parent in zip(paths, description.parents, strict=True):
         if parent >= 0:
-            labels.setdefault(paths[parent], []).append(path[len(paths[parent]) :].strip("[]"))
+            labels[paths[parent]].append(path[len(paths[parent]) :].strip("[]"))
     return labels
 
 
@@ -279,11 +278,10 @@ def _dtype_of(*parts: StaticPart) -> str | None:
     Without one, the array would be of a weak type, unlike most others that may come here.
     """
     kinds = [_NUMBERS.get(part.kind) for part in parts]
-    for kind in (complex, float, int):
-        if kind in kinds and None not in kinds:
-            dtype = jnp.result_type(kind)
-            return dtype.name if all(_fits(part, dtype) for part in parts) else None
-    return None
+    if None in kinds:
+        return None
+    dtype = jnp.result_type(*kinds)
+    return dtype.name if all(_fits(part, dtype) for part in parts) else None
 
 
 def _dtype_like(old: ArrayPart, new: StaticPart) -> str | None:

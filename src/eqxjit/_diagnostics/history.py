@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Hashable
 from typing import Any
 
-from .._code.call_site import CallSite, call_site
+from .._code.call_site import call_site
 from .._code.place import Place
 from .._compat import trace_configuration
 from .._lock import Lock, alive
@@ -23,7 +23,6 @@ from .description import (
     Deferred,
     Description,
     made,
-    made_at,
     template_of,
 )
 from .differences import (
@@ -63,30 +62,29 @@ class Definition:
     - `number`: tells this function from the others.
     """
 
-    __slots__ = ("_fun", "_read", "number")
+    __slots__ = ("_fun", "_key", "number")
 
     def __init__(self, fun: types.FunctionType, number: int):
         self.number = number
         self._fun = weakref.ref(fun)
-        self._read: tuple[CallSite | None, Hashable] | None = None
+        self._key: tuple[Hashable, ...] | None = None
 
-    def place_and_code(self) -> tuple[CallSite | None, Hashable]:
-        """Return the file and the line, and a key; None for both where they can't be told.
+    def key(self) -> tuple[Hashable, ...]:
+        """Return a key that is equal for functions made of one code with the same captured values.
 
-        The key is equal for functions made of one code with the same captured values, as far as
-        these were looked at.
+        As far as these were looked at; empty where it can't be told.
         """
-        if self._read is None:
+        if self._key is None:
             try:
                 # Decorators have one code for all that they decorate.
                 fun: Any = inspect.unwrap(self._fun())  # type: ignore[arg-type]
                 code = fun.__code__
                 captured = [cell.cell_contents for cell in fun.__closure__ or ()]
                 where = (code.co_filename, code.co_firstlineno, code.co_qualname)
-                self._read = made_at(fun), (*where, hash(code.co_code), *outline(captured))
+                self._key = (*where, hash(code.co_code), *outline(captured))
             except Exception:
-                self._read = None, None
-        return self._read
+                self._key = ()
+        return self._key
 
 
 class History(TraceHook):
@@ -132,26 +130,20 @@ class History(TraceHook):
     def _describe(self, request: Request) -> Description | Deferred:
         if request.description is not None:
             return request.description
-        entry = request.entry
         fun = request.fun if request.fun_varies else None
         arrays = [*request.leaves, *request.fun_leaves] if fun is not None else request.leaves
-        template = self._template_for(entry, fun)
-        if template is None:
+        fun_ref = None if fun is None else weakref.ref(fun)
+        template, known_ref = self._templates.get(request.entry, (None, None))
+        if template is None or known_ref != fun_ref:
             template = template_of(request.signature, fun, request.arguments)
-            self._keep_template(entry, fun, template)
+            self._keep_template(request.entry, template, fun_ref)
         return template.describe(arrays)
 
-    def _template_for(self, entry: CacheEntry, fun: StaticTree | None) -> AnyTemplate | None:
-        template, fun_ref = self._templates.get(entry, (None, None))
-        if fun is None or fun_ref is None:
-            return template if fun is fun_ref else None
-        return template if fun_ref() is fun else None
-
     def _keep_template(
-        self, entry: CacheEntry, fun: StaticTree | None, template: AnyTemplate
+        self, entry: CacheEntry, template: AnyTemplate, fun_ref: weakref.ref[StaticTree] | None
     ) -> None:
         with self._lock:
-            self._templates[entry] = template, None if fun is None else weakref.ref(fun)
+            self._templates[entry] = template, fun_ref
             self._described.append(weakref.ref(entry))
             if len(self._described) > _MAX_TEMPLATES:
                 oldest = self._described.popleft()()
@@ -179,7 +171,9 @@ class History(TraceHook):
             # Not with the lock: it compares the user's objects.
             path = _first_mismatch(self._entries[earlier](), request)
             if path is not None:
-                trace.differences = _named(path, trace.differences)
+                first, *others = trace.differences
+                new = f"{first.new}; the first that differs is `{path}`"
+                trace.differences = (first._replace(new=new), *others)
         return trace
 
     def explain(self, record: Trace) -> str:
@@ -242,13 +236,13 @@ class History(TraceHook):
         """Fill in how a trace differs from the closest of those before, and return that."""
         earlier = self._closest(trace)
         if earlier is None:
-            trace.differences = _defined_again(self._definition, self.place.is_users)
+            trace.differences = _defined_again(self._definition, self.place)
             return None
         if trace.configuration == earlier.configuration:
             trace.configuration = earlier.configuration
         of_user = self.place.is_users
         if trace.n_arrays_unlike(earlier):
-            trace.explain_when_asked(trace.comparison(earlier, of_user))
+            trace.differences = trace.comparison(earlier, of_user)
         else:
             trace.description = trace.description.sharing(earlier.description)
             found = trace.comparison(earlier, of_user)()
@@ -296,12 +290,6 @@ def _first_mismatch(entry: CacheEntry | None, request: Request) -> str | None:
         return None
 
 
-def _named(path: str, differences: tuple[Difference, ...]) -> tuple[Difference, ...]:
-    """Return differences, the first with the path of what differs first."""
-    first, *rest = differences
-    return (first._replace(new=f"{first.new}; the first that differs is `{path}`"), *rest)
-
-
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
     """Why a trace doesn't serve a call that looks just like its own."""
     if trace.is_recompilation and trace.is_transformed:
@@ -328,23 +316,23 @@ _last_traced_lock = Lock()
 def _remember_definition(definition: Definition | None) -> None:
     if definition is None:
         return
-    _, code = definition.place_and_code()
-    if code is None:
+    key = definition.key()
+    if not key:
         return
     with _last_traced_lock:
-        _last_traced[code] = definition.number
-        _last_traced.move_to_end(code)
+        _last_traced[key] = definition.number
+        _last_traced.move_to_end(key)
         if len(_last_traced) > _MAX_DEFINITIONS:
             _last_traced.popitem(last=False)
 
 
-def _defined_again(definition: Definition | None, is_users: bool) -> tuple[Difference, ...]:
+def _defined_again(definition: Definition | None, place: Place) -> tuple[Difference, ...]:
     if definition is None:
         return ()
-    place, code = definition.place_and_code()
+    key = definition.key()
     with _last_traced_lock:
-        if _last_traced.get(code, definition.number) == definition.number:
+        if _last_traced.get(key, definition.number) == definition.number:
             return ()
-    what = f"another function made of the same code ({place}) was traced before"
+    what = f"another function made of the same code ({place.site}) was traced before"
     remedy = "Define and wrap it once, outside of loops and of the functions that call it"
-    return (Difference(FUNCTION, "", "", what, remedy if is_users else ""),)
+    return (Difference(FUNCTION, "", "", what, remedy if place.is_users else ""),)

@@ -429,13 +429,13 @@ def compile_report() -> Iterator[CompileReport]:
             finally:
                 cell.update(report)
         return
-    console, progress = _terminal()
+    progress = _progress()
     with recording(report, *([] if progress is None else [_live_line(progress)])):
         try:
             with progress or nullcontext():
                 yield report
         finally:
-            report._print_to(None, console)
+            report._print_to(None, progress and progress.console)
 
 
 @contextmanager
@@ -461,15 +461,15 @@ def _notebook_display() -> Any:
     return display
 
 
-def _terminal() -> "tuple[Console | None, Any]":
-    """Return where to print, and a display of what is under way; None without a terminal."""
+def _progress() -> Any:
+    """Return a display of what is under way; None without a terminal."""
     try:
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     except ImportError:
-        return None, None
+        return None
     console = Console()
     if not console.is_terminal:
-        return Console(width=_width()), None
+        return None
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    return console, Progress(*columns, console=console, transient=True)
+    return Progress(*columns, console=console, transient=True)

@@ -16,6 +16,8 @@ from .differences import (
     with_apt_remedies,
 )
 
+_Differences = tuple[Difference, ...]
+
 
 @dataclasses.dataclass
 class Seconds:
@@ -36,9 +38,7 @@ class Seconds:
         return self.tracing + self.lowering + self.compiling
 
     def __str__(self) -> str:
-        parts = (
-            f"{name} {getattr(self, name):.3g}" for name in ("tracing", "lowering", "compiling")
-        )
+        parts = (f"{name} {seconds:.3g}" for name, seconds in dataclasses.asdict(self).items())
         return f"{self.total:.3g} s ({', '.join(parts)})"
 
 
@@ -65,7 +65,7 @@ class Trace:
     configuration: dict[str, str]
     call_site: CallSite
     number: int = 0
-    _differences: tuple[Difference, ...] | Callable[[], tuple[Difference, ...]] = ()
+    _differences: _Differences | Callable[[], _Differences] = ()
     compared_with: int | None = None
     seconds: Seconds = dataclasses.field(default_factory=Seconds)
     from_persistent_cache: bool = False
@@ -97,19 +97,16 @@ class Trace:
         return found
 
     @differences.setter
-    def differences(self, differences: tuple[Difference, ...]) -> None:
-        self._differences = differences
+    def differences(self, found: _Differences | Callable[[], _Differences]) -> None:
+        """Set them; or what finds them when somebody asks, if they are in the arrays alone."""
+        self._differences = found
 
     @property
     def is_explained(self) -> bool:
         """False as long as the differences are still to be found: in the arrays alone."""
         return not callable(self._differences)
 
-    def explain_when_asked(self, find: Callable[[], tuple[Difference, ...]]) -> None:
-        """Leave it to `find` to find the differences, which are in the arrays alone."""
-        self._differences = find
-
-    def comparison(self, earlier: "Trace", of_user: bool) -> Callable[[], tuple[Difference, ...]]:
+    def comparison(self, earlier: "Trace", of_user: bool) -> Callable[[], _Differences]:
         """Return what finds the differences from an earlier trace, and holds neither.
 
         `of_user`: as of `differences`.
@@ -117,7 +114,7 @@ class Trace:
         old, new = earlier._description, self._description
         configurations = earlier.configuration, self.configuration
 
-        def find() -> tuple[Difference, ...]:
+        def find() -> _Differences:
             descriptions = made(old), made(new)
             if UNKNOWN in descriptions:
                 why = "the arguments are too large to be compared, or can't be"
@@ -133,10 +130,7 @@ class Trace:
         return new.n_arrays_unlike(old) if isinstance(new, Deferred) else 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {
-            "_description": self.description,
-            "_differences": self.differences,
-        }
+        return vars(self) | {"_description": self.description, "_differences": self.differences}
 
     @property
     def n_parts(self) -> int:
