@@ -290,7 +290,7 @@ def _first_mismatch(entry: CacheEntry | None, request: Request) -> str | None:
         return None
     try:
         args, kwargs = request.arguments.combine(request.leaves)
-        return first_mismatch(call.plan, args, kwargs)
+        return first_mismatch(call.plan(), args, kwargs)
     except Exception:
         # Say, a node of the user's that can't be made anew.
         return None

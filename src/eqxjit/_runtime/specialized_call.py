@@ -19,6 +19,7 @@ from .frameless import frameless
 from .function import WrappedFunction
 from .request import BoundArguments
 from .stack import CacheMiss
+from .state import SpecializedCall
 
 
 class SlowPath(Protocol):
@@ -59,90 +60,53 @@ class SlowPath(Protocol):
         ...
 
 
-class FramelessCall:
-    """A call that the native back end makes alone.
+def frameless_call(
+    native: NativeCall, entry: CacheEntry, plan: Callable[[], CallPlan]
+) -> SpecializedCall:
+    """Return a call that the native back end makes alone; `plan` is for whoever asks for that."""
 
-    - `entry`: the entry that it calls.
-    - `blocks`, `checks_output`: as of a plan.
-    - `fails_fast`: whether its guards fail without running Python.
-    """
-
-    __slots__ = ("_describe", "_native", "entry", "fails_fast")
-
-    blocks = checks_output = False
-
-    def __init__(self, native: NativeCall, entry: CacheEntry, describe: Callable[[], CallPlan]):
-        """`describe`: makes the plan, for whoever asks for that."""
-        self._native = native
-        self._describe = describe
-        self.entry = entry
-        self.fails_fast = native.fails_fast
-
-    @property
-    def plan(self) -> CallPlan:
-        """Its plan, as static objects are now."""
-        return self._describe()
-
-    @property
-    def source(self) -> str:
-        """Its source, as Python."""
-        return written(self.plan, self._native, self.entry, Budget(math.inf, 0)).source
-
-    def instantiate(self, dispatcher: SlowPath, otherwise: Callable[..., Any]) -> Any:
-        """Return the call for one wrapper; `otherwise` is called if the guards don't hold."""
+    def instantiate(dispatcher: SlowPath, otherwise: Callable[..., Any]) -> Any:
         hits = dispatcher.wrapped.cache.traces.hits
-        links = _links(self.entry, False, dispatcher, otherwise, self.entry.jitted, hits)
-        return frameless(self._native, links, self.entry, dispatcher)
+        links = _links(entry, False, dispatcher, otherwise, entry.jitted, hits)
+        return frameless(native, links, entry, dispatcher)
+
+    def source() -> str:
+        return written(plan(), native, entry, Budget(math.inf, 0)).source
+
+    return SpecializedCall(entry, instantiate, plan, source, native.fails_fast)
 
 
-class FramedCall:
-    """A call in a frame of its own: a generated function.
+def framed_call(
+    plan: CallPlan, generated: CallSource, entry: CacheEntry, fails_fast: bool
+) -> SpecializedCall:
+    """Return a call in a frame of its own: a generated function.
 
-    - `plan`, `source`: its plan, and that as source.
-    - `entry`, `blocks`, `checks_output`, `fails_fast`: as of `FramelessCall`.
+    Its `instantiate` takes what to call in the place of the entry's jitted function, too.
     """
-
-    __slots__ = ("_generated", "entry", "fails_fast", "plan", "source")
-
-    def __init__(self, plan: CallPlan, generated: CallSource, entry: CacheEntry, fails_fast: bool):
-        self.plan = plan
-        self.source = generated.source
-        self._generated = generated
-        self.entry = entry
-        self.fails_fast = fails_fast
-
-    @property
-    def blocks(self) -> bool:
-        """True if it waits for the computation."""
-        return self.plan.blocks
-
-    @property
-    def checks_output(self) -> bool:
-        """True if it looks at static objects of the output."""
-        return self.plan.checks_output
 
     def instantiate(
-        self,
         dispatcher: SlowPath,
         otherwise: Callable[..., Any],
         jitted: Callable[..., Output] | None = None,
     ) -> Any:
-        """Return the function for one wrapper.
-
-        **Arguments:**
-
-        - `dispatcher`: that of the wrapper.
-        - `otherwise`: what to call if the guards don't hold.
-        - `jitted`: what to call in the place of the entry's jitted function.
-        """
         signature = dispatcher.wrapped.signature
         # What is compiled ahead of time isn't in the cache.
         hits = hit_counter() if jitted else dispatcher.wrapped.cache.traces.hits
-        run = jitted or self.entry.jitted
-        links = _links(self.entry, self.blocks, dispatcher, otherwise, run, hits)
-        call = instantiated(self._generated, links, dispatcher)
+        run = jitted or entry.jitted
+        links = _links(entry, plan.blocks, dispatcher, otherwise, run, hits)
+        call = instantiated(generated, links, dispatcher)
         call.__name__, call.__qualname__ = signature.name, signature.qualname
         return call
+
+    return SpecializedCall(
+        entry,
+        instantiate,
+        lambda: plan,
+        lambda: generated.source,
+        fails_fast,
+        plan.blocks,
+        plan.checks_output,
+    )
 
 
 def written(
