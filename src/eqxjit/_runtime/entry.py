@@ -171,8 +171,3 @@ def wait_for(output: Output) -> None:
             pending.extend(wrapped_by_tracer(array))
         elif isinstance(array, jax.Array):
             array.block_until_ready()
-
-
-def holds_tracer(output: Output) -> bool:
-    """Return whether a call was part of some transformation, rather than run for itself."""
-    return has_tracers(arrays_of(output))

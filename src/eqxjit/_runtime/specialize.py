@@ -22,9 +22,9 @@ from .._trees.partition import StaticTree
 from .._trees.static_key import fields_key
 from .entry import CacheEntry
 from .frameless import binds_in_order, can_be_frameless, frameless
+from .miss import MissPath
 from .request import BoundArguments
 from .specialized_call import (
-    SlowPath,
     checks_of_function,
     framed_call,
     frameless_call,
@@ -63,7 +63,7 @@ def is_worth_specializing(entry: CacheEntry, n_arrays: int) -> bool:
 
 
 def specialize(
-    dispatcher: SlowPath, entry: CacheEntry, bound: BoundArguments, output: Output
+    dispatcher: MissPath, entry: CacheEntry, bound: BoundArguments, output: Output
 ) -> None:
     """Give an entry its specialised call, if one can be made.
 
@@ -89,7 +89,7 @@ def specialize(
 
 
 def specialize_at_once(
-    dispatcher: SlowPath, entry: CacheEntry, bound: BoundArguments, output: Output
+    dispatcher: MissPath, entry: CacheEntry, bound: BoundArguments, output: Output
 ) -> bool:
     """Give an entry its specialised call in its first call, where that takes no plan.
 
@@ -172,7 +172,7 @@ class Specializer:
     __slots__ = ("_budget", "_dispatcher", "_entry", "_example")
 
     def __init__(
-        self, dispatcher: SlowPath, entry: CacheEntry, bound: BoundArguments, output: Output
+        self, dispatcher: MissPath, entry: CacheEntry, bound: BoundArguments, output: Output
     ):
         """**Arguments:** as of `specialize`."""
         self._dispatcher = dispatcher

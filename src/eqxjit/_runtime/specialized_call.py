@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,47 +17,9 @@ from .counter import hit_counter
 from .entry import ENTRY_VARIABLE, CacheEntry
 from .frameless import frameless
 from .function import WrappedFunction
-from .request import BoundArguments
+from .miss import MissPath
 from .stack import CacheMiss
 from .state import SpecializedCall
-
-
-class SlowPath(Protocol):
-    """The calls of one wrapper that no specialised call serves."""
-
-    @property
-    def wrapped(self) -> WrappedFunction:
-        """The function, without its arrays."""
-        ...
-
-    @property
-    def fun_leaves(self) -> tuple[Any, ...]:
-        """Its arrays."""
-        ...
-
-    def partition(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundArguments:
-        """Return the arguments with their arrays and static half."""
-        ...
-
-    def retrace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Serve a warm call in which JAX wants to trace."""
-        ...
-
-    def flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
-        """Return the static objects that come in with a call."""
-        ...
-
-    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise a clearer error than the one that the caller handles, if there is one."""
-        ...
-
-    def check_recompiled(self, entry: CacheEntry, output: Output) -> None:
-        """Wait for a program that a warm call compiled."""
-        ...
-
-    def wait(self, entry: CacheEntry, output: Output) -> None:
-        """Wait for a program that can raise, or that isn't known not to."""
-        ...
 
 
 def frameless_call(
@@ -65,7 +27,7 @@ def frameless_call(
 ) -> SpecializedCall:
     """Return a call that the native back end makes alone; `plan` is for whoever asks for that."""
 
-    def instantiate(dispatcher: SlowPath, otherwise: Callable[..., Any]) -> Any:
+    def instantiate(dispatcher: MissPath, otherwise: Callable[..., Any]) -> Any:
         hits = dispatcher.wrapped.cache.traces.hits
         links = _links(entry, False, dispatcher, otherwise, entry.jitted, hits)
         return frameless(native, links, entry, dispatcher)
@@ -85,7 +47,7 @@ def framed_call(
     """
 
     def instantiate(
-        dispatcher: SlowPath,
+        dispatcher: MissPath,
         otherwise: Callable[..., Any],
         jitted: Callable[..., Output] | None = None,
     ) -> Any:
@@ -116,7 +78,7 @@ def written(
     return generate(plan, native, entry, ENTRY_VARIABLE, CacheMiss, budget)
 
 
-def instantiated(generated: CallSource, links: Links, dispatcher: SlowPath) -> Any:
+def instantiated(generated: CallSource, links: Links, dispatcher: MissPath) -> Any:
     """Return generated source as a function for one wrapper."""
     wrapped = dispatcher.wrapped
     given = Given(wrapped.fun, wrapped.fun)
@@ -136,7 +98,7 @@ def checks_of_function(wrapped: WrappedFunction) -> list[Callable[[], bool]]:
 def _links(
     entry: CacheEntry,
     blocks: bool,
-    dispatcher: SlowPath,
+    dispatcher: MissPath,
     otherwise: Callable[..., Any],
     jitted: Callable[..., Output],
     hits: Any,
