@@ -103,6 +103,7 @@ class MissPath:
         # Who compiles ahead of time wants what comes later to be fast.
         entry.count_seconds(math.inf)
         call = self.request(entry, bound, is_staged=True)
+        call.description = call.counter.hook.describe(call)
         try:
             return call, self.run(stage(entry.jitted), call)
         except Exception:
@@ -180,7 +181,7 @@ class MissPath:
 
     def request(self, entry: CacheEntry, bound: BoundArguments, is_staged: bool = False) -> Call:
         """Return a call on its way through the miss path, or one that JAX is to be asked about."""
-        return Call(self.wrapped, self.fun_leaves, entry, bound, is_staged)
+        return Call(self.wrapped, self.fun_leaves, entry, bound.static, bound.leaves, is_staged)
 
     def flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
         """Return what came in with a call whose static half is known to have an entry."""

@@ -28,8 +28,7 @@ def frameless_call(
     """Return a call that the native back end makes alone; `plan` is for whoever asks for that."""
 
     def instantiate(dispatcher: MissPath, otherwise: Callable[..., Any]) -> Any:
-        hits = dispatcher.wrapped.cache.traces.hits
-        links = _links(entry, False, dispatcher, otherwise, entry.jitted, hits)
+        links = _links(entry, False, dispatcher, otherwise)
         return frameless(native, links, entry, dispatcher)
 
     def source() -> str:
@@ -43,19 +42,16 @@ def framed_call(
 ) -> SpecializedCall:
     """Return a call in a frame of its own: a generated function.
 
-    Its `instantiate` takes what to call in the place of the entry's jitted function, too.
+    Its `instantiate` also takes what the entry's jitted function was compiled to ahead of time.
     """
 
     def instantiate(
         dispatcher: MissPath,
         otherwise: Callable[..., Any],
-        jitted: Callable[..., Output] | None = None,
+        compiled: Callable[..., Output] | None = None,
     ) -> Any:
         signature = dispatcher.wrapped.signature
-        # What is compiled ahead of time isn't in the cache.
-        hits = hit_counter() if jitted else dispatcher.wrapped.cache.traces.hits
-        run = jitted or entry.jitted
-        links = _links(entry, plan.blocks, dispatcher, otherwise, run, hits)
+        links = _links(entry, plan.blocks, dispatcher, otherwise, compiled)
         call = instantiated(generated, links, dispatcher)
         call.__name__, call.__qualname__ = signature.name, signature.qualname
         return call
@@ -100,14 +96,12 @@ def _links(
     blocks: bool,
     dispatcher: MissPath,
     otherwise: Callable[..., Any],
-    jitted: Callable[..., Output],
-    hits: Any,
+    compiled: Callable[..., Output] | None = None,
 ) -> Links:
-    bound = dispatcher.wrapped.signature.binder
-    if any(issubclass(type(leaf), np.ndarray) for leaf in dispatcher.fun_leaves):
-        jitted = _minding_numpy(entry, jitted)
+    bound, run = dispatcher.wrapped.signature.binder, compiled or entry.jitted
+    holds_numpy = any(issubclass(type(leaf), np.ndarray) for leaf in dispatcher.fun_leaves)
     return Links(
-        jitted,
+        (lambda *arrays: entry.execute(run, arrays)) if holds_numpy else run,
         otherwise,
         bound(dispatcher.retrace),
         bound(dispatcher.explain),
@@ -115,10 +109,6 @@ def _links(
         functools.partial(dispatcher.wait if blocks else dispatcher.check_recompiled, entry),
         entry.numpy_inputs.own,
         entry.numpy_inputs.own_arrays,
-        hits,
+        # What is compiled ahead of time isn't in the cache.
+        hit_counter() if compiled else dispatcher.wrapped.cache.traces.hits,
     )
-
-
-def _minding_numpy(entry: CacheEntry, jitted: Callable[..., Output]) -> Callable[..., Output]:
-    """Return what to call for a function that itself holds NumPy arrays."""
-    return lambda *arrays: entry.execute(jitted, arrays)
