@@ -233,7 +233,7 @@ class FunctionCache(_Table):
         entry = self.entries.get(key)
         if entry is not None:
             self._met.pop(entry.met_as, None)
-            self._unspecialize(entry)
+            self.unspecialize(entry)
             self.entries.pop(key, None)
             entry.key = entry.met_as = None
 
@@ -308,14 +308,11 @@ class FunctionCache(_Table):
     def unspecialize(self, entry: CacheEntry) -> None:
         """Take the specialised call of an entry out of use, because it no longer holds."""
         with self.lock:
-            self._unspecialize(entry)
-
-    def _unspecialize(self, entry: CacheEntry) -> None:
-        remaining = [other for other in self.specialized if other.entry is not entry]
-        if len(remaining) < len(self.specialized):
-            self._unlink()
-            self.specialized = remaining
-        entry.unspecialize()
+            remaining = [other for other in self.specialized if other.entry is not entry]
+            if len(remaining) < len(self.specialized):
+                self._unlink()
+                self.specialized = remaining
+            entry.unspecialize()
 
     def _unlink(self) -> None:
         # In one C call: garbage collection, or another thread, may add a wrapper meanwhile.
@@ -354,11 +351,9 @@ class _FunctionCaches(_Table):
         self.by_key.pop(key, None)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # Reached when a function is pickled by value: what was compiled stays behind.
+        # Reached when a function is pickled by value, and when its `__dict__` is copied: what was
+        # compiled stays behind.
         return type(None), ()
-
-    def __deepcopy__(self, memo: Any) -> "_FunctionCaches":
-        return _FunctionCaches(None)
 
 
 _tables: weakref.WeakSet[_FunctionCaches] = weakref.WeakSet()
@@ -389,9 +384,9 @@ def cache_of(
     else:
         caches = vars(home).get(_ATTRIBUTE)
         # `functools.wraps` copies a function's `__dict__` to another one.
-        if caches is None or caches.owner is None or caches.owner() is not home:
+        if caches is None or caches.owner() is not home:
             caches = vars(home).setdefault(_ATTRIBUTE, _FunctionCaches(home))
-            if caches is None or caches.owner is None or caches.owner() is not home:
+            if caches is None or caches.owner() is not home:
                 caches = vars(home)[_ATTRIBUTE] = _FunctionCaches(home)
 
     def make() -> FunctionCache:
