@@ -49,20 +49,8 @@ class EntryState:
     Transitions of the tier are made under the cache's lock.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "attempts_left",
-        "blocks",
-        "hits",
-        "hits_needed",
-        "invalidation_reasons",
-        "second_chance",
-        "seconds_of_first_call",
-        "specialized",
-        "traces",
-        "unclassified",
-        "unspecializable",
-    )
+    # `_native.c` reads whether it is unclassified from a slot.
+    __slots__ = ("__dict__", "__weakref__", "unclassified")
 
     def __init__(self, blocks: bool):
         self.traces = 0
