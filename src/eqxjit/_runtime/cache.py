@@ -6,7 +6,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -61,14 +61,6 @@ class CacheInfo(NamedTuple):
     def _repr_html_(self) -> str:
         cells = ["no limit" if cell is None else cell for cell in self]
         return html.block(html.table(self._fields, [cells]))
-
-
-class Linked(Protocol):
-    """A wrapper's way into the cache, by way of its specialised calls."""
-
-    def unlink(self) -> None:
-        """Reset `__call__`, so that the next call links anew."""
-        ...
 
 
 class _Table:
@@ -155,8 +147,8 @@ class FunctionCache(_Table):
         self.specialized: list[SpecializedCall] = []
         #: Those that were in use until the table was last full, and haven't been called since.
         self._second_chances: list[SpecializedCall] = []
-        #: The wrappers' ways into this cache, by `id`: unlinked when `specialized` changes.
-        self.linked: weakref.WeakValueDictionary[int, Linked] = weakref.WeakValueDictionary()
+        #: The dispatchers of linked wrappers, by `id`: unlinked when `specialized` changes.
+        self.linked: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def find(self, key: Hashable) -> CacheEntry | None:
         """Return the entry for a typed static key, now the most recently used one."""
@@ -245,11 +237,11 @@ class FunctionCache(_Table):
             elif not entry.traces and self.entries.get(key) is entry:
                 self._drop(key)
 
-    def drop(self, key: Hashable, entry: CacheEntry) -> None:
+    def drop(self, entry: CacheEntry) -> None:
         """Drop an entry that no longer holds."""
         with self.lock:
-            if self.entries.get(key) is entry:
-                self._drop(key)
+            if self.entries.get(entry.key) is entry:
+                self._drop(entry.key)
 
     def clear(self) -> None:
         """Drop all entries, and with them what was compiled."""

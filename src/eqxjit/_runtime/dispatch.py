@@ -131,7 +131,7 @@ class Dispatcher(MissPath):
                 self.meet(entry, scanned, bound)
         if entry is not None and not entry.is_unmodified():
             entry.invalidate("a static object that it returns was changed in place")
-            self.cache.drop(entry.key, entry)
+            self.cache.drop(entry)
             entry = None
         if entry is None or not entry.traces:
             # One that another thread is tracing: waits for that trace, and traces if it fails.

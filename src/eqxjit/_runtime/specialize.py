@@ -74,7 +74,7 @@ def specialize(
     - `bound`: the call's arguments.
     - `output`: what JAX returned.
     """
-    if dispatcher.wrapped.cache.use_second_chance(entry):
+    if dispatcher.cache.use_second_chance(entry):
         return
     try:
         call = Specializer(dispatcher, entry, bound, output).call()
@@ -82,7 +82,7 @@ def specialize(
         entry.postpone()
         return
     if call is not None:
-        dispatcher.wrapped.cache.specialize(entry, call)
+        dispatcher.cache.specialize(entry, call)
     elif dispatcher.partition(bound.args, bound.kwargs).static.key == entry.key:
         # Else what ran has changed the arguments.
         entry.give_up()
@@ -99,7 +99,7 @@ def specialize_at_once(
 
     False if a later call may.
     """
-    cache = dispatcher.wrapped.cache
+    cache = dispatcher.cache
     if (
         not may_be_specialized(entry)
         or entry.traces > 1

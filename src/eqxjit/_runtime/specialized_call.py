@@ -110,5 +110,5 @@ def _links(
         entry.numpy_inputs.own,
         entry.numpy_inputs.own_arrays,
         # What is compiled ahead of time isn't in the cache.
-        hit_counter() if compiled else dispatcher.wrapped.cache.traces.hits,
+        hit_counter() if compiled else dispatcher.cache.traces.hits,
     )
