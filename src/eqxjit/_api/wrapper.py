@@ -180,7 +180,7 @@ class FilterPjitFunction(CallableBySlot):
         specialised.
         """
         specialized = self._dispatcher.specialized_calls()
-        return specialized[0].source if specialized else None
+        return specialized[0].source() if specialized else None
 
     def __repr__(self) -> str:
         wrapped = self.__wrapped__

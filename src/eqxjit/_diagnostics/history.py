@@ -14,7 +14,8 @@ from .._lock import Lock, alive
 from .._plan.check import first_mismatch
 from .._runtime.entry import CacheEntry
 from .._runtime.events import LOWERING, TRACING, observers
-from .._runtime.hooks import Request, TraceHook
+from .._runtime.hooks import TraceHook
+from .._runtime.request import Call
 from .._runtime.staging import currently_jitting
 from .._trees.partition import StaticTree, has_tracers
 from .description import (
@@ -123,11 +124,11 @@ class History(TraceHook):
         with self._lock:
             return list(self._remembered)[self._n_cleared :]
 
-    def describe(self, request: Request) -> Description:
+    def describe(self, request: Call) -> Description:
         """Describe what a call is made with, function included."""
         return made(self._describe(request))
 
-    def _describe(self, request: Request) -> Description | Deferred:
+    def _describe(self, request: Call) -> Description | Deferred:
         if request.description is not None:
             return request.description
         fun = request.fun if request.fun_varies else None
@@ -150,7 +151,7 @@ class History(TraceHook):
                 if oldest is not None and oldest is not entry:
                     self._templates.pop(oldest, None)
 
-    def begin(self, request: Request, number: int, is_recompilation: bool) -> Trace:
+    def begin(self, request: Call, number: int, is_recompilation: bool) -> Trace:
         """Explain a trace that is about to be made, or a recompilation."""
         trace = Trace(
             self.name,
@@ -204,7 +205,7 @@ class History(TraceHook):
             record.seconds.compiling += seconds
             record.from_persistent_cache = from_cache
 
-    def complete(self, record: Trace, request: Request | None) -> None:
+    def complete(self, record: Trace, request: Call | None) -> None:
         """Measure a trace, and notify observers and the log."""
         if request is not None:
             measure(record, request)
@@ -277,14 +278,14 @@ def _cause(trace: Trace) -> str | None:
     return next((difference.category for difference in trace.differences), None)
 
 
-def _first_mismatch(entry: CacheEntry | None, request: Request) -> str | None:
+def _first_mismatch(entry: CacheEntry | None, request: Call) -> str | None:
     """Return the path of the first guard of an entry's specialised call that fails."""
     call = entry and (entry.specialized or entry.second_chance)
     if not call or entry is request.entry:
         return None
     try:
         args, kwargs = request.arguments.combine(request.leaves)
-        return first_mismatch(call.plan, args, kwargs)
+        return first_mismatch(call.plan(), args, kwargs)
     except Exception:
         # Say, a node of the user's that can't be made anew.
         return None

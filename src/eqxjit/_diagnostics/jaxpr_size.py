@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from .._code.call_site import LIBRARY_FILES, is_users, location
 from .._compat import source_line
 from .._runtime.events import observers
-from .._runtime.hooks import Request
+from .._runtime.request import Call
 from .._trees.partition import has_tracers
 from .trace import Trace
 
@@ -64,7 +64,7 @@ def _with_nested(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
                         pending.append(nested)
 
 
-def measure(trace: Trace, request: Request) -> None:
+def measure(trace: Trace, request: Call) -> None:
     """Fill in the size of a trace that was made in a call."""
     jitted, leaves, jaxpr = request.entry.jitted, request.flat, request.jaxpr
     try:

@@ -6,7 +6,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -61,14 +61,6 @@ class CacheInfo(NamedTuple):
     def _repr_html_(self) -> str:
         cells = ["no limit" if cell is None else cell for cell in self]
         return html.block(html.table(self._fields, [cells]))
-
-
-class Linked(Protocol):
-    """A wrapper's way into the cache, by way of its specialised calls."""
-
-    def unlink(self) -> None:
-        """Reset `__call__`, so that the next call links anew."""
-        ...
 
 
 class _Table:
@@ -155,8 +147,8 @@ class FunctionCache(_Table):
         self.specialized: list[SpecializedCall] = []
         #: Those that were in use until the table was last full, and haven't been called since.
         self._second_chances: list[SpecializedCall] = []
-        #: The wrappers' ways into this cache, by `id`: unlinked when `specialized` changes.
-        self.linked: weakref.WeakValueDictionary[int, Linked] = weakref.WeakValueDictionary()
+        #: The dispatchers of linked wrappers, by `id`: unlinked when `specialized` changes.
+        self.linked: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def find(self, key: Hashable) -> CacheEntry | None:
         """Return the entry for a typed static key, now the most recently used one."""
@@ -233,7 +225,7 @@ class FunctionCache(_Table):
         entry = self.entries.get(key)
         if entry is not None:
             self._met.pop(entry.met_as, None)
-            self._unspecialize(entry)
+            self.unspecialize(entry)
             self.entries.pop(key, None)
             entry.key = entry.met_as = None
 
@@ -245,11 +237,11 @@ class FunctionCache(_Table):
             elif not entry.traces and self.entries.get(key) is entry:
                 self._drop(key)
 
-    def drop(self, key: Hashable, entry: CacheEntry) -> None:
+    def drop(self, entry: CacheEntry) -> None:
         """Drop an entry that no longer holds."""
         with self.lock:
-            if self.entries.get(key) is entry:
-                self._drop(key)
+            if self.entries.get(entry.key) is entry:
+                self._drop(entry.key)
 
     def clear(self) -> None:
         """Drop all entries, and with them what was compiled."""
@@ -308,14 +300,11 @@ class FunctionCache(_Table):
     def unspecialize(self, entry: CacheEntry) -> None:
         """Take the specialised call of an entry out of use, because it no longer holds."""
         with self.lock:
-            self._unspecialize(entry)
-
-    def _unspecialize(self, entry: CacheEntry) -> None:
-        remaining = [other for other in self.specialized if other.entry is not entry]
-        if len(remaining) < len(self.specialized):
-            self._unlink()
-            self.specialized = remaining
-        entry.unspecialize()
+            remaining = [other for other in self.specialized if other.entry is not entry]
+            if len(remaining) < len(self.specialized):
+                self._unlink()
+                self.specialized = remaining
+            entry.unspecialize()
 
     def _unlink(self) -> None:
         # In one C call: garbage collection, or another thread, may add a wrapper meanwhile.
@@ -354,11 +343,9 @@ class _FunctionCaches(_Table):
         self.by_key.pop(key, None)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # Reached when a function is pickled by value: what was compiled stays behind.
+        # Reached when a function is pickled by value, and when its `__dict__` is copied: what was
+        # compiled stays behind.
         return type(None), ()
-
-    def __deepcopy__(self, memo: Any) -> "_FunctionCaches":
-        return _FunctionCaches(None)
 
 
 _tables: weakref.WeakSet[_FunctionCaches] = weakref.WeakSet()
@@ -389,9 +376,9 @@ def cache_of(
     else:
         caches = vars(home).get(_ATTRIBUTE)
         # `functools.wraps` copies a function's `__dict__` to another one.
-        if caches is None or caches.owner is None or caches.owner() is not home:
+        if caches is None or caches.owner() is not home:
             caches = vars(home).setdefault(_ATTRIBUTE, _FunctionCaches(home))
-            if caches is None or caches.owner is None or caches.owner() is not home:
+            if caches is None or caches.owner() is not home:
                 caches = vars(home)[_ATTRIBUTE] = _FunctionCaches(home)
 
     def make() -> FunctionCache:

@@ -1,5 +1,6 @@
 """Counts the traces of one function, and limits them."""
 
+import dataclasses
 import itertools
 import operator
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 from .._code.call_site import call_site
 from .._code.text import times
 from .._lock import Lock
-from .hooks import Request, TraceHook
+from .hooks import TraceHook
 
 
 class TooManyTracesError(RuntimeError):
@@ -22,14 +23,12 @@ def hit_counter() -> Iterator[None]:
     return itertools.repeat(None, sys.maxsize)
 
 
+@dataclasses.dataclass(eq=False)
 class Attempt:
     """A trace, or a recompilation, under way; `record` is what the hook holds of it."""
 
-    __slots__ = ("__weakref__", "is_recompilation", "record")
-
-    def __init__(self, is_recompilation: bool):
-        self.is_recompilation = is_recompilation
-        self.record: Any = None
+    is_recompilation: bool
+    record: Any = None
 
 
 class TraceCounter:
@@ -66,7 +65,7 @@ class TraceCounter:
         with self._lock:
             return not self._has_traced and not self._begun
 
-    def begin(self, request: Request, is_recompilation: bool = False) -> Attempt:
+    def begin(self, request: Any, is_recompilation: bool = False) -> Attempt:
         """Begin a trace or a recompilation, to be followed by `end`; raise for one too many."""
         with self._lock:
             number = self.n_traces + self.n_recompilations + len(self._begun) + 1

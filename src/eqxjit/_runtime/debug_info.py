@@ -5,7 +5,6 @@ They are texts, the same in every process, and refer to nothing of the user's.
 
 import bisect
 import collections
-import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -92,7 +91,7 @@ def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> lis
     if is_namedtuple(kind):
         return [f".{name}" for name in kind._fields]  # type: ignore[attr-defined]
     if issubclass(kind, eqx.Module):
-        names = _suffixes_of_module(kind)
+        names = [f".{name}" for name in dynamic_fields(kind)]
         if len(names) == n_children:
             return names
     try:
@@ -106,11 +105,6 @@ def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> lis
         # A class that insists on arrays, or a release of JAX without this method.
         pass
     return [f"[{i}]" for i in range(n_children)]
-
-
-@functools.lru_cache(maxsize=1024)
-def _suffixes_of_module(kind: type) -> list[str]:
-    return [f".{name}" for name in dynamic_fields(kind)]
 
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")

@@ -5,15 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten, tree_map
+from jax.tree_util import tree_map
 
 from .._code.tracebacks import trimming
 from .._plan.verify import identical
-from .._trees.given import Given
-from .._trees.out_spec import Output
-from .._trees.partition import StaticTree, split_leaves
 from .._trees.scan import Scanned, scan
-from .entry import ENTRY_VARIABLE, CacheEntry, holds_tracer, wait_for
+from .entry import ENTRY_VARIABLE, CacheEntry, wait_for
 from .function import WrappedFunction, wrap_function
 from .miss import MissPath
 from .request import BoundArguments, Call
@@ -134,7 +131,7 @@ class Dispatcher(MissPath):
                 self.meet(entry, scanned, bound)
         if entry is not None and not entry.is_unmodified():
             entry.invalidate("a static object that it returns was changed in place")
-            self.cache.drop(entry.key, entry)
+            self.cache.drop(entry)
             entry = None
         if entry is None or not entry.traces:
             # One that another thread is tracing: waits for that trace, and traces if it fails.
@@ -262,23 +259,3 @@ class Dispatcher(MissPath):
             return
         if identical(scanned.arrays, bound.leaves):
             self.cache.meet(entry, scanned.key, scanned.known_by_address)
-
-    def flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
-        """Return what came in with a call whose static half is known to have an entry."""
-        leaves, treedef = tree_flatten((args, kwargs))
-        _, static = split_leaves(leaves)
-        return self.wrapped.given(StaticTree(treedef, static, None))
-
-    # --- After a call -------------------------------------------------------------------------
-
-    def check_recompiled(self, entry: CacheEntry, output: Output) -> None:
-        """Wait for a program that a warm call compiled; the generic path will class it."""
-        self.cache.unspecialize(entry)
-        wait_for(output)
-
-    def wait(self, entry: CacheEntry, output: Output) -> None:
-        """Wait for a program that can raise, or that isn't known not to."""
-        if entry.unclassified and not holds_tracer(output):
-            # The generic path finds out, the next time.
-            self.cache.unspecialize(entry)
-        wait_for(output)

@@ -24,8 +24,7 @@ class _Pattern:
             return False
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            call, entry = call_in(frame)
-            entry = entry if call is None else call.entry
+            _, entry = call_in(frame)
             if entry is not None and entry.hides_donation_warning:
                 return True
             frame = frame.f_back

@@ -35,23 +35,6 @@ _MAX_COMPARED = 16
 class CacheEntry(EntryState):
     """One static structure of a function: its jitted form and what its traces returned."""
 
-    __slots__ = (
-        "_uncompiled",
-        "has_frameless_calls",
-        "hides_donation_warning",
-        "jitted",
-        "key",
-        "known_by_address",
-        "label",
-        "last_used",
-        "layout",
-        "met_as",
-        "name",
-        "numpy_inputs",
-        "out_specs",
-        "watches",
-    )
-
     def __init__(self, signature: Signature, options: Options, layout: ArrayLayout, jitted: Any):
         super().__init__(options.block)
         self.name = signature.name
@@ -171,8 +154,3 @@ def wait_for(output: Output) -> None:
             pending.extend(wrapped_by_tracer(array))
         elif isinstance(array, jax.Array):
             array.block_until_ready()
-
-
-def holds_tracer(output: Output) -> bool:
-    """Return whether a call was part of some transformation, rather than run for itself."""
-    return has_tracers(arrays_of(output))

@@ -195,7 +195,7 @@ def _bad_static(node: Any) -> tuple[str, Any, str, str] | None:
     """Return the first value in a node's static half that can't be keyed: where, what, and why."""
     if issubclass(type(node), eqx.Module):
         candidates = [(f".{name}", value) for name, value in _fields(node, static=True)]
-    elif _is_leaf(node) and not is_array_leaf(node):
+    elif jax.tree_util.all_leaves([node]) and not is_array_leaf(node):
         reason = _raises(lambda: hash(node))
         if reason:
             return "", node, "can't be hashed", reason
@@ -239,10 +239,6 @@ def _raises(action: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _is_leaf(node: Any) -> bool:
-    return jax.tree_util.all_leaves([node])
 
 
 def _fields(module: eqx.Module, static: bool) -> list[tuple[str, Any]]:

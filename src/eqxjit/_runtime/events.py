@@ -4,6 +4,7 @@ JAX also compiles in a warm call, without tracing again: for a new device, say. 
 what it is lowered to may hold other custom calls; so its entry has to be looked at once more.
 """
 
+import dataclasses
 import functools
 import sys
 import threading
@@ -71,6 +72,7 @@ class _Recompilation(NamedTuple):
     trace_key: TraceKey
 
 
+@dataclasses.dataclass(eq=False)
 class _Phase:
     """A phase under way.
 
@@ -80,13 +82,10 @@ class _Phase:
     - `show_warning`: ends the hiding of JAX's warning of donated buffers.
     """
 
-    __slots__ = ("frame", "nested", "recompilation", "show_warning")
-
-    def __init__(self) -> None:
-        self.frame = _identity(_frame_of_with())
-        self.nested = 0.0
-        self.recompilation: _Recompilation | None = None
-        self.show_warning: Callable[[], None] | None = None
+    frame: tuple[int, int]
+    nested: float = 0.0
+    recompilation: _Recompilation | None = None
+    show_warning: Callable[[], None] | None = None
 
 
 def _identity(frame: FrameType | None) -> tuple[int, int]:
@@ -144,7 +143,7 @@ def tracing(function: str, hook: TraceHook, record: Any) -> Iterator[None]:
 
 def _push_phase() -> _Phase:
     drop_interrupted()
-    phase = _Phase()
+    phase = _Phase(_identity(_frame_of_with()))
     # One `with` of a frame has come to its end when the next begins; and an `id` may be reused.
     _state.phases[:] = [other for other in _state.phases if other.frame != phase.frame]
     _state.phases.append(phase)
@@ -203,7 +202,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     begun.recompilation = recompilation
     if origin.call is not None:
         _look_at_program(origin.call, phase)
-    if phase == LOWERING and origin.entry is not None and origin.entry.hides_donation_warning:
+    elif phase == LOWERING and origin.entry is not None and origin.entry.hides_donation_warning:
         # JAX lowers in a warm call, as it does for a transformation, and warns while it does.
         begun.show_warning = hide_donation_warning()
 
@@ -239,13 +238,14 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
         if phase == COMPILING:
             call.is_compiled = True
             call.entry.drop_uncompiled(call.trace_key)
-    elif origin.called is not None and phase == LOWERING:
-        _state.lowering = weakref.ref(origin.called), duration_secs
-    elif origin.called is not None and phase == COMPILING:
-        _end_recompilation(origin.called, duration_secs, from_cache)
-    if phase == COMPILING and origin.called is not None and not origin.is_ahead_of_time:
+    elif origin.entry is not None and phase == LOWERING:
+        _state.lowering = weakref.ref(origin.entry), duration_secs
+    elif origin.entry is not None and phase == COMPILING:
+        _end_recompilation(origin.entry, duration_secs, from_cache)
+    is_ahead_of_time = call is not None and call.is_staged
+    if phase == COMPILING and origin.entry is not None and not is_ahead_of_time:
         # Seen by the call itself, once the program has run.
-        origin.called.begin_classifying()
+        origin.entry.begin_classifying()
     _end_phase(origin.label, phase, duration_secs, from_cache)
 
 
@@ -271,8 +271,8 @@ def _end_recompilation(entry: CacheEntry, seconds: float, from_cache: bool) -> N
 class _Origin:
     """The function that an event is about.
 
-    - `call`: the call in the miss path whose program it is; None if it isn't one's.
-    - `entry`: the entry of the warm call whose program it is; None if it isn't one's.
+    - `entry`: the entry whose program it is; None if it isn't one's.
+    - `call`: the call whose program it is, if that is in the miss path; None if it is warm.
     - `label`: what to call the function.
     """
 
@@ -283,37 +283,23 @@ class _Origin:
         self._name = self.label
         frame = sys._getframe(2)
         # Other code in between is that of a host callback, say, run by a CPU in this thread.
-        while frame is not None and not self._find(frame):
+        while frame is not None:
+            self.call, self.entry = call_in(frame)
+            if self.entry is not None:
+                self.label = self.entry.label
+                break
             # That of a traced function belongs to the user's, too.
             is_last = is_foreign(frame) or CALL_VARIABLE in frame.f_code.co_varnames
             frame = None if is_last else frame.f_back
         self._frame = frame
 
-    def _find(self, frame: FrameType) -> bool:
-        """Return whether a frame is of the innermost call through eqxjit on the stack."""
-        self.call, self.entry = call_in(frame)
-        if self.called is None:
-            return False
-        self.label = self.called.label
-        return True
-
-    @property
-    def called(self) -> CacheEntry | None:
-        """The entry whose program it is; None if it isn't one's."""
-        return self.entry if self.call is None else self.call.entry
-
-    @property
-    def is_ahead_of_time(self) -> bool:
-        """True for what is compiled outside of a call."""
-        return self.call is not None and self.call.is_staged
-
     @property
     def compiles_without_tracing(self) -> bool:
         """True where JAX compiles without a trace of ours."""
-        if self.called is None or self._name not in ("", self.called.name):
+        if self.entry is None or self._name not in ("", self.entry.name):
             # Also what comparing static values compiles, say, or an object's own unflatten.
             return False
-        return self.entry is not None or not self.call.traces  # type: ignore[union-attr]
+        return self.call is None or not self.call.traces
 
     def begin_recompilation(self) -> _Recompilation | None:
         """Count what JAX begins to compile, unless it is a trace's first compilation."""

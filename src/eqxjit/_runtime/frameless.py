@@ -9,6 +9,7 @@ from .._plan.native import NativeCall
 from .._plan.signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature
 from .._trees.out_spec import Output
 from .entry import CacheEntry
+from .miss import MissPath
 from .stack import CacheMiss
 
 # As of `_native.c`.
@@ -32,7 +33,7 @@ def binds_in_order(native: NativeCall, signature: Signature) -> bool:
     return native.arguments[: len(by_position)] == by_position
 
 
-def frameless(native: NativeCall, links: Links, entry: CacheEntry, owner: Any) -> Any:
+def frameless(native: NativeCall, links: Links, entry: CacheEntry, owner: MissPath) -> Any:
     """Return a call that does what the generated function does; `owner` has the rest."""
     signature = owner.wrapped.signature
 

@@ -1,46 +1,16 @@
 """The protocol by which diagnostics come in: the runtime itself explains and logs nothing."""
 
 import types
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from .._code.place import Place
-from .._plan.signature import Signature
-from .._trees.partition import StaticTree
-from .entry import CacheEntry
-
-
-class Request(Protocol):
-    """The call that a trace or a recompilation is for: what a hook may read of `request.Call`."""
-
-    @property
-    def entry(self) -> CacheEntry: ...
-    @property
-    def signature(self) -> Signature: ...
-    @property
-    def fun(self) -> StaticTree: ...
-    @property
-    def fun_leaves(self) -> Sequence[Any]: ...
-    @property
-    def fun_varies(self) -> bool: ...
-    @property
-    def arguments(self) -> StaticTree: ...
-    @property
-    def leaves(self) -> Sequence[Any]: ...
-    @property
-    def flat(self) -> Sequence[Any]: ...
-    @property
-    def jaxpr(self) -> Any: ...
-    @property
-    def is_staged(self) -> bool: ...
-    @property
-    def description(self) -> Any: ...
 
 
 class TraceHook:
     """An observer of the traces of one function; this one does nothing.
 
     It holds a record of its own for each: made by `begin`, kept by `end`, published by `complete`.
+    A `request` is the call that it is for: a `request.Call`.
     """
 
     def __init__(self, name: str, place: Place, home: types.FunctionType | None, number: int):
@@ -51,10 +21,10 @@ class TraceHook:
         """The records since the last `restart`, the oldest first."""
         return []
 
-    def describe(self, request: Request) -> Any:
+    def describe(self, request: Any) -> Any:
         """Return what tells a call from others once its arrays are gone."""
 
-    def begin(self, request: Request, number: int, is_recompilation: bool) -> Any:
+    def begin(self, request: Any, number: int, is_recompilation: bool) -> Any:
         """Return the record of a trace that is about to be made, or of a recompilation."""
 
     def explain(self, record: Any) -> str:
@@ -67,7 +37,7 @@ class TraceHook:
     def spend(self, record: Any, phase: str, seconds: float, from_cache: bool) -> None:
         """Add what JAX has spent on a phase: `"tracing"`, `"lowering"` or `"compiling"`."""
 
-    def complete(self, record: Any, request: Request | None) -> None:
+    def complete(self, record: Any, request: Any) -> None:
         """Publish the record of a trace that JAX is done with; of a recompilation without call."""
 
     def restart(self) -> None:

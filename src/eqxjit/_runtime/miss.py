@@ -6,10 +6,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jax.tree_util import tree_flatten
+
 from .._compat import JITTED_FRAME_MARK, drop_slow_dispatch
 from .._trees.array_layout import ArrayLayout
-from .._trees.out_spec import Output
-from .._trees.partition import DYNAMIC, StaticTree, partition, with_structs_as_arrays
+from .._trees.given import Given
+from .._trees.out_spec import Output, arrays_of
+from .._trees.partition import (
+    DYNAMIC,
+    StaticTree,
+    has_tracers,
+    partition,
+    split_leaves,
+    with_structs_as_arrays,
+)
 from .cache import FunctionCache
 from .donation import hide_donation_warning
 from .entry import CacheEntry, wait_for
@@ -93,6 +103,7 @@ class MissPath:
         # Who compiles ahead of time wants what comes later to be fast.
         entry.count_seconds(math.inf)
         call = self.request(entry, bound, is_staged=True)
+        call.description = call.counter.hook.describe(call)
         try:
             return call, self.run(stage(entry.jitted), call)
         except Exception:
@@ -100,6 +111,10 @@ class MissPath:
             raise
         finally:
             self.cache.keep_if_traced(bound.static.key, entry)
+
+    def retrace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve a warm call in which JAX wants to trace: a new shape, cleared caches, ..."""
+        raise NotImplementedError
 
     def run(self, action: Callable[..., Any], call: Call) -> Any:
         """Call a jitted function, or its `lower`, while JAX may trace it."""
@@ -166,7 +181,13 @@ class MissPath:
 
     def request(self, entry: CacheEntry, bound: BoundArguments, is_staged: bool = False) -> Call:
         """Return a call on its way through the miss path, or one that JAX is to be asked about."""
-        return Call(self.wrapped, self.fun_leaves, entry, bound, is_staged)
+        return Call(self.wrapped, self.fun_leaves, entry, bound.static, bound.leaves, is_staged)
+
+    def flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        """Return what came in with a call whose static half is known to have an entry."""
+        leaves, treedef = tree_flatten((args, kwargs))
+        _, static = split_leaves(leaves)
+        return self.wrapped.given(StaticTree(treedef, static, None))
 
     # --- After a call ----------------------------------------------------------------------------
 
@@ -183,6 +204,18 @@ class MissPath:
             self.cache.unspecialize(entry)
         # In the end: if an interrupt comes before, the next call does it all again.
         entry.end_classifying(not unclassified)
+
+    def check_recompiled(self, entry: CacheEntry, output: Output) -> None:
+        """Wait for a program that a warm call compiled; the generic path will class it."""
+        self.cache.unspecialize(entry)
+        wait_for(output)
+
+    def wait(self, entry: CacheEntry, output: Output) -> None:
+        """Wait for a program that can raise, or that isn't known not to."""
+        if entry.unclassified and not has_tracers(arrays_of(output)):
+            # The generic path finds out, the next time.
+            self.cache.unspecialize(entry)
+        wait_for(output)
 
     # --- Errors ----------------------------------------------------------------------------------
 

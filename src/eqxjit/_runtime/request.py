@@ -1,6 +1,7 @@
 """One call on its way through the miss path, as a single object."""
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ class BoundArguments(NamedTuple):
     static: StaticTree
 
 
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Call:
     """One call on its way through the miss path.
 
@@ -51,45 +53,19 @@ class Call:
     - `user_raised`: whether the user's function, or a node of theirs, raised while it was traced.
     """
 
-    __slots__ = (
-        "arguments",
-        "description",
-        "entry",
-        "fun_leaves",
-        "is_compiled",
-        "is_staged",
-        "jaxpr",
-        "leaves",
-        "may_raise",
-        "trace_key",
-        "traces",
-        "user_raised",
-        "wrapped",
-    )
-
-    def __init__(
-        self,
-        wrapped: WrappedFunction,
-        fun_leaves: Sequence[Any],
-        entry: CacheEntry,
-        bound: BoundArguments,
-        is_staged: bool = False,
-    ):
-        self.wrapped = wrapped
-        self.fun_leaves = fun_leaves
-        self.entry = entry
-        self.arguments = bound.static
-        self.leaves = bound.leaves
-        self.is_staged = is_staged
-        self.traces: list[Any] = []
-        self.is_compiled = False
-        self.trace_key: TraceKey | None = None
-        self.jaxpr: Any = None
-        self.may_raise: bool | None = None
-        self.user_raised = False
-        self.description: Any = None
-        if is_staged:
-            self.description = self.counter.hook.describe(self)
+    wrapped: WrappedFunction
+    fun_leaves: Sequence[Any]
+    entry: CacheEntry
+    arguments: StaticTree
+    leaves: Sequence[Any]
+    is_staged: bool = False
+    traces: list[Any] = dataclasses.field(default_factory=list)
+    is_compiled: bool = False
+    trace_key: TraceKey | None = None
+    description: Any = None
+    jaxpr: Any = None
+    may_raise: bool | None = None
+    user_raised: bool = False
 
     @property
     def signature(self) -> Signature:

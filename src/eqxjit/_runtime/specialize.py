@@ -22,15 +22,16 @@ from .._trees.partition import StaticTree, with_arrays
 from .._trees.static_key import fields_key
 from .entry import CacheEntry
 from .frameless import binds_in_order, can_be_frameless, frameless
+from .miss import MissPath
 from .request import BoundArguments
 from .specialized_call import (
-    FramedCall,
-    FramelessCall,
-    SlowPath,
     checks_of_function,
+    framed_call,
+    frameless_call,
     instantiated,
     written,
 )
+from .state import SpecializedCall
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the generic path.
 SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
@@ -62,7 +63,7 @@ def is_worth_specializing(entry: CacheEntry, n_arrays: int) -> bool:
 
 
 def specialize(
-    dispatcher: SlowPath, entry: CacheEntry, bound: BoundArguments, output: Output
+    dispatcher: MissPath, entry: CacheEntry, bound: BoundArguments, output: Output
 ) -> None:
     """Give an entry its specialised call, if one can be made.
 
@@ -73,7 +74,7 @@ def specialize(
     - `bound`: the call's arguments.
     - `output`: what JAX returned.
     """
-    if dispatcher.wrapped.cache.use_second_chance(entry):
+    if dispatcher.cache.use_second_chance(entry):
         return
     try:
         call = Specializer(dispatcher, entry, bound, output).call()
@@ -81,14 +82,14 @@ def specialize(
         entry.postpone()
         return
     if call is not None:
-        dispatcher.wrapped.cache.specialize(entry, call)
+        dispatcher.cache.specialize(entry, call)
     elif dispatcher.partition(bound.args, bound.kwargs).static.key == entry.key:
         # Else what ran has changed the arguments.
         entry.give_up()
 
 
 def specialize_at_once(
-    dispatcher: SlowPath, entry: CacheEntry, bound: BoundArguments, output: Output
+    dispatcher: MissPath, entry: CacheEntry, bound: BoundArguments, output: Output
 ) -> bool:
     """Give an entry its specialised call in its first call, where that takes no plan.
 
@@ -98,7 +99,7 @@ def specialize_at_once(
 
     False if a later call may.
     """
-    cache = dispatcher.wrapped.cache
+    cache = dispatcher.cache
     if (
         not may_be_specialized(entry)
         or entry.traces > 1
@@ -173,7 +174,7 @@ class Specializer:
     __slots__ = ("_budget", "_dispatcher", "_entry", "_example")
 
     def __init__(
-        self, dispatcher: SlowPath, entry: CacheEntry, bound: BoundArguments, output: Output
+        self, dispatcher: MissPath, entry: CacheEntry, bound: BoundArguments, output: Output
     ):
         """**Arguments:** as of `specialize`."""
         self._dispatcher = dispatcher
@@ -189,31 +190,24 @@ class Specializer:
         n_nodes = bound.static.treedef.num_nodes + entry.out_specs[index_of(output)].n_nodes
         self._budget = Budget(entry.seconds_of_first_call, n_nodes)
 
-    def call(self) -> FramelessCall | FramedCall | None:
+    def call(self) -> SpecializedCall | None:
         """Return the call; None if the generic path must serve.
 
         **Raises:**
 
         - `TooLong`, if making it takes longer than a call may.
         """
-        return self._make(self._may_be_frameless())
+        return self._budget.spend(
+            lambda: self._planned_natively() or self._planned(self._may_be_frameless())
+        )
 
-    def frameless_call(self) -> FramelessCall | None:
+    def frameless_call(self) -> SpecializedCall | None:
         """Return the call if it takes no plan."""
-        return self._budget.spend(self._planned_natively) if self._may_be_frameless() else None
+        return self._budget.spend(self._planned_natively)
 
-    def framed_call(self) -> FramedCall | None:
+    def framed_call(self) -> SpecializedCall | None:
         """Return the same with a frame of its own, for what was compiled ahead of time."""
-        call = self._make(False)
-        assert not isinstance(call, FramelessCall)
-        return call
-
-    def _make(self, may_be_frameless: bool) -> FramelessCall | FramedCall | None:
-        def make() -> FramelessCall | FramedCall | None:
-            call = self._planned_natively() if may_be_frameless else None
-            return call or self._planned(may_be_frameless)
-
-        return self._budget.spend(make) if SPECIALIZING else None
+        return self._budget.spend(lambda: self._planned(False)) if SPECIALIZING else None
 
     def _may_be_frameless(self) -> bool:
         """Return whether the native back end can do all that there is to do, but for guards."""
@@ -226,8 +220,10 @@ class Specializer:
             and can_be_frameless(wrapped.signature, entry.jitted)
         )
 
-    def _planned_natively(self) -> FramelessCall | None:
+    def _planned_natively(self) -> SpecializedCall | None:
         """Return the call without a plan; None where something rare takes one."""
+        if not self._may_be_frameless():
+            return None
         entry, signature = self._entry, self._dispatcher.wrapped.signature
         layout, static = entry.layout, self._example.static
         # Nothing of the function's, which holds the entry.
@@ -245,7 +241,7 @@ class Specializer:
         kept = StaticTree(static.treedef, static.leaves, None, static.traced)
         example = Example((), {}, kept, Given(kept, NOTHING), [], [])
         out_specs = [*entry.out_specs]
-        return FramelessCall(
+        return frameless_call(
             native,
             entry,
             lambda: build(signature, layout, 0, out_specs, example, False, without_limit),
@@ -258,7 +254,7 @@ class Specializer:
         in_order = binds_in_order(native, self._dispatcher.wrapped.signature)
         return in_order and does_the_same(make, self._example, expected)
 
-    def _planned(self, may_be_frameless: bool) -> FramelessCall | FramedCall | None:
+    def _planned(self, may_be_frameless: bool) -> SpecializedCall | None:
         """Return the call by a plan."""
         entry, dispatcher, example = self._entry, self._dispatcher, self._example
         if example.static.treedef.num_nodes > _MAX_NODES:
@@ -279,14 +275,14 @@ class Specializer:
             )
             native = encode(plan, self._budget.check)
             if native and may_be_frameless and self._does_the_same(native, expected):
-                return FramelessCall(native, entry, lambda: plan)
+                return frameless_call(native, entry, lambda: plan)
             generated = written(plan, native, entry, self._budget)
             if does_the_same(
                 lambda links: instantiated(generated, links, dispatcher), example, expected
             ):
                 is_whole = not (checks or plan.checks_output or blocks or plan.out_index)
                 fails_fast = native is not None and is_whole and native.fails_fast
-                return FramedCall(plan, generated, entry, fails_fast)
+                return framed_call(plan, generated, entry, fails_fast)
         except TooLong:
             raise
         except Exception:

@@ -33,13 +33,13 @@ class Traced:
 
 
 def call_in(frame: FrameType) -> tuple[Call | None, CacheEntry | None]:
-    """Return the call that a frame makes in the miss path, or the entry of one that is warm."""
+    """Return the entry that a frame calls, and before it the call, if that is in the miss path."""
     if not frame.f_code.co_filename.startswith(OUR_FILES):
         return None, frameless_in(frame)
     variables = frame.f_locals
     call = variables.get(CALL_VARIABLE)
     if call is not None:
-        return call, None
+        return call, call.entry
     return None, variables.get(ENTRY_VARIABLE) or frame.f_globals.get(ENTRY_VARIABLE)
 
 
@@ -56,8 +56,7 @@ def frameless_in(frame: FrameType) -> CacheEntry | None:
         return None
     caller = frame.f_back
     while caller is not None and not is_foreign(caller):
-        call, called = call_in(caller)
-        called = called if call is None else call.entry
+        _, called = call_in(caller)
         if called is not None:
             return None if called is entry else entry
         caller = caller.f_back

@@ -6,8 +6,9 @@
 - Tier: generic (`hits` of `hits_needed`), specialised, given a second chance, or unsupported.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from .._plan.plan import CallPlan
 
@@ -20,42 +21,26 @@ _HITS_PER_ATTEMPT = 10
 _ATTEMPTS = 3
 
 
-class SpecializedCall(Protocol):
-    """The specialised call of an entry (see `specialized_call.py`)."""
+@dataclasses.dataclass(eq=False)
+class SpecializedCall:
+    """The specialised call of an entry (see `specialized_call.py`).
 
-    @property
-    def plan(self) -> CallPlan:
-        """Its plan."""
-        ...
+    - `entry`: the entry that it calls.
+    - `instantiate`: returns the function for one wrapper, given its dispatcher, and what to call if
+        the guards don't hold.
+    - `plan`, `source`: return its plan, as static objects are now, and its source, as Python.
+    - `fails_fast`: whether its guards fail without running Python.
+    - `blocks`: whether it waits for the computation.
+    - `checks_output`: whether it looks at static objects of the output.
+    """
 
-    @property
-    def source(self) -> str:
-        """Its source, as Python."""
-        ...
-
-    @property
-    def blocks(self) -> bool:
-        """True if it waits for the computation."""
-        ...
-
-    @property
-    def checks_output(self) -> bool:
-        """True if it looks at static objects of the output."""
-        ...
-
-    @property
-    def fails_fast(self) -> bool:
-        """True if its guards fail without running Python."""
-        ...
-
-    @property
-    def entry(self) -> "EntryState":
-        """The entry that it calls."""
-        ...
-
-    def instantiate(self, dispatcher: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function for one wrapper."""
-        ...
+    entry: "EntryState"
+    instantiate: Callable[..., Any]
+    plan: Callable[[], CallPlan]
+    source: Callable[[], str]
+    fails_fast: bool
+    blocks: bool = False
+    checks_output: bool = False
 
 
 class EntryState:
@@ -64,20 +49,8 @@ class EntryState:
     Transitions of the tier are made under the cache's lock.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "attempts_left",
-        "blocks",
-        "hits",
-        "hits_needed",
-        "invalidation_reasons",
-        "second_chance",
-        "seconds_of_first_call",
-        "specialized",
-        "traces",
-        "unclassified",
-        "unspecializable",
-    )
+    # `_native.c` reads whether it is unclassified from a slot.
+    __slots__ = ("__dict__", "__weakref__", "unclassified")
 
     def __init__(self, blocks: bool):
         self.traces = 0
