@@ -19,7 +19,7 @@ def trim() -> None:
 
     Of our frames the caller's stays, which stands for the jitted call, and the innermost of all.
     """
-    error = sys.exc_info()[1]
+    error = sys.exception()
     assert error is not None
     error.__traceback__ = _trimmed(error.__traceback__)
 

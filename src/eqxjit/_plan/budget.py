@@ -36,10 +36,10 @@ def without_limit() -> None:
 class Budget:
     """A budget of this thread's time since it was made, without what others take of a CPU.
 
-    - `seconds`: how many there are to spend.
+    - `seconds`: how many there are to spend, without those that are set aside.
     """
 
-    __slots__ = ("_reserved", "_start", "_ticks", "seconds")
+    __slots__ = ("_start", "_ticks", "seconds")
 
     def __init__(self, first_call: float, n_nodes: int):
         """
@@ -52,7 +52,6 @@ class Budget:
         if n_nodes < _MANY_NODES:
             self.seconds = math.inf
         self._ticks = 0
-        self._reserved = 0.0
         self._start = time.thread_time()
 
     def spend(self, action: Callable[[], _Result]) -> _Result:
@@ -69,7 +68,7 @@ class Budget:
 
         - `TooLong`, if there are too few.
         """
-        self._reserved = self._spent
+        self.seconds -= self._spent
         self._require(0.0)
 
     def check(self) -> None:
@@ -86,8 +85,8 @@ class Budget:
         self._require(expected)
 
     def _require(self, seconds: float) -> None:
-        """Raise `TooLong` if fewer are left than these and those that are set aside."""
-        if self._spent + seconds + self._reserved > self.seconds:
+        """Raise `TooLong` if fewer are left than these."""
+        if self._spent + seconds > self.seconds:
             raise TooLong
 
     @property

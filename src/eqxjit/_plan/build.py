@@ -60,7 +60,8 @@ def build(
     assert isinstance(kwargs, Node)
     inputs = Inputs(static.traced, tick)
     index = index_of(example.output)
-    output = output_structure(out_specs[index], example.given, tick)
+    outputs, out_tree = Outputs(tick), output_structure(out_specs[index], example.given, tick)
+    output = outputs.plan(out_tree)
     returned = [value for out_spec in out_specs for value in out_spec.own]
     return CallPlan(
         signature,
@@ -68,9 +69,10 @@ def build(
         {key: inputs.plan(child) for key, child in zip(kwargs.data, kwargs.children, strict=True)},
         layout,
         n_fun_checks,
-        Outputs(tick).plan(output),
+        output,
+        outputs.given,
         index,
-        index == 0 and n_arrays(output) < 2,
+        index == 0 and n_arrays(out_tree) < 2,
         any(out_spec.mutable for out_spec in out_specs),
         are_repeated((*static.metadata, *returned)),
         blocks,

@@ -168,9 +168,9 @@ def generate(
         parts = _python_parts(plan, names, copies, seen, fun_arrays, arrays)
     guards = parts.guards
 
-    exception = names.constant("Exception", Exception)
-    retrace_signal = names.constant(miss.__name__, miss)
-    is_dict = f"{names.constant('type', type)}({arrays}) is {names.constant('dict', dict)}"
+    exception = names.named(Exception)
+    retrace_signal = names.named(miss)
+    is_dict = f"{names.named(type)}({arrays}) is {names.named(dict)}"
     is_of_other = f"not ({is_dict} and {index} in {arrays})" if index else is_dict
     rebuild = names.constant("rebuild", entry.rebuild)
     returns_given = names.constant("returns_given", entry.returns_given)
@@ -190,8 +190,7 @@ def generate(
         f"    def {call}({signature.header(missing)}):",
     ]
     for check in fun_checks:
-        guards += [("# The function's own static objects are as they were.",)]
-        guards += [(f"{check}()",)]
+        guards += [("# The function's own static objects are as they were.",), (f"{check}()",)]
     if plan.checks_output:
         is_unmodified = names.constant("is_unmodified", entry.is_unmodified)
         guards += [
@@ -205,9 +204,11 @@ def generate(
             f"    {guards_hold} = (",
             *indented(conditions(guards), 2),
             "    )",
+            f"except {exception}:",
+            f"    {guards_hold} = False",
+            f"if not {guards_hold}:",
+            f"    return {otherwise}({forwarded})",
         ]
-        body += [f"except {exception}:", f"    {guards_hold} = False"]
-        body += [f"if not {guards_hold}:", f"    return {otherwise}({forwarded})"]
     body += ["try:", *indented(wrapped(f"{arrays} = {jitted}(", parts.passed, ")"))]
     if plan.blocks:
         body += [f"    {wait}({arrays})"]
@@ -224,7 +225,7 @@ def generate(
         f"    {explain}({forwarded})",
         "    raise",
         "else:",
-        f"    {names.constant('next', next)}({hits})",
+        f"    {names.named(next)}({hits})",
         f"    if {is_of_other}:",
         "        # Of another trace.",
         f"        {given} = {flattened}({forwarded}) if {returns_given}({arrays}) else None",
@@ -237,11 +238,11 @@ def generate(
     lines += [
         "        try:",
         *indented(body, 3),
-        f"        except {names.constant('BaseException', BaseException)}:",
-        f"            {names.constant('trim', trim)}()",
+        f"        except {names.named(BaseException)}:",
+        f"            {names.named(trim)}()",
         "            raise",
+        f"    return {call}",
     ]
-    lines.append(f"    return {call}")
     source = "\n".join(lines) + "\n"
     budget.check_compiling(source)
     namespace = names.namespace | {entry_variable: entry}

@@ -11,20 +11,17 @@ from typing import Any
 from jax.tree_util import FlattenedIndexKey, default_registry, keystr, tree_flatten_with_path
 
 from .._compat import ArrayImpl, fields_of
-from .._trees.constants import is_same
-from .._trees.key_cache import has_key
-from .._trees.numpy_inputs import is_plain_array
-from .._trees.static_key import is_same_opaque
+from .._trees.numpy_inputs import is_node, is_plain_array
 from .inputs import static_input
+from .native import predicate
 from .plan import (
     Array,
-    ArrayRun,
     CallPlan,
     Fields,
+    InnerInput,
     Input,
     Mapping,
     Match,
-    NoneNode,
     Registered,
     Repeat,
     Sequence,
@@ -45,25 +42,24 @@ def first_mismatch(plan: CallPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
 
     A path such as `model.layers[0].activation`; of an argument that is left out, its name.
     """
-    signature, planned = plan.signature, plan.args
-    for index, name in enumerate(signature.path_names(max(len(args), len(planned)))):
-        node = planned[index] if index < len(planned) else None
-        found = _argument_mismatch(node, args[index] if index < len(args) else _MISSING)
+    pairs = [*itertools.zip_longest(plan.args, args, fillvalue=_MISSING)]
+    paths = plan.signature.path_names(len(pairs))
+    for name in plan.kwargs | kwargs:
+        pairs.append((plan.kwargs.get(name, _MISSING), kwargs.get(name, _MISSING)))
+        paths.append(plan.signature.keyword_path(name))
+    for path, (node, value) in zip(paths, pairs, strict=True):
+        found = _argument_mismatch(node, value)
         if found is not None:
-            return f"{name}{found}"
-    for name in [*plan.kwargs, *(name for name in kwargs if name not in plan.kwargs)]:
-        found = _argument_mismatch(plan.kwargs.get(name), kwargs.get(name, _MISSING))
-        if found is not None:
-            return f"{signature.keyword_path(name)}{found}"
+            return f"{path}{found}"
     return None
 
 
 _MISSING: Any = object()
 
 
-def _argument_mismatch(node: Input | None, value: Any) -> str | None:
+def _argument_mismatch(node: Input, value: Any) -> str | None:
     """Return the path of the first mismatch from an argument on: empty for the argument itself."""
-    if node is None or value is _MISSING:
+    if node is _MISSING or value is _MISSING:
         return ""
     try:
         return _mismatch(node, value)
@@ -77,8 +73,6 @@ def _mismatch(node: Input, value: Any) -> str | None:
     match node:
         case Array():
             is_matched = type(value) is ArrayImpl or is_plain_array(value)
-        case NoneNode():
-            is_matched = value is None
         case Static():
             is_matched = _is_static(node, value)
         case _:
@@ -92,28 +86,22 @@ def _mismatch(node: Input, value: Any) -> str | None:
     return None
 
 
-def _is_shape_of(node: Sequence | Mapping | Fields | Registered, value: Any) -> bool:
+def _is_shape_of(node: InnerInput, value: Any) -> bool:
     """Return whether a node of the right class has the parts that were planned."""
     match node:
         case Sequence():
             return len(value) == node.n
         case Mapping():
-            if node.is_ordered:
-                return _has_keys(node, value)
             if len(value) != len(node.keys):
                 return False
             if node.key_types is not None:
                 return {*map(type, value)} == node.key_types
-            return _has_keys(node, value)
+            return node.known_keys is None or node.known_keys.match(value)
         case Fields():
             return len(fields_of(value)) == len(node.static) + len(node.dynamic)
         case Registered():
             children, data = default_registry.flatten_one_level(value)
             return _is_static(node.data, data) and len(tuple(children)) == len(node.items)
-
-
-def _has_keys(node: Mapping, value: Any) -> bool:
-    return node.known_keys is None or node.known_keys.match(value)
 
 
 def _children(node: Input, value: Any) -> Iterator[tuple[str | int, Input, Any]]:
@@ -128,7 +116,7 @@ def _children(node: Input, value: Any) -> Iterator[tuple[str | int, Input, Any]]
                 yield f"[{key!r}]", item, value[key]
         case Fields():
             fields = fields_of(value)
-            for name, item in (*node.static, *node.dynamic):
+            for name, item in (*node.static, *zip(node.dynamic, node.items, strict=True)):
                 yield f".{name}", item, fields.get(name, _MISSING)
         case Registered():
             children = tuple(default_registry.flatten_one_level(value)[0])
@@ -142,8 +130,6 @@ def _planned(node: Sequence) -> Iterator[Input]:
     """Yield what is planned for each item of a sequence."""
     for item in node.items:
         match item:
-            case ArrayRun():
-                yield from itertools.repeat(Array(), item.n)
             case StaticRun():
                 yield from map(static_input, item.values)
             case Repeat():
@@ -154,24 +140,11 @@ def _planned(node: Sequence) -> Iterator[Input]:
 
 def _is_static(node: Static, value: Any) -> bool:
     """Return whether a value has the typed static key of the planned one."""
-    if node.may_become_node and default_registry.flatten_one_level(value) is not None:
+    if node.may_become_node and is_node(value):
         return False
-    expected = node.value
-    match node.match:
-        case Match.IS:
-            return value is expected
-        case Match.OPAQUE:
-            return is_same_opaque(value, expected, hash(value), node.key)
-        case Match.KEY:
-            return type(value) is type(expected) and has_key(value, node.key)
-        case _ if value is expected:
-            return True
-        case _ if type(value) is not type(expected):
-            return False
-        case Match.SAME:
-            return is_same(value, expected)
-        case _:
-            return has_key(value, node.key)
+    if value is node.value and node.match in (Match.SAME, Match.IS_OR_KEY):
+        return True
+    return type(value) is type(node.value) and predicate(node)(value)
 
 
 def _label(value: Any, index: int) -> str:

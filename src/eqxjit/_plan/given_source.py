@@ -4,16 +4,7 @@ from .._compat import fields_of
 from .._trees.given import WHOLE, Position
 from .guard_source import GuardSource
 from .names import Constants
-from .plan import (
-    CallPlan,
-    Fields,
-    Input,
-    Mapping,
-    Registered,
-    Sequence,
-    StaticRun,
-    child_at,
-)
+from .plan import CallPlan, Fields, InnerInput, Input, Mapping, Registered, Sequence, StaticRun
 
 
 class NoSource(Exception):
@@ -49,7 +40,8 @@ class GivenSource:
         node: Input | StaticRun = self._plan.argument(position.path)
         source: str | None = sources[id(node)]
         for index in position.path[2:]:
-            child = child_at(node, index)
+            assert isinstance(node, InnerInput)
+            child = node.child_at(index) if isinstance(node, Sequence) else node.items[index]
             # What is read in a loop has no variable of its own.
             source = sources.get(id(child)) or (source and self._child(node, source, index))
             node = child
@@ -60,16 +52,14 @@ class GivenSource:
         assert isinstance(node, Fields | Registered)
         return self._part(node, source, position.part)
 
-    def _child(self, node: Input | StaticRun, source: str, index: int) -> str | None:
+    def _child(self, node: InnerInput, source: str, index: int) -> str | None:
         """Return the expression for a child that the guards read in a loop."""
         if isinstance(node, Sequence):
             return f"{source}[{index}]"
         if isinstance(node, Mapping):
-            key = node.keys[index]
-            plain = type(key) in (str, int)
-            return f"{source}[{repr(key) if plain else self._names.constant('key', key)}]"
+            return f"{source}[{self._names.key('key', node.keys[index])}]"
         if isinstance(node, Fields):
-            return f"{self._fields(source)}[{node.dynamic[index][0]!r}]"
+            return f"{self._fields(source)}[{node.dynamic[index]!r}]"
         return None
 
     def _fields(self, source: str) -> str:
@@ -78,7 +68,8 @@ class GivenSource:
     def _part(self, node: Fields | Registered, source: str, part: int) -> str:
         below = self._guard_source.below.get(id(node))
         if isinstance(node, Fields):
-            field, _ = node.part(part)
+            # Before the static fields comes what the Module wraps.
+            field, _ = node.static[part - 1]
             return f"{below or self._fields(source)}[{field!r}]"
         if below is None:
             raise NoSource

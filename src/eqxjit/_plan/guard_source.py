@@ -1,7 +1,6 @@
 """Writes how a specialised call takes its arguments: the guards, and their arrays."""
 
 import operator
-from typing import Any
 
 from jax.tree_util import default_registry
 
@@ -15,13 +14,12 @@ from .._trees.static_key import is_same_opaque
 from .names import Constants
 from .plan import (
     Array,
-    ArrayRun,
     CallPlan,
     Fields,
+    InnerInput,
     Input,
     Mapping,
     Match,
-    NoneNode,
     Passed,
     Registered,
     Repeat,
@@ -37,6 +35,9 @@ _LONGEST_CONDITION = 72
 
 # So many are faster added to a list one by one than together.
 _FEW_ARRAYS = 4
+
+# One object, and so one name: it is made anew wherever it is read.
+_flatten_one_level = default_registry.flatten_one_level
 
 
 class GuardSource:
@@ -107,20 +108,20 @@ class GuardSource:
                 self._read_argument(name, kwargs.pop(name), name, arrays)
             elif passed is Passed.EXTRA:
                 extra = plan.args[index:]
-                self._comment(f"*{name}: {len(extra)} given")
-                self._guard(f"{self._builtin(len)}({name}) == {len(extra)}")
+                self._guard(f"# *{name}: {len(extra)} given")
+                self._guard(f"{self._names.named(len)}({name}) == {len(extra)}")
                 for position, node in enumerate(extra):
                     self._read_positional(
                         index + position, f"{name}[{position}]", node, f"{name}_{position}"
                     )
             elif passed is Passed.MORE:
-                self._comment(f"**{name}: {len(kwargs)} given")
-                self._guard(f"{self._builtin(len)}({name}) == {len(kwargs)}")
+                self._guard(f"# **{name}: {len(kwargs)} given")
+                self._guard(f"{self._names.named(len)}({name}) == {len(kwargs)}")
                 for key, node in kwargs.items():
                     arrays = by_keyword[key] = []
                     self._read_argument(f"{name}[{key!r}]", node, f"{name}_{key}", arrays)
             else:
-                self._comment(f"{name}: left out")
+                self._guard(f"# {name}: left out")
                 self._guard(f"{name} is {self._names.constant('absent', absent)}")
         for key in sorted(by_keyword):
             self.arrays += by_keyword[key]
@@ -144,12 +145,10 @@ class GuardSource:
             self.sources[id(node)] = source
         if isinstance(node, Array):
             arrays.append(self._read_array(source, hint))
-        elif isinstance(node, NoneNode):
-            self._guard(f"{source} is None")
         elif isinstance(node, Static):
             self._guard(*self._static_guard(source, node, hint))
             if node.may_become_node:
-                self._guard(f"{self._flatten_one_level()}({source}) is None")
+                self._guard(f"{self._names.named(_flatten_one_level)}({source}) is None")
         elif isinstance(node, Sequence):
             self._read_sequence(node, source, hint, arrays)
         elif isinstance(node, Mapping):
@@ -161,44 +160,46 @@ class GuardSource:
 
     def _read_array(self, source: str, hint: str) -> str:
         name, first_use = self._named(source, hint)
-        array, is_array = self._array_checks()
+        is_array = self._names.constant("is_array", is_plain_array)
         otherwise = f"{is_array}({name})"
         if self._own is not None:
             # Only what is an array: a parameter goes on to the next call if the guards don't hold.
             otherwise += f"\nand ({name} := {self._own[0]}({name})) is not None"
-        self._guard(f"{self._builtin(type)}({first_use}) is {array}", otherwise)
+        array = self._names.constant("Array", ArrayImpl)
+        self._guard(f"{self._names.named(type)}({first_use}) is {array}", otherwise)
         return name
 
     def _read_sequence(self, node: Sequence, source: str, hint: str, arrays: list[str]) -> None:
         name = self._guard_type(node.cls, source, hint)
-        self._guard(f"{self._builtin(len)}({name}) == {node.n}")
+        self._guard(f"{self._names.named(len)}({name}) == {node.n}")
         labels = getattr(node.cls, "_fields", range(node.n))
         index = 0
         for item in node.items:
-            if not isinstance(item, ArrayRun | StaticRun | Repeat):
+            if not isinstance(item, StaticRun | Repeat):
                 self._read(item, f"{name}[{index}]", f"{hint}_{labels[index]}", arrays)
                 index += 1
                 continue
             items = name if item.n == node.n else f"{name}[{index}:{index + item.n}]"
             index += item.n
-            if isinstance(item, ArrayRun):
-                self._read_array_run(items, hint, arrays)
-            elif isinstance(item, StaticRun):
+            if isinstance(item, StaticRun):
                 self._read_static_run(item, items, hint)
+            elif isinstance(item.item, Array):
+                self._read_array_run(items, hint, arrays)
             else:
                 self._read_run(item.item, items, arrays)
 
     def _read_array_run(self, items: str, hint: str, arrays: list[str]) -> None:
         name = self._names.variable(f"{hint}_arrays")
         only_arrays = self._names.constant("only_arrays", _ONLY_ARRAYS)
-        mapped = self._builtin(map)
+        mapped = self._names.named(map)
         if self._own is not None:
             otherwise = f"({name} := {self._own[1]}({name})) is not None"
         else:
-            _, is_array = self._array_checks()
-            otherwise = f"{self._builtin(all)}({mapped}({is_array}, {name}))"
+            is_array = self._names.constant("is_array", is_plain_array)
+            otherwise = f"{self._names.named(all)}({mapped}({is_array}, {name}))"
         self._guard(
-            f"{{*{mapped}({self._builtin(type)}, {name} := {items})}} == {only_arrays}", otherwise
+            f"{{*{mapped}({self._names.named(type)}, {name} := {items})}} == {only_arrays}",
+            otherwise,
         )
         arrays.append(f"*{name}")
 
@@ -206,14 +207,14 @@ class GuardSource:
         """Compare numbers and texts with those of the trace in a few C calls."""
         name = self._names.variable(f"{hint}_values")
         expected = self._names.constant(name, run.values)
-        mapped, same = self._builtin(map), self._names.constant("is_", operator.is_)
-        identical = f"{self._builtin(all)}({mapped}({same}, {name} := {items}, {expected}))"
+        mapped, same = self._names.named(map), self._names.constant("is_", operator.is_)
+        identical = f"{self._names.named(all)}({mapped}({same}, {name} := {items}, {expected}))"
         if all(map(is_told_by_equality, run.values)):
             kinds = self._names.constant(f"{hint}_types", [*map(type, run.values)])
-            of_types = f"[*{mapped}({self._builtin(type)}, {name})] == {kinds}"
-            equal = f"{of_types}\nand {self._builtin(tuple)}({name}) == {expected}"
+            of_types = f"[*{mapped}({self._names.named(type)}, {name})] == {kinds}"
+            equal = f"{of_types}\nand {self._names.named(tuple)}({name}) == {expected}"
         else:
-            equal = f"{self._is_same()}({self._builtin(tuple)}({name}), {expected})"
+            equal = self._same(f"{self._names.named(tuple)}({name})", expected)
         self._guard(identical, equal)
 
     def _read_run(self, item: Input, items: str, arrays: list[str]) -> None:
@@ -223,17 +224,17 @@ class GuardSource:
             read = self._readers[id(item)] = self._define_reader(item)
         if self._loop is not None:
             # Inside another loop: the arrays go into the same list, in their order.
+            found = self._loop.found
             if arrays:
                 self._loop.end_step(self.guards, arrays)
-            self._guard(f"{read}({items}, {self._loop.found}{self._seen})")
-            return
-        if self._found is not None and arrays[-1:] == [f"*{self._found}"]:
+        elif self._found is not None and arrays[-1:] == [f"*{self._found}"]:
             # Run after run into one list, which then need not be joined with others.
-            self._guard(f"{read}({items}, {self._found}{self._seen})")
-            return
-        self._found = self._names.variable(f"{self._argument}_arrays")
-        self._guard(f"{read}({items}, {self._found} := []{self._seen})")
-        arrays.append(f"*{self._found}")
+            found = self._found
+        else:
+            self._found = self._names.variable(f"{self._argument}_arrays")
+            found = f"{self._found} := []"
+            arrays.append(f"*{self._found}")
+        self._guard(f"{read}({items}, {found}{self._seen})")
 
     def _define_reader(self, node: Input) -> str:
         names, cls = self._names, _class_of(node)
@@ -258,17 +259,14 @@ class GuardSource:
 
     def _read_mapping(self, node: Mapping, source: str, hint: str, arrays: list[str]) -> None:
         name, keys = self._guard_type(node.cls, source, hint), node.keys
-        if not node.is_ordered:
-            self._guard(f"{self._builtin(len)}({name}) == {len(keys)}")
+        if node.cls is dict:
+            self._guard(f"{self._names.named(len)}({name}) == {len(keys)}")
         if node.key_types is not None:
             expected = self._names.constant(f"{hint}_key_types", node.key_types)
-            mapped = f"{self._builtin(map)}({self._builtin(type)}, {name})"
+            mapped = f"{self._names.named(map)}({self._names.named(type)}, {name})"
             self._guard(f"{{*{mapped}}} == {expected}")
         for key, child in zip(keys, node.items, strict=True):
-            if type(key) in (str, int):
-                source = f"{name}[{key!r}]"
-            else:
-                source = f"{name}[{self._names.constant(f'{hint}_key', key)}]"
+            source = f"{name}[{self._names.key(f'{hint}_key', key)}]"
             self._read(child, source, f"{hint}_{key}", arrays)
         if node.known_keys is not None:
             # In the end: a key that isn't there is found sooner.
@@ -282,10 +280,10 @@ class GuardSource:
         read = self._names.constant("fields_of", fields_of)
         if self._loop is None:
             self.below[id(node)] = fields
-        self._guard(f"{self._builtin(len)}({fields} := {read}({name})) == {n_fields}")
+        self._guard(f"{self._names.named(len)}({fields} := {read}({name})) == {n_fields}")
         for field, static in node.static:
             self._guard(*self._static_guard(f"{fields}[{field!r}]", static, f"{hint}_{field}"))
-        for field, child in node.dynamic:
+        for field, child in zip(node.dynamic, node.items, strict=True):
             self._read(child, f"{fields}[{field!r}]", f"{hint}_{field}", arrays)
 
     def _read_registered(self, node: Registered, source: str, hint: str, arrays: list[str]) -> None:
@@ -295,10 +293,10 @@ class GuardSource:
         children = self._names.variable(f"{hint}_children")
         if self._loop is None:
             self.below[id(node)] = parts
-        self._guard(f"({parts} := {self._flatten_one_level()}({name}))")
+        self._guard(f"({parts} := {self._names.named(_flatten_one_level)}({name}))")
         self._guard(*self._static_guard(f"{parts}[1]", node.data, f"{hint}_data"))
         self._guard(
-            f"{self._builtin(len)}({children} := {self._builtin(tuple)}({parts}[0]))"
+            f"{self._names.named(len)}({children} := {self._names.named(tuple)}({parts}[0]))"
             f" == {len(node.items)}"
         )
         for index, child in enumerate(node.items):
@@ -312,36 +310,38 @@ class GuardSource:
         kind = type(value)
         if value is None or kind is bool:
             return (f"{source} is {value}",)
-        if kind is int and match is Match.IS:
-            return (f"{source} is {self._names.constant(f'int_{value}', value)}",)
-        constant = self._names.constant(hint, value)
         if match is Match.IS:
-            return (f"{source} is {constant}",)
+            hint = f"int_{value}" if kind is int else hint
+            return (f"{source} is {self._names.constant(hint, value)}",)
+        constant = self._names.constant(hint, value)
         if match is Match.OPAQUE:
-            same = self._names.constant("is_same_opaque", is_same_opaque)
-            hashed = self._builtin(hash)
+            same, hashed = self._names.named(is_same_opaque), self._names.named(hash)
             return (f"{same}({source}, {constant}, {hashed}({source}), {static.key})",)
         if match is Match.KEY:
             key = self._names.constant(f"{hint}_key", static.key)
             name, first_use = self._named(source, hint)
-            of_kind = f"{self._builtin(type)}({first_use}) is {self._builtin(kind)}"
+            of_kind = f"{self._names.named(type)}({first_use}) is {self._names.named(kind)}"
             # To make the key of an array, say, would take long.
             self._guard(of_kind)
-            return (f"{self._has_key()}({name}, {key}{self._seen})",)
+            return (f"{self._names.named(has_key)}({name}, {key}{self._seen})",)
         name, first_use = self._named(source, hint)
         identical = f"({first_use}) is {constant}" if name != source else f"{name} is {constant}"
-        of_kind = f"{self._builtin(type)}({name}) is {self._builtin(kind)}"
-        if match is Match.SAME and kind in CONSTANTS and is_told_by_equality(value):
-            return (identical, f"{of_kind}\nand {name} == {constant}")
-        if match is Match.SAME:
-            return (identical, f"{of_kind}\nand {self._is_same()}({name}, {constant})")
-        key = self._names.constant(f"{hint}_key", static.key)
-        return (identical, f"{of_kind}\nand {self._has_key()}({name}, {key})")
+        of_kind = f"{self._names.named(type)}({name}) is {self._names.named(kind)}"
+        if match is Match.IS_OR_KEY:
+            key = self._names.constant(f"{hint}_key", static.key)
+            same = f"{self._names.named(has_key)}({name}, {key})"
+        elif kind in CONSTANTS and is_told_by_equality(value):
+            same = f"{name} == {constant}"
+        else:
+            same = self._same(name, constant)
+        return (identical, f"{of_kind}\nand {same}")
+
+    def _same(self, source: str, constant: str) -> str:
+        return f"{self._names.constant('is_same', is_same)}({source}, {constant})"
 
     def _guard_type(self, cls: type, source: str, hint: str) -> str:
         name, first_use = self._named(source, hint)
-        constant = self._names.constant(cls.__name__, cls)
-        self._guard(f"{self._builtin(type)}({first_use}) is {constant}")
+        self._guard(f"{self._names.named(type)}({first_use}) is {self._names.named(cls)}")
         return name
 
     def _named(self, source: str, hint: str) -> tuple[str, str]:
@@ -352,29 +352,11 @@ class GuardSource:
         return name, f"{name} := {source}"
 
     def _guard(self, *alternatives: str) -> None:
+        """Add a condition, as its alternatives, or a comment."""
         self.guards.append(alternatives)
 
     def _comment(self, text: str) -> None:
         self.guards.append((f"# {text}",))
-
-    def _builtin(self, value: Any) -> str:
-        # A constant, since a parameter may have the name of a builtin.
-        return self._names.constant(value.__name__, value)
-
-    def _has_key(self) -> str:
-        return self._names.constant("has_key", has_key)
-
-    def _is_same(self) -> str:
-        return self._names.constant("is_same", is_same)
-
-    def _flatten_one_level(self) -> str:
-        return self._names.constant("flatten_one_level", default_registry.flatten_one_level)
-
-    def _array_checks(self) -> tuple[str, str]:
-        return (
-            self._names.constant("Array", ArrayImpl),
-            self._names.constant("is_array", is_plain_array),
-        )
 
 
 class _Loop:
@@ -429,8 +411,6 @@ def conditions(guards: list[tuple[str, ...]]) -> list[str]:
 def _describe(node: Input) -> str:
     if isinstance(node, Array):
         return "an array"
-    if isinstance(node, NoneNode):
-        return "static, None"
     if isinstance(node, Static):
         return f"static, {short(node.value, 60)}"
     count = n_arrays(node)
@@ -438,5 +418,5 @@ def _describe(node: Input) -> str:
 
 
 def _class_of(node: Input) -> type:
-    assert isinstance(node, Sequence | Mapping | Fields | Registered)
+    assert isinstance(node, InnerInput)
     return node.cls

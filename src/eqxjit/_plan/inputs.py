@@ -5,35 +5,15 @@ They read each field, item and static value anew on every call, and remember not
 """
 
 import collections
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 from .._trees.constants import CONSTANTS, is_constant
 from .._trees.key_cache import KnownKeys, TracedObjects, learned_key
 from .._trees.static_key import identity_suffices, is_opaque
-from .._trees.structure import (
-    Leaf,
-    ModuleLayout,
-    Node,
-    input_signature,
-    is_plain_namedtuple,
-    module_layout,
-    runs,
-)
-from .plan import (
-    Array,
-    ArrayRun,
-    Fields,
-    Input,
-    Mapping,
-    Match,
-    NoneNode,
-    Registered,
-    Repeat,
-    Sequence,
-    Static,
-    StaticRun,
-)
+from .._trees.structure import Leaf, Node, input_signature, is_plain_namedtuple, module_layout
+from .plan import Array, Fields, Input, Mapping, Match, Registered, Sequence, Static
+from .planner import Planner
 
 # Small integers are single objects in CPython, as `True` and `None` are.
 _SINGLETON_INTEGERS = range(-5, 257)
@@ -41,30 +21,29 @@ _SINGLETON_INTEGERS = range(-5, 257)
 _WITHOUT_REGISTRATIONS = {"builtins", "numpy", "jax", "jaxlib", "equinox"}
 
 
-class Inputs:
-    """The inputs of one plan: equal items of sequences are planned once."""
+class Inputs(Planner[Input]):
+    """The inputs of one plan."""
 
-    __slots__ = ("_items", "_tick", "_traced")
+    __slots__ = ("_traced",)
 
     def __init__(self, traced: TracedObjects | None, tick: Callable[[], None]):
         """`traced`: the large static objects that are compared by identity; `tick`: see `build`."""
+        super().__init__(input_signature, tick)
         self._traced = traced
-        self._tick = tick
-        #: What is repeated, by its signature.
-        self._items: dict[Hashable, Input] = {}
 
     def plan(self, node: Node | Leaf) -> Input:
         """Return how to read an object of this structure."""
         if isinstance(node, Leaf):
             return Array() if node.is_dynamic else self.static(node.value, is_leaf=True)
         if node.kind is type(None):
-            return NoneNode()
+            return Static(None, Match.IS)
         self._tick()
         if node.kind is tuple or node.kind is list or is_plain_namedtuple(node.kind):
-            return self._sequence(node)
+            return Sequence(node.kind, len(node.children), self._items(node))
         layout = module_layout(node)
         if layout is not None:
-            return self._module(node, layout)
+            static = [(field, self.static(value, is_leaf=False)) for field, value in layout.static]
+            return Fields(node.kind, static, layout.dynamic, self._children(node))
         return self.container(node.kind, node.data, self._children(node))
 
     def container(self, kind: type, data: Any, items: list[Input]) -> Mapping | Registered:
@@ -72,7 +51,7 @@ class Inputs:
         if kind is dict:
             return _dict(data, items)
         if kind is collections.OrderedDict:
-            return Mapping(kind, data, items, None, KnownKeys(data, is_ordered=True), True)
+            return Mapping(kind, data, items, None, KnownKeys(data, is_ordered=True))
         return Registered(kind, static_input(data, self._traced), items)
 
     def static(self, value: Any, is_leaf: bool) -> Static:
@@ -81,44 +60,14 @@ class Inputs:
         static.may_become_node = is_leaf and _can_become_a_node(type(value))
         return static
 
-    def _children(self, node: Node) -> list[Input]:
-        return [self.plan(child) for child in node.children]
-
-    def _sequence(self, node: Node) -> Sequence:
-        items: list[Input | ArrayRun | StaticRun | Repeat] = []
-        for start, run in runs(node.children, input_signature):
-            first = run[0]
-            if len(run) == 1:
-                items.append(self.plan(first))
-            elif isinstance(first, Node):
-                items.append(Repeat(start, len(run), self._repeated(first)))
-            elif first.is_dynamic:
-                items.append(ArrayRun(start, len(run)))
-            else:
-                values = [leaf.value for leaf in run if isinstance(leaf, Leaf)]
-                items.append(StaticRun(start, tuple(values)))
-        return Sequence(node.kind, len(node.children), items)
-
-    def _repeated(self, node: Node) -> Input:
-        signature = input_signature(node)
-        item = self._items.get(signature)
-        if item is None:
-            item = self._items[signature] = self.plan(node)
-        return item
-
-    def _module(self, node: Node, layout: ModuleLayout) -> Fields:
-        static = [(field, self.static(value, is_leaf=False)) for field, value in layout.static]
-        dynamic = [*zip(layout.dynamic, self._children(node), strict=True)]
-        return Fields(node.kind, static, dynamic)
-
 
 def _dict(keys: list[Any], items: list[Input]) -> Mapping:
     key_types = {type(key) for key in keys}
     if len(key_types) == 1 and key_types <= {str, bytes, int}:
         # Of one type, keys that are equal are the same: each is looked up.
-        return Mapping(dict, keys, items, key_types, None, False)
+        return Mapping(dict, keys, items, key_types, None)
     known = KnownKeys(keys, is_ordered=False) if keys else None
-    return Mapping(dict, keys, items, None, known, False)
+    return Mapping(dict, keys, items, None, known)
 
 
 def static_input(value: Any, traced: TracedObjects | None = None) -> Static:

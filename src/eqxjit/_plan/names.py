@@ -57,6 +57,14 @@ class Constants:
         self._taken.add(name)
         return name
 
+    def named(self, value: Any) -> str:
+        """Return the name of a class or a function, which it has itself."""
+        return self.constant(value.__name__, value)
+
+    def key(self, hint: str, key: Any) -> str:
+        """Return the source of a dict's key."""
+        return repr(key) if type(key) in (str, int) else self.constant(hint, key)
+
     def constant(self, hint: str, value: Any) -> str:
         """Return the name of a constant; the same one for the same object."""
         name = self._by_id.get(id(value))

@@ -6,7 +6,7 @@ generated function stays, for what C leaves to it: rare ways to pass arguments, 
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,22 +20,20 @@ from .._trees.numpy_inputs import is_plain_array
 from .._trees.static_key import is_same_opaque
 from .plan import (
     Array,
-    ArrayRun,
     CallPlan,
     Constant,
-    ConstantRun,
     Fields,
     GivenStatic,
     Input,
+    InputItem,
     MakeDict,
     MakeModule,
     MakeNamedTuple,
-    MakeRun,
     MakeSequence,
     Mapping,
     Match,
-    NoneNode,
     Output,
+    OutputItem,
     Passed,
     Registered,
     Repeat,
@@ -43,12 +41,9 @@ from .plan import (
     Static,
     StaticRun,
     Take,
-    TakeRun,
     Unflatten,
-    UnflattenGiven,
-    child_at,
     n_arrays,
-    n_children,
+    n_items,
 )
 from .signature import absent
 
@@ -124,27 +119,25 @@ def encode(plan: CallPlan, tick: Callable[[], None]) -> NativeCall | None:
         return None
     try:
         arguments = _arguments(plan)
-        kept = _Kept(plan, arguments)
-        inputs = Encoder(tick, kept.marked)
-        for argument in arguments:
-            inputs.add_input(argument.node)
-        output = Encoder(tick, kept.marked, kept.slots)
-        output.add_output(plan.output)
+        kept, slots = _kept(plan, arguments)
+        encoder = Encoder(tick, kept, slots)
+        output = encoder.output(plan.output)
+        inputs = [step for argument in arguments for step in encoder.input(argument.node)]
     except Unsupported:
         return None
     return native_call(
         [argument.name for argument in arguments],
-        inputs.program(),
-        output.program(),
+        inputs,
+        output,
         plan.layout.n_first,
         sum([n_arrays(argument.node) for argument in arguments]),
-        len(kept.slots),
+        len(slots),
     )
 
 
 #: What to do, and with what (see `_native.c`): each an operation, whether it keeps a value for the
 #: output, a number, how many there are of it and all below it, and three objects.
-Instructions = tuple[tuple[Any, ...], ...]
+Instructions = list[tuple[Any, ...]]
 
 
 def native_call(
@@ -166,18 +159,18 @@ def native_call(
     """
     back_end = native_back_end()
     assert back_end is not None
-    program, new_match = back_end.Program(inputs), back_end.Match
+    program, new_match = back_end.Program(tuple(inputs)), back_end.Match
     asking = [step[4] for step in inputs if step[0] in _ASKING_PYTHON]
     return NativeCall(
         arguments,
         lambda own, own_all, arrays: new_match(
             program, own, np.ndarray, own_all, arrays, n_first, n_all, n_kept
         ),
-        back_end.Rebuild(back_end.Program(output)),
+        back_end.Rebuild(back_end.Program(tuple(output))),
         bool(n_kept),
         back_end.Call,
         # A static value that has matched is asked about, in case its class was registered.
-        all(predicate is _is_leaf for predicate in asking),
+        all(asked is _is_leaf for asked in asking),
     )
 
 
@@ -210,7 +203,7 @@ def _arguments(plan: CallPlan) -> list[_Argument]:
                 node = Sequence(tuple, len(extra), [*extra])
                 positional.append(_Argument(name, node, (0,), index))
             case Passed.MORE:
-                left_out.append(_Argument(name, Mapping(dict, [], [], None, None, False)))
+                left_out.append(_Argument(name, Mapping(dict, [], [], None, None)))
             case Passed.LEFT_OUT:
                 left_out.append(_Argument(name, Static(absent, Match.IS)))
     if len(by_name) < len(plan.kwargs):
@@ -221,27 +214,6 @@ def _arguments(plan: CallPlan) -> list[_Argument]:
 
 
 # --- Static objects that come in and go out -------------------------------------------------------
-
-
-def _given_in(output: Output) -> list[Position]:
-    """Return the positions of the static objects in an output that came in."""
-    found: list[Position] = []
-    pending: list[Any] = [output]
-    while pending:
-        match pending.pop():
-            case GivenStatic() as node:
-                found.append(node.position)
-            case MakeRun() as node:
-                pending.append(node.item)
-            case MakeModule() as node:
-                pending += [child for _, child in node.fields]
-            case MakeSequence() | MakeNamedTuple() | MakeDict() | Unflatten() as node:
-                pending += node.items
-            case UnflattenGiven():
-                raise Unsupported
-            case _:
-                pass
-    return found
 
 
 #: A place in the arguments: the path to a leaf, or to a node and which of its static fields.
@@ -255,85 +227,65 @@ def _place(position: Position) -> _Place:
     return position.path, None if position.is_leaf else position.part
 
 
-def _static_at(plan: CallPlan, place: _Place) -> Static:
-    path, part = place
-    node: Any = plan.argument(path)
-    for index in path[2:]:
-        node = child_at(node, index)
-    if isinstance(node, Fields) and part is not None:
-        return node.part(part)[1]
-    if isinstance(node, Static) and part is None:
-        return node
-    raise Unsupported
+def _kept(plan: CallPlan, arguments: list[_Argument]) -> tuple[set[int], dict[_Place, int]]:
+    """Return which static values are kept for the output.
 
+    **Returns:**
 
-class _Kept:
-    """The static objects that are kept for the output.
-
-    - `marked`: the `id`s of what is planned for them.
-    - `slots`: the index of each, in the order in which they are met.
+    The `id`s of what is planned for them, and the index of each in the order in which they are met.
     """
+    places = {_place(position) for position in plan.given}
+    if not places:
+        return set(), {}
+    statics = [each for argument in arguments for each in _statics(*argument[1:])]
+    # In a run, one is planned for all items: all are kept.
+    kept = {id(static) for place, static in statics if place in places}
+    met = [place for place, static in statics if id(static) in kept]
+    if not places.issubset(met):
+        raise Unsupported
+    return kept, {place: index for index, place in enumerate(met)}
 
-    __slots__ = ("marked", "slots")
 
-    def __init__(self, plan: CallPlan, arguments: list[_Argument]):
-        places = {_place(position) for position in _given_in(plan.output)}
-        self.marked = {id(_static_at(plan, place)) for place in places}
-        self.slots: dict[_Place, int] = {}
-        for argument in arguments if places else ():
-            self._number(argument.node, argument.path, argument.offset)
-
-    def _number(self, node: Input, path: tuple[int, ...], offset: int = 0) -> None:
-        match node:
-            case Static():
-                self._add(node, (path, None))
-            case Sequence():
-                index = offset
-                for item in node.items:
-                    n = n_children(item)
-                    if not isinstance(item, ArrayRun | StaticRun):
-                        child = item.item if isinstance(item, Repeat) else item
-                        for number in range(index, index + n):
-                            self._number(child, (*path, number))
-                    index += n
-            case Mapping() | Registered():
-                for index, child in enumerate(node.items):
-                    self._number(child, (*path, index))
-            case Fields():
-                for index, (_, child) in enumerate(node.dynamic):
-                    self._number(child, (*path, index))
+def _statics(
+    node: Input, path: tuple[int, ...], offset: int = 0
+) -> Iterator[tuple[_Place, Static]]:
+    """Yield the static values from a node on that can be kept, in the order of instructions."""
+    match node:
+        case Static():
+            yield (path, None), node
+        case Sequence():
+            index = offset
+            for item in node.items:
+                start, index = index, index + n_items(item)
+                child = item.item if isinstance(item, Repeat) else item
+                if not isinstance(child, Array | StaticRun):
+                    for number in range(start, index):
+                        yield from _statics(child, (*path, number))
+        case Mapping() | Registered() | Fields():
+            for index, child in enumerate(node.items):
+                yield from _statics(child, (*path, index))
+            if isinstance(node, Fields):
                 for part, (_, static) in enumerate(node.static, 1):
-                    self._add(static, (path, part))
-            case _:
-                pass
-
-    def _add(self, node: Static, place: _Place) -> None:
-        if id(node) in self.marked:
-            self.slots[place] = len(self.slots)
+                    yield (path, part), static
+        case _:
+            pass
 
 
 # --- Instructions ---------------------------------------------------------------------------------
 
 
 class Encoder:
-    """The instructions of one half of a plan: a node, then those of what is below it."""
+    """The encoding of a plan: the instruction for a node, then those for what is below it."""
 
-    __slots__ = ("_instructions", "_kept", "_slots", "_tick")
+    __slots__ = ("_kept", "_slots", "_tick")
 
-    def __init__(
-        self, tick: Callable[[], None], kept: set[int], slots: dict[_Place, int] | None = None
-    ):
+    def __init__(self, tick: Callable[[], None], kept: set[int], slots: dict[_Place, int]):
+        """`tick`: see `encode`; `kept`, `slots`: see `_kept`."""
         self._tick = tick
         self._kept = kept
-        self._slots = slots or {}
-        #: See `Instructions`.
-        self._instructions: list[tuple[Any, ...]] = []
+        self._slots = slots
 
-    def program(self) -> Instructions:
-        """Return what was encoded."""
-        return tuple(self._instructions)
-
-    def _open(
+    def _steps(
         self,
         op: int,
         first: Any = None,
@@ -341,158 +293,123 @@ class Encoder:
         third: Any = None,
         n: int = 0,
         keeps: bool = False,
-        below: Iterable[Callable[[], None]] = (),
-    ) -> None:
-        at = len(self._instructions)
-        self._instructions.append(())
-        for add in below:
+        below: Iterable[Instructions] = (),
+    ) -> Instructions:
+        steps: Instructions = [()]
+        for part in below:
             self._tick()
-            add()
-        size = len(self._instructions) - at
-        self._instructions[at] = (op, keeps, n, size, first, second, third)
+            steps += part
+        steps[0] = (op, keeps, n, len(steps), first, second, third)
+        return steps
 
     # Inputs.
 
-    def add_input(self, node: Input) -> None:
-        """Encode how a value is read."""
+    def input(self, node: InputItem) -> Instructions:
+        """Return how a value, or a run of them, is read."""
         match node:
             case Array():
-                self._open(_ARRAY, ArrayImpl, is_plain_array)
-            case NoneNode():
-                self._open(_IS)
+                return self._steps(_ARRAY, ArrayImpl, is_plain_array)
+            case Repeat(item=Array()):
+                return self._steps(_ARRAY_RUN, ArrayImpl, is_plain_array, n=node.n)
+            case Repeat():
+                return self._steps(_REPEAT, n=node.n, below=[self.input(node.item)])
+            case StaticRun():
+                return self._steps(_SAME_RUN, node.values, n=node.n)
             case Static():
-                self._add_static(node)
+                return self._static(node)
             case Sequence():
-                self._open(
-                    _SEQUENCE, node.cls, n=node.n, below=self._each(self._add_item, node.items)
-                )
+                return self._steps(_SEQUENCE, node.cls, n=node.n, below=map(self.input, node.items))
             case Mapping():
-                self._add_mapping(node)
+                return self._mapping(node)
             case Fields():
                 # In this order they are in what `rebuild` made.
-                names = tuple([name for name, _ in (*node.dynamic, *node.static)])
-                children = [child for _, child in (*node.dynamic, *node.static)]
-                self._open(_FIELDS, node.cls, names, below=self._each(self.add_input, children))
+                static = dict(node.static)
+                names, children = (*node.dynamic, *static), [*node.items, *static.values()]
+                return self._steps(_FIELDS, node.cls, names, below=map(self.input, children))
             case Registered():
-                parts = functools.partial(_parts, _predicate(node.data))
-                below = self._each(self.add_input, node.items)
-                self._open(REGISTERED, node.cls, parts, n=len(node.items), below=below)
+                parts = functools.partial(_parts, predicate(node.data))
+                below = map(self.input, node.items)
+                return self._steps(REGISTERED, node.cls, parts, n=len(node.items), below=below)
 
-    @staticmethod
-    def _each(add: Callable[[Any], None], children: Iterable[Any]) -> list[Callable[[], None]]:
-        return [functools.partial(add, child) for child in children]
-
-    def _add_item(self, item: Input | ArrayRun | StaticRun | Repeat) -> None:
-        match item:
-            case ArrayRun():
-                self._open(_ARRAY_RUN, ArrayImpl, is_plain_array, n=item.n)
-            case StaticRun():
-                self._open(_SAME_RUN, item.values, n=item.n)
-            case Repeat():
-                self._open(_REPEAT, n=item.n, below=self._each(self.add_input, [item.item]))
-            case _:
-                self.add_input(item)
-
-    def _add_static(self, node: Static) -> None:
+    def _static(self, node: Static) -> Instructions:
+        matching = self._matching(node)
         if not node.may_become_node:
-            self._add_match(node)
-            return
+            return matching
+        return self._steps(_BOTH, below=[matching, self._steps(_PREDICATE, _is_leaf)])
 
-        is_leaf = functools.partial(self._open, _PREDICATE, _is_leaf)
-        self._open(_BOTH, below=[functools.partial(self._add_match, node), is_leaf])
-
-    def _add_match(self, node: Static) -> None:
+    def _matching(self, node: Static) -> Instructions:
         value, keeps = node.value, id(node) in self._kept
         match node.match:
             case Match.IS:
-                self._open(_IS, value, keeps=keeps)
+                return self._steps(_IS, value, keeps=keeps)
             case Match.SAME:
-                self._open(_SAME, value, keeps=keeps)
+                return self._steps(_SAME, value, keeps=keeps)
             case Match.IS_OR_KEY:
-                self._open(_IS_OR, value, _predicate(node), keeps=keeps)
+                return self._steps(_IS_OR, value, predicate(node), keeps=keeps)
+            case Match.OPAQUE:
+                return self._steps(_PREDICATE, predicate(node), keeps=keeps)
             case Match.KEY:
-                has = _predicate(node)
+                cls, has = type(value), predicate(node)
                 check = native_check_of(value, node.key)
                 if check is None:
-                    self._open(_TYPE_AND, type(value), has, keeps=keeps)
-                else:
-                    self._open(_HELD_OR, type(value), check, has, keeps=keeps)
-            case Match.OPAQUE:
-                self._open(_PREDICATE, _predicate(node), keeps=keeps)
+                    return self._steps(_TYPE_AND, cls, has, keeps=keeps)
+                return self._steps(_HELD_OR, cls, check, has, keeps=keeps)
 
-    def _add_mapping(self, node: Mapping) -> None:
-        keys, below = tuple(node.keys), self._each(self.add_input, node.items)
-        if node.key_types is not None:
-            [cls] = node.key_types
-            self._open(_DICT, node.cls, keys, cls, below=below)
-        elif node.known_keys is None:
-            self._open(_DICT, node.cls, keys, below=below)
-        else:
-            self._open(_DICT_BY, node.cls, keys, node.known_keys.match, below=below)
+    def _mapping(self, node: Mapping) -> Instructions:
+        keys, below = tuple(node.keys), map(self.input, node.items)
+        if node.known_keys is not None:
+            return self._steps(_DICT_BY, node.cls, keys, node.known_keys.match, below=below)
+        [cls] = node.key_types or [None]
+        return self._steps(_DICT, node.cls, keys, cls, below=below)
 
     # Outputs.
 
-    def add_output(self, node: Output) -> None:
-        """Encode how a value is made."""
+    def output(self, node: OutputItem) -> Instructions:
+        """Return how a value, or a run of them, is made."""
         match node:
             case Take():
-                self._open(_TAKE)
+                return self._steps(_TAKE)
+            case Repeat(item=Take()):
+                return self._steps(_TAKE_RUN, n=node.n)
+            case Repeat():
+                return self._steps(_MAKE_RUN, n=node.n, below=[self.output(node.item)])
+            case StaticRun():
+                return self._steps(_CONSTANT_RUN, node.values, n=node.n)
             case Constant():
-                self._open(_CONSTANT, node.value)
+                return self._steps(_CONSTANT, node.value)
             case GivenStatic():
-                self._open(_KEPT, n=self._slots[_place(node.position)])
+                return self._steps(_KEPT, n=self._slots[_place(node.position)])
             case MakeSequence():
-                op, n = _LIST if node.cls is list else _TUPLE, sum(map(_n_items, node.items))
-                self._open(op, n=n, below=self._each(self._add_made_item, node.items))
+                op, n = _LIST if node.cls is list else _TUPLE, sum(map(n_items, node.items))
+                return self._steps(op, n=n, below=map(self.output, node.items))
             case MakeNamedTuple() if node.is_standard:
-                below = self._each(self.add_output, node.items)
-                self._open(_NAMED_TUPLE, node.cls, n=len(node.items), below=below)
+                n, below = len(node.items), map(self.output, node.items)
+                return self._steps(_NAMED_TUPLE, node.cls, n=n, below=below)
             case MakeNamedTuple():
-                self._add_unflatten(functools.partial(call_with, node.cls), node.items)
+                return self._unflatten(functools.partial(call_with, node.cls), node.items)
             case MakeDict():
-                self._open(
-                    _MAKE_DICT, tuple(node.keys), below=self._each(self.add_output, node.items)
-                )
+                below = map(self.output, node.items)
+                return self._steps(_MAKE_DICT, tuple(node.keys), below=below)
             case MakeModule():
-                self._add_module(node)
+                return self._module(node)
             case Unflatten():
-                self._add_unflatten(unflatten_by(node.treedef), node.items)
+                return self._unflatten(unflatten_by(node.treedef), node.items)
             case _:
                 raise Unsupported
 
-    def _add_made_item(self, item: Output | TakeRun | ConstantRun | MakeRun) -> None:
-        match item:
-            case TakeRun():
-                self._open(_TAKE_RUN, n=item.n)
-            case ConstantRun():
-                self._open(_CONSTANT_RUN, item.values, n=len(item.values))
-            case MakeRun():
-                self._open(_MAKE_RUN, n=item.n, below=self._each(self.add_output, [item.item]))
-            case _:
-                self.add_output(item)
+    def _unflatten(
+        self, unflatten: Callable[[list[Any]], Any], items: list[Output]
+    ) -> Instructions:
+        return self._steps(UNFLATTEN, unflatten, n=len(items), below=map(self.output, items))
 
-    def _add_unflatten(self, unflatten: Callable[[list[Any]], Any], items: list[Output]) -> None:
-        self._open(UNFLATTEN, unflatten, n=len(items), below=self._each(self.add_output, items))
-
-    def _add_module(self, node: MakeModule) -> None:
-        template: dict[str, Any] = {}
-        made: dict[str, Output] = {}
-        for name, child in node.fields:
-            template[name] = child.value if isinstance(child, Constant) else None
-            if not isinstance(child, Constant):
-                made[name] = child
-        below = self._each(self.add_output, made.values())
-        self._open(_MODULE, node.cls, tuple(made), template, below=below)
-
-
-def _n_items(item: Output | TakeRun | ConstantRun | MakeRun) -> int:
-    match item:
-        case TakeRun() | MakeRun():
-            return item.n
-        case ConstantRun():
-            return len(item.values)
-        case _:
-            return 1
+    def _module(self, node: MakeModule) -> Instructions:
+        template = {
+            name: child.value if isinstance(child, Constant) else None
+            for name, child in node.fields
+        }
+        made = {name: child for name, child in node.fields if not isinstance(child, Constant)}
+        below = map(self.output, made.values())
+        return self._steps(_MODULE, node.cls, tuple(made), template, below=below)
 
 
 # --- Called by the back end -----------------------------------------------------------------------
@@ -512,7 +429,7 @@ def _parts(is_same_data: Callable[[Any], bool], value: Any) -> tuple[Any, ...] |
     return tuple(children) if is_same_data(data) else None
 
 
-def _predicate(node: Static) -> Callable[[Any], bool]:
+def predicate(node: Static) -> Callable[[Any], bool]:
     """Return what tells whether a value matches a planned one."""
     match node.match:
         case Match.IS:

@@ -90,7 +90,7 @@ def plan_natively(
             arguments += _encoded(Static(absent, Match.IS))
     columns = columns_of(out)
     output, _ = _plan(columns, leaves, (None, None), _output_shape, _output_head, None)
-    return native_call(names, tuple(arguments), tuple(output), n_first, n_arrays)
+    return native_call(names, arguments, output, n_first, n_arrays)
 
 
 def _names(signature: Signature, static: StaticTree) -> list[str]:
@@ -127,8 +127,8 @@ def _plan(
     return back_end.plan(*columns, leaves, LEAF_KIND, KIND_CLASSES, DYNAMIC, MISSING, *array, *ask)
 
 
-def _static(inputs: Inputs, value: Any, is_leaf: bool) -> Instructions:
-    return _encoded(inputs.static(value, is_leaf))
+def _static(inputs: Inputs, value: Any, is_leaf: bool) -> tuple[Any, ...]:
+    return tuple(_encoded(inputs.static(value, is_leaf)))
 
 
 def _input_head(inputs: Inputs, cls: type, data: Any, arity: int) -> _Head:
@@ -137,43 +137,33 @@ def _input_head(inputs: Inputs, cls: type, data: Any, arity: int) -> _Head:
 
 
 def _encoded(node: Input) -> Instructions:
-    encoder = Encoder(without_limit, set())
-    encoder.add_input(node)
-    return encoder.program()
+    return Encoder(without_limit, set(), {}).input(node)
 
 
 # Asked for each class anew in each plan: a class may have been changed.
 
 
 def _input_shape(cls: type) -> _Shape:
+    return _shape(cls, is_plain_namedtuple(cls))
+
+
+def _output_shape(cls: type) -> _Shape:
+    return _shape(cls, is_namedtuple(cls) and is_standard_namedtuple(cls))
+
+
+def _shape(cls: type, is_tuple: bool) -> _Shape:
+    """Return the shape of a class; `is_tuple`: whether it is read, or made, as a tuple is."""
     if cls is MISSING_KIND:
         # A Module that isn't whole.
         raise Unsupported
     if cls is type(None):
         return _NONE, (), 0
-    if cls is tuple or cls is list or is_plain_namedtuple(cls):
+    if is_tuple or cls is tuple or cls is list:
         return _SEQUENCE, (), 0
-    return _module_shape(cls) or (_DICT if cls is dict else _OTHER, (), 0)
-
-
-def _output_shape(cls: type) -> _Shape:
-    if cls is MISSING_KIND:
-        raise Unsupported
-    if cls is type(None):
-        return _NONE, (), 0
-    module = _module_shape(cls)
-    if module is not None:
-        return module
-    if cls is tuple or cls is list or (is_namedtuple(cls) and is_standard_namedtuple(cls)):
-        return _SEQUENCE, (), 0
+    if keeps_fields_plainly(cls):
+        dynamic = dynamic_fields(cls)
+        return _MODULE, (*dynamic, *static_fields(cls)), len(dynamic)
     return _DICT if cls is dict else _OTHER, (), 0
-
-
-def _module_shape(cls: type) -> _Shape | None:
-    if not keeps_fields_plainly(cls):
-        return None
-    dynamic = dynamic_fields(cls)
-    return _MODULE, (*dynamic, *static_fields(cls)), len(dynamic)
 
 
 def _output_head(cls: type, data: Any, arity: int) -> _Head:

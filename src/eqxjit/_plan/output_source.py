@@ -10,18 +10,18 @@ from .._trees.given import Position
 from .names import Constants
 from .plan import (
     Constant,
-    ConstantRun,
     GivenStatic,
     MakeDict,
     MakeModule,
     MakeNamedTuple,
-    MakeRun,
     MakeSequence,
     Output,
+    Repeat,
+    StaticRun,
     Take,
-    TakeRun,
     Unflatten,
     UnflattenGiven,
+    n_items,
 )
 
 # Longer ones get a variable, to be read, and because Python's parser limits nested brackets.
@@ -76,8 +76,8 @@ class OutputSource:
         self._loops = False
         self._body: list[str] = []
         self.helpers: list[str] = outer.helpers if outer else []
-        #: The helpers that make runs of equal items, by the `id` of an item.
-        self._makers: dict[int, str] = outer._makers if outer else {}
+        #: By the `id` of an item, the helper that makes runs of it, and how many arrays it takes.
+        self._makers: dict[int, tuple[str, int]] = outer._makers if outer else {}
         self.result = self._build(output, hint)
 
     @property
@@ -109,9 +109,10 @@ class OutputSource:
             return self._module(node, hint)
         if isinstance(node, MakeSequence):
             items = self._items(node, hint)
-            if len(node.items) == 1 and type(node.items[0]) is MakeRun and node.cls is list:
-                # Made in one piece, a fresh list already.
-                return items[0][1:]
+            match node.items:
+                case [Repeat() as only] if node.cls is list and not isinstance(only.item, Take):
+                    # Made in one piece, a fresh list already.
+                    return items[0][1:]
             head, tail = ("[", "]") if node.cls is list else ("(", ")")
         else:
             head, items, tail = self._brackets(node, hint)
@@ -126,22 +127,19 @@ class OutputSource:
         items: list[str] = []
         index = 0
         for item in node.items:
-            if isinstance(item, ConstantRun):
+            if isinstance(item, StaticRun):
                 items.append(f"*{self._names.constant('values', item.values)}")
-                index += len(item.values)
-            elif isinstance(item, TakeRun):
-                items.append(f"*{self._take_slice(item.n)}")
-                index += item.n
-            elif isinstance(item, MakeRun):
-                arrays = self._take_slice(item.n * item.n_arrays)
-                make = self._makers.get(id(item.item))
-                if make is None:
-                    make = self._makers[id(item.item)] = self._define_maker(item)
-                items.append(f"*{make}({arrays})")
-                index += item.n
-            else:
+            elif not isinstance(item, Repeat):
                 items.append(self._build(item, f"{hint}_{index}"))
-                index += 1
+            elif isinstance(item.item, Take):
+                items.append(f"*{self._take_slice(item.n)}")
+            else:
+                maker = self._makers.get(id(item.item))
+                if maker is None:
+                    maker = self._makers[id(item.item)] = self._define_maker(item.item)
+                make, n_arrays = maker
+                items.append(f"*{make}({self._take_slice(item.n * n_arrays)})")
+            index += n_items(item)
         return items
 
     def _take_slice(self, n: int) -> str:
@@ -150,10 +148,9 @@ class OutputSource:
         start, self._taken = self._taken, self._taken + n
         return f"{self._source}[{start}:{self._taken}]"
 
-    def _define_maker(self, run: MakeRun) -> str:
+    def _define_maker(self, node: Output) -> tuple[str, int]:
         """Define the function that makes all runs of such items in a loop."""
-        names, node = self._names, run.item
-        cls = _class_of(node)
+        names, cls = self._names, _class_of(node)
         kind = cls.__name__.lower()
         make, arrays = names.helper("make", cls), names.variable(f"{kind}s_arrays")
         items, item_arrays = names.variable(f"new_{kind}s"), names.variable(f"{kind}_arrays")
@@ -164,10 +161,10 @@ class OutputSource:
         else:
             targets, lines = item._segments[0][1], item._body
         head, tail = ("for (", ")") if len(targets) > 1 else ("for ", "")
-        source, size = arrays, run.n_arrays
-        if size > 1:
-            iterator = f"{names.constant('iter', iter)}({arrays})"
-            source = f"{names.constant('zip', zip)}(*[{iterator}] * {size})"
+        source, n_arrays = arrays, item._taken
+        if n_arrays > 1:
+            iterator = f"{names.named(iter)}({arrays})"
+            source = f"{names.named(zip)}(*[{iterator}] * {n_arrays})"
         self.helpers += [
             f"def {make}({arrays}):",
             f"    {items} = []",
@@ -177,7 +174,7 @@ class OutputSource:
             f"    return {items}",
             "",
         ]
-        return make
+        return make, n_arrays
 
     def _static(self, node: Constant | GivenStatic, hint: str) -> str:
         if isinstance(node, GivenStatic):
@@ -203,11 +200,11 @@ class OutputSource:
         names = self._names
         if isinstance(node, MakeDict):
             items = self._labelled(node.items, node.keys, hint)
-            keys = [self._key(key, hint) for key in node.keys]
+            keys = [names.key(f"{hint}_key", key) for key in node.keys]
             return "{", [f"{k}: {c}" for k, c in zip(keys, items, strict=True)], "}"
         if isinstance(node, MakeNamedTuple):
             items = self._labelled(node.items, getattr(node.cls, "_fields", ()), hint)
-            cls = names.constant(node.cls.__name__, node.cls)
+            cls = names.named(node.cls)
             if not node.is_standard:
                 return f"{cls}(", items, ")"
             return f"{names.constant('new_tuple', tuple.__new__)}({cls}, (", items, "))"
@@ -215,7 +212,7 @@ class OutputSource:
         items = self._labelled(node.items, node.labels, hint)
         if isinstance(node, UnflattenGiven):
             unflatten = names.constant("unflatten", unflatten_node)
-            cls = names.constant(node.cls.__name__, node.cls)
+            cls = names.named(node.cls)
             return f"{unflatten}({cls}, {self._metadata(node.data)}, [", items, "])"
         # Not the bound method: Python's garbage collector can't see through jaxlib's.
         unflatten = functools.partial(type(node.treedef).unflatten, node.treedef)
@@ -231,7 +228,7 @@ class OutputSource:
         dynamic, static = node.fields[: node.n_dynamic], node.fields[node.n_dynamic :]
         values = [(field, self._build(child, f"{hint}_{field}")) for field, child in dynamic]
         name = names.variable(hint)
-        cls = names.constant(node.cls.__name__, node.cls)
+        cls = names.named(node.cls)
         values += [(field, self._build(child, f"{hint}_{field}")) for field, child in static]
         if node.plain is not None:
             self._body.append(f"{name} = {names.constant('Fields', node.plain)}()")
@@ -256,11 +253,8 @@ class OutputSource:
         ]
         source = f"[{', '.join(parts)}]"
         if type(data) is tuple:
-            return f"{self._names.constant('tuple', tuple)}({source})"
+            return f"{self._names.named(tuple)}({source})"
         return source
-
-    def _key(self, key: Any, hint: str) -> str:
-        return repr(key) if type(key) in (str, int) else self._names.constant(f"{hint}_key", key)
 
 
 def _class_of(node: Output) -> type:

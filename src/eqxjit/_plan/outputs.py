@@ -5,7 +5,7 @@ Modules are built without running their construction, as their registered unflat
 
 import functools
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -20,27 +20,23 @@ from .._trees.structure import (
     is_namedtuple,
     is_standard_namedtuple,
     module_layout,
-    n_arrays,
     output_signature,
-    runs,
     structure_of,
 )
 from .names import can_be_written
 from .plan import (
     Constant,
-    ConstantRun,
     GivenStatic,
     MakeDict,
     MakeModule,
     MakeNamedTuple,
-    MakeRun,
     MakeSequence,
     Output,
     Take,
-    TakeRun,
     Unflatten,
     UnflattenGiven,
 )
+from .planner import Planner
 
 
 def output_structure(out_spec: OutSpec, given: Given, tick: Callable[[], None]) -> Node | Leaf:
@@ -64,23 +60,25 @@ def output_structure(out_spec: OutSpec, given: Given, tick: Callable[[], None]) 
     return structure
 
 
-class Outputs:
-    """The output of one plan: equal items of sequences are planned once."""
+class Outputs(Planner[Output]):
+    """The output of one plan.
 
-    __slots__ = ("_items", "_tick")
+    - `given`: see `CallPlan`.
+    """
+
+    __slots__ = ("given",)
 
     def __init__(self, tick: Callable[[], None]):
         """`tick`: see `build`."""
-        self._tick = tick
-        #: What is repeated, by its signature.
-        self._items: dict[Hashable, Output] = {}
+        super().__init__(output_signature, tick)
+        self.given: list[Position] = []
 
     def plan(self, node: Node | Leaf) -> Output:
         """Return how to make an object of this structure."""
         if isinstance(node, Leaf):
             if node.is_dynamic:
                 return Take()
-            return _constant(node.value)
+            return self._constant(node.value)
         cls = node.kind
         if cls is type(None):
             return Constant(None)
@@ -89,44 +87,19 @@ class Outputs:
         if layout is not None:
             return self._module(node, layout)
         if node.given:
-            return UnflattenGiven(cls, _metadata(node), _labels(node), self._children(node))
+            return UnflattenGiven(cls, self._metadata(node), _labels(node), self._children(node))
         if cls is tuple or cls is list:
-            return self._sequence(node)
+            return MakeSequence(cls, self._items(node))
         if cls is dict:
             return MakeDict(node.data, self._children(node))
         if is_namedtuple(cls):
             return MakeNamedTuple(cls, self._children(node), is_standard_namedtuple(cls))
         return Unflatten(root_treedef(node.treedef), _labels(node), self._children(node))
 
-    def _children(self, node: Node) -> list[Output]:
-        return [self.plan(child) for child in node.children]
-
-    def _sequence(self, node: Node) -> MakeSequence:
-        items: list[Output | TakeRun | ConstantRun | MakeRun] = []
-        for _, run in runs(node.children, output_signature):
-            first = run[0]
-            if len(run) == 1:
-                items.append(self.plan(first))
-            elif isinstance(first, Node):
-                items.append(MakeRun(len(run), n_arrays(first), self._repeated(first)))
-            elif first.is_dynamic:
-                items.append(TakeRun(len(run)))
-            else:
-                values = [leaf.value for leaf in run if isinstance(leaf, Leaf)]
-                items.append(ConstantRun(tuple(values)))
-        return MakeSequence(node.kind, items)
-
-    def _repeated(self, node: Node) -> Output:
-        signature = output_signature(node)
-        item = self._items.get(signature)
-        if item is None:
-            item = self._items[signature] = self.plan(node)
-        return item
-
     def _module(self, node: Node, layout: ModuleLayout) -> MakeModule:
         dynamic = [*zip(layout.dynamic, self._children(node), strict=True)]
         static = [
-            (field, _constant(node.given.get(part, value)))
+            (field, self._constant(node.given.get(part, value)))
             for part, (field, value) in enumerate(layout.static, 1)
         ]
         # Dynamic fields come first, as upstream.
@@ -134,17 +107,18 @@ class Outputs:
         plain = _plain_class(node.kind, tuple([field for field, _ in fields]))
         return MakeModule(node.kind, fields, len(dynamic), plain)
 
+    def _constant(self, value: Any) -> Constant | GivenStatic:
+        if type(value) is not Position:
+            return Constant(value)
+        self.given.append(value)
+        return GivenStatic(value)
 
-def _constant(value: Any) -> Constant | GivenStatic:
-    return GivenStatic(value) if type(value) is Position else Constant(value)
-
-
-def _metadata(node: Node) -> Any:
-    """Return the metadata of a node of which a part came in."""
-    if WHOLE in node.given:
-        return GivenStatic(node.given[WHOLE])
-    parts = [_constant(node.given.get(i, part)) for i, part in enumerate(node.data)]
-    return tuple(parts) if type(node.data) is tuple else parts
+    def _metadata(self, node: Node) -> Any:
+        """Return the metadata of a node of which a part came in."""
+        if WHOLE in node.given:
+            return self._constant(node.given[WHOLE])
+        parts = [self._constant(node.given.get(i, part)) for i, part in enumerate(node.data)]
+        return tuple(parts) if type(node.data) is tuple else parts
 
 
 def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:

@@ -7,13 +7,50 @@ import bisect
 import enum
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from .._compat import PyTreeDef
 from .._trees.array_layout import ArrayLayout
 from .._trees.given import Position
 from .._trees.key_cache import KnownKeys
 from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature
+
+# --- Items of sequences ---------------------------------------------------------------------------
+
+_Node = TypeVar("_Node")
+
+
+@dataclass(eq=False, slots=True)
+class StaticRun:
+    """Items of a sequence that are numbers and texts.
+
+    - `values`: the traced ones.
+    """
+
+    values: tuple[Any, ...]
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+
+@dataclass(eq=False, slots=True)
+class Repeat(Generic[_Node]):
+    """Items of a sequence that are alike.
+
+    - `n`: their number.
+    - `item`: each; the same object in all runs of such items.
+    """
+
+    n: int
+    item: _Node
+
+
+def n_items(item: Any) -> int:
+    """Return the number of items of a sequence that a node, or a run, stands for."""
+    return item.n if isinstance(item, StaticRun | Repeat) else 1
+
 
 # --- Inputs ---------------------------------------------------------------------------------------
 
@@ -38,14 +75,9 @@ class Array:
     __slots__ = ()
 
 
-class NoneNode:
-    """`None`."""
-
-    __slots__ = ()
-
-
+@dataclass(eq=False, slots=True)
 class Static:
-    """A static value.
+    """A static value, or `None`.
 
     - `value`: the traced one.
     - `match`: how another is compared with it.
@@ -53,175 +85,86 @@ class Static:
     - `may_become_node`: whether its class may yet be registered as a pytree.
     """
 
-    __slots__ = ("key", "match", "may_become_node", "value")
-
-    def __init__(self, value: Any, match: Match, key: Any = None, may_become_node: bool = False):
-        self.value = value
-        self.match = match
-        self.key = key
-        self.may_become_node = may_become_node
+    value: Any
+    match: Match
+    key: Any = None
+    may_become_node: bool = False
 
 
-class ArrayRun:
-    """Items of a sequence that are arrays: `n` from `start` on."""
-
-    __slots__ = ("n", "start")
-
-    def __init__(self, start: int, n: int):
-        self.start = start
-        self.n = n
-
-
-class StaticRun:
-    """Items of a sequence that are numbers and texts.
-
-    - `start`, `n`: which ones.
-    - `values`: the traced ones.
-    """
-
-    __slots__ = ("start", "values")
-
-    def __init__(self, start: int, values: tuple[Any, ...]):
-        self.start = start
-        self.values = values
-
-    @property
-    def n(self) -> int:
-        return len(self.values)
-
-
-class Repeat:
-    """Items of a sequence that are alike.
-
-    - `start`, `n`: which ones.
-    - `item`: each; the same object in all runs of such items.
-    """
-
-    __slots__ = ("item", "n", "start")
-
-    def __init__(self, start: int, n: int, item: "Input"):
-        self.start = start
-        self.n = n
-        self.item = item
-
-
+@dataclass(eq=False, slots=True)
 class Sequence:
     """A list, a tuple, or a named tuple of `n` items."""
 
-    __slots__ = ("_starts", "cls", "items", "n")
+    cls: type
+    n: int
+    items: "list[InputItem]"
+    #: The index of the first child of each item, and their number, once somebody has asked.
+    _starts: list[int] | None = field(default=None, init=False)
 
-    def __init__(self, cls: type, n: int, items: "list[Input | ArrayRun | StaticRun | Repeat]"):
-        self.cls = cls
-        self.n = n
-        self.items = items
-        #: The index of the first child of each item, and their number, once somebody has asked.
-        self._starts: list[int] | None = None
-
-    def item_at(self, index: int) -> "Input | ArrayRun | StaticRun | Repeat":
-        """Return the item that has the child at an index."""
+    def child_at(self, index: int) -> "Input | StaticRun":
+        """Return the child at an index, or the run of static values that it is in."""
         if self._starts is None:
-            self._starts = [*itertools.accumulate(map(n_children, self.items), initial=0)]
-        return self.items[bisect.bisect_right(self._starts, index) - 1]
+            self._starts = [*itertools.accumulate(map(n_items, self.items), initial=0)]
+        item = self.items[bisect.bisect_right(self._starts, index) - 1]
+        return item.item if isinstance(item, Repeat) else item
 
 
+@dataclass(eq=False, slots=True)
 class Mapping:
     """A dict.
 
     - `cls`, `keys`, `items`: its class, its keys in the order of the registry, and its values.
     - `key_types`: of keys that equal values and types tell apart; else None.
     - `known_keys`: what compares all keys, where that takes their typed static key.
-    - `is_ordered`: whether the order of the keys counts.
     """
 
-    __slots__ = ("cls", "is_ordered", "items", "key_types", "keys", "known_keys")
-
-    def __init__(
-        self,
-        cls: type,
-        keys: list[Any],
-        items: "list[Input]",
-        key_types: set[type] | None,
-        known_keys: KnownKeys | None,
-        is_ordered: bool,
-    ):
-        self.cls = cls
-        self.keys = keys
-        self.items = items
-        self.key_types = key_types
-        self.known_keys = known_keys
-        self.is_ordered = is_ordered
+    cls: type
+    keys: list[Any]
+    items: "list[Input]"
+    key_types: set[type] | None
+    known_keys: KnownKeys | None
 
 
+@dataclass(eq=False, slots=True)
 class Fields:
     """A Module, read field by field.
 
-    - `static`, `dynamic`: its fields by name, in the order of the registry.
+    - `static`: its static fields by name, in the order of the registry.
+    - `dynamic`, `items`: the names of the others, likewise, and what they hold.
     """
 
-    __slots__ = ("cls", "dynamic", "static")
-
-    def __init__(
-        self, cls: type, static: list[tuple[str, Static]], dynamic: "list[tuple[str, Input]]"
-    ):
-        self.cls = cls
-        self.static = static
-        self.dynamic = dynamic
-
-    def part(self, part: int) -> tuple[str, Static]:
-        """Return the static field that is a part of the metadata, as JAX's registry has it."""
-        # Before the fields comes what the Module wraps.
-        return self.static[part - 1]
+    cls: type
+    static: list[tuple[str, Static]]
+    dynamic: list[str]
+    items: "list[Input]"
 
 
+@dataclass(eq=False, slots=True)
 class Registered:
     """Any other node, taken apart by JAX's registry.
 
     - `data`: its metadata.
     """
 
-    __slots__ = ("cls", "data", "items")
-
-    def __init__(self, cls: type, data: Static, items: "list[Input]"):
-        self.cls = cls
-        self.data = data
-        self.items = items
+    cls: type
+    data: Static
+    items: "list[Input]"
 
 
-Input = Array | NoneNode | Static | Sequence | Mapping | Fields | Registered
+InnerInput = Sequence | Mapping | Fields | Registered
+Input = Array | Static | InnerInput
+InputItem = Input | StaticRun | Repeat[Input]
 
 
-def n_children(item: Input | ArrayRun | StaticRun | Repeat) -> int:
-    """Return the number of children that an item of a sequence stands for."""
-    return item.n if isinstance(item, (ArrayRun, StaticRun, Repeat)) else 1
-
-
-def n_arrays(node: Input | ArrayRun | StaticRun | Repeat) -> int:
+def n_arrays(node: InputItem) -> int:
     """Return the number of arrays below a node."""
-    match node:
-        case Array():
-            return 1
-        case ArrayRun():
-            return node.n
-        case Repeat():
-            return node.n * n_arrays(node.item)
-        case Fields():
-            return sum([n_arrays(child) for _, child in node.dynamic])
-        case Sequence() | Mapping() | Registered():
-            return sum([n_arrays(child) for child in node.items])
-        case _:
-            return 0
-
-
-def child_at(node: Input | StaticRun, index: int) -> Input | StaticRun:
-    """Return the child at an index; of a run its item, or a run of leaves as it is."""
-    if isinstance(node, Fields):
-        return node.dynamic[index][1]
-    if type(node) is not Sequence:
-        assert isinstance(node, Mapping | Registered)
-        return node.items[index]
-    item = node.item_at(index)
-    assert not isinstance(item, ArrayRun)
-    return item.item if isinstance(item, Repeat) else item
+    if isinstance(node, Array):
+        return 1
+    if isinstance(node, Repeat):
+        return node.n * n_arrays(node.item)
+    if isinstance(node, InnerInput):
+        return sum([n_arrays(child) for child in node.items])
+    return 0
 
 
 # --- Output ---------------------------------------------------------------------------------------
@@ -233,92 +176,49 @@ class Take:
     __slots__ = ()
 
 
-class TakeRun:
-    """The next `n` of them, items of a sequence."""
-
-    __slots__ = ("n",)
-
-    def __init__(self, n: int):
-        self.n = n
-
-
+@dataclass(eq=False, slots=True)
 class Constant:
     """A static value of the trace."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
+    value: Any
 
 
-class ConstantRun:
-    """Static values of the trace, items of a sequence."""
-
-    __slots__ = ("values",)
-
-    def __init__(self, values: tuple[Any, ...]):
-        self.values = values
-
-
+@dataclass(eq=False, slots=True)
 class GivenStatic:
     """A static object that came in with the call, and where."""
 
-    __slots__ = ("position",)
-
-    def __init__(self, position: Position):
-        self.position = position
+    position: Position
 
 
-class MakeRun:
-    """Items of a sequence that are made alike.
-
-    - `n`: their number.
-    - `n_arrays`: the arrays that each takes.
-    - `item`: each; the same object in all runs of such items.
-    """
-
-    __slots__ = ("item", "n", "n_arrays")
-
-    def __init__(self, n: int, n_arrays: int, item: "Output"):
-        self.n = n
-        self.n_arrays = n_arrays
-        self.item = item
-
-
+@dataclass(eq=False, slots=True)
 class MakeSequence:
     """A list or a tuple."""
 
-    __slots__ = ("cls", "items")
-
-    def __init__(self, cls: type, items: "list[Output | TakeRun | ConstantRun | MakeRun]"):
-        self.cls = cls
-        self.items = items
+    cls: type
+    items: "list[OutputItem]"
 
 
+@dataclass(eq=False, slots=True)
 class MakeNamedTuple:
     """A named tuple.
 
     - `is_standard`: whether calling its class does no more than make the tuple.
     """
 
-    __slots__ = ("cls", "is_standard", "items")
-
-    def __init__(self, cls: type, items: "list[Output]", is_standard: bool):
-        self.cls = cls
-        self.items = items
-        self.is_standard = is_standard
+    cls: type
+    items: "list[Output]"
+    is_standard: bool
 
 
+@dataclass(eq=False, slots=True)
 class MakeDict:
     """A dict."""
 
-    __slots__ = ("items", "keys")
-
-    def __init__(self, keys: list[Any], items: "list[Output]"):
-        self.keys = keys
-        self.items = items
+    keys: list[Any]
+    items: "list[Output]"
 
 
+@dataclass(eq=False, slots=True)
 class MakeModule:
     """A Module.
 
@@ -327,54 +227,35 @@ class MakeModule:
     - `plain`: a class whose objects are given the fields first; None to fill a Module's dict.
     """
 
-    __slots__ = ("cls", "fields", "n_dynamic", "plain")
-
-    def __init__(
-        self,
-        cls: type,
-        fields: "list[tuple[str, Output]]",
-        n_dynamic: int,
-        plain: type | None,
-    ):
-        self.cls = cls
-        self.fields = fields
-        self.n_dynamic = n_dynamic
-        self.plain = plain
+    cls: type
+    fields: "list[tuple[str, Output]]"
+    n_dynamic: int
+    plain: type | None
 
 
+@dataclass(eq=False, slots=True)
 class Unflatten:
     """Any other node, put together by JAX's registry.
 
     - `labels`: what its items are called.
     """
 
-    __slots__ = ("items", "labels", "treedef")
-
-    def __init__(self, treedef: PyTreeDef, labels: Iterable[Any], items: "list[Output]"):
-        self.treedef = treedef
-        self.labels = labels
-        self.items = items
+    treedef: PyTreeDef
+    labels: Iterable[Any]
+    items: "list[Output]"
 
 
+@dataclass(eq=False, slots=True)
 class UnflattenGiven:
     """A node of whose metadata a part came in with the call.
 
     - `data`: the metadata; a list or a tuple part by part.
     """
 
-    __slots__ = ("cls", "data", "items", "labels")
-
-    def __init__(
-        self,
-        cls: type,
-        data: "GivenStatic | list[Constant | GivenStatic] | tuple[Constant | GivenStatic, ...]",
-        labels: Iterable[Any],
-        items: "list[Output]",
-    ):
-        self.cls = cls
-        self.data = data
-        self.labels = labels
-        self.items = items
+    cls: type
+    data: GivenStatic | list[Constant | GivenStatic] | tuple[Constant | GivenStatic, ...]
+    labels: Iterable[Any]
+    items: "list[Output]"
 
 
 Output = (
@@ -388,6 +269,7 @@ Output = (
     | Unflatten
     | UnflattenGiven
 )
+OutputItem = Output | StaticRun | Repeat[Output]
 
 
 # --- The whole ------------------------------------------------------------------------------------
@@ -413,6 +295,7 @@ class CallPlan(NamedTuple):
     - `layout`: the order of all arrays.
     - `n_fun_checks`: the number of checks of the function's own static objects.
     - `output`: what is given back; `out_index` is the number of its trace.
+    - `given`: the positions of the static objects in it that came in.
     - `is_bare`: whether JAX returns its only array as it is, not in a list.
     - `checks_output`: whether static objects of the output may have been changed in place.
     - `repeats`: whether some static objects come more than once, and need but one look.
@@ -425,6 +308,7 @@ class CallPlan(NamedTuple):
     layout: ArrayLayout
     n_fun_checks: int
     output: Output
+    given: list[Position]
     out_index: int
     is_bare: bool
     checks_output: bool

@@ -101,7 +101,7 @@ class Signature:
 
     def names(self) -> Constants:
         """Return names for generated code: none clashes with a parameter's."""
-        return _names(self.parameters)
+        return Constants(parameter.name for parameter in self.parameters)
 
     def header(self, default: str) -> str:
         """Return the user's parameters as source, with a variable's name for each default."""
@@ -134,32 +134,16 @@ class Signature:
         return name
 
 
-def _names(parameters: tuple[inspect.Parameter, ...]) -> Constants:
-    return Constants(parameter.name for parameter in parameters)
-
-
 def _header(parameters: tuple[inspect.Parameter, ...], default: str) -> str:
-    parts: list[str] = []
-    kinds = [parameter.kind for parameter in parameters]
-    for index, parameter in enumerate(parameters):
-        kind = parameter.kind
-        if kind == KEYWORD_ONLY and (
-            index == 0 or kinds[index - 1] not in (KEYWORD_ONLY, VAR_POSITIONAL)
-        ):
-            parts.append("*")
-        star = {VAR_POSITIONAL: "*", VAR_KEYWORD: "**"}.get(kind, "")
-        optional = parameter.default is not inspect.Parameter.empty
-        parts.append(f"{star}{parameter.name}" + (f"={default}" if optional else ""))
-        if kind == POSITIONAL_ONLY and kinds[index + 1 : index + 2] != [POSITIONAL_ONLY]:
-            parts.append("/")
-    return ", ".join(parts)
+    # All defaults are `absent`.
+    return str(inspect.Signature(parameters))[1:-1].replace(f"={absent}", f"={default}")
 
 
 # Many functions have the same parameters, such as `(model, x)`.
 @functools.lru_cache(maxsize=256)
 def _define_binder(parameters: tuple[inspect.Parameter, ...]) -> Callable[..., Any]:
     """Define what makes the binders of all functions that have these parameters."""
-    names = _names(parameters)
+    names = Constants(parameter.name for parameter in parameters)
     receive, bind, missing = (
         names.variable("receive"),
         names.variable("fun"),
@@ -201,8 +185,8 @@ def _define_binder(parameters: tuple[inspect.Parameter, ...]) -> Callable[..., A
     lines += [
         "        try:",
         f"            return {receive}((*{args},), {kwargs})",
-        f"        except {names.constant('BaseException', BaseException)}:",
-        f"            {names.constant('trim', trim)}()",
+        f"        except {names.named(BaseException)}:",
+        f"            {names.named(trim)}()",
         "            raise",
     ]
     lines.append(f"    return {bind}")
