@@ -24,7 +24,7 @@ _ITEMS, _ITERATED, _ENTRIES, _COPIED, _FIELD_DICT, ATTRIBUTES = range(6)
 
 
 class Reading(NamedTuple):
-    """How all is read that the `==` of a container compares: by Python, and by `Held` in C.
+    """The way to read all that the `==` of a container compares: in Python, and by `Held` in C.
 
     - `read`: returns the elements.
     - `op`: which of the ways above; None where C can't.
