@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import eqxjit
+from tests.support import inside
 from tests.support.models import mlp
 from tests.support.processes import run
 from tests.support.sides import CALLS
@@ -322,12 +323,19 @@ def test_foreign_files_are_refused(tmp_path):
         eqxjit.load(path)
 
 
-def test_other_versions_and_platforms_are_refused(tmp_path):
+def test_other_versions_and_platforms_are_refused(tmp_path, monkeypatch):
     path = saved(tmp_path, mlp(), X)
     _changed(path, platforms=["cpu", "tpu"])
     eqxjit.load(path)
     _changed(path, platforms=["tpu"])
     with pytest.raises(ValueError, match="was saved for tpu, and this is cpu"):
+        eqxjit.load(path)
+    _changed(path, platforms=["rocm"])
+    with pytest.raises(ValueError, match="was saved for rocm, and this is cpu"):
+        eqxjit.load(path)
+    with monkeypatch.context() as patch:
+        # To JAX's `default_backend` that is a "gpu", as one of CUDA's is.
+        inside.set_platform(patch, "rocm")
         eqxjit.load(path)
     _changed(path, platforms=["cpu"], version=2)
     with pytest.raises(ValueError, match=r"reads up to 1\. Upgrade eqxjit"):

@@ -1348,6 +1348,7 @@ def test_other_functions_of_one_code_are_not_defined_again(caplog):
         decorated(lambda x: x * 3),
         scaled(4),
         scaled(5),
+        *(eqxjit.filter_jit(lambda x: x * 6), eqxjit.filter_jit(lambda x: x * 7)),
     ]
     with eqxjit.explain_retraces():
         for f in functions:

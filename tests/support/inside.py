@@ -11,6 +11,7 @@ import pytest
 
 from eqxjit import _compat
 from eqxjit._deploy import install as _install
+from eqxjit._deploy import save as _save
 from eqxjit._diagnostics import description as _description
 from eqxjit._diagnostics import history as _history
 from eqxjit._diagnostics import iterators as _iterators
@@ -127,6 +128,11 @@ def keep_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 def scan_few_nodes(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
     """Let only so many nodes be scanned at first, in what is wrapped from now on."""
     monkeypatch.setattr(_cache, "MAX_NODES", many)
+
+
+def set_platform(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    """Make it seem that JAX runs on another platform, as its exported programs call it."""
+    monkeypatch.setattr(_save, "default_export_platform", lambda: platform)
 
 
 def forget_storms() -> None:

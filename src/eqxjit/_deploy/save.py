@@ -20,7 +20,7 @@ import jax
 import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
-from jax.export import Exported, deserialize, export
+from jax.export import Exported, default_export_platform, deserialize, export
 
 from .._diagnostics.description import Slot
 from .._plan.signature import Signature
@@ -200,9 +200,8 @@ def load(path: Path) -> tuple[Callable[..., Any], list[jax.Array]]:
         )
     if any(_sha256(files.get(name, b"")) != known for name, known in manifest["sha256"].items()):
         raise ValueError(f"{path} is damaged: a checksum differs. Copy or save it again.")
-    platform = jax.default_backend()
-    platforms = ["cuda" if name == "gpu" else name for name in manifest["platforms"]]
-    if ("cuda" if platform == "gpu" else platform) not in platforms:
+    platform, platforms = default_export_platform(), manifest["platforms"]
+    if platform not in platforms:
         raise ValueError(
             f"{path} was saved for {', '.join(platforms)}, and this is {platform}. Save it there."
         )

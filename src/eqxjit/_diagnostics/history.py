@@ -82,7 +82,8 @@ class Definition:
                 code = fun.__code__
                 captured = [cell.cell_contents for cell in fun.__closure__ or ()]
                 where = (code.co_filename, code.co_firstlineno, code.co_qualname)
-                self._key = (*where, hash(code.co_code), *outline(captured))
+                # Two lambdas on one line may differ in a constant alone.
+                self._key = (*where, hash(code), *outline(captured))
             except Exception:
                 self._key = ()
         return self._key
