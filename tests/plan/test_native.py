@@ -17,6 +17,7 @@ import pytest
 import eqxjit
 from eqxjit._plan import native
 from tests.support.helpers import Hooked, assert_same
+from tests.support.inside import is_native
 from tests.support.models import Layer, Point
 from tests.support.processes import run
 from tests.support.sides import CALLS
@@ -41,10 +42,6 @@ def tree():
         "partial": eqx.Partial(Layer, X),
         "empty": ((), [], {}),
     }
-
-
-def is_native(f):
-    return "bind_match" in f.specialized_source()
 
 
 def test_every_node_goes_in_and_out():

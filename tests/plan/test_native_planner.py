@@ -460,6 +460,18 @@ class TestCalls:
         source = f.specialized_source()
         assert "def _lambda(tree, x):" in source
         assert len(plans) == 1
+        # It shows what C checks and makes.
+        assert "is MLP" in source
+        assert "bind_match" not in source
+
+    def test_a_call_that_python_cannot_make_has_a_source(self):
+        """Where only a node's own flatten tells what is handed back."""
+        f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1))
+        for _ in range(4):
+            f([jax.tree_util.Partial(len, Layer(X, config=[1, 2])) for _ in range(5)], X)
+        source = f.specialized_source()
+        assert "bind_match" in source
+        assert "def _lambda(tree, x):" in source
 
     @pytest.mark.parametrize(("n", "name"), [(0, "array"), (1, "array"), (2, "arrays")])
     def test_its_source_names_what_jax_returns(self, plans, n, name):

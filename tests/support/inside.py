@@ -47,6 +47,13 @@ def n_specialized(wrapper: Any) -> int:
     return len(cache(wrapper).specialized)
 
 
+def is_native(wrapper: Any) -> bool:
+    """Return whether the native back end carries out the latest specialised call, or its match."""
+    call = wrapper._dispatcher.specialized_calls()[0]
+    made = call.instantiate(wrapper._dispatcher, None)
+    return type(made).__name__ == "Call" or "bind_match" in call.source()
+
+
 def trial_order(wrapper: Any) -> list[Any]:
     """The entries whose specialised calls a wrapper tries, in turn."""
     return [call.entry for call in wrapper._dispatcher.specialized_calls()]

@@ -176,8 +176,8 @@ class FilterPjitFunction(CallableBySlot):
 
         **Returns:**
 
-        Python source, or `None` if no structure was called a second time yet, or none can be
-        specialised.
+        Python source; where C makes the whole call, of what that does. `None` if no structure was
+        called a second time yet, or none can be specialised.
         """
         specialized = self._dispatcher.specialized_calls()
         return specialized[0].source() if specialized else None

@@ -32,7 +32,12 @@ def frameless_call(
         return frameless(native, links, entry, dispatcher)
 
     def source() -> str:
-        return written(plan(), native, entry, Budget(math.inf, 0)).source
+        try:
+            # The same in Python, which shows what C checks.
+            return written(plan(), None, entry, Budget(math.inf, 0)).source
+        except Exception:
+            # Say, a tree too deep for Python's parser.
+            return written(plan(), native, entry, Budget(math.inf, 0)).source
 
     return SpecializedCall(entry, instantiate, plan, source, native.fails_fast)
 
