@@ -30,7 +30,7 @@ class Planner(Generic[_Planned]):
 
     def _items(self, node: Node) -> list[_Planned | StaticRun | Repeat[_Planned]]:
         items: list[_Planned | StaticRun | Repeat[_Planned]] = []
-        for _, run in runs(node.children, self._signature):
+        for run in runs(node.children, self._signature):
             first = run[0]
             if len(run) == 1:
                 items.append(self.plan(first))

@@ -146,17 +146,16 @@ def n_arrays(node: Node | Leaf) -> int:
 
 def runs(
     children: list[Node | Leaf], signature: Callable[[Node | Leaf], Hashable]
-) -> Iterator[tuple[int, list[Node | Leaf]]]:
-    """Split the items of a sequence where their signatures differ: each run with its start.
+) -> Iterator[list[Node | Leaf]]:
+    """Split the items of a sequence where their signatures differ.
 
     Static numbers and texts are one run, whatever their values.
 
     Short runs come item by item: only from `SHORTEST_RUN` items on a loop is worth its while.
     """
     if len(children) < SHORTEST_RUN:
-        yield from ((index, [child]) for index, child in enumerate(children))
+        yield from ([child] for child in children)
         return
-    start = 0
 
     def kind(child: Node | Leaf) -> Hashable:
         is_simple = isinstance(child, Leaf) and child.is_number_or_text
@@ -165,10 +164,9 @@ def runs(
     for key, group in itertools.groupby(children, kind):
         run = list(group)
         if len(run) >= SHORTEST_RUN and (key is _NUMBERS_AND_TEXTS or n_arrays(run[0])):
-            yield start, run
+            yield run
         else:
-            yield from ((start + index, [child]) for index, child in enumerate(run))
-        start += len(run)
+            yield from ([child] for child in run)
 
 
 class ModuleLayout:
