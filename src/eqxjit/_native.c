@@ -210,6 +210,9 @@ is_same_constant(PyObject *value, PyObject *expected, int depth)
     if (Py_TYPE(value) != Py_TYPE(expected) || depth > MAX_DEPTH) {
         return 0;
     }
+    if (PyUnicode_CheckExact(value)) {
+        return PyUnicode_Compare(value, expected) == 0;
+    }
     if (is_told_by_equality(value)) {
         return PyObject_RichCompareBool(value, expected, Py_EQ);
     }
@@ -1841,6 +1844,20 @@ walk_sequence(Walk *walk, Py_ssize_t at, PyObject *value)
     return index == node->n;
 }
 
+/* The value of the next item, borrowed, if its key is this very one. Mostly the items of a dict come in
+   the order of the plan, or some of them before their turn. */
+static inline PyObject *
+next_value(PyObject *dict, Py_ssize_t *position, PyObject *expected)
+{
+    Py_ssize_t next = *position;
+    PyObject *key, *value;
+    if (!PyDict_Next(dict, &next, &key, &value) || key != expected) {
+        return NULL;
+    }
+    *position = next;
+    return value;
+}
+
 static int
 has_keys_of(PyObject *dict, PyObject *cls)
 {
@@ -1859,15 +1876,23 @@ walk_dict(Walk *walk, Py_ssize_t at, PyObject *value)
 {
     const Node *node = &walk->nodes[at];
     PyObject *keys = node->second;
-    if (PyDict_GET_SIZE(value) != PyTuple_GET_SIZE(keys)) {
+    Py_ssize_t n = PyTuple_GET_SIZE(keys);
+    if (PyDict_GET_SIZE(value) != n) {
         return 0;
     }
-    if (node->op == DICT && !has_keys_of(value, node->third)) {
-        return 0;
-    }
+    int has_keys = node->op == DICT_BY;
     Py_ssize_t child = at + 1;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); i++) {
-        PyObject *part = PyDict_GetItemWithError(value, PyTuple_GET_ITEM(keys, i));
+    Py_ssize_t position = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *key = PyTuple_GET_ITEM(keys, i);
+        PyObject *part = next_value(value, &position, key);
+        if (part == NULL) {
+            if (!has_keys && !has_keys_of(value, node->third)) {
+                return 0;
+            }
+            has_keys = 1;
+            part = PyDict_GetItemWithError(value, key);
+        }
         if (part == NULL) {
             return PyErr_Occurred() ? -1 : 0;
         }
@@ -1893,17 +1918,12 @@ walk_fields_in(Walk *walk, Py_ssize_t at, PyObject *fields)
     Py_ssize_t position = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *name = PyTuple_GET_ITEM(names, i);
-        Py_ssize_t next = position;
-        PyObject *key, *part;
-        /* Mostly the fields come in the order of the plan, or some of them before their turn. */
-        if (PyDict_Next(fields, &next, &key, &part) && key == name) {
-            position = next;
-        }
-        else {
+        PyObject *part = next_value(fields, &position, name);
+        if (part == NULL) {
             part = PyDict_GetItemWithError(fields, name);
-            if (part == NULL) {
-                return PyErr_Occurred() ? -1 : 0;
-            }
+        }
+        if (part == NULL) {
+            return PyErr_Occurred() ? -1 : 0;
         }
         int matched = walk_borrowed(walk, child, part);
         if (matched <= 0) {
@@ -2420,21 +2440,19 @@ build_module(Build *build, Py_ssize_t at)
     if (fields == NULL) {
         return NULL;
     }
-    PyObject *module = NULL, *no_arguments = NULL;
-    if (build_entries(build, at + 1, node->second, fields) < 0) {
-        goto done;
+    PyObject *module = NULL;
+    if (build_entries(build, at + 1, node->second, fields) == 0) {
+        /* Not object.__new__, which makes room for the fields elsewhere. */
+        module = type->tp_alloc(type, 0);
     }
-    no_arguments = PyTuple_New(0);
-    if (no_arguments == NULL) {
-        goto done;
-    }
-    module = PyBaseObject_Type.tp_new(type, no_arguments, NULL);
-    /* Not PyObject_GenericSetDict: in Python 3.13 the fields could then not be read. */
+#if PY_VERSION_HEX >= 0x030D0000
+    /* Not PyObject_GenericSetDict: the fields could then not be read. */
     if (module != NULL && PyObject_GenericSetAttr(module, build->dict_name, fields) < 0) {
+#else
+    if (module != NULL && PyObject_GenericSetDict(module, fields, NULL) < 0) {
+#endif
         Py_CLEAR(module);
     }
-done:
-    Py_XDECREF(no_arguments);
     Py_DECREF(fields);
     return module;
 }

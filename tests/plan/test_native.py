@@ -16,6 +16,7 @@ import pytest
 
 import eqxjit
 from eqxjit._plan import native
+from tests.support.allocations import with_failing_allocation
 from tests.support.helpers import Hooked, assert_same
 from tests.support.inside import is_native
 from tests.support.models import Layer, Point
@@ -302,6 +303,31 @@ def test_modules_are_as_upstream_makes_them():
     assert vars(out) is not vars(f(model))
 
 
+class OddText(str):
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        raise AssertionError("a guard compares keys of another class")
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations("abc")])
+def test_dicts_match_in_whatever_order_they_were_filled(order):
+    f = eqxjit.filter_jit(lambda d: d["a"] + d["b"] + d["c"])
+    values = {"a": X, "b": X + 1, "c": X + 2}
+    for _ in range(CALLS):
+        f({name: values[name] for name in order})
+    [match] = _found(_native.Match, lambda match: match(values))
+    for names in itertools.permutations("abc"):
+        assert match({name: values[name] for name in names}) == (*values.values(),)
+        made_anew = {bytes([ord(name)]).decode(): values[name] for name in names}
+        assert match(made_anew) == (*values.values(),)
+        assert match({**made_anew, "d": X}) is None
+        for other in names:
+            assert match({"d" if name == other else name: X for name in names}) is None
+            odd = {OddText(name) if name == other else name: values[name] for name in names}
+            assert match(odd) is None
+
+
 def test_cycles_through_constants_are_collected():
     class Static:
         pass
@@ -411,7 +437,6 @@ def test_calls_that_do_not_fit_a_program():
 
 
 def test_every_allocation_may_fail():
-    testcapi = pytest.importorskip("_testcapi")
     model = {"a": [X] * 5, "b": Layer(X, (X, 1)), "c": Point(X, X), "d": ()}
     model["e"] = (frozenset(range(9)), 2j, ("a", (0.0, 10**20)))
     f = eqxjit.filter_jit(lambda t: t)
@@ -426,14 +451,7 @@ def test_every_allocation_may_fail():
     of_numpy = _native.Match(run, str, np.ndarray, list, (), 0, 5, 0)
     for action, argument in [(match, model), (rebuild, arrays), (of_numpy, [np.ones(2)] * 5)]:
         for n in range(200):
-            result = None
-            testcapi.set_nomemory(n, n + 1)
-            try:
-                result = action(argument)
-            except MemoryError:
-                pass
-            finally:
-                testcapi.remove_mem_hooks()
+            result = with_failing_allocation(n, action, argument)
             if n > 100:
                 assert result is not None
     assert_same(f(model), model)

@@ -30,6 +30,7 @@ from eqxjit._trees.key_cache import KnownKey
 from eqxjit._trees.out_spec import OutSpec
 from eqxjit._trees.partition import DYNAMIC, partition, split_leaves
 from eqxjit._trees.static_key import ByContent
+from tests.support.allocations import with_failing_allocation
 from tests.support.helpers import SPECIALIZING
 from tests.support.inside import ARRAY_INSTRUCTION, native_shape_of
 from tests.support.models import Layer, Point, mlp
@@ -359,19 +360,11 @@ def test_fields_that_do_not_fit_are_refused(names, n, inputs):
 
 
 def test_every_allocation_may_fail():
-    testcapi = pytest.importorskip("_testcapi")
     tree = ([X] * 5, {"a": X, "b": 1.5}, [Layer(X, i // 4) for i in range(6)], (1, 2, 3, 4, "a"))
     for columns, inputs in [(columns_of(((tree,), {})), True), (columns_of(tree), False)]:
         expected = plan(*columns, inputs=inputs)
         for n in range(600):
-            result = None
-            testcapi.set_nomemory(n, n + 1)
-            try:
-                result = plan(*columns, inputs=inputs)
-            except MemoryError:
-                pass
-            finally:
-                testcapi.remove_mem_hooks()
+            result = with_failing_allocation(n, plan, *columns, inputs=inputs)
             assert result is None or result == expected
         assert result == expected
 

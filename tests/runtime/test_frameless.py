@@ -14,6 +14,7 @@ import pytest
 
 import eqxjit
 from eqxjit._runtime import miss as _miss
+from tests.support.allocations import with_failing_allocation
 from tests.support.helpers import (
     OF_FRAMELESS_CALLS,
     OUR_FILES,
@@ -370,20 +371,12 @@ def of_two():
 
 def test_every_allocation_may_fail():
     """With what JAX does in Python's place: its own code can't bear that."""
-    testcapi = pytest.importorskip("_testcapi")
     f, model = of_two()
     call = made(f)
-    for arguments in [{}, {"x": X}]:
+    for action in [lambda: call(model, X), lambda: call(model, x=X)]:
         n_served = 0
         for n in range(100):
-            result = None
-            testcapi.set_nomemory(n, n + 1)
-            try:
-                result = call(model, **arguments) if arguments else call(model, X)
-            except MemoryError:
-                pass
-            finally:
-                testcapi.remove_mem_hooks()
+            result = with_failing_allocation(n, action)
             n_served += result is not None
             if n > 60:
                 assert_same(result, (model, X))

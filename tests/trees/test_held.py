@@ -18,6 +18,7 @@ import pytest
 import eqxjit
 from eqxjit._trees.key_cache import learned_key, native_check_of
 from eqxjit._trees.snapshot import native_check, snapshots_of
+from tests.support.allocations import with_failing_allocation
 from tests.support.helpers import Hooked
 
 _native = pytest.importorskip("eqxjit._native")
@@ -363,20 +364,12 @@ def test_references_are_counted():
 
 
 def test_every_allocation_may_fail():
-    testcapi = pytest.importorskip("_testcapi")
     value = {"a": [1, {2}], "b": Settings(1, [2])}
     check = checked(value)
     arguments = (list, 0, (), (1, [2]), ((1, check),), [], None, None)
     for action in (lambda: check(value), lambda: _native.Held(*arguments)):
         for n in range(60):
-            result = None
-            testcapi.set_nomemory(n, n + 1)
-            try:
-                result = action()
-            except MemoryError:
-                pass
-            finally:
-                testcapi.remove_mem_hooks()
+            result = with_failing_allocation(n, action)
             if n > 40:
                 assert result
 
