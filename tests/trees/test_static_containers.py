@@ -898,6 +898,36 @@ def test_a_large_numpy_array_is_neither_copied_nor_compared(fun):
     assert peak < 100_000
 
 
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize(
+    "place", ["each in a field", "each in a list in a field", "all in one list"]
+)
+def test_of_many_unhashable_objects_each_is_compared_with_few(place):
+    """They all have one hash, so that a dict would compare each with all others."""
+    n_asked = itertools.count()
+
+    class Counted(Compared):
+        def __eq__(self, other):
+            next(n_asked)
+            return type(other) is Counted and self.value == other.value
+
+        def __deepcopy__(self, memo):
+            return Counted(self.value)
+
+    n = 400
+    values = [Counted(i) for i in range(n)]
+    if place == "each in a list in a field":
+        values = [[value] for value in values]
+    models = [configured(X, values)]
+    if place != "all in one list":
+        models = [configured(X, value) for value in values]
+    f = eqxjit.filter_jit(lambda models, x: x + 1)
+    for _ in range(2):
+        f(models, X)
+    assert next(n_asked) < 40 * n
+    assert f.cache_info().traces == 1
+
+
 # --- The bound ------------------------------------------------------------------------------------
 
 
@@ -919,6 +949,8 @@ def bound(is_native=True):
         (lambda n: collections.OrderedDict.fromkeys(range(n // 6), 1), False),
         (lambda n: np.ones(n * 16), False),
         (lambda n: bytearray(n * 128), False),
+        (lambda n: [Hashed(i) for i in range(n // 15)], False),
+        (lambda n: [Compared(i) for i in range(n // 28)], False),
     ],
 )
 @pytest.mark.parametrize("back_end", ["native", "python"])

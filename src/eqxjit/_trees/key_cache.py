@@ -112,8 +112,12 @@ class KnownKey(Hashed):
         return self._by_id.get(id(value))
 
 
-#: The keys that are in use, by their typed static keys: equal objects have the very same key.
-_in_use: weakref.WeakValueDictionary[Hashed, KnownKey] = weakref.WeakValueDictionary()
+#: The keys that are in use, by the hash of their typed static keys and a place among those with one
+#: hash: equal objects have the very same key.
+_in_use: weakref.WeakValueDictionary[tuple[int, int], KnownKey] = weakref.WeakValueDictionary()
+
+# Unhashable objects of a class all have one hash, and each asks the `==` of so many others.
+_MOST_OF_ONE_HASH = 8
 
 #: The keys of the objects met, by `id`: a guess, as others may be at their addresses by now.
 _met: dict[int, weakref.ref[KnownKey]] = {}
@@ -227,6 +231,8 @@ def static_key(value: Any, traced: TracedObjects | None = None) -> Hashable:
     opaque = compared_by_equality(typed)
     if not looks_into and (opaque is None or opaque.hash is not None):
         return typed
+    if opaque is not None:
+        snapshots = Snapshots(opaque, opaque)
     is_second = known is not None and known.typed == typed
     if known is None or not is_second:
         known = _known(value, typed)
@@ -249,12 +255,9 @@ def _known_if_large(value: Any, key: ByContent) -> Hashable:
 
 
 def _known(value: Any, typed: Hashable) -> KnownKey:
-    """Return the one `KnownKey` of a typed static key, which a value has."""
+    """Return the `KnownKey` of a typed static key, which a value has; mostly there is but one."""
     try:
-        hashed = Hashed(typed)
-        known = _in_use.get(hashed)
-        if known is None:
-            known = _in_use[hashed] = KnownKey(typed)
+        known = _find_or_make(typed)
     except Exception:
         # Its own `==` raises: whoever looks the key up will see.
         return KnownKey(typed)
@@ -262,6 +265,18 @@ def _known(value: Any, typed: Hashable) -> KnownKey:
         _forget_unused()
     _met[id(value)] = weakref.ref(known)
     return known
+
+
+def _find_or_make(typed: Hashable) -> KnownKey:
+    typed_hash = hash(typed)
+    for place in range(_MOST_OF_ONE_HASH):
+        known = _in_use.get((typed_hash, place))
+        if known is None:
+            known = _in_use[typed_hash, place] = KnownKey(typed)
+            return known
+        if known.typed == typed:
+            return known
+    return KnownKey(typed)
 
 
 def _forget_unused() -> None:

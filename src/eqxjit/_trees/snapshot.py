@@ -29,6 +29,7 @@ from .static_key import (
     fields_key,
     holds_for_all,
     is_fixed_dtype,
+    is_opaque,
     stays,
     typed_key,
 )
@@ -51,6 +52,10 @@ _ELEMENTS_PER_TEXT = 3
 
 # Its keys are read in two orders, of which one is kept in a linked list.
 _ELEMENTS_PER_ORDERED_KEY = 3
+
+# A class's own `==`, or `hash`, takes as long as comparing so many elements.
+_ELEMENTS_PER_EQUALITY = 25
+_ELEMENTS_PER_HASH = 12
 
 # Up to so many times as large as what is looked into in each call, natively, an object that isn't
 # the traced one is compared natively, too. Larger ones take too long to take a snapshot of.
@@ -527,8 +532,19 @@ def _survey_of_atom(value: Any) -> _Survey:
         return _Survey(value.size, is_light=False)
     if kind is np.ndarray:
         return _Survey(value.nbytes // _BYTES_PER_ELEMENT)
+    if is_opaque(value):
+        # Its typed key holds on to it, too, or to a copy.
+        return _Survey(_ELEMENTS_PER_EQUALITY if _is_unhashable(value) else _ELEMENTS_PER_HASH)
     is_same = compares_by_identity(kind)
     return _Survey(is_light=is_same and not _is_weakly_held(value), is_native=is_same)
+
+
+def _is_unhashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except Exception:
+        return True
+    return False
 
 
 def _is_weakly_held(value: Any) -> bool:
