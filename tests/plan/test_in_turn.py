@@ -15,7 +15,7 @@ import pytest
 
 import eqxjit
 from tests.support import inside
-from tests.support.helpers import SPECIALIZING
+from tests.support.helpers import SPECIALIZING, assert_same
 from tests.support.models import Layer, Point
 
 X = jnp.arange(3.0)
@@ -210,6 +210,28 @@ def test_a_guard_that_failed_is_looked_at_without_running_python():
         with pytest.raises(ValueError, match="`tree`"):
             f({Key("a"): 2, 1: X}, X)
         np.testing.assert_array_equal(f({"a": 2, "b": X}, X), X * 2)
+
+
+@pytest.mark.parametrize("back_end", ["native", "python"])
+def test_constants_are_compared_before_trees_are_looked_into(back_end, monkeypatch):
+    if back_end == "python":
+        monkeypatch.setenv("EQXJIT_NATIVE", "0")
+    flattened = []
+
+    class Noted(Tagged):
+        def tree_flatten(self):
+            flattened.append(self)
+            return super().tree_flatten()
+
+    jax.tree_util.register_pytree_node_class(Noted)
+    f = eqxjit.filter_jit(lambda tree, n: tree.child * n)
+    for _ in range(4):
+        for n in range(1, 8):
+            f(Noted(X, "a"), n)
+    flattened.clear()
+    for n in range(1, 8):
+        assert_same(f(Noted(X, "a"), n), X * n)
+    assert len(flattened) <= 7 * 2
 
 
 def test_what_takes_turns_no_longer_is_found_again():

@@ -55,6 +55,7 @@ class GuardSource:
         "_argument",
         "_found",
         "_loop",
+        "_n_constants",
         "_names",
         "_own",
         "_readers",
@@ -82,6 +83,8 @@ class GuardSource:
         #: Passed on by readers, and to `has_key`.
         self._seen = f", {seen}" if seen else ""
         self.guards: list[tuple[str, ...]] = []
+        #: How many of them, the first, are of arguments that are constants.
+        self._n_constants = 0
         self.arrays: list[str] = []
         self.n_first = 0
         self.helpers: list[str] = []
@@ -134,8 +137,14 @@ class GuardSource:
     def _read_argument(self, source: str, node: Input, hint: str, arrays: list[str]) -> None:
         at = len(self.guards)
         self._argument, self._found = hint, None
+        self.guards.append((f"# {source}: {_describe(node)}",))
         self._read(node, source, hint, arrays)
-        self.guards.insert(at, (f"# {source}: {_describe(node)}",))
+        if source.isidentifier() and isinstance(node, Static) and type(node.value) in CONSTANTS:
+            # Before all others: it may spare a look into those.
+            own = self.guards[at:]
+            del self.guards[at:]
+            self.guards[self._n_constants : self._n_constants] = own
+            self._n_constants += len(own)
 
     # --- One node -----------------------------------------------------------------------------
 

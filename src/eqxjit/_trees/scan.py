@@ -1,7 +1,7 @@
 """Scans a call's arguments: their arrays, and a key by which a structure met before is found again.
 
-One pass, without JAX's registry, and faster than that. It knows Python's containers and plain
-Modules; for all else, and for a structure's first call, there is `partition`. Objects that compare
+One pass, which asks JAX's registry only for nodes that are neither builtin containers nor plain
+Modules. For a structure's first call there is `partition`. Objects that compare
 by identity stand in the key as their addresses: it says something only while they live, which
 whoever keeps one checks by weak references. Meanwhile such keys are equal only where the typed
 static keys are.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.tree_util import all_leaves
+from jax.tree_util import default_registry
 
 from .._compat import ArrayImpl, fields_of
 from .constants import CONSTANTS, constants_key
@@ -70,7 +70,7 @@ class Scanned(NamedTuple):
 def scan(
     pytree: Any, traced: TracedObjects | None = None, max_nodes: int = MAX_NODES
 ) -> Scanned | None:
-    """Scan a pytree; None if there is anything unknown in it, or too much.
+    """Scan a pytree; None if there is too much in it, or a Module that isn't whole.
 
     **Arguments:**
 
@@ -144,19 +144,19 @@ def scan(
             key += (cls, node)
         elif cls in _LEAVES:
             key += (cls, _mark(node, known_by_address, traced))
-        elif cls is dict and len(node) == 1:
+        elif cls is dict and len(node) == 1 and type(*node) is str:
             labels = []
             while type(node) is dict and len(node) == 1 and len(labels) < max_nodes:
                 [label] = node
+                if type(label) is not str:
+                    break
                 labels.append(label)
                 node = node[label]
-            if len(labels) == max_nodes or {*map(type, labels)} != _ONLY_STRINGS:
+            if len(labels) == max_nodes:
                 return None
             key += (_CHAIN, tuple(labels))
             pending.append(node)
-        elif cls is dict:
-            if node and {*map(type, node)} != _ONLY_STRINGS:
-                return None
+        elif cls is dict and {*map(type, node)} <= _ONLY_STRINGS:
             if len(pending) + len(node) > max_nodes:
                 return None
             labels = sorted(node, reverse=True)
@@ -175,8 +175,13 @@ def scan(
         elif is_plain_namedtuple(cls):
             key += (cls, len(node))
             pending += tuple.__getitem__(node, slice(None, None, -1))
-        elif not all_leaves([node]):
-            return None
+        elif (flat := default_registry.flatten_one_level(node)) is not None:
+            children, metadata = [*flat[0]], flat[1]
+            if len(pending) + len(children) > max_nodes:
+                return None
+            mark = _mark(metadata, known_by_address, traced)
+            key += (cls, len(children), type(metadata), mark)
+            pending += children[::-1]
         elif is_array_leaf(node):
             take(node)
             note(_ARRAY)
