@@ -218,6 +218,12 @@ def _chains(count: int, length: int) -> list[Any]:
     return [[Configured(jnp.ones(()), i) for i in (*configs, length + n)] for n in range(count)]
 
 
+def _nodes_in_turn(make: Callable[[jax.Array], Any]) -> Row:
+    """Lists of nodes that aren't read natively, with a number that tells them apart."""
+    nodes = [make(jnp.ones(())) for _ in range(20)]
+    return structures([(nodes, n) for n in range(60)])
+
+
 #: What costs against its size: a line each in the picture.
 SERIES: Mapping[str, tuple[Callable[[int], Row], tuple[int, ...]]] = {
     "dict": (lambda size: given(_dict(size)), (10, 100, 1_000, 10_000)),
@@ -226,6 +232,11 @@ SERIES: Mapping[str, tuple[Callable[[int], Row], tuple[int, ...]]] = {
     "nested lists": (lambda size: given(_nested_lists(size)), (10, 100, 1_000, 5_000, 20_000)),
     "nested dict": (lambda size: given(_nested_dict(size)), (10, 100, 1_000, 10_000)),
     "set": (lambda size: given({*range(size)}), (10, 100, 1_000, 10_000)),
+    "set of texts": (lambda size: given({*_dict(size)}), (10, 100, 1_000, 5_000)),
+    "list of objects with an ==": (
+        lambda size: given([Compared([i]) for i in range(size)]),
+        (10, 100, 1_000),
+    ),
     "equal tuples in turn": (lambda size: in_turn(lambda: _tuples(size)), (10, 100, 1_000, 10_000)),
     "equal dicts in turn": (lambda size: in_turn(lambda: _dict(size)), (10, 100, 1_000, 10_000)),
     "NumPy array, elements": (lambda size: given(np.ones(size)), (10, 1_000, 10_000, 500_000)),
@@ -267,6 +278,9 @@ ROWS: Mapping[str, Row] = {
     "24 models in turn that differ at their ends": structures(_chains(24, 30)),
     "64 small Modules in turn": structures([Configured(jnp.ones(()), n) for n in range(64)]),
     "200 small Modules in turn": structures([Configured(jnp.ones(()), n) for n in range(200)]),
+    "60 lists of OrderedDicts in turn": _nodes_in_turn(lambda x: collections.OrderedDict(a=x)),
+    "60 lists of Partials in turn": _nodes_in_turn(lambda x: jax.tree_util.Partial(jnp.sin, x)),
+    "60 lists of dicts of pairs in turn": _nodes_in_turn(lambda x: {(1, 2): x, (2, 3): x}),
     "a list of 20,000 floats as an argument": passed(_list(20_000)),
     "1,000 complex numbers": passed([complex(i, 0) for i in range(1_000)]),
     "200 frozen dataclasses": passed([Frozen(i / 2, (i, i)) for i in range(200)]),

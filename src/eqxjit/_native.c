@@ -8,12 +8,12 @@ _api/wrapper.py).
 
 Invariants:
 - Public CPython API only. The GIL is held throughout; a free-threaded Python doesn't build this.
-- A program is immutable, and owns the objects to which its nodes point.
+- A program is immutable, but for what it counts, and owns the objects to which its nodes point.
 - Whatever is walked into is held by a strong reference: predicates, copies of NumPy arrays and
   registered flattens run Python code, which may change or free any container of the user's.
 - A tuple or list of ours is hidden from the garbage collector, where anybody finds it, until it is full.
 - Sizes and items are read anew after each child. Of a call nothing is remembered but the node at
-  which a Match failed, which is then looked at first.
+  which arguments failed, which is then looked at first.
 - An address is compared, never followed, but for what the container holds at that moment.
 - An Exception in Match means "no match", as in generated guards; anything else propagates.
 */
@@ -29,7 +29,7 @@ Invariants:
 
 /* Raised with what Python is to rely on, here and in _compat.py: in a checkout that was brought up to
    date, what was built before may still be there. */
-#define INTERFACE 9
+#define INTERFACE 10
 
 /* In the order of _plan/native.py. */
 typedef enum {
@@ -315,6 +315,10 @@ typedef struct {
     PyObject_HEAD
     Py_ssize_t n_nodes;
     Node *nodes;
+    Py_ssize_t failed_at;     /* the node at which arguments failed, if any did lately; or -1, ... */
+    int n_matched;            /* ... and how often some have matched since */
+    Py_ssize_t n_failed;      /* how often arguments failed, ... */
+    Py_ssize_t n_failed_late; /* ... and how often that was told after asking Python */
 } Program;
 
 static int
@@ -397,6 +401,7 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     self->n_nodes = n_nodes;
     self->nodes = nodes;
+    self->failed_at = -1;
     return (PyObject *)self;
 
 error:
@@ -428,9 +433,18 @@ program_clear(Program *self)
     return 0;
 }
 
+static PyMemberDef program_members[] = {
+    {"n_failed", T_PYSSIZET, offsetof(Program, n_failed), READONLY,
+     "How often arguments didn't match."},
+    {"n_failed_late", T_PYSSIZET, offsetof(Program, n_failed_late), READONLY,
+     "How often that was told after asking Python."},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot program_slots[] = {
     {Py_tp_doc, "Program(instructions): one half of a call plan."},
     {Py_tp_new, program_new},
+    {Py_tp_members, program_members},
     {Py_tp_dealloc, dealloc},
     {Py_tp_traverse, program_traverse},
     {Py_tp_clear, program_clear},
@@ -1681,8 +1695,6 @@ typedef struct {
     Py_ssize_t n_first;    /* ... which come behind so many */
     Py_ssize_t n_arrays;
     Py_ssize_t n_kept;
-    Py_ssize_t failed_at;  /* the node at which it failed, if it did lately; or -1 */
-    int n_matched;         /* how often it has matched since */
 } Match;
 
 /* Where structures take turns, one guard tells most of them apart: that which failed. Looking there
@@ -1698,7 +1710,15 @@ typedef struct {
     Py_ssize_t n_numpy;    /* of those, how many are to be copied together */
     Py_ssize_t n_kept;
     Py_ssize_t failed_at;  /* or -1 */
+    int has_asked;         /* whether it has run Python */
 } Walk;
+
+static int
+ask(Walk *walk, PyObject *predicate, PyObject *value)
+{
+    walk->has_asked = 1;
+    return holds(predicate, value);
+}
 
 static int
 take_array(Walk *walk, const Node *node, PyObject *value)
@@ -1713,7 +1733,7 @@ take_array(Walk *walk, const Node *node, PyObject *value)
         walk->n_numpy++;
     }
     else {
-        int is_array = holds(node->second, value);
+        int is_array = ask(walk, node->second, value);
         if (is_array <= 0) {
             return is_array;
         }
@@ -1903,7 +1923,7 @@ walk_dict(Walk *walk, Py_ssize_t at, PyObject *value)
         child = walk->nodes[child].end;
     }
     /* In the end: a key that isn't there is found sooner, and without Python. */
-    return node->op == DICT_BY ? holds(node->third, value) : 1;
+    return node->op == DICT_BY ? ask(walk, node->third, value) : 1;
 }
 
 static int
@@ -1950,6 +1970,7 @@ static int
 walk_registered(Walk *walk, Py_ssize_t at, PyObject *value)
 {
     const Node *node = &walk->nodes[at];
+    walk->has_asked = 1;
     PyObject *children = PyObject_CallOneArg(node->second, value);
     if (children == NULL) {
         return -1;
@@ -1982,27 +2003,27 @@ walk_value(Walk *walk, Py_ssize_t at, PyObject *value)
     case IS_OR:
         matched = value == node->first;
         if (!matched && Py_TYPE(value) == Py_TYPE(node->first)) {
-            matched = holds(node->second, value);
+            matched = ask(walk, node->second, value);
         }
         break;
     case HELD_OR:
         matched = 0;
         if ((PyObject *)Py_TYPE(value) == node->first) {
-            matched = holds(node->second, value);
+            matched = ask(walk, node->second, value);
             if (matched < 0 && PyErr_ExceptionMatches(PyExc_Exception)) {
                 PyErr_Clear();
                 matched = 0;
             }
             if (matched == 0) {
-                matched = holds(node->third, value);
+                matched = ask(walk, node->third, value);
             }
         }
         break;
     case TYPE_AND:
-        matched = (PyObject *)Py_TYPE(value) == node->first ? holds(node->second, value) : 0;
+        matched = (PyObject *)Py_TYPE(value) == node->first ? ask(walk, node->second, value) : 0;
         break;
     case PREDICATE:
-        matched = holds(node->first, value);
+        matched = ask(walk, node->first, value);
         break;
     case BOTH:
         matched = walk_value(walk, at + 1, value);
@@ -2114,11 +2135,11 @@ is_told_apart(const Node *node, PyObject *value)
 
 /* Whether the node at which it failed fails again, or one above it. */
 static int
-fails_again(const Match *self, PyObject *const *args, Py_ssize_t n_args)
+fails_again(const Program *program, PyObject *const *args, Py_ssize_t n_args)
 {
-    const Node *nodes = self->program->nodes;
-    Py_ssize_t target = self->failed_at, at = 0, index = 0;
-    if (target < 0 || target >= self->program->n_nodes) {
+    const Node *nodes = program->nodes;
+    Py_ssize_t target = program->failed_at, at = 0, index = 0;
+    if (target < 0 || target >= program->n_nodes) {
         return 0;
     }
     while (nodes[at].end <= target) {
@@ -2161,10 +2182,12 @@ match_arguments(Match *self, PyObject *const *args, Py_ssize_t n_args, PyObject 
         Py_RETURN_NONE;
     }
     Py_ssize_t n_fun = PyTuple_GET_SIZE(self->fun_arrays);
-    Walk walk = {.match = self, .nodes = self->program->nodes, .failed_at = -1};
+    Program *program = self->program;
+    Walk walk = {.match = self, .nodes = program->nodes, .failed_at = -1};
     /* The program and the arrays outlive whatever the walk runs. */
     Py_INCREF(self);
-    if (fails_again(self, args, n_args)) {
+    if (fails_again(program, args, n_args)) {
+        program->n_failed++;
         Py_DECREF(self);
         Py_RETURN_NONE;
     }
@@ -2186,13 +2209,15 @@ match_arguments(Match *self, PyObject *const *args, Py_ssize_t n_args, PyObject 
         matched = 0;
     }
     if (matched == 0) {
-        self->failed_at = walk.failed_at;
-        self->n_matched = 0;
+        program->failed_at = walk.failed_at;
+        program->n_matched = 0;
+        program->n_failed++;
+        program->n_failed_late += walk.has_asked;
         result = Py_NewRef(Py_None);
     }
     else if (matched > 0) {
-        if (self->failed_at >= 0 && ++self->n_matched > LATELY) {
-            self->failed_at = -1;
+        if (program->failed_at >= 0 && ++program->n_matched > LATELY) {
+            program->failed_at = -1;
         }
         show(walk.flat);
         result = Py_NewRef(walk.flat);
@@ -2255,7 +2280,6 @@ match_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->n_first = n_first;
     self->n_arrays = n_arrays;
     self->n_kept = n_kept;
-    self->failed_at = -1;
     return (PyObject *)self;
 }
 

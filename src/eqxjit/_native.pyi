@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 class Program:
+    n_failed: int
+    n_failed_late: int
     def __init__(self, instructions: tuple[tuple[Any, ...], ...], /) -> None: ...
 
 class Match:

@@ -167,18 +167,30 @@ def test_very_many_are_all_specialized():
 
 @specialized
 @pytest.mark.parametrize(
-    "tree",
-    [
-        lambda n: {("key", i): X for i in range(n + 1)},
-        lambda n: [eqx.Partial(max, X), n],
-        lambda n: (Text(n), X),
-    ],
+    "tree", [lambda n: (Text(n), X), lambda n: jax.tree_util.Partial(max, X, n)]
 )
-def test_few_are_where_guards_run_python(tree):
+def test_few_are_where_guards_run_python_first(tree):
     trees = [*map(tree, range(12))]
     f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1))
     _call_all(f, trees, [*range(12)] * 3)
     assert inside.n_specialized(f) == 8
+
+
+@natively
+@pytest.mark.parametrize(
+    "tree",
+    [
+        lambda n: {("key", i): X for i in range(n + 1)},
+        lambda n: [jax.tree_util.Partial(max, X), n],
+        lambda n: [{(1, 2): X}] * 5 + [n],
+        lambda n: [Tagged(X, "a"), n],
+    ],
+)
+def test_all_are_where_what_tells_them_apart_is_looked_at_first(tree):
+    trees = [*map(tree, range(30))]
+    f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1))
+    _call_all(f, trees, [*range(30)] * 3)
+    assert inside.n_specialized(f) == 30
 
 
 @specialized

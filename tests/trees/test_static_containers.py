@@ -560,15 +560,15 @@ def _pairs(n):
 
 
 CHANGED = {
-    "a dict of 1,000": (lambda: _pairs(1_000), lambda d: d.update({"key 999": 999})),
+    "a dict of 600": (lambda: _pairs(600), lambda d: d.update({"key 599": 599})),
     "a list of 2,000": (lambda: [1] * 2_000, lambda v: v.__setitem__(1_999, True)),
     "a default factory": (
-        lambda: collections.defaultdict(list, _pairs(1_000)),
+        lambda: collections.defaultdict(list, _pairs(600)),
         lambda d: setattr(d, "default_factory", set),
     ),
     "a function in a dict of them": (
-        lambda: {i: _function() for i in range(1_000)},
-        lambda d: d.update({999: _function()}),
+        lambda: {i: _function() for i in range(600)},
+        lambda d: d.update({599: _function()}),
     ),
     "the last of a dict": (lambda: _pairs(700), lambda d: d.update({"key 699": 699})),
     "1 to True in a list": (lambda: [1] * 1_500, lambda v: v.__setitem__(1_234, True)),
@@ -941,7 +941,7 @@ def bound(is_native=True):
 @pytest.mark.parametrize(
     ("make", "is_native"),
     [
-        (lambda n: dict.fromkeys(range(n // 6), 1), True),
+        (lambda n: dict.fromkeys(range(n // 8), 1), True),
         (lambda n: [1] * n, True),
         (lambda n: [[1] * (n // 4 - 22) for _ in range(4)], True),
         (lambda n: {i: [1] * (n // 4 - 28) for i in range(4)}, True),

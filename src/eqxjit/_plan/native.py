@@ -83,6 +83,10 @@ def native_enabled() -> bool:
 _ASKING_PYTHON = frozenset({_IS_OR, _HELD_OR, _TYPE_AND, _PREDICATE, _DICT_BY, REGISTERED})
 
 
+# Of so many failures at most one may be told late, after asking Python.
+_LATE_AT_MOST = 4
+
+
 class Unsupported(Exception):
     """A plan that the native back end can't carry out."""
 
@@ -96,7 +100,7 @@ class NativeCall(NamedTuple):
     - `rebuild`: makes the output.
     - `keeps`: whether `match` returns static objects as well, for `rebuild`.
     - `call`: makes the whole call, of these and what else it takes.
-    - `fails_fast`: whether `match` runs no Python where arguments don't match.
+    - `fails_fast`: returns whether `match`, where arguments don't match, mostly runs no Python.
     """
 
     arguments: list[str]
@@ -104,7 +108,7 @@ class NativeCall(NamedTuple):
     rebuild: Callable[..., Any]
     keeps: bool
     call: Callable[..., Callable[..., Any]]
-    fails_fast: bool
+    fails_fast: Callable[[], bool]
 
 
 def encode(plan: CallPlan, tick: Callable[[], None]) -> NativeCall | None:
@@ -160,7 +164,8 @@ def native_call(
     back_end = native_back_end()
     assert back_end is not None
     program, new_match = back_end.Program(tuple(inputs)), back_end.Match
-    asking = [step[4] for step in inputs if step[0] in _ASKING_PYTHON]
+    # A static value that has matched is asked about, in case its class was registered.
+    never_asks = all(step[4] is _is_leaf for step in inputs if step[0] in _ASKING_PYTHON)
     return NativeCall(
         arguments,
         lambda own, own_all, arrays: new_match(
@@ -169,8 +174,7 @@ def native_call(
         back_end.Rebuild(back_end.Program(tuple(output))),
         bool(n_kept),
         back_end.Call,
-        # A static value that has matched is asked about, in case its class was registered.
-        all(asked is _is_leaf for asked in asking),
+        lambda: never_asks or _LATE_AT_MOST * program.n_failed_late < program.n_failed,
     )
 
 

@@ -35,7 +35,8 @@ _ATTRIBUTE = "__eqxjit_caches__"
 _MAX_CACHES = 128
 
 # How many specialised calls are tried in turn at one call site, and how many of those whose guards
-# run Python: others fail in tens of nanoseconds. What they compare with lives with them.
+# mostly run Python before they fail: others do in tens of nanoseconds. What they compare with lives
+# with them.
 _MAX_SPECIALIZED = 64
 _MAX_IN_PYTHON = 8
 
@@ -278,7 +279,7 @@ class FunctionCache(_Table):
             if self.entries.get(entry.key) is not entry:
                 return
             calls = [call, *[other for other in self.specialized if other.entry is not entry]]
-            excess = [each for each in calls if not each.fails_fast][_MAX_IN_PYTHON:]
+            excess = [each for each in calls if not each.fails_fast()][_MAX_IN_PYTHON:]
             kept = [each for each in calls if each not in excess][:_MAX_SPECIALIZED]
             self.specialized = kept
             for crowded_out in [each for each in calls if each not in kept]:

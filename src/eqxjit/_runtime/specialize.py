@@ -281,7 +281,7 @@ class Specializer:
                 lambda links: instantiated(generated, links, dispatcher), example, expected
             ):
                 is_whole = not (checks or plan.checks_output or blocks or plan.out_index)
-                fails_fast = native is not None and is_whole and native.fails_fast
+                fails_fast = native.fails_fast if native and is_whole else lambda: False
                 return framed_call(plan, generated, entry, fails_fast)
         except TooLong:
             raise

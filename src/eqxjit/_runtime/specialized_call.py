@@ -43,7 +43,7 @@ def frameless_call(
 
 
 def framed_call(
-    plan: CallPlan, generated: CallSource, entry: CacheEntry, fails_fast: bool
+    plan: CallPlan, generated: CallSource, entry: CacheEntry, fails_fast: Callable[[], bool]
 ) -> SpecializedCall:
     """Return a call in a frame of its own: a generated function.
 

@@ -29,7 +29,7 @@ class SpecializedCall:
     - `instantiate`: returns the function for one wrapper, given its dispatcher, and what to call if
         the guards don't hold.
     - `plan`, `source`: return its plan, as static objects are now, and its source, as Python.
-    - `fails_fast`: whether its guards fail without running Python.
+    - `fails_fast`: returns whether its guards mostly fail without running Python.
     - `blocks`: whether it waits for the computation.
     - `checks_output`: whether it looks at static objects of the output.
     """
@@ -38,7 +38,7 @@ class SpecializedCall:
     instantiate: Callable[..., Any]
     plan: Callable[[], CallPlan]
     source: Callable[[], str]
-    fails_fast: bool
+    fails_fast: Callable[[], bool]
     blocks: bool = False
     checks_output: bool = False
 

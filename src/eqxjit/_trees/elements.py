@@ -28,13 +28,14 @@ class Reading(NamedTuple):
 
     - `read`: returns the elements.
     - `op`: which of the ways above; None where C can't.
-    - `cost`: there, comparing an element takes as long as comparing so many items of a list.
+    - `native_cost`, `cost`: as many items of a list take as long as an element, in C, in Python.
     - `names`: the attributes to read.
     """
 
     read: Callable[[Any], list[Any]]
     op: int | None = None
-    cost: int = 0
+    native_cost: int = 0
+    cost: float = 1.0
     names: tuple[str, ...] = ()
 
 
@@ -73,17 +74,18 @@ def _flattened(value: eqx.Module) -> list[Any]:
 _READINGS: dict[type, Reading] = {
     tuple: Reading(_items, _ITEMS, 1),
     list: Reading(list.copy, _ITEMS, 1),
-    set: Reading(functools.partial(iterated, set.__iter__), _ITERATED, 6),
-    frozenset: Reading(functools.partial(iterated, frozenset.__iter__), _ITERATED, 6),
+    set: Reading(functools.partial(iterated, set.__iter__), _ITERATED, 14, 2),
+    frozenset: Reading(functools.partial(iterated, frozenset.__iter__), _ITERATED, 14, 2),
     collections.deque: Reading(_deque),
-    collections.OrderedDict: Reading(_ordered_dict),
-    collections.defaultdict: Reading(_default_dict, _ENTRIES, 3, ("default_factory",)),
-    dict: Reading(_pairs, _ENTRIES, 3),
-    collections.Counter: Reading(_pairs, _ENTRIES, 3),
-    types.MappingProxyType: Reading(_mapping, _COPIED, 5),
-    types.SimpleNamespace: Reading(lambda value: _pairs(vars(value)), _FIELD_DICT, 3),
+    # Its keys are read in two orders, of which one is kept in a linked list.
+    collections.OrderedDict: Reading(_ordered_dict, cost=2),
+    collections.defaultdict: Reading(_default_dict, _ENTRIES, 4, 1.5, ("default_factory",)),
+    dict: Reading(_pairs, _ENTRIES, 4, 1.5),
+    collections.Counter: Reading(_pairs, _ENTRIES, 4, 1.5),
+    types.MappingProxyType: Reading(_mapping, _COPIED, 5, 1.5),
+    types.SimpleNamespace: Reading(lambda value: _pairs(vars(value)), _FIELD_DICT, 4, 1.5),
 }
-_READING_OF_FIELDS = Reading(lambda value: _pairs(fields_of(value)), _FIELD_DICT, 3)
+_READING_OF_FIELDS = Reading(lambda value: _pairs(fields_of(value)), _FIELD_DICT, 4, 1.5)
 
 
 def reading_of_class(kind: type) -> Reading | None:
@@ -96,13 +98,13 @@ def reading_of_class(kind: type) -> Reading | None:
         return _READING_OF_FIELDS if keeps_fields_plainly(kind) else None
     if base is set or base is frozenset:
         # C would ask an `__iter__` of its own.
-        return Reading(_READINGS[base].read)
+        return Reading(_READINGS[base].read, cost=_READINGS[base].cost)
     if base is not None:
         return _READINGS.get(base)
     names = keyed_fields(kind)
     if names is None:
         return None
-    return Reading(lambda value: [*fields_values(value, names)], ATTRIBUTES, 10, names)
+    return Reading(lambda value: [*fields_values(value, names)], ATTRIBUTES, 10, names=names)
 
 
 def reading_of(value: Any) -> Reading | None:

@@ -6,7 +6,6 @@ where that can't tell, it says no, and the typed key decides. It refers weakly t
 identity, as typed keys do.
 """
 
-import collections
 import contextlib
 import copy
 import marshal
@@ -36,7 +35,7 @@ from .static_key import (
 
 #: Containers of more elements than this, those of the containers in them included, are compared by
 #: identity first: by then looking at each takes as long as a whole call of `equinox.filter_jit`.
-LARGEST = 3_072
+LARGEST = 2_048
 
 # Up to so many addresses are listed sooner than the array of them is made.
 _FEW = 16
@@ -50,16 +49,13 @@ _ELEMENTS_PER_PART = 20
 # Marshalling a text takes as much longer than comparing an element.
 _ELEMENTS_PER_TEXT = 3
 
-# Its keys are read in two orders, of which one is kept in a linked list.
-_ELEMENTS_PER_ORDERED_KEY = 3
-
 # A class's own `==`, or `hash`, takes as long as comparing so many elements.
 _ELEMENTS_PER_EQUALITY = 25
 _ELEMENTS_PER_HASH = 12
 
 # Up to so many times as large as what is looked into in each call, natively, an object that isn't
 # the traced one is compared natively, too. Larger ones take too long to take a snapshot of.
-_LARGEST_OWN = 2
+_LARGEST_OWN = 4
 
 # The native back end compares so many items of a list in the time of one element.
 NATIVE_ELEMENTS = 10
@@ -439,7 +435,7 @@ class _Survey(NamedTuple):
 
     - `n`: as many elements as take as long, but for those that hold them.
     - `n_containers`: how many containers those are in.
-    - `n_texts`: how many of them are strings in containers that hold other containers.
+    - `n_texts`: how many of them are strings.
     - `n_native`: as `n`, by the native back end, with items of lists for elements.
     - `is_light`: whether it holds nothing that could die before it.
     - `is_marshalled`: whether `marshal` tells all of it.
@@ -457,7 +453,7 @@ class _Survey(NamedTuple):
     @property
     def size(self) -> int:
         """The same as one number, by Python."""
-        if self.is_marshalled:
+        if self.is_marshalled and self._n_parts:
             return self.n + _ELEMENTS_PER_TEXT * self.n_texts + self._n_parts
         return self.n + _ELEMENTS_PER_PART * self._n_parts
 
@@ -497,20 +493,18 @@ def _survey(value: Any) -> _Survey:
             return []
         elements = reading.read(part)
         is_native = is_native and reading.op is not None
-        n_native += reading.cost * len(elements)
+        n_native += reading.native_cost * len(elements)
         kinds = {*map(type, elements)}
         constants = {kind for kind in kinds if _is_constant_kind(kind)}
-        n += len(elements)
+        n += round(reading.cost * len(elements))
         n_containers += 1
         is_marshalled = is_marshalled and kind in _MARSHALLED_CONTAINERS
         is_marshalled = is_marshalled and constants <= _MARSHALLED_CONSTANTS
-        if issubclass(kind, collections.OrderedDict):
-            n += _ELEMENTS_PER_ORDERED_KEY * len(part)
+        n_texts += [*map(type, elements)].count(str)
         if len(constants) == len(kinds):
             return []
         parts = [element for element in elements if type(element) not in constants]
         n -= len(parts)
-        n_texts += [*map(type, elements)].count(str)
         # It writes each element of a set twice, and so a set in a set in a set eight times.
         is_marshalled = is_marshalled and kind not in (set, frozenset)
         return parts
