@@ -810,6 +810,23 @@ def test_nor_for_equal_objects_in_turn(form, keys_made):
     assert f.cache_info().traces == 1
 
 
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("size", [3, 4_000])
+@pytest.mark.parametrize("other", [True, 1.0, 1 + 0j, Text("1")])
+def test_an_equal_set_of_other_types_is_another(size, other):
+    one = str(other) if type(other) is Text else 1
+    f = eqxjit.filter_jit(lambda model, x: x + 1)
+    sets = [{one, *range(2, size)} for _ in range(12)]
+    for _ in range(CALLS):
+        for value in sets:
+            f(configured(X, value), X)
+    assert f.cache_info().traces == 1
+    mixed = {other, *range(2, size)}
+    assert mixed == sets[0]
+    f(configured(X, mixed), X)
+    assert f.cache_info().traces == 2
+
+
 def _is_simple(value):
     """What compares by identity; and an empty list is the names of the arguments by keyword."""
     return type(value).__eq__ is object.__eq__ or (type(value) is list and not value)

@@ -14,8 +14,8 @@ from .._compat import native_back_end
 #: The types of those that aren't containers.
 CONSTANTS = frozenset({type(None), bool, int, str, bytes, float, complex})
 
-# Those that equal none of another type.
-_TOLD_BY_EQUALITY = frozenset({type(None), int, str, bytes})
+#: Those that equal none of another type.
+TOLD_BY_EQUALITY = frozenset({type(None), int, str, bytes})
 
 # Tuples in tuples down to here are constants. (As deep as `_native.c` looks.)
 _MAX_DEPTH = 200
@@ -37,7 +37,7 @@ def constants_key(values: tuple[Any, ...], constants: frozenset[type] = CONSTANT
         return Constants((types, values))
     # A call for each would take three times as long.
     return Constants(
-        (types, tuple([v if type(v) in _TOLD_BY_EQUALITY else number_key(v) for v in values]))
+        (types, tuple([v if type(v) in TOLD_BY_EQUALITY else number_key(v) for v in values]))
     )
 
 
@@ -89,11 +89,9 @@ def is_same_by_python(value: Any, expected: Any) -> bool:
             if number_key(value) != number_key(expected):
                 return False
         elif kind is frozenset:
-            if value != expected or not _TOLD_BY_EQUALITY.issuperset(
-                map(type, (*value, *expected))
-            ):
+            if value != expected or not TOLD_BY_EQUALITY.issuperset(map(type, (*value, *expected))):
                 return False
-        elif kind not in _TOLD_BY_EQUALITY or value != expected:
+        elif kind not in TOLD_BY_EQUALITY or value != expected:
             return False
     return True
 
@@ -113,7 +111,7 @@ def is_constant_by_python(value: Any) -> bool:
         if not kinds <= {tuple, frozenset}:
             return False
         sets = [part for part in level if type(part) is frozenset]
-        if not _TOLD_BY_EQUALITY.issuperset(map(type, chain.from_iterable(sets))):
+        if not TOLD_BY_EQUALITY.issuperset(map(type, chain.from_iterable(sets))):
             return False
         # Each once: see above.
         tuples = {id(part): part for part in level if type(part) is tuple}

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 import numpy as np
 
 from .._compat import ArrayImpl, native_back_end
-from .constants import CONSTANTS, are_told_by_equality, is_same
+from .constants import CONSTANTS, TOLD_BY_EQUALITY, are_told_by_equality, is_same
 from .elements import ATTRIBUTES, Reading, reading_of, walk, whole_key
 from .static_key import (
     ByContent,
@@ -55,7 +55,7 @@ _ELEMENTS_PER_HASH = 12
 
 # Up to so many times as large as what is looked into in each call, natively, an object that isn't
 # the traced one is compared natively, too. Larger ones take too long to take a snapshot of.
-_LARGEST_OWN = 4
+_LARGEST_OWN = 8
 
 # The native back end compares so many items of a list in the time of one element.
 NATIVE_ELEMENTS = 10
@@ -133,6 +133,24 @@ class _Marshalled:
             return marshal.dumps(value, _MARSHAL_VERSION) == self.data
         except ValueError:
             return False
+
+
+class _SetOfConstants:
+    """A snapshot of a set of constants that equal none of another type."""
+
+    __slots__ = ("kind", "size", "value")
+
+    def __init__(self, value: Any):
+        self.kind = type(value)
+        self.value = frozenset(value)
+        self.size = len(self.value)
+
+    def matches(self, value: Any) -> bool:
+        return (
+            type(value) is self.kind
+            and value == self.value
+            and TOLD_BY_EQUALITY.issuperset(map(type, value))
+        )
 
 
 class _Bytes:
@@ -390,16 +408,23 @@ def _snapshots(value: Any, survey: "_Survey") -> Snapshots:
     whole = _Same(value, survey.size) if cannot_change(value) else None
     if whole is not None and survey.size > LARGEST:
         return Snapshots(whole, None, True)
-    marshalled = _Marshalled(value, survey.size) if survey.is_marshalled else None
+    by_content = _by_content(value, survey)
     is_flat = survey.n_containers <= 1 and survey.size <= LARGEST
     is_compared_natively = survey.native_size <= _LARGEST_OWN * LARGEST * NATIVE_ELEMENTS
-    own = marshalled
-    if marshalled is None or is_flat or is_compared_natively:
+    own = by_content
+    if by_content is None or is_flat or is_compared_natively:
         looked_into = _looked_into(value)
-        if marshalled is None or is_flat or type(looked_into) is not _Keyed:
+        if by_content is None or is_flat or type(looked_into) is not _Keyed:
             own = looked_into
     assert own is not None
-    return Snapshots(whole or own, marshalled or own, survey.is_large)
+    return Snapshots(whole or own, by_content or own, survey.is_large)
+
+
+def _by_content(value: Any, survey: "_Survey") -> _SetOfConstants | _Marshalled | None:
+    """Return a snapshot by which equal objects are told in C; None where there is none."""
+    if type(value) is set and TOLD_BY_EQUALITY.issuperset(map(type, value)):
+        return _SetOfConstants(value)
+    return _Marshalled(value, survey.size) if survey.is_marshalled else None
 
 
 def compared_by_identity(value: Any) -> Snapshot | None:
