@@ -1,30 +1,27 @@
 """`bench calls`: the cost of a warm call, against every competitor, over many workloads.
 
-eqxjit is timed with the native back end where there is one, and again (`python`) without it.
+eqxjit is timed with the native back end where there is one, and again (`python`) without it. Each
+workload has a process of its own, in which the competitors take turns.
 """
 
 import argparse
+import json
 import math
 import os
-import warnings
 from collections.abc import Callable
-from functools import partial
 from statistics import geometric_mean, median
-from typing import Any
-from unittest import mock
 
-import equinox as eqx
 import jax
-import numpy as np
+from rich.progress import track
 from rich.table import Table
 
 import eqxjit
 
 from ..harness import pictures
-from ..harness.competitors import FILTER_JITS, Cases
 from ..harness.environment import write
-from ..harness.measure import options, race_all
+from ..harness.measure import options
 from ..harness.printing import met_or_missed, wide_console
+from ..harness.processes import output_of
 from ..models.workloads import WORKLOADS, Workload
 
 SMALL_TARGETS = {"floor": 1.06, "jit": 0.70, "eqx": 1 / 4.2}  # eqxjit's geometric mean ratios
@@ -32,7 +29,6 @@ ALL_TARGETS = {"floor": 1.08}
 LEAF_TARGETS = {"tree in": 0.03, "tree in and out": 0.2}  # microseconds above the floor, per leaf
 NOISE = 1.05  # compute-bound workloads; one back end and the other
 
-CALLS = 12  # enough for a specialised call of any workload
 OURS = ("eqxjit", "python")  # what serves here, and generated Python
 
 Microseconds = dict[str, float]  # by competitor
@@ -44,23 +40,23 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="3 short rounds, no 10,000 leaves")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="workloads whose names have this")
     args = parser.parse_args(argv)
-    # Otherwise a blocked call of a tiny model is dominated by a thread switch.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
     console = wide_console(150)
 
     if not eqxjit.native_enabled():
         console.print("No native back end here: eqxjit's column is generated Python's.")
     rounds = 3 if args.quick else args.rounds
     chosen = {name: w for name, w in WORKLOADS.items() if _chosen(name, w, args)}
-    builders = {name: partial(_cases, name, workload) for name, workload in chosen.items()}
-    races = race_all(builders, rounds, console, seconds=0.005 if args.quick else 0.03)
+    seconds = 0.005 if args.quick else 0.03
+    figures = {
+        name: _figures(name, rounds, seconds)
+        for name in track(chosen, "workloads", console=console, transient=True)
+    }
 
     def microseconds(name: str, of: Callable[[list[float]], float]) -> Microseconds:
-        row = races[name].microseconds(of)
-        return {competitor: us / chosen[name].calls for competitor, us in row.items()}
+        calls = chosen[name].calls
+        return {each: of(found) * 1e6 / calls for each, found in figures[name].items()}
 
-    times = {name: microseconds(name, min) for name in races}
+    times = {name: microseconds(name, min) for name in figures}
     console.print(_table(times))
     if _by_leaves(times, chosen):
         console.print(_leaf_table(times, chosen))
@@ -82,7 +78,7 @@ def main(argv: list[str]) -> int:
                     "best_us": times[name],
                     "median_us": microseconds(name, median),
                 }
-                for name in races
+                for name in figures
             },
         }
         written = write("calls", report, args.output)
@@ -94,36 +90,17 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _figures(workload: str, rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds per statement, by competitor and round."""
+    arguments = (workload, str(rounds), str(seconds))
+    output = output_of("bench.probes.call", *arguments, environment=os.environ)
+    return json.loads(output.splitlines()[-1])
+
+
 def _chosen(name: str, workload: Workload, args: argparse.Namespace) -> bool:
     if args.only:
         return any(part.lower() in name.lower() for part in args.only)
     return not (args.quick and (workload.leaves or 0) >= 10_000)
-
-
-def _cases(workload: str, built: Workload) -> Cases:
-    """Build the competitors; some calls of each must give what the floor gives."""
-    cases = built.build()
-    expected = _arrays(cases["floor"].run(CALLS))
-    if eqxjit.native_enabled():
-        # Otherwise wrappers of one function share what is made for it.
-        of_its_own = partial(eqxjit.filter_jit, maxsize=1_000)
-        with mock.patch.dict(FILTER_JITS, eqxjit=of_its_own):
-            cases["python"] = built.build()["eqxjit"]
-    for name, case in cases.items():
-        with mock.patch.dict(os.environ, {"EQXJIT_NATIVE": "0"} if name == "python" else {}):
-            got = _arrays(case.run(CALLS))
-        # nnx mutates its state instead of returning it: there only the last outputs compare.
-        if not name.startswith("nnx") and len(got) != len(expected):
-            raise SystemExit(f"{workload}: {name} returns {len(got)} arrays, not {len(expected)}")
-        for ours, theirs in zip(got, expected[-len(got) :], strict=True):
-            np.testing.assert_allclose(
-                ours, theirs, rtol=1e-4, atol=1e-5, err_msg=f"{workload}: {name}"
-            )
-    return cases
-
-
-def _arrays(outputs: Any) -> list[Any]:
-    return jax.tree.leaves(eqx.filter(outputs, eqx.is_array))
 
 
 def _groups(

@@ -1,0 +1,72 @@
+"""One workload of `bench calls` in a process of its own: prints figures, in seconds a statement.
+
+What other workloads left in memory would slow some competitors more than others: by half of the
+floor, where 100 arrays go in and out.
+"""
+
+import argparse
+import json
+import os
+import warnings
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import equinox as eqx
+import jax
+import numpy as np
+from rich.console import Console
+
+import eqxjit
+
+from ..harness.competitors import FILTER_JITS, Cases
+from ..harness.measure import race_all
+from ..models.workloads import WORKLOADS
+
+CALLS = 12  # enough for a specialised call of any workload
+
+
+def main() -> None:
+    """Check that all competitors agree, and time them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("rounds", type=int)
+    parser.add_argument("seconds", type=float)
+    args = parser.parse_args()
+    # Otherwise a blocked call of a tiny model is dominated by a thread switch.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+    builders = {"": partial(_cases, args.workload)}
+    races = race_all(builders, args.rounds, Console(quiet=True), args.seconds)
+    print(json.dumps(races[""].figures))
+
+
+def _cases(workload: str) -> Cases:
+    """Build the competitors; some calls of each must give what the floor gives."""
+    build = WORKLOADS[workload].build
+    cases = build()
+    expected = _arrays(cases["floor"].run(CALLS))
+    if eqxjit.native_enabled():
+        # Otherwise wrappers of one function share what is made for it.
+        of_its_own = partial(eqxjit.filter_jit, maxsize=1_000)
+        with mock.patch.dict(FILTER_JITS, eqxjit=of_its_own):
+            cases["python"] = build()["eqxjit"]
+    for name, case in cases.items():
+        with mock.patch.dict(os.environ, {"EQXJIT_NATIVE": "0"} if name == "python" else {}):
+            got = _arrays(case.run(CALLS))
+        # nnx mutates its state instead of returning it: there only the last outputs compare.
+        if not name.startswith("nnx") and len(got) != len(expected):
+            raise SystemExit(f"{workload}: {name} returns {len(got)} arrays, not {len(expected)}")
+        for ours, theirs in zip(got, expected[-len(got) :], strict=True):
+            np.testing.assert_allclose(
+                ours, theirs, rtol=1e-4, atol=1e-5, err_msg=f"{workload}: {name}"
+            )
+    return cases
+
+
+def _arrays(outputs: Any) -> list[Any]:
+    return jax.tree.leaves(eqx.filter(outputs, eqx.is_array))
+
+
+if __name__ == "__main__":
+    main()
