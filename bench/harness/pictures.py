@@ -112,11 +112,13 @@ def leaves(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
 
 def sizes(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
     """The cost of a call against the size of a static value, a panel for each kind of value."""
-    columns = 5
+    columns = 6
     figure, panels = plt.subplots(
-        -(-len(groups) // columns), columns, figsize=(14, 6), sharey=True, layout="constrained"
+        -(-len(groups) // columns), columns, figsize=(16, 6), sharey=True, layout="constrained"
     )
-    for axes, (group, rows) in zip(panels.flat, groups.items(), strict=True):
+    for axes in panels.flat[len(groups) :]:
+        axes.set_axis_off()
+    for axes, (group, rows) in zip(panels.flat, groups.items(), strict=False):
         _curves(axes, group, rows, ("eqx", "eqxjit"))
     figure.supxlabel("elements")
     figure.supylabel("µs of CPU time")

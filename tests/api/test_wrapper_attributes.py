@@ -208,6 +208,12 @@ def test_an_argument_that_jax_does_not_know_is_refused(filter_jit):
         filter_jit(documented, nonsense=1)(x)
 
 
+@pytest.mark.parametrize("block", ["a", None, (), 2])
+def test_a_block_that_is_neither_true_nor_false_is_refused(block):
+    with pytest.raises(ValueError, match="block"):
+        eqxjit.filter_jit(documented, block=block)
+
+
 @pytest.mark.parametrize("maxsize", [0, -1, 1.5, "3", True, (3,)])
 def test_a_maxsize_that_is_no_number_of_entries_is_refused(maxsize):
     with pytest.raises((TypeError, ValueError), match="maxsize"):

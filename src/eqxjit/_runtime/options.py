@@ -81,6 +81,8 @@ def check_options(
             "`filter_jit(..., donate=...)` must be one of "
             f"{', '.join(map(repr, get_args(Donate)))}; got {donate!r}."
         )
+    if block not in (True, False):
+        raise ValueError(f"`filter_jit(..., block=...)` must be True or False; got {block!r}.")
     _check_count("maxsize", maxsize, "entries")
     _check_count("max_traces", max_traces, "traces")
     if jit_arguments:
