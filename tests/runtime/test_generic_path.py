@@ -197,6 +197,7 @@ jax.tree_util.register_pytree_node(
 )
 MARK = object()
 REGISTERED = [
+    *({1: X, 2: X + 1}, collections.OrderedDict(b=X, a=X + 1)),
     *({(1, 2): X}, {(1, True): X}, {(1, "2"): X}, {(1, 2): X, (0, 2): X}, {(1, 2): {1: X}}),
     *({b"a": X}, {"a": {1: X}}, {"a": {True: X}}, {1: {"a": X}}, {1: X, 2: X}, {2: X, 1: X}),
     *(collections.OrderedDict({1: X, 2: X}), collections.OrderedDict({2: X, 1: X})),

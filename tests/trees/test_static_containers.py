@@ -570,10 +570,10 @@ CHANGED = {
         lambda: {i: _function() for i in range(600)},
         lambda d: d.update({599: _function()}),
     ),
-    "the last of a dict": (lambda: _pairs(700), lambda d: d.update({"key 699": 699})),
+    "the last of a dict": (lambda: _pairs(600), lambda d: d.update({"key 599": 599})),
     "1 to True in a list": (lambda: [1] * 1_500, lambda v: v.__setitem__(1_234, True)),
     "0.0 to -0.0 in a list": (lambda: [0.0] * 1_500, lambda v: v.__setitem__(1_499, -0.0)),
-    "the order of a dict": (lambda: _pairs(700), lambda d: d.update(k=d.pop("key 0"))),
+    "the order of a dict": (lambda: _pairs(600), lambda d: d.update(k=d.pop("key 0"))),
     "in a list in a dict": (lambda: {"a": [[1, 2], 3]}, lambda d: d["a"][0].append(1)),
     "in a nested list with a dtype": (
         lambda: [np.dtype("f4"), [np.dtype("f4"), [1]]],
