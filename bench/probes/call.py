@@ -15,12 +15,11 @@ from unittest import mock
 import equinox as eqx
 import jax
 import numpy as np
-from rich.console import Console
 
 import eqxjit
 
 from ..harness.competitors import FILTER_JITS, Cases
-from ..harness.measure import race_all
+from ..harness.measure import Race
 from ..models.workloads import WORKLOADS
 
 CALLS = 12  # enough for a specialised call of any workload
@@ -36,9 +35,10 @@ def main() -> None:
     # Otherwise a blocked call of a tiny model is dominated by a thread switch.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-    builders = {"": partial(_cases, args.workload)}
-    races = race_all(builders, args.rounds, Console(quiet=True), args.seconds)
-    print(json.dumps(races[""].figures))
+    race = Race(_cases(args.workload), args.seconds)
+    for _ in range(args.rounds):
+        race.round()
+    print(json.dumps(race.figures))
 
 
 def _cases(workload: str) -> Cases:

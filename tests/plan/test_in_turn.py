@@ -165,15 +165,19 @@ def test_very_many_are_all_specialized():
     assert inside.n_specialized(f) == 64
 
 
+def _n_specialized_of(tree, count):
+    """How many of so many trees in turn have a specialised call."""
+    f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1))
+    _call_all(f, [*map(tree, range(count))], [*range(count)] * 3)
+    return inside.n_specialized(f)
+
+
 @specialized
 @pytest.mark.parametrize(
     "tree", [lambda n: (Text(n), X), lambda n: jax.tree_util.Partial(max, X, n)]
 )
 def test_few_are_where_guards_run_python_first(tree):
-    trees = [*map(tree, range(12))]
-    f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1))
-    _call_all(f, trees, [*range(12)] * 3)
-    assert inside.n_specialized(f) == 8
+    assert _n_specialized_of(tree, 12) == 8
 
 
 @natively
@@ -187,10 +191,7 @@ def test_few_are_where_guards_run_python_first(tree):
     ],
 )
 def test_all_are_where_what_tells_them_apart_is_looked_at_first(tree):
-    trees = [*map(tree, range(30))]
-    f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1))
-    _call_all(f, trees, [*range(30)] * 3)
-    assert inside.n_specialized(f) == 30
+    assert _n_specialized_of(tree, 30) == 30
 
 
 @specialized

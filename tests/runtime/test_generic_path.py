@@ -196,7 +196,21 @@ jax.tree_util.register_pytree_node(
     Aux, lambda node: ((node.child,), node.data), lambda data, children: Aux(*children, data)
 )
 MARK = object()
+
+
+class Odd(eqx.Module):
+    """Not to be read past its own way to look up fields."""
+
+    weight: Any
+    setting: Any = eqx.field(static=True, default=None)
+
+    def __getattribute__(self, name):
+        return super().__getattribute__(name)
+
+
 REGISTERED = [
+    *(Odd(X), Odd(X, 1), Odd(X, True), Odd([X, X + 1]), [Odd(X, 1)] * 9, [Odd(X, True)] * 9),
+    *([*[Odd(X, 1)] * 8, Odd(X, 2)], [Odd(X + i) for i in range(9)]),
     *({1: X, 2: X + 1}, collections.OrderedDict(b=X, a=X + 1)),
     *({(1, 2): X}, {(1, True): X}, {(1, "2"): X}, {(1, 2): X, (0, 2): X}, {(1, 2): {1: X}}),
     *({b"a": X}, {"a": {1: X}}, {"a": {True: X}}, {1: {"a": X}}, {1: X, 2: X}, {2: X, 1: X}),

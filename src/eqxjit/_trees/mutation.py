@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .._compat import with_metadata
 from .key_cache import Seen, has_key, learned_key, static_key
 from .partition import DYNAMIC, StaticTree
-from .static_key import compared_fields, identity_suffices, is_opaque
+from .static_key import compared_fields, identity_suffices, is_hashable, is_opaque
 
 
 class Mutable(NamedTuple):
@@ -47,14 +47,6 @@ def are_repeated(values: Iterable[Any]) -> bool:
         return False
     repeated = {id(value): value for value in values if counts[id(value)] > 1}.values()
     return not all(identity_suffices(value) or is_opaque(value) for value in repeated)
-
-
-def is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except Exception:
-        return False
-    return True
 
 
 def are_unchanged(objects: Iterable[Mutable], seen: Seen | None = None) -> bool:

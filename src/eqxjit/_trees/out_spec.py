@@ -33,9 +33,9 @@ from .given import (
     values_in,
     varies,
 )
-from .mutation import is_hashable, mutable_among
+from .mutation import mutable_among
 from .partition import with_arrays
-from .static_key import compares_by_identity, stays
+from .static_key import compares_by_identity, is_hashable, stays
 
 #: What a traced function returns to JAX: its arrays, or its only one as it is, which saves a list.
 #: Those of a trace whose output differs from the first one's in anything but arrays come under the

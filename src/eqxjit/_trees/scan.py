@@ -126,10 +126,11 @@ def scan(
                 rest = [column for column, mark in zip(columns, marks, strict=True) if not mark]
                 children = [*itertools.chain.from_iterable(zip(*rest, strict=True))]
                 _add_children(children, arrays, key, pending)
-            elif len(kinds) == 1 and is_module_class(kind := kinds.pop()):
-                layout = _layout_of(kind)
-                if layout is None:
-                    return None
+            elif (
+                len(kinds) == 1
+                and is_module_class(kind := kinds.pop())
+                and (layout := _layout_of(kind)) is not None
+            ):
                 fields = [*map(fields_of, node)]
                 if {*map(len, fields)} != {layout.size}:
                     return None

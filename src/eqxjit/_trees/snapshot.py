@@ -28,6 +28,7 @@ from .static_key import (
     fields_key,
     holds_for_all,
     is_fixed_dtype,
+    is_hashable,
     is_opaque,
     stays,
     typed_key,
@@ -138,16 +139,15 @@ class _Marshalled:
 class _SetOfConstants:
     """A snapshot of a set of constants that equal none of another type."""
 
-    __slots__ = ("kind", "size", "value")
+    __slots__ = ("size", "value")
 
-    def __init__(self, value: Any):
-        self.kind = type(value)
+    def __init__(self, value: set[Any]):
         self.value = frozenset(value)
         self.size = len(self.value)
 
     def matches(self, value: Any) -> bool:
         return (
-            type(value) is self.kind
+            type(value) is set
             and value == self.value
             and TOLD_BY_EQUALITY.issuperset(map(type, value))
         )
@@ -553,17 +553,9 @@ def _survey_of_atom(value: Any) -> _Survey:
         return _Survey(value.nbytes // _BYTES_PER_ELEMENT)
     if is_opaque(value):
         # Its typed key holds on to it, too, or to a copy.
-        return _Survey(_ELEMENTS_PER_EQUALITY if _is_unhashable(value) else _ELEMENTS_PER_HASH)
+        return _Survey(_ELEMENTS_PER_HASH if is_hashable(value) else _ELEMENTS_PER_EQUALITY)
     is_same = compares_by_identity(kind)
     return _Survey(is_light=is_same and not _is_weakly_held(value), is_native=is_same)
-
-
-def _is_unhashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except Exception:
-        return True
-    return False
 
 
 def _is_weakly_held(value: Any) -> bool:

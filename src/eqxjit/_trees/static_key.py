@@ -530,6 +530,15 @@ def _identity_suffices(value: Any) -> bool:
     return kind in CONSTANTS or kind is range or compares_by_identity(kind) or is_fixed_dtype(kind)
 
 
+def is_hashable(value: Any) -> bool:
+    """Return whether a value has a hash now."""
+    try:
+        hash(value)
+    except Exception:
+        return False
+    return True
+
+
 def is_opaque(value: Any) -> bool:
     """Return whether nothing but a value's type and its own `==` and `hash` decide."""
     kind = type(value)
