@@ -29,7 +29,7 @@ Invariants:
 
 /* Raised with what Python is to rely on, here and in _compat.py: in a checkout that was brought up to
    date, what was built before may still be there. */
-#define INTERFACE 10
+#define INTERFACE 11
 
 /* In the order of _plan/native.py. */
 typedef enum {
@@ -59,7 +59,7 @@ typedef enum {
     MAKE_TUPLE,      /* n: the length */
     MAKE_NAMED_TUPLE,/* n: the length; first: the class, whose tuple is made without calling it */
     MAKE_DICT,       /* first: the keys */
-    MAKE_MODULE,     /* first: the class, second: names of fields, third: a dict of all fields */
+    MAKE_MODULE,     /* first: the class, second: the names of the fields */
     UNFLATTEN,       /* first: what to call with a list of n items */
     /* Outputs: n items of a sequence. */
     TAKE_RUN,
@@ -636,10 +636,13 @@ asked_likewise(PyObject *instructions, PyObject *value)
     return made;
 }
 
-/* Append what is asked of a static value: 0, or -1 with an exception. */
+/* Append what is asked of a static value, or that it is given back: 0, or -1 with an exception. */
 static int
 plan_static(Planner *self, PyObject *value, int is_leaf)
 {
+    if (self->array == NULL) {
+        return append(self, instruction(CONSTANT, 0, 1, value, NULL, NULL));
+    }
     if (is_singleton(value)) {
         return append(self, instruction(IS, 0, 1, value, NULL, NULL));
     }
@@ -714,9 +717,6 @@ plan_leaf(Planner *self)
         return self->array == NULL
                    ? append(self, instruction(TAKE, 0, 1, NULL, NULL, NULL))
                    : append(self, instruction(ARRAY, 0, 1, self->array, self->is_array, NULL));
-    }
-    if (self->array == NULL) {
-        return append(self, instruction(CONSTANT, 0, 1, leaf, NULL, NULL));
     }
     return plan_static(self, leaf, 1);
 }
@@ -844,20 +844,6 @@ are_names_same(PyObject *ones, PyObject *others)
 }
 
 static int
-are_templates_same(PyObject *one, PyObject *other)
-{
-    Py_ssize_t position = 0, other_position = 0;
-    PyObject *name, *value, *other_name, *other_value;
-    while (PyDict_Next(one, &position, &name, &value)) {
-        if (!PyDict_Next(other, &other_position, &other_name, &other_value) ||
-            !is_same_object(name, other_name) || !is_same_object(value, other_value)) {
-            return 0;
-        }
-    }
-    return PyDict_GET_SIZE(one) == PyDict_GET_SIZE(other);
-}
-
-static int
 is_part_of_instruction_same(long op, int part, PyObject *one, PyObject *other)
 {
     if (is_same_object(one, other)) {
@@ -871,10 +857,7 @@ is_part_of_instruction_same(long op, int part, PyObject *one, PyObject *other)
     }
     int are_names = (part == 5 && (op == FIELDS || op == DICT || op == MAKE_MODULE)) ||
                     (part == 4 && op == MAKE_DICT);
-    if (are_names) {
-        return are_names_same(one, other);
-    }
-    return part == 6 && op == MAKE_MODULE && are_templates_same(one, other);
+    return are_names && are_names_same(one, other);
 }
 
 /* Whether `size` instructions from one index on do what those from another on do; -1 for an error. */
@@ -1016,72 +999,15 @@ plan_module(Planner *self, Py_ssize_t row, PyObject *cls, PyObject *names, Py_ss
     if (at < 0) {
         return -1;
     }
-    if (self->array != NULL) {
-        if (plan_children(self, row, depth) < 0) {
+    if (plan_children(self, row, depth) < 0) {
+        return -1;
+    }
+    for (Py_ssize_t i = 1; i <= n_static; i++) {
+        if (plan_static(self, PyTuple_GET_ITEM(data, i), 0) < 0) {
             return -1;
         }
-        for (Py_ssize_t i = 1; i <= n_static; i++) {
-            if (plan_static(self, PyTuple_GET_ITEM(data, i), 0) < 0) {
-                return -1;
-            }
-        }
-        return enclose(self, at, FIELDS, 0, cls, names, NULL);
     }
-    /* What isn't made for each call is in the template of all fields. */
-    PyObject *template = PyDict_New(), *made = PyList_New(0), *made_names = NULL;
-    int failed = -1;
-    if (template == NULL || made == NULL) {
-        goto done;
-    }
-    Py_ssize_t child = self->first_child[row];
-    for (Py_ssize_t i = 0; i < n_dynamic; i++, child = self->next_sibling[child]) {
-        PyObject *name = PyTuple_GET_ITEM(names, i), *value = NULL;
-        int is_leaf = is_leaf_row(self, child);
-        if (is_leaf < 0) {
-            goto done;
-        }
-        if (is_leaf) {
-            value = peek_leaf(self, 0);
-            if (value == NULL) {
-                goto done;
-            }
-            if (value == self->dynamic) {
-                value = NULL;
-            }
-            else {
-                self->next_leaf++;
-            }
-        }
-        else {
-            PyObject *child_class = class_of(self, child);
-            if (child_class == NULL) {
-                goto done;
-            }
-            value = child_class == (PyObject *)Py_TYPE(Py_None) ? Py_None : NULL;
-        }
-        if (PyDict_SetItem(template, name, value == NULL ? Py_None : value) < 0) {
-            goto done;
-        }
-        if (value == NULL &&
-            (PyList_Append(made, name) < 0 || plan_row(self, child, depth + 1) < 0)) {
-            goto done;
-        }
-    }
-    for (Py_ssize_t i = 0; i < n_static; i++) {
-        PyObject *name = PyTuple_GET_ITEM(names, n_dynamic + i);
-        if (PyDict_SetItem(template, name, PyTuple_GET_ITEM(data, 1 + i)) < 0) {
-            goto done;
-        }
-    }
-    made_names = PyList_AsTuple(made);
-    if (made_names != NULL) {
-        failed = enclose(self, at, MAKE_MODULE, 0, cls, made_names, template);
-    }
-done:
-    Py_XDECREF(template);
-    Py_XDECREF(made);
-    Py_XDECREF(made_names);
-    return failed;
+    return enclose(self, at, self->array == NULL ? MAKE_MODULE : FIELDS, 0, cls, names, NULL);
 }
 
 /* The class of all keys of a dict, borrowed; NULL if there are none, or not of one plain class. */
@@ -2331,16 +2257,19 @@ static PyType_Spec match_spec = {
 typedef struct {
     Callable head;
     Program *program;
-    PyObject *dict_name; /* "__dict__" */
+    PyObject *no_arguments;
 } Rebuild;
 
 typedef struct {
     const Node *nodes;
     PyObject *arrays;   /* a list, or the only array itself */
     PyObject *kept;     /* a tuple; NULL if nothing is */
-    PyObject *dict_name;
+    PyObject *no_arguments;
     Py_ssize_t n_taken;
 } Build;
+
+/* Of most Modules; the values of more don't fit on the stack. */
+#define FEW_FIELDS 16
 
 static PyObject *build_value(Build *build, Py_ssize_t at);
 
@@ -2426,58 +2355,53 @@ build_tuple(Build *build, Py_ssize_t at, PyTypeObject *type)
     return items;
 }
 
-/* Set items of a dict to what the nodes from `child` on make: 0, or -1 with an exception. */
-static int
-build_entries(Build *build, Py_ssize_t child, PyObject *keys, PyObject *dict)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keys); i++) {
-        PyObject *value = build_value(build, child);
-        if (value == NULL) {
-            return -1;
-        }
-        int failed = PyDict_SetItem(dict, PyTuple_GET_ITEM(keys, i), value);
-        Py_DECREF(value);
-        if (failed) {
-            return -1;
-        }
-        child = build->nodes[child].end;
-    }
-    return 0;
-}
-
 static PyObject *
 build_dict(Build *build, Py_ssize_t at)
 {
-    PyObject *dict = PyDict_New();
-    if (dict != NULL && build_entries(build, at + 1, build->nodes[at].first, dict) < 0) {
-        Py_CLEAR(dict);
+    PyObject *keys = build->nodes[at].first, *dict = PyDict_New();
+    Py_ssize_t child = at + 1;
+    for (Py_ssize_t i = 0; dict != NULL && i < PyTuple_GET_SIZE(keys); i++) {
+        PyObject *value = build_value(build, child);
+        if (value == NULL || PyDict_SetItem(dict, PyTuple_GET_ITEM(keys, i), value) < 0) {
+            Py_CLEAR(dict);
+        }
+        Py_XDECREF(value);
+        child = build->nodes[child].end;
     }
     return dict;
 }
 
+/* In this order, so that no Module is found or finalized whose fields can't be made. They are stored
+   as Equinox does it: past the class, and CPython makes no dict before somebody asks for it. */
 static PyObject *
 build_module(Build *build, Py_ssize_t at)
 {
     const Node *node = &build->nodes[at];
-    PyTypeObject *type = (PyTypeObject *)node->first;
-    PyObject *fields = PyDict_Copy(node->third);
-    if (fields == NULL) {
-        return NULL;
+    Py_ssize_t n = PyTuple_GET_SIZE(node->second), n_made = 0;
+    PyObject *few[FEW_FIELDS], **values = n <= FEW_FIELDS ? few : PyMem_New(PyObject *, n);
+    if (values == NULL) {
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t child = at + 1; n_made < n; n_made++, child = build->nodes[child].end) {
+        values[n_made] = build_value(build, child);
+        if (values[n_made] == NULL) {
+            break;
+        }
     }
     PyObject *module = NULL;
-    if (build_entries(build, at + 1, node->second, fields) == 0) {
-        /* Not object.__new__, which makes room for the fields elsewhere. */
-        module = type->tp_alloc(type, 0);
+    if (n_made == n) {
+        module = PyBaseObject_Type.tp_new((PyTypeObject *)node->first, build->no_arguments, NULL);
     }
-#if PY_VERSION_HEX >= 0x030D0000
-    /* Not PyObject_GenericSetDict: the fields could then not be read. */
-    if (module != NULL && PyObject_GenericSetAttr(module, build->dict_name, fields) < 0) {
-#else
-    if (module != NULL && PyObject_GenericSetDict(module, fields, NULL) < 0) {
-#endif
-        Py_CLEAR(module);
+    for (Py_ssize_t i = 0; i < n_made; i++) {
+        if (module != NULL &&
+            PyObject_GenericSetAttr(module, PyTuple_GET_ITEM(node->second, i), values[i]) < 0) {
+            Py_CLEAR(module);
+        }
+        Py_DECREF(values[i]);
     }
-    Py_DECREF(fields);
+    if (values != few) {
+        PyMem_Free(values);
+    }
     return module;
 }
 
@@ -2539,7 +2463,7 @@ rebuild_output(Rebuild *self, PyObject *arrays, PyObject *kept)
         .nodes = self->program->nodes,
         .arrays = arrays,
         .kept = kept,
-        .dict_name = self->dict_name,
+        .no_arguments = self->no_arguments,
     };
     PyObject *result = build_value(&build, 0);
     Py_DECREF(self);
@@ -2572,8 +2496,8 @@ rebuild_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     self->head.vectorcall = rebuild_call;
-    self->dict_name = PyUnicode_InternFromString("__dict__");
-    if (self->dict_name == NULL) {
+    self->no_arguments = PyTuple_New(0);
+    if (self->no_arguments == NULL) {
         Py_DECREF(self);
         return NULL;
     }
@@ -2593,7 +2517,7 @@ static int
 rebuild_clear(Rebuild *self)
 {
     Py_CLEAR(self->program);
-    Py_CLEAR(self->dict_name);
+    Py_CLEAR(self->no_arguments);
     return 0;
 }
 

@@ -235,6 +235,56 @@ def test_only_whole_modules_are_finalized():
     assert all(Finalized.gone)
 
 
+@jtu.register_pytree_node_class
+class Refusing(list):
+    """A node that at times can't be made."""
+
+    refuses = False
+
+    def tree_flatten(self):
+        return tuple(self), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        if cls.refuses:
+            raise ZeroDivisionError
+        return cls(children)
+
+
+def test_a_module_with_a_field_that_cannot_be_made(monkeypatch):
+    f = eqxjit.filter_jit(lambda x: Finalized(Refusing([x])))
+    for _ in range(CALLS):
+        f(x)
+    gc.collect()
+    Finalized.gone.clear()
+    monkeypatch.setattr(Refusing, "refuses", True)
+    with pytest.raises(ZeroDivisionError):
+        f(x)
+    gc.collect()
+    assert Finalized.gone == []
+    monkeypatch.setattr(Refusing, "refuses", False)
+    assert_same(f(x).weight[0], x)
+
+
+Wide = dataclasses.make_dataclass(
+    "Wide",
+    [(f"array{i}", Any) for i in range(20)]
+    + [(f"number{i}", int, eqx.field(static=True)) for i in range(20)],
+    bases=(eqx.Module,),
+)
+
+
+@both
+def test_modules_of_many_fields(filter_jit):
+    f = filter_jit(lambda x: [Wide(*(x + i for i in range(20)), *range(20))] * 5)
+    for i in range(CALLS):
+        for wide in f(x + i):
+            assert list(vars(wide)) == [field.name for field in dataclasses.fields(Wide)]
+            assert [getattr(wide, f"number{i}") for i in range(20)] == [*range(20)]
+            for j in range(20):
+                assert_same(getattr(wide, f"array{j}"), x + i + j)
+
+
 @both
 def test_named_tuples_come_out_whole(filter_jit):
     f = filter_jit(lambda x: (Point(x), PointChild(x, x)))

@@ -395,7 +395,8 @@ class Encoder:
                 below = map(self.output, node.items)
                 return self._steps(_MAKE_DICT, tuple(node.keys), below=below)
             case MakeModule():
-                return self._module(node)
+                names, below = zip(*node.fields, strict=True) if node.fields else ((), ())
+                return self._steps(_MODULE, node.cls, names, below=map(self.output, below))
             case Unflatten():
                 return self._unflatten(unflatten_by(node.treedef), node.items)
             case _:
@@ -405,15 +406,6 @@ class Encoder:
         self, unflatten: Callable[[list[Any]], Any], items: list[Output]
     ) -> Instructions:
         return self._steps(UNFLATTEN, unflatten, n=len(items), below=map(self.output, items))
-
-    def _module(self, node: MakeModule) -> Instructions:
-        template = {
-            name: child.value if isinstance(child, Constant) else None
-            for name, child in node.fields
-        }
-        made = {name: child for name, child in node.fields if not isinstance(child, Constant)}
-        below = map(self.output, made.values())
-        return self._steps(_MODULE, node.cls, tuple(made), template, below=below)
 
 
 # --- Called by the back end -----------------------------------------------------------------------
