@@ -3,20 +3,19 @@
 They are texts, the same in every process, and refer to nothing of the user's.
 """
 
-import bisect
 import collections
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import equinox as eqx
 from jax.tree_util import default_registry, keystr
 
 from .._code.text import short
 from .._compat import PyTreeDef, root_treedef
 from .._plan.signature import Signature
 from .._trees.array_layout import ArrayLayout
-from .._trees.modules import dynamic_fields
+from .._trees.modules import dynamic_fields, is_module_class
 from .._trees.partition import DYNAMIC, StaticTree
 from .._trees.structure import is_namedtuple
 
@@ -41,59 +40,72 @@ def argument_names(
 
 def _of_arrays(trees: list[tuple[str, PyTreeDef]], leaves: Sequence[Any]) -> list[str]:
     """Return the paths of those leaves of some trees that are arrays."""
-    arrays = [index for index, leaf in enumerate(leaves) if leaf is DYNAMIC]
+    arrays = iter([index for index, leaf in enumerate(leaves) if leaf is DYNAMIC])
+    array = next(arrays, None)  # the first that has no path yet
     paths: list[str] = []
     pending = trees[::-1]
     n_seen = 0
-    while pending:
+    of_class: dict[tuple[type, int], Callable[[int], str]] = {}
+    while pending and array is not None:
         path, treedef = pending.pop()
         n_leaves = treedef.num_leaves
-        # The next array is the first that has no path yet.
-        if len(paths) == len(arrays) or arrays[len(paths)] >= n_seen + n_leaves:
-            n_seen += n_leaves
+        end = n_seen + n_leaves
+        if array >= end:
+            n_seen = end
             continue
         node_data = treedef.node_data()
         if node_data is None:
             paths.append(path)
-            n_seen += 1
-            continue
-        kind, data = node_data
-        if treedef.num_nodes == n_leaves + 1:
-            stop = bisect.bisect_left(arrays, n_seen + n_leaves)
-            places = [index - n_seen for index in arrays[len(paths) : stop]]
-            paths += [path + name for name in _suffixes_at(places, treedef, kind, data)]
-            n_seen += n_leaves
-            continue
-        children = treedef.children()
-        names = _suffixes(treedef, kind, data, len(children))
-        pending += [
-            (path + name, child) for name, child in zip(names[::-1], children[::-1], strict=True)
-        ]
+            array = next(arrays, None)
+            n_seen = end
+        elif treedef.num_nodes == n_leaves + 1:
+            kind, data = node_data
+            suffix = of_class.get((kind, n_leaves))
+            if suffix is None:
+                suffix, of_all = _suffix_at(treedef, kind, data, n_leaves)
+                if of_all:
+                    of_class[kind, n_leaves] = suffix
+            while array is not None and array < end:
+                paths.append(path + suffix(array - n_seen))
+                array = next(arrays, None)
+            n_seen = end
+        else:
+            children = treedef.children()
+            names = _suffixes(treedef, *node_data, len(children))
+            pending += [
+                (path + name, child)
+                for name, child in zip(names[::-1], children[::-1], strict=True)
+            ]
     return paths
 
 
-def _suffixes_at(places: list[int], treedef: PyTreeDef, kind: type, data: Any) -> list[str]:
-    """Return the `_suffixes` of some of the leaves that are all that a node has."""
+def _suffix_at(
+    treedef: PyTreeDef, kind: type, data: Any, n: int
+) -> tuple[Callable[[int], str], bool]:
+    """Return what makes one of the `_suffixes`, of which few may be asked for.
+
+    And whether it is that of all nodes of the class with so many children.
+    """
     if kind is tuple or kind is list:
-        return [f"[{place}]" for place in places]
+        return "[{}]".format, True
     if kind is dict:
-        return _suffixes(treedef, kind, [data[place] for place in places], len(places))
-    names = _suffixes(treedef, kind, data, treedef.num_leaves)
-    return [names[place] for place in places]
+        return lambda place: _of_key(data[place]), False
+    names = _suffixes(treedef, kind, data, n)
+    return names.__getitem__, is_module_class(kind) and names is _of_fields(kind)
 
 
-def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> list[str]:
+def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> Sequence[str]:
     """Return what follows a node's path in the paths of its children, as JAX writes them."""
     if kind is tuple or kind is list or kind is type(None):
         return [f"[{i}]" for i in range(n_children)]
     if kind is dict or kind is collections.OrderedDict:
-        return [f"[{_stable(short(key))}]" for key in data]
-    if is_namedtuple(kind):
-        return [f".{name}" for name in kind._fields]  # type: ignore[attr-defined]
-    if issubclass(kind, eqx.Module):
-        names = [f".{name}" for name in dynamic_fields(kind)]
+        return [*map(_of_key, data)]
+    if is_module_class(kind):
+        names = _of_fields(kind)
         if len(names) == n_children:
             return names
+    if is_namedtuple(kind):
+        return [f".{name}" for name in kind._fields]  # type: ignore[attr-defined]
     try:
         # Only an instance tells: one without its children.
         node = root_treedef(treedef).unflatten([object() for _ in range(n_children)])
@@ -105,6 +117,16 @@ def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> lis
         # A class that insists on arrays, or a release of JAX without this method.
         pass
     return [f"[{i}]" for i in range(n_children)]
+
+
+def _of_key(key: Any) -> str:
+    return f"[{_stable(short(key))}]"
+
+
+# Equinox keeps classes of Modules alive.
+@functools.lru_cache(maxsize=1024)
+def _of_fields(cls: type) -> tuple[str, ...]:
+    return tuple([f".{name}" for name in dynamic_fields(cls)])
 
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")

@@ -8,6 +8,7 @@ containers of constants.
 
 import collections
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, TypeGuard
@@ -395,11 +396,17 @@ def columns_key(columns: TreedefColumns, traced: TracedObjects | None = None) ->
     """Return the typed static key of a structure, by the columns of its treedef."""
     kinds, arities, metadata, classes = columns
     # The rows of leaves, of which there are most, have neither.
-    keys = tuple(
-        [
-            None if data is None else metadata_key(data, traced)
-            for data, cls in zip(metadata, classes, strict=True)
-            if data is not None or cls is not None
-        ]
-    )
-    return (Constants((kinds, arities, classes)), keys)
+    rows = [
+        data
+        for data, cls in zip(metadata, classes, strict=True)
+        if data is not None or cls is not None
+    ]
+    parts = tuple(itertools.chain.from_iterable([row for row in rows if type(row) is tuple]))
+    together = constants_key(parts, CONSTANT_METADATA)
+    sizes: tuple[int | None, ...] = ()
+    if together is not None:
+        # Modules of constants, of which there are many: a key for each would take far longer.
+        sizes = tuple([len(row) if type(row) is tuple else None for row in rows])
+        rows = [row for row in rows if type(row) is not tuple]
+    keys = tuple([None if row is None else metadata_key(row, traced) for row in rows])
+    return (Constants((kinds, arities, classes, sizes)), together, keys)
