@@ -47,6 +47,8 @@ def main(argv: list[str]) -> None:
     program: str = chosen.program
     if not chosen.module and not os.path.exists(program):
         parser.error(f"can't open file {program!r}: no such file")
+    if not chosen.module and os.path.isdir(program) and not _has_main(program):
+        parser.error(f"can't find '__main__' module in {program!r}")
     sys.argv = [program, *chosen.arguments]
     sys.addaudithook(_log_late_variables)
     install()
@@ -82,11 +84,15 @@ def _save(report: CompileReport, path: pathlib.Path) -> None:
         _logger.warning("The report can't be written: %s.", error)
 
 
+def _has_main(path: str) -> bool:
+    """Return whether a path is that of a folder, or of a zip file, that can be run."""
+    return importlib.machinery.PathFinder.find_spec("__main__", [path]) is not None
+
+
 def _run(program: str, is_module: bool) -> None:
     if is_module:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
-    elif importlib.machinery.PathFinder.find_spec("__main__", [program]) is not None:
-        # A folder, or a zip file.
+    elif _has_main(program):
         runpy.run_path(program, run_name="__main__")
     else:
         _run_script(program)

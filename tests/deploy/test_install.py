@@ -889,9 +889,10 @@ def test_a_script_is_reported_and_explained(ending, tmp_path):
         (["--help"], 0, "runs a script, or a module"),
         ([], 2, "required"),
         (["nosuch.py"], 2, "can't open file 'nosuch.py'"),
+        (["."], 2, "can't find '__main__' module in '.'"),
         (["-m", "nosuch"], 1, "No module named nosuch"),
     ],
-    ids=["format", "folder", "help", "nothing", "no script", "no module"],
+    ids=["format", "folder", "help", "nothing", "no script", "no main", "no module"],
 )
 def test_command_lines(arguments, status, text, tmp_path):
     found = python("-m", "eqxjit", *arguments, cwd=tmp_path)
