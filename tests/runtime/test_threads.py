@@ -21,6 +21,7 @@ import pytest
 import eqxjit
 from eqxjit._lock import alive
 from eqxjit._runtime import dispatch as _dispatch
+from eqxjit._runtime import function
 from tests.support import inside
 from tests.support.helpers import SPECIALIZING
 from tests.support.models import Scaled
@@ -347,6 +348,38 @@ def test_racing_structures_become_one_entry_each():
     f = eqxjit.filter_jit(lambda x, n: x * n)
     race(lambda i: [f(X, n) for n in range(6) for _ in range(CALLS)])
     assert f.cache_info().entries == 6
+
+
+def test_a_wrapper_keeps_the_caches_that_it_has_found(monkeypatch):
+    """Also while another thread looks for them, and Equinox's are cleared in between."""
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    find = function.cache_of
+
+    def find_too_late(*of):
+        monkeypatch.setattr(function, "cache_of", find)
+        race(lambda i: f(X, i), threads=2)
+        eqx.clear_caches()
+        return find(*of)
+
+    monkeypatch.setattr(function, "cache_of", find_too_late)
+    f(X, 2)
+    assert f.cache_info()[:2] == (3, 3)
+
+
+def test_a_trace_ends_where_it_was_begun():
+    """Also if the function has got other traces to go on with meanwhile."""
+    other = eqxjit.filter_jit(lambda x: x)
+
+    def g(x):
+        inside.cache(f).traces = inside.cache(other).traces
+        return x + 1
+
+    f = eqxjit.filter_jit(g)
+    own = inside.cache(f).traces
+    other(X)
+    f(X)
+    assert (own.n_traces, len(own.hook.traces)) == (1, 1)
+    assert len(other.traces()) == 1
 
 
 @pytest.mark.parametrize("clear", ["clear_cache", "jax", "equinox"])

@@ -7,6 +7,7 @@ from typing import Any
 
 from .._code.place import place_of
 from .._compat import MISSING
+from .._lock import Lock
 from .._plan.signature import Signature
 from .._trees.given import NOTHING, Given
 from .._trees.key_cache import is_large
@@ -15,6 +16,8 @@ from .._trees.partition import DYNAMIC, StaticTree, partition
 from .cache import FunctionCache, cache_of, home_of, names_of
 from .errors import not_callable, raise_for_arguments
 from .options import Options
+
+_choosing = Lock()
 
 
 class WrappedFunction:
@@ -70,12 +73,16 @@ class WrappedFunction:
         if self._cache is None:
             self._look()
             try:
-                self._cache = cache_of(
+                cache = cache_of(
                     self._home, self._place, self.signature, self.fun.key, self.options
                 )
             except Exception as error:
                 self._explain(error)
                 raise
+            with _choosing:
+                # Another thread may have found another: `equinox.clear_caches()` came in between.
+                if self._cache is None:
+                    self._cache = cache
         return self._cache
 
     @property

@@ -43,6 +43,7 @@ class Call:
     - `entry`: the entry that serves the call.
     - `arguments`: the static half of `(args, kwargs)`.
     - `leaves`: their arrays; empty once the call is over.
+    - `counter`: counts these traces, each from its beginning to its end.
     - `is_staged`: whether it is lowered, rather than run.
     - `traces`: the hook's records of the traces of the user's function that JAX has made in it.
     - `is_compiled`: whether JAX has compiled the latest of them.
@@ -59,6 +60,7 @@ class Call:
     arguments: StaticTree
     leaves: Sequence[Any]
     is_staged: bool = False
+    counter: TraceCounter = dataclasses.field(init=False)
     traces: list[Any] = dataclasses.field(default_factory=list)
     is_compiled: bool = False
     trace_key: TraceKey | None = None
@@ -66,6 +68,10 @@ class Call:
     jaxpr: Any = None
     may_raise: bool | None = None
     user_raised: bool = False
+
+    def __post_init__(self) -> None:
+        # What the function has may be replaced meanwhile.
+        self.counter = self.wrapped.cache.traces
 
     @property
     def signature(self) -> Signature:
@@ -79,10 +85,6 @@ class Call:
     def fun_varies(self) -> bool:
         """True where wrappers that share the entry may hold other arrays or static values."""
         return bool(self.fun_leaves or self.wrapped.mutable or self.wrapped.large)
-
-    @property
-    def counter(self) -> TraceCounter:
-        return self.wrapped.cache.traces
 
     @property
     def flat(self) -> list[Any]:
