@@ -52,8 +52,8 @@ def main(argv: list[str]) -> int:
     chosen = {name: w for name, w in WORKLOADS.items() if _chosen(name, w, args)}
     seconds = 0.005 if args.quick else 0.03
     figures = {
-        name: _figures(name, chosen[name].leaves or 0, rounds, seconds)
-        for name in track(chosen, "workloads", console=console, transient=True)
+        name: _figures(name, workload, rounds, seconds)
+        for name, workload in track([*chosen.items()], "workloads", console=console, transient=True)
     }
 
     def microseconds(name: str, of: Callable[[list[float]], float]) -> Microseconds:
@@ -94,15 +94,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _figures(workload: str, n_leaves: int, rounds: int, seconds: float) -> dict[str, list[float]]:
+def _figures(name: str, workload: Workload, rounds: int, seconds: float) -> dict[str, list[float]]:
     """Seconds per statement, by competitor and round."""
-    processes = min(PROCESSES, rounds) if n_leaves >= LARGE_TREE else 1
+    processes = min(PROCESSES, rounds) if (workload.leaves or 0) >= LARGE_TREE else 1
     figures: dict[str, list[float]] = {}
     for _ in range(processes):
-        arguments = (workload, str(math.ceil(rounds / processes)), str(seconds))
+        arguments = (name, str(math.ceil(rounds / processes)), str(seconds))
         output = output_of("bench.probes.call", *arguments, environment=os.environ)
-        for name, found in json.loads(output.splitlines()[-1]).items():
-            figures.setdefault(name, []).extend(found)
+        for competitor, found in json.loads(output.splitlines()[-1]).items():
+            figures.setdefault(competitor, []).extend(found)
     return figures
 
 

@@ -45,53 +45,35 @@ def _of_arrays(trees: list[tuple[str, PyTreeDef]], leaves: Sequence[Any]) -> lis
     paths: list[str] = []
     pending = trees[::-1]
     n_seen = 0
-    of_class: dict[tuple[type, int], Callable[[int], str]] = {}
     while pending and array is not None:
         path, treedef = pending.pop()
         n_leaves = treedef.num_leaves
         end = n_seen + n_leaves
-        if array >= end:
-            n_seen = end
-            continue
-        node_data = treedef.node_data()
-        if node_data is None:
-            paths.append(path)
-            array = next(arrays, None)
-            n_seen = end
-        elif treedef.num_nodes == n_leaves + 1:
-            kind, data = node_data
-            suffix = of_class.get((kind, n_leaves))
-            if suffix is None:
-                suffix, of_all = _suffix_at(treedef, kind, data, n_leaves)
-                if of_all:
-                    of_class[kind, n_leaves] = suffix
+        if array < end:
+            node_data = treedef.node_data()
+            if node_data is not None and treedef.num_nodes > n_leaves + 1:
+                children = treedef.children()
+                names = _suffixes(treedef, *node_data, len(children))
+                pending += [*zip([path + name for name in names], children, strict=True)][::-1]
+                continue
+            suffix = None if node_data is None else _suffix_at(treedef, node_data, n_leaves)
             while array is not None and array < end:
-                paths.append(path + suffix(array - n_seen))
+                paths.append(path if suffix is None else path + suffix(array - n_seen))
                 array = next(arrays, None)
-            n_seen = end
-        else:
-            children = treedef.children()
-            names = _suffixes(treedef, *node_data, len(children))
-            pending += [
-                (path + name, child)
-                for name, child in zip(names[::-1], children[::-1], strict=True)
-            ]
+        n_seen = end
     return paths
 
 
 def _suffix_at(
-    treedef: PyTreeDef, kind: type, data: Any, n: int
-) -> tuple[Callable[[int], str], bool]:
-    """Return what makes one of the `_suffixes`, of which few may be asked for.
-
-    And whether it is that of all nodes of the class with so many children.
-    """
+    treedef: PyTreeDef, node_data: tuple[type, Any], n_children: int
+) -> Callable[[int], str]:
+    """Return what makes one of the `_suffixes`, of which few may be asked for."""
+    kind, data = node_data
     if kind is tuple or kind is list:
-        return "[{}]".format, True
+        return "[{}]".format
     if kind is dict:
-        return lambda place: _of_key(data[place]), False
-    names = _suffixes(treedef, kind, data, n)
-    return names.__getitem__, is_module_class(kind) and names is _of_fields(kind)
+        return lambda place: _of_key(data[place])
+    return _suffixes(treedef, kind, data, n_children).__getitem__
 
 
 def _suffixes(treedef: PyTreeDef, kind: type, data: Any, n_children: int) -> Sequence[str]:

@@ -43,9 +43,9 @@ class Call:
     - `entry`: the entry that serves the call.
     - `arguments`: the static half of `(args, kwargs)`.
     - `leaves`: their arrays; empty once the call is over.
-    - `counter`: counts these traces, each from its beginning to its end.
     - `is_staged`: whether it is lowered, rather than run.
     - `traces`: the hook's records of the traces of the user's function that JAX has made in it.
+    - `counter`: counts them, each from its beginning to its end.
     - `is_compiled`: whether JAX has compiled the latest of them.
     - `trace_key`: of a staged call, and of one whose trace JAX hasn't compiled, once it is over.
     - `description`: the hook's, of a staged call.

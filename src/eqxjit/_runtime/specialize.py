@@ -15,7 +15,6 @@ from .._plan.call_source import Links
 from .._plan.native import NativeCall, encode, native_enabled
 from .._plan.native_planner import plan_natively
 from .._plan.verify import does_the_same
-from .._trees.garbage import without_collecting
 from .._trees.given import NOTHING, Given
 from .._trees.mutation import are_repeated
 from .._trees.out_spec import Output, arrays_of, index_of
@@ -233,10 +232,7 @@ class Specializer:
             return None
         try:
             leaves, treedef = entry.out_specs[0].resolve(given)
-            native = without_collecting(
-                lambda: plan_natively(signature, layout.n_first, static, leaves, treedef),
-                static.treedef.num_nodes,
-            )
+            native = plan_natively(signature, layout.n_first, static, leaves, treedef)
             expected = with_arrays(leaves, arrays_of(self._example.output)), treedef
             if not self._does_the_same(native, expected):
                 return None
