@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import get_overloads as _get_overloads
 from typing import overload as _typing_overload
 
-from ._api.ahead import Compiled, CompiledProgram, Lowered
-from ._api.wrapper import (
-    BoundFilterPjitFunction,
-    FilterPjitFunction,
+from ._code.call_site import CallSite
+from ._compat import exclude_from_locations as _exclude_from_locations
+from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
+from ._core.ahead import Compiled, CompileCost, Lowered
+from ._core.counter import TooManyTracesError
+from ._core.donation import _Pattern
+from ._core.hooks import install as _install_hook
+from ._core.options import Options as _Options
+from ._core.staging import currently_jitting
+from ._core.table import CacheInfo
+from ._core.wrapper import (
+    BoundJitFunction,
+    JitFunction,
     _named,
     _wrap,
     fast_filter_jit,
     filter_jit,
 )
-from ._code.call_site import CallSite
-from ._compat import exclude_from_locations as _exclude_from_locations
-from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
-from ._deploy.freeze import FrozenPjitFunction, freeze, load
+from ._deploy.freeze import FrozenFunction, freeze, load
 from ._deploy.install import Installation, install, uninstall
 from ._deploy.layout import LeafType as _LeafType
 from ._deploy.layout import Slot as _Slot
@@ -33,27 +39,21 @@ from ._diagnostics.log import explain_retraces
 from ._diagnostics.report import CompileReport, ReportRow, compile_report
 from ._diagnostics.timeline import ReportSpan
 from ._diagnostics.trace import Seconds, Trace, TraceList
-from ._plan.native import native_enabled
-from ._runtime.cache import CacheInfo
-from ._runtime.counter import TooManyTracesError
-from ._runtime.donation import _Pattern
-from ._runtime.hooks import install as _install_hook
-from ._runtime.options import Options as _Options
-from ._runtime.staging import currently_jitting
+from ._fast.make import native_enabled
 
 if _TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "BoundFilterPjitFunction",
+    "BoundJitFunction",
     "CacheInfo",
     "CallSite",
     "CompileReport",
     "Compiled",
-    "CompiledProgram",
+    "CompileCost",
     "Difference",
-    "FilterPjitFunction",
-    "FrozenPjitFunction",
+    "JitFunction",
+    "FrozenFunction",
     "Installation",
     "Lowered",
     "Packed",

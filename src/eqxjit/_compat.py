@@ -6,12 +6,10 @@ Each name is looked up once, at import. Where a release no longer has it, the fa
 less pretty, never wrong, so that a new release of JAX or Equinox is a change of this file alone.
 """
 
-import itertools
 import logging
-import operator
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,22 +34,30 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 11:
+    if getattr(_native, "INTERFACE", None) != 20:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
     _native = None
 
 
+if os.environ.get("EQXJIT_NATIVE") == "0":
+    _native = None
+
+
 def native_back_end():  # A return type would hide what is in it.
-    """Return `_native.c`'s module; None where there is none, or `EQXJIT_NATIVE=0` says so."""
-    return None if os.environ.get("EQXJIT_NATIVE") == "0" else _native
+    """Return `native.c`'s module; None where there is none, or `EQXJIT_NATIVE=0` at import says so."""
+    return _native
 
 
-def call_in_flight(entry: Any) -> Any:
-    """Return whose call of an entry the native back end is making, and its arguments."""
-    assert _native is not None
-    return _native.in_flight(entry)
+#: `EQXJIT_DEBUG=1` raises what else would be swallowed, because it isn't the user's own error.
+DEBUGGING = os.environ.get("EQXJIT_DEBUG", "0") not in ("", "0")
+
+
+def raise_if_debugging(error: BaseException) -> None:
+    """Raise an error that is about to be swallowed, under `EQXJIT_DEBUG=1`."""
+    if DEBUGGING:
+        raise error
 
 
 class _Delegate:
@@ -108,157 +114,30 @@ except (KeyError, AttributeError):
         return object.__getattribute__(module, "__dict__")
 
 
-try:
-    # What JAX calls in Python where no program of a jitted function fits: its frame shows whose
-    # jitted function it is.
-    import jax._src.pjit
-
-    [_CACHE_MISS] = [
-        code
-        for code in jax._src.pjit._cpp_pjit.__code__.co_consts
-        if getattr(code, "co_name", "") == "cache_miss" and "fun" in code.co_freevars
-    ]
-    _PjitFunction = type(jax.jit(abs))
-except (ImportError, AttributeError, ValueError):
-    # Calls of the native back end then keep a frame of their own, by which they are found.
-    _CACHE_MISS = _PjitFunction = None
-
-
-def is_found_by_frame(jitted: Any) -> bool:
-    """Return whether `function_missed_in` finds what is jitted where JAX has no program for it."""
-    return _PjitFunction is not None and type(jitted) is _PjitFunction
-
-
-def function_missed_in(frame: FrameType) -> Any:
-    """Return the function that is jitted, if a frame is JAX's for want of a program; or None."""
-    return frame.f_locals.get("fun") if frame.f_code is _CACHE_MISS else None
-
-
 # --- Structures -------------------------------------------------------------------------------
 
-# A row a node, leaves and `None` included, in post-order: (kind, arity, node data, custom type).
-TreedefRow = tuple[Any, int, Any, Any]
+#: `flatten_one_level(node)` is `(children, metadata)`; None for a leaf.
+flatten_one_level: Callable[[Any], tuple[Any, Any] | None] = default_registry.flatten_one_level
 
+_LEAF = tree_structure(0)
 
-def _rows_by_walking(treedef: PyTreeDef) -> Iterator[TreedefRow]:
-    """Yield the rows of a treedef by its public methods: a Python call a node."""
-    pending: list[tuple[PyTreeDef, bool]] = [(treedef, False)]
-    while pending:
-        node, children_done = pending.pop()
-        children = node.children()
-        if children and not children_done:
-            pending.append((node, True))
-            pending.extend((child, False) for child in reversed(children))
-            continue
-        data = node.node_data()
-        if data is None:
-            yield "leaf", 0, None, None
-        else:
-            yield "node", len(children), data[1], data[0]
+if hasattr(PyTreeDef, "from_node_data_and_children"):
 
+    def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
+        """Return the object that JAX's registry makes of a node's metadata and children."""
+        treedef = PyTreeDef.from_node_data_and_children(  # type: ignore[attr-defined]
+            default_registry, (kind, metadata), [_LEAF] * len(children)
+        )
+        return treedef.unflatten(children)
 
-_first_columns = operator.itemgetter(slice(4))
+else:
 
-
-def _pickled_rows(treedef: PyTreeDef) -> list[tuple[Any, ...]]:
-    return treedef.__getstate__()[1]  # type: ignore[misc]
-
-
-def _rows_by_pickling(treedef: PyTreeDef) -> Iterator[TreedefRow]:
-    """Yield the rows of a treedef by the state that it pickles: one C call for the whole tree."""
-    return map(_first_columns, _pickled_rows(treedef))
-
-
-def _pickled_rows_are_as_expected() -> bool:
-    try:
-        rows = [*_rows_by_pickling(tree_structure((1, {"a": None}, eqx.Partial(max, 2))))]
-    except Exception:
-        return False
-    data = [row[2] for row in rows]
-    return len(rows) == 9 and ["a"] in data and rows[-2][3] is eqx.Partial
-
-
-#: The nodes of a treedef, flat. Pickling hands them over in C, 4 times faster than walking.
-treedef_rows: Callable[[PyTreeDef], Iterator[TreedefRow]] = (
-    _rows_by_pickling if _pickled_rows_are_as_expected() else _rows_by_walking
-)
-
-#: The same by column: a tuple each of kinds, arities, node data and custom types.
-TreedefColumns = tuple[tuple[Any, ...], tuple[int, ...], tuple[Any, ...], tuple[Any, ...]]
-
-
-def treedef_columns(treedef: PyTreeDef) -> TreedefColumns:
-    """Return the columns of `treedef_rows`, without a tuple for each row where there is one."""
-    is_pickled = treedef_rows is _rows_by_pickling
-    rows = _pickled_rows(treedef) if is_pickled else [*treedef_rows(treedef)]
-    kinds, arities, data, classes = itertools.islice(zip(*rows, strict=True), 4)
-    return kinds, arities, data, classes
-
-
-LEAF_TREEDEF = tree_structure(0)
-
-#: What the row of a leaf has as its kind.
-LEAF_KIND = next(treedef_rows(LEAF_TREEDEF))[0]
-
-#: The classes of the kinds of rows that tell them, as those of custom nodes do not.
-KIND_CLASSES: dict[Any, type] = {
-    [*treedef_rows(tree_structure(node))][-1][0]: type(node) for node in (None, (), [], {})
-}
-
-
-def _root_by_flattening(treedef: PyTreeDef) -> PyTreeDef:
-    """Return the treedef of the root alone, from such a node, by public functions."""
-    node = treedef.unflatten([None] * treedef.num_leaves)
-    return tree_structure(node, is_leaf=lambda subtree: subtree is not node)
-
-
-#: Whether treedefs can be put together from node data.
-CAN_ASSEMBLE = hasattr(PyTreeDef, "from_node_data_and_children")
-
-
-def assembled(node_data: Any, children: list[PyTreeDef]) -> PyTreeDef:
-    """Return the treedef of a node, without making an object of the user's class."""
-    return PyTreeDef.from_node_data_and_children(  # type: ignore[attr-defined]
-        default_registry, node_data, children
-    )
-
-
-def _root_by_node_data(treedef: PyTreeDef) -> PyTreeDef:
-    children = [LEAF_TREEDEF] * len(treedef.children())
-    return assembled(treedef.node_data(), children)
-
-
-#: The treedef of a tree's root, with leaves in the place of all its children.
-root_treedef: Callable[[PyTreeDef], PyTreeDef] = (
-    _root_by_node_data if CAN_ASSEMBLE else _root_by_flattening
-)
-
-
-def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
-    """Return the object that JAX's registry makes of a node's metadata and children."""
-    return assembled((kind, metadata), [LEAF_TREEDEF] * len(children)).unflatten(children)
-
-
-def with_metadata(treedef: PyTreeDef, change: Callable[[Any], Any]) -> PyTreeDef:
-    """Return the treedef with `change` of each node's metadata, or the same where it can't be."""
-    if not CAN_ASSEMBLE:
-        return treedef
-    made: list[PyTreeDef] = []
-    pending: list[tuple[PyTreeDef, bool]] = [(treedef, False)]
-    while pending:
-        node, children_made = pending.pop()
-        node_data, children = node.node_data(), node.children()
-        if node_data is None or node_data[0] is type(None):
-            made.append(node)
-        elif not children_made:
-            pending.append((node, True))
-            pending.extend((child, False) for child in reversed(children))
-        else:
-            kind, metadata = node_data
-            start = len(made) - len(children)
-            made[start:] = [assembled((kind, change(metadata)), made[start:])]
-    [whole] = made
-    return whole
+    def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
+        """Return the object that JAX's registry makes of a node's metadata and children."""
+        treedef = PyTreeDef.make_from_node_data_and_children(  # type: ignore[attr-defined]
+            default_registry, (kind, metadata), [_LEAF] * len(children)
+        )
+        return treedef.unflatten(children)
 
 
 # --- Tracing ----------------------------------------------------------------------------------
@@ -307,23 +186,6 @@ except Exception:
 
     def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
         return None
-
-
-#: Whether JAX is one of those for which `drop_slow_dispatch` does something.
-DROPS_SLOW_DISPATCH = jax.__version_info__ >= (0, 10)
-
-
-def drop_slow_dispatch(jitted: Any) -> None:
-    """Empty JAX's table, in C++, of the programs of one jitted function; nothing is compiled anew.
-
-    JAX marks the arguments of a call that failed, as one does that has to go through the miss path:
-    all later calls with such are dispatched in Python, at several times the cost. The method is
-    private; in older releases it makes threads that call at once trace anew. Without it those calls
-    stay slow.
-    """
-    drop = getattr(jitted, "_clear_cache", None)
-    if drop is not None and DROPS_SLOW_DISPATCH:
-        drop()
 
 
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:

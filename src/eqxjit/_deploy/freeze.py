@@ -1,5 +1,6 @@
 """`freeze`: a function with its arrays compiled in, for inference with weights that stay."""
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable
@@ -11,23 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .._api.ahead import CompiledProgram
-from .._api.wrapper import (
-    BoundFilterPjitFunction,
-    FilterPjitFunction,
-    register_partial,
-    register_wrapper,
-)
 from .._code.place import place_of
 from .._code.text import short
 from .._code.tracebacks import trimming
-from .._plan.signature import Signature
-from .._runtime.cache import FunctionCache, home_of, names_of
-from .._runtime.errors import raise_for_arguments
-from .._runtime.function import WrappedFunction
-from .._runtime.options import DEFAULT_MAXSIZE, check_options, nearest
-from .._trees.mutation import snapshot
-from .._trees.partition import DYNAMIC, StaticTree, partition
+from .._core.ahead import CompileCost
+from .._core.errors import raise_for_arguments
+from .._core.function import Function
+from .._core.options import DEFAULT_MAXSIZE, check_options, nearest
+from .._core.table import Table, home_of, names_of
+from .._core.wrapper import BoundJitFunction, JitFunction, register_partial, register_wrapper
+from .._fast.signature import Signature
+from .._spec.static import CONSTANTS, same
+from .._spec.static import freeze as freeze_static
+from .._spec.tree import combine, resplit, split
 from . import save as _save
 from .save import Path
 
@@ -36,13 +33,11 @@ OtherShapes = Literal["compile", "raise"]
 # A weight matrix of 512 by 512. Larger ones make compiling slower and calls no faster.
 _MAX_CONSTANT_BYTES = 2**20
 
-# Large structures are specialised after more than a few calls. Once that is done, a first call puts
-# the specialised one in its place, and the next ones fill JAX's own caches.
-_MAX_WARM_CALLS = 100
-_CALLS_ONCE_SPECIALIZED = 3
+# The first makes the fast path, the second fills JAX's own caches.
+_WARM_CALLS = 3
 
 
-class FrozenPjitFunction(FilterPjitFunction):
+class FrozenFunction(JitFunction):
     """A function whose arrays are compiled in; made by `freeze`."""
 
     __slots__ = ()
@@ -50,8 +45,8 @@ class FrozenPjitFunction(FilterPjitFunction):
     @property
     def constant_bytes(self) -> int:
         """The bytes of arrays that are compiled in; larger arrays are passed along."""
-        leaves = self._wrapped.fun.leaves
-        return sum([leaf.nbytes for leaf in leaves if eqx.is_array(leaf)])
+        statics = self._function.statics
+        return sum([value.nbytes for value in statics if eqx.is_array(value)])
 
     def compile(
         self,
@@ -60,7 +55,7 @@ class FrozenPjitFunction(FilterPjitFunction):
         other_shapes: OtherShapes = "compile",
         warm: bool = False,
         **kwargs: Any,
-    ) -> CompiledProgram:
+    ) -> CompileCost:
         """Compile for arguments like these, so that the first call with such need not.
 
         **Arguments:**
@@ -98,8 +93,8 @@ class FrozenPjitFunction(FilterPjitFunction):
         if other_shapes not in get_args(OtherShapes):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
         self._check_keywords("compile", kwargs, "other_shapes", "warm")
-        traces = self._wrapped.cache.traces
-        traces.unseal()
+        counter = self._function.table.counter
+        why_sealed, counter.why_sealed = counter.why_sealed, ""
         leaves, treedef = jax.tree.flatten((args, kwargs))
         for leaf in leaves:
             if isinstance(leaf, jax.ShapeDtypeStruct) and _save.is_symbolic(leaf.shape):
@@ -112,25 +107,20 @@ class FrozenPjitFunction(FilterPjitFunction):
             if warm:
                 self._warm(leaves, treedef)
         if other_shapes == "raise":
-            traces.seal(
-                f"`{traces.name}` was compiled ahead of time and refuses to compile anything else "
+            counter.why_sealed = (
+                f"`{counter.name}` was compiled ahead of time and refuses to compile anything else "
                 '(`other_shapes="raise"`)'
             )
         return program
 
     def _warm(self, leaves: list[Any], treedef: Any) -> None:
-        """Call until the call is specialised, and a few times more."""
-        donates = self._wrapped.options.donate != "none"
-        n_left = _MAX_WARM_CALLS
-        while n_left:
+        """Call a few times, with arrays of both kinds."""
+        donates = self._function.options.donate != "none"
+        for _ in range(_WARM_CALLS):
             for as_numpy in (True, False):
                 example = [_concrete(leaf, as_numpy, donates) for leaf in leaves]
                 args, kwargs = treedef.unflatten(example)
                 jax.block_until_ready(self(*args, **kwargs))
-            args, kwargs = treedef.unflatten(leaves)
-            if self._dispatcher.receive(self._dispatcher.is_settled, args, kwargs):
-                n_left = min(n_left, _CALLS_ONCE_SPECIALIZED)
-            n_left -= 1
 
     def save(self, path: Path, /, *args: Any, **kwargs: Any) -> None:
         """Save the program for arguments like these, to be loaded by `eqxjit.load`.
@@ -184,14 +174,14 @@ class FrozenPjitFunction(FilterPjitFunction):
         """
         self._check_keywords("save", kwargs)
         with trimming:
-            _save.save(self._dispatcher, path, args, kwargs)
+            _save.save(self._caller, path, args, kwargs)
 
     def _check_keywords(self, method: str, keywords: Iterable[str], *options: str) -> None:
-        signature = self._wrapped.signature
+        signature = self._function.signature
         _check_keywords(f"`{method}` of {self!r}", signature.parameters, keywords, *options)
 
     def __repr__(self) -> str:
-        label = self._wrapped.signature.label
+        label = self._function.signature.label
         saved_for = getattr(getattr(self.__wrapped__, "func", None), _save.SAVED_FOR, None)
         if saved_for is not None:
             return f"load({label}, saved for {saved_for})"
@@ -203,7 +193,7 @@ class FrozenPjitFunction(FilterPjitFunction):
         )
 
 
-register_wrapper(FrozenPjitFunction)
+register_wrapper(FrozenFunction)
 
 
 def _concrete(leaf: Any, as_numpy: bool, is_donated: bool) -> Any:
@@ -228,7 +218,7 @@ def freeze(
     *args: Any,
     max_constant_bytes: int = _MAX_CONSTANT_BYTES,
     **kwargs: Any,
-) -> FrozenPjitFunction:
+) -> FrozenFunction:
     """Compile a function with arrays that stay: those of `fun` and of the arguments given here.
 
     For inference, where weights don't change: they become constants of the program, so that a call
@@ -278,30 +268,27 @@ def freeze(
     if isinstance(max_constant_bytes, bool) or not isinstance(max_constant_bytes, int):
         raise TypeError(f"`max_constant_bytes` must be an int; got {max_constant_bytes!r}.")
     options = check_options("none", False, DEFAULT_MAXSIZE, None, {})
-    if isinstance(fun, BoundFilterPjitFunction):
+    if isinstance(fun, BoundJitFunction):
         fun, args, kwargs = fun.func, (*fun.args, *args), {**fun.keywords, **kwargs}
-    if isinstance(fun, FilterPjitFunction):
+    if isinstance(fun, JitFunction):
         options, fun = fun._wrapped.options, fun.__wrapped__
     if not callable(fun):
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
     _check_signature(fun, args, kwargs)
+    remaining = _Partial(fun, *args, **kwargs)
     try:
-        remaining = _Partial(fun, *args, **kwargs)
-        leaves, static = partition(remaining)
-        _ = static.key  # Or it can't be made.
-        static = snapshot(static)
+        spec, leaves, statics = split(_snapshot(remaining))
     except Exception as error:
         raise_for_arguments(error, [("fun", fun), ("args", args), ("kwargs", kwargs)])
         raise
-    arrays = [_snapshot(leaf) for leaf in leaves]
-    passed = [array for array in arrays if array.nbytes > max_constant_bytes]
-    constants = (array if array.nbytes <= max_constant_bytes else DYNAMIC for array in arrays)
-    with_constants = [next(constants) if leaf is DYNAMIC else leaf for leaf in static.leaves]
-    frozen = StaticTree(static.treedef, tuple(with_constants), _Snapshot())
-    cache = FunctionCache(
-        Signature(remaining, *names_of(fun)), options, place_of(fun, home_of(fun))
+    spec, passed, statics = resplit(
+        spec,
+        iter(leaves),
+        iter(statics),
+        lambda leaf: eqx.is_array(leaf) and leaf.nbytes > max_constant_bytes,
     )
-    return FrozenPjitFunction(WrappedFunction(fun, frozen, options, cache), tuple(passed))
+    table = Table(Signature(remaining, *names_of(fun)), options, place_of(fun, home_of(fun)))
+    return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
 
 
 class _Partial(functools.partial[Any]):
@@ -311,11 +298,13 @@ class _Partial(functools.partial[Any]):
 register_partial(_Partial)
 
 
-class _Snapshot:
-    """A unique key: every frozen function is distinct."""
+def _snapshot(tree: Any) -> Any:
+    """Return a copy of a tree: of its arrays, and of static containers, as far as they can be."""
+    spec, arrays, statics = split(tree)
+    return combine(spec, map(_copy_array, arrays), map(_copy_static, statics))
 
 
-def _snapshot(array: Any) -> jax.Array:
+def _copy_array(array: Any) -> jax.Array:
     if isinstance(array, Tracer):
         raise ValueError(
             "`freeze` compiles in arrays, and was given a tracer: call it outside of `jit`, `grad` "
@@ -323,6 +312,17 @@ def _snapshot(array: Any) -> jax.Array:
         )
     # A copy, since the original may be donated, or changed in place if it is NumPy's.
     return jnp.copy(array)
+
+
+def _copy_static(value: Any) -> Any:
+    if type(value) in CONSTANTS or type(value).__eq__ is object.__eq__:
+        return value
+    try:
+        copied = copy.deepcopy(value)
+        return copied if same(copied, freeze_static(value)) else value
+    except Exception:
+        # An object of the user's that can't be copied: it stays as it is.
+        return value
 
 
 def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -355,7 +355,7 @@ def _check_keywords(
             )
 
 
-def load(path: Path) -> FrozenPjitFunction:
+def load(path: Path) -> FrozenFunction:
     """Load what `frozen.save` has written: a function of the same arguments, called as fast.
 
     **Arguments:**

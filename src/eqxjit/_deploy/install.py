@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import equinox as eqx
 
-from .._api.wrapper import FilterPjitFunction, filter_jit
 from .._code.call_site import is_users_module
 from .._code.tracebacks import trim, trimming
 from .._compat import (
@@ -20,8 +19,9 @@ from .._compat import (
     upstream_is_known,
 )
 from .._lock import Lock
-from .._runtime.cache import names_of
-from .._runtime.options import Donate
+from .._core.options import Donate
+from .._core.table import names_of
+from .._core.wrapper import JitFunction, filter_jit
 
 _logger = logging.getLogger("eqxjit")
 
@@ -170,7 +170,7 @@ class _Link:
 
     __slots__ = ("twin",)
 
-    def __init__(self, twin: FilterPjitFunction | None):
+    def __init__(self, twin: JitFunction | None):
         self.twin = twin
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
@@ -178,7 +178,7 @@ class _Link:
         return type(None), ()
 
 
-def _twin(wrapper: Any) -> FilterPjitFunction | None:
+def _twin(wrapper: Any) -> JitFunction | None:
     link = fields_of(wrapper).get(_LINK)
     if link is None:
         donate = upstream_donation(wrapper)
@@ -187,7 +187,7 @@ def _twin(wrapper: Any) -> FilterPjitFunction | None:
             return None
         twin = filter_jit(wrapper.__wrapped__, donate=cast(Donate, donate))
         # Another thread may have been first: their twins share what is compiled.
-        link = fields_of(wrapper)[_LINK] = _Link(cast(FilterPjitFunction, twin))
+        link = fields_of(wrapper)[_LINK] = _Link(cast(JitFunction, twin))
     return link.twin
 
 

@@ -26,12 +26,11 @@ from jax.tree_util import (
 )
 
 from .._code.text import array_text, short
-from .._compat import PyTreeDef, fields_of, is_sharded_aval, treedef_rows
+from .._compat import PyTreeDef, fields_of, flatten_one_level, is_sharded_aval
 from .._lock import Lock
-from .._trees.key_cache import static_key, treedef_key
-from .._trees.modules import static_fields
-from .._trees.partition import is_array_leaf
-from .._trees.static_key import Hashed, identity_suffices, register_interned
+from .._spec.static import THEMSELVES, freeze
+from .._spec.tree import Static, is_array
+from .._spec.tree import split as split_tree
 from .buffers import Shape, is_computable, is_key, join, key_data_shape, split
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.
@@ -161,7 +160,7 @@ class Layout:
     def _leaves_in(self, array: Any, slots: list[Slot]) -> Sequence[Any]:
         if slots[0].row is None or array is None:
             return [array] * len(slots)
-        if not is_array_leaf(array):
+        if not is_array(array):
             raise TypeError(
                 f"`unpack` takes apart arrays; this `Packed` holds {short(array)} in place of "
                 "one. A function that is mapped over it (`jax.tree.map`) gives one value for all "
@@ -184,8 +183,8 @@ class Layout:
     def check(self, leaves: Sequence[Any], treedef: PyTreeDef) -> None:
         """Raise where a tree has another layout, and say where."""
         expected = [leaf.type if type(leaf) is Slot else leaf for leaf in self.leaves]
-        found = [LeafType.of(leaf) if is_array_leaf(leaf) else leaf for leaf in leaves]
-        if _content_key(treedef, found) == _content_key(self.treedef, expected):
+        found = [LeafType.of(leaf) if is_array(leaf) else leaf for leaf in leaves]
+        if _content_spec(treedef, found) == _content_spec(self.treedef, expected):
             return
         path, old, new = _first_difference(
             tree_unflatten(self.treedef, expected), tree_unflatten(treedef, found)
@@ -212,14 +211,34 @@ class _ChangeableLayout(Layout):
 
 
 # By their content, alive as long as the layout. Weak on both sides: the table keeps neither.
-_layouts: weakref.WeakKeyDictionary[Hashed, weakref.ref[Layout]] = weakref.WeakKeyDictionary()
+_layouts: weakref.WeakKeyDictionary["_Content", weakref.ref[Layout]] = weakref.WeakKeyDictionary()
 _interning = Lock()
+
+# The latest layouts live on, because one that is dropped and made again would be traced again.
+_latest: collections.deque[Layout] = collections.deque(maxlen=32)
+
+
+class _Content:
+    """The content of a layout, which it holds itself."""
+
+    __slots__ = ("__weakref__", "_hash", "_spec")
+
+    def __init__(self, spec: Hashable):
+        self._spec = spec
+        self._hash = hash(spec)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Content) and other._spec == self._spec
 
 
 def _interned(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Layout:
-    if not _is_settled(treedef, leaves):
+    spec = _content_spec(treedef, leaves)
+    if not _is_settled(spec):
         return _ChangeableLayout(treedef, leaves)
-    content = Hashed(_content_key(treedef, leaves))
+    content = _Content(spec)
     with _interning:
         reference = _layouts.get(content)
         layout = None if reference is None else reference()
@@ -228,11 +247,9 @@ def _interned(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Layout:
             layout._key = content
             _layouts.pop(content, None)
             _layouts[content] = weakref.ref(layout)
+        if layout not in _latest:
+            _latest.append(layout)
     return layout
-
-
-# One that was dropped and is made again has not to be traced again.
-register_interned(Layout, lambda layout: layout._key.typed)
 
 
 def _from_skeleton(skeleton: Any) -> Layout:
@@ -240,18 +257,31 @@ def _from_skeleton(skeleton: Any) -> Layout:
     return _interned(treedef, tuple(leaves))
 
 
-def _content_key(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
-    return (treedef_key(treedef), tuple([static_key(leaf) for leaf in leaves]))
+def _content_spec(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
+    return split_tree(tree_unflatten(treedef, leaves))[0]
 
 
-def _is_settled(treedef: PyTreeDef, leaves: Iterable[Any]) -> bool:
+def _is_settled(spec: Any) -> bool:
     """Return whether nothing static can change in place, but for what is compared by identity."""
-    for _, _, data, custom in treedef_rows(treedef):
-        # The keys of a dict come as a new list.
-        data = tuple(data) if type(data) is list and custom in (None, dict) else data
-        if not identity_suffices(data):
-            return False
-    return all(type(leaf) is Slot or identity_suffices(leaf) for leaf in leaves)
+    if type(spec) is Static:
+        return _is_fixed(spec.frozen)
+    if type(spec) is not tuple:
+        return True
+    _, _, aux, *children = spec
+    return (type(aux) is not Static or _is_fixed(aux.frozen)) and all(map(_is_settled, children))
+
+
+# Of which classes a stand-in with fixed parts is fixed.
+_FIXED = frozenset({bool, float, complex, tuple, frozenset})
+
+
+def _is_fixed(frozen: Any) -> bool:
+    if type(frozen) is tuple:
+        _, cls, _, *parts = frozen
+        return cls is Slot or (cls in _FIXED and all(map(_is_fixed, parts)))
+    if type(frozen) is frozenset:
+        return all(map(_is_fixed, frozen))
+    return type(frozen) in THEMSELVES or isinstance(frozen, weakref.ref)
 
 
 # --- Choosing ---------------------------------------------------------------------------------
@@ -259,7 +289,7 @@ def _is_settled(treedef: PyTreeDef, leaves: Iterable[Any]) -> bool:
 
 def layout_of(leaves: Sequence[Any], treedef: PyTreeDef, max_leaf_bytes: int) -> Layout:
     """Return the layout in which leaves up to a size share buffers."""
-    types = {index: LeafType.of(leaf) for index, leaf in enumerate(leaves) if is_array_leaf(leaf)}
+    types = {index: LeafType.of(leaf) for index, leaf in enumerate(leaves) if is_array(leaf)}
     places = {index: _place(leaves[index]) for index in types}
     # Most of them; what isn't anywhere yet follows.
     counts = collections.Counter([p for p in places.values() if p not in (_ANYWHERE, _APART)])
@@ -336,7 +366,7 @@ def _first_difference(old: Any, new: Any) -> tuple[str, str, str]:
         old_children, old_treedef = _one_level(old)
         new_children, new_treedef = _one_level(new)
         is_leaf = old_treedef.node_data() is None or new_treedef.node_data() is None
-        if type(old) is not type(new) or (is_leaf and static_key(old) != static_key(new)):
+        if type(old) is not type(new) or (is_leaf and freeze(old) != freeze(new)):
             return path, _text(old), _text(new)
         if is_leaf:
             continue
@@ -345,7 +375,7 @@ def _first_difference(old: Any, new: Any) -> tuple[str, str, str]:
                 return path + key, _text(old_children[key]), _ABSENT
             if key not in old_children:
                 return path + key, _ABSENT, _text(new_children[key])
-        if treedef_key(old_treedef) != treedef_key(new_treedef):
+        if _metadata_of(old) != _metadata_of(new):
             of_metadata.append(_metadata_difference(path, old, new))
         pending += [
             (path + key, child, new_children[key]) for key, child in reversed(old_children.items())
@@ -358,11 +388,16 @@ def _one_level(node: Any) -> tuple[dict[str, Any], PyTreeDef]:
     return {keystr(path): child for path, child in keyed}, treedef
 
 
+def _metadata_of(node: Any) -> Hashable:
+    _, metadata = flatten_one_level(node) or ((), None)
+    return freeze(metadata)
+
+
 def _metadata_difference(path: str, old: Any, new: Any) -> tuple[str, str, str]:
     if isinstance(old, eqx.Module):
-        for name in static_fields(type(old)):
+        for name in [f.name for f in dataclasses.fields(type(old)) if f.metadata.get("static", False)]:
             values = [fields_of(module).get(name) for module in (old, new)]
-            if static_key(values[0]) != static_key(values[1]):
+            if freeze(values[0]) != freeze(values[1]):
                 return f"{path}.{name}", short(values[0]), short(values[1])
     return path, f"a {type(old).__name__}", "one with other metadata"
 

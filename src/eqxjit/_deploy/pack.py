@@ -8,7 +8,7 @@ import wadler_lindig as wl
 from jax.tree_util import tree_flatten
 
 from .._code.text import counted
-from .._trees.partition import CyclicPytree, check_tree
+from .._spec.tree import split
 from .layout import Layout, layout_of
 
 Tree = TypeVar("Tree")
@@ -234,8 +234,9 @@ def pack(tree: Tree, *, max_leaf_bytes: int = MAX_LEAF_BYTES) -> Packed[Tree]:
 
 def _flattened(tree: Any) -> tuple[list[Any], Any]:
     try:
-        check_tree(tree)
-    except CyclicPytree:
+        # Where `tree_flatten` meets a cycle, it doesn't give back the stack that it took.
+        split(tree)
+    except RecursionError:
         raise ValueError("A pytree that contains itself can't be packed.") from None
     return tree_flatten(tree)
 

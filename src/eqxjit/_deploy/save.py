@@ -13,7 +13,7 @@ import json
 import os
 import traceback
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,14 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import Exported, default_export_platform, deserialize, export
 
-from .._diagnostics.description import Slot
-from .._plan.signature import Signature
-from .._runtime.dispatch import Dispatcher
-from .._runtime.entry import CacheEntry
-from .._runtime.errors import named_arguments
-from .._trees.array_layout import ArrayLayout
-from .._trees.out_spec import arrays_of
-from .._trees.partition import partition
+from .._core.entry import arrays_of
+from .._core.errors import named_arguments
+from .._core.slow import Caller
+from .._fast.signature import Signature
+from .._spec.tree import combine, split
 
 _FORMAT = "eqxjit.freeze"
 _VERSION = 1
@@ -44,17 +41,24 @@ SAVED_FOR = "__eqxjit_saved_for__"
 _VALUES = (bool, int, str, type(None))
 
 
+class Slot:
+    """A placeholder of an array, in a tree that is written down."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int):
+        self.index = index
+
+
 # --- Writing ----------------------------------------------------------------------------------
 
 
-def save(dispatcher: Dispatcher, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write the program for arguments like these, and the function's arrays."""
-    signature = dispatcher.wrapped.signature
+    signature = caller.function.signature
     _check_scopes(args, kwargs)
     try:
-        call, exported = dispatcher.receive(
-            functools.partial(dispatcher.stage, export), args, kwargs
-        )
+        call, exported, _ = caller.bind(functools.partial(caller.stage, export), args, kwargs)
     except NotImplementedError as error:
         if not _is_of_export(error):
             raise
@@ -63,21 +67,21 @@ def save(dispatcher: Dispatcher, path: Path, args: tuple[Any, ...], kwargs: dict
             "as of `jax.debug.print`, `jax.pure_callback` or `eqx.error_if`. Save a function "
             "without; the environment variable `EQX_ON_ERROR=off` takes out Equinox's checks."
         ) from error
-    entry: CacheEntry = call.entry
-    if len(entry.out_specs) != 1:
+    entry = call.entry
+    if len(entry.outs) != 1:
         raise ValueError(
             "What the function returns beside arrays depends on their shapes. Freeze it anew, and "
             "save it before it is called."
         )
     slots = [Slot(i) for i in range(len(exported.out_avals))]
-    output = entry.out_specs[0].rebuild(slots, dispatcher.wrapped.given(call.arguments))
-    inputs = call.arguments.combine(map(Slot, range(call.arguments.n_arrays)))
+    output = caller.combine(slots, call)
+    inputs = combine(call.spec, map(Slot, range(len(call.arrays))), iter(call.statics))
     for name, argument in named_arguments(signature, *inputs):
         _written(argument, name)  # Or an error that names the argument.
-    avals = entry.layout.of_arguments(exported.in_avals)
+    avals = _of_arguments(exported.in_avals, entry.n_first, entry.n_fun)
     files = {_PROGRAM: _serialized(exported)}
     arrays: list[dict[str, Any]] = []
-    for i, array in enumerate(dispatcher.fun_leaves):
+    for i, array in enumerate(caller.fun_arrays):
         if jnp.issubdtype(array.dtype, jax.dtypes.extended):
             raise ValueError(
                 f"An array of {array.dtype} can't be written as bytes: have it compiled in, by a "
@@ -96,7 +100,7 @@ def save(dispatcher: Dispatcher, path: Path, args: tuple[Any, ...], kwargs: dict
             [p.name, p.kind.name, p.default is not inspect.Parameter.empty]
             for p in signature.parameters
         ],
-        "n_first": entry.layout.n_first,
+        "n_first": entry.n_first,
         "avals": [str(aval) for aval in avals],
         "paths": _paths(signature, inputs),
         "inputs": _written(inputs, "(args, kwargs)"),
@@ -117,6 +121,11 @@ def save(dispatcher: Dispatcher, path: Path, args: tuple[Any, ...], kwargs: dict
         with contextlib.suppress(OSError):
             os.remove(temporary)
         raise
+
+
+def _of_arguments(flat: Sequence[Any], n_first: int, n_fun: int) -> list[Any]:
+    """Return what belongs to the arguments' arrays, of all arrays in JAX's order."""
+    return [*flat[:n_first], *flat[n_first + n_fun :]]
 
 
 def is_symbolic(shape: tuple[Any, ...]) -> bool:
@@ -243,19 +252,20 @@ def _sha256(content: bytes) -> str:
 def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., Any]:
     """Return the saved function, of the arrays not compiled in and of its own arguments."""
     name, n_inputs = manifest["name"], len(manifest["avals"])
-    layout = ArrayLayout(manifest["n_first"], len(manifest["arrays"]))
-    in_avals = layout.of_arguments(exported.in_avals)
-    _, expected = partition(_built(manifest["inputs"], [np.zeros(())] * n_inputs))
+    n_first = manifest["n_first"]
+    in_avals = _of_arguments(exported.in_avals, n_first, len(manifest["arrays"]))
+    expected, _, statics = split(_built(manifest["inputs"], [np.zeros(())] * n_inputs))
+    saved_for = _shown(combine(expected, iter(manifest["avals"]), iter(statics)))
 
     call = _without_transformations(exported.call, name) if exported.in_avals else exported.call
 
     def restored(arrays: Any, /, *args: Any, **kwargs: Any) -> Any:
-        leaves, static = partition((args, kwargs))
+        spec, leaves, given = split((args, kwargs))
         avals = [str(jax.typeof(leaf)) for leaf in leaves]
-        if static.key != expected.key:
+        if spec != expected:
+            called_with = _shown(combine(spec, iter(avals), iter(given)))
             raise ValueError(
-                f"`{name}` was saved for {_shown(expected.combine(manifest['avals']))}, and is "
-                f"called with {_shown(static.combine(avals))}."
+                f"`{name}` was saved for {saved_for}, and is called with {called_with}."
             )
         sizes: dict[str, tuple[Any, str]] = {}
         for i, leaf in enumerate(leaves):
@@ -267,15 +277,15 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
                     f"as `{path}`{problem}."
                 )
         try:
-            output = call(*layout.flat(arrays, leaves))
+            output = call(*leaves[:n_first], *arrays, *leaves[n_first:])
         except ValueError as error:
             if not any(is_symbolic(aval.shape) for aval in in_avals):
                 raise
             # Not a plain symbol in some dimension, but a formula.
             saved = ", ".join(map("`{}`: {}".format, manifest["paths"], manifest["avals"]))
-            given = ", ".join(avals)
+            called_with = ", ".join(avals)
             raise ValueError(
-                f"`{name}` was saved for {saved}, and is called with {given}, which doesn't fit."
+                f"`{name}` was saved for {saved}, and is called with {called_with}, which doesn't fit."
             ) from error
         return _built(manifest["output"], arrays_of(output))
 
@@ -284,7 +294,7 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
         [first, *map(_parameter, manifest["parameters"])]
     )
     restored.__name__ = restored.__qualname__ = name
-    setattr(restored, SAVED_FOR, _shown(expected.combine(manifest["avals"])))
+    setattr(restored, SAVED_FOR, saved_for)
     return restored
 
 

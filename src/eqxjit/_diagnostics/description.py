@@ -4,38 +4,27 @@ A description outlives the call: it holds texts, and refers to the user's object
 """
 
 import collections
+import dataclasses
 import functools
 import inspect
 import itertools
-import operator
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import numpy as np
 from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_with_path
 
 from .._code.call_site import CallSite
 from .._code.text import counted, short
-from .._compat import fields_of, treedef_rows
-from .._plan.signature import Signature
-from .._runtime.errors import named_arguments
-from .._trees.array_part import ArrayPart, array_part
-from .._trees.constants import CONSTANTS, constants_key
-from .._trees.garbage import without_collecting
-from .._trees.key_cache import KnownKey, static_key, treedef_key
-from .._trees.modules import dynamic_fields, is_module_class, static_fields
-from .._trees.partition import SORTED_DICTS, StaticTree, is_array_leaf
-from .._trees.static_key import (
-    ByEquality,
-    compared_fields,
-    iterated,
-    stays,
-    weak_reference,
-)
-from .._trees.structure import is_namedtuple, is_standard_namedtuple
+from .._compat import ArrayImpl, fields_of, flatten_one_level
+from .._core.errors import named_arguments
+from .._spec.static import CONSTANTS, Opaque, compared_fields, freeze
+from .._spec.tree import is_array
+from .array_part import ArrayPart, array_part
 
 # Larger trees aren't described, and larger static containers not looked into.
 _MAX_PARTS = 50_000
@@ -135,205 +124,54 @@ class Description(NamedTuple):
 UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
 
 
-class Slot:
-    """A placeholder of an array, in a tree that is looked at or written down."""
+def describe(call: Any) -> Description:
+    """Describe the arguments of a call, and its function where copies of it may differ.
 
-    __slots__ = ("index",)
+    **Returns:**
 
-    def __init__(self, index: int):
-        self.index = index
-
-
-class Template(NamedTuple):
-    """The description of all calls of one static half, without their arrays.
-
-    - `description`: with `_NO_PART` in the place of each array.
-    - `places`: for each array, where in the description it is; empty where none is to be filled in.
+    The description; `UNKNOWN` for trees that are too large, or whose nodes can't be read.
     """
-
-    description: Description
-    places: tuple[int, ...]
-
-    def describe(self, arrays: Sequence[Any]) -> Description:
-        """Describe a call with these arrays: those of the arguments, then the function's."""
-        return self.filled(_array_parts(arrays))
-
-    def filled(self, array_parts: list[ArrayPart] | None) -> Description:
-        """Return the description with these parts of arrays; None for such as aren't known."""
-        if not self.places:
-            return self.description
-        if array_parts is None or len(array_parts) != len(self.places):
-            return UNKNOWN
-        parts = list(self.description.parts)
-        for place, part in zip(self.places, array_parts, strict=True):
-            parts[place] = part
-        return self.description._replace(parts=tuple(parts))
-
-
-class Deferred:
-    """A description that is made when somebody asks: nothing in the call can change meanwhile."""
-
-    __slots__ = ("_arrays", "_made", "_template")
-
-    def __init__(self, template: "DeferredTemplate", arrays: list[ArrayPart] | None):
-        self._template = template
-        self._arrays = arrays
-        self._made: Description | None = None
-
-    @property
-    def n_parts(self) -> int:
-        """About how many parts it has."""
-        return self._template.n_parts
-
-    def make(self) -> Description:
-        """Return the description, which is made once."""
-        if self._made is None:
-            self._made = self._template.make().filled(self._arrays)
-        return self._made
-
-    def n_arrays_unlike(self, other: "Description | Deferred") -> int:
-        """Return how many arrays differ, where nothing else can; 0 if something else may."""
-        if not isinstance(other, Deferred) or self._template is not other._template:
-            return 0
-        if self._arrays is None or other._arrays is None:
-            return 0
-        return sum(map(operator.ne, self._arrays, other._arrays))
-
-
-def made(description: Description | Deferred) -> Description:
-    """Return a description, which may still have to be made."""
-    return description.make() if isinstance(description, Deferred) else description
-
-
-class DeferredTemplate(NamedTuple):
-    """A template that is made when somebody asks.
-
-    - `make`: returns it; the same one each time.
-    - `n_parts`: about how many parts it has.
-    """
-
-    make: Callable[[], Template]
-    n_parts: int
-
-    def describe(self, arrays: Sequence[Any]) -> Deferred:
-        """Describe a call, as a `Template` does."""
-        return Deferred(self, _array_parts(arrays))
-
-
-AnyTemplate = Template | DeferredTemplate
-
-
-def _array_parts(arrays: Sequence[Any]) -> list[ArrayPart] | None:
     try:
-        return [*map(array_part, arrays)]
+        named = named_arguments(call.function.signature, call.args, call.kwargs)
+        if call.function.varies:
+            named.append(("fun", call.function.combine(call.fun_arrays)))
+        return _description_of(named, call.is_staged)
     except Exception:
-        return None
+        # A node of the user's that can't be flattened, or an array of another library's.
+        return UNKNOWN
 
 
-# Smaller trees are described at once.
-_FEW_PARTS = 100
-
-_NO_PART = NodePart("array", None)
-
-# Children of which no node has others are described at once.
-_OF_MANY = frozenset({Slot, bool, int, float})
-
-
-def template_of(signature: Signature, fun: StaticTree | None, arguments: StaticTree) -> AnyTemplate:
-    """Describe the static half of a call; `fun` is None if the function is always the same."""
-    try:
-        n_nodes = arguments.treedef.num_nodes
-        if fun is None and n_nodes >= _FEW_PARTS and _stays_as_it_is(arguments):
-            static = StaticTree(arguments.treedef, arguments.leaves)
-            make = functools.cache(lambda: _template(signature, None, static))
-            return DeferredTemplate(make, n_nodes)
-        return _template(signature, fun, arguments)
-    except Exception:
-        return Template(UNKNOWN, ())
-
-
-def _template(signature: Signature, fun: StaticTree | None, arguments: StaticTree) -> Template:
-    try:
-        n_nodes = arguments.treedef.num_nodes
-        return without_collecting(lambda: _whole_template(signature, fun, arguments), n_nodes)
-    except Exception:
-        # Say, a node of the user's that can't be made without its arrays.
-        return Template(UNKNOWN, ())
-
-
-def _whole_template(
-    signature: Signature, fun: StaticTree | None, arguments: StaticTree
-) -> Template:
-    n_arrays = arguments.n_arrays
-    args, kwargs = arguments.combine(map(Slot, range(n_arrays)))
-    named = named_arguments(signature, args, kwargs)
-    if fun is not None:
-        n_before, n_arrays = n_arrays, n_arrays + fun.n_arrays
-        named.append(("fun", fun.combine(map(Slot, range(n_before, n_arrays)))))
-    return _template_of(named, n_arrays)
-
-
-def _stays_as_it_is(arguments: StaticTree) -> bool:
-    """Return whether a tree holds nothing that can change, in nodes that run no code of the user's.
-
-    Beside constants that is what lives with a library's module: nothing else may be kept alive
-    until it is described.
-    """
-    *_, classes = arguments.columns
-    return arguments.holds_only(_is_a_librarys) and all(
-        cls is None or is_module_class(cls) for cls in {*classes}
-    )
-
-
-def _is_a_librarys(value: Any) -> bool:
-    # The metadata of a named tuple is its class, whose methods may do anything.
-    is_plain = not issubclass(type(value), type) or not is_namedtuple(value)
-    return stays(value) and (is_plain or is_standard_namedtuple(value))
-
-
-def _template_of(named: list[tuple[str, Any]], n_arrays: int) -> Template:
+def _description_of(named: list[tuple[str, Any]], is_staged: bool) -> Description:
     paths: list[str] = []
     parents: list[int] = []
     parts: list[Part] = []
-    places = [0] * n_arrays
     pending = [(name, value, -1, False) for name, value in reversed(named)]
     while pending:
         path, value, parent, is_static = pending.pop()
         children: _Children = ()
-        if type(value) is Slot:
-            places[value.index] = len(parts)
         part = _leaf_part(value, is_static)
+        if part is None and is_staged and not is_static and isinstance(value, jax.ShapeDtypeStruct):
+            part = array_part(value)
         if part is None:
             part, children = _static_part(value, True) if is_static else _dynamic_part(value)
+        index = len(paths)
         paths.append(path)
         parents.append(parent)
         parts.append(part)
-        if children and {type(child) for _, child, _ in children} <= _OF_MANY:
-            start = len(paths)
-            paths += [path + suffix for suffix, _, _ in children]
-            parents += [start - 1] * len(children)
-            for place, (_, child, child_is_static) in enumerate(children, start):
-                if type(child) is Slot:
-                    places[child.index] = place
-                part = _leaf_part(child, child_is_static or is_static)
-                assert part is not None
-                parts.append(part)
-        elif children:
-            index = len(paths) - 1
-            pending += [
-                (path + suffix, child, index, child_is_static or is_static)
-                for suffix, child, child_is_static in reversed(children)
-            ]
+        pending += [
+            (path + suffix, child, index, child_is_static or is_static)
+            for suffix, child, child_is_static in reversed(children)
+        ]
         if len(paths) + len(pending) > _MAX_PARTS:
-            return Template(UNKNOWN, ())
-    return Template(Description(tuple(paths), tuple(parents), tuple(parts)), tuple(places))
+            return UNKNOWN
+    return Description(tuple(paths), tuple(parents), tuple(parts))
 
 
 def _leaf_part(value: Any, is_field: bool) -> Part | None:
     """Return what most parts are; None for what takes longer."""
     kind = type(value)
-    if kind is Slot:
-        return _NO_PART
+    if kind is ArrayImpl and not is_field:
+        return array_part(value)
     if kind in _SIMPLE and (kind is not str or len(value) < _LONG_TEXT):
         return _simple_part(value, is_field)
     if kind is float:
@@ -360,17 +198,18 @@ def _dynamic_part(value: Any) -> tuple[Part, _Children]:
     known = _known_node(value)
     if known is not None:
         return known
-    if is_array_leaf(value):
+    if is_array(value):
         # One that is compiled in.
         return array_part(value), ()
     if all_leaves([value]):
         return _static_part(value, is_field=False)
     # A class that was registered as a node.
-    keyed, treedef = tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
+    keyed, _ = tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
     name = type(value).__name__
-    *_, (_, _, metadata, _) = treedef_rows(treedef)
+    _, metadata = flatten_one_level(value) or ((), None)
     detail = f" with metadata {short(metadata)}"
-    part = NodePart(name, lasting(treedef_key(treedef)), detail, type(value).__module__)
+    key = (name, lasting(type(value)), lasting(freeze(metadata)))
+    part = NodePart(name, key, detail, type(value).__module__)
     return part, [(_suffix(path), child, False) for path, child in keyed]
 
 
@@ -378,9 +217,9 @@ def _large_part(value: Any) -> StaticPart | None:
     """Return a large sequence of nothing but constants: it isn't looked into."""
     name = type(value).__name__
     if type(value) in (tuple, list) and len(value) > _MAX_ITEMS:
-        key = constants_key(tuple(value))
-        if key is not None:
-            return StaticPart(f"{name} of {len(value)}", hash(key), name, is_field=False)
+        if {*map(type, value)} <= CONSTANTS:
+            key = hash(tuple(map(freeze, value)))
+            return StaticPart(f"{name} of {len(value)}", key, name, is_field=False)
     return None
 
 
@@ -400,14 +239,14 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
         values = fields_of(value)
         part, fields = _part_and_fields(kind)
         return part, [(path, values[f], static) for path, f, static in fields if f in values]
-    if kind in SORTED_DICTS or kind is collections.OrderedDict:
-        children = [(f"[{short(key)}]", child, False) for key, child in iterated(kind.items, value)]
+    if kind in (dict, collections.defaultdict, collections.OrderedDict):
+        children = [(f"[{short(key)}]", child, False) for key, child in [*kind.items(value)]]
         if kind is not collections.defaultdict:
             return NodePart(name, name), children
         factory = value.default_factory
-        key = (name, lasting(static_key(factory)))
+        key = (name, lasting(freeze(factory)))
         return NodePart(name, key, _placed(" of ", _text(factory))), children
-    if is_namedtuple(kind):
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         children = [(f".{field}", getattr(value, field), False) for field in value._fields]
         return _part_of_class(kind), children
     if kind is tuple or kind is list:
@@ -435,9 +274,11 @@ def _items(value: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 @functools.lru_cache(maxsize=256)
 def _part_and_fields(kind: type) -> tuple[NodePart, list[tuple[str, str, bool]]]:
     """Return the part of a Module, and its fields: path suffix, name, and whether it is static."""
-    dynamic = [(f".{name}", name, False) for name in dynamic_fields(kind)]
-    static = [(f".{name}", name, True) for name in static_fields(kind)]
-    return _part_of_class(kind), dynamic + static
+    fields = [
+        (f".{field.name}", field.name, field.metadata.get("static", False))
+        for field in dataclasses.fields(kind)
+    ]
+    return _part_of_class(kind), sorted(fields, key=lambda field: field[2])
 
 
 def _part_of_class(kind: type) -> NodePart:
@@ -451,7 +292,7 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
         return StaticPart(text, hash(value), kind.__name__, is_field), ()
     if kind in _SIZED and len(value) > _MAX_ITEMS:
         text = f"{kind.__name__} of {len(value)}"
-        return StaticPart(text, hash(static_key(value)), kind.__name__, is_field), ()
+        return StaticPart(text, hash(freeze(value)), kind.__name__, is_field), ()
     if value is not None:
         known = _known_node(value)
         if known is not None:
@@ -461,7 +302,7 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
             children: _Children = [(f".{name}", getattr(value, name), True) for name in fields]
             return _part_of_class(kind), children
     try:
-        key = lasting(static_key(value))
+        key = lasting(freeze(value))
     except Exception:
         key = id(value)
     part = StaticPart(
@@ -493,24 +334,20 @@ def lasting(key: Hashable) -> Hashable:
     if isinstance(key, frozenset):
         return frozenset([lasting(part) for part in key])
     if isinstance(key, type):
-        return weak_reference(key)
+        return weakref.ref(key)
     if isinstance(key, (str, bytes)):
         return key if len(key) <= _LONG_TEXT else hash(key)
     if key is None or isinstance(key, (bool, int, float, weakref.ref, np.dtype)):
         return key
-    if isinstance(key, KnownKey):
-        return lasting(key.typed)
-    if isinstance(key, ByEquality) and key.hash is None:
+    if isinstance(key, Opaque) and key.hash is None:
         return _content(key.value)
     return hash(key)
 
 
 def _content(value: Any) -> Hashable:
     """Return what tells an unhashable object from others of its class, as far as possible."""
-    if isinstance(value, np.dtype):
-        return hash(value)
     try:
-        return lasting(static_key(vars(value)))
+        return lasting(freeze(vars(value)))
     except Exception:
         return None
 

@@ -11,47 +11,36 @@ from .._code.call_site import call_site
 from .._code.place import Place
 from .._compat import trace_configuration
 from .._lock import Lock, alive
-from .._plan.check import first_mismatch
-from .._runtime.entry import CacheEntry
-from .._runtime.events import LOWERING, TRACING, observers
-from .._runtime.hooks import TraceHook
-from .._runtime.request import Call
-from .._runtime.staging import currently_jitting
-from .._trees.partition import StaticTree, has_tracers
-from .description import (
-    UNKNOWN,
-    AnyTemplate,
-    Deferred,
-    Description,
-    made,
-    template_of,
-)
+from .._core.entry import Entry
+from .._core.events import LOWERING, TRACING, observers
+from .._core.hooks import TraceHook
+from .._core.staging import currently_jitting
+from .._spec.tree import children, has_tracers
+from .description import UNKNOWN, Description, describe, summary
 from .differences import (
     CACHE,
     FUNCTION,
     OF_ARRAYS,
-    TRANSFORMATION,
     UNKNOWN_REASON,
     Difference,
     configuration_differences,
+    differences,
     distance,
+    with_apt_remedies,
 )
 from .iterators import log_iterators
 from .jaxpr_size import measure
 from .log import log
 from .outline import outline
 from .storms import Streak, streak_of
-from .trace import Trace
+from .trace import Trace, TraceList
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
 _MAX_REMEMBERED = 256
-_MAX_COMPARED = 64
+_MAX_COMPARED = 16
 
 # How many parts of descriptions are remembered, a few dozen megabytes: large trees differ in many.
 _MAX_PARTS = 200_000
-
-# Of how many static structures a description is kept, for calls that differ in their arrays alone.
-_MAX_TEMPLATES = 8
 
 # How many definitions of functions are remembered, so that a function made anew is recognised.
 _MAX_DEFINITIONS = 256
@@ -104,75 +93,52 @@ class History(TraceHook):
         #: Those under way. An interrupt may keep one from its end, but not alive.
         self._begun: weakref.WeakSet[Trace] = weakref.WeakSet()
         #: The entries that they were made for.
-        self._entries: weakref.WeakKeyDictionary[Trace, weakref.ref[CacheEntry]] = (
+        self._entries: weakref.WeakKeyDictionary[Trace, weakref.ref[Entry]] = (
             weakref.WeakKeyDictionary()
         )
-        #: What describes the calls of an entry, of the latest few; and the function's static half
-        #: that is described with it.
-        self._templates: weakref.WeakKeyDictionary[
-            CacheEntry, tuple[AnyTemplate, weakref.ref[StaticTree] | None]
-        ] = weakref.WeakKeyDictionary()
-        #: The entries that were described last.
-        self._described: collections.deque[weakref.ref[CacheEntry]] = collections.deque()
         self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
         #: How many of the remembered traces are from before the last `clear_cache`.
         self._n_cleared = 0
         self._streak = Streak(place)
 
     @property
-    def traces(self) -> list[Trace]:
+    def traces(self) -> TraceList:
         """Those since the cache was last cleared, the oldest first; the latest 256 of them."""
         with self._lock:
-            return list(self._remembered)[self._n_cleared :]
+            return TraceList(list(self._remembered)[self._n_cleared :])
 
-    def describe(self, request: Call) -> Description:
-        """Describe what a call is made with, function included."""
-        return made(self._describe(request))
+    def describe(self, call: Any) -> Description:
+        """Describe the arguments of a call."""
+        return describe(call)
 
-    def _describe(self, request: Call) -> Description | Deferred:
-        if request.description is not None:
-            return request.description
-        fun = request.fun if request.fun_varies else None
-        arrays = [*request.leaves, *request.fun_leaves] if fun is not None else request.leaves
-        fun_ref = None if fun is None else weakref.ref(fun)
-        template, known_ref = self._templates.get(request.entry, (None, None))
-        if template is None or known_ref != fun_ref:
-            template = template_of(request.signature, fun, request.arguments)
-            self._keep_template(request.entry, template, fun_ref)
-        return template.describe(arrays)
+    def summary(self, description: Description) -> str:
+        """Return the arguments of a call in a few words."""
+        return ", ".join(summary(description))
 
-    def _keep_template(
-        self, entry: CacheEntry, template: AnyTemplate, fun_ref: weakref.ref[StaticTree] | None
-    ) -> None:
-        with self._lock:
-            self._templates[entry] = template, fun_ref
-            self._described.append(weakref.ref(entry))
-            if len(self._described) > _MAX_TEMPLATES:
-                oldest = self._described.popleft()()
-                if oldest is not None and oldest is not entry:
-                    self._templates.pop(oldest, None)
+    def static_differences(self, old: Description, new: Description) -> list[str]:
+        """Return how two calls differ in anything but arrays, in words."""
+        found = differences(old, new)
+        return [str(difference) for difference in found if difference.category not in OF_ARRAYS]
 
-    def begin(self, request: Call, number: int, is_recompilation: bool) -> Trace:
-        """Explain a trace that is about to be made, or a recompilation."""
+    def begin(self, call: Any, number: int) -> Trace:
+        """Explain a trace that is about to be made."""
         trace = Trace(
             self.name,
-            self._describe(request),
+            describe(call),
             trace_configuration(),
             call_site(),
             number,
-            is_recompilation=is_recompilation,
-            is_transformed=has_tracers(request.leaves),
-            is_ahead_of_time=request.is_staged and not is_recompilation,
-            invalidation_reasons=request.entry.invalidation_reasons,
+            is_transformed=has_tracers(call.arrays),
+            is_ahead_of_time=call.is_staged,
+            invalidation_reasons=call.entry.invalidation_reasons,
         )
         with self._lock:
             earlier = self._explain(trace)
-            self._entries[trace] = weakref.ref(request.entry)
+            self._entries[trace] = weakref.ref(call.entry)
             self._begun.add(trace)
         if earlier is not None and _cause(trace) in (UNKNOWN_REASON, CACHE):
-            # Not with the lock: it compares the user's objects.
-            path = _first_mismatch(self._entries[earlier](), request)
-            if path is not None:
+            path = _first_difference(self._entries[earlier](), call)
+            if path:
                 first, *others = trace.differences
                 new = f"{first.new}; the first that differs is `{path}`"
                 trace.differences = (first._replace(new=new), *others)
@@ -206,26 +172,22 @@ class History(TraceHook):
             record.seconds.compiling += seconds
             record.from_persistent_cache = from_cache
 
-    def complete(self, record: Trace, request: Call | None) -> None:
+    def complete(self, record: Trace, call: Any, jaxpr: Any) -> None:
         """Measure a trace, and notify observers and the log."""
-        if request is not None:
-            measure(record, request)
+        measure(record, call, jaxpr)
         for observer in alive(observers):
             observer.traced(record)
         log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         if not record.is_ahead_of_time and not currently_jitting():
             self._add_to_streak(record)
-        if request is not None:
-            log_iterators(record, self.place, request.arguments, request.fun)
+        log_iterators(record, self.place, call)
 
     def _forget_descriptions(self) -> None:
         n_parts = 0
         for trace in reversed(self._remembered):
-            n_parts += trace.n_parts
+            n_parts += len(trace.description.parts)
             if n_parts > _MAX_PARTS and trace is not self._remembered[-1]:
-                # What finds the differences holds the description.
-                _ = trace.differences
                 trace.description = UNKNOWN
 
     def restart(self) -> None:
@@ -242,27 +204,30 @@ class History(TraceHook):
             return None
         if trace.configuration == earlier.configuration:
             trace.configuration = earlier.configuration
-        of_user = self.place.is_users
-        if trace.n_arrays_unlike(earlier):
-            trace.differences = trace.comparison(earlier, of_user)
-        else:
-            trace.description = trace.description.sharing(earlier.description)
-            found = trace.comparison(earlier, of_user)()
-            trace.differences = found or (_why_it_does_not_serve(earlier, trace),)
+        trace.description = trace.description.sharing(earlier.description)
+        found = self._differences(earlier, trace)
+        trace.differences = found or (_why_it_does_not_serve(earlier, trace),)
         is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
         trace.compared_with = None if is_earlier_cleared else earlier.number
         return earlier
 
     def _closest(self, trace: Trace) -> Trace | None:
         def how_far(earlier: Trace) -> int:
-            n_arrays = trace.n_arrays_unlike(earlier)
-            far = n_arrays or distance(earlier.description, trace.description)
+            far = distance(earlier.description, trace.description)
             return far + len(configuration_differences(earlier.configuration, trace.configuration))
 
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
         begun = sorted(alive(self._begun), key=lambda earlier: earlier.number)
         latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
         return min(latest, key=how_far, default=None)
+
+    def _differences(self, earlier: Trace, trace: Trace) -> tuple[Difference, ...]:
+        if UNKNOWN in (earlier.description, trace.description):
+            why = "the arguments are too large to be compared, or can't be"
+            return (Difference(UNKNOWN_REASON, "", "", why),)
+        found = differences(earlier.description, trace.description, self.place.is_users)
+        found += configuration_differences(earlier.configuration, trace.configuration)
+        return with_apt_remedies(found)
 
     def _add_to_streak(self, trace: Trace) -> None:
         """Count a trace among those in a row, which are logged once they are many."""
@@ -273,29 +238,44 @@ class History(TraceHook):
 
 
 def _cause(trace: Trace) -> str | None:
-    """Return the category of the first difference: of arrays, if it is still to be found."""
-    if not trace.is_explained:
-        return OF_ARRAYS[0]
+    """Return the category of the first difference."""
     return next((difference.category for difference in trace.differences), None)
 
 
-def _first_mismatch(entry: CacheEntry | None, request: Call) -> str | None:
-    """Return the path of the first guard of an entry's specialised call that fails."""
-    call = entry and (entry.specialized or entry.second_chance)
-    if not call or entry is request.entry:
-        return None
+def _first_difference(entry: Entry | None, call: Any) -> str:
+    """Return the path of the first difference between an entry's spec and a call's; empty if none."""
+    if entry is None or entry is call.entry:
+        return ""
+
+    def walk(old: Any, new: Any, value: Any, path: str) -> str:
+        if old == new:
+            return ""
+        if type(old) is not tuple or type(new) is not tuple or old[:3] != new[:3]:
+            return path
+        if len(old) != len(new):
+            return path
+        for before, (suffix, spec, child, _) in zip(old[3:], children(new, value), strict=True):
+            found = walk(before, spec, child, path + suffix)
+            if found:
+                return found
+        return path
+
     try:
-        args, kwargs = request.arguments.combine(request.leaves)
-        return first_mismatch(call.plan(), args, kwargs)
+        names = [*call.function.signature.path_names(len(call.args)), *sorted(call.kwargs)]
+        values = [*call.args, *[call.kwargs[name] for name in sorted(call.kwargs)]]
+        old = [*entry.spec[3][3:], *entry.spec[4][3:]]
+        new = [*call.spec[3][3:], *call.spec[4][3:]]
+        if len(old) != len(new):
+            return ""
+        found = map(walk, old, new, values, names)
+        return next(filter(None, found), "")
     except Exception:
-        # Say, a node of the user's that can't be made anew.
-        return None
+        # Say, a node of the user's that can't be flattened again.
+        return ""
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
     """Why a trace doesn't serve a call that looks just like its own."""
-    if trace.is_recompilation and trace.is_transformed:
-        return Difference(TRANSFORMATION, "", "", "`jax.grad`, `jax.vmap` or the like was applied")
     if earlier.invalidation_reasons:
         why = earlier.invalidation_reasons[-1]
     elif earlier.invalidation_reasons is not trace.invalidation_reasons:
@@ -305,8 +285,6 @@ def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
         )
     else:
         why = "JAX's own caches no longer hold it (`jax.clear_caches()`)"
-        if trace.is_recompilation:
-            why += ", or it was compiled with other options (`f.lower(...).compile(...)`)"
     return Difference(CACHE, "", "", why)
 
 

@@ -9,9 +9,7 @@ from typing import Any
 
 from .._code.place import Place
 from .._lock import Lock
-from .._trees.constants import is_constant
-from .._trees.partition import StaticTree
-from .._trees.static_key import compared_fields, iterated
+from .._spec.static import compared_fields
 from .description import StaticPart, is_iterator
 from .trace import Trace
 
@@ -27,10 +25,10 @@ _logged: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
 _logged_lock = Lock()
 
 
-def log_iterators(trace: Trace, place: Place, arguments: StaticTree, fun: StaticTree) -> None:
+def log_iterators(trace: Trace, place: Place, call: Any) -> None:
     """Log which static values of a complete trace are iterators, each once for a function."""
-    in_arguments = _holds_iterator(arguments)
-    if not in_arguments and not _holds_iterator(fun):
+    in_arguments = _holds_iterator(call.statics)
+    if not in_arguments and not _holds_iterator(call.function.statics):
         return
     parts = zip(trace.description.paths, trace.description.parts, strict=True)
     iterators = [
@@ -57,9 +55,9 @@ def log_iterators(trace: Trace, place: Place, arguments: StaticTree, fun: Static
         )
 
 
-def _holds_iterator(static: StaticTree) -> bool:
+def _holds_iterator(statics: Iterable[Any]) -> bool:
     # One depth after the other: of most values the classes are all that is looked at.
-    pending = [*static.leaves, *static.metadata]
+    pending = [*statics]
     n_left = _MAX_VALUES
     while pending and n_left > 0:
         n_left -= len(pending)
@@ -72,7 +70,7 @@ def _holds_iterator(static: StaticTree) -> bool:
         held = [
             readers[type(value)](value)
             for value in pending
-            if type(value) in readers and not is_constant(value)
+            if type(value) in readers
         ]
         pending = [*itertools.islice(itertools.chain.from_iterable(held), max(n_left, 0))]
     return False
@@ -81,9 +79,9 @@ def _holds_iterator(static: StaticTree) -> bool:
 def _reader(kind: type) -> Callable[[Any], Iterable[Any]] | None:
     """Return how to read what a static container holds; None for anything else."""
     if kind in (tuple, list, set, frozenset):
-        return functools.partial(iterated, iter)
+        return list
     if kind is dict:
-        return functools.partial(iterated, dict.values)
+        return lambda value: [*dict.values(value)]
     if kind is functools.partial:
         return lambda value: (*value.args, *value.keywords.values())
     fields = compared_fields(kind)

@@ -8,9 +8,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._code.call_site import LIBRARY_FILES, is_users, location
 from .._compat import source_line
-from .._runtime.events import observers
-from .._runtime.request import Call
-from .._trees.partition import has_tracers
+from .._core.events import observers
+from .._spec.tree import has_tracers
 from .trace import Trace
 
 # A line stands out if it made so many equations, and so large a share of them.
@@ -64,15 +63,14 @@ def _with_nested(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
                         pending.append(nested)
 
 
-def measure(trace: Trace, request: Call) -> None:
-    """Fill in the size of a trace that was made in a call."""
-    jitted, leaves, jaxpr = request.entry.jitted, request.flat, request.jaxpr
+def measure(trace: Trace, call: Any, jaxpr: Any) -> None:
+    """Fill in the size of a trace that was made in a call; `jaxpr` is what JAX lowered, if it did.
+    """
+    jitted, arrays = call.entry.jitted, call.flat
     try:
-        if has_tracers(leaves):
-            # It became part of an outer program, which is measured; and asking takes its time.
-            jaxpr = jitted.trace(*leaves).jaxpr if observers else None
-        elif jaxpr is None:
-            jaxpr = jitted.trace(*leaves).jaxpr
+        # What became part of an outer program is measured there; and asking takes its time.
+        if jaxpr is None and (observers or not has_tracers(arrays)):
+            jaxpr = jitted.trace(*arrays).jaxpr
         if jaxpr is not None:
             trace.equations, trace.busiest_line = size_of(jaxpr)
     except Exception:

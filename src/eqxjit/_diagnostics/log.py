@@ -60,9 +60,7 @@ def log(trace: Trace) -> None:
     """Log a trace that is complete, if that is wanted."""
     if not (_IS_ON or _requests) or not trace.differences:
         return
-    what = "compiled again by JAX" if trace.is_recompilation else "traced"
-    if trace.number > 1 and not trace.is_recompilation:
-        what += " again"
+    what = "traced again" if trace.number > 1 else "traced"
     _logger.warning(
         "`%s` was %s (trace %d) for the call at %s, in %s.\n%s",
         trace.function,

@@ -8,9 +8,8 @@ from typing import Any
 import equinox as eqx
 
 from .._compat import fields_of
-from .._trees.key_cache import static_key
-from .._trees.partition import is_array_leaf
-from .._trees.static_key import compared_fields, iterated
+from .._spec.static import compared_fields, freeze
+from .._spec.tree import is_array
 from .description import lasting
 
 # More of it isn't looked at.
@@ -47,19 +46,19 @@ def _part(value: Any) -> tuple[_Part, Iterable[Any]]:
         return (lasting(kind), repr(value)), ()
     if kind is int:
         return (int.__name__, value if abs(value) < _LONG_INT else value.bit_length()), ()
-    if is_array_leaf(value):
+    if is_array(value):
         # One may not be computed yet.
         return ("array",), ()
     if issubclass(kind, (tuple, list)):
         base: type = tuple if issubclass(kind, tuple) else list
         return (lasting(kind), base.__len__(value)), base.__iter__(value)
     if issubclass(kind, dict):
-        items = itertools.chain.from_iterable(iterated(dict.items, value))
+        items = itertools.chain.from_iterable([*dict.items(value)])
         return (lasting(kind), dict.__len__(value)), items
     if issubclass(kind, eqx.Module):
         return (lasting(kind),), fields_of(value).values()
     if kind.__eq__ is object.__eq__:
-        return (lasting(static_key(value)),), ()
+        return (lasting(freeze(value)),), ()
     fields = compared_fields(kind)
     if fields is None:
         return (lasting(kind),), ()

@@ -31,8 +31,8 @@ class Streak:
         self._lock = Lock()
         self._has_function = False
         self._has_logged = False
-        #: How these differ; the trace itself, of one function's, where that is still to be found.
-        self._causes: list[tuple[Difference, ...] | Trace] = []
+        #: How these differ.
+        self._causes: list[tuple[Difference, ...]] = []
 
     def restart(self) -> None:
         """Begin to count anew."""
@@ -44,7 +44,7 @@ class Streak:
         with self._lock:
             if self._has_logged:
                 return
-            self._causes.append(trace.differences if trace.is_explained else trace)
+            self._causes.append(trace.differences)
             if len(self._causes) < _MANY:
                 return
             self._has_logged = True
@@ -72,8 +72,7 @@ class Streak:
         counts: collections.Counter[tuple[str, str]] = collections.Counter()
         latest: dict[tuple[str, str], Difference] = {}
         for causes in self._causes:
-            found = causes.differences if isinstance(causes, Trace) else causes
-            for cause in found[:_MAX_COUNTED] or (self._defined_again(),):
+            for cause in causes[:_MAX_COUNTED] or (self._defined_again(),):
                 key = (cause.category, cause.path)
                 counts[key] += 1
                 latest[key] = cause

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .._code.html import escape
 from .._lock import Lock
-from .._runtime.events import COMPILING, LOWERING, TRACING
+from .._core.events import COMPILING, LOWERING, TRACING
 from .trace import Trace
 
 # How many spans are kept, the latest; and how many a page shows, the longest.

@@ -1,22 +1,16 @@
 """The record of one trace: what was traced, for which call, why, and how long it took."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .._code.call_site import CallSite
 from .._code.html import block, escape, table
-from .description import UNKNOWN, Deferred, Description, made, summary
+from .description import UNKNOWN, Description, summary
 from .differences import (
-    UNKNOWN_REASON,
     Difference,
-    configuration_differences,
-    differences,
     listed,
-    with_apt_remedies,
 )
-
-_Differences = tuple[Difference, ...]
 
 
 @dataclasses.dataclass
@@ -44,16 +38,16 @@ class Seconds:
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Trace:
-    """One trace of a function, or a compilation that JAX began by itself.
+    """One trace of a function.
 
     - `function`: the function's qualified name, as from inside the function that defines it.
     - `number`: counts the traces of the function, from 1.
     - `call_site`: the user's line that made the call, with `filename` and `line`; as a text,
         `src/train.py:31`.
+    - `differences`: how it differs from the closest earlier trace; empty for the first.
     - `compared_with`: the number of that earlier trace; `None` for the first.
     - `seconds`: how long it took.
     - `from_persistent_cache`: whether JAX's persistent cache held the compiled program.
-    - `is_recompilation`: whether JAX compiled an earlier trace once more, without tracing.
     - `equations`: the size of the jaxpr, nested ones included; `None` where it wasn't looked at,
         because it became part of an outer program.
     - `busiest_line`: the user's line that made most of the equations, and how many, as
@@ -61,15 +55,14 @@ class Trace:
     """
 
     function: str
-    _description: Description | Deferred
+    description: Description
     configuration: dict[str, str]
     call_site: CallSite
     number: int = 0
-    _differences: _Differences | Callable[[], _Differences] = ()
+    differences: tuple[Difference, ...] = ()
     compared_with: int | None = None
     seconds: Seconds = dataclasses.field(default_factory=Seconds)
     from_persistent_cache: bool = False
-    is_recompilation: bool = False
     equations: int | None = None
     busiest_line: str = ""
     #: Whether it was called with tracers.
@@ -78,66 +71,6 @@ class Trace:
     is_ahead_of_time: bool = False
     #: Why the entry that it made was given up, once it was; shared with the entry.
     invalidation_reasons: list[str] = dataclasses.field(default_factory=list)
-
-    @property
-    def description(self) -> Description:
-        """The call that it was made for, described."""
-        return made(self._description)
-
-    @description.setter
-    def description(self, description: Description) -> None:
-        self._description = description
-
-    @property
-    def differences(self) -> tuple[Difference, ...]:
-        """The differences from the closest earlier trace; empty for the first."""
-        found = self._differences
-        if callable(found):
-            found = self._differences = found()
-        return found
-
-    @differences.setter
-    def differences(self, found: _Differences | Callable[[], _Differences]) -> None:
-        """Set them; or what finds them when somebody asks, if they are in the arrays alone."""
-        self._differences = found
-
-    @property
-    def is_explained(self) -> bool:
-        """False as long as the differences are still to be found: in the arrays alone."""
-        return not callable(self._differences)
-
-    def comparison(self, earlier: "Trace", of_user: bool) -> Callable[[], _Differences]:
-        """Return what finds the differences from an earlier trace, and holds neither.
-
-        `of_user`: as of `differences`.
-        """
-        old, new = earlier._description, self._description
-        configurations = earlier.configuration, self.configuration
-
-        def find() -> _Differences:
-            descriptions = made(old), made(new)
-            if UNKNOWN in descriptions:
-                why = "the arguments are too large to be compared, or can't be"
-                return (Difference(UNKNOWN_REASON, "", "", why),)
-            found = differences(*descriptions, of_user)
-            return with_apt_remedies([*found, *configuration_differences(*configurations)])
-
-        return find
-
-    def n_arrays_unlike(self, earlier: "Trace") -> int:
-        """Return how many arrays differ, where nothing else can; 0 if something else may."""
-        new, old = self._description, earlier._description
-        return new.n_arrays_unlike(old) if isinstance(new, Deferred) else 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_description": self.description, "_differences": self.differences}
-
-    @property
-    def n_parts(self) -> int:
-        """The size of the description."""
-        description = self._description
-        is_deferred = isinstance(description, Deferred)
-        return description.n_parts if is_deferred else len(description.parts)
 
     @property
     def reason(self) -> str:
@@ -155,10 +88,9 @@ class Trace:
         return dict(zip(self.description.paths, map(str, self.description.parts), strict=True))
 
     def __repr__(self) -> str:
-        what = "recompilation" if self.is_recompilation else "trace"
         arguments = ", ".join(summary(self.description))
         return (
-            f"<{what} {self.number} of {self.function}({arguments}) at {self.call_site}: "
+            f"<trace {self.number} of {self.function}({arguments}) at {self.call_site}: "
             f"{self.reason}; {self.seconds}>"
         )
 
@@ -170,8 +102,7 @@ class Trace:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        what = "recompilation" if self.is_recompilation else "trace"
-        title = f"{what} {self.number} of {self.function}, called at {self.call_site}"
+        title = f"trace {self.number} of {self.function}, called at {self.call_site}"
         lines = [f"<p>{escape(line)}</p>" for line in listed(self.differences, with_remedies=True)]
         arguments = table(("argument", ""), self.arguments.items()) if self.arguments else ""
         return block(
@@ -192,7 +123,7 @@ class TraceList(list[Trace]):
         rows = [
             (
                 trace.function,
-                f"recompilation {trace.number}" if trace.is_recompilation else trace.number,
+                trace.number,
                 "\n".join(listed(trace.differences, with_remedies=True)) or "first trace",
                 trace.call_site,
                 trace.seconds.total,

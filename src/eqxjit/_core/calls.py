@@ -1,0 +1,123 @@
+"""Calls in flight: which call JAX is making of a jitted function, found while it traces.
+
+A static object that a trace compiles in is that of the call in flight, because an equal one of an
+earlier caller may have changed since. With the native back end C keeps a stack of these calls for
+each thread. Without it they are found by the frames that make them: an interrupt leaves nothing
+behind in either.
+"""
+
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from .._compat import native_back_end
+from .._fast.source import CALLER_VARIABLE, ENTRY_VARIABLE
+
+if TYPE_CHECKING:
+    from .entry import Entry
+    from .function import Function
+
+_native = native_back_end()
+
+class Call:
+    """One call of a wrapper, taken apart.
+
+    - `function`: the function, without its arrays; `fun_arrays`: its arrays.
+    - `args`, `kwargs`: the arguments, bound to the function's parameters.
+    - `spec`, `arrays`, `statics`: those of `(args, kwargs)`, as `split` returns them.
+    - `entry`: the entry that serves it; None until it is looked up.
+    - `is_staged`: whether it is lowered rather than run.
+    """
+
+    __slots__ = (
+        "args",
+        "arrays",
+        "entry",
+        "fun_arrays",
+        "function",
+        "is_staged",
+        "kwargs",
+        "spec",
+        "statics",
+    )
+
+    entry: "Entry"
+
+    def __init__(
+        self,
+        function: "Function",
+        fun_arrays: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        parts: tuple[Any, list[Any], list[Any]],
+    ):
+        self.function = function
+        self.fun_arrays = fun_arrays
+        self.args = args
+        self.kwargs = kwargs
+        self.spec, self.arrays, self.statics = parts
+        self.is_staged = False
+
+    @property
+    def flat(self) -> list[Any]:
+        """All arrays, in the order in which JAX is given them."""
+        n = self.entry.n_first
+        return [*self.arrays[:n], *self.fun_arrays, *self.arrays[n:]]
+
+    @property
+    def all_statics(self) -> list[Any]:
+        """The function's static objects, then those of the arguments: what slots number."""
+        return [*self.function.statics, *self.statics]
+
+
+if _native is not None:
+
+    def make(call: Call, action: Any, arrays: list[Any]) -> Any:
+        """Call a jitted function, or its `lower`, with the arrays of a call in flight."""
+        __tracebackhide__ = True
+        return _native.run(action, arrays, call)
+
+    def in_flight(entry: "Entry | None" = None) -> Call | None:
+        """Return this thread's innermost call in flight: of an entry, or of any.
+
+        None where there is none.
+        """
+        found = _native.in_flight(entry)
+        if type(found) is not tuple:
+            return found
+        caller, entry, args, kwargs = found
+        return caller.call_of(entry, args, kwargs)
+
+else:
+
+    def make(call: Call, action: Any, arrays: list[Any]) -> Any:
+        """Call a jitted function, or its `lower`, with the arrays of a call in flight."""
+        __tracebackhide__ = True
+        return action(*arrays)
+
+    def in_flight(entry: "Entry | None" = None) -> Call | None:
+        """Return this thread's innermost call in flight: of an entry, or of any.
+
+        None where there is none.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            call = _call_in(frame)
+            if call is not None and (entry is None or call.entry is entry):
+                return call
+            frame = frame.f_back
+        return None
+
+    _MAKE = make.__code__
+
+    def _call_in(frame: FrameType) -> Call | None:
+        if frame.f_code is _MAKE:
+            return frame.f_locals["call"]
+        entry = frame.f_globals.get(ENTRY_VARIABLE)
+        # The module that defines the variable's name isn't generated.
+        if entry is None or CALLER_VARIABLE not in frame.f_code.co_freevars:
+            return None
+        variables = frame.f_locals
+        caller = variables[CALLER_VARIABLE]
+        args, kwargs = caller.function.signature.arguments_among(variables)
+        return caller.call_of(entry, args, kwargs)

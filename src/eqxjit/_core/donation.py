@@ -1,0 +1,44 @@
+"""Hides JAX's warning of donated buffers that it can't reuse, in the calls that are to hide it.
+
+Nothing of it depends on being undone: a filter of ours matches only in a thread in which such a
+call is on the stack, so that neither other threads nor an interrupt can turn it against anybody.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from .._compat import warning_filters
+from .calls import in_flight
+
+_TEXT = "Some donated buffers were not usable"
+
+
+class _Pattern:
+    """A stand-in for the regular expression of a filter."""
+
+    def match(self, text: str) -> bool:
+        """Return whether this is the warning, within a call that is to hide it."""
+        if not text.startswith(_TEXT):
+            return False
+        call = in_flight()
+        return call is not None and call.entry.hides_donation_warning
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        # Those who hand a process their filters pickle them.
+        return _Pattern, ()
+
+
+def hide_donation_warning() -> Callable[[], None]:
+    """Put a filter before all others; return what removes it."""
+    filters = warning_filters()
+    # One of its own for each call: another thread's may be removed first.
+    item = ("ignore", _Pattern(), Warning, None, 0)
+    filters.insert(0, item)
+
+    def remove() -> None:
+        # What was restored since, and what will be.
+        for those in (filters, warning_filters()):
+            if item in those:
+                those.remove(item)
+
+    return remove

@@ -1,0 +1,218 @@
+"""One structure of a function's calls: its jitted form, and what its traces returned."""
+
+import operator
+import weakref
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from .._compat import native_back_end, wrapped_by_tracer
+from .._spec.static import CONSTANTS
+from .._spec.tree import Spec, count_arrays, split
+from .options import Options
+
+_native = native_back_end()
+
+# How many outputs of an entry's traces a new one is compared with: each takes a while.
+_MAX_COMPARED = 16
+
+
+class _State:
+    """The flags of an entry that a warm call looks at."""
+
+    __slots__ = ("blocks", "pending")
+
+    def __init__(self) -> None:
+        self.blocks = self.pending = False
+
+
+_Flags: type[_State] = _State if _native is None else _native.Flags
+
+
+class Out(NamedTuple):
+    """The output of a trace, without its arrays.
+
+    - `spec`: as of `split`.
+    - `statics`: its static objects, None for each that came in.
+    - `slots`: for each, the number of the static object that came in; -1 for the trace's own.
+    """
+
+    spec: Spec
+    statics: tuple[Any, ...]
+    slots: tuple[int, ...]
+
+
+#: What a traced function returns to JAX: its arrays, or the only one as it is, which saves a list.
+#: Those of a trace whose `Out` isn't the entry's first come under the index of that.
+Output = jax.Array | list[Any] | dict[int, list[Any]]
+
+
+class Entry(_Flags):
+    """One structure of a function's calls.
+
+    - `spec`: that of the arguments, under which the table holds it.
+    - `jitted`: `jax.jit` of a function of flat arrays.
+    - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's own, how many these
+        are, and how many there are in all. `n_fun_statics`: its static objects.
+    - `outs`: what its traces returned.
+    - `uses`: a byte for each array: whether a program that was compiled reads it; None until one
+        is known.
+    - `pending`: whether a program was traced or compiled that isn't settled yet: a call then goes
+        through `settle`.
+    - `blocks`: whether calls wait, because a program can raise.
+    - `invalidation_reasons`: why the table dropped it; its traces share the list.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_traces",
+        "_unclassified",
+        "hides_donation_warning",
+        "invalidation_reasons",
+        "jitted",
+        "label",
+        "last_used",
+        "n_arrays",
+        "n_calls",
+        "n_first",
+        "n_fun",
+        "n_fun_statics",
+        "name",
+        "outs",
+        "spec",
+        "uses",
+        "was_traced",
+        "watches",
+    )
+
+    def __init__(
+        self, spec: Spec, name: str, label: str, options: Options, layout: tuple[int, int, int]
+    ):
+        super().__init__()
+        self.spec = spec
+        self.name = name
+        self.label = label
+        self.n_first, self.n_fun, self.n_fun_statics = layout
+        self.n_arrays = count_arrays(spec) + self.n_fun
+        self.uses: bytes | None = None
+        #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
+        self.outs: list[Out] = []
+        self.blocks = options.block
+        self.hides_donation_warning = options.hides_donation_warning
+        self.invalidation_reasons: list[str] = []
+        #: Weak references to static objects, which tell the table when those die.
+        self.watches: list[weakref.ref[Any]] = []
+        #: The greater, the later.
+        self.last_used = 0
+        #: How many calls the slow path has served.
+        self.n_calls = 0
+        self.was_traced = False
+        #: Traces that aren't settled. An interrupt may keep one from it, but not alive.
+        self._traces: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._unclassified = False
+
+    def with_program(self, compiled: Any, blocks: bool) -> "Entry":
+        """Return the same for a program that was compiled ahead of time: nothing of it is pending."""
+        entry = Entry.__new__(Entry)
+        for name in Entry.__slots__:
+            if name != "__weakref__":
+                setattr(entry, name, getattr(self, name))
+        entry.jitted, entry.pending, entry.blocks, entry.uses = compiled, False, blocks, None
+        return entry
+
+    # --- Traces ---------------------------------------------------------------------------------
+
+    def begin(self, trace: Any) -> None:
+        """Have all calls go through `settle` until a trace is settled."""
+        self._traces.add(trace)
+        self.pending = True
+
+    def compiled_again(self) -> None:
+        """Have the next call find out if a program that JAX compiled anew can raise."""
+        self._unclassified = self.pending = True
+
+    def end(self, trace: Any, is_classified: bool) -> None:
+        """Settle a trace, or a call without one; `is_classified` says that its program is known.
+
+        A trace that became part of an outer program hasn't been classified.
+        """
+        if trace is not None:
+            self._traces.discard(trace)
+            self._unclassified = True
+        if is_classified:
+            self._unclassified = False
+        self.pending = self._unclassified or len(self._traces) > 0
+
+    def add_uses(self, uses: bytes | None) -> None:
+        """Note which arrays one more program reads; None where that is unknown."""
+        if uses is None:
+            uses = b"\1" * self.n_arrays
+        elif self.uses is not None:
+            uses = bytes(map(operator.or_, uses, self.uses))
+        self.uses = uses
+
+    # --- Outputs --------------------------------------------------------------------------------
+
+    def describe(self, out: Any, statics: list[Any]) -> Output:
+        """Return the arrays of what the user's function returned, and remember the rest.
+
+        **Arguments:**
+
+        - `statics`: the static objects that came in with the call.
+        """
+        spec, arrays, found = split(out)
+        slots_by_id = {id(v): i for i, v in enumerate(statics) if type(v) not in CONSTANTS}
+        slots = tuple([slots_by_id.get(id(value), -1) for value in found])
+        own = tuple([v if i < 0 else None for v, i in zip(found, slots, strict=True)])
+        new = Out(spec, own, slots)
+        index = self._index_of(new)
+        # A program without an output could not be waited for.
+        arrays = arrays or [jnp.zeros((), bool)]
+        if index:
+            return {index: arrays}
+        return arrays[0] if len(arrays) == 1 else arrays
+
+    def _index_of(self, new: Out) -> int:
+        outs = self.outs
+        n = len(outs)
+        for index in (*range(min(n, 1)), *range(max(1, n - _MAX_COMPARED), n)):
+            old = outs[index]
+            if old.slots == new.slots and old.spec == new.spec and _are_one(old.statics, new.statics):
+                return index
+        outs.append(new)
+        # Another thread may have appended one, too.
+        return next(index for index, out in enumerate(outs) if out is new)
+
+
+def _are_one(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Return whether the static objects of two outputs are the same; constants may be equal."""
+    # Specs tell constants apart by their types.
+    return all(a is b or type(a) in CONSTANTS for a, b in zip(one, other, strict=True))
+
+
+def arrays_of(output: Output) -> list[Any]:
+    """Return the arrays of an output."""
+    if type(output) is dict:
+        return next(iter(output.values()))
+    return output if type(output) is list else [output]
+
+
+def out_of(entry: Entry, output: Output) -> Out:
+    """Return what the trace that made an output returned."""
+    return entry.outs[next(iter(output)) if type(output) is dict else 0]
+
+
+def wait_for(output: Output) -> None:
+    """Wait until a program has run, so that its error is raised here."""
+    pending: list[Any] = list(arrays_of(output))
+    while pending:
+        array = pending.pop()
+        if isinstance(array, Tracer):
+            # Under an eager `vmap` or `grad` the program has run all the same.
+            pending.extend(wrapped_by_tracer(array))
+        elif isinstance(array, jax.Array):
+            array.block_until_ready()
+
+

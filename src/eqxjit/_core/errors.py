@@ -1,0 +1,318 @@
+"""The error path: says which argument is at fault, and words runtime errors as Equinox does."""
+
+import collections
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from .._code.text import short
+from .._compat import (
+    CALLBACK_ERROR_NAME,
+    JaxRuntimeError,
+    fields_of,
+    last_runtime_error,
+    runtime_error_text,
+)
+from .._fast.signature import Signature
+from .._spec.static import freeze
+from .._spec.tree import is_array
+
+# What Equinox's callback raises: the user's message, and then a long explanation.
+_MESSAGE = re.compile(rf"{CALLBACK_ERROR_NAME}: (.*?)\n\n\n-{{20}}\n", re.DOTALL)
+
+
+def named_arguments(
+    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[str, Any]]:
+    """Return each argument of a bound call with the name that the user gave it."""
+    return [*zip(signature.path_names(len(args)), args, strict=True), *kwargs.items()]
+
+
+def runtime_error(error: BaseException) -> BaseException | None:
+    """Return the error that a user of `eqx.error_if` should see, if `error` stems from one."""
+    # Not `isinstance`: JAX raises no subclasses, users do.
+    if type(error) not in (JaxRuntimeError, ValueError):
+        return None
+    text = str(error)
+    if f"{CALLBACK_ERROR_NAME}: " not in text:
+        return None
+    message, stack = last_runtime_error()
+    if message is None or f"{CALLBACK_ERROR_NAME}: {message}" not in text:
+        # Equinox keeps one error for all threads, and another one's came in between; or none.
+        found = _MESSAGE.search(text)
+        if found is None:
+            return None
+        message, stack = found[1], []
+    return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=_inside_jit(stack)))
+
+
+def _inside_jit(stack: Iterable[bytes | str]) -> str:
+    """Return the stack within the outermost jitted call: marks are bytes, frames run outwards."""
+    frames: list[str] = []
+    inside: list[str] = []
+    for frame_or_mark in stack:
+        if isinstance(frame_or_mark, str):
+            frames.append(frame_or_mark)
+        else:
+            inside = list(frames)
+    return "".join(reversed(inside or frames))
+
+
+def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
+    """Return a clearer error for a jitted call that failed; None where `error` is clear enough."""
+    note_tracers(error, arguments)
+    return (
+        runtime_error(error) or _invalid_array(error, arguments) or _deleted_array(error, arguments)
+    )
+
+
+def _invalid_array(
+    error: BaseException, arguments: list[tuple[str, Any]]
+) -> TypeError | ValueError | None:
+    """Return the error for an array that JAX can't trace, if `error` is JAX's for one."""
+    kind = type(error)
+    if kind is not TypeError and kind is not ValueError:
+        return None
+    for path, leaf in _leaves_with_paths(arguments):
+        if not issubclass(type(leaf), (np.ndarray, np.generic)):
+            continue
+        try:
+            jax.typeof(leaf)
+        except kind:
+            return kind(f"The array `{path}` {_why_invalid(leaf)}")
+        except Exception:
+            continue
+    return None
+
+
+def _why_invalid(array: np.ndarray | np.generic) -> str:
+    """Return why JAX can't trace an array, and what to do about that."""
+    if isinstance(array, np.ma.MaskedArray):
+        return (
+            "is a NumPy masked array, which JAX can't trace. Pass `.filled(...)` of it, and its "
+            "mask as an array of its own."
+        )
+    what = f"has dtype {array.dtype}, which JAX can't trace:"
+    if array.dtype.kind in "mM":
+        return (
+            f"{what} pass times as numbers, as by `(t - t0) / np.timedelta64(1, 's')`; or, to "
+            "have it static, as a `datetime.datetime` or a tuple of those."
+        )
+    if array.dtype.kind in "SUO":
+        return (
+            f"{what} turn what it holds into numbers; or, to have it static, into tuples, as by "
+            "`tuple(a.tolist())`."
+        )
+    if array.dtype.names is not None:
+        return f"{what} pass its fields as arrays of their own, in a dict, say."
+    return f"{what} convert it to one of JAX's, as by `.astype(np.float32)`."
+
+
+# How XLA begins to say that it was given a deleted buffer, in JAX 0.8 and 0.10 alike.
+_INVALID_BUFFER = "INVALID_ARGUMENT: Invalid buffer passed"
+
+
+def _deleted_array(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
+    """Return the error for an array that was donated before, if `error` is JAX's for one."""
+    kind = type(error)
+    if kind not in (RuntimeError, ValueError, JaxRuntimeError):
+        return None
+    text = str(error)
+    for path, leaf in _leaves_with_paths(arguments):
+        if not issubclass(type(leaf), jax.Array) or isinstance(leaf, Tracer):
+            continue
+        # Buffers that this very call was given are deleted too: is it this array that complains?
+        if leaf.is_deleted() and (text.startswith(_INVALID_BUFFER) or text == _complaint(leaf)):
+            return kind(
+                f"The array `{path}` has been deleted: its buffer was donated to an earlier "
+                "call. Use that call's result in its place, or don't donate it."
+            )
+    return None
+
+
+def _complaint(array: jax.Array) -> str:
+    """Return the error message of a deleted array."""
+    try:
+        np.asarray(array)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None:
+    """Add to JAX's error for a leaked tracer which arguments hold tracers."""
+    if type(error) is not jax.errors.UnexpectedTracerError:
+        return
+    tracers = [path for path, leaf in _leaves_with_paths(arguments) if isinstance(leaf, Tracer)]
+    if tracers:
+        error.add_note(
+            f"Among the arguments, {', '.join(f'`{path}`' for path in tracers)} held a tracer: "
+            "look for a value that was kept from inside a transformed function."
+        )
+
+
+def raise_for_arguments(error: Exception, arguments: list[tuple[str, Any]]) -> None:
+    """Raise a clearer error than that of splitting arguments or keying them, if there is one."""
+    __tracebackhide__ = True
+    clearer = _argument_error(error, arguments)
+    if clearer is not None:
+        raise clearer from error
+
+
+def _argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> ValueError | None:
+    if isinstance(error, RecursionError):
+        path = _cycle(arguments)
+        if path:
+            return ValueError(
+                f"`{path}` contains itself, so it isn't a tree. Keep references to a parent out of "
+                "the pytree, or make them static."
+            )
+    for path, node in _nodes_with_paths(arguments):
+        if type(node) in _SORTED_DICTS and _raises(lambda node=node: sorted(node)):
+            return ValueError(
+                f"The keys of the dict `{path}` can't be sorted, as JAX needs: "
+                f"{', '.join(map(short, node))}. Use keys of one type, or an `OrderedDict`."
+            )
+        found = _bad_static(node)
+        if found is not None:
+            suffix, value, problem, reason = found
+            return ValueError(
+                f"The static value `{path}{suffix}` of type `{type(value).__name__}` {problem}: "
+                f"{reason}. All that isn't an array is static, and static values must be hashable "
+                "and comparable: make it an array, a tuple or a frozen dataclass, or give its "
+                "class an `__eq__` and a `__hash__`."
+            )
+    return None
+
+
+def _bad_static(node: Any) -> tuple[str, Any, str, str] | None:
+    """Return the first value in a node's static half that can't be keyed: where, what, and why."""
+    if issubclass(type(node), eqx.Module):
+        candidates = [(f".{name}", value) for name, value in _fields(node, static=True)]
+    elif jax.tree_util.all_leaves([node]) and not is_array(node):
+        reason = _raises(lambda: hash(node))
+        if reason:
+            return "", node, "can't be hashed", reason
+        candidates = [("", node)]
+    else:
+        return None
+    for suffix, value in candidates:
+        reason = _raises(lambda value=value: hash(freeze(value)))
+        if reason:
+            return suffix, value, "can't be hashed", reason
+        # Containers find an element equal to itself without asking it.
+        reason = next(filter(None, map(_incomparable, _parts(value))), "")
+        if reason:
+            return suffix, value, "can't be compared", reason
+    return None
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield a static value, and what the builtin containers in it hold."""
+    yield value
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, (tuple, list, set, frozenset)):
+        for element in value:
+            yield from _parts(element)
+
+
+def _incomparable(value: Any) -> str:
+    return _raises(lambda: bool(value == value))
+
+
+def _raises(action: Any) -> str:
+    """Return what an action raises, in words; empty where it raises nothing."""
+    try:
+        action()
+    except RecursionError:
+        return (
+            "it contains itself, or is nested too deeply (a dataclass with `eq=False` is compared "
+            "by identity, whatever it contains)"
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _fields(module: eqx.Module, static: bool) -> list[tuple[str, Any]]:
+    """Return the static, or the other, fields of a Module instance that are set."""
+    values = fields_of(module)
+    names = [
+        field.name
+        for field in dataclasses.fields(type(module))
+        if bool(field.metadata.get("static", False)) == static
+    ]
+    return [(name, values[name]) for name in names if name in values]
+
+
+# JAX sorts their keys.
+_SORTED_DICTS = (dict, collections.defaultdict)
+
+
+def _cycle(arguments: list[tuple[str, Any]]) -> str:
+    """Return the path of the first node that contains itself; empty if there is none."""
+    return next((path for path, _, is_cycle in _nodes(arguments) if is_cycle), "")
+
+
+def _nodes_with_paths(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    return ((path, node) for path, node, _ in _nodes(arguments))
+
+
+def _nodes(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, Any, bool]]:
+    """Yield each node and leaf below the arguments, outside in, as far as can be seen.
+
+    Each comes with its path, and with whether it contains itself: it then isn't looked into again.
+    """
+    for name, value in arguments:
+        pending: list[tuple[str, Any, tuple[int, ...]]] = [(name, value, ())]
+        while pending:
+            path, node, ancestors = pending.pop()
+            is_cycle = id(node) in ancestors
+            yield path, node, is_cycle
+            if is_cycle:
+                continue
+            children: list[tuple[str, Any]] = []
+            if issubclass(type(node), dict):
+                children = [(f"{path}[{short(key)}]", child) for key, child in node.items()]
+            elif issubclass(type(node), tuple) and hasattr(node, "_fields"):
+                pairs = zip(node._fields, node, strict=False)  # type: ignore[attr-defined]
+                children = [(f"{path}.{field}", child) for field, child in pairs]
+            elif issubclass(type(node), (tuple, list)):
+                children = [(f"{path}[{i}]", child) for i, child in enumerate(node)]
+            elif issubclass(type(node), eqx.Module):
+                children = [(f"{path}.{k}", v) for k, v in _fields(node, static=False)]
+            ancestors = (*ancestors, id(node))
+            pending.extend((p, child, ancestors) for p, child in reversed(children))
+
+
+def _leaves_with_paths(arguments: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    leaves: list[tuple[str, Any]] = []
+    for name, value in arguments:
+        try:
+            pairs, _ = tree_flatten_with_path(value)
+        except Exception:
+            continue
+        leaves.extend((f"{name}{keystr(path)}", leaf) for path, leaf in pairs)
+    return leaves
+
+
+def not_callable(fun: Any) -> TypeError:
+    """Return the error for something that `filter_jit` can't wrap."""
+    hint = ""
+    if isinstance(fun, (classmethod, staticmethod)):
+        kind = type(fun).__name__
+        hint = f" Put `@{kind}` above `@filter_jit`."
+    elif isinstance(fun, property):
+        hint = " Put `@property` above `@filter_jit`."
+    elif inspect.ismodule(fun):
+        hint = " Name the function in the module."
+    return TypeError(f"`filter_jit` takes a callable; got {short(fun)}.{hint}")

@@ -1,0 +1,259 @@
+"""JAX's events: what it traces, lowers and compiles, and for which trace of ours.
+
+Between the beginning of a trace and its end in `settle`, the events of its thread belong to it.
+"""
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import CO_GENERATOR
+from types import FrameType
+from typing import Any, Protocol
+
+import jax
+
+from .._compat import is_staging, jaxpr_lowered_in, module_compiled_in
+from .._lock import alive
+from .calls import Call, in_flight
+from .donation import hide_donation_warning
+from .effects import may_raise
+
+TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
+_PHASES = {
+    "/jax/core/compile/jaxpr_trace_duration": TRACING,
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": LOWERING,
+    "/jax/core/compile/backend_compile_duration": COMPILING,
+}
+_PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
+
+# More traces or phases under way are left over from interrupts.
+_MOST_OPEN = 100
+
+
+class Observer(Protocol):
+    """An observer of all that is compiled, by eqxjit or not, in any thread."""
+
+    def begun(self, function: str, phase: str) -> None:
+        """Note that a phase begins: `"tracing"`, `"lowering"` or `"compiling"`."""
+        ...
+
+    def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
+        """Note the seconds of a phase that ended, without what was compiled within it."""
+        ...
+
+    def traced(self, trace: Any) -> None:
+        """Note a trace of ours that is complete."""
+        ...
+
+
+#: The observers, each as long as it lives.
+observers: weakref.WeakSet[Observer] = weakref.WeakSet()
+
+
+class OpenTrace:
+    """A trace from its beginning until it is settled.
+
+    - `call`: the call in flight that needs it.
+    - `record`: the hook's.
+    - `is_traced`: whether the user's function has returned.
+    - `user_raised`: whether it has raised, or a node of theirs.
+    - `jaxpr`: the first that JAX lowers afterwards.
+    - `may_raise`: whether a program that JAX compiles afterwards can raise; None if there is none.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "call",
+        "is_traced",
+        "jaxpr",
+        "may_raise",
+        "record",
+        "user_raised",
+    )
+
+    def __init__(self, call: Call):
+        self.call = call
+        self.record: Any = None
+        self.is_traced = False
+        self.user_raised = False
+        self.jaxpr: Any = None
+        self.may_raise: bool | None = None
+
+    @property
+    def hook(self) -> Any:
+        """The observer of the function's traces."""
+        return self.call.function.table.counter.hook
+
+
+class _State(threading.local):
+    def __init__(self) -> None:
+        #: The traces that aren't settled, outside in.
+        self.traces: list[OpenTrace] = []
+        #: The phases under way, outside in: how many seconds of each weren't its own.
+        self.nested: list[float] = []
+        self.hits_persistent_cache = False
+        #: What ends the hiding of JAX's warning of donated buffers.
+        self.show_warning: Callable[[], None] | None = None
+
+
+_state = _State()
+
+
+def open_trace(trace: OpenTrace) -> None:
+    """Have the events of this thread belong to a trace."""
+    _state.traces.append(trace)
+    del _state.traces[:-_MOST_OPEN]
+
+
+def close_trace(entry: Any) -> OpenTrace | None:
+    """Return this thread's trace of an entry that isn't settled, and drop it; None without one.
+
+    Traces inside of it that weren't settled were interrupted.
+    """
+    traces = _state.traces
+    for index in reversed(range(len(traces))):
+        if traces[index].call.entry is entry:
+            trace = traces[index]
+            del traces[index:]
+            if not traces and not is_staging():
+                # Else a phase that was interrupted would seem to go on.
+                _state.nested.clear()
+            return trace
+    return None
+
+
+@contextmanager
+def reopened(trace: OpenTrace | None) -> Iterator[None]:
+    """Have events belong to a trace that was closed: it is compiled ahead of time."""
+    if trace is None:
+        yield
+        return
+    open_trace(trace)
+    try:
+        yield
+    finally:
+        close_trace(trace.call.entry)
+
+
+@contextmanager
+def tracing(trace: OpenTrace) -> Iterator[None]:
+    """Time the user's function while it is traced, which may be within another's trace."""
+    label = trace.call.entry.label
+    _begin_phase(label, TRACING)
+    start = time.perf_counter()
+    try:
+        yield
+        trace.is_traced = True
+    finally:
+        seconds = time.perf_counter() - start
+        trace.hook.spend(trace.record, TRACING, seconds, False)
+        _end_phase(label, TRACING, seconds, False)
+
+
+def _push_phase() -> None:
+    _state.nested.append(0.0)
+    del _state.nested[:-_MOST_OPEN]
+
+
+def _begin_phase(function: str, phase: str) -> None:
+    _push_phase()
+    for observer in alive(observers):
+        observer.begun(function, phase)
+
+
+def _end_phase(function: str, phase: str, seconds: float, from_cache: bool) -> None:
+    nested = _state.nested.pop() if _state.nested else 0.0
+    if _state.nested:
+        _state.nested[-1] += seconds
+    for observer in alive(observers):
+        observer.ended(function, phase, max(0.0, seconds - nested), from_cache)
+
+
+# --- JAX's events -----------------------------------------------------------------------------------
+
+
+def _on_event(event: str, **_: Any) -> None:
+    if event == _PERSISTENT_CACHE_HIT:
+        _state.hits_persistent_cache = True
+
+
+def _current() -> OpenTrace | None:
+    """Return the trace that JAX's events in this thread belong to."""
+    trace = _state.traces[-1] if _state.traces else None
+    return trace if trace is not None and trace.is_traced else None
+
+
+def _label(fun_name: str, call: Call | None) -> str:
+    name = fun_name[len("jit(") : -1] if fun_name.startswith("jit(") else fun_name
+    return call.entry.label if call is not None and call.entry.name == name else name
+
+
+def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None:
+    phase = _PHASES.get(event)
+    if phase is None:
+        return
+    if phase == TRACING and (_state.nested or not observers):
+        # Some versions of JAX report nested traces, too: parts of the outer one to us.
+        _push_phase()
+        return
+    trace = _current()
+    call = in_flight() if trace is None else trace.call
+    _begin_phase(_label(fun_name, call), phase)
+    if phase == TRACING or call is None:
+        return
+    if phase == LOWERING and call.entry.hides_donation_warning:
+        # JAX warns while it lowers.
+        _state.show_warning = hide_donation_warning()
+    if phase == COMPILING:
+        _state.hits_persistent_cache = False
+    if trace is None:
+        if phase == COMPILING:
+            # Say, for another device, where a program may hold other custom calls.
+            call.entry.compiled_again()
+        return
+    frame = _frame_of_with()
+    if phase == LOWERING and trace.jaxpr is None:
+        trace.jaxpr = jaxpr_lowered_in(frame)
+    elif phase == COMPILING and not trace.may_raise:
+        module = module_compiled_in(frame)
+        trace.may_raise = None if module is None else may_raise(module)
+
+
+def _frame_of_with() -> Any:
+    """Return the frame whose `with` a phase is: JAX's, that lowers or compiles."""
+    frame: FrameType | None = sys._getframe(1)
+    is_entered = False
+    # A generator is on the stack only while it runs, not while its `with` lasts.
+    while frame is not None and (not is_entered or frame.f_code.co_flags & CO_GENERATOR):
+        is_entered = frame.f_code.co_name == "__enter__"
+        frame = frame.f_back
+    return frame
+
+
+def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:
+    phase = _PHASES.get(event)
+    if phase is None:
+        return
+    if phase == TRACING and len(_state.nested) > 1:
+        nested = _state.nested.pop()
+        _state.nested[-1] += nested
+        return
+    if phase == LOWERING and _state.show_warning is not None:
+        show, _state.show_warning = _state.show_warning, None
+        show()
+    from_cache = False
+    if phase == COMPILING:
+        from_cache, _state.hits_persistent_cache = _state.hits_persistent_cache, False
+    trace = _current()
+    if trace is not None:
+        trace.hook.spend(trace.record, phase, duration_secs, from_cache)
+    call = in_flight() if trace is None else trace.call
+    _end_phase(_label(fun_name, call), phase, duration_secs, from_cache)
+
+
+jax.monitoring.register_event_listener(_on_event)
+jax.monitoring.register_scalar_listener(_on_start)
+jax.monitoring.register_event_duration_secs_listener(_on_duration)

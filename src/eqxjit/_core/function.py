@@ -1,0 +1,111 @@
+"""The function under a wrapper without its arrays, and the table of its entries."""
+
+import functools
+import inspect
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from .._code.place import place_of
+from .._compat import MISSING
+from .._fast.signature import Signature
+from .._lock import Lock
+from .._spec.tree import Spec, combine, count_arrays, split
+from .errors import not_callable, raise_for_arguments
+from .options import Options
+from .table import Table, home_of, names_of, table_of
+
+_choosing = Lock()
+
+
+class Function:
+    """A function under `filter_jit`, taken apart when it is wrapped; all copies of a wrapper share it.
+
+    - `spec`, `statics`: its spec and its static objects.
+    - `options`: how it is jitted.
+    - `signature`: its parameters.
+    - `keeps_arrays`: whether its arrays stay, whatever is donated; its table is then its own.
+    - `attributes`: what a wrapper takes over from it, as with `functools.update_wrapper`.
+    """
+
+    __slots__ = (
+        "_home",
+        "_place",
+        "_table",
+        "attributes",
+        "keeps_arrays",
+        "options",
+        "signature",
+        "spec",
+        "statics",
+    )
+
+    def __init__(
+        self,
+        fun: Any,
+        spec: Spec,
+        statics: Sequence[Any],
+        options: Options,
+        table: Table | None = None,
+    ):
+        self.spec = spec
+        self.statics = tuple(statics)
+        self.options = options
+        self.keeps_arrays = table is not None
+        self._table = table
+        self._home = home_of(fun)
+        self._place = place_of(fun, self._home)
+        self.signature = Signature(fun, *names_of(fun)) if table is None else table.signature
+        self.attributes = {
+            attribute: getattr(fun, attribute)
+            for attribute in functools.WRAPPER_ASSIGNMENTS
+            # Equinox's unflatten fills in its own mark where a Module has no such attribute.
+            if getattr(fun, attribute, MISSING) is not MISSING
+        }
+
+    def __repr__(self) -> str:
+        # It stands for the function in the structure of a wrapper, which JAX shows in its errors.
+        return f"<{self.signature.qualname}{inspect.Signature(self.signature.parameters)}>"
+
+    @property
+    def table(self) -> Table:
+        """The table of its entries, shared by all that wrap the function so."""
+        if self._table is None:
+            table = table_of(self._home, self._place, self.signature, self.spec, self.options)
+            with _choosing:
+                # Another thread may have found another: `equinox.clear_caches()` came in between.
+                if self._table is None:
+                    self._table = table
+        return self._table
+
+    @property
+    def varies(self) -> bool:
+        """Whether wrappers that share the table may hold other arrays."""
+        return not self.keeps_arrays and count_arrays(self.spec) > 0
+
+    def combine(self, arrays: Sequence[Any]) -> Any:
+        """Return the function with these arrays."""
+        return combine(self.spec, iter(arrays), iter(self.statics))
+
+    @property
+    def _key(self) -> Hashable:
+        # Frozen functions hold arrays by identity.
+        return self.options.key, self.spec
+
+    # Copies of a wrapper that JAX unflattens compare by this, as metadata of a pytree node.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Function) and (other is self or other._key == self._key)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
+    """Return a function as `filter_jit` sees it: without its arrays, and these."""
+    if not callable(fun):
+        raise not_callable(fun)
+    try:
+        spec, arrays, statics = split(fun)
+        return Function(fun, spec, statics, options), tuple(arrays)
+    except Exception as error:
+        raise_for_arguments(error, [("fun", fun)])
+        raise

@@ -1,0 +1,118 @@
+"""The options of `filter_jit`, checked once, when a function is wrapped."""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, Literal, get_args
+
+import jax
+
+from .._spec.static import freeze
+
+Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+
+# Upstream decides these itself; and these were its arguments before Equinox 0.10.
+_REFUSED = ("static_argnums", "static_argnames", "donate_argnums", "in_shardings", "out_shardings")
+_DEPRECATED = ("default", "fn", "args", "kwargs", "out")
+
+_OWN = ("donate", "block", "maxsize", "max_traces")
+
+DEFAULT_MAXSIZE = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of one `filter_jit`.
+
+    - `donate`: as the argument of `filter_jit`.
+    - `block`: whether each call waits for its computation.
+    - `maxsize`: how many entries are kept, `None` for any number.
+    - `max_traces`: how often the function may be traced, `None` for any number.
+    - `jit_arguments`: further arguments of `jax.jit`, as sorted pairs.
+    """
+
+    donate: Donate
+    block: bool
+    maxsize: int | None
+    max_traces: int | None
+    jit_arguments: tuple[tuple[str, Any], ...]
+
+    @property
+    def donates_first(self) -> bool:
+        return self.donate in ("all", "warn")
+
+    @property
+    def donates_rest(self) -> bool:
+        return self.donate != "none"
+
+    @property
+    def hides_donation_warning(self) -> bool:
+        return self.donate in ("all", "all-except-first")
+
+    @property
+    def key(self) -> Hashable:
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return freeze(tuple(values))
+
+
+def _nothing() -> None: ...
+
+
+def check_options(
+    donate: Any, block: Any, maxsize: Any, max_traces: Any, jit_arguments: Mapping[str, Any]
+) -> Options:
+    """Return the options; raise, as upstream does, for what none of them can be."""
+    for name in _DEPRECATED:
+        if name in jit_arguments:
+            raise ValueError(
+                f"`filter_jit` has had no argument `{name}` since Equinox 0.10: arrays are traced, "
+                "all else is static."
+            )
+    refused = [name for name in _REFUSED if name in jit_arguments]
+    if refused:
+        raise ValueError(
+            f"`filter_jit` can't take {', '.join(f'`{name}`' for name in refused)}: arrays are "
+            "traced and all else is static. Use `donate=...` to donate arrays; none of "
+            f"{', '.join(f'`{name}`' for name in _REFUSED)} can be among its jit arguments."
+        )
+    if not isinstance(donate, str) or donate not in get_args(Donate):
+        raise ValueError(
+            "`filter_jit(..., donate=...)` must be one of "
+            f"{', '.join(map(repr, get_args(Donate)))}; got {donate!r}."
+        )
+    if block not in (True, False):
+        raise ValueError(f"`filter_jit(..., block=...)` must be True or False; got {block!r}.")
+    _check_count("maxsize", maxsize, "entries")
+    _check_count("max_traces", max_traces, "traces")
+    if jit_arguments:
+        known = [*_OWN, *_options_of_jax()]
+        for name in jit_arguments:
+            if name not in known:
+                hint = nearest(name, ["fun", *known, *_REFUSED]) or (
+                    f"there are {', '.join(f'`{option}`' for option in known)}"
+                )
+                raise TypeError(f"`filter_jit` has no option `{name}`: {hint}.")
+        # So that a bad value is refused here, as by upstream, rather than at the first call.
+        jax.jit(_nothing, **jit_arguments)
+    arguments = tuple(sorted(jit_arguments.items()))
+    return Options(donate, bool(block), maxsize, max_traces, arguments)  # type: ignore[arg-type]
+
+
+def _options_of_jax() -> list[str]:
+    return [
+        name for name in inspect.signature(jax.jit).parameters if name not in ("fun", *_REFUSED)
+    ]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a question for the known name nearest to an unknown one; empty if none is near."""
+    found = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean `{found[0]}`?" if found else ""
+
+
+def _check_count(name: str, count: Any, what: str) -> None:
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+        raise TypeError(f"`{name}` must be a number of {what} or None; got {count!r}.")
+    if count is not None and count < 1:
+        raise ValueError(f"`{name}` must be at least 1; got {count}.")

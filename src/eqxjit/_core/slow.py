@@ -1,0 +1,361 @@
+"""The slow path: the specification of a call.
+
+Bind the arguments, split them, find the entry of their spec or add one, call its jitted function,
+settle what was traced meanwhile, and combine the output. A fast path is a guarded replay of this.
+"""
+
+import os
+import weakref
+from typing import Any
+
+import jax
+from jax.tree_util import tree_map
+
+from .._code.tracebacks import trimming
+from .._fast.make import fast_path, link, set_up
+from .._fast.source import TooLarge, write
+from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
+from .calls import Call, make
+from .effects import may_raise, uses_of
+from .entry import Entry, Output, arrays_of, out_of, wait_for
+from .errors import call_error, named_arguments, note_tracers, raise_for_arguments
+from .events import close_trace
+from .function import Function
+from .numpy_inputs import owned, take, take_noting
+from .table import Table
+from .traced import UNTRACED, new_entry
+
+#: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
+HAS_FAST_PATHS = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
+
+#: What generated Python calls.
+HELPERS = {"take": take_noting, "wait_for": wait_for}
+set_up(take, wait_for)
+
+
+class Caller:
+    """The calls of one wrapper.
+
+    - `function`: the function, without its arrays; `fun_arrays`: its arrays.
+    - `wrapper`: whose `target` this fills; weakly, so that no cycle keeps arrays alive.
+    """
+
+    __slots__ = ("__weakref__", "fun_arrays", "function", "wrapper")
+
+    def __init__(self, function: Function, fun_arrays: tuple[Any, ...], wrapper: Any):
+        self.function = function
+        self.fun_arrays = fun_arrays
+        self.wrapper = weakref.ref(wrapper)
+
+    @property
+    def table(self) -> Table:
+        """The entries of the function."""
+        return self.function.table
+
+    # --- A call, from top to bottom -----------------------------------------------------------
+
+    def first_call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call, and have the fast paths of the function tried from now on."""
+        __tracebackhide__ = True
+        with trimming:
+            return self.link()(*args, **kwargs)
+
+    def slow_call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call, where no fast path matches."""
+        __tracebackhide__ = True
+        with trimming:
+            return self.bind(self.call, args, kwargs)
+
+    def bind(self, action: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return `action(args, kwargs)`, with the arguments bound to the function's parameters."""
+        return self.function.signature.binder(action)(*args, **kwargs)
+
+    def call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        interruption: BaseException | None = None,
+    ) -> Any:
+        """Make a call whose arguments are bound.
+
+        **Arguments:**
+
+        - `interruption`: what a guard of a fast path raised. If the arguments can be split, it came
+            from elsewhere: a signal handler, or another thread.
+        """
+        __tracebackhide__ = True
+        call = self.split(args, kwargs)
+        if interruption is not None:
+            raise interruption
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            return self.call_unjitted(args, kwargs)
+        entry = self.find_or_add(call)
+        arrays, waits = call.flat, True
+        if entry.was_traced:
+            # JAX may be reading the arrays still when this call has returned.
+            arrays, waits = owned(arrays, entry.uses)
+        try:
+            output = make(call, entry.jitted, arrays)
+            if waits or entry.blocks:
+                wait_for(output)
+        except BaseException as error:
+            self.failed(error, call)
+            raise
+        result = self.settle(output, call)
+        if HAS_FAST_PATHS and not entry.pending and self.table.wants_fast(entry):
+            self.add_fast(call, output, result)
+        return result
+
+    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return a call, taken apart; an error names a bad argument."""
+        __tracebackhide__ = True
+        try:
+            return Call(self.function, self.fun_arrays, args, kwargs, split((args, kwargs)))
+        except Exception as error:
+            raise_for_arguments(error, named_arguments(self.function.signature, args, kwargs))
+            raise
+
+    def find_or_add(self, call: Call) -> Entry:
+        """Return the entry that serves a call, new where there is none."""
+        __tracebackhide__ = True
+        options, fun_arrays = self.function.options, self.fun_arrays
+
+        def new() -> Entry:
+            # The order is upstream's, in which JAX reuses donated arrays.
+            is_split = call.args and (fun_arrays or options.donates_rest)
+            n_first = count_arrays(call.spec[3][3]) if is_split else 0
+            n_fun_statics = len(self.function.statics)
+            return new_entry(call, options, (n_first, len(fun_arrays), n_fun_statics))
+
+        try:
+            call.entry = self.table.find_or_add(call.spec, new)
+        except Exception as error:
+            # Looking it up compares static objects.
+            named = named_arguments(self.function.signature, call.args, call.kwargs)
+            raise_for_arguments(error, named)
+            raise
+        return call.entry
+
+    def settle(self, output: Output, call: Call) -> Any:
+        """Return the result of a call, after the end of a trace that was made in it.
+
+        Finds out whether the program can raise, so that calls must wait for it, and waits if it
+        isn't known: a program that has just run, or that another thread is still compiling.
+        """
+        __tracebackhide__ = True
+        entry = call.entry
+        if type(output) is dict and UNTRACED in output:
+            return output[UNTRACED].content  # type: ignore[union-attr]
+        if not entry.pending:
+            self.table.count_hit()
+            return self.combine(output, call)
+        trace = close_trace(entry)
+        is_transformed = has_tracers(arrays_of(output)) or has_tracers(call.flat)
+        if trace is None:
+            self.table.count_hit()
+        if not is_transformed:
+            self.classify(call, trace)
+        entry.end(trace, is_classified=not is_transformed)
+        try:
+            wait_for(output)
+        except BaseException as error:
+            self.failed(error, call)
+            raise
+        finally:
+            if trace is not None:
+                trace.hook.complete(trace.record, call, trace.jaxpr)
+        return self.combine(output, call)
+
+    def classify(self, call: Call, trace: Any) -> None:
+        """Find out whether a program that has just run can raise, and which arrays it reads."""
+        entry = call.entry
+        can_raise = None if trace is None else trace.may_raise
+        if can_raise is None:
+            try:
+                # Served from JAX's caches, which takes its time.
+                module = entry.jitted.lower(*call.flat).compiler_ir("stablehlo")
+                can_raise = may_raise(module)
+            except Exception:
+                # No `lower` (`EQX_ON_ERROR=breakpoint`), or caches that were cleared meanwhile.
+                can_raise = True
+        entry.blocks = entry.blocks or can_raise
+        if trace is not None:
+            entry.add_uses(uses_of(trace.jaxpr, entry.n_arrays))
+
+    def combine(self, output: Output, call: Call) -> Any:
+        """Return the user's output, from what JAX returned for a call."""
+        out = out_of(call.entry, output)
+        statics = out.statics
+        if any(slot >= 0 for slot in out.slots):
+            given = call.all_statics
+            statics = [given[i] if i >= 0 else v for v, i in zip(statics, out.slots, strict=True)]
+        return combine(out.spec, iter(arrays_of(output)), iter(statics))
+
+    def add_fast(self, call: Call, output: Output, result: Any) -> None:
+        """Give the entry of a call its fast path, if one can be made that does exactly the same."""
+        fast = fast_path(self, call, output, result, HELPERS)
+        if fast is not None:
+            self.table.add_fast(fast)
+
+    # --- From fast paths ----------------------------------------------------------------------
+
+    def link(self) -> Any:
+        """Have the wrapper try the fast paths of its function; return what it then calls."""
+        if not HAS_FAST_PATHS:
+            target = self.slow_call
+        else:
+            target = link(self, self.table.fasts)
+        wrapper = self.wrapper()
+        if wrapper is not None:
+            wrapper.target = target
+        return target
+
+    def unlink(self) -> None:
+        """Have the next call link the wrapper anew."""
+        wrapper = self.wrapper()
+        if wrapper is not None:
+            wrapper.target = self.first_call
+
+    def call_of(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Return the call in flight whose arguments these are."""
+
+        def taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+            return Call(self.function, self.fun_arrays, args, kwargs, split((args, kwargs)))
+
+        call: Call = self.bind(taken_apart, args, kwargs)
+        call.entry = entry
+        return call
+
+    def settle_fast(
+        self, output: Output, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Settle a call of a fast path."""
+        __tracebackhide__ = True
+        with trimming:
+            return self.settle(output, self.call_of(entry, args, kwargs))
+
+    def failed_fast(
+        self, error: BaseException, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Raise what the jitted function raised in a fast path, or a clearer error."""
+        __tracebackhide__ = True
+        with trimming:
+            try:
+                call = self.call_of(entry, args, kwargs)
+            except Exception:
+                # A node of the user's that can't be flattened any more.
+                raise error from None
+            try:
+                raise error
+            except BaseException:
+                self.failed(error, call)
+                raise
+
+    def interrupted(
+        self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Make a call in which a guard raised: what the slow path doesn't meet, too, is raised."""
+        __tracebackhide__ = True
+        with trimming:
+            return self.bind(lambda args, kwargs: self.call(args, kwargs, error), args, kwargs)
+
+    def source(self) -> str | None:
+        """Return the fast path of the function's latest call in Python; None without one."""
+        fasts = self.table.fasts
+        if not fasts:
+            return None
+        entry = fasts[0].entry
+        try:
+            return write(self.function.signature, entry.spec, entry, HELPERS).source
+        except (TooLarge, RecursionError, MemoryError):
+            return "# This tree is too large to be shown as source.\n"
+
+    # --- Beside calls -------------------------------------------------------------------------
+
+    def call_unjitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function itself, on a copy of its arguments, under `jax.disable_jit`."""
+        __tracebackhide__ = True
+        fun = self.function.combine(self.fun_arrays)
+        args, kwargs = tree_map(_same, (args, kwargs))
+        try:
+            return tree_map(_same, fun(*args, **kwargs))
+        except Exception as error:
+            self.explain(error, args, kwargs, user_raised=False)
+            raise
+
+    def stage(
+        self, stage: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Call, Any, Any]:
+        """Return a call, what `stage(jitted)` makes of its arrays, and the trace, if it made one."""
+        __tracebackhide__ = True
+        call = self.split(args, kwargs)
+        parts = call.spec, iter(call.arrays), iter(call.statics)
+        call.spec, call.arrays, call.statics = resplit(*parts, is_dynamic_for_stage)
+        call.arrays = [*map(canonical, call.arrays)]
+        call.is_staged = True
+        entry = self.find_or_add(call)
+        try:
+            staged = make(call, stage(entry.jitted), call.flat)
+        except BaseException as error:
+            self.failed(error, call)
+            raise
+        trace = close_trace(entry)
+        if trace is not None:
+            entry.end(trace, is_classified=False)
+            trace.hook.complete(trace.record, call, trace.jaxpr)
+        return call, staged, trace
+
+    # --- Errors -------------------------------------------------------------------------------
+
+    def failed(self, error: BaseException, call: Call) -> None:
+        """Drop what a call that raised has left behind, and raise a clearer error if there is one."""
+        __tracebackhide__ = True
+        entry = call.entry
+        trace = close_trace(entry)
+        if trace is not None:
+            # JAX may have compiled it all the same: the next call finds out.
+            entry.end(trace, is_classified=False)
+            if trace.is_traced:
+                trace.hook.complete(trace.record, call, trace.jaxpr)
+        self.table.drop_untraced(entry)
+        if isinstance(error, Exception):
+            user_raised = trace is not None and trace.user_raised
+            self.explain(error, call.args, call.kwargs, user_raised)
+
+    def explain(
+        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], user_raised: bool
+    ) -> None:
+        """Raise a clearer error than JAX's, if there is one; a user's own stays as it is."""
+        __tracebackhide__ = True
+        named = named_arguments(self.function.signature, args, kwargs)
+        if self.fun_arrays:
+            named.append(("fun", self.function.combine(self.fun_arrays)))
+        if user_raised:
+            note_tracers(error, named)
+            return
+        clearer = call_error(error, named)
+        if clearer is not None:
+            try:
+                raise clearer from None
+            finally:
+                # Its traceback has this frame: arrays that it holds would wait for the collector.
+                del clearer, error, named, args, kwargs
+
+
+def _same(leaf: Any) -> Any:
+    return leaf
+
+
+def is_dynamic_for_stage(leaf: Any) -> bool:
+    """Return whether a leaf is an array, or the structure that stands for one."""
+    return isinstance(leaf, jax.ShapeDtypeStruct) or is_array(leaf)
+
+
+def canonical(array: Any) -> Any:
+    """Return a structure with the dtype of its arrays: without x64, float32 for float64."""
+    if not isinstance(array, jax.ShapeDtypeStruct):
+        return array
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+        raise TypeError(f"Pass an array instead of {array}: its dtype is JAX's own.")
+    return array.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype))
+

@@ -1,0 +1,346 @@
+"""The entries of one function: a bounded table, and where functions keep their tables."""
+
+import collections
+import functools
+import itertools
+import types
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+
+from .._code import html
+from .._code.place import Place
+from .._compat import clear_with_equinox
+from .._fast.signature import Signature
+from .._lock import Lock, alive
+from .._spec.static import referents
+from .._spec.tree import Spec
+from .counter import TraceCounter
+from .entry import Entry
+from .hooks import make_hook
+from .options import Options
+
+# Under this name a function keeps its tables in its own `__dict__`: a plain cycle, which Python
+# frees, where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
+_ATTRIBUTE = "__eqxjit_tables__"
+
+# How many differently wrapped forms of one function (`filter_grad(f)`, `partial(f, ...)`, other
+# options), and how many functions that have no `__dict__` of their own, share entries.
+_MAX_TABLES = 128
+
+#: How many structures of a function take turns at full speed; the slow path serves others.
+MAX_FAST = 64
+
+# Where more take turns, every so many calls of the slow path one gets a fast path in place of another.
+_CALLS_PER_TURN = 64
+
+
+class CacheInfo(NamedTuple):
+    """The state of a function's cache, in the manner of `functools.lru_cache`.
+
+    - `entries`: static structures that are compiled.
+    - `traces`: how often the function was traced, entries no longer in the cache included.
+    - `maxsize`: how many entries there are at most; `None` for any number.
+    - `hits`: calls that ran what was traced before. A call that raised is no hit, nor is one of
+        `f.lower(...).compile()`.
+    """
+
+    entries: int
+    traces: int
+    maxsize: int | None
+    hits: int = 0
+
+    def _repr_html_(self) -> str:
+        cells = ["no limit" if cell is None else cell for cell in self]
+        return html.block(html.table(self._fields, [cells]))
+
+
+class _Watched:
+    """A table that drops a key once an object to which it refers is collected."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self._dead: collections.deque[Hashable] = collections.deque()
+
+    def watch(self, key: Hashable) -> list[weakref.ref[Any]]:
+        """Return weak references that drop a key, as long as they are alive themselves."""
+        # Not a bound method, by which what the table holds would keep the table alive.
+        table_ref = weakref.ref(self)
+
+        def died(_: weakref.ref[Any]) -> None:
+            table = table_ref()
+            if table is not None:
+                table._forget(key)
+
+        return [weakref.ref(value, died) for value in referents(key)]
+
+    def _forget(self, key: Hashable) -> None:
+        # Python collects garbage at any point: another thread may be changing the table (then the
+        # next miss drops the key), or this one, whose changes allow for that.
+        self._dead.append(key)
+        try:
+            with self.lock.attempt as is_free:
+                if is_free:
+                    self._drop_dead()
+        except RuntimeError:
+            # Another thread has the lock.
+            pass
+
+    def _drop_dead(self) -> None:
+        while self._dead:
+            key = self._dead[0]
+            self._drop(key)
+            # Only then: an interrupt may come before.
+            if key in self._dead:
+                self._dead.remove(key)
+
+    def _drop(self, key: Hashable) -> None:
+        raise NotImplementedError
+
+
+class Table(_Watched):
+    """The entries of one function under one set of options, shared by all that wrap it so.
+
+    - `signature`: the function's parameters.
+    - `options`: how it is jitted.
+    - `place`: where the function is defined.
+    - `counter`: the count of its traces.
+    - `fasts`: the fast paths, the latest to be hit or added first; C walks this very list.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        options: Options,
+        place: Place,
+        home: types.FunctionType | None = None,
+        number: int = 0,
+    ):
+        """`home` is the Python function below it, if any; `number` tells it from others."""
+        super().__init__()
+        self.signature = signature
+        self.options = options
+        self.place = place
+        hook = make_hook(signature.label, place, home, number)
+        self.counter = TraceCounter(signature.label, options.max_traces, hook)
+        self.entries: dict[Spec, Entry] = {}
+        self.fasts: list[Any] = []
+        #: The callers of wrappers that have generated functions, which change with `fasts`.
+        self.linked: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Weak references to the static objects of the function itself.
+        self.watches: list[weakref.ref[Any]] = []
+        self._n_hits = 0
+        self._n_slow = 0
+        self._clock = itertools.count()
+
+    # --- Entries ------------------------------------------------------------------------------
+
+    def find_or_add(self, spec: Spec, make: Callable[[], Entry]) -> Entry:
+        """Return the entry of a spec; a new one in place of the least used, if there is none."""
+        entry = self.entries.get(spec)
+        if entry is None:
+            with self.lock:
+                self._drop_dead()
+                entry = self.entries.get(spec)
+                if entry is None:
+                    entry = make()
+                    entry.watches = self.watch(spec)
+                    self._add(entry)
+        entry.last_used = next(self._clock)
+        return entry
+
+    def _add(self, entry: Entry) -> None:
+        self.entries[entry.spec] = entry
+        maxsize = self.options.maxsize
+        while maxsize is not None and len(self.entries) > maxsize:
+            self._drop_least_used(entry, maxsize)
+
+    def _drop_least_used(self, new: Entry, maxsize: int) -> None:
+        # A fast path leaves no trace here but its place among the others.
+        for fast in reversed(self.fasts):
+            if fast.hits > fast.hits_seen:
+                fast.hits_seen = fast.hits
+                fast.entry.last_used = next(self._clock)
+        # In one C call, because garbage collection may drop entries meanwhile.
+        others = [entry for entry in list(self.entries.values()) if entry is not new]
+        least_used = min(others, key=lambda entry: entry.last_used, default=new)
+        # Only the user can change the bound.
+        advice = "; with that many static structures in use, raise `maxsize`"
+        least_used.invalidation_reasons.append(
+            f"its entry was the least recently used of more than {maxsize}"
+            f"{advice if self.place.is_users else ''}"
+        )
+        self._drop(least_used.spec)
+
+    def _drop(self, key: Hashable) -> None:
+        entry = self.entries.get(key)
+        if entry is not None:
+            self.remove_fast(entry)
+            self.entries.pop(key, None)
+
+    def drop_untraced(self, entry: Entry) -> None:
+        """Drop an entry whose first trace failed, unless another thread's did not."""
+        with self.lock:
+            if not entry.was_traced and self.entries.get(entry.spec) is entry:
+                self._drop(entry.spec)
+
+    def clear(self) -> None:
+        """Drop all entries, and with them what was compiled."""
+        with self.lock:
+            for entry in self.entries.values():
+                entry.invalidation_reasons.append("`clear_cache()` was called")
+            self.entries.clear()
+            self.fasts.clear()
+            self._n_hits = 0
+            self._unlink()
+            self.counter.clear()
+
+    # --- Fast paths ---------------------------------------------------------------------------
+
+    def wants_fast(self, entry: Entry) -> bool:
+        """Return whether an entry that has no fast path should get one now."""
+        if len(self.fasts) < MAX_FAST:
+            return True
+        self._n_slow += 1
+        return self._n_slow % _CALLS_PER_TURN == 0
+
+    def add_fast(self, fast: Any) -> None:
+        """Put a fast path before all others, unless its entry was dropped."""
+        with self.lock:
+            if self.entries.get(fast.entry.spec) is not fast.entry:
+                return
+            self.remove_fast(fast.entry)
+            self.fasts.insert(0, fast)
+            for last in self.fasts[MAX_FAST:]:
+                self.remove_fast(last.entry)
+            self._unlink()
+
+    def remove_fast(self, entry: Entry) -> None:
+        """Remove the fast path of an entry, if it has one."""
+        for fast in [fast for fast in self.fasts if fast.entry is entry]:
+            self._n_hits += fast.hits
+            self.fasts.remove(fast)
+            self._unlink()
+
+    def fast_of(self, entry: Entry) -> Any:
+        """Return the fast path of an entry; None without one."""
+        return next((fast for fast in list(self.fasts) if fast.entry is entry), None)
+
+    def _unlink(self) -> None:
+        for caller in alive(self.linked):
+            caller.unlink()
+
+    def count_hit(self) -> None:
+        """Count a call of the slow path that was served without a trace."""
+        self._n_hits += 1
+
+    def info(self) -> CacheInfo:
+        """Return the state of the cache."""
+        with self.lock:
+            self._drop_dead()
+            hits = self._n_hits + sum([fast.hits for fast in self.fasts])
+        return CacheInfo(len(self.entries), self.counter.n_traces, self.options.maxsize, hits)
+
+
+class _Tables(_Watched):
+    """The tables of one function, the most recently used last."""
+
+    def __init__(self, owner: object | None):
+        super().__init__()
+        self.owner = None if owner is None else weakref.ref(owner)
+        self.by_key: collections.OrderedDict[Hashable, Table] = collections.OrderedDict()
+        self.number = next(_serial)
+        _all_tables.add(self)
+
+    def get(self, key: Hashable, make: Callable[[], Table]) -> Table:
+        with self.lock:
+            self._drop_dead()
+            table = self.by_key.get(key)
+            if table is None:
+                table = self.by_key[key] = make()
+                table.watches = self.watch(key)
+            self.by_key.move_to_end(key)
+            if len(self.by_key) > _MAX_TABLES:
+                self.by_key.popitem(last=False)
+            return table
+
+    def _drop(self, key: Hashable) -> None:
+        self.by_key.pop(key, None)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # Reached when a function is pickled by value, and when its `__dict__` is copied: what was
+        # compiled stays behind.
+        return type(None), ()
+
+
+_serial = itertools.count()
+_all_tables: weakref.WeakSet[_Tables] = weakref.WeakSet()
+_homeless = _Tables(None)
+
+
+def _clear_tables() -> None:
+    # As in Equinox: a living wrapper keeps what was compiled for it, a new one compiles anew.
+    for tables in alive(_all_tables):
+        with tables.lock:
+            tables.by_key.clear()
+
+
+clear_with_equinox(_clear_tables)
+
+
+def table_of(
+    home: types.FunctionType | None,
+    place: Place,
+    signature: Signature,
+    spec: Spec,
+    options: Options,
+) -> Table:
+    """Return the table of a function with this spec, made if there is none."""
+    if home is None:
+        tables = _homeless
+    else:
+        tables = vars(home).get(_ATTRIBUTE)
+        # `functools.wraps` copies a function's `__dict__` to another one.
+        if tables is None or tables.owner() is not home:
+            made = _Tables(home)
+            # Another thread may be first.
+            tables = vars(home).setdefault(_ATTRIBUTE, made)
+            if tables is None or tables.owner() is not home:
+                tables = vars(home)[_ATTRIBUTE] = made
+
+    def make() -> Table:
+        return Table(signature, options, place, home, tables.number)
+
+    return tables.get((spec, options.key, signature.name, signature.qualname), make)
+
+
+def home_of(fun: Any) -> types.FunctionType | None:
+    """Return the Python function below a callable, on which its tables lie."""
+    for _ in range(100):
+        if type(fun) is types.FunctionType:
+            return fun
+        if isinstance(fun, (functools.partial, jax.tree_util.Partial, eqx.Partial)):
+            fun = fun.func
+        elif isinstance(fun, types.MethodType):
+            fun = fun.__func__
+        elif hasattr(fun, "__wrapped__"):
+            fun = fun.__wrapped__
+        else:
+            return None
+    return None
+
+
+def names_of(fun: Any) -> tuple[str, str]:
+    """Return what to call a callable in programs and errors: the name of the function below it."""
+    for _ in range(100):
+        if hasattr(fun, "__wrapped__"):
+            fun = fun.__wrapped__
+        elif isinstance(fun, functools.partial):
+            fun = fun.func
+        else:
+            break
+    named = fun if hasattr(fun, "__name__") and hasattr(fun, "__qualname__") else type(fun)
+    return named.__name__, named.__qualname__

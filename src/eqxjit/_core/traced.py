@@ -1,0 +1,149 @@
+"""The function that JAX traces for one entry, in the middle of whatever call needs it."""
+
+import inspect
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from .._code.location import stub_at
+from .._compat import JITTED_FRAME_MARK, debug_info, is_staging
+from .._fast.signature import Signature
+from .._spec.tree import combine, has_tracers
+from .calls import Call, in_flight
+from .entry import Entry, Output
+from .events import OpenTrace, open_trace, tracing
+from .names import argument_names
+from .options import Options
+
+# Spelled out below, because only a plain local variable shows on the stack.
+assert JITTED_FRAME_MARK == "__equinox_jit_id__"
+
+#: The index of an output that JAX didn't trace: what the user's function returned lies in a `Box`.
+UNTRACED = -1
+
+
+class NotInFlight(RuntimeError):
+    """JAX asks for a trace outside of any call: its caches no longer hold one that it had."""
+
+
+class Box:
+    """A box around what the user's function returned where nothing is traced."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, content: Any):
+        self.content = content
+
+
+class TracedFunction:
+    """The function that JAX traces: it rebuilds the arguments of the call in flight, and calls.
+
+    It refers to nothing of the user's, because JAX keeps what it jits longer than its user does.
+    """
+
+    # Asked for by JAX each time, and slow to find out.
+    __signature__ = inspect.Signature(
+        [inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)]
+    )
+
+    def __init__(self, signature: Signature, entry: Entry):
+        self.__name__ = self.__qualname__ = signature.name
+        self.entry_ref = weakref.ref(entry)
+        self._source = "_".join(signature.name.split()) or "function"
+        self._debug_info: Any = None
+        site = signature.location
+        if site is not None:
+            self._source += f" at {site.filename}:{site.line}"
+            # By which JAX finds the place, where it doesn't ask for `__fun_debug_info__`.
+            self.__code__ = stub_at(site)
+
+    def __repr__(self) -> str:
+        return self._source
+
+    @property
+    def __fun_debug_info__(self) -> Any:
+        """JAX's record of the names of the function and its arguments; None to leave it to JAX."""
+        if self._debug_info is None:
+            entry = self.entry_ref()
+            call = None if entry is None else in_flight(entry)
+            if call is not None:
+                self._debug_info = debug_info(self._source, argument_names(call))
+        return self._debug_info
+
+    def __call__(self, *leaves: Any) -> Any:
+        entry = self.entry_ref()
+        call = None if entry is None else in_flight(entry)
+        if entry is None or call is None:
+            raise NotInFlight
+        if has_tracers(leaves) or (not leaves and is_staging()):
+            return _trace(entry, call, leaves)
+        # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced; and with
+        # `jax_debug_nans` JAX runs the function that made a NaN again, on the arrays themselves.
+        _check_not_donated(self.__name__, leaves)
+        entry.pending = True
+        return {UNTRACED: Box(_run(entry, call, leaves))}
+
+
+def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
+    trace = OpenTrace(call)
+    counter = call.function.table.counter
+    # Before the user's code runs: it may raise.
+    counter.begin(trace)
+    is_made = False
+    entry.begin(trace)
+    open_trace(trace)
+    try:
+        with tracing(trace):
+            output = entry.describe(_run(entry, call, leaves), call.all_statics)
+        is_made = True
+    except BaseException:
+        trace.user_raised = True
+        raise
+    finally:
+        counter.end(trace, is_made)
+        entry.was_traced |= is_made
+    return output
+
+
+def _run(entry: Entry, call: Call, leaves: Sequence[Any]) -> Any:
+    """Run the user's function on these arrays and on the static objects of the call in flight."""
+    # Equinox looks for this name on the stack, to tell where the jitted part begins.
+    __equinox_jit_id__ = b"eqxjit"  # noqa: F841
+    n, n_fun = entry.n_first, entry.n_fun
+    fun = call.function.combine(leaves[n : n + n_fun])
+    arrays = (*leaves[:n], *leaves[n + n_fun :])
+    args, kwargs = combine(call.spec, iter(arrays), iter(call.statics))
+    return fun(*args, **kwargs)
+
+
+def _check_not_donated(name: str, leaves: Sequence[Any]) -> None:
+    """Raise JAX's error for a NaN where JAX can't find it, because the arrays are gone."""
+    config: Any = jax.config
+    if config.jax_disable_jit or not (config.jax_debug_nans or config.jax_debug_infs):
+        return
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+        raise FloatingPointError(
+            f"invalid value (nan or inf) encountered in the output of `{name}`. Which operation "
+            "made it can't be found, because the arguments were donated: call it without `donate`."
+        )
+
+
+def new_entry(call: Call, options: Options, layout: tuple[int, int, int]) -> Entry:
+    """Return a new entry for a call's structure, not yet traced."""
+    signature = call.function.signature
+    entry = Entry(call.spec, signature.name, signature.label, options, layout)
+    traced = TracedFunction(signature, entry)
+    donated = _donated(entry, options, call.function.keeps_arrays)
+    # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
+    entry.jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
+    return entry
+
+
+def _donated(entry: Entry, options: Options, keeps_arrays: bool) -> tuple[int, ...]:
+    """Return the donated arrays' positions among all of a call."""
+    first = range(entry.n_first) if options.donates_first else ()
+    start = entry.n_first + (entry.n_fun if keeps_arrays else 0)
+    rest = range(start, entry.n_arrays) if options.donates_rest else ()
+    return (*first, *rest)

@@ -1,0 +1,389 @@
+"""`filter_jit`, and the callable pytree that it returns."""
+
+import copy
+import functools
+import importlib
+import inspect
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast, overload
+
+import equinox as eqx
+from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
+
+from .._code.text import short
+from .._code.tracebacks import trimming
+from .._compat import call_directly
+from .ahead import CompileCost, Lowered, lower
+from .function import Function, take_apart
+from .options import DEFAULT_MAXSIZE, Donate, Options, check_options
+from .slot import CallableBySlot
+from .slow import Caller
+from .table import CacheInfo
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+# A Module's own goes over many lines.
+_LONGEST_REPR = 80
+
+
+@call_directly
+class JitFunction(CallableBySlot):
+    """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
+
+    __slots__ = ("__dict__", "__isabstractmethod__", "__weakref__", "_caller")
+
+    def __init__(self, function: Function, arrays: tuple[Any, ...]):
+        self.__dict__ = dict(function.attributes)  # type: ignore
+        self._caller = Caller(function, arrays, self)
+        # Linked to the fast paths by its first call, because many copies are never called.
+        self.target = self._caller.first_call
+
+    @property
+    def _function(self) -> Function:
+        return self._caller.function
+
+    # Not properties, since `inspect` would find those on the class, too.
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":
+            return self._function.combine(self._caller.fun_arrays)
+        if name == "__isabstractmethod__":
+            return getattr(self.__wrapped__, name, False)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else BoundJitFunction(self, instance)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """Trace and lower the function for these arguments, without running it.
+
+        **Arguments:**
+
+        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
+
+        **Returns:**
+
+        A `Lowered`, with `as_text()`, `lowered` (JAX's own) and `compile()`.
+        """
+        with trimming:
+            return lower(self._caller, args, kwargs)
+
+    def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
+        """Compile for arguments like these ahead of time.
+
+        The first call with such arguments then traces and compiles nothing, through any wrapper of
+        the function and in any thread. The function isn't run. Several functions can be compiled
+        side by side, in threads.
+
+        **Arguments:**
+
+        - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array, alone
+            or within a Module (`eqx.filter_eval_shape`). What decides which program a call needs
+            must be the same as in that call: shape, dtype, `weak_type`, and `sharding` if the array
+            will be put on a device explicitly.
+
+        **Returns:**
+
+        How long it took, and how large the executable is.
+
+        !!! example
+
+            ```python
+            >>> import jax
+            >>> import jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> f = filter_jit(lambda x, n: x * n)
+            >>> program = f.compile(jax.ShapeDtypeStruct((4,), jnp.float32), 3)
+            >>> program.seconds > 0
+            True
+            >>> _ = f(jnp.ones(4), 3)
+            >>> f.cache_info().traces
+            1
+
+            ```
+        """
+        before = self._seconds()
+        with trimming:
+            compiled = self.lower(*args, **kwargs).compile()
+        return CompileCost(self._seconds() - before, compiled.executable_bytes)
+
+    def _seconds(self) -> float:
+        return sum([trace.seconds.total for trace in self.traces()])
+
+    def cache_info(self) -> CacheInfo:
+        """Return what is compiled: `CacheInfo(entries, traces, maxsize, hits)`.
+
+        !!! example
+
+            ```python
+            >>> import jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> f = filter_jit(lambda x, n: x * n)
+            >>> _ = f(jnp.ones(2), 3), f(jnp.ones(2), 3), f(jnp.ones(2), 4), f(jnp.ones(5), 4)
+            >>> f.cache_info()
+            CacheInfo(entries=2, traces=3, maxsize=1024, hits=1)
+
+            ```
+        """
+        return self._function.table.info()
+
+    def traces(self) -> list[Any]:
+        """Return the record of each trace, the oldest first: for what, why, and how long it took.
+
+        **Returns:**
+
+        The latest 256 traces since the cache was last cleared, by all wrappers of this function
+        under these options. A list, which shows as a table in a notebook.
+
+        !!! example
+
+            ```python
+            >>> import jax.numpy as jnp
+            >>> from eqxjit import filter_jit
+            >>> @filter_jit
+            ... def power(x, n):
+            ...     return x**n
+            >>> _ = power(jnp.ones(2), 3), power(jnp.ones(2), 4)
+            >>> power.traces()[1]
+            <trace 2 of power(x: float32[2], n=4) at ...:1: static value changed: `n` was 3, is 4;
+            ... s (tracing ..., lowering ..., compiling ...)>
+
+            ```
+        """
+        return self._function.table.counter.hook.traces
+
+    def clear_cache(self) -> None:
+        """Drop all that was compiled for this function under these options."""
+        self._function.table.clear()
+
+    def specialized_source(self) -> str | None:
+        """Return the source of the fast path of the latest call, in Python.
+
+        **Returns:**
+
+        Python source; where C makes the call, of what that does. `None` if there is no fast path.
+        """
+        return self._caller.source()
+
+    def __repr__(self) -> str:
+        wrapped = self.__wrapped__
+        name = (
+            self._function.signature.qualname
+            if inspect.isroutine(wrapped)
+            else short(wrapped, _LONGEST_REPR)
+        )
+        donate = self._function.options.donate
+        return f"filter_jit({name})" if donate == "none" else f"filter_jit({name}, {donate=})"
+
+    def __eq__(self, other: object) -> Any:
+        return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self._function, self._caller.fun_arrays))
+
+    def __copy__(self) -> "JitFunction":
+        return type(self)(self._function, self._caller.fun_arrays)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "JitFunction":
+        # The static half stays as it is, and with it what is compiled for it.
+        return type(self)(self._function, copy.deepcopy(self._caller.fun_arrays, memo))
+
+    def __reduce__(self) -> Any:
+        # A decorated function is what its module calls by its name: pickled by that name, as the
+        # function below can't be found there. So is a copy of it, made by flattening.
+        module, qualname = self.__dict__.get("__module__", ""), self._function.signature.qualname
+        try:
+            found = _named(module, qualname)
+        except (ImportError, ValueError, AttributeError):
+            found = None
+        by_name = isinstance(found, JitFunction) and found._function == self._function
+        # Cloudpickle exists to take along, by value, what `__main__` holds.
+        pickler = sys._getframe(1).f_globals.get("__name__", "")
+        if by_name and not (module == "__main__" and "cloudpickle" in pickler):
+            return _named, (module, qualname)
+        return _wrap, (self.__wrapped__, self._function.options)
+
+
+def _named(module: str, qualname: str) -> Any:
+    if module not in sys.modules:
+        importlib.import_module(module)
+    return operator.attrgetter(qualname)(sys.modules[module])
+
+
+class BoundJitFunction(functools.partial[Any]):
+    """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
+
+    A `functools.partial`, so that it is made and called in C; and a pytree.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":
+            return cast(Any, self.func).__wrapped__.__get__(*self.args)
+        if name in ("cache_info", "clear_cache", "specialized_source", "traces"):
+            return getattr(self.func, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """Lower the wrapped function, with the instance filled in, here and when called."""
+        with trimming:
+            lowered = cast(Any, self.func).lower(*self.args, *args, **self.keywords, **kwargs)
+            return lowered.bind(self.args, self.keywords)
+
+    def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
+        """Compile the wrapped function ahead of time, with the instance filled in."""
+        with trimming:
+            return cast(Any, self.func).compile(*self.args, *args, **self.keywords, **kwargs)
+
+    def __repr__(self) -> str:
+        instance = ", ".join([short(argument, _LONGEST_REPR) for argument in self.args])
+        return f"<bound {self.func!r} of {instance}>"
+
+    def __eq__(self, other: object) -> Any:
+        return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.func, self.args, tuple(self.keywords.items())))
+
+
+def _flatten(wrapper: JitFunction) -> tuple[tuple[Any, ...], Function]:
+    return wrapper._caller.fun_arrays, wrapper._function
+
+
+def _flatten_with_keys(wrapper: JitFunction) -> Any:
+    keyed = [(FlattenedIndexKey(i), leaf) for i, leaf in enumerate(wrapper._caller.fun_arrays)]
+    return keyed, wrapper._function
+
+
+def register_wrapper(kind: type[JitFunction]) -> None:
+    """Make a kind of wrapper a pytree, whose leaves are its function's arrays."""
+
+    def unflatten(function: Function, arrays: Any) -> JitFunction:
+        return kind(function, tuple(arrays))
+
+    register_pytree_with_keys(kind, _flatten_with_keys, unflatten, _flatten)
+
+
+def _flatten_partial_with_keys(partial: functools.partial[Any]) -> Any:
+    keyed = [(GetAttrKey(name), getattr(partial, name)) for name in ("func", "args", "keywords")]
+    return keyed, None
+
+
+def register_partial(kind: type[functools.partial[Any]]) -> None:
+    """Make a kind of `functools.partial` a pytree of its function and arguments."""
+
+    def unflatten(_: None, children: Any) -> functools.partial[Any]:
+        func, args, keywords = children
+        return kind(func, *args, **keywords)
+
+    register_pytree_with_keys(kind, _flatten_partial_with_keys, unflatten)
+
+
+register_wrapper(JitFunction)
+register_partial(BoundJitFunction)
+
+
+def _wrap(fun: Any, options: Options) -> JitFunction:
+    return JitFunction(*take_apart(fun, options))
+
+
+@overload
+def filter_jit(
+    *,
+    donate: Donate = "none",
+    block: bool = False,
+    maxsize: int | None = DEFAULT_MAXSIZE,
+    max_traces: int | None = None,
+    **jitkwargs: Any,
+) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]: ...
+
+
+@overload
+def filter_jit(
+    fun: Callable[_P, _T],
+    *,
+    donate: Donate = "none",
+    block: bool = False,
+    maxsize: int | None = DEFAULT_MAXSIZE,
+    max_traces: int | None = None,
+    **jitkwargs: Any,
+) -> Callable[_P, _T]: ...
+
+
+def filter_jit(
+    fun: Any = inspect.Parameter.empty,
+    *,
+    donate: Donate = "none",
+    block: bool = False,
+    maxsize: int | None = DEFAULT_MAXSIZE,
+    max_traces: int | None = None,
+    **jitkwargs: Any,
+) -> Any:
+    """Compile a function: JAX and NumPy arrays in its arguments are traced, all else is static.
+
+    A drop-in replacement for `equinox.filter_jit` whose calls are faster. It differs where Equinox
+    returns a wrong result (`f(x, 1)`, `f(x, True)` and `f(x, 1.0)` have a program each), and it
+    doesn't wait for computations that can't raise.
+
+    **Arguments:**
+
+    - `fun`: a pure function or another callable, such as a Module, a bound method or a
+        `functools.partial`. Without it, as in `@filter_jit(donate="all")`, a decorator is returned.
+    - `donate`: the arrays whose buffers JAX may reuse for the outputs. They can't be used after the
+        call.
+        - `"all"`: all arrays. JAX's warning about unusable buffers is hidden.
+        - `"all-except-first"`: all arrays but those in the first argument.
+        - `"warn"`, `"warn-except-first"`: the same, with the warning.
+        - `"none"`: no arrays; the default.
+    - `block`: whether each call waits for its computation, as in Equinox. By default a call waits
+        only if the program can raise at runtime (it holds a callback or a foreign call, such as
+        `eqx.error_if`), or if it is short and reads a large NumPy array, which may be overwritten
+        once the call has returned. Other NumPy arrays are copied.
+    - `maxsize`: the number of static structures that are kept compiled. Beyond it, the least
+        recently used one is dropped. `None` for no limit.
+    - `max_traces`: the number of traces until the cache is cleared, counted over
+        all wrappers of the function under these options; for a Module, over those with equal static
+        fields. `None` for no limit. A call that needs one more raises a `TooManyTracesError`, which
+        explains why.
+    - `**jitkwargs`: further arguments of `jax.jit`, such as `inline` or `compiler_options`.
+
+    **Returns:**
+
+    A callable with the signature of `fun`, and with `lower`, `traces`, `cache_info`, `clear_cache`
+    and `__wrapped__`. It is a pytree, whose leaves are the arrays in `fun`.
+
+    **Raises:**
+
+    - `TypeError`, if `fun` isn't callable.
+    - `ValueError`, for an unknown `donate`, and for `static_argnums`, `static_argnames`,
+        `donate_argnums`, `in_shardings` or `out_shardings` among the `jitkwargs`.
+
+    A call raises a `TypeError` if its arguments don't fit the signature, and a `ValueError` that
+    names the argument if a static value can't be hashed or compared.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from eqxjit import filter_jit
+        >>> @filter_jit
+        ... def predict(model, x):
+        ...     return jax.vmap(model)(x)
+        >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
+        >>> predict(model, jnp.ones((3, 4))).shape
+        (3, 2)
+
+        ```
+    """
+    options = check_options(donate, block, maxsize, max_traces, jitkwargs)
+    if fun is inspect.Parameter.empty:
+        return functools.partial(_wrap, options=options)
+    return _wrap(fun, options)
+
+
+fast_filter_jit = filter_jit

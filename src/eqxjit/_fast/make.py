@@ -1,0 +1,145 @@
+"""Makes fast paths: in C where that is built, in generated Python elsewhere."""
+
+import itertools
+import operator
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .._compat import ArrayImpl, flatten_one_level, native_back_end, unflatten_node
+from .._spec.static import same
+from .._spec.tree import ARRAY, DICT, is_array
+from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL
+from .source import FastSource, TooLarge, write
+from .verify import does_the_same
+
+_native = native_back_end()
+
+
+def set_up(take: Any, wait_for: Any) -> None:
+    """Give the native back end what it calls: of the core, of the trees, and of JAX."""
+    if _native is not None:
+        _native.setup(
+            ARRAY,
+            ArrayImpl,
+            np.ndarray,
+            take,
+            is_array,
+            flatten_one_level,
+            same,
+            unflatten_node,
+            wait_for,
+        )
+
+
+class PythonFast:
+    """The fast path of an entry in generated Python, for any wrapper of its function.
+
+    - `entry`: the entry.
+    - `hits`: how many calls it has served; `hits_seen`: as of when the table last looked.
+    """
+
+    def __init__(self, entry: Any, written: FastSource):
+        self.entry = entry
+        self.hits_seen = 0
+        self.written = written
+        #: Its `next` counts a hit: in C, hence without a lock, and faster than an addition.
+        self._counter: Iterator[None] = itertools.repeat(None, sys.maxsize)
+
+    @property
+    def hits(self) -> int:
+        """How many calls it has served."""
+        return sys.maxsize - operator.length_hint(self._counter)
+
+    def instantiate(self, caller: Any, otherwise: Any, jitted: Any) -> Any:
+        """Return the function for one wrapper."""
+        statics = caller.function.statics
+        made = self.written.make(
+            caller, otherwise, jitted, self._counter, *caller.fun_arrays, *statics
+        )
+        signature = caller.function.signature
+        made.__name__, made.__qualname__ = signature.name, signature.qualname
+        return made
+
+
+def native_enabled() -> bool:
+    """Return whether calls are carried out in C: the native back end is built, and not disabled.
+
+    Without it generated Python serves, with the same results.
+
+    !!! example
+
+        ```python
+        >>> import eqxjit
+        >>> eqxjit.native_enabled() in (True, False)
+        True
+
+        ```
+    """
+    return _native is not None
+
+
+def fast_path(
+    caller: Any, call: Any, output: Any, result: Any, helpers: dict[str, Any]
+) -> Any | None:
+    """Return a fast path for calls like this one; None if there is none that does the same.
+
+    **Arguments:**
+
+    - `caller`: that of the wrapper.
+    - `call`: the call, which the slow path has made.
+    - `output`, `result`: what JAX returned, and what the user's function did.
+    - `helpers`: functions of the core that generated Python calls.
+    """
+    entry = call.entry
+    kwargs = call.spec[4]
+    if kwargs[0] != DICT:
+        # A name of a class derived from `str`.
+        return None
+    if _native is not None:
+        fast = native_fast(call, entry.jitted)
+    else:
+        try:
+            fast = PythonFast(entry, write(call.function.signature, call.spec, entry, helpers))
+        except (TooLarge, RecursionError, MemoryError):
+            return None
+    return fast if does_the_same(fast, call, output, result) else None
+
+
+def native_fast(call: Any, jitted: Any) -> Any:
+    """Return the fast path for calls like this one in C, which calls `jitted`."""
+    assert _native is not None
+    entry = call.entry
+    args, kwargs = call.spec[3:]
+    uses = entry.uses or b"\1" * entry.n_arrays
+    return _native.Fast(
+        entry, jitted, args, kwargs, entry.outs, uses, entry.n_arrays, entry.n_first, entry.n_fun
+    )
+
+
+def link(caller: Any, fasts: list[Any]) -> Any:
+    """Return what a wrapper calls: the fast paths of its function in turn, then the slow path."""
+    if _native is not None:
+        return native_dispatcher(caller, fasts)
+    caller.table.linked.add(caller)
+    otherwise = caller.slow_call
+    for fast in reversed(fasts):
+        otherwise = fast.instantiate(caller, otherwise, fast.entry.jitted)
+    return otherwise
+
+
+def native_dispatcher(caller: Any, fasts: list[Any]) -> Any:
+    """Return the call of a wrapper in C."""
+    assert _native is not None
+    names = tuple(
+        [
+            None if parameter.kind == POSITIONAL_ONLY else parameter.name
+            for parameter in caller.function.signature.parameters
+            if parameter.kind not in (KEYWORD_ONLY, VAR_POSITIONAL, VAR_KEYWORD)
+        ]
+    )
+    return _native.Dispatcher(
+        caller, fasts, caller.fun_arrays, tuple(caller.function.statics), names
+    )

@@ -1,0 +1,444 @@
+"""Writes the fast path of an entry as Python: guards, the jitted call, and the output.
+
+Reads the specs of the arguments and of the output; `native.c` does the same by walking them.
+"""
+
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+
+from .._code.names import Constants, can_be_written
+from .._code.source import define, indented, wrapped
+from .._code.tracebacks import trim
+from .._compat import ArrayImpl, fields_of, flatten_one_level, unflatten_node
+from .._spec.static import THEMSELVES, same
+from .._spec.tree import ARRAY, DICT, MODULE, SEQUENCE, Spec, Static, count_nodes, is_array
+from .signature import KEYWORD_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature, absent
+
+#: The slow path serves larger trees, because compiling their source takes too long.
+MAX_NODES = 2000
+
+# Python's parser doesn't take deeper ones.
+_MAX_DEPTH = 50
+
+_LONGEST_EXPRESSION = 60
+
+#: The global of a generated function that holds its entry, and its free variable with the wrapper's
+#: `Caller`: its frame is found by them.
+ENTRY_VARIABLE = "__eqxjit_entry__"
+CALLER_VARIABLE = "__eqxjit_caller__"
+
+
+class TooLarge(Exception):
+    """A tree for which no source is written."""
+
+
+class FastSource(NamedTuple):
+    """A fast path as source.
+
+    - `source`: the source, which defines a function `make_call`.
+    - `make`: that function. Given `(caller, otherwise, jitted, hits, *fun_arrays, *fun_statics)`
+        it returns the fast path of one wrapper; `next(hits)` counts a call.
+    """
+
+    source: str
+    make: Callable[..., Any]
+
+
+def write(
+    signature: Signature,
+    spec: Spec,
+    entry: Any,
+    helpers: dict[str, Any],
+) -> FastSource:
+    """Write the fast path of an entry.
+
+    **Arguments:**
+
+    - `signature`: the function's parameters.
+    - `spec`: that of the arguments.
+    - `entry`: the entry.
+    - `helpers`: functions of the core: `take` and `wait_for`.
+
+    **Raises:**
+
+    - `TooLarge`, for trees beyond the bounds.
+    """
+    return _Writer(signature, spec, entry, helpers).write()
+
+
+class _Writer:
+    def __init__(
+        self,
+        signature: Signature,
+        spec: Spec,
+        entry: Any,
+        helpers: dict[str, Any],
+    ):
+        # The first of its traces' outputs; `settle_fast` makes others.
+        out = entry.outs[0]
+        if count_nodes(spec) + count_nodes(out.spec) > MAX_NODES:
+            raise TooLarge
+        self.signature = signature
+        self.spec = spec
+        self.out = out
+        self.entry = entry
+        self.caller = CALLER_VARIABLE
+        self.names = Constants([p.name for p in signature.parameters])
+        self.names.namespace[ENTRY_VARIABLE] = entry
+        self.helper = {name: self.names.constant(name, value) for name, value in helpers.items()}
+        #: Guards of one argument after the other, the arrays, and the source of each static object.
+        self.guards: list[str] = []
+        self.arrays: list[str] = []
+        self.statics: list[str] = []
+        self.large = self.names.variable("large")
+        #: Statements that make parts of the output.
+        self.body: list[str] = []
+
+    def write(self) -> FastSource:
+        names, entry = self.names, self.entry
+        fun_arrays = [names.variable(f"fun_array_{i}") for i in range(entry.n_fun)]
+        fun_statics = [names.variable(f"fun_static_{i}") for i in range(self._n_fun_statics())]
+        otherwise = names.variable("otherwise")
+        self._match_arguments()
+        n = entry.n_first
+        passed = [*self.arrays[:n], *fun_arrays, *self.arrays[n:]]
+        self.statics = [*fun_statics, *self.statics]
+        result, unpacking = self._output()
+        name = self.signature.name if can_be_written(self.signature.name) else "call"
+        name = names.variable(name)
+        absent_name = names.constant("absent", absent)
+        error = names.variable("error")
+        parameters = self.signature.header(absent_name)
+        forwarded = self._forwarded()
+        jitted, hits = names.variable("jitted"), names.variable("hits")
+        entry_name = names.constant("entry", entry)
+        array, matches = names.variable("arrays"), names.variable("matches")
+        body = [
+            "try:",
+            f"    {self.large} = []",
+            *indented(self._matches(matches)),
+            f"except {names.named(BaseException)} as {error}:",
+            f"    return {self.caller}.interrupted({error}, {forwarded})",
+            f"if not {matches}:",
+            f"    return {otherwise}({self.signature.forwarded()})",
+            "try:",
+            *indented(wrapped(f"{array} = {jitted}(", passed, ")")),
+            f"    if {entry_name}.blocks or {self.large}:",
+            f"        {self.helper['wait_for']}({array})",
+            f"except {names.named(BaseException)} as {error}:",
+            f"    {self.caller}.failed_fast({error}, {entry_name}, {forwarded})",
+            "    raise",
+            f"if {entry_name}.pending or {names.named(type)}({array}) is {names.named(dict)}:",
+            "    # A program was traced, or this is the output of another trace than the first.",
+            f"    return {self.caller}.settle_fast({array}, {entry_name}, {forwarded})",
+            f"{names.named(next)}({hits})",
+            *[line.replace("<arrays>", array) for line in unpacking],
+            *self.body,
+            f"return {result.replace('<arrays>', array)}",
+        ]
+        lines = [
+            *wrapped(
+                "def make_call(",
+                [self.caller, otherwise, jitted, hits, *fun_arrays, *fun_statics],
+                "):",
+            ),
+            f"    def {name}({parameters}):",
+            "        try:",
+            *indented(body, 3),
+            f"        except {names.named(BaseException)}:",
+            f"            {names.named(trim)}()",
+            "            raise",
+            f"    return {name}",
+        ]
+        source = "\n".join(lines) + "\n"
+        make = define("make_call", self.signature.qualname, source, names.namespace)
+        return FastSource(source, make)
+
+    def _matches(self, name: str) -> list[str]:
+        if len(self.guards) < 2:
+            return [f"{name} = {self.guards[0] if self.guards else True}"]
+        return [f"{name} = (", *indented(_joined(self.guards)), ")"]
+
+    # --- Guards -------------------------------------------------------------------------------
+
+    def _match_arguments(self) -> None:
+        """Write the guards of each argument, those of static ones first: they fail fastest."""
+        args, kwargs = self.spec[3:]
+        early: list[str] = []
+        late: list[str] = []
+        for source, var, spec, guard in self._arguments(args, kwargs):
+            self.guards = early if type(spec) is Static else late
+            if guard:
+                early.append(guard)
+            if source:
+                self._match(var, source, spec)
+        self.guards = early + late
+
+    def _arguments(self, args: Spec, kwargs: Spec) -> Iterator[tuple[str, str, Spec, str]]:
+        """Yield the source of each argument, a name for it, its spec, and a guard before it."""
+        by_name = dict(zip(kwargs[2], kwargs[3:], strict=True))
+        missing = self.names.constant("absent", absent)
+        positional = list(args[3:])
+        others: dict[str, tuple[str, str, Spec]] = {}
+        for parameter in self.signature.parameters:
+            name = parameter.name
+            if parameter.kind == VAR_POSITIONAL:
+                yield "", "", None, f"len({name}) == {len(positional)}"
+                for i, spec in enumerate(positional):
+                    yield f"{name}[{i}]", self.names.variable(f"{name}_{i}"), spec, ""
+            elif parameter.kind == VAR_KEYWORD:
+                names = [key for key in by_name if key not in others]
+                yield "", "", None, f"len({name}) == {len(names)}"
+                for key in names:
+                    others[key] = f"{name}[{key!r}]", self.names.variable(f"{name}_{key}"), by_name[key]
+            elif parameter.kind != KEYWORD_ONLY and positional:
+                yield name, name, positional.pop(0), ""
+            elif name in by_name and parameter.kind != inspect.Parameter.POSITIONAL_ONLY:
+                others[name] = name, name, by_name[name]
+            else:
+                yield "", "", None, f"{name} is {missing}"
+        # In the order of the spec, which that of arrays and static objects follows.
+        for key in kwargs[2]:
+            yield (*others[key], "")
+
+    def _match(self, var: str, source: str, spec: Spec, depth: int = 0) -> None:
+        """Write the guards of a value; `source` is evaluated once, and bound to `var` if needed."""
+        names, guards = self.names, self.guards
+        bound = source if source == var else f"({var} := {source})"
+        if depth > _MAX_DEPTH:
+            raise TooLarge
+        if spec is ARRAY:
+            self._match_array(var, bound)
+        elif spec is None:
+            guards.append(f"{source} is None")
+        elif type(spec) is Static:
+            self._match_static(var, bound, spec)
+        else:
+            kind, cls, aux, *below = spec
+            guards.append(f"{names.named(type)}({bound}) is {names.named(cls)}")
+            if kind == SEQUENCE:
+                guards.append(f"{names.named(len)}({var}) == {len(below)}")
+                parts = [f"{var}[{i}]" for i in range(len(below))]
+            elif kind == DICT:
+                guards.append(f"{names.named(len)}({var}) == {len(below)}")
+                types = names.constant("str_types", _STR_TYPES)
+                if below:
+                    guards.append(f"{{*{names.named(map)}({names.named(type)}, {var})}} == {types}")
+                parts = [f"{var}[{key!r}]" for key in aux]
+            elif kind == MODULE:
+                fields = names.variable(f"{var}_fields")
+                read = names.constant("fields_of", fields_of)
+                guards.append(f"{names.named(len)}({fields} := {read}({var})) == {len(below)}")
+                parts = [f"{fields}[{name!r}]" for name in aux]
+            else:
+                parts = self._match_node(var, aux, len(below))
+            for label, part, child in zip(_labels(spec), parts, below, strict=True):
+                self._match(names.variable(f"{var}_{label}"), part, child, depth + 1)
+
+    def _match_node(self, var: str, metadata: Any, n: int) -> list[str]:
+        names = self.names
+        flat, below = names.variable(f"{var}_flat"), names.variable(f"{var}_children")
+        flatten = names.constant("flatten", flatten_one_level)
+        self.guards += [
+            f"({flat} := {flatten}({var})) is not None",
+            f"{self._same(f'{flat}[1]', metadata)}",
+            f"{names.named(len)}({below} := {names.named(tuple)}({flat}[0])) == {n}",
+        ]
+        self.statics.append(f"{flat}[1]")
+        return [f"{below}[{i}]" for i in range(n)]
+
+    def _match_array(self, var: str, bound: str) -> None:
+        names = self.names
+        index = len(self.arrays) + (self.entry.n_fun if len(self.arrays) >= self.entry.n_first else 0)
+        uses = self.entry.uses
+        self.arrays.append(var)
+        array = names.constant("Array", ArrayImpl)
+        if uses is not None and not uses[index]:
+            # XLA isn't given it: no copy of a NumPy array, and no wait.
+            other = f"{names.constant('is_array', is_array)}({var})"
+        else:
+            take = self.helper["take"]
+            refused = names.constant("NotImplemented", NotImplemented)
+            other = f"({var} := {take}({var}, {self.large})) is not {refused}"
+        self.guards.append(f"({names.named(type)}({bound}) is {array} or {other})")
+
+    def _match_static(self, var: str, bound: str, spec: Any) -> None:
+        names, frozen = self.names, spec.frozen
+        self.statics.append(var)
+        if spec.ask:
+            flatten = names.constant("flatten", flatten_one_level)
+            self.guards.append(f"{flatten}({bound}) is None")
+            bound = var
+        if type(frozen) is weakref.ref:
+            # Not held by a constant: the entry goes with the object.
+            self.guards.append(f"{bound} is {names.constant(f'ref_{var}', frozen)}() is not None")
+        elif type(frozen) in THEMSELVES:
+            constant = names.constant(f"{type(frozen).__name__}_{frozen!s:.20}", frozen)
+            kind = names.named(type(frozen))
+            self.guards.append(
+                f"({bound} is {constant} or {names.named(type)}({var}) is {kind}"
+                f" and {var} == {constant})"
+            )
+        elif type(frozen) is tuple and frozen[1] is bool:
+            self.guards.append(f"{bound} is {frozen[3]}")
+        else:
+            self.guards.append(self._same(bound, spec))
+
+    def _same(self, source: str, spec: Any) -> str:
+        same_name = self.names.constant("same", same)
+        return f"{same_name}({source}, {self.names.constant('frozen', spec.frozen)})"
+
+    # --- Output -------------------------------------------------------------------------------
+
+    def _n_fun_statics(self) -> int:
+        return self.entry.n_fun_statics
+
+    def _output(self) -> tuple[str, list[str]]:
+        """Return the expression of the output, and the statement that names its arrays."""
+        statics = iter(zip(self.out.slots, self.out.statics, strict=True))
+        arrays: list[str] = []
+        result = self._make("out", self.out.spec, arrays, statics, 0)
+        if len(arrays) == 1:
+            return result, [f"{arrays[0]} = <arrays>"]
+        return result, wrapped("(", arrays, ") = <arrays>") if arrays else []
+
+    def _make(
+        self, hint: str, spec: Spec, arrays: list[str], statics: Iterator[Any], depth: int
+    ) -> str:
+        """Return the expression of a part of the output: short, or a variable's name."""
+        names = self.names
+        if depth > _MAX_DEPTH:
+            raise TooLarge
+        if spec is ARRAY:
+            arrays.append(names.variable(hint))
+            return arrays[-1]
+        if spec is None:
+            return "None"
+        if type(spec) is Static:
+            return self._static(hint, *next(statics))
+        kind, cls, aux, *below = spec
+        metadata = self._static(hint, *next(statics)) if kind not in (SEQUENCE, DICT, MODULE) else ""
+        parts = [
+            self._make(f"{hint}_{label}", child, arrays, statics, depth + 1)
+            for label, child in zip(_labels(spec), below, strict=True)
+        ]
+        if kind == MODULE:
+            return self._module(names.variable(hint), cls, list(zip(aux, parts, strict=True)))
+        if metadata:
+            unflatten = names.constant("unflatten", unflatten_node)
+            return self._expression(hint, f"{unflatten}({names.named(cls)}, {metadata}, [", parts, "])")
+        if kind == DICT:
+            items = [f"{key!r}: {part}" for key, part in zip(aux, parts, strict=True)]
+            return self._expression(hint, "{", items, "}")
+        if cls is list:
+            return self._expression(hint, "[", parts, "]")
+        if aux is None:
+            return self._expression(hint, "(", parts, ")")
+        if aux:
+            new = names.constant("new_tuple", tuple.__new__)
+            return self._expression(hint, f"{new}({names.named(cls)}, (", parts, "))")
+        return self._expression(hint, f"{names.named(cls)}(", parts, ")")
+
+    def _expression(self, hint: str, head: str, items: list[str], tail: str) -> str:
+        source = wrapped(head, items, tail)
+        if len(source) == 1 and len(source[0]) <= _LONGEST_EXPRESSION:
+            return source[0]
+        name = self.names.variable(hint)
+        self.body += wrapped(f"{name} = {head}", items, tail)
+        return name
+
+    def _module(self, name: str, cls: type, values: list[tuple[str, str]]) -> str:
+        names = self.names
+        plain = _plain_class(cls, tuple([field for field, _ in values]))
+        if plain is not None:
+            self.body.append(f"{name} = {names.constant('Fields', plain)}()")
+            self.body += [f"{name}.{field} = {value}" for field, value in values]
+            self.body.append(f"{name}.__class__ = {names.named(cls)}")
+            return name
+        fields = names.variable(f"{name}_fields")
+        self.body.append(f"{name} = {names.constant('new_object', object.__new__)}({names.named(cls)})")
+        self.body.append(f"{fields} = {names.constant('fields_of', fields_of)}({name})")
+        self.body += [f"{fields}[{field!r}] = {value}" for field, value in values]
+        return name
+
+    def _static(self, hint: str, slot: int, value: Any) -> str:
+        if slot >= 0:
+            return self.statics[slot]
+        if value is None or value is True or value is False:
+            return repr(value)
+        return self.names.constant(hint, value)
+
+    # --- Parts --------------------------------------------------------------------------------
+
+    def _forwarded(self) -> str:
+        """Return the source of a call's arguments, as a tuple and a dict."""
+        positional: list[str] = []
+        keywords: list[str] = []
+        for parameter in self.signature.parameters:
+            name = parameter.name
+            if parameter.kind == VAR_POSITIONAL:
+                positional.append(f"*{name}")
+            elif parameter.kind == VAR_KEYWORD:
+                keywords.append(f"**{name}")
+            elif parameter.kind == KEYWORD_ONLY:
+                keywords.append(f"{name!r}: {name}")
+            else:
+                positional.append(name)
+        args = "".join([f"{source}, " for source in positional]).rstrip()
+        return f"({args}), {{{', '.join(keywords)}}}"
+
+
+_STR_TYPES = {str}
+
+
+def _labels(spec: Any) -> Sequence[Any]:
+    """Return what tells the children of a node apart, for names of variables."""
+    kind, cls, aux = spec[:3]
+    n = len(spec) - 3
+    if kind == DICT or kind == MODULE:
+        return aux
+    fields = cls._fields if kind == SEQUENCE and aux is not None else ()
+    return fields if len(fields) == n else range(n)
+
+
+def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:
+    """Return a class whose objects are given these fields, and then made instances of a class of
+    Modules.
+
+    Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
+    Python function, and refuses. None where objects can't change from the one class to the other.
+    """
+    if not all(map(can_be_written, fields)):
+        return None
+    plain = _plain_class_of(fields)
+    trial = plain()
+    try:
+        trial.__class__ = kind
+    except TypeError:
+        # Slots, for instance, make for another layout.
+        return None
+    # Or it would be finalized as one of the user's.
+    object.__setattr__(trial, "__class__", plain)
+    return plain
+
+
+@functools.lru_cache(maxsize=1024)
+def _plain_class_of(_fields: tuple[str, ...]) -> type:
+    # One for each set of fields: Python lays out the objects of a class by what they are given.
+    base: type = eqx.Module
+    while base.__dictoffset__ and base.__base__:
+        # Both classes must have got their `__dict__` on top of the same base.
+        base = base.__base__
+    return types.new_class(
+        "Fields", (base,), {}, lambda namespace: namespace.update(__hash__=object.__hash__)
+    )
+
+
+def _joined(guards: list[str]) -> list[str]:
+    return [guards[0], *[f"and {guard}" for guard in guards[1:]]]

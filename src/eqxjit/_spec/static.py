@@ -1,0 +1,319 @@
+"""Static objects: a hashable stand-in for each, equal exactly if one program may serve both.
+
+Unlike `==`, which `equinox.filter_jit` compares with, stand-ins tell `1` from `True` and `1.0`,
+`0.0` from `-0.0`, and one order of a dict's items from another, also inside of builtin containers,
+dataclasses with a generated `__eq__` and Modules; and NaN equals NaN. Containers are copied into
+their stand-in, so that a later change in place shows. For all else the type and its own `==` and
+`hash` decide, as in Equinox.
+"""
+
+import collections
+import dataclasses
+import struct
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from .._compat import ArrayImpl, fields_of, native_back_end
+
+#: Static containers with more parts than these are compared as in Equinox: the very object is taken
+#: to be unchanged, another one is asked by `==`. A warm call looks at each part.
+MAX_PARTS = 1000 if native_back_end() is not None else 100
+
+# Deeper ones count as too large, because reading them takes a frame for each level.
+_MAX_DEPTH = 100
+
+# How a stand-in in the form (reader, class, names or None, part, ...) was read; as in `native.c`.
+NUMBER, ITEMS, PAIRS, FIELDS, OTHER = range(5)
+
+#: The types whose objects stand for themselves, because they equal none of another type.
+THEMSELVES = frozenset({str, int, bytes, type(None)})
+
+#: The types of static objects that can't change and hold nothing else.
+CONSTANTS = THEMSELVES | {bool, float, complex}
+
+# A NaN equals every other, whatever its bits.
+_NAN = struct.pack("d", float("nan"))
+
+
+class Opaque:
+    """A stand-in for an object that its type, its `hash` and its own `==` tell from others."""
+
+    __slots__ = ("hash", "value")
+
+    def __init__(self, value: Any, value_hash: int | None):
+        self.value = value
+        #: As it was when this was made, in which a change may show; None for unhashable objects.
+        self.hash = value_hash
+
+    def __hash__(self) -> int:
+        return hash(type(self.value)) if self.hash is None else self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Opaque and other.hash == self.hash and self._equals(other.value)
+
+    def matches(self, value: Any) -> bool:
+        """Return whether this stands for a value, too."""
+        if type(value) is not type(self.value):
+            return False
+        return (self.hash is None or hash(value) == self.hash) and self._equals(value)
+
+    def _equals(self, value: Any) -> bool:
+        return type(value) is type(self.value) and (
+            value is self.value or bool(_equal(value, self.value))
+        )
+
+
+def _equal(one: Any, other: Any) -> Any:
+    if issubclass(type(one), np.ndarray):
+        # Its own `==` broadcasts, and has no single answer.
+        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    return one == other
+
+
+class Identity:
+    """A stand-in for an object that equals itself alone, and can't be referred to weakly."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Identity and other.value is self.value
+
+
+class _TooLarge(Exception):
+    """A container has more parts than `MAX_PARTS`, or is nested too deeply."""
+
+
+def freeze(value: Any) -> Hashable:
+    """Return the stand-in for one static object.
+
+    **Returns:**
+
+    A hashable object: a constant stands for itself or by its bits, an object that compares by
+    identity by a weak reference, a container by `(reader, class, names, part, ...)`.
+
+    **Raises:**
+
+    Whatever the `__hash__` of a user's class raises.
+    """
+    kind = type(value)
+    if kind in THEMSELVES:
+        return value
+    if kind in _READERS or kind.__eq__ is not object.__eq__:
+        try:
+            return _freeze(value, [MAX_PARTS], 0)
+        except _TooLarge:
+            return Opaque(value, None)
+    return _by_identity(value)
+
+
+def same(value: Any, frozen: Hashable) -> bool:
+    """Return whether a stand-in is that of a value: the rule, which `native.c` follows."""
+    if type(frozen) is Opaque:
+        return frozen.matches(value)
+    return freeze(value) == frozen
+
+
+def _freeze(value: Any, left: list[int], depth: int) -> Hashable:
+    kind = type(value)
+    if kind in THEMSELVES:
+        return value
+    read = _READERS.get(kind) or _reader_of_class(kind)
+    if read is None:
+        return _by_identity(value) if kind.__eq__ is object.__eq__ else _opaque(value)
+    found = read(value, left)
+    if found is None:
+        return _opaque(value)
+    reader, names, parts = found
+    if reader == NUMBER or reader == OTHER:
+        return (reader, kind, names, *parts)
+    return (reader, kind, names, *_freeze_parts(parts, left, depth + 1))
+
+
+def _freeze_parts(parts: Iterable[Any], left: list[int], depth: int = 1) -> list[Hashable]:
+    parts = [*parts]
+    left[0] -= len(parts)
+    if left[0] < 0 or depth > _MAX_DEPTH:
+        raise _TooLarge
+    return [
+        part if type(part) in THEMSELVES else _freeze(part, left, depth) for part in parts
+    ]
+
+
+def _by_identity(value: Any) -> Hashable:
+    try:
+        ref = weakref.ref(value)
+    except TypeError:
+        return Identity(value)
+    # A reference keeps its hash, and has none to make once its object is gone.
+    hash(ref)
+    return ref
+
+
+def _opaque(value: Any) -> Opaque:
+    try:
+        value_hash = hash(value)
+    except TypeError:
+        value_hash = None
+    return Opaque(value, value_hash)
+
+
+# --- What is read of an object: how, the names of fields, and the parts ----------------------------
+
+_Read = tuple[int, tuple[str, ...] | None, Any]
+
+
+def _number(bits: Callable[[Any], Hashable]) -> Callable[[Any, list[int]], _Read]:
+    return lambda value, left: (NUMBER, None, (bits(value),))
+
+
+def float_bits(value: float) -> bytes:
+    """Return what tells a float from others: zeros have two signs, and NaN equals NaN."""
+    return struct.pack("d", value) if value == value else _NAN
+
+
+def _items(value: Any, left: list[int]) -> _Read:
+    # Not by iterating: a subclass's own `__iter__` has no say.
+    base: type = tuple if issubclass(type(value), tuple) else list
+    return ITEMS, None, base.__getitem__(value, slice(None))
+
+
+def _pairs(value: dict[Any, Any], left: list[int]) -> _Read:
+    # Unlike for `==`, the order of the items matters: a function may go through them.
+    return PAIRS, None, [*dict.keys(value), *dict.values(value)]
+
+
+def _ordered_pairs(value: Any, left: list[int]) -> _Read:
+    cls = collections.OrderedDict
+    return OTHER, None, _freeze_parts([*cls.keys(value), *cls.values(value)], left)
+
+
+def _elements(value: Any, left: list[int]) -> _Read:
+    base: type = set if issubclass(type(value), set) else frozenset
+    copied = base.copy(value)
+    # With their number: a set can hold several NaN.
+    return OTHER, None, (len(copied), frozenset(_freeze_parts(copied, left)))
+
+
+def _method(value: types.MethodType, left: list[int]) -> _Read:
+    # Methods compare their `__self__` by identity.
+    return OTHER, None, (_freeze(value.__func__, left, 0), _by_identity(value.__self__))
+
+
+def _slice(value: slice, left: list[int]) -> _Read:
+    return FIELDS, ("start", "stop", "step"), (value.start, value.stop, value.step)
+
+
+def _numpy(value: np.ndarray | np.generic, left: list[int]) -> _Read | None:
+    if value.dtype.hasobject:
+        return None
+    left[0] -= value.nbytes // 8
+    if left[0] < 0:
+        raise _TooLarge
+    return OTHER, None, (value.dtype, value.shape, value.tobytes())
+
+
+def _array(value: Any, left: list[int]) -> _Read | None:
+    # Keys of random numbers have a dtype of JAX's own.
+    if not isinstance(value.dtype, np.dtype) or not value.is_fully_addressable:
+        return OTHER, None, (_by_identity(value),)
+    read = _numpy(np.asarray(value), left)
+    return None if read is None else (OTHER, None, (value.weak_type, *read[2]))
+
+
+def _module(value: eqx.Module, left: list[int]) -> _Read:
+    fields = fields_of(value)
+    return OTHER, (*fields,), _freeze_parts(fields.values(), left)
+
+
+_READERS: dict[type, Callable[[Any, list[int]], _Read | None]] = {
+    bool: _number(lambda value: value),
+    float: _number(float_bits),
+    complex: _number(lambda value: float_bits(value.real) + float_bits(value.imag)),
+    tuple: _items,
+    list: _items,
+    dict: _pairs,
+    collections.OrderedDict: _ordered_pairs,
+    set: _elements,
+    frozenset: _elements,
+    slice: _slice,
+    types.MethodType: _method,
+    np.ndarray: _numpy,
+    ArrayImpl: _array,
+}
+
+_CONTAINERS = (tuple, list, dict, collections.OrderedDict, set, frozenset)
+
+
+def _reader_of_class(kind: type) -> Callable[[Any, list[int]], _Read | None] | None:
+    """Return how objects of a class that isn't builtin are read; None where `==` decides."""
+    if issubclass(kind, np.generic):
+        return _numpy
+    if issubclass(kind, jax.Array):
+        return _array
+    for base in (*_CONTAINERS, eqx.Module):
+        # A subclass that keeps its base's `==` is looked into as that is.
+        if issubclass(kind, base):
+            if kind.__eq__ is not base.__eq__:
+                return None
+            return _module if base is eqx.Module else _READERS[base]
+    names = compared_fields(kind)
+    if names is None:
+        return None
+    return lambda value, left: (FIELDS, names, [getattr(value, name) for name in names])
+
+
+# Of the dataclasses that were asked for: a weak reference to their `__eq__`, and its fields.
+_compared: weakref.WeakKeyDictionary[
+    type, tuple[weakref.ref[types.FunctionType], tuple[str, ...] | None]
+] = weakref.WeakKeyDictionary()
+
+
+def compared_fields(kind: type) -> tuple[str, ...] | None:
+    """Return the fields that a dataclass's generated `__eq__` compares; None for other classes."""
+    equality: Any = kind.__eq__
+    # `dataclasses` defines its methods in a function of this name, and leaves a user's own alone.
+    if type(equality) is not types.FunctionType or (
+        equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
+    ):
+        return None
+    found = _compared.get(kind)
+    if found is None or found[0]() is not equality:
+        found = _compared[kind] = weakref.ref(equality), _fields_of_equality(kind)
+    return found[1]
+
+
+def _fields_of_equality(kind: type) -> tuple[str, ...] | None:
+    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+    parameters = vars(owner).get("__dataclass_params__")
+    if parameters is None or not parameters.eq:
+        return None
+    return tuple([field.name for field in dataclasses.fields(owner) if field.compare])
+
+
+def referents(frozen: Hashable) -> list[Any]:
+    """Return the living objects to which a stand-in, or a spec, refers weakly."""
+    found: list[Any] = []
+    pending = [frozen]
+    while pending:
+        part = pending.pop()
+        if type(part) is tuple or type(part) is frozenset:
+            pending.extend(part)
+        elif isinstance(part, weakref.ref):
+            value = part()
+            if value is not None:
+                found.append(value)
+        elif hasattr(part, "frozen"):
+            pending.append(part.frozen)
+    return found

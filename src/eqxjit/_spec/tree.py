@@ -1,0 +1,458 @@
+"""Pytrees taken apart and put together: the only code in Python that does either.
+
+`split` returns the arrays of a tree, its static objects in order, and its **spec**: nested tuples
+that are equal exactly if one program may serve both trees.
+
+    spec = ARRAY | None | Static(frozen) | (kind, class, aux, child, ...)
+
+Everything else reads specs: the table of entries, what JAX traces, outputs, both fast paths, and
+explanations.
+"""
+
+import dataclasses
+import functools
+import inspect
+import operator
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.tree_util import default_registry, keystr
+
+from .._code.text import short
+from .._compat import ArrayImpl, fields_of, native_back_end, unflatten_node
+from .static import CONSTANTS, THEMSELVES, Identity, freeze
+
+
+class _Array:
+    """The type of `ARRAY`, which stands for an array in a spec."""
+
+    def __repr__(self) -> str:
+        return "ARRAY"
+
+
+ARRAY = _Array()
+
+#: The kinds of nodes, and their aux; as in `native.c`.
+#: - a tuple or list: None; a named tuple: whether its class, called, does no more than `tuple`.
+#: - a dict whose keys are all of type `str`: these, sorted.
+#: - a Module that has all its fields and nothing else: their names, static ones last.
+#: - anything else that JAX's registry takes for a node: its metadata, a `Static`.
+SEQUENCE, DICT, MODULE, NODE = range(4)
+
+Spec = Any
+
+
+class _Static:
+    """A static object in a spec, by its stand-in.
+
+    - `frozen`: the stand-in.
+    - `ask`: whether JAX's registry has to be asked if the class became a node meanwhile.
+    """
+
+    __slots__ = ("_hash", "ask", "frozen")
+
+    def __init__(self, frozen: Hashable, ask: bool = False):
+        self.frozen = frozen
+        self.ask = ask
+        self._hash = hash(frozen)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self.frozen == other.frozen
+
+    def __repr__(self) -> str:
+        return f"Static({self.frozen!r})"
+
+
+_native = native_back_end()
+# In C, because hashing and comparing specs calls its methods for each static object.
+Static: type[_Static] = _Static if _native is None else _native.Static
+
+
+# --- Classes ----------------------------------------------------------------------------------------
+
+_MODULE_METACLASS = type(eqx.Module)
+_flatten_one_level = default_registry.flatten_one_level
+NUMPY_SCALARS = frozenset(np.sctypeDict.values())
+
+#: The classes of most arrays: `equinox.is_array` takes five times as long.
+ARRAY_CLASSES = frozenset({ArrayImpl, np.ndarray}) | NUMPY_SCALARS
+
+# Classes of static leaves that nobody registers as a node.
+_NEVER_NODES = CONSTANTS | {types.FunctionType, types.BuiltinFunctionType, type, type(jax.jit(abs))}
+
+
+def is_array(leaf: Any) -> bool:
+    """Return what `equinox.is_array` does, faster."""
+    return type(leaf) in ARRAY_CLASSES or bool(eqx.is_array(leaf))
+
+
+def is_module_class(kind: type) -> bool:
+    """Return whether a class is one of Modules, which Equinox never frees."""
+    return issubclass(type(kind), _MODULE_METACLASS)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleFields:
+    """The fields of a class of Modules that keeps them in the `__dict__` of its instances.
+
+    - `names`: all of them, static ones last.
+    - `n_dynamic`: how many of them aren't static.
+    - `read`: returns their values, in this order, from a `__dict__`.
+    """
+
+    names: tuple[str, ...]
+    n_dynamic: int
+    read: Callable[[dict[str, Any]], tuple[Any, ...]]
+
+
+# Of classes of Modules alone: the cache would keep others alive.
+@functools.lru_cache(maxsize=4096)
+def module_fields(cls: type) -> ModuleFields | None:
+    """Return the fields of a class of Modules; None if instances have a say in reading them."""
+    fields = dataclasses.fields(cls)
+    if cls.__getattribute__ is not eqx.Module.__getattribute__:
+        return None
+    if inspect.getattr_static(cls, "__dict__") is not inspect.getattr_static(
+        eqx.Module, "__dict__"
+    ):
+        return None
+    # A property of the same name would be what `setattr` writes to.
+    if any(hasattr(inspect.getattr_static(cls, f.name, None), "__set__") for f in fields):
+        return None
+    dynamic = [f.name for f in fields if not f.metadata.get("static", False)]
+    names = (*dynamic, *[f.name for f in fields if f.name not in dynamic])
+    read: Callable[[dict[str, Any]], tuple[Any, ...]]
+    if len(names) > 1:
+        read = operator.itemgetter(*names)
+    elif names:
+        read = lambda values: (values[names[0]],)  # noqa: E731
+    else:
+        read = lambda values: ()  # noqa: E731
+    return ModuleFields(names, len(dynamic), read)
+
+
+_named_tuples: weakref.WeakKeyDictionary[type, bool | None] = weakref.WeakKeyDictionary()
+
+
+def _named_tuple_aux(kind: type) -> bool | None:
+    """Return the aux of a class of named tuples; None for any other class."""
+    try:
+        return _named_tuples[kind]
+    except KeyError:
+        aux = None
+        if (
+            issubclass(kind, tuple)
+            and hasattr(kind, "_fields")
+            and kind.__getitem__ is tuple.__getitem__  # type: ignore[comparison-overlap]
+            and kind.__len__ is tuple.__len__  # type: ignore[comparison-overlap]
+            and not _is_registered(kind)
+        ):
+            aux = _is_standard(kind)
+        return _named_tuples.setdefault(kind, aux)
+
+
+def _is_registered(kind: type) -> bool:
+    # JAX's rule for named tuples is the class alone; a registered class has other metadata.
+    try:
+        _, metadata = _flatten_one_level(tuple.__new__(kind, ()))  # type: ignore[misc]
+    except Exception:
+        # The user's flatten, which misses the items.
+        return True
+    return metadata is not kind
+
+
+def _is_standard(kind: type) -> bool:
+    """Return whether calling the class of a named tuple does no more than make the tuple."""
+    new = vars(kind).get("__new__")
+    return (
+        type(kind) is type
+        and kind.__bases__ == (tuple,)
+        and kind.__init__ is object.__init__
+        and isinstance(new, staticmethod)
+        # The function that `collections.namedtuple` generates calls this, and nothing else.
+        and getattr(new.__func__, "__globals__", {}).get("_tuple_new") is tuple.__new__
+    )
+
+
+# --- Taking apart -----------------------------------------------------------------------------------
+
+
+def split(tree: Any) -> tuple[Spec, list[Any], list[Any]]:
+    """Take a pytree apart, in one pass.
+
+    **Returns:**
+
+    Its spec, its arrays as `equinox.is_array` has it, and its static objects, both in the order of
+    the spec.
+
+    **Raises:**
+
+    - `RecursionError`, if it contains itself or is nested too deeply.
+    - Whatever a flatten or a `__hash__` of the user's raises.
+    """
+    arrays: list[Any] = []
+    statics: list[Any] = []
+    return _split(tree, arrays, statics), arrays, statics
+
+
+def _split(value: Any, arrays: list[Any], statics: list[Any]) -> Spec:
+    # One function, because each level of a deep tree takes as many frames as there are calls here.
+    kind = type(value)
+    if kind is ArrayImpl:
+        arrays.append(value)
+        return ARRAY
+    if kind in CONSTANTS:
+        if value is None:
+            return None
+        statics.append(value)
+        return Static(value if kind in THEMSELVES else freeze(value))
+    if kind is tuple or kind is list:
+        spec = [SEQUENCE, kind, None]
+        for child in value:
+            if type(child) is ArrayImpl:
+                arrays.append(child)
+                spec.append(ARRAY)
+            else:
+                spec.append(_split(child, arrays, statics))
+        return tuple(spec)
+    if issubclass(type(kind), _MODULE_METACLASS):
+        plan = module_fields(kind)
+        values = None if plan is None else _field_values(value, plan)
+        if plan is not None and values is not None:
+            spec = [MODULE, kind, plan.names]
+            for child in values[: plan.n_dynamic]:
+                if type(child) is ArrayImpl:
+                    arrays.append(child)
+                    spec.append(ARRAY)
+                elif child is None:
+                    spec.append(None)
+                else:
+                    spec.append(_split(child, arrays, statics))
+            for child in values[plan.n_dynamic :]:
+                statics.append(child)
+                spec.append(Static(child if type(child) in THEMSELVES else freeze(child)))
+            return tuple(spec)
+    elif kind is dict:
+        # A dict with other keys is a node, whose metadata are its keys and their types.
+        if {*map(type, value)} <= _ONLY_STR:
+            keys = tuple(sorted(value))
+            spec = [DICT, dict, keys]
+            for key in keys:
+                spec.append(_split(value[key], arrays, statics))
+            return tuple(spec)
+    elif kind is types.FunctionType:
+        return _split_leaf(value, statics)
+    elif kind in ARRAY_CLASSES:
+        arrays.append(value)
+        return ARRAY
+    elif issubclass(kind, tuple):
+        aux = _named_tuple_aux(kind)
+        if aux is not None:
+            spec = [SEQUENCE, kind, aux]
+            for child in tuple.__iter__(value):
+                spec.append(_split(child, arrays, statics))
+            return tuple(spec)
+    flat = _flatten_one_level(value)
+    if flat is None:
+        if eqx.is_array(value):
+            arrays.append(value)
+            return ARRAY
+        return _split_leaf(value, statics)
+    below, metadata = flat
+    statics.append(metadata)
+    spec = [NODE, kind, Static(freeze(metadata))]
+    for child in below:
+        spec.append(_split(child, arrays, statics))
+    return tuple(spec)
+
+
+_ONLY_STR = {str}
+
+
+def _field_values(module: Any, plan: ModuleFields) -> tuple[Any, ...] | None:
+    """Return a Module's fields; None if it lacks one, or has others, such as a wrapper's `__doc__`."""
+    fields = fields_of(module)
+    if len(fields) != len(plan.names):
+        return None
+    try:
+        return plan.read(fields)
+    except KeyError:
+        return None
+
+
+def _split_leaf(value: Any, statics: list[Any]) -> Spec:
+    kind = type(value)
+    ask = kind not in _NEVER_NODES
+    if ask:
+        # Equinox refuses what can't be hashed, so that nothing here changes unseen.
+        hash(value)
+    statics.append(value)
+    return Static(freeze(value), ask)
+
+
+# --- Putting together ------------------------------------------------------------------------------
+
+
+def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> Any:
+    """Put a pytree together from its arrays and static objects: the reverse of `split`."""
+    if spec is ARRAY:
+        return next(arrays)
+    if spec is None:
+        return None
+    if type(spec) is not tuple:
+        return next(statics)
+    kind, cls, aux = spec[:3]
+    metadata = next(statics) if kind == NODE else None
+    below = []
+    # Not a comprehension, which takes a frame of its own for each level of a deep tree.
+    for child in spec[3:]:
+        below.append(next(arrays) if child is ARRAY else combine(child, arrays, statics))  # noqa: PERF401
+    if kind == MODULE:
+        module = object.__new__(cls)
+        fields_of(module).update(zip(aux, below, strict=True))
+        return module
+    if kind == NODE:
+        return unflatten_node(cls, metadata, below)
+    if kind == DICT:
+        return dict(zip(aux, below, strict=True))
+    if cls is list:
+        return below
+    if aux is None:
+        return tuple(below)
+    return tuple.__new__(cls, below) if aux else cls(*below)
+
+
+def resplit(
+    spec: Spec, arrays: Iterator[Any], statics: Iterator[Any], is_dynamic: Callable[[Any], bool]
+) -> tuple[Spec, list[Any], list[Any]]:
+    """Decide anew which leaves count as arrays: of a tree's arrays and of its static leaves.
+
+    **Returns:** as `split`.
+    """
+    new_arrays: list[Any] = []
+    new_statics: list[Any] = []
+
+    def add(leaf: Any, static: Spec) -> Spec:
+        if is_dynamic(leaf):
+            new_arrays.append(leaf)
+            return ARRAY
+        new_statics.append(leaf)
+        return static
+
+    def walk(spec: Spec, is_leaf: bool) -> Spec:
+        if spec is ARRAY:
+            leaf = next(arrays)
+            return add(leaf, Static(Identity(leaf)))
+        if spec is None:
+            return None
+        if type(spec) is not tuple:
+            leaf = next(statics)
+            if is_leaf:
+                return add(leaf, spec)
+            new_statics.append(leaf)
+            return spec
+        kind, cls, aux = spec[:3]
+        if kind == NODE:
+            new_statics.append(next(statics))
+        n_leaves = _n_dynamic(spec)
+        return (kind, cls, aux, *[walk(c, i < n_leaves) for i, c in enumerate(spec[3:])])
+
+    return walk(spec, True), new_arrays, new_statics
+
+
+def _n_dynamic(spec: tuple[Any, ...]) -> int:
+    """Return how many of a node's children aren't static fields."""
+    if spec[0] == MODULE:
+        plan = module_fields(spec[1])
+        assert plan is not None
+        return plan.n_dynamic
+    return len(spec) - 3
+
+
+# --- Reading specs ---------------------------------------------------------------------------------
+
+
+def count_arrays(spec: Spec) -> int:
+    """Return the number of arrays in a tree."""
+    if spec is ARRAY:
+        return 1
+    return sum([count_arrays(child) for child in spec[3:]]) if type(spec) is tuple else 0
+
+
+def count_nodes(spec: Spec) -> int:
+    """Return the number of nodes and leaves of a tree."""
+    return 1 + (sum([count_nodes(c) for c in spec[3:]]) if type(spec) is tuple else 0)
+
+
+def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bool]]:
+    """Return the children of a node.
+
+    **Arguments:**
+
+    - `spec`, `value`: a node of a tree, and that tree's spec of it.
+
+    **Returns:**
+
+    What follows the node's path in the child's, its spec, the child, and whether it is in a static
+    field.
+    """
+    kind, cls, aux = spec[:3]
+    below = spec[3:]
+    if kind == MODULE:
+        fields, n_dynamic = fields_of(value), _n_dynamic(spec)
+        return [
+            (f".{name}", child, fields[name], i >= n_dynamic)
+            for i, (name, child) in enumerate(zip(aux, below, strict=True))
+        ]
+    if kind == DICT:
+        return [(f"[{short(k)}]", child, value[k], False) for k, child in zip(aux, below, strict=True)]
+    if kind == SEQUENCE:
+        names = [f"[{i}]" for i in range(len(below))] if aux is None else _named(cls, len(below))
+        return [(n, s, c, False) for n, s, c in zip(names, below, tuple(value), strict=True)]
+    names, values = _children_of_node(value, len(below))
+    return [(n, s, c, False) for n, s, c in zip(names, below, values, strict=True)]
+
+
+def _named(cls: Any, n: int) -> list[str]:
+    return [f".{name}" for name in cls._fields] if len(cls._fields) == n else [f"[{i}]" for i in range(n)]
+
+
+def _children_of_node(value: Any, n: int) -> tuple[list[str], list[Any]]:
+    try:
+        keyed = default_registry.flatten_one_level_with_keys(value)[0]  # type: ignore[index]
+        pairs = [(keystr((key,)), child) for key, child in keyed]
+        names, values = [name for name, _ in pairs], [child for _, child in pairs]
+    except (AttributeError, TypeError, ValueError):
+        # A release of JAX without this method, or a class that was registered without keys.
+        values = [*_flatten_one_level(value)[0]]  # type: ignore[index]
+        names = [f"[{i}]" for i in range(len(values))]
+    if len(values) != n:
+        raise ValueError("a node changed while it was read")
+    return names, values
+
+
+def leaf_paths(spec: Spec, value: Any, path: str) -> Iterator[tuple[str, Spec, Any]]:
+    """Yield the path, the spec and the value of each array and each static object of a tree."""
+    if spec is None:
+        return
+    if type(spec) is not tuple:
+        yield path, spec, value
+        return
+    for suffix, child_spec, child, _ in children(spec, value):
+        yield from leaf_paths(child_spec, child, path + suffix)
+
+
+def has_tracers(arrays: list[Any]) -> bool:
+    """Return whether some transformation passes its tracers in the place of arrays."""
+    return not {*map(type, arrays)} <= ARRAY_CLASSES and any(
+        isinstance(array, Tracer) for array in arrays
+    )
