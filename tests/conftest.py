@@ -25,9 +25,6 @@ if HIDDEN:
 import jax  # noqa: E402
 
 from tests.support.helpers import Hooked  # noqa: E402
-from tests.support.inside import lift_budget, restore_budget  # noqa: E402
-
-lift_budget()
 
 settings.register_profile(
     "fast",
@@ -56,18 +53,6 @@ collect_ignore = ["support/hostile.py", "product/eight_devices.py"]
 def hook(monkeypatch):
     """Set what the `==` and `hash` of `Hooked` run."""
     return lambda action: monkeypatch.setattr(Hooked, "hook", staticmethod(action))
-
-
-@pytest.fixture
-def python_back_end(monkeypatch):
-    """Specialised calls in generated Python, also where the native back end is there."""
-    monkeypatch.setenv("EQXJIT_NATIVE", "0")
-
-
-@pytest.fixture
-def budget(monkeypatch):
-    """The bound on the time for a specialised call, which other tests do without."""
-    restore_budget(monkeypatch)
 
 
 @pytest.fixture(params=["off", "tracebackhide", "quiet_remove_frames", "remove_frames"])

@@ -311,7 +311,7 @@ def test_methods(no_upstream):
             assert_same(Model.step(model, X, n=3), expected[0])
             assert_same(before(X, 3), expected[0])
         meanwhile = model.step
-        assert type(meanwhile).__name__ == "BoundFilterPjitFunction"
+        assert type(meanwhile).__name__ == "BoundJitFunction"
         assert Model.step is vars(Model)["step"]
     assert_same((meanwhile(X, 3), model.step(X, 3)), (expected[0], expected[0]))
     assert type(model.step) is eqx.Partial

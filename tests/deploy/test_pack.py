@@ -324,7 +324,6 @@ def test_different_trees_have_different_layouts(one, other):
     assert jax.tree.structure(one) != jax.tree.structure(other)
 
 
-@pytest.mark.usefixtures("python_back_end")
 def test_a_layout_is_compared_by_identity():
     f = eqxjit.filter_jit(lambda p, x: p.unpack()(x))
     packed, x = eqxjit.pack(mlp()), jnp.ones(3)

@@ -231,7 +231,7 @@ def test_tables_in_a_notebook(report):
     assert "trace 2 of outer" in page.text
     assert "float32[3]" in page.text
     page = Page(outer.cache_info()._repr_html_())
-    assert "recompilations" in page.text
+    assert "traces" in page.text
     assert "1,024" in page.text
     nothing = eqxjit.filter_jit(lambda x: x, maxsize=None)
     assert "no limit" in nothing.cache_info()._repr_html_()

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from eqxjit._trees import elements as _elements
 from tests.support.helpers import OUR_FILES
 from tests.support.hiding import needs
 from tests.support.models import Scaled
@@ -25,7 +24,7 @@ specializing = pytest.mark.skipif(
     os.environ.get("EQXJIT_SPECIALIZE") == "0", reason="no code is generated then"
 )
 
-pytestmark = pytest.mark.usefixtures("python_back_end")
+pytestmark = pytest.mark.skipif(eqxjit.native_enabled(), reason="C makes the calls")
 
 X = jnp.arange(1.0, 4.0)
 

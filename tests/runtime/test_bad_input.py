@@ -243,33 +243,6 @@ def test_a_tuple_that_refuses_to_say_whether_it_is_empty(method, levels):
             assert f(X, value).tolist() == X.tolist()
 
 
-def test_a_static_value_that_contains_itself():
-    @dataclasses.dataclass
-    class Node:
-        children: list
-
-    @dataclasses.dataclass(eq=False)
-    class ByIdentity:
-        children: list
-
-    class Static(eqx.Module):
-        tree: object = eqx.field(static=True)
-
-        def __call__(self, x):
-            return x * len(self.tree.children)
-
-    bad, good = Static(Node([])), Static(ByIdentity([]))
-    for model in (bad, good):
-        model.tree.children.append(model.tree)
-    f = eqxjit.filter_jit(lambda model, x: model(x))
-    for _ in range(CALLS):
-        with pytest.raises(ValueError, match=r"`model\.tree`.*contains itself.*`eq=False`"):
-            f(bad, X)
-        with pytest.raises(ValueError, match=r"`fun\.tree`.*contains itself"):
-            eqxjit.filter_jit(bad)(X)
-        assert f(good, X).tolist() == eqxjit.filter_jit(good)(X).tolist() == X.tolist()
-
-
 def test_an_ordered_dict_of_mixed_keys_is_fine():
     for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
         f = filter_jit(lambda tree: tree[1] + tree["a"])

@@ -19,7 +19,7 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import OUR_FILES
-from tests.support.inside import entries, in_progress, keep_frames, specialize_in_second_calls
+from tests.support.inside import entries, in_progress
 from tests.support.profile import PROFILE
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -88,18 +88,17 @@ CALLS_OF_EVERY_KIND = {
     "lowered and compiled": (0, lambda f, x: f.lower(Model(x), x).compile()(Model(x), x)),
 }
 
+if eqxjit.native_enabled():
+    # No Python of ours runs in them.
+    for kind in ("second, which specialises", "specialised"):
+        del CALLS_OF_EVERY_KIND[kind]
+
 every_kind = pytest.mark.parametrize("kind", CALLS_OF_EVERY_KIND)
 
 
 def disturbed(kind, act):
     """Each of the points of a call, disturbed: the wrapper, the hook, the error, the array."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        if kind == "specialised":
-            # Nothing runs in Python otherwise.
-            keep_frames(monkeypatch)
-        if kind == "second, which specialises":
-            specialize_in_second_calls(monkeypatch)
-        yield from disturbed_calls(*CALLS_OF_EVERY_KIND[kind], act)
+    yield from disturbed_calls(*CALLS_OF_EVERY_KIND[kind], act)
 
 
 def disturbed_calls(n_warm, call, act):

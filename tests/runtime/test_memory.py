@@ -299,7 +299,7 @@ def test_functions_called_inside_transformations_are_collected():
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("calls", [1, CALLS])
 @pytest.mark.slow
-def test_functions_that_block_are_collected_after_a_recompilation(check, calls):
+def test_functions_that_block_are_collected_after_a_transformation(check, calls):
     """JAX compiles for an eager `vmap` what is traced already."""
 
     def make(i):
@@ -315,7 +315,6 @@ def test_functions_that_block_are_collected_after_a_recompilation(check, calls):
         for _ in range(2):
             jax.vmap(wrapper)(X[None])
         wrapper(X)
-        assert wrapper.cache_info().recompilations
         return weakref.ref(function)
 
     called(-1)  # The jitted part of `error_if` is shared, and keeps what first called it.
@@ -447,7 +446,7 @@ def test_entries_are_bounded():
         for _ in range(n % 4 + 1):
             assert f(X, n).tolist() == (X * n).tolist()
         assert f.cache_info().entries == min(n + 1, 4)
-    assert f.cache_info()[:4] == (4, 30, 0, 4)
+    assert f.cache_info()[:2] == (4, 30)
     assert executables() - before <= 4
 
 
@@ -456,8 +455,8 @@ def test_bounds_of_one_and_of_none():
     unbounded = eqxjit.filter_jit(lambda x, n: x * n, maxsize=None)
     for n in (1, 2, 1, 1, 1, 1, 3, 3, 3, 3):
         assert one(X, n).tolist() == unbounded(X, n).tolist() == (X * n).tolist()
-    assert one.cache_info() == (1, 4, 0, 1, 6)
-    assert unbounded.cache_info() == (3, 3, 0, None, 7)
+    assert one.cache_info() == (1, 4, 1, 6)
+    assert unbounded.cache_info() == (3, 3, None, 7)
     assert eqxjit.filter_jit(lambda: None).cache_info().maxsize == 1024
 
 

@@ -538,7 +538,7 @@ def test_an_error_caught_by_the_user_is_over(filter_jit):
 
 
 def test_the_message_is_found_without_what_equinox_keeps(monkeypatch):
-    monkeypatch.setattr("eqxjit._runtime.errors.last_runtime_error", lambda: (None, []))
+    monkeypatch.setattr("eqxjit._core.errors.last_runtime_error", lambda: (None, []))
     message = f"{_message()}\nin two lines"
     f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, message))
     for _ in range(CALLS):

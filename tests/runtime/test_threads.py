@@ -20,8 +20,7 @@ import pytest
 
 import eqxjit
 from eqxjit._lock import alive
-from eqxjit._runtime import dispatch as _dispatch
-from eqxjit._runtime import function
+from eqxjit._core import function
 from tests.support import inside
 from tests.support.helpers import SPECIALIZING
 from tests.support.models import Scaled
@@ -296,54 +295,6 @@ def test_first_calls_of_one_structure_or_shape_trace_no_more_often_than_jax_jit(
     assert max(ours) <= max(theirs)
 
 
-def called_while_traced(monkeypatch, x):
-    """A function that one thread traces, and another calls with `x`: in the miss path as well."""
-    in_trace, in_miss_path, is_traced = threading.Event(), threading.Event(), threading.Event()
-
-    def fun(x):
-        in_trace.set()
-        assert in_miss_path.wait(60)
-        return x + 1
-
-    f = eqxjit.filter_jit(fun)
-    run = _dispatch.Dispatcher.run
-
-    def second_run(*args):
-        in_miss_path.set()
-        assert is_traced.wait(60)
-        return run(*args)
-
-    def second_call():
-        assert in_trace.wait(60)
-        monkeypatch.setattr(_dispatch.Dispatcher, "run", second_run)
-        f(x)
-
-    second = threading.Thread(target=second_call)
-    second.start()
-    assert f(X).tolist() == (X + 1).tolist()
-    is_traced.set()
-    second.join(60)
-    return f
-
-
-def test_a_call_that_finds_the_trace_of_another_thread_is_a_hit(monkeypatch):
-    f = called_while_traced(monkeypatch, X)
-    assert (f.cache_info().traces, f.cache_info().hits) == (1, 1)
-
-
-def test_a_thread_compiles_what_another_one_traces(monkeypatch):
-    """As there was no trace yet: for an array that is put on a device."""
-    f = called_while_traced(monkeypatch, jax.device_put(X, jax.devices()[0]))
-    trace, recompilation = f.traces()
-    assert f.cache_info()[:3] == (1, 1, 1)
-    assert (trace.is_recompilation, recompilation.is_recompilation) == (False, True)
-    assert [difference.category for difference in recompilation.differences] == [
-        "sharding or device"
-    ]
-    assert recompilation.seconds.lowering > 0
-    assert recompilation.seconds.compiling > 0
-
-
 def test_racing_structures_become_one_entry_each():
     f = eqxjit.filter_jit(lambda x, n: x * n)
     race(lambda i: [f(X, n) for n in range(6) for _ in range(CALLS)])
@@ -353,15 +304,15 @@ def test_racing_structures_become_one_entry_each():
 def test_a_wrapper_keeps_the_caches_that_it_has_found(monkeypatch):
     """Also while another thread looks for them, and Equinox's are cleared in between."""
     f = eqxjit.filter_jit(lambda x, n: x * n)
-    find = function.cache_of
+    find = function.table_of
 
     def find_too_late(*of):
-        monkeypatch.setattr(function, "cache_of", find)
+        monkeypatch.setattr(function, "table_of", find)
         race(lambda i: f(X, i), threads=2)
         eqx.clear_caches()
         return find(*of)
 
-    monkeypatch.setattr(function, "cache_of", find_too_late)
+    monkeypatch.setattr(function, "table_of", find_too_late)
     f(X, 2)
     assert f.cache_info()[:2] == (3, 3)
 
@@ -371,11 +322,11 @@ def test_a_trace_ends_where_it_was_begun():
     other = eqxjit.filter_jit(lambda x: x)
 
     def g(x):
-        inside.cache(f).traces = inside.cache(other).traces
+        inside.table(f).counter = inside.table(other).counter
         return x + 1
 
     f = eqxjit.filter_jit(g)
-    own = inside.cache(f).traces
+    own = inside.table(f).counter
     other(X)
     f(X)
     assert (own.n_traces, len(own.hook.traces)) == (1, 1)
@@ -441,21 +392,6 @@ def test_more_structures_than_the_cache_holds():
 
     race(work)
     assert f.cache_info().entries <= 2
-
-
-@pytest.mark.skipif(not SPECIALIZING, reason="nothing is specialised")
-def test_a_second_chance_that_another_thread_has_ended():
-    f = eqxjit.filter_jit(lambda x, n: x * n, maxsize=2)
-    cache = inside.cache(f)
-    for n in (1, 1, 1, 2):
-        f(X, n)
-    entry = next(each for each in inside.entries(f) if each.second_chance is not None)
-    assert entry.specialized is None
-    assert cache.use_second_chance(entry)
-    assert entry.specialized is not None
-    entry.unspecialize()
-    assert not cache.use_second_chance(entry)
-    np.testing.assert_array_equal(f(X, 1), X)
 
 
 @both

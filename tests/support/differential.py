@@ -374,7 +374,7 @@ class Comparison:
         info = self._ours.jitted.cache_info()
         assert (info.entries, info.traces) == (len(self._structures), self._n_traces)
         traces = self._ours.jitted.traces()
-        assert len(traces) == info.traces + info.recompilations
+        assert len(traces) == info.traces
         assert [trace.number for trace in traces] == [*range(1, len(traces) + 1)]
         for trace in traces[1:]:
             assert trace.differences

@@ -30,7 +30,7 @@ def save(mlp: eqx.nn.MLP, path: str) -> None:
     eqxjit.freeze(Classifier(mlp)).save(path, _IMAGE)
 
 
-def load(path: str) -> eqxjit.FrozenPjitFunction:
+def load(path: str) -> eqxjit.FrozenFunction:
     """Loads a classifier, compiled and warm: its next call is as fast as all that follow.
 
     **Raises:**

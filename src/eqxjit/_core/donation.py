@@ -4,11 +4,11 @@ Nothing of it depends on being undone: a filter of ours matches only in a thread
 call is on the stack, so that neither other threads nor an interrupt can turn it against anybody.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from .._compat import warning_filters
-from .calls import in_flight
 
 _TEXT = "Some donated buffers were not usable"
 
@@ -17,15 +17,21 @@ class _Pattern:
     """A stand-in for the regular expression of a filter."""
 
     def match(self, text: str) -> bool:
-        """Return whether this is the warning, within a call that is to hide it."""
+        """Return whether this is the warning, in a thread that lowers for a call that hides it."""
         if not text.startswith(_TEXT):
             return False
-        call = in_flight()
-        return call is not None and call.entry.hides_donation_warning
+        return _hiding.is_on
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         # Those who hand a process their filters pickle them.
         return _Pattern, ()
+
+
+class _Hiding(threading.local):
+    is_on = False
+
+
+_hiding = _Hiding()
 
 
 def hide_donation_warning() -> Callable[[], None]:
@@ -34,8 +40,10 @@ def hide_donation_warning() -> Callable[[], None]:
     # One of its own for each call: another thread's may be removed first.
     item = ("ignore", _Pattern(), Warning, None, 0)
     filters.insert(0, item)
+    _hiding.is_on = True
 
     def remove() -> None:
+        _hiding.is_on = False
         # What was restored since, and what will be.
         for those in (filters, warning_filters()):
             if item in those:

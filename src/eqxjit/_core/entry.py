@@ -162,7 +162,7 @@ class Entry(_Flags):
 
         - `statics`: the static objects that came in with the call.
         """
-        spec, arrays, found = split(out)
+        spec, arrays, found = split(out, is_input=False)
         slots_by_id = {id(v): i for i, v in enumerate(statics) if type(v) not in CONSTANTS}
         slots = tuple([slots_by_id.get(id(value), -1) for value in found])
         own = tuple([v if i < 0 else None for v, i in zip(found, slots, strict=True)])

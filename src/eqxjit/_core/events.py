@@ -204,7 +204,8 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     _begin_phase(_label(fun_name, call), phase)
     if phase == TRACING or call is None:
         return
-    if phase == LOWERING and call.entry.hides_donation_warning:
+    hides = [c.entry.hides_donation_warning for c in (call, *[t.call for t in _state.traces])]
+    if phase == LOWERING and any(hides):
         # JAX warns while it lowers.
         _state.show_warning = hide_donation_warning()
     if phase == COMPILING:

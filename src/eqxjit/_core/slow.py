@@ -23,7 +23,7 @@ from .events import close_trace
 from .function import Function
 from .numpy_inputs import owned, take, take_noting
 from .table import Table
-from .traced import UNTRACED, new_entry
+from .traced import UNTRACED, is_untraced, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
 HAS_FAST_PATHS = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
@@ -80,12 +80,13 @@ class Caller:
 
         **Arguments:**
 
-        - `interruption`: what a guard of a fast path raised. If the arguments can be split, it came
-            from elsewhere: a signal handler, or another thread.
+        - `interruption`: what a guard of a fast path raised. If the arguments can be split and
+            compared, it came from elsewhere: a signal handler, or another thread.
         """
         __tracebackhide__ = True
         call = self.split(args, kwargs)
         if interruption is not None:
+            self.find(call)
             raise interruption
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
@@ -96,7 +97,7 @@ class Caller:
             arrays, waits = owned(arrays, entry.uses)
         try:
             output = make(call, entry.jitted, arrays)
-            if waits or entry.blocks:
+            if (waits or entry.blocks) and not is_untraced(output):
                 wait_for(output)
         except BaseException as error:
             self.failed(error, call)
@@ -118,23 +119,27 @@ class Caller:
     def find_or_add(self, call: Call) -> Entry:
         """Return the entry that serves a call, new where there is none."""
         __tracebackhide__ = True
-        options, fun_arrays = self.function.options, self.fun_arrays
-
-        def new() -> Entry:
+        entry = self.find(call)
+        if entry is None:
+            function = self.function
             # The order is upstream's, in which JAX reuses donated arrays.
-            is_split = call.args and (fun_arrays or options.donates_rest)
+            is_split = call.args and (self.fun_arrays or function.options.donates_rest)
             n_first = count_arrays(call.spec[3][3]) if is_split else 0
-            n_fun_statics = len(self.function.statics)
-            return new_entry(call, options, (n_first, len(fun_arrays), n_fun_statics))
+            layout = n_first, len(self.fun_arrays), len(function.statics)
+            entry = self.table.add(new_entry(call, function.options, layout))
+        call.entry = entry
+        return entry
 
+    def find(self, call: Call) -> Entry | None:
+        """Return the entry of a call's spec, if there is one; an error names a bad argument."""
+        __tracebackhide__ = True
         try:
-            call.entry = self.table.find_or_add(call.spec, new)
+            return self.table.find(call.spec)
         except Exception as error:
             # Looking it up compares static objects.
             named = named_arguments(self.function.signature, call.args, call.kwargs)
             raise_for_arguments(error, named)
             raise
-        return call.entry
 
     def settle(self, output: Output, call: Call) -> Any:
         """Return the result of a call, after the end of a trace that was made in it.
@@ -144,8 +149,8 @@ class Caller:
         """
         __tracebackhide__ = True
         entry = call.entry
-        if type(output) is dict and UNTRACED in output:
-            return output[UNTRACED].content  # type: ignore[union-attr]
+        if is_untraced(output):
+            return output[UNTRACED].content
         if not entry.pending:
             self.table.count_hit()
             return self.combine(output, call)

@@ -138,25 +138,25 @@ class Table(_Watched):
 
     # --- Entries ------------------------------------------------------------------------------
 
-    def find_or_add(self, spec: Spec, make: Callable[[], Entry]) -> Entry:
-        """Return the entry of a spec; a new one in place of the least used, if there is none."""
+    def find(self, spec: Spec) -> Entry | None:
+        """Return the entry of a spec, now the most recently used one; None if there is none."""
         entry = self.entries.get(spec)
-        if entry is None:
-            with self.lock:
-                self._drop_dead()
-                entry = self.entries.get(spec)
-                if entry is None:
-                    entry = make()
-                    entry.watches = self.watch(spec)
-                    self._add(entry)
-        entry.last_used = next(self._clock)
+        if entry is not None:
+            entry.last_used = next(self._clock)
         return entry
 
-    def _add(self, entry: Entry) -> None:
-        self.entries[entry.spec] = entry
-        maxsize = self.options.maxsize
-        while maxsize is not None and len(self.entries) > maxsize:
-            self._drop_least_used(entry, maxsize)
+    def add(self, entry: Entry) -> Entry:
+        """Add an entry in place of the least used; return another thread's, if that was first."""
+        with self.lock:
+            self._drop_dead()
+            added = self.entries.setdefault(entry.spec, entry)
+            added.last_used = next(self._clock)
+            if added is entry:
+                entry.watches = self.watch(entry.spec)
+                maxsize = self.options.maxsize
+                while maxsize is not None and len(self.entries) > maxsize:
+                    self._drop_least_used(entry, maxsize)
+            return added
 
     def _drop_least_used(self, new: Entry, maxsize: int) -> None:
         # A fast path leaves no trace here but its place among the others.

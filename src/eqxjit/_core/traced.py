@@ -28,6 +28,11 @@ class NotInFlight(RuntimeError):
     """JAX asks for a trace outside of any call: its caches no longer hold one that it had."""
 
 
+def is_untraced(output: Any) -> bool:
+    """Return whether an output holds what the user's function returned, in a `Box`."""
+    return type(output) is dict and UNTRACED in output
+
+
 class Box:
     """A box around what the user's function returned where nothing is traced."""
 

@@ -515,7 +515,7 @@ same(State *state, PyObject *value, PyObject *frozen)
     if (frozen == Py_None) {
         return value == Py_None;
     }
-    if (PyWeakref_CheckRefExact(frozen)) {
+    if (PyWeakref_CheckRef(frozen)) {
         return is_referent(frozen, value);
     }
     if (type == &PyTuple_Type) {
@@ -1490,7 +1490,9 @@ call_fast(Dispatcher *self, Fast *fast, Attempt *attempt, PyObject *const *args,
                      .kwnames = kwnames};
     PyObject *output =
         call_in_flight(fast->jitted, attempt->walk.arrays, attempt->walk.n_arrays, &call);
-    if (output != NULL && (flags->blocks || attempt->walk.waits) && wait_for(state, output) < 0) {
+    /* What is pending is waited for when it is settled. */
+    if (output != NULL && !flags->pending && (flags->blocks || attempt->walk.waits) &&
+        wait_for(state, output) < 0) {
         Py_CLEAR(output);
     }
     if (output == NULL) {

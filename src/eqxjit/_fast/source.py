@@ -14,10 +14,11 @@ import equinox as eqx
 
 from .._code.names import Constants, can_be_written
 from .._code.source import define, indented, wrapped
+from .._code.text import counted
 from .._code.tracebacks import trim
 from .._compat import ArrayImpl, fields_of, flatten_one_level, unflatten_node
 from .._spec.static import THEMSELVES, same
-from .._spec.tree import ARRAY, DICT, MODULE, SEQUENCE, Spec, Static, count_nodes, is_array
+from .._spec.tree import ARRAY, DICT, MODULE, SEQUENCE, Spec, Static, count_arrays, count_nodes, is_array
 from .signature import KEYWORD_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature, absent
 
 #: The slow path serves larger trees, because compiling their source takes too long.
@@ -27,6 +28,10 @@ MAX_NODES = 2000
 _MAX_DEPTH = 50
 
 _LONGEST_EXPRESSION = 60
+_LONGEST_LINE = 70
+
+# Where a guard is broken in two lines if it is long.
+_OR = "\0or\0"
 
 #: The global of a generated function that holds its entry, and its free variable with the wrapper's
 #: `Caller`: its frame is found by them.
@@ -129,7 +134,7 @@ class _Writer:
             f"    return {otherwise}({self.signature.forwarded()})",
             "try:",
             *indented(wrapped(f"{array} = {jitted}(", passed, ")")),
-            f"    if {entry_name}.blocks or {self.large}:",
+            f"    if ({entry_name}.blocks or {self.large}) and not {entry_name}.pending:",
             f"        {self.helper['wait_for']}({array})",
             f"except {names.named(BaseException)} as {error}:",
             f"    {self.caller}.failed_fast({error}, {entry_name}, {forwarded})",
@@ -161,67 +166,74 @@ class _Writer:
         return FastSource(source, make)
 
     def _matches(self, name: str) -> list[str]:
-        if len(self.guards) < 2:
-            return [f"{name} = {self.guards[0] if self.guards else True}"]
+        if not self.guards:
+            return [f"{name} = True"]
         return [f"{name} = (", *indented(_joined(self.guards)), ")"]
 
     # --- Guards -------------------------------------------------------------------------------
 
     def _match_arguments(self) -> None:
         """Write the guards of each argument, those of static ones first: they fail fastest."""
-        args, kwargs = self.spec[3:]
         early: list[str] = []
         late: list[str] = []
-        for source, var, spec, guard in self._arguments(args, kwargs):
-            self.guards = early if type(spec) is Static else late
+        for name, source, var, spec, guard in self._arguments(*self.spec[3:]):
+            self.guards = early if type(spec) is Static or guard else late
+            self.guards.append(f"# {name}: {guard or _described(spec)}")
             if guard:
-                early.append(guard)
-            if source:
+                self.guards.append(guard)
+            else:
                 self._match(var, source, spec)
         self.guards = early + late
 
-    def _arguments(self, args: Spec, kwargs: Spec) -> Iterator[tuple[str, str, Spec, str]]:
-        """Yield the source of each argument, a name for it, its spec, and a guard before it."""
+    def _arguments(
+        self, args: Spec, kwargs: Spec
+    ) -> Iterator[tuple[str, str, str, Spec, str]]:
+        """Yield each argument: its name, its source, a variable for it, its spec; or a guard."""
+        names = self.names
         by_name = dict(zip(kwargs[2], kwargs[3:], strict=True))
-        missing = self.names.constant("absent", absent)
+        missing, count = names.constant("absent", absent), names.named(len)
         positional = list(args[3:])
-        others: dict[str, tuple[str, str, Spec]] = {}
+        others: dict[str, tuple[str, str]] = {}
         for parameter in self.signature.parameters:
             name = parameter.name
             if parameter.kind == VAR_POSITIONAL:
-                yield "", "", None, f"len({name}) == {len(positional)}"
+                yield name, "", "", None, f"{count}({name}) == {len(positional)}"
                 for i, spec in enumerate(positional):
-                    yield f"{name}[{i}]", self.names.variable(f"{name}_{i}"), spec, ""
+                    item = f"{name}[{i}]"
+                    yield item, item, names.variable(f"{name}_{i}"), spec, ""
             elif parameter.kind == VAR_KEYWORD:
-                names = [key for key in by_name if key not in others]
-                yield "", "", None, f"len({name}) == {len(names)}"
-                for key in names:
-                    others[key] = f"{name}[{key!r}]", self.names.variable(f"{name}_{key}"), by_name[key]
+                found = [key for key in by_name if key not in others]
+                yield name, "", "", None, f"{count}({name}) == {len(found)}"
+                for key in found:
+                    others[key] = f"{name}[{key!r}]", names.variable(f"{name}_{key}")
             elif parameter.kind != KEYWORD_ONLY and positional:
-                yield name, name, positional.pop(0), ""
+                yield name, name, name, positional.pop(0), ""
             elif name in by_name and parameter.kind != inspect.Parameter.POSITIONAL_ONLY:
-                others[name] = name, name, by_name[name]
+                others[name] = name, name
             else:
-                yield "", "", None, f"{name} is {missing}"
+                yield name, "", "", None, f"{name} is {missing}"
         # In the order of the spec, which that of arrays and static objects follows.
         for key in kwargs[2]:
-            yield (*others[key], "")
+            source, var = others[key]
+            yield source, source, var, by_name[key], ""
 
     def _match(self, var: str, source: str, spec: Spec, depth: int = 0) -> None:
         """Write the guards of a value; `source` is evaluated once, and bound to `var` if needed."""
         names, guards = self.names, self.guards
+        # Inside of a call's brackets an assignment needs none of its own.
         bound = source if source == var else f"({var} := {source})"
+        inner = source if source == var else f"{var} := {source}"
         if depth > _MAX_DEPTH:
             raise TooLarge
         if spec is ARRAY:
-            self._match_array(var, bound)
+            self._match_array(var, inner)
         elif spec is None:
             guards.append(f"{source} is None")
         elif type(spec) is Static:
             self._match_static(var, bound, spec)
         else:
             kind, cls, aux, *below = spec
-            guards.append(f"{names.named(type)}({bound}) is {names.named(cls)}")
+            guards.append(f"{names.named(type)}({inner}) is {names.named(cls)}")
             if kind == SEQUENCE:
                 guards.append(f"{names.named(len)}({var}) == {len(below)}")
                 parts = [f"{var}[{i}]" for i in range(len(below))]
@@ -253,7 +265,7 @@ class _Writer:
         self.statics.append(f"{flat}[1]")
         return [f"{below}[{i}]" for i in range(n)]
 
-    def _match_array(self, var: str, bound: str) -> None:
+    def _match_array(self, var: str, source: str) -> None:
         names = self.names
         index = len(self.arrays) + (self.entry.n_fun if len(self.arrays) >= self.entry.n_first else 0)
         uses = self.entry.uses
@@ -266,7 +278,7 @@ class _Writer:
             take = self.helper["take"]
             refused = names.constant("NotImplemented", NotImplemented)
             other = f"({var} := {take}({var}, {self.large})) is not {refused}"
-        self.guards.append(f"({names.named(type)}({bound}) is {array} or {other})")
+        self.guards.append(f"({names.named(type)}({source}) is {array}{_OR}{other})")
 
     def _match_static(self, var: str, bound: str, spec: Any) -> None:
         names, frozen = self.names, spec.frozen
@@ -275,14 +287,14 @@ class _Writer:
             flatten = names.constant("flatten", flatten_one_level)
             self.guards.append(f"{flatten}({bound}) is None")
             bound = var
-        if type(frozen) is weakref.ref:
+        if isinstance(frozen, weakref.ref):
             # Not held by a constant: the entry goes with the object.
             self.guards.append(f"{bound} is {names.constant(f'ref_{var}', frozen)}() is not None")
         elif type(frozen) in THEMSELVES:
             constant = names.constant(f"{type(frozen).__name__}_{frozen!s:.20}", frozen)
             kind = names.named(type(frozen))
             self.guards.append(
-                f"({bound} is {constant} or {names.named(type)}({var}) is {kind}"
+                f"({bound} is {constant}{_OR}{names.named(type)}({var}) is {kind}"
                 f" and {var} == {constant})"
             )
         elif type(frozen) is tuple and frozen[1] is bool:
@@ -440,5 +452,27 @@ def _plain_class_of(_fields: tuple[str, ...]) -> type:
     )
 
 
+def _described(spec: Spec) -> str:
+    if spec is ARRAY:
+        return "an array"
+    if type(spec) is tuple:
+        return f"{spec[1].__name__} with {counted(count_arrays(spec), 'array')}"
+    return "static"
+
+
 def _joined(guards: list[str]) -> list[str]:
-    return [guards[0], *[f"and {guard}" for guard in guards[1:]]]
+    """Return guards as the lines of a conjunction, with the comments among them."""
+    lines: list[str] = []
+    is_first = True
+    for guard in guards:
+        if guard.startswith("#"):
+            lines.append(guard)
+            continue
+        parts = guard.split(_OR)
+        lead = "" if is_first else "and "
+        is_first = False
+        if len(parts) == 1 or len(guard) < _LONGEST_LINE:
+            lines.append(lead + guard.replace(_OR, " or "))
+        else:
+            lines += [f"{lead}(", f"    {parts[0][1:]}", f"    or {parts[1][:-1]}", ")"]
+    return lines

@@ -48,8 +48,8 @@ def does_the_same(fast: Any, call: Any, output: Any, result: Any) -> bool:
     flat = call.flat
     if len(passed) != len(flat) or not all(map(_is_passed, passed, flat)):
         return False
-    spec, arrays, statics = split(made)
-    expected_spec, expected_arrays, expected_statics = split(result)
+    spec, arrays, statics = split(made, is_input=False)
+    expected_spec, expected_arrays, expected_statics = split(result, is_input=False)
     return (
         spec == expected_spec
         and len(arrays) == len(expected_arrays)

@@ -91,6 +91,25 @@ class Identity:
         return type(other) is Identity and other.value is self.value
 
 
+class IdentityRef(weakref.ref[Any]):
+    """A weak reference to an object that equals itself alone, whatever its class says."""
+
+    __slots__ = ("_id",)
+
+    def __init__(self, value: Any):
+        self._id = id(value)
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        # The `id` of one that died may be another's by now.
+        value = self()
+        return type(other) is IdentityRef and value is not None and value is other()
+
+
 class _TooLarge(Exception):
     """A container has more parts than `MAX_PARTS`, or is nested too deeply."""
 
@@ -105,7 +124,7 @@ def freeze(value: Any) -> Hashable:
 
     **Raises:**
 
-    Whatever the `__hash__` of a user's class raises.
+    What a signal handler or another thread raises meanwhile.
     """
     kind = type(value)
     if kind in THEMSELVES:
@@ -152,21 +171,35 @@ def _freeze_parts(parts: Iterable[Any], left: list[int], depth: int = 1) -> list
 
 
 def _by_identity(value: Any) -> Hashable:
+    kind = type(value)
     try:
-        ref = weakref.ref(value)
+        if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
+            # Equal while alive if the referents are, that is, by identity; and compared in C.
+            ref = weakref.ref(value)
+            # A reference keeps its hash, and has none to make once its object is gone.
+            hash(ref)
+            return ref
+        return IdentityRef(value)
     except TypeError:
         return Identity(value)
-    # A reference keeps its hash, and has none to make once its object is gone.
-    hash(ref)
-    return ref
 
 
 def _opaque(value: Any) -> Opaque:
+    return Opaque(value, _hash_of(value))
+
+
+def _hash_of(value: Any) -> int | None:
+    """Return the hash of an object; None if it is unhashable."""
     try:
-        value_hash = hash(value)
-    except TypeError:
-        value_hash = None
-    return Opaque(value, value_hash)
+        return hash(value)
+    except Exception as error:
+        try:
+            hash(value)
+        except Exception:
+            # A `__hash__` of the user's that refuses.
+            return None
+        # It doesn't raise again, so that a signal handler or another thread did.
+        raise error
 
 
 # --- What is read of an object: how, the names of fields, and the parts ----------------------------

@@ -186,8 +186,13 @@ def _is_standard(kind: type) -> bool:
 # --- Taking apart -----------------------------------------------------------------------------------
 
 
-def split(tree: Any) -> tuple[Spec, list[Any], list[Any]]:
+def split(tree: Any, is_input: bool = True) -> tuple[Spec, list[Any], list[Any]]:
     """Take a pytree apart, in one pass.
+
+    **Arguments:**
+
+    - `tree`: the pytree.
+    - `is_input`: whether its static leaves must be hashable, as Equinox asks of arguments.
 
     **Returns:**
 
@@ -201,10 +206,10 @@ def split(tree: Any) -> tuple[Spec, list[Any], list[Any]]:
     """
     arrays: list[Any] = []
     statics: list[Any] = []
-    return _split(tree, arrays, statics), arrays, statics
+    return _split(tree, arrays, statics, is_input), arrays, statics
 
 
-def _split(value: Any, arrays: list[Any], statics: list[Any]) -> Spec:
+def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) -> Spec:
     # One function, because each level of a deep tree takes as many frames as there are calls here.
     kind = type(value)
     if kind is ArrayImpl:
@@ -222,7 +227,7 @@ def _split(value: Any, arrays: list[Any], statics: list[Any]) -> Spec:
                 arrays.append(child)
                 spec.append(ARRAY)
             else:
-                spec.append(_split(child, arrays, statics))
+                spec.append(_split(child, arrays, statics, is_input))
         return tuple(spec)
     if issubclass(type(kind), _MODULE_METACLASS):
         plan = module_fields(kind)
@@ -236,7 +241,7 @@ def _split(value: Any, arrays: list[Any], statics: list[Any]) -> Spec:
                 elif child is None:
                     spec.append(None)
                 else:
-                    spec.append(_split(child, arrays, statics))
+                    spec.append(_split(child, arrays, statics, is_input))
             for child in values[plan.n_dynamic :]:
                 statics.append(child)
                 spec.append(Static(child if type(child) in THEMSELVES else freeze(child)))
@@ -247,10 +252,10 @@ def _split(value: Any, arrays: list[Any], statics: list[Any]) -> Spec:
             keys = tuple(sorted(value))
             spec = [DICT, dict, keys]
             for key in keys:
-                spec.append(_split(value[key], arrays, statics))
+                spec.append(_split(value[key], arrays, statics, is_input))
             return tuple(spec)
     elif kind is types.FunctionType:
-        return _split_leaf(value, statics)
+        return _split_leaf(value, statics, is_input)
     elif kind in ARRAY_CLASSES:
         arrays.append(value)
         return ARRAY
@@ -259,19 +264,19 @@ def _split(value: Any, arrays: list[Any], statics: list[Any]) -> Spec:
         if aux is not None:
             spec = [SEQUENCE, kind, aux]
             for child in tuple.__iter__(value):
-                spec.append(_split(child, arrays, statics))
+                spec.append(_split(child, arrays, statics, is_input))
             return tuple(spec)
     flat = _flatten_one_level(value)
     if flat is None:
         if eqx.is_array(value):
             arrays.append(value)
             return ARRAY
-        return _split_leaf(value, statics)
+        return _split_leaf(value, statics, is_input)
     below, metadata = flat
     statics.append(metadata)
     spec = [NODE, kind, Static(freeze(metadata))]
     for child in below:
-        spec.append(_split(child, arrays, statics))
+        spec.append(_split(child, arrays, statics, is_input))
     return tuple(spec)
 
 
@@ -289,10 +294,10 @@ def _field_values(module: Any, plan: ModuleFields) -> tuple[Any, ...] | None:
         return None
 
 
-def _split_leaf(value: Any, statics: list[Any]) -> Spec:
+def _split_leaf(value: Any, statics: list[Any], is_input: bool) -> Spec:
     kind = type(value)
     ask = kind not in _NEVER_NODES
-    if ask:
+    if ask and is_input:
         # Equinox refuses what can't be hashed, so that nothing here changes unseen.
         hash(value)
     statics.append(value)
@@ -383,14 +388,22 @@ def _n_dynamic(spec: tuple[Any, ...]) -> int:
 
 def count_arrays(spec: Spec) -> int:
     """Return the number of arrays in a tree."""
-    if spec is ARRAY:
-        return 1
-    return sum([count_arrays(child) for child in spec[3:]]) if type(spec) is tuple else 0
+    return sum([part is ARRAY for part in _parts(spec)])
 
 
 def count_nodes(spec: Spec) -> int:
     """Return the number of nodes and leaves of a tree."""
-    return 1 + (sum([count_nodes(c) for c in spec[3:]]) if type(spec) is tuple else 0)
+    return len(_parts(spec))
+
+
+def _parts(spec: Spec) -> list[Spec]:
+    """Return the spec of each node and leaf of a tree, outside in."""
+    parts = [spec]
+    # Not by recursion, because trees may be deep: the list grows while it is gone through.
+    for part in parts:
+        if type(part) is tuple:
+            parts.extend(part[3:])
+    return parts
 
 
 def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bool]]:
@@ -442,13 +455,14 @@ def _children_of_node(value: Any, n: int) -> tuple[list[str], list[Any]]:
 
 def leaf_paths(spec: Spec, value: Any, path: str) -> Iterator[tuple[str, Spec, Any]]:
     """Yield the path, the spec and the value of each array and each static object of a tree."""
-    if spec is None:
-        return
-    if type(spec) is not tuple:
-        yield path, spec, value
-        return
-    for suffix, child_spec, child, _ in children(spec, value):
-        yield from leaf_paths(child_spec, child, path + suffix)
+    pending = [(path, spec, value)]
+    while pending:
+        path, spec, value = pending.pop()
+        if type(spec) is tuple:
+            below = children(spec, value)
+            pending += [(path + suffix, *child) for suffix, *child, _ in reversed(below)]
+        elif spec is not None:
+            yield path, spec, value
 
 
 def has_tracers(arrays: list[Any]) -> bool:

@@ -51,7 +51,7 @@ def use(model: eqx.nn.Linear, x: jax.Array) -> None:
     filter_jit(decorated, donate="everything")  # type: ignore[call-overload]
 
     frozen = eqxjit.freeze(model)
-    assert_type(frozen, eqxjit.FrozenPjitFunction)
+    assert_type(frozen, eqxjit.FrozenFunction)
     assert_type(frozen.compile(x).seconds, float)
     assert_type(frozen.cache_info().traces, int)
     with eqxjit.compile_report() as report:
