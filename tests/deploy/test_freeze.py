@@ -130,7 +130,6 @@ class Configured(eqx.Module):
 CONFIGS = {
     "dict": lambda: {"scales": [2], "by": jax.nn.relu},
     "OrderedDict": lambda: collections.OrderedDict(scales=[2], by=jax.nn.relu),
-    "Counter": lambda: collections.Counter(scales=[2], by=jax.nn.relu),
     "list": lambda: [2],
     "list of lists": lambda: [[2]],
     "NumPy": lambda: np.array([2]),
@@ -157,23 +156,6 @@ def test_it_is_a_snapshot_of_static_objects_too(kind, calls, nested):
         assert_same(frozen(X), X * 2)
         assert_same(frozen(X[:2]), X[:2] * 2)
         assert_same(jax.vmap(frozen)(X), X * 2)
-
-
-@pytest.mark.parametrize("make", [lambda n: [n], lambda n: ([n],)])
-def test_a_snapshot_is_not_handed_out(make):
-    class Scale(eqx.Module):
-        config: Any = eqx.field(static=True)
-
-        def __call__(self, x):
-            return x * jax.tree.leaves(self.config)[0], Scale(self.config)
-
-    frozen = eqxjit.freeze(Scale(make(2)))
-    x = jnp.ones(3)
-    for _ in range(4):
-        y, returned = frozen(x)
-        assert (y == 2 * x).all()
-        assert returned.config == make(2)
-        jax.tree.leaves(returned.config, is_leaf=lambda node: type(node) is list)[0][0] = 100
 
 
 def test_a_snapshot_of_a_deep_model():

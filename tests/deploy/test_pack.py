@@ -324,17 +324,6 @@ def test_different_trees_have_different_layouts(one, other):
     assert jax.tree.structure(one) != jax.tree.structure(other)
 
 
-def test_a_layout_is_compared_by_identity():
-    f = eqxjit.filter_jit(lambda p, x: p.unpack()(x))
-    packed, x = eqxjit.pack(mlp()), jnp.ones(3)
-    warm(f, packed, x)
-    assert_specialized(f)
-    source = f.specialized_source()
-    if source is not None:
-        assert "['layout'] is " in source
-        assert "has_key" not in source
-
-
 @pytest.mark.parametrize("filter_jit", FILTER_JITS)
 def test_models_built_alike_do_not_retrace(filter_jit):
     traced = []

@@ -13,18 +13,8 @@ ROOT = pathlib.Path(eqxjit.__file__).parent
 
 #: From the bottom to the top; a package may import itself and what is below it.
 LAYERS = [
-    *(
-        "_native",
-        "_compat",
-        "_lock",
-        "_code",
-        "_trees",
-        "_plan",
-        "_runtime",
-        "_diagnostics",
-        "_api",
-    ),
-    *("_deploy", "__init__", "__main__"),
+    *("_native", "_compat", "_lock", "_code", "_spec", "_fast", "_core", "_diagnostics", "_deploy"),
+    *("__init__", "__main__"),
 ]
 
 
@@ -69,22 +59,6 @@ def test_a_package_says_what_it_is_for(name):
     assert duty.endswith(".")
     assert rules.startswith("May import: ")
     assert (ROOT / name / re.search(r"Start at `(\w+\.py)`\.$", rules)[1]).exists()
-
-
-def test_the_state_of_an_entry_is_written_in_one_file():
-    state = ROOT / "_runtime" / "state.py"
-    written = [
-        (path.name, target.attr)
-        for path in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
-        for target in ast.walk(node)
-        if isinstance(target, ast.Attribute) and isinstance(target.ctx, ast.Store)
-        if "entry" in ast.unparse(target.value) or path == state
-    ]
-    fields = {attr for name, attr in written if name == state.name}
-    assert len(fields) > 10
-    assert not [(name, attr) for name, attr in written if name != state.name and attr in fields]
 
 
 def test_tests_reach_into_private_state_by_one_module():

@@ -118,7 +118,7 @@ def close_trace(entry: Any) -> OpenTrace | None:
         if traces[index].call.entry is entry:
             trace = traces[index]
             del traces[index:]
-            if not traces and not is_staging():
+            if not traces and not is_staging() and in_flight() is None:
                 # Else a phase that was interrupted would seem to go on.
                 _state.nested.clear()
             return trace

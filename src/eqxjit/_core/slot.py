@@ -22,6 +22,10 @@ class _TypeOfCallables(type):
     def __getattribute__(cls, name: str) -> Any:
         return _call if name == "__call__" else type.__getattribute__(cls, name)
 
+    def __repr__(cls) -> str:
+        # By this word in it, chex tells that a function is jitted.
+        return f"<class '{cls.__module__}.{cls.__qualname__}', a PjitFunction>"
+
 
 class CallableBySlot(Delegate, metaclass=_TypeOfCallables):
     """A callable whose slot `__call__`, also `target`, is filled anew as calls get faster."""

@@ -22,7 +22,7 @@ from .._core.options import DEFAULT_MAXSIZE, check_options, nearest
 from .._core.table import Table, home_of, names_of
 from .._core.wrapper import BoundJitFunction, JitFunction, register_partial, register_wrapper
 from .._fast.signature import Signature
-from .._spec.static import CONSTANTS, same
+from .._spec.static import CONSTANTS, referents, same
 from .._spec.static import freeze as freeze_static
 from .._spec.tree import combine, resplit, split
 from . import save as _save
@@ -271,7 +271,7 @@ def freeze(
     if isinstance(fun, BoundJitFunction):
         fun, args, kwargs = fun.func, (*fun.args, *args), {**fun.keywords, **kwargs}
     if isinstance(fun, JitFunction):
-        options, fun = fun._wrapped.options, fun.__wrapped__
+        options, fun = fun._function.options, fun.__wrapped__
     if not callable(fun):
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
     _check_signature(fun, args, kwargs)
@@ -317,11 +317,14 @@ def _copy_array(array: Any) -> jax.Array:
 def _copy_static(value: Any) -> Any:
     if type(value) in CONSTANTS or type(value).__eq__ is object.__eq__:
         return value
+    frozen = freeze_static(value)
+    # What compares by identity is no other object in the copy.
+    memo = {id(referent): referent for referent in referents(frozen)}
     try:
-        copied = copy.deepcopy(value)
-        return copied if same(copied, freeze_static(value)) else value
+        copied = copy.deepcopy(value, memo)
+        return copied if same(copied, frozen) else value
     except Exception:
-        # An object of the user's that can't be copied: it stays as it is.
+        # An object of the user's that can't be copied.
         return value
 
 

@@ -28,7 +28,7 @@ from jax.tree_util import (
 from .._code.text import array_text, short
 from .._compat import PyTreeDef, fields_of, flatten_one_level, is_sharded_aval
 from .._lock import Lock
-from .._spec.static import THEMSELVES, freeze
+from .._spec.static import CONSTANTS, THEMSELVES, freeze, register_reader
 from .._spec.tree import Static, is_array
 from .._spec.tree import split as split_tree
 from .buffers import Shape, is_computable, is_key, join, key_data_shape, split
@@ -98,9 +98,10 @@ class Layout:
 
     - `treedef`, `leaves`: the pytree, with a `Slot` in the place of each array.
     - `members`: for each array of a `Packed`, the indices of the leaves in it.
+    - `content`: what tells it from others.
     """
 
-    __slots__ = ("__weakref__", "_key", "leaves", "members", "treedef")
+    content: "_Content"
 
     def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...]):
         self.treedef = treedef
@@ -196,12 +197,19 @@ class Layout:
         )
 
 
-@dataclasses.dataclass(init=False, repr=False, unsafe_hash=True)
 class _ChangeableLayout(Layout):
     """A layout with static values that can change in place, and that is therefore looked into."""
 
-    treedef: PyTreeDef
-    leaves: tuple[Any, ...]
+    @property
+    def content(self) -> "_Content":
+        """What tells it from others now."""
+        return _Content(_content_spec(self.treedef, self.leaves))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ChangeableLayout) and other.content == self.content
+
+    def __hash__(self) -> int:
+        return hash(self.content)
 
     def __deepcopy__(self, memo: Any) -> Layout:
         return _from_skeleton(copy.deepcopy(self._skeleton, memo))
@@ -210,46 +218,46 @@ class _ChangeableLayout(Layout):
 # --- Interning --------------------------------------------------------------------------------
 
 
-# By their content, alive as long as the layout. Weak on both sides: the table keeps neither.
-_layouts: weakref.WeakKeyDictionary["_Content", weakref.ref[Layout]] = weakref.WeakKeyDictionary()
-_interning = Lock()
-
-# The latest layouts live on, because one that is dropped and made again would be traced again.
-_latest: collections.deque[Layout] = collections.deque(maxlen=32)
-
-
 class _Content:
-    """The content of a layout, which it holds itself."""
+    """What tells layouts apart: the spec of the pytree, with a `Slot` for each array.
 
-    __slots__ = ("__weakref__", "_hash", "_spec")
+    Interned, so that two of the same tree are one object, which compares by its address.
+    """
 
-    def __init__(self, spec: Hashable):
-        self._spec = spec
-        self._hash = hash(spec)
+    __slots__ = ("__weakref__", "_hash", "frozen")
+
+    def __init__(self, frozen: Hashable):
+        self.frozen = frozen
+        self._hash = hash(frozen)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Content) and other._spec == self._spec
+        return self is other or (isinstance(other, _Content) and other.frozen == self.frozen)
+
+
+# Layouts by their content. Weak on both sides: entries of jitted functions hold the content.
+_contents: weakref.WeakValueDictionary[_Content, _Content] = weakref.WeakValueDictionary()
+_layouts: weakref.WeakValueDictionary[_Content, Layout] = weakref.WeakValueDictionary()
+_interning = Lock()
+
+register_reader(Layout, lambda layout: layout.content)
+register_reader(_ChangeableLayout, lambda layout: layout.content)
 
 
 def _interned(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Layout:
     spec = _content_spec(treedef, leaves)
     if not _is_settled(spec):
         return _ChangeableLayout(treedef, leaves)
-    content = _Content(spec)
     with _interning:
-        reference = _layouts.get(content)
-        layout = None if reference is None else reference()
+        content = _Content(spec)
+        content = _contents.setdefault(content, content)
+        layout = _layouts.get(content)
         if layout is None:
-            layout = Layout(treedef, leaves)
-            layout._key = content
-            _layouts.pop(content, None)
-            _layouts[content] = weakref.ref(layout)
-        if layout not in _latest:
-            _latest.append(layout)
-    return layout
+            layout = _layouts[content] = Layout(treedef, leaves)
+            layout.content = content
+        return layout
 
 
 def _from_skeleton(skeleton: Any) -> Layout:
@@ -271,14 +279,12 @@ def _is_settled(spec: Any) -> bool:
     return (type(aux) is not Static or _is_fixed(aux.frozen)) and all(map(_is_settled, children))
 
 
-# Of which classes a stand-in with fixed parts is fixed.
-_FIXED = frozenset({bool, float, complex, tuple, frozenset})
-
-
 def _is_fixed(frozen: Any) -> bool:
     if type(frozen) is tuple:
         _, cls, _, *parts = frozen
-        return cls is Slot or (cls in _FIXED and all(map(_is_fixed, parts)))
+        if cls is Slot or cls in CONSTANTS:
+            return True
+        return cls in (tuple, frozenset) and all(map(_is_fixed, parts))
     if type(frozen) is frozenset:
         return all(map(_is_fixed, frozen))
     return type(frozen) in THEMSELVES or isinstance(frozen, weakref.ref)
