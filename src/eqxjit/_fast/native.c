@@ -43,37 +43,42 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 #define HEAD 3
 
 typedef struct {
-    PyTypeObject *static_type, *flags_type, *fast_type, *delegate_type;
+    PyTypeObject *static_type, *flags_type, *fast_type, *delegate_type, *dispatcher_type;
     /* Set by `setup`, from Python. */
     PyObject *array_mark;   /* ARRAY, which stands for an array in a spec */
     PyObject *array_type;   /* the class of most arrays */
     PyObject *ndarray_type; /* that of NumPy's */
     PyObject *take;         /* see _core/numpy_inputs.py */
     PyObject *is_array, *flatten, *same, *unflatten, *wait_for;
-    PyObject *empty;
     /* Names of methods and attributes. */
     PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *block_until_ready, *entry;
+    PyObject *empty; /* tuple */
 } State;
 
 static struct PyModuleDef module_def;
 
-static State *
-state_of(PyTypeObject *type)
-{
+static State *state_of(PyTypeObject *type) {
     return PyModule_GetState(PyType_GetModuleByDef(type, &module_def));
 }
 
-static int
-malformed(void)
-{
+static int malformed(void) {
     PyErr_SetString(PyExc_SystemError, "eqxjit: a malformed spec");
     return -1;
 }
 
+/* The same where an object is to be returned; `misused` for a wrong call of what is below. */
+static PyObject *malformed_object(void) {
+    (void)malformed();
+    return NULL;
+}
+
+static PyObject *misused(const char *usage) {
+    PyErr_SetString(PyExc_TypeError, usage);
+    return NULL;
+}
+
 /* Room for n pointers: on the stack where that is `small`, which holds `n_small`. */
-static PyObject **
-room(PyObject **small, Py_ssize_t n_small, Py_ssize_t n)
-{
+static PyObject **room(PyObject **small, Py_ssize_t n_small, Py_ssize_t n) {
     PyObject **found = small;
     if (n > n_small) {
         found = PyMem_New(PyObject *, (size_t)n);
@@ -86,16 +91,33 @@ room(PyObject **small, Py_ssize_t n_small, Py_ssize_t n)
     return found;
 }
 
-static void
-release(PyObject **found, PyObject **small, Py_ssize_t n)
-{
-    for (Py_ssize_t i = 0; i < n; i++) {
-        Py_XDECREF(found[i]);
-    }
-    if (found != small) {
-        PyMem_Free((void *)found);
-    }
+static void release(PyObject **found, PyObject **small, Py_ssize_t n) {
+    for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(found[i]);
+    if (found != small) PyMem_Free((void *)found);
 }
+
+/* Defines how the garbage collector goes through objects of a type, and how they die; FIELDS(DO) does
+   something for each reference that they hold. */
+#define COLLECTED(Type, name, FIELDS)                                                                  \
+    static int name##_traverse(Type *self, visitproc visit, void *arg) {                               \
+        Py_VISIT(Py_TYPE(self));                                                                       \
+        FIELDS(Py_VISIT)                                                                               \
+        return 0;                                                                                      \
+    }                                                                                                  \
+    static int name##_clear(Type *self) {                                                              \
+        FIELDS(Py_CLEAR)                                                                               \
+        return 0;                                                                                      \
+    }                                                                                                  \
+    static void name##_dealloc(Type *self) {                                                           \
+        PyTypeObject *type = Py_TYPE(self);                                                            \
+        PyObject_GC_UnTrack(self);                                                                     \
+        (void)name##_clear(self);                                                                      \
+        type->tp_free(self);                                                                           \
+        Py_DECREF(type);                                                                               \
+    }
+
+#define COLLECTED_SLOTS(name)                                                                          \
+    {Py_tp_traverse, name##_traverse}, {Py_tp_clear, name##_clear}, {Py_tp_dealloc, name##_dealloc}
 
 /* --- Static: a static object in a spec ----------------------------------------------------------- */
 
@@ -106,62 +128,29 @@ typedef struct {
     char ask; /* whether the class may have become a node of JAX's registry */
 } Static;
 
-static PyObject *
-static_vectorcall(PyObject *type, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
-{
+static PyObject *static_vectorcall(PyObject *type, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Py_ssize_t n = PyVectorcall_NARGS(n_args_flag);
-    if (n < 1 || n > 2 || kwnames != NULL) {
-        PyErr_SetString(PyExc_TypeError, "Static(frozen, ask=False)");
-        return NULL;
-    }
+    if (n < 1 || n > 2 || kwnames != NULL) return misused("Static(frozen, ask=False)");
     int ask = n == 2 ? PyObject_IsTrue(args[1]) : 0;
     Py_hash_t hash = ask < 0 ? -1 : PyObject_Hash(args[0]);
-    if (hash == -1) {
-        return NULL;
-    }
+    if (hash == -1) return NULL;
     Static *self = PyObject_GC_New(Static, (PyTypeObject *)type);
-    if (self == NULL) {
-        return NULL;
-    }
+    if (self == NULL) return NULL;
     self->frozen = Py_NewRef(args[0]);
     self->hash = hash;
     self->ask = (char)ask;
     /* A text or a number leads nowhere. */
-    if (PyObject_IS_GC(args[0])) {
-        PyObject_GC_Track(self);
-    }
+    if (PyObject_IS_GC(args[0])) PyObject_GC_Track(self);
     return (PyObject *)self;
 }
 
-static PyObject *
-static_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    if (kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0) {
-        return static_vectorcall((PyObject *)type, NULL, 0, NULL);
-    }
-    return static_vectorcall((PyObject *)type, &PyTuple_GET_ITEM(args, 0),
-                             (size_t)PyTuple_GET_SIZE(args), NULL);
-}
-
-static int
-static_traverse(Static *self, visitproc visit, void *arg)
-{
+static int static_traverse(Static *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->frozen);
     return 0;
 }
 
-static int
-static_clear(Static *self)
-{
-    /* Not set to NULL, because a dict may still compare it: what leads here is cleared instead. */
-    (void)self;
-    return 0;
-}
-
-static void
-static_dealloc(Static *self)
-{
+static void static_dealloc(Static *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     Py_DECREF(self->frozen);
@@ -169,60 +158,35 @@ static_dealloc(Static *self)
     Py_DECREF(type);
 }
 
-static Py_hash_t
-static_hash(Static *self)
-{
+static Py_hash_t static_hash(Static *self) {
     return self->hash;
 }
 
-static PyObject *
-static_compare(PyObject *self, PyObject *other, int op)
-{
-    if (Py_TYPE(other) != Py_TYPE(self) || (op != Py_EQ && op != Py_NE)) {
-        Py_RETURN_NOTIMPLEMENTED;
-    }
+static PyObject *static_compare(PyObject *self, PyObject *other, int op) {
+    if (Py_TYPE(other) != Py_TYPE(self) || (op != Py_EQ && op != Py_NE)) Py_RETURN_NOTIMPLEMENTED;
     Static *a = (Static *)self, *b = (Static *)other;
     int equal = a->hash == b->hash;
     if (equal) {
         equal = PyObject_RichCompareBool(a->frozen, b->frozen, Py_EQ);
-        if (equal < 0) {
-            return NULL;
-        }
+        if (equal < 0) return NULL;
     }
     return PyBool_FromLong(op == Py_EQ ? equal : !equal);
 }
 
-static PyObject *
-static_repr(Static *self)
-{
-    return PyUnicode_FromFormat("Static(%R)", self->frozen);
-}
-
 static PyMemberDef static_members[] = {
     {"frozen", T_OBJECT, offsetof(Static, frozen), READONLY, NULL},
-    {"ask", T_BOOL, offsetof(Static, ask), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+    {"ask", T_BOOL, offsetof(Static, ask), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot static_slots[] = {
     {Py_tp_doc, "Static(frozen, ask=False): a static object in a spec, by its stand-in."},
-    {Py_tp_new, static_new},
-    {Py_tp_traverse, static_traverse},
-    {Py_tp_clear, static_clear},
-    {Py_tp_dealloc, static_dealloc},
-    {Py_tp_hash, static_hash},
-    {Py_tp_richcompare, static_compare},
-    {Py_tp_repr, static_repr},
-    {Py_tp_members, static_members},
-    {0, NULL},
-};
+    {Py_tp_traverse, static_traverse}, {Py_tp_dealloc, static_dealloc}, {Py_tp_hash, static_hash},
+    {Py_tp_richcompare, static_compare}, {Py_tp_members, static_members},
+    {0, NULL}};
 
 static PyType_Spec static_spec = {
-    .name = "eqxjit._native.Static",
-    .basicsize = sizeof(Static),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = static_slots,
-};
+    /* Made by `tp_vectorcall` alone. No `tp_clear`, as of a tuple: a dict may still compare it. */
+    .name = "eqxjit._native.Static", .basicsize = sizeof(Static), .slots = static_slots,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION};
 
 /* --- Flags: the base of entries ------------------------------------------------------------------ */
 
@@ -234,22 +198,15 @@ typedef struct {
 
 static PyMemberDef flags_members[] = {
     {"pending", T_BOOL, offsetof(Flags, pending), 0, NULL},
-    {"blocks", T_BOOL, offsetof(Flags, blocks), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+    {"blocks", T_BOOL, offsetof(Flags, blocks), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot flags_slots[] = {
-    {Py_tp_doc, "The flags of an entry that a warm call looks at."},
-    {Py_tp_members, flags_members},
-    {0, NULL},
-};
+    {Py_tp_doc, "The flags of an entry that a warm call looks at."}, {Py_tp_members, flags_members},
+    {0, NULL}};
 
 static PyType_Spec flags_spec = {
-    .name = "eqxjit._native.Flags",
-    .basicsize = sizeof(Flags),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .slots = flags_slots,
-};
+    .name = "eqxjit._native.Flags", .basicsize = sizeof(Flags), .slots = flags_slots,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE};
 
 /* --- Calls in flight ----------------------------------------------------------------------------- */
 
@@ -266,55 +223,36 @@ typedef struct InFlight {
 /* Of this thread. On the C stack, so that nothing is left of a call whatever ends it. */
 static THREAD_LOCAL InFlight *innermost = NULL;
 
-static PyObject *
-call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ssize_t n, InFlight *call)
-{
+static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ssize_t n, InFlight *call) {
     call->outer = innermost;
     innermost = call;
-    PyObject *output =
-        PyObject_Vectorcall(jitted, arrays, (size_t)n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    PyObject *output = PyObject_Vectorcall(jitted, arrays, (size_t)n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     innermost = call->outer;
     return output;
 }
 
-static PyObject *
-tuple_of(PyObject *const *items, Py_ssize_t n)
-{
+static PyObject *tuple_of(PyObject *const *items, Py_ssize_t n) {
     PyObject *made = PyTuple_New(n);
-    for (Py_ssize_t i = 0; made != NULL && i < n; i++) {
-        PyTuple_SET_ITEM(made, i, Py_NewRef(items[i]));
-    }
+    for (Py_ssize_t i = 0; made != NULL && i < n; i++) PyTuple_SET_ITEM(made, i, Py_NewRef(items[i]));
     return made;
 }
 
-static PyObject *
-keywords_of(PyObject *const *values, PyObject *kwnames)
-{
+static PyObject *keywords_of(PyObject *const *values, PyObject *kwnames) {
     PyObject *made = PyDict_New();
     for (Py_ssize_t i = 0; made != NULL && kwnames != NULL && i < PyTuple_GET_SIZE(kwnames); i++) {
-        if (PyDict_SetItem(made, PyTuple_GET_ITEM(kwnames, i), values[i]) < 0) {
-            Py_CLEAR(made);
-        }
+        if (PyDict_SetItem(made, PyTuple_GET_ITEM(kwnames, i), values[i]) < 0) Py_CLEAR(made);
     }
     return made;
 }
 
-static PyObject *
-in_flight(PyObject *Py_UNUSED(module), PyObject *entry)
-{
+static PyObject *in_flight(PyObject *Py_UNUSED(module), PyObject *entry) {
     for (InFlight *call = innermost; call != NULL; call = call->outer) {
-        if (entry != Py_None && call->entry != entry) {
-            continue;
-        }
-        if (call->call != NULL) {
-            return Py_NewRef(call->call);
-        }
+        if (entry != Py_None && call->entry != entry) continue;
+        if (call->call != NULL) return Py_NewRef(call->call);
         PyObject *args = tuple_of(call->args, call->n_args);
         PyObject *kwargs = keywords_of(call->args + call->n_args, call->kwnames);
         PyObject *found = NULL;
-        if (args != NULL && kwargs != NULL) {
-            found = PyTuple_Pack(4, call->caller, call->entry, args, kwargs);
-        }
+        if (args != NULL && kwargs != NULL) found = PyTuple_Pack(4, call->caller, call->entry, args, kwargs);
         Py_XDECREF(args);
         Py_XDECREF(kwargs);
         return found;
@@ -322,23 +260,14 @@ in_flight(PyObject *Py_UNUSED(module), PyObject *entry)
     Py_RETURN_NONE;
 }
 
-static PyObject *
-run(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
-{
-    if (n_args != 3 || !PyList_CheckExact(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "run(jitted, arrays, call)");
-        return NULL;
-    }
+static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    if (n_args != 3 || !PyList_CheckExact(args[1])) return misused("run(jitted, arrays, call)");
     State *state = PyModule_GetState(module);
     /* Another thread may change the list. */
     Py_ssize_t n = PyList_GET_SIZE(args[1]);
     PyObject *small[33], **arrays = room(small, 33, n + 1);
-    if (arrays == NULL) {
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        arrays[i + 1] = Py_NewRef(PyList_GET_ITEM(args[1], i));
-    }
+    if (arrays == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < n; i++) arrays[i + 1] = Py_NewRef(PyList_GET_ITEM(args[1], i));
     PyObject *output = NULL;
     PyObject *entry = PyObject_GetAttr(args[2], state->entry);
     if (entry != NULL) {
@@ -356,29 +285,20 @@ run(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 static int same(State *state, PyObject *value, PyObject *frozen);
 
 /* The rule itself, for what is rare. */
-static int
-same_in_python(State *state, PyObject *value, PyObject *frozen)
-{
+static int same_in_python(State *state, PyObject *value, PyObject *frozen) {
     PyObject *args[3] = {NULL, value, frozen};
-    PyObject *answer =
-        PyObject_Vectorcall(state->same, args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-    if (answer == NULL) {
-        return -1;
-    }
+    PyObject *answer = PyObject_Vectorcall(state->same, args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    if (answer == NULL) return -1;
     int is_same = PyObject_IsTrue(answer);
     Py_DECREF(answer);
     return is_same;
 }
 
 /* By identity: the object lives as long as its reference says so, so an address can't be another's. */
-static int
-is_referent(PyObject *ref, PyObject *value)
-{
+static int is_referent(PyObject *ref, PyObject *value) {
 #if PY_VERSION_HEX >= 0x030D0000
     PyObject *found;
-    if (PyWeakref_GetRef(ref, &found) < 0) {
-        return -1;
-    }
+    if (PyWeakref_GetRef(ref, &found) < 0) return -1;
     Py_XDECREF(found);
     return found == value;
 #else
@@ -387,12 +307,8 @@ is_referent(PyObject *ref, PyObject *value)
 #endif
 }
 
-static int
-same_number(State *state, PyObject *value, PyObject *frozen, PyObject *bits)
-{
-    if (PyBool_Check(value)) {
-        return value == bits;
-    }
+static int same_number(State *state, PyObject *value, PyObject *frozen, PyObject *bits) {
+    if (PyBool_Check(value)) return value == bits;
     if (!PyFloat_CheckExact(value) || !PyBytes_CheckExact(bits) ||
         PyBytes_GET_SIZE(bits) != sizeof(double)) {
         return same_in_python(state, value, frozen);
@@ -403,88 +319,56 @@ same_number(State *state, PyObject *value, PyObject *frozen, PyObject *bits)
     return memcmp(&a, &b, sizeof a) == 0 || (a != a && b != b);
 }
 
-static int
-same_items(State *state, PyObject *value, PyObject *frozen, Py_ssize_t n)
-{
+static int same_items(State *state, PyObject *value, PyObject *frozen, Py_ssize_t n) {
     for (Py_ssize_t i = 0; i < n; i++) {
-        if (PySequence_Fast_GET_SIZE(value) != n) {
-            return 0;
-        }
+        if (PySequence_Fast_GET_SIZE(value) != n) return 0;
         PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
         int is_same = same(state, item, PyTuple_GET_ITEM(frozen, HEAD + i));
         Py_DECREF(item);
-        if (is_same <= 0) {
-            return is_same;
-        }
+        if (is_same <= 0) return is_same;
     }
     return PySequence_Fast_GET_SIZE(value) == n;
 }
 
 /* The keys come first in the stand-in, then the values; their order counts. */
-static int
-same_pairs(State *state, PyObject *value, PyObject *frozen, Py_ssize_t n)
-{
+static int same_pairs(State *state, PyObject *value, PyObject *frozen, Py_ssize_t n) {
     PyObject *key, *item;
     Py_ssize_t position = 0, half = n / 2;
     for (Py_ssize_t i = 0; i < half; i++) {
         /* An `==` of a user's may change the dict in between; `PyDict_Next` stays inside of it. */
-        if (PyDict_GET_SIZE(value) != half || !PyDict_Next(value, &position, &key, &item)) {
-            return 0;
-        }
+        if (PyDict_GET_SIZE(value) != half || !PyDict_Next(value, &position, &key, &item)) return 0;
         Py_INCREF(key);
         Py_INCREF(item);
         int is_same = same(state, key, PyTuple_GET_ITEM(frozen, HEAD + i));
-        if (is_same > 0) {
-            is_same = same(state, item, PyTuple_GET_ITEM(frozen, HEAD + half + i));
-        }
+        if (is_same > 0) is_same = same(state, item, PyTuple_GET_ITEM(frozen, HEAD + half + i));
         Py_DECREF(key);
         Py_DECREF(item);
-        if (is_same <= 0) {
-            return is_same;
-        }
+        if (is_same <= 0) return is_same;
     }
     return PyDict_GET_SIZE(value) == half;
 }
 
-static int
-same_fields(State *state, PyObject *value, PyObject *frozen, Py_ssize_t n)
-{
+static int same_fields(State *state, PyObject *value, PyObject *frozen, Py_ssize_t n) {
     PyObject *names = PyTuple_GET_ITEM(frozen, 2);
-    if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != n) {
-        return malformed();
-    }
+    if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != n) return malformed();
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *field = PyObject_GetAttr(value, PyTuple_GET_ITEM(names, i));
-        if (field == NULL) {
-            return -1;
-        }
+        if (field == NULL) return -1;
         int is_same = same(state, field, PyTuple_GET_ITEM(frozen, HEAD + i));
         Py_DECREF(field);
-        if (is_same <= 0) {
-            return is_same;
-        }
+        if (is_same <= 0) return is_same;
     }
     return 1;
 }
 
-static int
-same_parts(State *state, PyObject *value, PyObject *frozen)
-{
+static int same_parts(State *state, PyObject *value, PyObject *frozen) {
     Py_ssize_t n = PyTuple_GET_SIZE(frozen) - HEAD;
-    if (n < 0 || !PyLong_CheckExact(PyTuple_GET_ITEM(frozen, 0))) {
-        return malformed();
-    }
-    if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(frozen, 1)) {
-        return 0;
-    }
+    if (n < 0 || !PyLong_CheckExact(PyTuple_GET_ITEM(frozen, 0))) return malformed();
+    if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(frozen, 1)) return 0;
     long reader = PyLong_AsLong(PyTuple_GET_ITEM(frozen, 0));
-    if (reader == NUMBER && n > 0) {
-        return same_number(state, value, frozen, PyTuple_GET_ITEM(frozen, HEAD));
-    }
+    if (reader == NUMBER && n > 0) return same_number(state, value, frozen, PyTuple_GET_ITEM(frozen, HEAD));
     int (*compare)(State *, PyObject *, PyObject *, Py_ssize_t) = NULL;
-    if (reader == ITEMS && (PyTuple_Check(value) || PyList_Check(value))) {
-        compare = same_items;
-    }
+    if (reader == ITEMS && (PyTuple_Check(value) || PyList_Check(value))) compare = same_items;
     /* The order of other dicts isn't that of their memory. */
     else if (reader == PAIRS && PyDict_CheckExact(value)) {
         compare = same_pairs;
@@ -492,35 +376,22 @@ same_parts(State *state, PyObject *value, PyObject *frozen)
     else if (reader == FIELDS) {
         compare = same_fields;
     }
-    if (compare == NULL) {
-        return same_in_python(state, value, frozen);
-    }
-    if (Py_EnterRecursiveCall(" while comparing static objects")) {
-        return -1;
-    }
+    if (compare == NULL) return same_in_python(state, value, frozen);
+    if (Py_EnterRecursiveCall(" while comparing static objects")) return -1;
     int is_same = compare(state, value, frozen, n);
     Py_LeaveRecursiveCall();
     return is_same;
 }
 
-static int
-same(State *state, PyObject *value, PyObject *frozen)
-{
+static int same(State *state, PyObject *value, PyObject *frozen) {
     PyTypeObject *type = Py_TYPE(frozen);
     /* Those that stand for themselves: exact types, whose `==` is Python's own. */
     if (type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBytes_Type) {
-        return value == frozen ||
-               (Py_TYPE(value) == type ? PyObject_RichCompareBool(value, frozen, Py_EQ) : 0);
+        return value == frozen || (Py_TYPE(value) == type ? PyObject_RichCompareBool(value, frozen, Py_EQ) : 0);
     }
-    if (frozen == Py_None) {
-        return value == Py_None;
-    }
-    if (PyWeakref_CheckRef(frozen)) {
-        return is_referent(frozen, value);
-    }
-    if (type == &PyTuple_Type) {
-        return same_parts(state, value, frozen);
-    }
+    if (frozen == Py_None) return value == Py_None;
+    if (PyWeakref_CheckRef(frozen)) return is_referent(frozen, value);
+    if (type == &PyTuple_Type) return same_parts(state, value, frozen);
     return same_in_python(state, value, frozen);
 }
 
@@ -537,12 +408,8 @@ typedef struct {
 } Walk;
 
 /* Returns what to pass for a leaf: a new reference, NULL without an exception for what is no array. */
-static PyObject *
-passed_for(State *state, PyObject *leaf, int is_used, int *waits)
-{
-    if ((PyObject *)Py_TYPE(leaf) == state->array_type) {
-        return Py_NewRef(leaf);
-    }
+static PyObject *passed_for(State *state, PyObject *leaf, int is_used, int *waits) {
+    if ((PyObject *)Py_TYPE(leaf) == state->array_type) return Py_NewRef(leaf);
     PyTypeObject *type = Py_TYPE(leaf);
     if (type == &PyTuple_Type || type == &PyList_Type || type == &PyDict_Type ||
         type == &PyLong_Type || type == &PyFloat_Type || type == &PyUnicode_Type ||
@@ -551,12 +418,8 @@ passed_for(State *state, PyObject *leaf, int is_used, int *waits)
     }
     PyObject *answer = PyObject_CallOneArg(is_used ? state->take : state->is_array, leaf);
     if (answer == NULL || is_used) {
-        if (answer == Py_NotImplemented) {
-            Py_CLEAR(answer);
-        }
-        if (answer == leaf && PyObject_TypeCheck(leaf, (PyTypeObject *)state->ndarray_type)) {
-            *waits = 1;
-        }
+        if (answer == Py_NotImplemented) Py_CLEAR(answer);
+        if (answer == leaf && PyObject_TypeCheck(leaf, (PyTypeObject *)state->ndarray_type)) *waits = 1;
         return answer;
     }
     int is_array = answer == Py_True;
@@ -564,118 +427,74 @@ passed_for(State *state, PyObject *leaf, int is_used, int *waits)
     return is_array ? Py_NewRef(leaf) : NULL;
 }
 
-static int
-match_array(Walk *walk, PyObject *value)
-{
+static int match_array(Walk *walk, PyObject *value) {
     Py_ssize_t i = walk->n_taken + (walk->n_taken >= walk->n_first ? walk->n_fun : 0);
-    if (i >= walk->n_arrays) {
-        return malformed();
-    }
+    if (i >= walk->n_arrays) return malformed();
     PyObject *array = passed_for(walk->state, value, walk->uses[i], &walk->waits);
-    if (array == NULL) {
-        return PyErr_Occurred() ? -1 : 0;
-    }
+    if (array == NULL) return PyErr_Occurred() ? -1 : 0;
     walk->arrays[i] = array;
     walk->n_taken++;
     return 1;
 }
 
-static int
-keep(Walk *walk, PyObject *value)
-{
-    if (walk->n_kept >= walk->n_statics) {
-        return malformed();
-    }
+static int keep(Walk *walk, PyObject *value) {
+    if (walk->n_kept >= walk->n_statics) return malformed();
     walk->statics[walk->n_kept++] = Py_NewRef(value);
     return 1;
 }
 
-static int
-match_static(Walk *walk, PyObject *value, Static *expected)
-{
-    if (keep(walk, value) < 0) {
-        return -1;
-    }
+static int match_static(Walk *walk, PyObject *value, Static *expected) {
+    if (keep(walk, value) < 0) return -1;
     if (expected->ask) {
         PyObject *flat = PyObject_CallOneArg(walk->state->flatten, value);
-        if (flat == NULL) {
-            return -1;
-        }
+        if (flat == NULL) return -1;
         int is_leaf = flat == Py_None;
         Py_DECREF(flat);
-        if (!is_leaf) {
-            return 0;
-        }
+        if (!is_leaf) return 0;
     }
     return same(walk->state, value, expected->frozen);
 }
 
 static int match(Walk *walk, PyObject *spec, PyObject *value);
 
-static int
-match_sequence(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n)
-{
-    if (!PyTuple_Check(value) && !PyList_CheckExact(value)) {
-        return malformed();
-    }
+static int match_sequence(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
+    if (!PyTuple_Check(value) && !PyList_CheckExact(value)) return malformed();
     for (Py_ssize_t i = 0; i < n; i++) {
-        if (PySequence_Fast_GET_SIZE(value) != n) {
-            return 0;
-        }
+        if (PySequence_Fast_GET_SIZE(value) != n) return 0;
         PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
         int matches = match(walk, PyTuple_GET_ITEM(spec, HEAD + i), item);
         Py_DECREF(item);
-        if (matches <= 0) {
-            return matches;
-        }
+        if (matches <= 0) return matches;
     }
     return PySequence_Fast_GET_SIZE(value) == n;
 }
 
-static int
-match_dict(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n)
-{
+static int match_dict(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
     PyObject *keys = PyTuple_GET_ITEM(spec, 2), *key, *item;
     if (!PyTuple_CheckExact(keys) || PyTuple_GET_SIZE(keys) != n || !PyDict_CheckExact(value)) {
         return malformed();
     }
-    if (PyDict_GET_SIZE(value) != n) {
-        return 0;
-    }
+    if (PyDict_GET_SIZE(value) != n) return 0;
     /* A key of a class derived from `str` equals a text, too. */
     Py_ssize_t position = 0;
-    while (PyDict_Next(value, &position, &key, &item)) {
-        if (!PyUnicode_CheckExact(key)) {
-            return 0;
-        }
-    }
+    while (PyDict_Next(value, &position, &key, &item)) if (!PyUnicode_CheckExact(key)) return 0;
     for (Py_ssize_t i = 0; i < n; i++) {
         item = PyDict_GetItemWithError(value, PyTuple_GET_ITEM(keys, i));
-        if (item == NULL) {
-            return PyErr_Occurred() ? -1 : 0;
-        }
+        if (item == NULL) return PyErr_Occurred() ? -1 : 0;
         Py_INCREF(item);
         int matches = match(walk, PyTuple_GET_ITEM(spec, HEAD + i), item);
         Py_DECREF(item);
-        if (matches <= 0) {
-            return matches;
-        }
+        if (matches <= 0) return matches;
     }
     return PyDict_GET_SIZE(value) == n;
 }
 
-static int
-match_module(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n)
-{
+static int match_module(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
     PyObject *names = PyTuple_GET_ITEM(spec, 2);
-    if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != n) {
-        return malformed();
-    }
+    if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != n) return malformed();
     /* Past `Module.__getattribute__`, which is Python. */
     PyObject *fields = PyObject_GenericGetDict(value, NULL);
-    if (fields == NULL) {
-        return -1;
-    }
+    if (fields == NULL) return -1;
     int matches = PyDict_CheckExact(fields) && PyDict_GET_SIZE(fields) == n;
     Py_ssize_t position = 0;
     for (Py_ssize_t i = 0; matches > 0 && i < n; i++) {
@@ -696,26 +515,18 @@ match_module(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n)
         matches = match(walk, PyTuple_GET_ITEM(spec, HEAD + i), item);
         Py_DECREF(item);
     }
-    if (matches > 0 && PyDict_GET_SIZE(fields) != n) {
-        matches = 0;
-    }
+    if (matches > 0 && PyDict_GET_SIZE(fields) != n) matches = 0;
     Py_DECREF(fields);
     return matches;
 }
 
 /* A node of JAX's registry: its own flatten runs on every call. */
-static int
-match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n)
-{
+static int match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
     State *state = walk->state;
     PyObject *metadata = PyTuple_GET_ITEM(spec, 2);
-    if (Py_TYPE(metadata) != state->static_type) {
-        return malformed();
-    }
+    if (Py_TYPE(metadata) != state->static_type) return malformed();
     PyObject *flat = PyObject_CallOneArg(state->flatten, value);
-    if (flat == NULL) {
-        return -1;
-    }
+    if (flat == NULL) return -1;
     int matches = 0;
     if (flat != Py_None) {
         if (!PyTuple_CheckExact(flat) || PyTuple_GET_SIZE(flat) != 2) {
@@ -723,9 +534,7 @@ match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n)
             return malformed();
         }
         matches = keep(walk, PyTuple_GET_ITEM(flat, 1));
-        if (matches > 0) {
-            matches = same(state, PyTuple_GET_ITEM(flat, 1), ((Static *)metadata)->frozen);
-        }
+        if (matches > 0) matches = same(state, PyTuple_GET_ITEM(flat, 1), ((Static *)metadata)->frozen);
         PyObject *children = NULL;
         if (matches > 0) {
             children = PySequence_Tuple(PyTuple_GET_ITEM(flat, 0));
@@ -741,9 +550,7 @@ match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n)
 }
 
 /* Kinds are small numbers, which CPython makes once; -1 with an exception for anything else. */
-static long
-kind_of(PyObject *spec)
-{
+static long kind_of(PyObject *spec) {
     if (!PyTuple_CheckExact(spec) || PyTuple_GET_SIZE(spec) < HEAD ||
         !PyLong_CheckExact(PyTuple_GET_ITEM(spec, 0))) {
         return malformed();
@@ -752,30 +559,16 @@ kind_of(PyObject *spec)
 }
 
 /* 1 if a value has a spec, 0 if not, -1 with an exception. */
-static int
-match(Walk *walk, PyObject *spec, PyObject *value)
-{
+static int match(Walk *walk, PyObject *spec, PyObject *value) {
     static int (*const by_kind[])(Walk *, PyObject *, PyObject *, Py_ssize_t) = {
         match_sequence, match_dict, match_module, match_node};
-    if (spec == walk->state->array_mark) {
-        return match_array(walk, value);
-    }
-    if (spec == Py_None) {
-        return value == Py_None;
-    }
-    if (Py_TYPE(spec) == walk->state->static_type) {
-        return match_static(walk, value, (Static *)spec);
-    }
+    if (spec == walk->state->array_mark) return match_array(walk, value);
+    if (spec == Py_None) return value == Py_None;
+    if (Py_TYPE(spec) == walk->state->static_type) return match_static(walk, value, (Static *)spec);
     long kind = kind_of(spec);
-    if (kind < SEQUENCE || kind > NODE) {
-        return malformed();
-    }
-    if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(spec, 1)) {
-        return 0;
-    }
-    if (Py_EnterRecursiveCall(" while matching arguments")) {
-        return -1;
-    }
+    if (kind < SEQUENCE || kind > NODE) return malformed();
+    if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(spec, 1)) return 0;
+    if (Py_EnterRecursiveCall(" while matching arguments")) return -1;
     int matches = by_kind[kind](walk, spec, value, PyTuple_GET_SIZE(spec) - HEAD);
     Py_LeaveRecursiveCall();
     return matches;
@@ -797,36 +590,20 @@ typedef struct {
 
 static PyObject *make(Make *parts, PyObject *spec);
 
-static PyObject *
-next_static(Make *parts)
-{
+static PyObject *next_static(Make *parts) {
     Py_ssize_t i = parts->n_made++;
-    if (i >= PyTuple_GET_SIZE(parts->slots) || i >= PyTuple_GET_SIZE(parts->statics)) {
-        malformed();
-        return NULL;
-    }
+    if (i >= PyTuple_GET_SIZE(parts->slots) || i >= PyTuple_GET_SIZE(parts->statics)) return malformed_object();
     Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GET_ITEM(parts->slots, i));
-    if (slot < 0) {
-        return PyErr_Occurred() ? NULL : Py_NewRef(PyTuple_GET_ITEM(parts->statics, i));
-    }
+    if (slot < 0) return PyErr_Occurred() ? NULL : Py_NewRef(PyTuple_GET_ITEM(parts->statics, i));
     Py_ssize_t n_fun = PyTuple_GET_SIZE(parts->fun_statics);
-    if (slot < n_fun) {
-        return Py_NewRef(PyTuple_GET_ITEM(parts->fun_statics, slot));
-    }
-    if (slot - n_fun >= parts->n_given) {
-        malformed();
-        return NULL;
-    }
+    if (slot < n_fun) return Py_NewRef(PyTuple_GET_ITEM(parts->fun_statics, slot));
+    if (slot - n_fun >= parts->n_given) return malformed_object();
     return Py_NewRef(parts->given[slot - n_fun]);
 }
 
-static PyObject *
-make_list(Make *parts, PyObject *spec, Py_ssize_t n)
-{
-    PyObject *made = PyList_New(n);
-    if (made == NULL) {
-        return NULL;
-    }
+static PyObject *make_items(Make *parts, PyObject *spec, Py_ssize_t n, int is_list) {
+    PyObject *made = is_list ? PyList_New(n) : PyTuple_New(n);
+    if (made == NULL || n == 0) return made;
     PyObject_GC_UnTrack(made);
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *part = make(parts, PyTuple_GET_ITEM(spec, HEAD + i));
@@ -834,43 +611,18 @@ make_list(Make *parts, PyObject *spec, Py_ssize_t n)
             Py_DECREF(made);
             return NULL;
         }
-        PyList_SET_ITEM(made, i, part);
+        if (is_list) PyList_SET_ITEM(made, i, part);
+        else PyTuple_SET_ITEM(made, i, part);
     }
     PyObject_GC_Track(made);
     return made;
 }
 
-static PyObject *
-make_tuple(Make *parts, PyObject *spec, Py_ssize_t n)
-{
-    PyObject *made = PyTuple_New(n);
-    if (made == NULL || n == 0) {
-        return made;
-    }
-    PyObject_GC_UnTrack(made);
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *part = make(parts, PyTuple_GET_ITEM(spec, HEAD + i));
-        if (part == NULL) {
-            Py_DECREF(made);
-            return NULL;
-        }
-        PyTuple_SET_ITEM(made, i, part);
-    }
-    PyObject_GC_Track(made);
-    return made;
-}
-
-static PyObject *
-make_sequence(Make *parts, PyObject *spec, Py_ssize_t n)
-{
+static PyObject *make_sequence(Make *parts, PyObject *spec, Py_ssize_t n) {
     PyObject *cls = PyTuple_GET_ITEM(spec, 1), *aux = PyTuple_GET_ITEM(spec, 2);
-    if (cls == (PyObject *)&PyList_Type) {
-        return make_list(parts, spec, n);
-    }
-    PyObject *items = make_tuple(parts, spec, n);
-    if (items == NULL || aux == Py_None) {
-        return items;
-    }
+    if (cls == (PyObject *)&PyList_Type) return make_items(parts, spec, n, 1);
+    PyObject *items = make_items(parts, spec, n, 0);
+    if (items == NULL || aux == Py_None) return items;
     PyObject *made;
     if (aux == Py_True && PyType_Check(cls) && PyType_IsSubtype((PyTypeObject *)cls, &PyTuple_Type)) {
         /* A named tuple whose class, called, does no more than this. */
@@ -885,96 +637,61 @@ make_sequence(Make *parts, PyObject *spec, Py_ssize_t n)
     return made;
 }
 
-static PyObject *
-make_dict(Make *parts, PyObject *spec, Py_ssize_t n)
-{
+static PyObject *make_dict(Make *parts, PyObject *spec, Py_ssize_t n) {
     PyObject *keys = PyTuple_GET_ITEM(spec, 2);
-    if (!PyTuple_CheckExact(keys) || PyTuple_GET_SIZE(keys) != n) {
-        malformed();
-        return NULL;
-    }
+    if (!PyTuple_CheckExact(keys) || PyTuple_GET_SIZE(keys) != n) return malformed_object();
     PyObject *made = PyDict_New();
     for (Py_ssize_t i = 0; made != NULL && i < n; i++) {
         PyObject *part = make(parts, PyTuple_GET_ITEM(spec, HEAD + i));
-        if (part == NULL || PyDict_SetItem(made, PyTuple_GET_ITEM(keys, i), part) < 0) {
-            Py_CLEAR(made);
-        }
+        if (part == NULL || PyDict_SetItem(made, PyTuple_GET_ITEM(keys, i), part) < 0) Py_CLEAR(made);
         Py_XDECREF(part);
     }
     return made;
 }
 
-static PyObject *
-make_module(Make *parts, PyObject *spec, Py_ssize_t n)
-{
+static PyObject *make_module(Make *parts, PyObject *spec, Py_ssize_t n) {
     PyObject *cls = PyTuple_GET_ITEM(spec, 1), *names = PyTuple_GET_ITEM(spec, 2);
-    if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != n || !PyType_Check(cls)) {
-        malformed();
-        return NULL;
-    }
+    if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != n || !PyType_Check(cls)) return malformed_object();
     PyObject *small[32], **values = room(small, 32, n), *made = NULL;
-    if (values == NULL) {
-        return NULL;
-    }
+    if (values == NULL) return NULL;
     Py_ssize_t i = 0;
-    while (i < n && (values[i] = make(parts, PyTuple_GET_ITEM(spec, HEAD + i))) != NULL) {
-        i++;
-    }
+    while (i < n && (values[i] = make(parts, PyTuple_GET_ITEM(spec, HEAD + i))) != NULL) i++;
     if (i == n) {
         /* Field by field, past Equinox's `__setattr__`: CPython then makes no dict before somebody asks. */
         made = PyBaseObject_Type.tp_new((PyTypeObject *)cls, parts->state->empty, NULL);
         for (i = 0; made != NULL && i < n; i++) {
-            if (PyObject_GenericSetAttr(made, PyTuple_GET_ITEM(names, i), values[i]) < 0) {
-                Py_CLEAR(made);
-            }
+            if (PyObject_GenericSetAttr(made, PyTuple_GET_ITEM(names, i), values[i]) < 0) Py_CLEAR(made);
         }
     }
     release(values, small, n);
     return made;
 }
 
-static PyObject *
-make_node(Make *parts, PyObject *spec, Py_ssize_t n)
-{
+static PyObject *make_node(Make *parts, PyObject *spec, Py_ssize_t n) {
     PyObject *metadata = next_static(parts);
-    PyObject *children = metadata == NULL ? NULL : make_list(parts, spec, n);
+    PyObject *children = metadata == NULL ? NULL : make_items(parts, spec, n, 1);
     PyObject *made = NULL;
     if (children != NULL) {
         PyObject *args[4] = {NULL, PyTuple_GET_ITEM(spec, 1), metadata, children};
-        made = PyObject_Vectorcall(parts->state->unflatten, args + 1,
-                                   3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        made = PyObject_Vectorcall(parts->state->unflatten, args + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
         Py_DECREF(children);
     }
     Py_XDECREF(metadata);
     return made;
 }
 
-static PyObject *
-make(Make *parts, PyObject *spec)
-{
+static PyObject *make(Make *parts, PyObject *spec) {
     static PyObject *(*const by_kind[])(Make *, PyObject *, Py_ssize_t) = {
         make_sequence, make_dict, make_module, make_node};
     if (spec == parts->state->array_mark) {
-        if (parts->n_taken >= parts->n_arrays) {
-            malformed();
-            return NULL;
-        }
+        if (parts->n_taken >= parts->n_arrays) return malformed_object();
         return Py_NewRef(parts->arrays[parts->n_taken++]);
     }
-    if (spec == Py_None) {
-        Py_RETURN_NONE;
-    }
-    if (Py_TYPE(spec) == parts->state->static_type) {
-        return next_static(parts);
-    }
+    if (spec == Py_None) Py_RETURN_NONE;
+    if (Py_TYPE(spec) == parts->state->static_type) return next_static(parts);
     long kind = kind_of(spec);
-    if (kind < SEQUENCE || kind > NODE) {
-        malformed();
-        return NULL;
-    }
-    if (Py_EnterRecursiveCall(" while making an output")) {
-        return NULL;
-    }
+    if (kind < SEQUENCE || kind > NODE) return malformed_object();
+    if (Py_EnterRecursiveCall(" while making an output")) return NULL;
     PyObject *made = by_kind[kind](parts, spec, PyTuple_GET_SIZE(spec) - HEAD);
     Py_LeaveRecursiveCall();
     return made;
@@ -994,19 +711,11 @@ typedef struct {
 } Fast;
 
 /* How many static objects a walk keeps; -1 with an exception. */
-static Py_ssize_t
-count_statics(State *state, PyObject *spec)
-{
-    if (spec == state->array_mark || spec == Py_None) {
-        return 0;
-    }
-    if (Py_TYPE(spec) == state->static_type) {
-        return 1;
-    }
+static Py_ssize_t count_statics(State *state, PyObject *spec) {
+    if (spec == state->array_mark || spec == Py_None) return 0;
+    if (Py_TYPE(spec) == state->static_type) return 1;
     long kind = kind_of(spec);
-    if (kind < 0 || Py_EnterRecursiveCall(" while reading a spec")) {
-        return -1;
-    }
+    if (kind < 0 || Py_EnterRecursiveCall(" while reading a spec")) return -1;
     Py_ssize_t n = kind == NODE;
     for (Py_ssize_t i = HEAD; n >= 0 && i < PyTuple_GET_SIZE(spec); i++) {
         Py_ssize_t below = count_statics(state, PyTuple_GET_ITEM(spec, i));
@@ -1016,9 +725,7 @@ count_statics(State *state, PyObject *spec)
     return n;
 }
 
-static PyObject *
-fast_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
+static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     State *state = state_of(type);
     PyObject *entry, *jitted, *args_spec, *kwargs_spec, *outs, *uses;
     Py_ssize_t n_arrays, n_first, n_fun;
@@ -1029,19 +736,12 @@ fast_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     Py_ssize_t a = count_statics(state, args_spec), b = a < 0 ? -1 : count_statics(state, kwargs_spec);
-    if (a < 0 || b < 0) {
-        return NULL;
-    }
+    if (a < 0 || b < 0) return NULL;
     if (n_fun < 0 || n_first < 0 || n_arrays < n_fun || PyBytes_GET_SIZE(uses) != n_arrays ||
         !PyTuple_CheckExact(PyTuple_GET_ITEM(kwargs_spec, 2)) ||
-        PyTuple_GET_SIZE(PyTuple_GET_ITEM(kwargs_spec, 2)) != PyTuple_GET_SIZE(kwargs_spec) - HEAD) {
-        malformed();
-        return NULL;
-    }
+        PyTuple_GET_SIZE(PyTuple_GET_ITEM(kwargs_spec, 2)) != PyTuple_GET_SIZE(kwargs_spec) - HEAD) return malformed_object();
     Fast *self = (Fast *)type->tp_alloc(type, 0);
-    if (self == NULL) {
-        return NULL;
-    }
+    if (self == NULL) return NULL;
     self->entry = Py_NewRef(entry);
     self->jitted = Py_NewRef(jitted);
     self->args = Py_NewRef(args_spec);
@@ -1055,39 +755,9 @@ fast_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static int
-fast_traverse(Fast *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->entry);
-    Py_VISIT(self->jitted);
-    Py_VISIT(self->args);
-    Py_VISIT(self->kwargs);
-    Py_VISIT(self->outs);
-    return 0;
-}
-
-static int
-fast_clear(Fast *self)
-{
-    Py_CLEAR(self->entry);
-    Py_CLEAR(self->jitted);
-    Py_CLEAR(self->args);
-    Py_CLEAR(self->kwargs);
-    Py_CLEAR(self->outs);
-    Py_CLEAR(self->uses);
-    return 0;
-}
-
-static void
-fast_dealloc(Fast *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    fast_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
+#define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); \
+    DO(self->outs); DO(self->uses);
+COLLECTED(Fast, fast, FAST_FIELDS)
 
 #define MANY 128
 
@@ -1100,59 +770,37 @@ typedef struct {
     Py_ssize_t n_bound;
 } Attempt;
 
-static void
-end_attempt(Attempt *attempt)
-{
+static void end_attempt(Attempt *attempt) {
     release(attempt->arrays, attempt->arrays_room, attempt->walk.n_arrays + 1);
     release(attempt->statics, attempt->statics_room, attempt->walk.n_kept);
 }
 
 /* The place of a name among others, -1 if it isn't there. */
-static Py_ssize_t
-find_name(PyObject *names, PyObject *name)
-{
-    Py_ssize_t n = PyTuple_GET_SIZE(names);
-    for (Py_ssize_t i = 0; i < n; i++) {
-        if (PyTuple_GET_ITEM(names, i) == name) {
-            return i;
-        }
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
+static Py_ssize_t find_name(PyObject *names, PyObject *name) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
         PyObject *other = PyTuple_GET_ITEM(names, i);
-        if (PyUnicode_CheckExact(other) && PyUnicode_Compare(other, name) == 0) {
-            return i;
-        }
+        if (other == name || (PyUnicode_CheckExact(other) && PyUnicode_Compare(other, name) == 0)) return i;
     }
     return -1;
 }
 
 /* Binds arguments as `inspect.BoundArguments` has them: 1 if they are as many, and of the names, of the
    call that the spec is of. Whether the signature takes them is then known. */
-static int
-bind(Fast *fast, PyObject *names, PyObject *const *args, Py_ssize_t n, PyObject *kwnames,
-     PyObject **bound)
-{
+static int bind(Fast *fast, PyObject *names, PyObject *const *args, Py_ssize_t n, PyObject *kwnames,
+     PyObject **bound) {
     Py_ssize_t n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
     Py_ssize_t n_named = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
-    for (Py_ssize_t i = 0; i < n; i++) {
-        bound[i] = args[i];
-    }
+    for (Py_ssize_t i = 0; i < n; i++) bound[i] = args[i];
     for (Py_ssize_t i = 0; i < n_named; i++) {
         PyObject *name = PyTuple_GET_ITEM(kwnames, i);
-        if (!PyUnicode_CheckExact(name)) {
-            return 0;
-        }
+        if (!PyUnicode_CheckExact(name)) return 0;
         Py_ssize_t place = find_name(names, name);
         if (place < 0 || place >= n_args) {
             place = find_name(PyTuple_GET_ITEM(fast->kwargs, 2), name);
-            if (place < 0) {
-                return 0;
-            }
+            if (place < 0) return 0;
             place += n_args;
         }
-        if (bound[place] != NULL) {
-            return 0;
-        }
+        if (bound[place] != NULL) return 0;
         bound[place] = args[n + i];
     }
     return 1;
@@ -1160,27 +808,19 @@ bind(Fast *fast, PyObject *names, PyObject *const *args, Py_ssize_t n, PyObject 
 
 /* 1 if the arguments match, with their arrays and static objects in `attempt`, 0 if not, -1 with an
    exception. Only in the first case is `attempt` to be ended. */
-static int
-match_call(State *state, Fast *fast, PyObject *fun_arrays, PyObject *names, PyObject *const *args,
-           Py_ssize_t n, PyObject *kwnames, int is_one_of_many, Attempt *attempt)
-{
+static int match_call(State *state, Fast *fast, PyObject *fun_arrays, PyObject *names, PyObject *const *args,
+           Py_ssize_t n, PyObject *kwnames, int is_one_of_many, Attempt *attempt) {
     Py_ssize_t n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
     Py_ssize_t n_bound = n_args + PyTuple_GET_SIZE(fast->kwargs) - HEAD;
     Py_ssize_t n_named = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
-    if (n > n_args || n + n_named != n_bound || PyTuple_GET_SIZE(fun_arrays) != fast->n_fun) {
-        return 0;
-    }
+    if (n > n_args || n + n_named != n_bound || PyTuple_GET_SIZE(fun_arrays) != fast->n_fun) return 0;
     PyObject *const *bound = args;
     attempt->bound = attempt->bound_room;
     if (n_named > 0) {
         attempt->bound = room(attempt->bound_room, 16, n_bound);
-        if (attempt->bound == NULL) {
-            return -1;
-        }
+        if (attempt->bound == NULL) return -1;
         bound = attempt->bound;
-        if (!bind(fast, names, args, n, kwnames, attempt->bound)) {
-            goto unbound;
-        }
+        if (!bind(fast, names, args, n, kwnames, attempt->bound)) goto unbound;
     }
     for (Py_ssize_t i = 0; is_one_of_many && i < n_bound; i++) {
         /* Numbers and texts among the arguments tell structures apart fastest. */
@@ -1195,21 +835,16 @@ match_call(State *state, Fast *fast, PyObject *fun_arrays, PyObject *names, PyOb
         }
     }
     Walk *walk = &attempt->walk;
-    *walk = (Walk){.state = state,
-                   .n_arrays = fast->n_arrays,
-                   .n_first = fast->n_first,
-                   .n_fun = fast->n_fun,
-                   .n_statics = fast->n_statics,
-                   .uses = PyBytes_AS_STRING(fast->uses)};
+    *walk = (Walk){
+        .state = state, .n_arrays = fast->n_arrays, .n_first = fast->n_first, .n_fun = fast->n_fun,
+        .n_statics = fast->n_statics, .uses = PyBytes_AS_STRING(fast->uses)};
     int matches = -1;
     attempt->arrays = room(attempt->arrays_room, MANY + 1, fast->n_arrays + 1);
     attempt->statics = attempt->arrays == NULL
                            ? NULL
                            : room(attempt->statics_room, MANY, fast->n_statics);
     if (attempt->statics == NULL) {
-        if (attempt->arrays != NULL) {
-            release(attempt->arrays, attempt->arrays_room, fast->n_arrays + 1);
-        }
+        if (attempt->arrays != NULL) release(attempt->arrays, attempt->arrays_room, fast->n_arrays + 1);
         goto failed;
     }
     walk->arrays = attempt->arrays + 1;
@@ -1224,142 +859,75 @@ match_call(State *state, Fast *fast, PyObject *fun_arrays, PyObject *names, PyOb
         Py_ssize_t place = fast->n_first + i;
         PyObject *leaf = PyTuple_GET_ITEM(fun_arrays, i);
         PyObject *array = passed_for(state, leaf, walk->uses[place], &walk->waits);
-        if (array == NULL) {
-            matches = PyErr_Occurred() ? -1 : 0;
-        }
+        if (array == NULL) matches = PyErr_Occurred() ? -1 : 0;
         walk->arrays[place] = array;
     }
-    if (matches > 0 && walk->n_taken + fast->n_fun != fast->n_arrays) {
-        matches = malformed();
-    }
-    if (matches <= 0) {
-        end_attempt(attempt);
-    }
+    if (matches > 0 && walk->n_taken + fast->n_fun != fast->n_arrays) matches = malformed();
+    if (matches <= 0) end_attempt(attempt);
 failed:
-    if (attempt->bound != attempt->bound_room) {
-        PyMem_Free((void *)attempt->bound);
-    }
+    if (attempt->bound != attempt->bound_room) PyMem_Free((void *)attempt->bound);
     return matches;
 unbound:
-    if (attempt->bound != attempt->bound_room) {
-        PyMem_Free((void *)attempt->bound);
-    }
+    if (attempt->bound != attempt->bound_room) PyMem_Free((void *)attempt->bound);
     return 0;
 }
 
 /* Returns the user's output, from what JAX returned. */
-static PyObject *
-make_output(State *state, Fast *fast, PyObject *output, PyObject *fun_statics,
-            PyObject *const *given, Py_ssize_t n_given)
-{
+static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObject *fun_statics,
+            PyObject *const *given, Py_ssize_t n_given) {
     Py_ssize_t index = 0;
     PyObject *arrays = output;
     if (PyDict_CheckExact(output)) {
         PyObject *key;
         Py_ssize_t position = 0;
-        if (!PyDict_Next(output, &position, &key, &arrays)) {
-            malformed();
-            return NULL;
-        }
+        if (!PyDict_Next(output, &position, &key, &arrays)) return malformed_object();
         index = PyLong_AsSsize_t(key);
-        if (index == -1 && PyErr_Occurred()) {
-            return NULL;
-        }
+        if (index == -1 && PyErr_Occurred()) return NULL;
     }
-    if (index < 0 || index >= PyList_GET_SIZE(fast->outs)) {
-        malformed();
-        return NULL;
-    }
+    if (index < 0 || index >= PyList_GET_SIZE(fast->outs)) return malformed_object();
     PyObject *out = Py_NewRef(PyList_GET_ITEM(fast->outs, index)), *made = NULL;
-    if (!PyTuple_Check(out) || PyTuple_GET_SIZE(out) != 3 ||
-        !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 1)) ||
+    if (!PyTuple_Check(out) || PyTuple_GET_SIZE(out) != 3 || !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 1)) ||
         !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 2))) {
         malformed();
     }
     else {
         int is_list = PyList_CheckExact(arrays);
-        Make parts = {.state = state,
-                      .arrays = is_list ? &PyList_GET_ITEM(arrays, 0) : &arrays,
-                      .n_arrays = is_list ? PyList_GET_SIZE(arrays) : 1,
-                      .statics = PyTuple_GET_ITEM(out, 1),
-                      .slots = PyTuple_GET_ITEM(out, 2),
-                      .fun_statics = fun_statics,
-                      .given = given,
-                      .n_given = n_given};
+        Make parts = {
+            .state = state, .arrays = is_list ? &PyList_GET_ITEM(arrays, 0) : &arrays,
+            .n_arrays = is_list ? PyList_GET_SIZE(arrays) : 1, .statics = PyTuple_GET_ITEM(out, 1),
+            .slots = PyTuple_GET_ITEM(out, 2), .fun_statics = fun_statics, .given = given,
+            .n_given = n_given};
         made = make(&parts, PyTuple_GET_ITEM(out, 0));
     }
     Py_DECREF(out);
     return made;
 }
 
-static PyObject *
-list_of(PyObject *const *items, Py_ssize_t n)
-{
-    PyObject *made = PyList_New(n);
-    for (Py_ssize_t i = 0; made != NULL && i < n; i++) {
-        PyList_SET_ITEM(made, i, Py_NewRef(items[i]));
-    }
-    return made;
-}
-
-static PyObject *
-fast_match(Fast *self, PyObject *args)
-{
-    PyObject *fun_arrays, *positional, *keywords;
-    if (!PyArg_ParseTuple(args, "O!O!O!:match", &PyTuple_Type, &fun_arrays, &PyTuple_Type,
-                          &positional, &PyDict_Type, &keywords)) {
-        return NULL;
-    }
+static PyObject *fast_match(Fast *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
+    if (n < 1 || !PyTuple_CheckExact(args[0])) return misused("match(fun_arrays, *args, **kwargs)");
     State *state = state_of(Py_TYPE(self));
-    Py_ssize_t n = PyTuple_GET_SIZE(positional), n_named = PyDict_GET_SIZE(keywords);
-    PyObject *small[32], **vector = room(small, 32, n + n_named);
-    PyObject *kwnames = vector == NULL ? NULL : PyTuple_New(n_named), *found = NULL;
-    if (kwnames != NULL) {
-        PyObject *key, *value;
-        Py_ssize_t position = 0, i = 0;
-        for (; i < n; i++) {
-            vector[i] = Py_NewRef(PyTuple_GET_ITEM(positional, i));
-        }
-        while (i < n + n_named && PyDict_Next(keywords, &position, &key, &value)) {
-            PyTuple_SET_ITEM(kwnames, i - n, Py_NewRef(key));
-            vector[i++] = Py_NewRef(value);
-        }
-        Attempt attempt;
-        int matches = match_call(state, self, fun_arrays, state->empty, vector, n, kwnames, 0, &attempt);
-        if (matches == 0) {
-            found = Py_NewRef(Py_None);
-        }
-        else if (matches > 0) {
-            PyObject *arrays = list_of(attempt.walk.arrays, attempt.walk.n_arrays);
-            PyObject *statics = list_of(attempt.statics, attempt.walk.n_kept);
-            if (arrays != NULL && statics != NULL) {
-                found = PyTuple_Pack(2, arrays, statics);
-            }
-            Py_XDECREF(arrays);
-            Py_XDECREF(statics);
-            end_attempt(&attempt);
-        }
-        Py_DECREF(kwnames);
-    }
-    if (vector != NULL) {
-        release(vector, small, n + n_named);
-    }
+    Attempt attempt;
+    int matches = match_call(state, self, args[0], state->empty, args + 1, n - 1, kwnames, 0, &attempt);
+    if (matches == 0) Py_RETURN_NONE;
+    if (matches < 0) return NULL;
+    PyObject *arrays = tuple_of(attempt.walk.arrays, attempt.walk.n_arrays);
+    PyObject *statics = tuple_of(attempt.statics, attempt.walk.n_kept), *found = NULL;
+    if (arrays != NULL && statics != NULL) found = PyTuple_Pack(2, arrays, statics);
+    Py_XDECREF(arrays);
+    Py_XDECREF(statics);
+    end_attempt(&attempt);
     return found;
 }
 
-static PyObject *
-fast_make(Fast *self, PyObject *args)
-{
+static PyObject *fast_make(Fast *self, PyObject *args) {
     PyObject *output, *statics;
-    if (!PyArg_ParseTuple(args, "OO!:make", &output, &PyTuple_Type, &statics)) {
-        return NULL;
-    }
+    if (!PyArg_ParseTuple(args, "OO!:make", &output, &PyTuple_Type, &statics)) return NULL;
     return make_output(state_of(Py_TYPE(self)), self, output, statics, NULL, 0);
 }
 
 static PyMethodDef fast_methods[] = {
-    {"match", (PyCFunction)fast_match, METH_VARARGS,
-     "match(fun_arrays, args, kwargs): the arrays and the static objects of a bound call, or None."},
+    {"match", (PyCFunction)(void (*)(void))fast_match, METH_FASTCALL | METH_KEYWORDS,
+     "match(fun_arrays, *args, **kwargs): the arrays and static objects of a bound call, or None."},
     {"make", (PyCFunction)fast_make, METH_VARARGS,
      "make(output, statics): the user's output, from JAX's and the static objects that came in."},
     {NULL, NULL, 0, NULL},
@@ -1368,28 +936,16 @@ static PyMethodDef fast_methods[] = {
 static PyMemberDef fast_members[] = {
     {"entry", T_OBJECT, offsetof(Fast, entry), READONLY, NULL},
     {"hits", T_LONGLONG, offsetof(Fast, hits), READONLY, NULL},
-    {"hits_seen", T_LONGLONG, offsetof(Fast, hits_seen), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+    {"hits_seen", T_LONGLONG, offsetof(Fast, hits_seen), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot fast_slots[] = {
-    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, uses, n_arrays, n_first, n_fun): the fast "
-                "path of an entry."},
-    {Py_tp_new, fast_new},
-    {Py_tp_traverse, fast_traverse},
-    {Py_tp_clear, fast_clear},
-    {Py_tp_dealloc, fast_dealloc},
-    {Py_tp_members, fast_members},
-    {Py_tp_methods, fast_methods},
-    {0, NULL},
-};
+    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, uses, n_arrays, n_first, n_fun): the fast " "path of an entry."},
+    {Py_tp_new, fast_new}, COLLECTED_SLOTS(fast), {Py_tp_members, fast_members},
+    {Py_tp_methods, fast_methods}, {0, NULL}};
 
 static PyType_Spec fast_spec = {
-    .name = "eqxjit._native.Fast",
-    .basicsize = sizeof(Fast),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = fast_slots,
-};
+    .name = "eqxjit._native.Fast", .basicsize = sizeof(Fast), .slots = fast_slots,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE};
 
 /* --- Dispatcher: the call of one wrapper --------------------------------------------------------- */
 
@@ -1405,56 +961,43 @@ typedef struct {
 } Dispatcher;
 
 /* Takes the exception that is set, with its traceback. */
-static PyObject *
-take_exception(void)
-{
+static PyObject *take_exception(void) {
 #if PY_VERSION_HEX >= 0x030C0000
     return PyErr_GetRaisedException();
 #else
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
-    if (traceback != NULL) {
-        PyException_SetTraceback(value, traceback);
-    }
+    if (traceback != NULL) PyException_SetTraceback(value, traceback);
     Py_XDECREF(type);
     Py_XDECREF(traceback);
     return value;
 #endif
 }
 
-static void
-set_exception(PyObject *error)
-{
+static void set_exception(PyObject *error) {
     PyErr_SetObject((PyObject *)Py_TYPE(error), error);
 }
 
 /* Calls a method of the caller with (first[, entry], args, kwargs). */
-static PyObject *
-ask_caller(Dispatcher *self, PyObject *method, PyObject *first, PyObject *entry,
-           PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
-{
+static PyObject *ask_caller(Dispatcher *self, PyObject *method, PyObject *first, PyObject *entry,
+           PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
     PyObject *positional = tuple_of(args, n), *keywords = keywords_of(args + n, kwnames);
     PyObject *result = NULL;
     if (positional != NULL && keywords != NULL) {
         PyObject *all[6] = {NULL, self->caller, first, NULL, NULL, NULL};
         size_t n_all = 2;
-        if (entry != NULL) {
-            all[++n_all] = entry;
-        }
+        if (entry != NULL) all[++n_all] = entry;
         all[++n_all] = positional;
         all[++n_all] = keywords;
-        result = PyObject_VectorcallMethod(method, all + 1, n_all | PY_VECTORCALL_ARGUMENTS_OFFSET,
-                                           NULL);
+        result = PyObject_VectorcallMethod(method, all + 1, n_all | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     }
     Py_XDECREF(positional);
     Py_XDECREF(keywords);
     return result;
 }
 
-static int
-wait_for(State *state, PyObject *output)
-{
+static int wait_for(State *state, PyObject *output) {
     PyObject *const *arrays = &output;
     Py_ssize_t n = 1;
     if (PyList_CheckExact(output)) {
@@ -1465,31 +1008,21 @@ wait_for(State *state, PyObject *output)
         int is_plain = (PyObject *)Py_TYPE(arrays[i]) == state->array_type;
         PyObject *done = is_plain ? PyObject_CallMethodNoArgs(arrays[i], state->block_until_ready)
                                   : PyObject_CallOneArg(state->wait_for, output);
-        if (done == NULL) {
-            return -1;
-        }
+        if (done == NULL) return -1;
         Py_DECREF(done);
-        if (!is_plain) {
-            break;
-        }
+        if (!is_plain) break;
     }
     return 0;
 }
 
 /* Makes a call whose arguments match. */
-static PyObject *
-call_fast(Dispatcher *self, Fast *fast, Attempt *attempt, PyObject *const *args, Py_ssize_t n,
-          PyObject *kwnames)
-{
+static PyObject *call_fast(Dispatcher *self, Fast *fast, Attempt *attempt, PyObject *const *args, Py_ssize_t n,
+          PyObject *kwnames) {
     State *state = self->state;
     Flags *flags = (Flags *)fast->entry;
-    InFlight call = {.entry = fast->entry,
-                     .caller = self->caller,
-                     .args = args,
-                     .n_args = n,
-                     .kwnames = kwnames};
-    PyObject *output =
-        call_in_flight(fast->jitted, attempt->walk.arrays, attempt->walk.n_arrays, &call);
+    InFlight call = {
+        .entry = fast->entry, .caller = self->caller, .args = args, .n_args = n, .kwnames = kwnames};
+    PyObject *output = call_in_flight(fast->jitted, attempt->walk.arrays, attempt->walk.n_arrays, &call);
     /* What is pending is waited for when it is settled. */
     if (output != NULL && !flags->pending && (flags->blocks || attempt->walk.waits) &&
         wait_for(state, output) < 0) {
@@ -1512,47 +1045,34 @@ call_fast(Dispatcher *self, Fast *fast, Attempt *attempt, PyObject *const *args,
     }
     else {
         fast->hits++;
-        result = make_output(state, fast, output, self->fun_statics, attempt->statics,
-                             attempt->walk.n_kept);
+        result = make_output(state, fast, output, self->fun_statics, attempt->statics, attempt->walk.n_kept);
     }
     Py_DECREF(output);
     return result;
 }
 
-static void
-move_to_front(PyObject *fasts, Py_ssize_t i, PyObject *fast)
-{
+static void move_to_front(PyObject *fasts, Py_ssize_t i, PyObject *fast) {
     /* What ran meanwhile may have changed the list. */
-    if (i >= PyList_GET_SIZE(fasts) || PyList_GET_ITEM(fasts, i) != fast) {
-        return;
-    }
-    for (; i > 0; i--) {
-        PyList_SET_ITEM(fasts, i, PyList_GET_ITEM(fasts, i - 1));
-    }
+    if (i >= PyList_GET_SIZE(fasts) || PyList_GET_ITEM(fasts, i) != fast) return;
+    for (; i > 0; i--) PyList_SET_ITEM(fasts, i, PyList_GET_ITEM(fasts, i - 1));
     PyList_SET_ITEM(fasts, 0, fast);
 }
 
-static PyObject *
-dispatch(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
-{
+static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Dispatcher *self = (Dispatcher *)callable;
     State *state = self->state;
     Py_ssize_t n = PyVectorcall_NARGS(n_args_flag);
     PyObject *fasts = self->fasts;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fasts); i++) {
         PyObject *fast = PyList_GET_ITEM(fasts, i);
-        if (Py_TYPE(fast) != state->fast_type) {
-            continue;
-        }
+        if (Py_TYPE(fast) != state->fast_type) continue;
         Py_INCREF(fast);
         Attempt attempt;
         int matches = match_call(state, (Fast *)fast, self->fun_arrays, self->names, args, n, kwnames,
                                  PyList_GET_SIZE(fasts) > 1, &attempt);
         PyObject *result = NULL;
         if (matches > 0) {
-            if (i > 0) {
-                move_to_front(fasts, i, fast);
-            }
+            if (i > 0) move_to_front(fasts, i, fast);
             result = call_fast(self, (Fast *)fast, &attempt, args, n, kwnames);
             end_attempt(&attempt);
         }
@@ -1562,22 +1082,16 @@ dispatch(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject
             Py_DECREF(error);
         }
         Py_DECREF(fast);
-        if (matches != 0) {
-            return result;
-        }
+        if (matches != 0) return result;
     }
     PyObject *method = PyObject_GetAttr(self->caller, state->slow_call);
-    if (method == NULL) {
-        return NULL;
-    }
+    if (method == NULL) return NULL;
     PyObject *result = PyObject_Vectorcall(method, args, n_args_flag, kwnames);
     Py_DECREF(method);
     return result;
 }
 
-static PyObject *
-dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
+static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *caller, *fasts, *fun_arrays, *fun_statics, *names;
     (void)kwargs;
     if (!PyArg_ParseTuple(args, "OO!O!O!O!:Dispatcher", &caller, &PyList_Type, &fasts, &PyTuple_Type,
@@ -1585,9 +1099,7 @@ dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     Dispatcher *self = (Dispatcher *)type->tp_alloc(type, 0);
-    if (self == NULL) {
-        return NULL;
-    }
+    if (self == NULL) return NULL;
     self->vectorcall = dispatch;
     self->state = state_of(type);
     self->caller = Py_NewRef(caller);
@@ -1598,62 +1110,22 @@ dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static int
-dispatcher_traverse(Dispatcher *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->caller);
-    Py_VISIT(self->fasts);
-    Py_VISIT(self->fun_arrays);
-    Py_VISIT(self->fun_statics);
-    return 0;
-}
-
-static int
-dispatcher_clear(Dispatcher *self)
-{
-    Py_CLEAR(self->caller);
-    Py_CLEAR(self->fasts);
-    Py_CLEAR(self->fun_arrays);
-    Py_CLEAR(self->fun_statics);
-    Py_CLEAR(self->names);
-    return 0;
-}
-
-static void
-dispatcher_dealloc(Dispatcher *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    dispatcher_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
+#define DISPATCHER_FIELDS(DO) DO(self->caller); DO(self->fasts); DO(self->fun_arrays); \
+    DO(self->fun_statics); DO(self->names);
+COLLECTED(Dispatcher, dispatcher, DISPATCHER_FIELDS)
 
 static PyMemberDef dispatcher_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Dispatcher, vectorcall), READONLY, NULL},
-    {"caller", T_OBJECT, offsetof(Dispatcher, caller), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+    {"caller", T_OBJECT, offsetof(Dispatcher, caller), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot dispatcher_slots[] = {
     {Py_tp_doc, "Dispatcher(caller, fasts, fun_arrays, fun_statics, names): the call of a wrapper."},
-    {Py_tp_new, dispatcher_new},
-    {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_traverse, dispatcher_traverse},
-    {Py_tp_clear, dispatcher_clear},
-    {Py_tp_dealloc, dispatcher_dealloc},
-    {Py_tp_members, dispatcher_members},
-    {0, NULL},
-};
+    {Py_tp_new, dispatcher_new}, {Py_tp_call, PyVectorcall_Call}, COLLECTED_SLOTS(dispatcher),
+    {Py_tp_members, dispatcher_members}, {0, NULL}};
 
 static PyType_Spec dispatcher_spec = {
-    .name = "eqxjit._native.Dispatcher",
-    .basicsize = sizeof(Dispatcher),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
-             Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = dispatcher_slots,
-};
+    .name = "eqxjit._native.Dispatcher", .basicsize = sizeof(Dispatcher), .slots = dispatcher_slots,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE};
 
 /* --- Delegate: the base of wrappers ---------------------------------------------------------------- */
 
@@ -1663,18 +1135,14 @@ typedef struct {
     PyObject *target;
 } Delegate;
 
-static PyObject *
-delegate_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames)
-{
+static PyObject *delegate_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     PyObject *target = ((Delegate *)callable)->target;
     if (target == NULL) {
         PyErr_SetString(PyExc_AttributeError, "__call__");
         return NULL;
     }
     /* No frame of Python counts the calls of a target that leads back here. */
-    if (Py_EnterRecursiveCall(" while calling a wrapper")) {
-        return NULL;
-    }
+    if (Py_EnterRecursiveCall(" while calling a wrapper")) return NULL;
     /* The call may put another one in its place. */
     Py_INCREF(target);
     PyObject *result = PyObject_Vectorcall(target, args, n_args_flag, kwnames);
@@ -1683,198 +1151,97 @@ delegate_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyO
     return result;
 }
 
-static PyObject *
-delegate_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
-{
+static PyObject *delegate_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
     Delegate *self = (Delegate *)type->tp_alloc(type, 0);
-    if (self != NULL) {
-        self->vectorcall = delegate_call;
-    }
+    if (self != NULL) self->vectorcall = delegate_call;
     return (PyObject *)self;
 }
 
-static int
-delegate_traverse(Delegate *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->target);
-    return 0;
-}
+#define DELEGATE_FIELDS(DO) DO(self->target);
+COLLECTED(Delegate, delegate, DELEGATE_FIELDS)
 
-static int
-delegate_clear(Delegate *self)
-{
-    Py_CLEAR(self->target);
-    return 0;
-}
-
-/* Unlike `dealloc`, for subclasses, which have cleared what is theirs. */
-static void
-delegate_dealloc(Delegate *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    delegate_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-static PyObject *
-call_directly(PyObject *module, PyObject *cls)
-{
+static PyObject *call_directly(PyObject *module, PyObject *cls) {
     State *state = PyModule_GetState(module);
-    if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, state->delegate_type)) {
-        PyErr_SetString(PyExc_TypeError, "a subclass of Delegate, please");
-        return NULL;
-    }
+    if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, state->delegate_type)) return misused("a subclass of Delegate, please");
     ((PyTypeObject *)cls)->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
     return Py_NewRef(cls);
 }
 
 static PyMemberDef delegate_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Delegate, vectorcall), READONLY, NULL},
-    {"target", T_OBJECT_EX, offsetof(Delegate, target), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+    {"target", T_OBJECT_EX, offsetof(Delegate, target), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot delegate_slots[] = {
     {Py_tp_doc, "A base of classes whose instances, called, call their `target`."},
-    {Py_tp_new, delegate_new},
-    {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_members, delegate_members},
-    {Py_tp_dealloc, delegate_dealloc},
-    {Py_tp_traverse, delegate_traverse},
-    {Py_tp_clear, delegate_clear},
-    {0, NULL},
-};
+    {Py_tp_new, delegate_new}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, delegate_members},
+    COLLECTED_SLOTS(delegate), {0, NULL}};
 
 static PyType_Spec delegate_spec = {
-    .name = "eqxjit._native.Delegate",
-    .basicsize = sizeof(Delegate),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
-             Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_BASETYPE,
-    .slots = delegate_slots,
-};
+    .name = "eqxjit._native.Delegate", .basicsize = sizeof(Delegate), .slots = delegate_slots,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_BASETYPE};
 
 /* --- The module ---------------------------------------------------------------------------------- */
 
-static PyObject *
-setup(PyObject *module, PyObject *args)
-{
+static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
-    PyObject **places[] = {&state->array_mark, &state->array_type, &state->ndarray_type,
-                           &state->take,       &state->is_array,   &state->flatten,
-                           &state->same,       &state->unflatten,  &state->wait_for};
-    const Py_ssize_t n = sizeof places / sizeof places[0];
-    if (PyTuple_GET_SIZE(args) != n || !PyType_Check(PyTuple_GET_ITEM(args, 2))) {
-        PyErr_SetString(PyExc_TypeError, "setup: nine arguments");
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        Py_XSETREF(*places[i], Py_NewRef(PyTuple_GET_ITEM(args, i)));
-    }
+    State new = *state;
+    if (!PyArg_ParseTuple(args, "OOO!OOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
+                          &new.ndarray_type, &new.take, &new.is_array, &new.flatten, &new.same,
+                          &new.unflatten, &new.wait_for)) return NULL;
+    /* For good: nothing here is replaced. */
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) Py_INCREF(PyTuple_GET_ITEM(args, i));
+    *state = new;
     Py_RETURN_NONE;
 }
 
-static PyObject *
-same_value(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
-{
-    if (n_args != 2) {
-        PyErr_SetString(PyExc_TypeError, "same(value, frozen)");
-        return NULL;
-    }
+static PyObject *same_value(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    if (n_args != 2) return misused("same(value, frozen)");
     int is_same = same(PyModule_GetState(module), args[0], args[1]);
     return is_same < 0 ? NULL : PyBool_FromLong(is_same);
 }
 
-static int
-module_exec(PyObject *module)
-{
+static int module_exec(PyObject *module) {
     State *state = PyModule_GetState(module);
-    PyTypeObject *dispatcher_type = NULL;
-    struct {
-        PyType_Spec *spec;
-        PyTypeObject **kept;
-    } types[] = {{&static_spec, &state->static_type},
-                 {&flags_spec, &state->flags_type},
-                 {&fast_spec, &state->fast_type},
-                 {&delegate_spec, &state->delegate_type},
-                 {&dispatcher_spec, &dispatcher_type}};
-    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-        PyObject *type = PyType_FromModuleAndSpec(module, types[i].spec, NULL);
-        if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0) {
-            Py_XDECREF(type);
-            return -1;
-        }
-        *types[i].kept = (PyTypeObject *)type;
+    PyType_Spec *specs[] = {&static_spec, &flags_spec, &fast_spec, &delegate_spec, &dispatcher_spec};
+    PyTypeObject **types[] = {&state->static_type, &state->flags_type, &state->fast_type,
+                              &state->delegate_type, &state->dispatcher_type};
+    for (int i = 0; i < 5; i++) {
+        *types[i] = (PyTypeObject *)PyType_FromModuleAndSpec(module, specs[i], NULL);
+        if (*types[i] == NULL || PyModule_AddType(module, *types[i]) < 0) return -1;
     }
-    Py_DECREF(dispatcher_type); /* the module has it */
     state->static_type->tp_vectorcall = static_vectorcall;
-    struct {
-        const char *text;
-        PyObject **place;
-    } names[] = {{"slow_call", &state->slow_call},     {"interrupted", &state->interrupted},
-                 {"failed_fast", &state->failed_fast}, {"settle_fast", &state->settle_fast},
-                 {"entry", &state->entry},             {"block_until_ready", &state->block_until_ready}};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        *names[i].place = PyUnicode_InternFromString(names[i].text);
-        if (*names[i].place == NULL) {
-            return -1;
-        }
+    const char *texts[] = {"slow_call", "interrupted", "failed_fast", "settle_fast",
+                           "block_until_ready", "entry"};
+    PyObject **names[] = {&state->slow_call, &state->interrupted, &state->failed_fast,
+                          &state->settle_fast, &state->block_until_ready, &state->entry};
+    for (int i = 0; i < 6; i++) {
+        if ((*names[i] = PyUnicode_InternFromString(texts[i])) == NULL) return -1;
     }
     state->empty = PyTuple_New(0);
     return state->empty == NULL ? -1 : PyModule_AddIntMacro(module, INTERFACE);
 }
 
-/* The objects of the state. */
-#define FOR_EACH_OF_STATE(DO)                                                                          \
-    DO(state->static_type);                                                                            \
-    DO(state->flags_type);                                                                             \
-    DO(state->fast_type);                                                                              \
-    DO(state->delegate_type);                                                                          \
-    DO(state->array_mark);                                                                             \
-    DO(state->array_type);                                                                             \
-    DO(state->ndarray_type);                                                                           \
-    DO(state->take);                                                                                   \
-    DO(state->is_array);                                                                               \
-    DO(state->flatten);                                                                                \
-    DO(state->same);                                                                                   \
-    DO(state->unflatten);                                                                              \
-    DO(state->wait_for);                                                                               \
-    DO(state->empty);                                                                                  \
-    DO(state->slow_call);                                                                              \
-    DO(state->interrupted);                                                                            \
-    DO(state->failed_fast);                                                                            \
-    DO(state->settle_fast);                                                                            \
-    DO(state->block_until_ready);                                                                      \
-    DO(state->entry)
+/* The state holds nothing but references. */
+#define N_REFERENCES (sizeof(State) / sizeof(PyObject *))
 
-static int
-module_traverse(PyObject *module, visitproc visit, void *arg)
-{
-    State *state = PyModule_GetState(module);
-    FOR_EACH_OF_STATE(Py_VISIT);
+static int module_traverse(PyObject *module, visitproc visit, void *arg) {
+    PyObject **references = PyModule_GetState(module);
+    for (size_t i = 0; i < N_REFERENCES; i++) Py_VISIT(references[i]);
     return 0;
 }
 
-static int
-module_clear(PyObject *module)
-{
-    State *state = PyModule_GetState(module);
-    FOR_EACH_OF_STATE(Py_CLEAR);
+static int module_clear(PyObject *module) {
+    PyObject **references = PyModule_GetState(module);
+    for (size_t i = 0; i < N_REFERENCES; i++) Py_CLEAR(references[i]);
     return 0;
 }
 
-static void
-module_free(void *module)
-{
+static void module_free(void *module) {
     module_clear((PyObject *)module);
 }
 
 static PyModuleDef_Slot module_slots[] = {
-    {Py_mod_exec, module_exec},
-    {0, NULL},
-};
+    {Py_mod_exec, module_exec}, {0, NULL}};
 
 static PyMethodDef module_methods[] = {
     {"setup", setup, METH_VARARGS,
@@ -1894,14 +1261,10 @@ static PyMethodDef module_methods[] = {
 };
 
 static struct PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "eqxjit._native",
-    .m_doc = "The native back end: fast paths in C.",
-    .m_size = sizeof(State),
-    .m_methods = module_methods,
-    .m_slots = module_slots,
-    .m_traverse = module_traverse,
-    .m_clear = module_clear,
+    PyModuleDef_HEAD_INIT, .m_name = "eqxjit._native",
+    .m_doc = "The native back end: fast paths in C.", .m_size = sizeof(State),
+    .m_methods = module_methods, .m_slots = module_slots,
+    .m_traverse = module_traverse, .m_clear = module_clear,
     .m_free = module_free,
 };
 

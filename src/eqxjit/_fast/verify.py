@@ -75,7 +75,7 @@ def _run(fast: Any, call: Any, output: Any) -> tuple[list[Any], Any]:
         raise _NoMatch
 
     if not hasattr(fast, "written"):
-        matched = fast.match(call.fun_arrays, call.args, call.kwargs)
+        matched = fast.match(call.fun_arrays, *call.args, **call.kwargs)
         if matched is None:
             raise _NoMatch
         arrays, statics = matched
