@@ -15,7 +15,7 @@ from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
 from ._core.ahead import Compiled, CompileCost, Lowered
 from ._core.counter import TooManyTracesError
 from ._core.donation import _Pattern
-from ._core.hooks import install as _install_hook
+from ._core.counter import install as _install_hook
 from ._core.options import Options as _Options
 from ._core.staging import currently_jitting
 from ._core.table import CacheInfo

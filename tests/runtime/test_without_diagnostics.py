@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from eqxjit._core import hooks as _hooks
+from eqxjit._core import counter as _hooks
 from tests.support.processes import run
 from tests.support.sides import CALLS
 

@@ -21,19 +21,11 @@ from .._compat import (
     last_runtime_error,
     runtime_error_text,
 )
-from .._fast.signature import Signature
 from .._spec.static import freeze
 from .._spec.tree import is_array
 
 # What Equinox's callback raises: the user's message, and then a long explanation.
 _MESSAGE = re.compile(rf"{CALLBACK_ERROR_NAME}: (.*?)\n\n\n-{{20}}\n", re.DOTALL)
-
-
-def named_arguments(
-    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[str, Any]]:
-    """Return each argument of a bound call with the name that the user gave it."""
-    return [*zip(signature.path_names(len(args)), args, strict=True), *kwargs.items()]
 
 
 def runtime_error(error: BaseException) -> BaseException | None:

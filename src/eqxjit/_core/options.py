@@ -30,6 +30,9 @@ class Options:
     - `maxsize`: how many entries are kept, `None` for any number.
     - `max_traces`: how often the function may be traced, `None` for any number.
     - `jit_arguments`: further arguments of `jax.jit`, as sorted pairs.
+
+    And, derived from these once: `donates_first`, `donates_rest`, `hides_donation_warning`; and
+    `key`, which is equal for options under which one program may serve.
     """
 
     donate: Donate
@@ -37,23 +40,28 @@ class Options:
     maxsize: int | None
     max_traces: int | None
     jit_arguments: tuple[tuple[str, Any], ...]
+    donates_first: bool = dataclasses.field(init=False, compare=False)
+    donates_rest: bool = dataclasses.field(init=False, compare=False)
+    hides_donation_warning: bool = dataclasses.field(init=False, compare=False)
+    key: Hashable = dataclasses.field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        derived = {
+            "donates_first": self.donate in ("all", "warn"),
+            "donates_rest": self.donate != "none",
+            "hides_donation_warning": self.donate in ("all", "all-except-first"),
+            "key": freeze(self._chosen),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @property
-    def donates_first(self) -> bool:
-        return self.donate in ("all", "warn")
+    def _chosen(self) -> tuple[Any, ...]:
+        return (self.donate, self.block, self.maxsize, self.max_traces, self.jit_arguments)
 
-    @property
-    def donates_rest(self) -> bool:
-        return self.donate != "none"
-
-    @property
-    def hides_donation_warning(self) -> bool:
-        return self.donate in ("all", "all-except-first")
-
-    @property
-    def key(self) -> Hashable:
-        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        return freeze(tuple(values))
+    def __reduce__(self) -> tuple[type["Options"], tuple[Any, ...]]:
+        # Without `key`, which may hold weak references.
+        return Options, self._chosen
 
 
 def _nothing() -> None: ...

@@ -18,7 +18,7 @@ from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, 
 from .calls import Call, make
 from .effects import may_raise, uses_of
 from .entry import Entry, Output, arrays_of, out_of, wait_for
-from .errors import call_error, named_arguments, note_tracers, raise_for_arguments
+from .errors import call_error, note_tracers, raise_for_arguments
 from .events import close_trace
 from .function import Function
 from .numpy_inputs import owned, take, take_noting
@@ -113,7 +113,7 @@ class Caller:
         try:
             return Call(self.function, self.fun_arrays, args, kwargs, split((args, kwargs)))
         except Exception as error:
-            raise_for_arguments(error, named_arguments(self.function.signature, args, kwargs))
+            raise_for_arguments(error, self.function.signature.named(args, kwargs))
             raise
 
     def find_or_add(self, call: Call) -> Entry:
@@ -137,7 +137,7 @@ class Caller:
             return self.table.find(call.spec)
         except Exception as error:
             # Looking it up compares static objects.
-            named = named_arguments(self.function.signature, call.args, call.kwargs)
+            named = self.function.signature.named(call.args, call.kwargs)
             raise_for_arguments(error, named)
             raise
 
@@ -332,7 +332,7 @@ class Caller:
     ) -> None:
         """Raise a clearer error than JAX's, if there is one; a user's own stays as it is."""
         __tracebackhide__ = True
-        named = named_arguments(self.function.signature, args, kwargs)
+        named = self.function.signature.named(args, kwargs)
         if self.fun_arrays:
             named.append(("fun", self.function.combine(self.fun_arrays)))
         if user_raised:

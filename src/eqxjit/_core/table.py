@@ -18,9 +18,8 @@ from .._fast.signature import Signature
 from .._lock import Lock, alive
 from .._spec.static import referents
 from .._spec.tree import Spec
-from .counter import TraceCounter
+from .counter import TraceCounter, make_hook
 from .entry import Entry
-from .hooks import make_hook
 from .options import Options
 
 # Under this name a function keeps its tables in its own `__dict__`: a plain cycle, which Python

@@ -1,6 +1,7 @@
 """The function that JAX traces for one entry, in the middle of whatever call needs it."""
 
 import inspect
+import re
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +11,10 @@ import jax
 from .._code.location import stub_at
 from .._compat import JITTED_FRAME_MARK, debug_info, is_staging
 from .._fast.signature import Signature
-from .._spec.tree import combine, has_tracers
+from .._spec.tree import ARRAY, children, combine, has_tracers, leaf_paths
 from .calls import Call, in_flight
 from .entry import Entry, Output
 from .events import OpenTrace, open_trace, tracing
-from .names import argument_names
 from .options import Options
 
 # Spelled out below, because only a plain local variable shows on the stack.
@@ -152,3 +152,45 @@ def _donated(entry: Entry, options: Options, keeps_arrays: bool) -> tuple[int, .
     start = entry.n_first + (entry.n_fun if keeps_arrays else 0)
     rest = range(start, entry.n_arrays) if options.donates_rest else ()
     return (*first, *rest)
+
+
+# --- Names: texts, the same in every process, that refer to nothing of the user's ------------------
+
+
+def argument_names(call: Call) -> tuple[str, ...]:
+    """Return the paths of all arrays of a call, in the order in which JAX is given them."""
+    signature = call.function.signature
+    args, kwargs = call.spec[3:]
+    positional = zip(signature.path_names(len(args) - 3), args[3:], call.args, strict=True)
+    keywords = [
+        (signature.keyword_path(call_name), spec, value)
+        for call_name, (_, spec, value, _) in zip(
+            sorted(call.kwargs), children(kwargs, call.kwargs), strict=True
+        )
+    ]
+    names = [
+        _stable(path)
+        for name, spec, value in (*positional, *keywords)
+        for path, leaf, _ in leaf_paths(spec, value, name)
+        if leaf is ARRAY
+    ]
+    fun = call.function.combine(call.fun_arrays)
+    own = [
+        # A bound method of a Module.
+        _stable(re.sub(r"^fun\.__self__\b", "self", path))
+        for path, leaf, _ in leaf_paths(call.function.spec, fun, "fun")
+        if leaf is ARRAY
+    ]
+    n = call.entry.n_first
+    return (*names[:n], *own, *names[n:])
+
+
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
+_INDEX = re.compile(r"<flat index ([^>]+)>")
+
+
+def _stable(text: str) -> str:
+    """Return a path, the same in every process, and written as JAX does."""
+    if "0x" in text:
+        text = _ADDRESS.sub("...", text)
+    return _INDEX.sub(r"\1", text) if "<" in text else text

@@ -23,7 +23,6 @@ import numpy as np
 from jax.export import Exported, default_export_platform, deserialize, export
 
 from .._core.entry import arrays_of
-from .._core.errors import named_arguments
 from .._core.slow import Caller
 from .._fast.signature import Signature
 from .._spec.tree import combine, split
@@ -76,7 +75,7 @@ def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, An
     slots = [Slot(i) for i in range(len(exported.out_avals))]
     output = caller.combine(slots, call)
     inputs = combine(call.spec, map(Slot, range(len(call.arrays))), iter(call.statics))
-    for name, argument in named_arguments(signature, *inputs):
+    for name, argument in signature.named(*inputs):
         _written(argument, name)  # Or an error that names the argument.
     avals = _of_arguments(exported.in_avals, entry.n_first, entry.n_fun)
     files = {_PROGRAM: _serialized(exported)}
@@ -153,7 +152,7 @@ def _check_scopes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 def _paths(signature: Signature, inputs: Any) -> list[str]:
     """Which part of the arguments each array is."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(dict(named_arguments(signature, *inputs)))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(dict(signature.named(*inputs)))
     slots = {leaf.index: path for path, leaf in leaves if type(leaf) is Slot}
     return [f"{path[0].key}{jax.tree_util.keystr(path[1:])}" for _, path in sorted(slots.items())]
 

@@ -21,7 +21,6 @@ from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_wi
 from .._code.call_site import CallSite
 from .._code.text import counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
-from .._core.errors import named_arguments
 from .._spec.static import CONSTANTS, Opaque, compared_fields, freeze
 from .._spec.tree import is_array
 from .array_part import ArrayPart, array_part
@@ -132,7 +131,7 @@ def describe(call: Any) -> Description:
     The description; `UNKNOWN` for trees that are too large, or whose nodes can't be read.
     """
     try:
-        named = named_arguments(call.function.signature, call.args, call.kwargs)
+        named = call.function.signature.named(call.args, call.kwargs)
         if call.function.varies:
             named.append(("fun", call.function.combine(call.fun_arrays)))
         return _description_of(named, call.is_staged)

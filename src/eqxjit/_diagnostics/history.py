@@ -13,7 +13,7 @@ from .._compat import trace_configuration
 from .._lock import Lock, alive
 from .._core.entry import Entry
 from .._core.events import LOWERING, TRACING, observers
-from .._core.hooks import TraceHook
+from .._core.counter import TraceHook
 from .._core.staging import currently_jitting
 from .._spec.tree import children, has_tracers
 from .description import UNKNOWN, Description, describe, summary

@@ -124,6 +124,10 @@ class Signature:
                 names.extend(f"{parameter.name}[{i}]" for i in range(n_args - len(names)))
         return names[:n_args]
 
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Return each argument of a bound call with the name that the user gave it."""
+        return [*zip(self.path_names(len(args)), args, strict=True), *kwargs.items()]
+
     def keyword_path(self, name: str) -> str:
         """Return the path by which JAX names an argument that is passed by its name."""
         for parameter in self.parameters:

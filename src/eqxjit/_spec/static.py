@@ -129,12 +129,18 @@ def freeze(value: Any) -> Hashable:
     kind = type(value)
     if kind in THEMSELVES:
         return value
+    if kind is bool:
+        return _TRUE if value else _FALSE
     if kind in _READERS or kind.__eq__ is not object.__eq__:
         try:
             return _freeze(value, [MAX_PARTS], 0)
         except _TooLarge:
             return Opaque(value, None)
     return _by_identity(value)
+
+
+_TRUE = (NUMBER, bool, None, True)
+_FALSE = (NUMBER, bool, None, False)
 
 
 def same(value: Any, frozen: Hashable) -> bool:

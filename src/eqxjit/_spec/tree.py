@@ -125,11 +125,14 @@ def module_fields(cls: type) -> ModuleFields | None:
         eqx.Module, "__dict__"
     ):
         return None
-    # A property of the same name would be what `setattr` writes to.
-    if any(hasattr(inspect.getattr_static(cls, f.name, None), "__set__") for f in fields):
-        return None
-    dynamic = [f.name for f in fields if not f.metadata.get("static", False)]
-    names = (*dynamic, *[f.name for f in fields if f.name not in dynamic])
+    dynamic: list[str] = []
+    static: list[str] = []
+    for field in fields:
+        # A property of the same name would be what `setattr` writes to.
+        if hasattr(inspect.getattr_static(cls, field.name, None), "__set__"):
+            return None
+        (static if field.metadata.get("static", False) else dynamic).append(field.name)
+    names = (*dynamic, *static)
     read: Callable[[dict[str, Any]], tuple[Any, ...]]
     if len(names) > 1:
         read = operator.itemgetter(*names)
@@ -453,16 +456,18 @@ def _children_of_node(value: Any, n: int) -> tuple[list[str], list[Any]]:
     return names, values
 
 
-def leaf_paths(spec: Spec, value: Any, path: str) -> Iterator[tuple[str, Spec, Any]]:
-    """Yield the path, the spec and the value of each array and each static object of a tree."""
+def leaf_paths(spec: Spec, value: Any, path: str) -> list[tuple[str, Spec, Any]]:
+    """Return the path, the spec and the value of each array and each static object of a tree."""
+    found: list[tuple[str, Spec, Any]] = []
     pending = [(path, spec, value)]
     while pending:
         path, spec, value = pending.pop()
         if type(spec) is tuple:
-            below = children(spec, value)
-            pending += [(path + suffix, *child) for suffix, *child, _ in reversed(below)]
+            for suffix, child_spec, child, _ in reversed(children(spec, value)):
+                pending.append((path + suffix, child_spec, child))  # noqa: PERF401
         elif spec is not None:
-            yield path, spec, value
+            found.append((path, spec, value))
+    return found
 
 
 def has_tracers(arrays: list[Any]) -> bool:
