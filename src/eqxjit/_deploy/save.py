@@ -191,9 +191,9 @@ def _written(tree: Any, path: str) -> Any:
 
 # --- Reading ----------------------------------------------------------------------------------
 
-
 # The fields of a manifest beside its format and version, and their types as `_fits` reads them.
 _FIELDS: dict[str, Any] = {
+    "eqxjit": str,
     "jax": str,
     "platforms": [str],
     "name": str,
@@ -205,10 +205,11 @@ _FIELDS: dict[str, Any] = {
     "output": dict,
     "arrays": [{"dtype": str, "shape": [int]}],
     "sha256": dict,
-    "eqxjit": str,
 }
 
 _KINDS = {kind.name: kind for kind in type(inspect.Parameter.KEYWORD_ONLY)}
+
+_DIFFERS = "is damaged: a checksum differs. Copy or save it again."
 
 
 class _Refused(Exception):
@@ -235,9 +236,7 @@ def load(path: Path) -> tuple[Callable[..., Any], list[jax.Array]]:
         except Exception as error:
             # Whatever is wrong is told here: a call comes too late. (A flipped bit may look like
             # another compression, an encryption, a wrong offset.)
-            raise ValueError(
-                f"{path} is damaged, or wasn't written by `frozen.save`: {short(error, 200)}."
-            ) from error
+            raise ValueError(f"{path} {_damaged(short(error, 200))}") from error
     return fun, list(map(jnp.asarray, arrays))
 
 
@@ -245,7 +244,7 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
     content = _content(archive, _MANIFEST)
     has_checksum = _CHECKSUM in archive.namelist()
     if has_checksum and _content(archive, _CHECKSUM) != _sha256(content).encode():
-        raise _damaged()
+        raise _Refused(_DIFFERS)
     manifest = json.loads(content)
     if type(manifest) is not dict or manifest.get("format") != _FORMAT:
         raise _Refused("wasn't written by `frozen.save`.")
@@ -256,7 +255,7 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
             f"version {version} of the format; this release reads up to {_VERSION}. Upgrade eqxjit."
         )
     if not has_checksum:
-        raise _Refused(f"lacks `{_CHECKSUM}`.")
+        raise _damaged(f"it lacks `{_CHECKSUM}`")
     if type(version) is not int or version != _VERSION:
         raise _invalid("version")
     for field, schema in _FIELDS.items():
@@ -266,7 +265,7 @@ def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
 
 
 def _fits(value: Any, schema: Any) -> bool:
-    """Return whether JSON is of a type: a list is of many alike, a tuple of a list's items."""
+    """Return whether JSON is of a type: `[item]` for a list of such, `(a, b)` for one of a pair."""
     if isinstance(schema, list):
         return type(value) is list and all(_fits(item, schema[0]) for item in value)
     if isinstance(schema, tuple):
@@ -288,21 +287,21 @@ def _contents(
     extra.subtract([_MANIFEST, _CHECKSUM, *names])
     for name, count in extra.items():
         if count > 0:
-            raise _Refused(f"holds `{name}`, which its manifest doesn't name.")
+            raise _damaged(f"it holds `{name}`, which its manifest doesn't name")
         if count < 0:
-            raise _Refused(f"lacks `{name}`, which its manifest names.")
+            raise _damaged(f"it lacks `{name}`, which its manifest names")
     if sum([info.compress_size for info in archive.infolist()]) > n_bytes:
-        raise _Refused("is damaged: its parts overlap.")
+        raise _damaged("its parts overlap")
     contents = {name: _content(archive, name) for name in names}
     if any(_sha256(content) != hashes[name] for name, content in contents.items()):
-        raise _damaged()
+        raise _Refused(_DIFFERS)
     return contents
 
 
 def _content(archive: zipfile.ZipFile, name: str) -> bytes:
     info = archive.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-        raise _Refused(f"holds `{name}` compressed, which `frozen.save` doesn't write.")
+        raise _damaged(f"`{name}` is compressed")
     return archive.read(info)
 
 
@@ -310,14 +309,12 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _damaged() -> _Refused:
-    return _Refused("is damaged: a checksum differs. Copy or save it again.")
+def _damaged(problem: str) -> _Refused:
+    return _Refused(f"is damaged, or wasn't written by `frozen.save`: {problem}.")
 
 
 def _invalid(field: str) -> _Refused:
-    return _Refused(
-        f"is damaged, or wasn't written by `frozen.save`: its manifest has no valid `{field}`."
-    )
+    return _damaged(f"its manifest has no valid `{field}`")
 
 
 @contextlib.contextmanager
