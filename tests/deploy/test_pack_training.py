@@ -179,6 +179,7 @@ def test_optimisers_that_may_see_a_packed(name):
     """The weights are the same bit for bit."""
     with jax.disable_jit():
         optimiser = ELEMENTWISE[name]()
+        eqxjit.pack(model(), optimiser=optimiser)
         expected = trained(optimiser)
         got = trained_packed(optimiser)
     assert moved(expected) > 1e-4
@@ -189,6 +190,7 @@ def test_optimisers_that_may_see_a_packed(name):
 def test_optimisers_that_see_one_number_of_all_elements(name):
     with jax.disable_jit():
         optimiser = GLOBAL[name]()
+        eqxjit.pack(model(), optimiser=optimiser)
         expected = trained(optimiser)
         got = trained_packed(optimiser)
     assert moved(expected) > 1e-4
@@ -198,8 +200,11 @@ def test_optimisers_that_see_one_number_of_all_elements(name):
 @pytest.mark.parametrize("name", LEAFWISE)
 def test_optimisers_that_may_not(name):
     """They give other weights; with `unpack` first and `repack` after, the same."""
+    told = r"doesn't fit a `Packed`: its updates of `tree.layers\[\d\].* differ by \d.*repack\("
     with jax.disable_jit():
         optimiser = LEAFWISE[name]()
+        with pytest.raises(ValueError, match=told):
+            eqxjit.pack(model(), optimiser=optimiser)
         expected = trained(optimiser)
         assert moved(expected) > 1e-4
         assert largest_difference(trained_repacked(optimiser), expected) == 0
@@ -213,8 +218,138 @@ def test_compiled_and_donated():
     optimiser = optax.MultiSteps(clipped, 2)
     plain = compiled(optimiser, jax.tree.map(copied, model()))
     assert moved(plain) > 1e-4
-    got = compiled(optimiser, eqxjit.pack(model()), eqxjit.Packed.unpack)
+    got = compiled(optimiser, eqxjit.pack(model(), optimiser=optimiser), eqxjit.Packed.unpack)
     assert largest_difference(got, plain) < 2e-6
+
+
+# --- Told before the first step ---------------------------------------------------------------
+
+
+REFUSED = r"doesn't fit a `Packed`: its updates of `tree.* differ by"
+
+
+def matrices(params):
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def as_dtype(dtype):
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if eqx.is_array(leaf) else leaf, model())
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        optax.adamw(1e-3, mask=matrices),
+        optax.adamw(1e-3, weight_decay=1e-7, mask=decayed),
+        # The first updates are zero.
+        optax.adamw(optax.linear_schedule(0.0, 1e-3, 1000), mask=matrices),
+        optax.MultiSteps(optax.lamb(1e-3), 16),
+        optax.inject_hyperparams(lambda rate: optax.adamw(rate, mask=matrices))(rate=1e-3),
+        optax.multi_transform(
+            {True: optax.adam(1e-3), False: optax.adam(2e-3)},
+            lambda params: jax.tree_util.tree_map_with_path(lambda path, _: is_bias(path), params),
+        ),
+        optax.chain(optax.clip_by_block_rms(10.0), optax.adam(1e-3)),
+        # Other numbers are drawn, as there are fewer leaves.
+        optax.chain(optax.sgd(0.1), optax.add_noise(0.1, 0.5, 0)),
+    ],
+)
+def test_what_looks_at_leaves_is_refused(optimiser):
+    with jax.disable_jit():
+        with pytest.raises(ValueError, match=REFUSED):
+            eqxjit.pack(model(), optimiser=optimiser)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"w": jnp.zeros((3, 3)), "b": jnp.zeros(3)},  # A decay of zeros is none.
+        {"w": jnp.ones((1, 1)), "b": jnp.ones(())},
+        [jnp.ones((2, 2), jnp.complex64), jnp.ones(2, jnp.complex64)],
+        as_dtype(jnp.bfloat16),
+        [model(), as_dtype(jnp.bfloat16)],
+        jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, model()),
+    ],
+)
+def test_what_looks_at_leaves_is_refused_whatever_they_are(tree):
+    with jax.disable_jit():
+        for optimiser in (optax.adamw(1e-3, mask=matrices), optax.lars(1.0)):
+            with pytest.raises(ValueError, match=REFUSED):
+                eqxjit.pack(tree, optimiser=optimiser)
+        clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+        eqxjit.pack(tree, optimiser=clipped)
+
+
+def test_leaves_that_are_not_trained():
+    tree = [model(), jnp.arange(3), jnp.arange(2), jr.key(0), jr.key(1), "text", None, jnp.ones(0)]
+    assert len(eqxjit.pack(tree, optimiser=optax.adam(1e-3)).arrays) == 3
+    eqxjit.pack(tree[1:5], optimiser=optax.adam(1e-3))
+    with pytest.raises(ValueError, match=r"its updates of `tree\[0\].layers"):
+        eqxjit.pack(tree, optimiser=optax.lamb(1e-3))
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-3), optax.ema(0.9)),
+        optax.MultiSteps(optax.adamw(1e-3), 8),
+        optax.set_to_zero(),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-3, mu_dtype=jnp.bfloat16)),
+    ],
+)
+def test_what_fits_is_compared_in_compiled_steps(optimiser):
+    """Where XLA rounds otherwise."""
+    eqxjit.pack(model(), optimiser=optimiser)
+
+
+def test_an_optimiser_that_fails_for_a_packed():
+    mask = matrices(weights(model()))
+    names = {".weight": "decayed", ".bias": "plain"}
+    by_name = optax.multi_transform(
+        {"decayed": optax.adamw(1e-3), "plain": optax.adam(1e-3)},
+        lambda params: jax.tree_util.tree_map_with_path(lambda p, _: names[str(p[-1])], params),
+    )
+    for optimiser in (optax.masked(optax.sgd(0.1), mask), optax.adamw(1e-3, mask=mask), by_name):
+        with pytest.raises(ValueError, match=r"it takes the tree, but raises.*repack\(") as caught:
+            eqxjit.pack(model(), optimiser=optimiser)
+        assert isinstance(caught.value.__cause__, (ValueError, KeyError))
+
+
+def test_an_optimiser_that_fails_for_the_tree():
+    """Its own error, which says what was called."""
+    plateau = optax.chain(optax.adam(1e-3), optax.contrib.reduce_on_plateau())
+    with pytest.raises(TypeError, match=r"missing 1 required.*'value'") as caught:
+        eqxjit.pack(model(), optimiser=plateau)
+    assert "functools.partial(optimiser.update, value=1.0)" in caught.value.__notes__[-1]
+    update = functools.partial(plateau.update, value=1.0)
+    eqxjit.pack(model(), optimiser=optax.GradientTransformation(plateau.init, update))
+
+
+@pytest.mark.parametrize("optimiser", [optax.adam, "adam", 1e-3])
+def test_what_is_no_optimiser(optimiser):
+    with pytest.raises(TypeError, match="`optimiser` must have `init` and `update`"):
+        eqxjit.pack(model(), optimiser=optimiser)
+
+
+def test_optimisers_are_compared_where_the_tree_is_traced():
+    def pack(key, optimiser):
+        return eqxjit.pack(eqx.nn.MLP(3, 3, 3, 1, key=key), optimiser=optimiser)
+
+    keys = jr.split(jr.key(0), 2)
+    for transformed in (
+        lambda optimiser: eqx.filter_eval_shape(pack, keys[0], optimiser),
+        lambda optimiser: jax.vmap(lambda key: pack(key, optimiser).arrays)(keys),
+        lambda optimiser: eqxjit.filter_jit(pack)(keys[0], optimiser),
+    ):
+        transformed(optax.sgd(0.1))
+        with pytest.raises(ValueError, match=REFUSED):
+            transformed(optax.lars(0.1))
+
+
+def test_help_names_what_does_not_fit():
+    first, *_ = eqxjit.pack.__doc__.partition("\n\n")
+    for name in ("LAMB", "LARS", "Muon", "Adafactor", "clipping", "mask", "shapes", "names"):
+        assert name in first
 
 
 def test_an_average_of_the_weights():

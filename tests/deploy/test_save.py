@@ -1,15 +1,21 @@
 """`frozen.save` and `eqxjit.load`: the same results in another process; wrong files are refused."""
 
 import contextlib
+import copy
+import dataclasses
+import hashlib
 import json
 import os
+import tracemalloc
 import zipfile
+import zlib
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.export import deserialize
 
 import eqxjit
 from tests.support import inside
@@ -225,11 +231,11 @@ class Output(eqx.Module):
 @pytest.mark.parametrize(
     ("fun", "args", "message"),
     [
-        (lambda x: Output(x), (X,), r"`output` is a `Output`"),
-        (lambda x: {"y": [Output(x)]}, (X,), r"`output\['y'\]\[0\]` is a `Output`"),
-        (lambda x: x.y, (Output(X),), r"`x` is a `Output`"),
-        (lambda x, f: f(x), (X, jnp.sin), r"`f` is a `(ufunc|PjitFunction)`"),
-        (lambda d: d[1], ({1: X},), r"`d` is a `dict`"),
+        (lambda x: Output(x), (X,), r"`output` is of type `Output`"),
+        (lambda x: {"y": [Output(x)]}, (X,), r"`output\['y'\]\[0\]` is of type `Output`"),
+        (lambda x: x.y, (Output(X),), r"`x` is of type `Output`"),
+        (lambda x, f: f(x), (X, jnp.sin), r"`f` is of type `(ufunc|PjitFunction)`"),
+        (lambda d: d[1], ({1: X},), r"`d` is of type `dict`"),
     ],
 )
 def test_what_only_pickle_could_write_is_refused(tmp_path, fun, args, message):
@@ -291,19 +297,39 @@ def test_a_part_of_a_file_is_noticed(tmp_path, part):
         eqxjit.load(path)
 
 
-def _changed(path, fits=True, **changes):
-    """Rewrites a file with other entries of the manifest, and a checksum that fits, if wanted."""
-    import hashlib
-
+def _members(path):
     with zipfile.ZipFile(path) as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
-    manifest = {**json.loads(files["manifest.json"]), **changes}
-    files["manifest.json"] = json.dumps(manifest).encode()
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _manifest_of(path):
+    return json.loads(_members(path)["manifest.json"])
+
+
+def _rewrite(path, manifest=None, fits=True, compression=zipfile.ZIP_STORED, **members):
+    """Write a file anew with another manifest, and a checksum that fits, if wanted, or members."""
+    files = {**_members(path), **members}
+    if manifest is not None:
+        files["manifest.json"] = json.dumps(manifest).encode()
     if fits:
         files["manifest.sha256"] = hashlib.sha256(files["manifest.json"]).hexdigest().encode()
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         for name, content in files.items():
-            archive.writestr(name, content)
+            if content is not None:
+                archive.writestr(name, content)
+
+
+def _change(path, fits=True, **changes):
+    _rewrite(path, {**_manifest_of(path), **changes}, fits)
+
+
+def _export_for(path, *platforms):
+    """Change the platforms of a file, in the program, too."""
+    exported = deserialize(bytearray(_members(path)["program.bin"]))
+    program = bytes(dataclasses.replace(exported, platforms=platforms).serialize())
+    hashes = {"program.bin": hashlib.sha256(program).hexdigest()}
+    manifest = {**_manifest_of(path), "platforms": platforms, "sha256": hashes}
+    _rewrite(path, manifest, **{"program.bin": program})
 
 
 def test_foreign_files_are_refused(tmp_path):
@@ -318,37 +344,307 @@ def test_foreign_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         eqxjit.load(tmp_path / "none")
     path = saved(tmp_path, mlp(), X)
-    _changed(path, format="another")
+    _change(path, format="another")
     with pytest.raises(ValueError, match="wasn't written by"):
         eqxjit.load(path)
 
 
-def test_other_versions_and_platforms_are_refused(tmp_path, monkeypatch):
+def test_other_platforms_are_refused(tmp_path, monkeypatch):
     path = saved(tmp_path, mlp(), X)
-    _changed(path, platforms=["cpu", "tpu"])
+    _export_for(path, "cpu", "tpu")
     eqxjit.load(path)
-    _changed(path, platforms=["tpu"])
+    _export_for(path, "tpu")
     with pytest.raises(ValueError, match="was saved for tpu, and this is cpu"):
         eqxjit.load(path)
-    _changed(path, platforms=["rocm"])
+    _export_for(path, "rocm")
     with pytest.raises(ValueError, match="was saved for rocm, and this is cpu"):
         eqxjit.load(path)
     with monkeypatch.context() as patch:
         # To JAX's `default_backend` that is a "gpu", as one of CUDA's is.
         inside.set_platform(patch, "rocm")
         eqxjit.load(path)
-    _changed(path, platforms=["cpu"], version=2)
-    with pytest.raises(ValueError, match=r"reads up to 1\. Upgrade eqxjit"):
+
+
+def test_newer_versions_say_so_whatever_else_they_lack(tmp_path):
+    path = saved(tmp_path, mlp(), X)
+    _change(path, version=2)
+    told = (
+        r"by eqxjit \d.*, in version 2 of the format; this release reads up to 1\. Upgrade eqxjit"
+    )
+    with pytest.raises(ValueError, match=told):
         eqxjit.load(path)
-    with zipfile.ZipFile(path) as archive:
-        hashes = json.loads(archive.read("manifest.json"))["sha256"]
-    _changed(path, version=1)
-    _changed(path, fits=False, name="another")
+    told = r"by a later eqxjit, in version 3 of the format; this release reads up to 1\. Upgrade"
+    bare = {"format": "eqxjit.freeze", "version": 3}
+    for changes in (
+        {"program.bin": None},
+        {"program.bin": None, "manifest.sha256": None, "fits": False},
+        {"other.bin": b"", "compression": zipfile.ZIP_DEFLATED},
+    ):
+        path = saved(tmp_path, mlp(), X)
+        stored = changes.pop("compression", zipfile.ZIP_STORED)
+        _rewrite(path, bare, **changes)
+        if stored != zipfile.ZIP_STORED:
+            with zipfile.ZipFile(path, "a", stored) as archive:
+                archive.writestr("more.bin", bytes(1000))
+        with pytest.raises(ValueError, match=told):
+            eqxjit.load(path)
+
+
+def test_checksums_are_checked(tmp_path):
+    path = saved(tmp_path, mlp(), X)
+    hashes = _manifest_of(path)["sha256"]
+    _change(path, fits=False, name="another")
     with pytest.raises(ValueError, match="damaged: a checksum differs"):
         eqxjit.load(path)
-    _changed(path, sha256={**hashes, "program.bin": "0" * 64})
+    _change(path, sha256={**hashes, "program.bin": "0" * 64})
     with pytest.raises(ValueError, match="damaged: a checksum differs"):
         eqxjit.load(path)
+
+
+# --- Files that were made by hand -------------------------------------------------------------
+
+
+def assert_refused(path, message):
+    """A file is refused, and what is large in it isn't read."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=message):
+            eqxjit.load(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**21
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("name", ["extra.bin", "array-0.bin", "program.bin"])
+def test_what_the_manifest_does_not_name_is_refused(tmp_path, name, compression):
+    path = saved(tmp_path, mlp(), X)
+    with zipfile.ZipFile(path, "a", compression) as archive:
+        archive.writestr(name, bytes(2**23))
+    assert_refused(path, f"damaged.*: it holds `{name}`, which its manifest doesn't name")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "manifest.sha256", "program.bin"])
+def test_compressed_members_are_refused(tmp_path, name):
+    path = saved(tmp_path, mlp(), X)
+    files = _members(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        for other, content in files.items():
+            if other != name:
+                archive.writestr(other, content)
+        archive.writestr(name, bytes(2**23), zipfile.ZIP_DEFLATED)
+    assert_refused(path, f"damaged.*: `{name}` is compressed")
+
+
+def test_missing_members_are_named(tmp_path):
+    for name in ("manifest.json", "manifest.sha256", "program.bin"):
+        path = saved(tmp_path, mlp(), X)
+        _rewrite(path, fits=False, **{name: None})
+        with pytest.raises(ValueError, match=rf"(lacks `{name}`|no item named '{name}')"):
+            eqxjit.load(path)
+
+
+def test_members_that_overlap_are_refused(tmp_path):
+    """Each names the rest of the file: many of them would take far more memory than the file."""
+    path = saved(tmp_path, mlp(), X)
+    arrays = [{"dtype": "uint8", "shape": [2**18 - 1000 * i]} for i in range(9)]
+    hashes = dict.fromkeys(["program.bin", *(f"array-{i}.bin" for i in range(9))], "")
+    _change(path, arrays=arrays, sha256=hashes)
+    with zipfile.ZipFile(path, "a") as archive:
+        content, infos = b"", []
+        for i in reversed(range(9)):
+            info = zipfile.ZipInfo(f"array-{i}.bin")
+            content += bytes(2**15)
+            info.file_size = info.compress_size = len(content)
+            info.CRC = zlib.crc32(content)
+            content = info.FileHeader() + content
+            infos.append((info, len(content)))
+        start = archive.start_dir
+        archive.fp.seek(start)
+        archive.fp.write(content)
+        archive.start_dir += len(content)
+        for info, length in infos:
+            info.header_offset = start + len(content) - length
+            archive.filelist.append(info)
+            archive.NameToInfo[info.filename] = info
+        archive._didModify = True
+    assert_refused(path, "damaged.*: its parts overlap")
+
+
+def test_a_manifest_that_is_nested_deeply_is_refused(tmp_path):
+    for depth in (2000, 100_000):
+        for field in ("inputs", "output", "paths"):
+            path = saved(tmp_path, mlp(), X)
+            text = json.dumps({**_manifest_of(path), field: "here"})
+            nested = '{"list": [' * depth + '{"value": 1}' + "]}" * depth
+            _rewrite(path, **{"manifest.json": text.replace('"here"', nested).encode()})
+            with pytest.raises(ValueError, match="damaged, or wasn't written by"):
+                eqxjit.load(path)
+
+
+def _places(node, place=()):
+    """Yield the keys and indices that lead to each value in JSON."""
+    if place:
+        yield place
+    for key in node if type(node) is dict else range(len(node) if type(node) is list else 0):
+        yield from _places(node[key], (*place, key))
+
+
+def _mutants(manifest):
+    """Yield a manifest with one wrong value, or without one, for all of its values."""
+    values = [None, True, -1, 10**30, 1.5, "x", "\ud800", [], {}, [[1]], {"array": 0}]
+    for *place, last in _places(manifest):
+        for value in (*values, "delete", "repeat"):
+            mutant = copy.deepcopy(manifest)
+            node = mutant
+            for key in place:
+                node = node[key]
+            if value == "delete":
+                del node[last]
+            elif value != "repeat":
+                node[last] = value
+            elif type(node) is list:
+                node.insert(last, node[last])
+            if mutant != manifest:
+                yield mutant
+
+
+def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
+    """A call may find that it was saved for other static values; nothing else is left for it."""
+
+    def fun(model, x, tree, /, n=1, *rest, mode="m", other=None, **kwargs):
+        return {"y": [model(x) * n, tree["a"][0], None, 1.5], "m": (mode, tree["b"])}
+
+    path = tmp_path / "model.eqxjit"
+    args = (X, {"a": [jnp.ones(3, int), -0.0], "b": 2}, 5, np.float32(2))
+    kwargs = {"mode": "text", "extra": np.ones((2, 2), np.float32)}
+    eqxjit.freeze(fun, eqx.nn.Linear(4, 3, key=KEY), max_constant_bytes=0).save(
+        path, *args, **kwargs
+    )
+    n_refused = 0
+    for mutant in _mutants(_manifest_of(path)):
+        _rewrite(path, mutant)
+        try:
+            loaded = eqxjit.load(path)
+        except ValueError:
+            n_refused += 1
+            continue
+        try:
+            loaded(*args, **kwargs)
+        except ValueError as error:
+            if "` was saved for" not in str(error):
+                raise
+    assert n_refused > 1000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("version", 0),
+        ("version", True),
+        ("name", 3),
+        ("name", "\ud800"),
+        ("parameters", [["x", "POSITIONAL", False]]),
+        ("parameters", [["a b", "POSITIONAL_OR_KEYWORD", False]]),
+        ("parameters", [["x", "POSITIONAL_OR_KEYWORD", 0]]),
+        ("parameters", []),
+        ("n_first", -1),
+        ("n_first", 1.0),
+        ("avals", ["int32[4]"]),
+        ("paths", []),
+        ("inputs", {"tuple": [{"list": [{"array": 0}]}, {"dict": {}}]}),
+        ("output", {"array": 1}),
+        ("output", {"tuple": [{"array": 0}, {"array": 0}]}),
+        ("output", {"float": "0x1p9999"}),
+        ("sha256", {}),
+        ("platforms", "cpu"),
+        ("platforms", ["cpu", "tpu"]),
+    ],
+)
+def test_the_wrong_field_is_named(tmp_path, field, value):
+    path = saved(tmp_path, mlp(), X)
+    _change(path, **{field: value})
+    with pytest.raises(ValueError, match=rf"model\.eqxjit is damaged.* no valid `{field}`\.$"):
+        eqxjit.load(path)
+    manifest = _manifest_of(path)
+    del manifest[field]
+    _rewrite(path, manifest)
+    with pytest.raises(ValueError, match=f"no valid `{field}`"):
+        eqxjit.load(path)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        {"dtype": "float32", "shape": [5]},
+        {"dtype": "int32", "shape": [3]},
+        {"dtype": "object", "shape": [3]},
+        {"dtype": "float32"},
+        {"dtype": "float32", "shape": [3.0]},
+    ],
+)
+def test_wrong_arrays_are_refused(tmp_path, array):
+    weights = jnp.ones(3)
+    path = saved(tmp_path, eqx.Partial(jnp.add, weights), jnp.ones(3), bound=0)
+    assert _manifest_of(path)["arrays"] == [{"dtype": "float32", "shape": [3]}]
+    _change(path, arrays=[array])
+    with pytest.raises(ValueError, match="no valid `arrays`"):
+        eqxjit.load(path)
+
+
+# --- Mistakes ---------------------------------------------------------------------------------
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    frozen = eqxjit.freeze(mlp())
+    for folder in (tmp_path / "missing", tmp_path / "missing" / "too"):
+        with pytest.raises(FileNotFoundError) as caught:
+            frozen.save(folder / "z.eqxjit", X)
+        assert caught.value.filename == str(folder)
+        assert "z.eqxjit" not in str(caught.value)
+
+
+def test_numbers_in_the_place_of_arrays(tmp_path):
+    """Python's are static: the error says how to write them as arrays."""
+
+    def fun(x, tree, *, flag, y):
+        return x * tree["n"] + jnp.where(flag, y, 0)
+
+    tree = {"n": np.int32(3), "k": 2}
+    path = tmp_path / "fun.eqxjit"
+    eqxjit.freeze(fun).save(path, np.float32(2), tree, flag=np.bool_(True), y=jnp.bfloat16(1))
+    loaded = eqxjit.load(path)
+    with pytest.raises(ValueError, match=r"pass `np.float32\(2.0\)` as `x`\."):
+        loaded(2.0, tree, flag=np.bool_(True), y=jnp.bfloat16(1))
+    told = (
+        r"pass `np.float32\(2\)` as `x`, `np.int32\(3\)` as `tree\['n'\]`, `np.bool_?\(True\)` as "
+        r"`flag`, `jnp.bfloat16\(1.5\)` as `y`\."
+    )
+    with pytest.raises(ValueError, match=told):
+        loaded(2, {"n": 3, "k": 2}, flag=True, y=1.5)
+    # These wouldn't be what they are.
+    for number in (2.5, 1j, "3", None):
+        with pytest.raises(ValueError, match=r"and is called with") as caught:
+            loaded(np.float32(2), {"n": number, "k": 2}, flag=np.bool_(True), y=jnp.bfloat16(1))
+        assert "pass `" not in str(caught.value)
+
+
+def test_a_weak_type(tmp_path):
+    """What was saved for one takes one, and a strong one."""
+    loaded = eqxjit.load(saved(tmp_path, lambda x: x * 2, jnp.asarray(2.0)))
+    for _ in range(CALLS):
+        assert loaded(jnp.asarray(3.0)) == loaded(np.float32(3)) == 6
+    loaded = eqxjit.load(saved(tmp_path, lambda x: x * 2, np.float32(2)))
+    with pytest.raises(ValueError, match=r"saved for float32\[\], and is called with ~float32"):
+        loaded(jnp.asarray(3.0))
+
+
+def test_a_parameter_of_any_name(tmp_path):
+    path = tmp_path / "f.eqxjit"
+    eqxjit.freeze(lambda arrays, arrays_2: arrays * arrays_2).save(path, X, arrays_2=2)
+    assert [*eqxjit.load(path)(arrays=X, arrays_2=2)] == [*(X * 2)]
 
 
 def test_without_flatbuffers_the_extra_is_named(tmp_path, monkeypatch):

@@ -141,12 +141,13 @@ class Layout:
         return any(hasattr(node, name) for node in nodes)
 
     def gather(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the arrays of a `Packed`, from the leaves of a tree."""
+        """Return the arrays of a `Packed`, from the leaves of a tree; None for those that are."""
         arrays = []
         for indices in self.members:
             slot = self.leaves[indices[0]]
             found = [leaves[index] for index in indices]
-            arrays.append(found[0] if slot.row is None else join(found, slot.type.buffer_dtype))
+            is_whole = slot.row is None or found[0] is None
+            arrays.append(found[0] if is_whole else join(found, slot.type.buffer_dtype))
         return tuple(arrays)
 
     def tree(self, arrays: Sequence[Any]) -> Any:
@@ -405,11 +406,11 @@ def _metadata_difference(path: str, old: Any, new: Any) -> tuple[str, str, str]:
             values = [fields_of(module).get(name) for module in (old, new)]
             if freeze(values[0]) != freeze(values[1]):
                 return f"{path}.{name}", short(values[0]), short(values[1])
-    return path, f"a {type(old).__name__}", "one with other metadata"
+    return path, f"of type {type(old).__name__}", "of that type, with other metadata"
 
 
 def _text(node: Any) -> str:
     if node is None or isinstance(node, LeafType):
         return str(node)
     _, treedef = _one_level(node)
-    return short(node) if treedef.node_data() is None else f"a {type(node).__name__}"
+    return short(node) if treedef.node_data() is None else f"of type {type(node).__name__}"

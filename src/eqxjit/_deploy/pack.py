@@ -1,14 +1,20 @@
 """`pack`: a pytree's small arrays in flat buffers, so that a call hands over a few arrays only."""
 
+import itertools
+import math
 import sys
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
 import wadler_lindig as wl
-from jax.tree_util import tree_flatten
+from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path
 
-from .._code.text import counted
-from .._spec.tree import split
+from .._code.text import counted, short
+from .._spec.tree import is_array, split
 from .layout import Layout, layout_of
 
 Tree = TypeVar("Tree")
@@ -174,15 +180,34 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
         return wl.TextDoc(repr(self))
 
 
-def pack(tree: Tree, *, max_leaf_bytes: int = MAX_LEAF_BYTES) -> Packed[Tree]:
-    """Pack the small arrays of a pytree into flat buffers.
+class Optimiser(Protocol):
+    """What `optax.GradientTransformation` has."""
+
+    @property
+    def init(self) -> Callable[..., Any]: ...
+
+    @property
+    def update(self) -> Callable[..., Any]: ...
+
+
+def pack(
+    tree: Tree, *, optimiser: Optimiser | None = None, max_leaf_bytes: int = MAX_LEAF_BYTES
+) -> Packed[Tree]:
+    """Pack the small arrays of a pytree into flat buffers. Optimisers that look at whole leaves,
+    their shapes or their names don't fit a buffer: LAMB, LARS, Muon, Adafactor, clipping leaf by
+    leaf, weight decay with a mask. Pass `optimiser` to make sure that yours does.
 
     Each array that a jitted function takes or returns costs some microseconds, which is most of a
     training step of a small model. Packed, a model is a few arrays.
 
     **Arguments:**
 
-    - `tree`: any pytree, such as a model. It stays as it is.
+    - `tree`: any pytree of arrays, such as a model. It stays as it is.
+    - `optimiser`: the optimiser that will update the `Packed`: an `optax.GradientTransformation`,
+        or another object with its `init` and `update`. It is tried on the tree and on the `Packed`,
+        with pseudo-random weights, for two steps of pseudo-random gradients and two of none. (For
+        more, if the first ones update nothing, as where gradients are accumulated.) That takes
+        about as long as compiling it for both.
     - `max_leaf_bytes`: arrays of more bytes (4 KiB by default) are kept as they are, the same
         objects, because copying them would cost more than it saves. So are those that are sharded,
         on several devices, or on another device than most.
@@ -193,8 +218,11 @@ def pack(tree: Tree, *, max_leaf_bytes: int = MAX_LEAF_BYTES) -> Packed[Tree]:
 
     **Raises:**
 
-    - `ValueError`, if `max_leaf_bytes` is negative, or if the tree contains itself.
-    - `TypeError`, if `max_leaf_bytes` isn't an integer.
+    - `ValueError`, if the optimiser's updates of the `Packed` aren't those of the tree, to
+        rounding. It names the leaf whose updates differ most, and says what to write instead.
+    - `ValueError`, if there is no array among the leaves of the tree, if the tree is a `Packed`, or
+        contains itself, or if `max_leaf_bytes` is negative.
+    - `TypeError`, if `max_leaf_bytes` isn't an integer, or `optimiser` no optimiser.
 
     !!! example
 
@@ -206,7 +234,7 @@ def pack(tree: Tree, *, max_leaf_bytes: int = MAX_LEAF_BYTES) -> Packed[Tree]:
         >>> import eqxjit
         >>> model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
         >>> optimiser = optax.adam(1e-2)
-        >>> params = eqxjit.pack(model)
+        >>> params = eqxjit.pack(model, optimiser=optimiser)
         >>> opt_state = optimiser.init(eqx.filter(params, eqx.is_inexact_array))
         >>> @eqxjit.filter_jit(donate="all")
         ... def train_step(params, opt_state, x, y):
@@ -220,6 +248,9 @@ def pack(tree: Tree, *, max_leaf_bytes: int = MAX_LEAF_BYTES) -> Packed[Tree]:
         >>> bool(loss < 0.01)
         True
         >>> model = params.unpack()
+        >>> eqxjit.pack(model, optimiser=optax.lamb(1e-2))
+        Traceback (most recent call last):
+        ValueError: This optimiser doesn't fit a `Packed`: its updates of `tree...` differ...
 
         ```
     """
@@ -227,15 +258,23 @@ def pack(tree: Tree, *, max_leaf_bytes: int = MAX_LEAF_BYTES) -> Packed[Tree]:
         raise TypeError(f"`max_leaf_bytes` must be an integer; got {max_leaf_bytes!r}.")
     if max_leaf_bytes < 0:
         raise ValueError(f"`max_leaf_bytes` must not be negative; got {max_leaf_bytes}.")
+    if isinstance(tree, Packed):
+        raise ValueError(f"{tree} is packed already. To pack it anew, `unpack` it first.")
     leaves, treedef = _flattened(tree)
+    # An optimiser without a state has none.
+    if leaves and not any(map(is_array, leaves)):
+        raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")
     layout = layout_of(leaves, treedef, max_leaf_bytes)
+    if optimiser is not None:
+        with jax.ensure_compile_time_eval():
+            _check_optimiser(optimiser, layout)
     return Packed(layout.gather(leaves), layout)
 
 
 def _flattened(tree: Any) -> tuple[list[Any], Any]:
     try:
         # Where `tree_flatten` meets a cycle, it doesn't give back the stack that it took.
-        split(tree)
+        split(tree, is_input=False)
     except RecursionError:
         raise ValueError("A pytree that contains itself can't be packed.") from None
     return tree_flatten(tree)
@@ -246,3 +285,123 @@ def _size(n_bytes: float) -> str:
     while n_bytes >= 1000 and power < len(_UNITS) - 1:
         n_bytes, power = n_bytes / 1000, power + 1
     return f"{n_bytes:.1f} {_UNITS[power]}" if power else f"{n_bytes} B"
+
+
+# --- Optimisers -------------------------------------------------------------------------------
+
+# So many are waited for until two of them have moved the weights: gradients may be accumulated, and
+# a learning rate may begin at zero.
+_MAX_STEPS = 128
+_N_MOVES = 2
+
+_INSTEAD = (
+    "Pack without it, and show it trees: `opt_state = optimiser.init(eqx.filter(model, "
+    "eqx.is_inexact_array))`, in the step `updates, opt_state = optimiser.update("
+    "eqx.filter(grads.unpack(), eqx.is_inexact_array), opt_state, eqx.filter(params.unpack(), "
+    "eqx.is_inexact_array))`, and after it `params = params.repack(eqx.apply_updates("
+    "params.unpack(), updates))`."
+)
+
+_NOTE = (
+    "`eqxjit.pack` tried this optimiser on the tree itself, by `optimiser.init(params)` and "
+    "`optimiser.update(grads, opt_state, params)`. If it takes more arguments, bind them: "
+    "`optimiser=optax.GradientTransformation(optimiser.init, functools.partial(optimiser.update, "
+    "value=1.0))`."
+)
+
+
+def _check_optimiser(optimiser: Optimiser, layout: Layout) -> None:
+    """Raise if an optimiser's updates of a `Packed` aren't those of the tree, to rounding."""
+    if not all(callable(getattr(optimiser, name, None)) for name in ("init", "update")):
+        raise TypeError(
+            "`optimiser` must have `init` and `update`, as an `optax.GradientTransformation` has; "
+            f"got {short(optimiser)}."
+        )
+
+    @eqx.filter_jit
+    def update(*args: Any) -> Any:
+        return optimiser.update(*args)
+
+    def updates(size: float, wrapped: Callable[[list[Any]], Any]) -> Iterator[tuple[Any, Any]]:
+        """Yield the updates of one step after another, and the optimiser's state."""
+        weights = wrapped(_drawn(layout, 0, 1.0))
+        state = optimiser.init(weights)
+        for step in itertools.count(1):
+            updates, state = update(wrapped(_drawn(layout, step, size)), state, weights)
+            weights = eqx.apply_updates(weights, updates)
+            yield updates, state
+
+    worst, worst_path = 0.0, ""
+    n_steps = _MAX_STEPS
+    # Without gradients there is nothing that hides the decay of weights, however small it is.
+    for size in (1.0, 0.0):
+        of_tree = updates(size, layout.treedef.unflatten)
+        of_packed = updates(size, lambda leaves: Packed(layout.gather(leaves), layout))
+        step = n_moves = 0
+        while n_moves < _N_MOVES and step < n_steps:
+            step += 1
+            try:
+                expected, state = next(of_tree)
+            except Exception as error:
+                error.add_note(_NOTE)
+                raise
+            try:
+                packed, _ = next(of_packed)
+                got = eqx.filter(packed.unpack(), eqx.is_inexact_array)
+                differences = jax.tree.map(_difference, expected, got)
+            except Exception as error:
+                raise ValueError(
+                    "This optimiser doesn't fit a `Packed`: it takes the tree, but raises an error "
+                    f"for the `Packed`. {_INSTEAD}"
+                ) from error
+            n_moves += any(np.any(update) for update in jax.tree.leaves(expected))
+            tolerance = _rounding((expected, state))
+            for path, difference in tree_flatten_with_path(differences)[0]:
+                if difference > max(tolerance, worst):
+                    worst, worst_path = difference, f"tree{keystr(path)}"
+        n_steps = step
+    if worst:
+        raise ValueError(
+            f"This optimiser doesn't fit a `Packed`: its updates of `{worst_path}` differ by "
+            f"{worst:.1%} from those of the tree itself, as a buffer hides leaves, their shapes "
+            f"and their names. {_INSTEAD}"
+        )
+
+
+def _drawn(layout: Layout, step: int, size: float) -> list[Any]:
+    """Return pseudo-random leaves, the same for the same step; None for what isn't trained."""
+    types = {
+        index: slot.type
+        for index, slot in layout.slots()
+        if jnp.issubdtype(slot.type.dtype, jnp.inexact)
+    }
+    n_elements = sum([math.prod(leaf.shape) for leaf in types.values()])
+    leaves: list[Any] = [None] * len(layout.leaves)
+    for index, leaf in types.items():
+        draw = np.random.default_rng((step, index))
+        # Of many sizes, and above what clipping of leaves lets pass.
+        scale = 10 ** (draw.uniform() + step % 2) if step else 1.0
+        # The sum of all squares is no infinity, as it might be in float16.
+        scale *= min(1.0, (float(jnp.finfo(leaf.dtype).max) / max(n_elements, 1)) ** 0.5 / 400)
+        values = draw.standard_normal((2, *leaf.shape))
+        is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
+        values = values[0] + 1j * values[1] if is_complex else values[0]
+        leaves[index] = jax.device_put((size * scale * values).astype(leaf.dtype))
+    return leaves
+
+
+def _difference(of_tree: Any, of_packed: Any) -> float:
+    """Return the mean difference of two arrays, in proportion to their mean size."""
+    one, other = (np.asarray(array).astype(np.complex128) for array in (of_tree, of_packed))
+    # What overflows on the tree has nothing to be compared with.
+    one, other = one[np.isfinite(one)], other[np.isfinite(one)]
+    if not np.all(np.isfinite(other)):
+        return 1.0
+    size = max(np.abs(one).sum(), np.abs(other).sum())
+    return float(np.abs(one - other).sum() / size) if size else 0.0
+
+
+def _rounding(tree: Any) -> float:
+    """Return a difference that may be due to rounding, in the coarsest dtype of a tree."""
+    arrays = jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))
+    return 1e-4 + 8 * max([float(jnp.finfo(array.dtype).eps) for array in arrays], default=0.0)

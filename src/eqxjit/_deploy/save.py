@@ -4,17 +4,20 @@ The file is a zip archive: a manifest with its checksum, the program as `jax.exp
 and the arrays that aren't compiled in.
 """
 
+import collections
 import contextlib
+import errno
 import functools
 import hashlib
 import importlib.metadata
 import inspect
+import itertools
 import json
 import os
 import traceback
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.custom_batching
@@ -22,10 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import Exported, default_export_platform, deserialize, export
 
+from .._code.text import array_text, short
 from .._core.entry import arrays_of
 from .._core.slow import Caller
 from .._fast.signature import Signature
-from .._spec.tree import combine, split
+from .._spec.tree import Spec, combine, count_arrays, split
+from .buffers import is_computable
 
 _FORMAT = "eqxjit.freeze"
 _VERSION = 1
@@ -54,6 +59,9 @@ class Slot:
 
 def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write the program for arguments like these, and the function's arrays."""
+    folder = os.path.dirname(os.fspath(path)) or os.curdir
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "There is no such folder", folder)
     signature = caller.function.signature
     _check_scopes(args, kwargs)
     try:
@@ -184,12 +192,36 @@ def _written(tree: Any, path: str) -> Any:
     if kind is dict and all(type(key) is str for key in tree):
         return {"dict": {key: _written(item, f"{path}[{key!r}]") for key, item in tree.items()}}
     raise ValueError(
-        f"`{path}` is a `{kind.__name__}`, which a file can't hold without pickle. Take and return "
-        "arrays, numbers, strings and None, in tuples, lists and dicts with strings as keys."
+        f"`{path}` is of type `{kind.__name__}`, which a file can't hold without pickle. Take and "
+        "return arrays, numbers, strings and None, in tuples, lists and dicts with strings as keys."
     )
 
 
 # --- Reading ----------------------------------------------------------------------------------
+
+# The fields of a manifest beside its format and version, and their types as `_fits` reads them.
+_FIELDS: dict[str, Any] = {
+    "eqxjit": str,
+    "jax": str,
+    "platforms": [str],
+    "name": str,
+    "parameters": [(str, str, bool)],
+    "n_first": int,
+    "avals": [str],
+    "paths": [str],
+    "inputs": dict,
+    "output": dict,
+    "arrays": [{"dtype": str, "shape": [int]}],
+    "sha256": dict,
+}
+
+_KINDS = {kind.name: kind for kind in type(inspect.Parameter.KEYWORD_ONLY)}
+
+_DIFFERS = "is damaged: a checksum differs. Copy or save it again."
+
+
+class _Refused(Exception):
+    """The reason why a file isn't loaded: the rest of a sentence that begins with its path."""
 
 
 def load(path: Path) -> tuple[Callable[..., Any], list[jax.Array]]:
@@ -197,103 +229,205 @@ def load(path: Path) -> tuple[Callable[..., Any], list[jax.Array]]:
 
     That function has the signature of the one that was saved. The arrays weren't compiled in.
     """
-    files = _read(path)
-    manifest = json.loads(files[_MANIFEST])
-    if manifest.get("format") != _FORMAT:
-        raise ValueError(f"{path} wasn't written by `frozen.save`.")
-    if manifest["version"] > _VERSION:
-        raise ValueError(
-            f"{path} was written by eqxjit {manifest['eqxjit']}, in version {manifest['version']} "
-            f"of the format; this release reads up to {_VERSION}. Upgrade eqxjit."
-        )
-    if any(_sha256(files.get(name, b"")) != known for name, known in manifest["sha256"].items()):
-        raise ValueError(f"{path} is damaged: a checksum differs. Copy or save it again.")
-    platform, platforms = default_export_platform(), manifest["platforms"]
-    if platform not in platforms:
-        raise ValueError(
-            f"{path} was saved for {', '.join(platforms)}, and this is {platform}. Save it there."
-        )
-    try:
-        exported = deserialize(bytearray(files[_PROGRAM]))
-    except ImportError as error:
-        raise ImportError("Loading needs flatbuffers: `pip install flatbuffers`.") from error
-    except Exception as error:
-        raise ValueError(
-            f"{path} was saved under jax {manifest['jax']}, whose program jax {jax.__version__} "
-            "can't read. Save it again under this one."
-        ) from error
-    arrays: list[jax.Array] = []
-    for i, known in enumerate(manifest["arrays"]):
-        flat = np.frombuffer(files[f"array-{i}.bin"], jnp.dtype(known["dtype"]))
-        arrays.append(jnp.asarray(flat.reshape(known["shape"])))
-    return _restored(manifest, exported), arrays
-
-
-def _read(path: Path) -> dict[str, bytes]:
     with open(path, "rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:
-                files = {name: archive.read(name) for name in archive.namelist()}
+                manifest = _manifest(archive)
+                contents = _contents(archive, manifest, os.fstat(file.fileno()).st_size)
+            exported = _program(manifest, contents[_PROGRAM])
+            arrays = _arrays(manifest, contents)
+            fun = _restored(manifest, exported)
+        except ImportError:
+            raise
+        except _Refused as refused:
+            raise ValueError(f"{path} {refused}") from refused.__cause__
         except Exception as error:
-            # A flipped bit may look like another compression, an encryption, a wrong offset.
-            raise ValueError(f"{path} is damaged, or wasn't written by `frozen.save`.") from error
-    if _MANIFEST not in files or _CHECKSUM not in files:
-        raise ValueError(f"{path} wasn't written by `frozen.save`.")
-    if _sha256(files[_MANIFEST]).encode() != files[_CHECKSUM]:
-        raise ValueError(f"{path} is damaged: a checksum differs. Copy or save it again.")
-    return files
+            # Whatever is wrong is told here: a call comes too late. (A flipped bit may look like
+            # another compression, an encryption, a wrong offset.)
+            raise ValueError(f"{path} {_damaged(short(error, 200))}") from error
+    return fun, list(map(jnp.asarray, arrays))
+
+
+def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
+    content = _content(archive, _MANIFEST)
+    has_checksum = _CHECKSUM in archive.namelist()
+    if has_checksum and _content(archive, _CHECKSUM) != _sha256(content).encode():
+        raise _Refused(_DIFFERS)
+    manifest = json.loads(content)
+    if type(manifest) is not dict or manifest.get("format") != _FORMAT:
+        raise _Refused("wasn't written by `frozen.save`.")
+    version, writer = manifest.get("version"), manifest.get("eqxjit")
+    if type(version) is int and version > _VERSION:
+        raise _Refused(
+            f"was written by {f'eqxjit {writer}' if type(writer) is str else 'a later eqxjit'}, in "
+            f"version {version} of the format; this release reads up to {_VERSION}. Upgrade eqxjit."
+        )
+    if not has_checksum:
+        raise _damaged(f"it lacks `{_CHECKSUM}`")
+    if type(version) is not int or version != _VERSION:
+        raise _invalid("version")
+    for field, schema in _FIELDS.items():
+        if not _fits(manifest.get(field), schema):
+            raise _invalid(field)
+    return manifest
+
+
+def _fits(value: Any, schema: Any) -> bool:
+    """Return whether JSON is of a type: `[item]` for a list of such, `(a, b)` for one of a pair."""
+    if isinstance(schema, list):
+        return type(value) is list and all(_fits(item, schema[0]) for item in value)
+    if isinstance(schema, tuple):
+        return type(value) is list and len(value) == len(schema) and all(map(_fits, value, schema))
+    if isinstance(schema, dict):
+        return type(value) is dict and all(_fits(value.get(k), s) for k, s in schema.items())
+    return type(value) is schema
+
+
+def _contents(
+    archive: zipfile.ZipFile, manifest: Mapping[str, Any], n_bytes: int
+) -> dict[str, bytes]:
+    """Return the members that the manifest names, which take no more memory than on disk."""
+    names = [_PROGRAM, *(f"array-{i}.bin" for i in range(len(manifest["arrays"])))]
+    hashes = manifest["sha256"]
+    if {*hashes} != {*names}:
+        raise _invalid("sha256")
+    extra = collections.Counter(archive.namelist())
+    extra.subtract([_MANIFEST, _CHECKSUM, *names])
+    for name, count in extra.items():
+        if count > 0:
+            raise _damaged(f"it holds `{name}`, which its manifest doesn't name")
+        if count < 0:
+            raise _damaged(f"it lacks `{name}`, which its manifest names")
+    if sum([info.compress_size for info in archive.infolist()]) > n_bytes:
+        raise _damaged("its parts overlap")
+    contents = {name: _content(archive, name) for name in names}
+    if any(_sha256(content) != hashes[name] for name, content in contents.items()):
+        raise _Refused(_DIFFERS)
+    return contents
+
+
+def _content(archive: zipfile.ZipFile, name: str) -> bytes:
+    info = archive.getinfo(name)
+    if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+        raise _damaged(f"`{name}` is compressed")
+    return archive.read(info)
 
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _damaged(problem: str) -> _Refused:
+    return _Refused(f"is damaged, or wasn't written by `frozen.save`: {problem}.")
+
+
+def _invalid(field: str) -> _Refused:
+    return _damaged(f"its manifest has no valid `{field}`")
+
+
+@contextlib.contextmanager
+def _reading(field: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _invalid(field) from error
+
+
+def _program(manifest: Mapping[str, Any], content: bytes) -> Exported:
+    platform, platforms = default_export_platform(), manifest["platforms"]
+    if platform not in platforms:
+        raise _Refused(
+            f"was saved for {', '.join(platforms)}, and this is {platform}. Save it there."
+        )
+    try:
+        exported = deserialize(bytearray(content))
+    except ImportError as error:
+        raise ImportError("Loading needs flatbuffers: `pip install flatbuffers`.") from error
+    except Exception as error:
+        raise _Refused(
+            f"was saved under jax {manifest['jax']}, whose program jax {jax.__version__} can't "
+            "read. Save it again under this one."
+        ) from error
+    if list(exported.platforms) != platforms:
+        raise _invalid("platforms")
+    return exported
+
+
+def _arrays(manifest: Mapping[str, Any], contents: Mapping[str, bytes]) -> list[np.ndarray]:
+    with _reading("arrays"):
+        return [
+            np.frombuffer(contents[f"array-{i}.bin"], jnp.dtype(known["dtype"])).reshape(
+                known["shape"]
+            )
+            for i, known in enumerate(manifest["arrays"])
+        ]
+
+
 def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., Any]:
     """Return the saved function, of the arrays not compiled in and of its own arguments."""
-    name, n_inputs = manifest["name"], len(manifest["avals"])
-    n_first = manifest["n_first"]
-    in_avals = _of_arguments(exported.in_avals, n_first, len(manifest["arrays"]))
-    expected, _, statics = split(_built(manifest["inputs"], [np.zeros(())] * n_inputs))
-    saved_for = _shown(combine(expected, iter(manifest["avals"]), iter(statics)))
-
+    name, n_first, saved = manifest["name"], manifest["n_first"], manifest["avals"]
+    paths, arrays = manifest["paths"], manifest["arrays"]
+    if not 0 <= n_first <= len(saved):
+        raise _invalid("n_first")
+    in_avals = _of_arguments(exported.in_avals, n_first, len(arrays))
+    fun_avals = exported.in_avals[n_first : n_first + len(arrays)]
+    expected, output = _read(manifest, "inputs"), _read(manifest, "output")
+    known = [array_text(array["dtype"], array["shape"]) for array in arrays]
+    for field, is_valid in {
+        # JAX passes it on as UTF-8.
+        "name": name.isprintable(),
+        "arrays": list(map(str, fun_avals)) == known,
+        # The program itself doesn't tell which arguments were of weak type.
+        "avals": list(map(str, in_avals)) == [text.removeprefix("~") for text in saved],
+        "paths": len(paths) == len(saved),
+        "inputs": expected.n_arrays == len(saved),
+        # Where a function returns no array, its program does.
+        "output": max(output.n_arrays, 1) == len(exported.out_avals),
+    }.items():
+        if not is_valid:
+            raise _invalid(field)
+    inputs = expected.combine(saved)
+    if type(inputs) is not tuple or list(map(type, inputs)) != [tuple, dict]:
+        raise _invalid("inputs")
+    with _reading("parameters"):
+        signature = _signature(manifest["parameters"], *inputs)
     call = _without_transformations(exported.call, name) if exported.in_avals else exported.call
 
     def restored(arrays: Any, /, *args: Any, **kwargs: Any) -> Any:
-        spec, leaves, given = split((args, kwargs))
+        spec, leaves, statics = split((args, kwargs))
         avals = [str(jax.typeof(leaf)) for leaf in leaves]
-        if spec != expected:
-            called_with = _shown(combine(spec, iter(avals), iter(given)))
+        if spec != expected.spec:
+            called_with = _shown(combine(spec, iter(avals), iter(statics)))
             raise ValueError(
-                f"`{name}` was saved for {saved_for}, and is called with {called_with}."
+                f"`{name}` was saved for {_shown(inputs)}, and is called with {called_with}."
+                f"{_hint(expected, (args, kwargs), in_avals, paths)}"
             )
         sizes: dict[str, tuple[Any, str]] = {}
         for i, leaf in enumerate(leaves):
-            saved, path = in_avals[i], manifest["paths"][i]
-            problem = _mismatch(saved, jax.typeof(leaf), path, sizes)
+            if avals[i] == saved[i]:
+                continue
+            problem = _mismatch(in_avals[i], jax.typeof(leaf), paths[i], sizes)
             if problem is not None:
                 raise ValueError(
-                    f"`{name}` was saved for {manifest['avals'][i]}, and is called with {avals[i]} "
-                    f"as `{path}`{problem}."
+                    f"`{name}` was saved for {saved[i]}, and is called with {avals[i]} as "
+                    f"`{paths[i]}`{problem}."
                 )
         try:
-            output = call(*leaves[:n_first], *arrays, *leaves[n_first:])
+            results = call(*leaves[:n_first], *arrays, *leaves[n_first:])
         except ValueError as error:
             if not any(is_symbolic(aval.shape) for aval in in_avals):
                 raise
             # Not a plain symbol in some dimension, but a formula.
-            saved = ", ".join(map("`{}`: {}".format, manifest["paths"], manifest["avals"]))
-            called_with = ", ".join(avals)
+            known = ", ".join(map("`{}`: {}".format, paths, saved))
+            given = ", ".join(avals)
             raise ValueError(
-                f"`{name}` was saved for {saved}, and is called with {called_with}, which doesn't fit."
+                f"`{name}` was saved for {known}, and is called with {given}, which doesn't fit."
             ) from error
-        return _built(manifest["output"], arrays_of(output))
+        return output.combine(arrays_of(results))
 
-    first = inspect.Parameter("arrays", inspect.Parameter.POSITIONAL_ONLY)
-    restored.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [first, *map(_parameter, manifest["parameters"])]
-    )
+    restored.__signature__ = signature  # type: ignore[attr-defined]
     restored.__name__ = restored.__qualname__ = name
-    setattr(restored, SAVED_FOR, saved_for)
+    setattr(restored, SAVED_FOR, _shown(inputs))
     return restored
 
 
@@ -346,25 +480,88 @@ def _mismatch(saved: Any, given: Any, path: str, sizes: dict[str, tuple[Any, str
     return None
 
 
-def _parameter(known: tuple[str, str, bool]) -> inspect.Parameter:
-    name, kind, is_optional = known
+def _hint(expected: "_Tree", inputs: Any, in_avals: Any, paths: list[str]) -> str:
+    """Return what to write in the place of Python's numbers, if some are passed for arrays."""
+    saved_for, structure = jax.tree.flatten(expected.combine(map(Slot, range(expected.n_arrays))))
+    passed, passed_structure = jax.tree.flatten(inputs)
+    if passed_structure != structure:
+        return ""
+    pairs = zip(saved_for, passed, strict=True)
+    leaves = [leaf for saved, leaf in pairs if type(saved) is Slot]
+    hints = [
+        f"`{_scalar_class(aval.dtype)}({leaf!r})` as `{path}`"
+        for aval, leaf, path in zip(in_avals, leaves, paths, strict=True)
+        if type(leaf) in (bool, int, float, complex)
+        and aval.shape == ()
+        and is_computable(aval.dtype)
+        and jnp.result_type(aval.dtype, leaf) == aval.dtype
+    ]
+    return f" A Python number isn't an array: pass {', '.join(hints)}." if hints else ""
+
+
+def _scalar_class(dtype: np.dtype) -> str:
+    name = dtype.type.__name__
+    return f"{'np' if hasattr(np, name) else 'jnp'}.{name}"
+
+
+def _signature(
+    parameters: list[tuple[str, str, bool]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> inspect.Signature:
+    """Return the signature of a function of the arrays and of arguments that it was saved for."""
+    names = [name for name, _, _ in parameters]
+    arrays = inspect.Parameter("_".join(["arrays", *names]), inspect.Parameter.POSITIONAL_ONLY)
+    signature = inspect.Signature([arrays, *itertools.starmap(_parameter, parameters)])
+    bound = signature.bind(None, *args, **kwargs)
+    # Calls are bound likewise, or none would be the one that was saved.
+    if (bound.args[1:], bound.kwargs) != (args, kwargs):
+        raise ValueError(f"the arguments are bound as {bound}")
+    return signature
+
+
+def _parameter(name: str, kind: str, is_optional: bool) -> inspect.Parameter:
     default = None if is_optional else inspect.Parameter.empty
-    return inspect.Parameter(name, getattr(inspect.Parameter, kind), default=default)
+    return inspect.Parameter(name, _KINDS[kind], default=default)
 
 
-def _built(written: Any, arrays: Any) -> Any:
-    """Return the tree that was written, with these arrays."""
+class _Tree(NamedTuple):
+    """A tree that was written, without its arrays."""
+
+    spec: Spec
+    statics: list[Any]
+
+    @property
+    def n_arrays(self) -> int:
+        return count_arrays(self.spec)
+
+    def combine(self, arrays: Iterable[Any]) -> Any:
+        """Return the tree with these arrays."""
+        return combine(self.spec, iter(arrays), iter(self.statics))
+
+
+def _read(manifest: Mapping[str, Any], field: str) -> _Tree:
+    """Return the tree that was written, without its arrays, which are numbered in its order."""
+    with _reading(field):
+        spec, arrays, statics = split(_built(manifest[field]))
+    if list(map(int, arrays)) != list(range(len(arrays))):
+        raise _invalid(field)
+    return _Tree(spec, statics)
+
+
+def _built(written: Any) -> Any:
+    """Return the tree that was written, with its index in the place of each array."""
     [(kind, content)] = written.items()
-    if kind == "array":
-        return arrays[content]
-    if kind == "float":
+    if kind == "array" and type(content) is int:
+        return np.asarray(content)
+    if kind == "value" and type(content) in _VALUES:
+        return content
+    if kind == "float" and type(content) is str:
         return float.fromhex(content)
-    if kind == "dict":
-        return {key: _built(item, arrays) for key, item in content.items()}
-    if kind in ("tuple", "list"):
-        items = [_built(item, arrays) for item in content]
-        return tuple(items) if kind == "tuple" else items
-    return content
+    if kind == "dict" and type(content) is dict:
+        return {key: _built(item) for key, item in content.items()}
+    if kind in ("tuple", "list") and type(content) is list:
+        items = map(_built, content)
+        return tuple(items) if kind == "tuple" else list(items)
+    raise ValueError(f"no tree is written as {short(written)}")
 
 
 def _shown(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> str:
