@@ -343,7 +343,12 @@ def test_other_shapes_can_be_refused():
     frozen(X.astype(jnp.int32)), frozen(X)
     with pytest.raises(eqxjit.TooManyTracesError):
         frozen(X.astype(jnp.bfloat16))
-    frozen.compile(X)
+    # It stays so until it is lifted by name.
+    frozen.compile(X.astype(jnp.float16))
+    frozen(X.astype(jnp.float16))
+    with pytest.raises(eqxjit.TooManyTracesError):
+        frozen(X.astype(jnp.bfloat16))
+    frozen.compile(X, other_shapes="compile")
     frozen(X.astype(jnp.bfloat16))
     with pytest.raises(ValueError, match='"compile" or "raise"'):
         frozen.compile(X, other_shapes="ignore")
@@ -351,14 +356,14 @@ def test_other_shapes_can_be_refused():
         frozen.compile(jax.eval_shape(lambda: KEY))
 
 
-def test_other_shapes_are_refused_until_it_is_compiled_anew():
+def test_other_shapes_are_refused_also_once_the_cache_is_cleared():
     frozen = eqxjit.freeze(eqxjit.filter_jit(mlp(), max_traces=2))
     frozen.compile(X, other_shapes="raise")
     frozen.clear_cache()
     for x in (X, X.astype(jnp.int32)):
         with pytest.raises(eqxjit.TooManyTracesError, match="was compiled ahead of time"):
             frozen(x)
-    frozen.compile(X)
+    frozen.compile(X, other_shapes="compile")
     frozen(X), frozen(X.astype(jnp.int32))
     with pytest.raises(eqxjit.TooManyTracesError, match="may be traced 2 times"):
         frozen(X.astype(jnp.bfloat16))

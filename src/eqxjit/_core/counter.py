@@ -84,7 +84,7 @@ class TraceCounter:
     - `name`: what to call the function.
     - `hook`: the observer of each trace.
     - `n_traces`: their number since the cache was last cleared.
-    - `why_sealed`: why there may be no further trace at all; empty if there may be.
+    - `why_sealed`: why no call may be traced any more; empty if one may be.
     """
 
     def __init__(self, name: str, max_traces: int | None, hook: TraceHook):
@@ -107,7 +107,8 @@ class TraceCounter:
         limit = self._max_traces
         with self._lock:
             number = self.n_traces + len(self._begun) + 1
-            why_not = self.why_sealed
+            # What is compiled ahead of time is asked for.
+            why_not = "" if trace.call.is_staged else self.why_sealed
             if not why_not and limit is not None and number > limit:
                 why_not = f"`{self.name}` may be traced {times(limit)} (`max_traces={limit}`)"
             self._begun.add(trace)

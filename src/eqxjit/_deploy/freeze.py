@@ -52,7 +52,7 @@ class FrozenFunction(JitFunction):
         self,
         /,
         *args: Any,
-        other_shapes: OtherShapes = "compile",
+        other_shapes: OtherShapes | None = None,
         warm: bool = False,
         **kwargs: Any,
     ) -> CompileCost:
@@ -61,12 +61,13 @@ class FrozenFunction(JitFunction):
         **Arguments:**
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
-        - `other_shapes`: what a call does later that needs another program: `"compile"` it, or
-            `"raise"` a `TooManyTracesError`, which says how its arguments differ.
-        - `warm`: whether to run the function, too, until its specialised call is made and JAX's own
-            caches are filled: the first call is then as fast as all others. It runs some ten times,
-            with the arguments given here, and with zeros for a `jax.ShapeDtypeStruct`, once as
-            NumPy's and once as JAX's. (Callbacks run as well, and `eqx.error_if` may raise.)
+        - `other_shapes`: what a call does later that needs another program: `"raise"` a
+            `TooManyTracesError`, which says how its arguments differ, or `"compile"` it, as at
+            first. None leaves that as it is.
+        - `warm`: whether to run the function, too, until JAX's own caches are filled: the first
+            call is then as fast as all others. It runs six times, with these arguments, and with
+            zeros for a `jax.ShapeDtypeStruct`, as NumPy's and as JAX's in turn. (Callbacks run as
+            well, and `eqx.error_if` may raise.)
 
         **Returns:**
 
@@ -90,11 +91,10 @@ class FrozenFunction(JitFunction):
 
             ```
         """
-        if other_shapes not in get_args(OtherShapes):
+        if other_shapes not in (None, *get_args(OtherShapes)):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
         self._check_keywords("compile", kwargs, "other_shapes", "warm")
         counter = self._function.table.counter
-        why_sealed, counter.why_sealed = counter.why_sealed, ""
         leaves, treedef = jax.tree.flatten((args, kwargs))
         for leaf in leaves:
             if isinstance(leaf, jax.ShapeDtypeStruct) and _save.is_symbolic(leaf.shape):
@@ -106,7 +106,9 @@ class FrozenFunction(JitFunction):
             program = super().compile(*args, **kwargs)
             if warm:
                 self._warm(leaves, treedef)
-        if other_shapes == "raise":
+        if other_shapes == "compile":
+            counter.why_sealed = ""
+        elif other_shapes == "raise":
             counter.why_sealed = (
                 f"`{counter.name}` was compiled ahead of time and refuses to compile anything else "
                 '(`other_shapes="raise"`)'
@@ -361,6 +363,9 @@ def _check_keywords(
 def load(path: Path) -> FrozenFunction:
     """Load what `frozen.save` has written: a function of the same arguments, called as fast.
 
+    Load only files that you trust: XLA reads the program in it, and may crash or hang on one that
+    was made by hand.
+
     **Arguments:**
 
     - `path`: the file.
@@ -372,8 +377,8 @@ def load(path: Path) -> FrozenFunction:
 
     **Raises:**
 
-    - `ValueError`, if the file wasn't written by `save`, is damaged, or was written for another
-        platform, or by a later release.
+    - `ValueError`, if the file wasn't written by `save`, is damaged or wrong in any field, or was
+        written for another platform, or by a later release.
     - `OSError`, if it can't be read.
     - `ImportError`, without flatbuffers (`pip install flatbuffers`).
     """
