@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array
 
 from ..harness.competitors import Cases, jitted_over
-from .networks import training_step
+from .networks import batched, training_step
 
 FIRST_BATCH = 8
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32)
@@ -29,11 +29,6 @@ class Row:
     build: Callable[[int], list[Cases]]
     known: int = 3
     in_turn: bool = False
-
-
-def batched(model: Callable[[Array], Array], x: Array) -> Array:
-    """The forward pass of a batch."""
-    return jax.vmap(model)(x)
 
 
 def _mlp() -> eqx.nn.MLP:
