@@ -7,6 +7,7 @@ import sys
 COMMANDS = {
     "digits": "train a digit classifier under both filter_jits; are they identical, and how fast?",
     "calls": "the cost of a warm call, against every competitor, over many workloads",
+    "shapes": "one function called with several shapes: later ones, older ones after a trace",
     "statics": "static containers, equal static values, structures in turn, against Equinox",
     "training": "a step of training, packed and not, against every way to write it",
     "leaf_sizes": "a packed step for several sizes of what shares a buffer",
@@ -15,7 +16,7 @@ COMMANDS = {
     "styles": "each way to call a model: what a call costs, and how many programs it compiles",
     "libraries": "small solves by diffrax, optimistix and lineax, before and after `install`",
     "downstream": "packages built on Equinox, and its own examples: the same outcomes under both?",
-    "startup": "importing, first calls, nested calls while tracing, and ways to start faster",
+    "startup": "importing, first calls, new shapes, nested calls while tracing, faster starts",
     "devices": "the cost of a call against the number of devices",
     "overlap": "how much host work hides behind asynchronous computation",
     "memory": "what a process keeps after many warm calls, static values, and models",

@@ -6,7 +6,7 @@
 * eqxjit: `eqxjit.filter_jit`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,37 +29,56 @@ def jitted(
     fun: Callable[..., Any],
     arguments: Mapping[str, Any],
     outputs: tuple[str, ...] = ("out",),
+    **options: Any,
+) -> Cases:
+    """`fun` under all four. The options are those of `jitted_over`."""
+    return jitted_over(fun, [arguments], outputs, **options)[0]
+
+
+def jitted_over(
+    fun: Callable[..., Any],
+    examples: Sequence[Mapping[str, Any]],
+    outputs: tuple[str, ...] = ("out",),
     *,
     call: str | None = None,
     donate: bool = False,
     function: str = "f",
     **options: Any,
-) -> Cases:
-    """`fun` under all four.
+) -> list[Cases]:
+    """`fun` under all four: each is jitted once, and has a case for each of the examples.
 
+    Those are alike but for the shapes and dtypes of their arrays.
     An output with the name of an argument is fed into the next call; such outputs come first.
     `call` is the call as a user would write it, `f(a, b)` by default.
     """
-    call = call or f"{function}({', '.join(arguments)})"
+    names = tuple(examples[0])
+    call = call or f"{function}({', '.join(names)})"
     statement = f"{', '.join(outputs)} = {call}"
-    dynamic, static = eqx.partition(dict(arguments), eqx.is_array)
+    _, static = eqx.partition(dict(examples[0]), eqx.is_array)
 
     def on_arrays(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(arguments, args, strict=False)), **kwargs}
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
         return eqx.filter(fun(**eqx.combine(given, static)), eqx.is_array)
 
-    donated = tuple(range(len(arguments))) if donate else ()
+    donated = tuple(range(len(names))) if donate else ()
     tree_jit = jax.jit(on_arrays, donate_argnums=donated, **options)
-    cases = {
-        "floor": _floor(fun, arguments, outputs, donate=donate, function=function, **options),
-        "jit": Case(statement, lambda: {function: tree_jit, **passed(dynamic, donate)}, outputs),
+    floor = _floor(fun, examples[0], outputs, donate=donate, function=function, **options)
+    filtered = {
+        name: filter_jit(fun, donate="all" if donate else "none", **options)
+        for name, filter_jit in FILTER_JITS.items()
     }
-    for name, filter_jit in FILTER_JITS.items():
-        filtered = filter_jit(fun, donate="all" if donate else "none", **options)
-        cases[name] = Case(
-            statement, lambda f=filtered: {function: f, **passed(arguments, donate)}, outputs
-        )
-    return cases
+
+    def case(f: Callable[..., Any], arguments: Mapping[str, Any]) -> Case:
+        return Case(statement, lambda: {function: f, **passed(arguments, donate)}, outputs)
+
+    return [
+        {
+            "floor": floor(arguments),
+            "jit": case(tree_jit, eqx.filter(dict(arguments), eqx.is_array)),
+            **{name: case(f, arguments) for name, f in filtered.items()},
+        }
+        for arguments in examples
+    ]
 
 
 def prepared(
@@ -95,18 +114,22 @@ def passed(tree: Any, consumed: bool) -> Any:
 
 def _floor(
     fun: Callable[..., Any],
-    arguments: Mapping[str, Any],
+    example: Mapping[str, Any],
     outputs: tuple[str, ...],
     *,
     donate: bool,
     function: str,
     **options: Any,
-) -> Case:
+) -> Callable[[Mapping[str, Any]], Case]:
     """Flat lists in, flat lists out: what is fed back in one, all else in another."""
-    fed_back = [name for name in outputs if name in arguments]
-    dynamic, static = eqx.partition(dict(arguments), eqx.is_array)
-    state, state_def = jtu.tree_flatten([dynamic[name] for name in fed_back])
-    inputs, inputs_def = jtu.tree_flatten({k: v for k, v in dynamic.items() if k not in fed_back})
+    fed_back = [name for name in outputs if name in example]
+
+    def split(tree: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        others = {name: value for name, value in tree.items() if name not in fed_back}
+        return [tree[name] for name in fed_back], others
+
+    dynamic, static = eqx.partition(dict(example), eqx.is_array)
+    state_def, inputs_def = map(jtu.tree_structure, split(dynamic))
 
     def on_lists(*lists: list[jax.Array]) -> Any:
         given = jtu.tree_unflatten(inputs_def, lists[-1])
@@ -119,13 +142,19 @@ def _floor(
         return tuple(flat) if len(flat) > 1 else flat[0]
 
     # Two floors may be called in one statement, hence names that belong to the function.
-    lists = {f"{function}_state": state} if fed_back else {}
-    targets = (*lists, *((f"{function}_out",) if len(outputs) > len(fed_back) else ()))
-    lists[f"{function}_inputs"] = inputs
-    donated = tuple(range(len(lists))) if donate else ()
-    flat_jit = jax.jit(on_lists, donate_argnums=donated, **options)
-    return Case(
-        f"{', '.join(targets)} = {function}({', '.join(lists)})",
-        lambda: {function: flat_jit, **passed(lists, donate)},
-        targets,
+    state_name, inputs_name = f"{function}_state", f"{function}_inputs"
+    given_names = (state_name, inputs_name) if fed_back else (inputs_name,)
+    targets = (
+        *given_names[:-1],
+        *((f"{function}_out",) if len(outputs) > len(fed_back) else ()),
     )
+    donated = tuple(range(len(given_names))) if donate else ()
+    flat_jit = jax.jit(on_lists, donate_argnums=donated, **options)
+    statement = f"{', '.join(targets)} = {function}({', '.join(given_names)})"
+
+    def case(arguments: Mapping[str, Any]) -> Case:
+        state, inputs = map(jtu.tree_leaves, split(eqx.filter(dict(arguments), eqx.is_array)))
+        lists = {state_name: state, inputs_name: inputs} if fed_back else {inputs_name: inputs}
+        return Case(statement, lambda: {function: flat_jit, **passed(lists, donate)}, targets)
+
+    return case

@@ -3,7 +3,7 @@
 import argparse
 import time
 import timeit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,16 @@ class Case:
 
     def _fresh(self) -> tuple[Any, ...]:
         return tuple(self.names().values())
+
+
+def in_turn(cases: Sequence[Case]) -> Case:
+    """The statement of all cases, with the values of each in turn; none may feed the next call."""
+    first = cases[0]
+    return Case(
+        f"for {', '.join(first.names())} in examples: {first.statement}",
+        lambda: {"examples": [tuple(case.names().values()) for case in cases]},
+        first.outputs,
+    )
 
 
 class Race:

@@ -18,6 +18,11 @@ def call(model: Callable[..., Any], x: Array) -> Any:
     return model(x)
 
 
+def batched(model: Callable[[Array], Array], x: Array) -> Array:
+    """The forward pass of a batch."""
+    return jax.vmap(model)(x)
+
+
 def mean_squared_error(model: Callable[..., Array], x: Array, y: Array) -> Array:
     """The loss of a batch."""
     return jnp.mean((jax.vmap(model)(x) - y) ** 2)

@@ -162,6 +162,22 @@ def keywords() -> Cases:
     return jitted(shifted, arguments, call="f(model, x=x, shift=shift)")
 
 
+def star_arguments() -> Cases:
+    """`f(model, *xs)`; the floor and `jax.jit` are given one tuple instead."""
+    model, xs = _mlp(32), tuple(jnp.full(4, float(i)) for i in range(3))
+
+    def summed(model: eqx.nn.MLP, *xs: Array) -> Array:
+        return model(sum(xs, start=jnp.zeros(())))
+
+    def starred(filter_jit: FilterJit) -> Case:
+        f = filter_jit(summed)
+        return Case("out = f(model, *xs)", lambda: {"f": f, "model": model, "xs": xs})
+
+    filtered = {name: starred(filter_jit) for name, filter_jit in FILTER_JITS.items()}
+    on_tuple = lambda model, xs: summed(model, *xs)  # noqa: E731
+    return jitted(on_tuple, {"model": model, "xs": xs}) | filtered
+
+
 def alternating() -> Cases:
     """Training and evaluation structures in turn, through one function; floor and jit have two."""
     train, key = DropoutNet(key=jr.key(0)), jr.key(1)
@@ -235,6 +251,7 @@ WORKLOADS: dict[str, Workload] = {
     "bound model": Workload("style", bound_model),
     "method": Workload("style", method),
     "keywords": Workload("style", keywords),
+    "*args": Workload("style", star_arguments),
     "train/eval in turn": Workload("style", alternating, calls=2),
     **{f"{n:,} leaves in": Workload("tree in", partial(tree_in, n), leaves=n) for n in SIZES},
     **{

@@ -14,6 +14,8 @@ from typing import Any
 
 Figures = dict[str, float]
 
+IMPORT = "equinox, then eqxjit"
+
 
 def seconds(action: Callable[[], Any]) -> float:
     """How long the action takes."""
@@ -23,18 +25,14 @@ def seconds(action: Callable[[], Any]) -> float:
 
 
 def imports(name: str) -> Figures:
-    """Importing; and for eqxjit, what it costs where Equinox is imported already.
+    """Importing Equinox; and eqxjit, where Equinox is imported already.
 
     Without garbage collection, as `timeit` measures: importing Equinox leaves one about to come,
     ten times as long as our import, and chance would decide in whose figure it falls.
     """
     gc.disable()
-    if name == "eqx":
-        return {"import": seconds(lambda: __import__("equinox"))}
-    if name == "after":
-        __import__("equinox")
-        return {"import after equinox": seconds(lambda: __import__("eqxjit"))}
-    return {"import": seconds(lambda: __import__("eqxjit"))}
+    equinox = seconds(lambda: __import__("equinox"))
+    return {IMPORT: equinox if name == "eqx" else seconds(lambda: __import__("eqxjit"))}
 
 
 def later_calls(call: Callable[[], Any]) -> Figures:
@@ -46,34 +44,40 @@ def later_calls(call: Callable[[], Any]) -> Figures:
 
 
 def first_calls(workload: str, name: str) -> Figures:
-    """The first call, traced and compiled, and those after it."""
+    """The first call, traced and compiled, those after it, and the first with another batch."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
     import jax.random as jr
     import optax
 
-    from ..harness.competitors import prepared
-    from ..models.networks import Transformer, call, training_step
+    from ..models.networks import Transformer, batched, call, training_step
 
     if workload == "transformer":
-        fun, arguments = call, (Transformer(key=jr.key(0)), jnp.ones((8, 16)))
+        fun, width, given = call, 16, (Transformer(key=jr.key(0)),)
     else:
-        model = eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0))
-        if workload == "MLP":
-            fun, arguments = call, (model, jnp.ones(4))
-        else:
-            optimiser = optax.adam(1e-3)
-            state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
-            fun, arguments = (
-                training_step(optimiser),
-                (model, state, jnp.ones((8, 4)), jnp.ones((8, 4))),
-            )
-    jax.block_until_ready(eqx.filter(arguments, eqx.is_array))
+        fun, width, given = batched, 4, (eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0)),)
+    examples = [(*given, jnp.ones((size, width))) for size in (8, 9)]
+    if workload == "MLP + adam":
+        optimiser = optax.adam(1e-3)
+        state = optimiser.init(eqx.filter(given, eqx.is_inexact_array)[0])
+        fun = training_step(optimiser)
+        examples = [(*given, state, x, x) for _, x in examples]
+    jax.block_until_ready(eqx.filter(examples, eqx.is_array))
+    return _figures(name, fun, *examples)
 
-    [call_once] = prepared(name, fun, arguments)
-    run = lambda: jax.block_until_ready(call_once())  # noqa: E731
-    return {"first call": seconds(run)} | later_calls(run)
+
+def _figures(name: str, fun: Callable[..., Any], *examples: tuple[Any, ...]) -> Figures:
+    """Calls with the first of two examples, then one with the other, whose shape is new."""
+    import jax
+
+    from ..harness.competitors import prepared
+
+    first, other = prepared(name, fun, *examples)
+    run = lambda call=first: jax.block_until_ready(call())  # noqa: E731
+    return (
+        {"first call": seconds(run)} | later_calls(run) | {"new shape": seconds(lambda: run(other))}
+    )
 
 
 def nested(name: str) -> Figures:
@@ -118,8 +122,6 @@ def wide(kind: str, name: str) -> Figures:
     import jax
     import jax.numpy as jnp
 
-    from ..harness.competitors import prepared
-
     class Layer(eqx.Module):
         weight: jax.Array
         index: int = eqx.field(static=True)
@@ -138,13 +140,7 @@ def wide(kind: str, name: str) -> Figures:
     }
     tree = trees[kind]()
     jax.block_until_ready((array, x, longer, x + 1, longer + 1))
-    first, other = prepared(name, lambda tree, x: x + 1, (tree, x), (tree, longer))
-    run = lambda call=first: jax.block_until_ready(call())  # noqa: E731
-    return (
-        {"first call of a wide tree": seconds(run)}
-        | later_calls(run)
-        | {"new shape": seconds(lambda: run(other))}
-    )
+    return _figures(name, lambda tree, x: x + 1, (tree, x), (tree, longer))
 
 
 PROBES: dict[str, Callable[[str], Figures]] = {

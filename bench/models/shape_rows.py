@@ -1,0 +1,87 @@
+"""The rows of `bench shapes`: one function, called with several shapes or dtypes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import optax
+from jaxtyping import Array
+
+from ..harness.competitors import Cases, jitted_over
+from .networks import batched, training_step
+
+FIRST_BATCH = 8
+DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Shapes that a function knows before others are traced.
+
+    - `build`: the cases of so many shapes: those known, then others.
+    - `known`: how many shapes are.
+    - `in_turn`: whether the later ones are timed in turn, rather than each by itself.
+    """
+
+    build: Callable[[int], list[Cases]]
+    known: int = 3
+    in_turn: bool = False
+
+
+def _mlp() -> eqx.nn.MLP:
+    return eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0))
+
+
+def _inputs(count: int) -> list[Array]:
+    """Batches of different sizes."""
+    return [jr.normal(jr.key(size), (size, 4)) for size in range(FIRST_BATCH, FIRST_BATCH + count)]
+
+
+def _mlp_over(inputs: list[Array]) -> list[Cases]:
+    model = _mlp()
+    return jitted_over(batched, [{"model": model, "x": x} for x in inputs])
+
+
+def mlp(shapes: int) -> list[Cases]:
+    """An MLP of three layers."""
+    return _mlp_over(_inputs(shapes))
+
+
+def gru(shapes: int) -> list[Cases]:
+    """A GRU step on a batch, the hidden states fed back."""
+    cell = eqx.nn.GRUCell(4, 32, key=jr.key(0))
+
+    def step(cell: eqx.nn.GRUCell, x: Array, h: Array) -> Array:
+        return jax.vmap(cell)(x, h)
+
+    examples = [{"cell": cell, "x": x, "h": jnp.zeros((len(x), 32))} for x in _inputs(shapes)]
+    return jitted_over(step, examples, ("h",))
+
+
+def training(shapes: int) -> list[Cases]:
+    """An adam step; model and optimiser state donated and fed back."""
+    model, optimiser = _mlp(), optax.adam(1e-3)
+    state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
+    examples = [
+        {"model": model, "opt_state": state, "x": x, "y": jnp.sin(x)} for x in _inputs(shapes)
+    ]
+    outputs = ("model", "opt_state", "loss")
+    return jitted_over(training_step(optimiser), examples, outputs, donate=True)
+
+
+def dtypes(shapes: int) -> list[Cases]:
+    """An MLP, given a batch of each dtype; what else is traced has another size."""
+    first, *others = _inputs(1 + shapes - len(DTYPES))
+    return _mlp_over([*((10 * first).astype(dtype) for dtype in DTYPES), *others])
+
+
+ROWS: Mapping[str, Row] = {
+    "MLP": Row(mlp),
+    "GRU step": Row(gru),
+    "MLP + adam, donated": Row(training),
+    "4 dtypes": Row(dtypes, known=len(DTYPES)),
+    "8 batch sizes in turn": Row(mlp, known=8, in_turn=True),
+}
