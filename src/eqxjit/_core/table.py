@@ -200,8 +200,15 @@ class Table(_Watched):
     # --- Fast paths ---------------------------------------------------------------------------
 
     def wants_fast(self, entry: Entry) -> bool:
-        """Return whether an entry that has no fast path should get one now."""
-        if len(self.fasts) < MAX_FAST:
+        """Return whether an entry should get a fast path now; one that it has goes to the front."""
+        fasts = self.fasts
+        for index, fast in enumerate(fasts):
+            if fast.entry is entry:
+                with self.lock:
+                    if fasts[index : index + 1] == [fast]:
+                        fasts.insert(0, fasts.pop(index))
+                return False
+        if len(fasts) < MAX_FAST:
             return True
         self._n_slow += 1
         return self._n_slow % _CALLS_PER_TURN == 0
@@ -228,10 +235,6 @@ class Table(_Watched):
         """Have the next call of an entry make its fast path anew."""
         with self.lock:
             self.remove_fast(entry)
-
-    def fast_of(self, entry: Entry) -> Any:
-        """Return the fast path of an entry; None without one."""
-        return next((fast for fast in list(self.fasts) if fast.entry is entry), None)
 
     def _unlink(self) -> None:
         for caller in alive(self.linked):

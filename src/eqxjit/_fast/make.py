@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._compat import ArrayImpl, flatten_one_level, native_back_end, unflatten_node
-from .._spec.static import same
+from .._spec.static import Opaque, same
 from .._spec.tree import ARRAY, DICT, is_array
 from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL
 from .source import FastSource, TooLarge, write
@@ -31,6 +31,7 @@ def set_up(take: Any, wait_for: Any) -> None:
             same,
             unflatten_node,
             wait_for,
+            Opaque,
         )
 
 

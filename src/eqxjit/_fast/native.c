@@ -50,8 +50,10 @@ typedef struct {
     PyObject *ndarray_type; /* that of NumPy's */
     PyObject *take;         /* see _core/numpy_inputs.py */
     PyObject *is_array, *flatten, *same, *unflatten, *wait_for;
+    PyObject *opaque_type; /* of stand-ins that ask an object's own `==` */
     /* Names of methods and attributes. */
-    PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *block_until_ready, *entry;
+    PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *block_until_ready, *entry,
+        *hash, *value;
     PyObject *empty; /* tuple */
 } State;
 
@@ -284,8 +286,12 @@ static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 /* 1 if a stand-in is that of a value, 0 if not, -1 with an exception. */
 static int same(State *state, PyObject *value, PyObject *frozen);
 
+/* How many guards of this call have run Python. */
+static Py_ssize_t n_in_python = 0;
+
 /* The rule itself, for what is rare. */
 static int same_in_python(State *state, PyObject *value, PyObject *frozen) {
+    n_in_python++;
     PyObject *args[3] = {NULL, value, frozen};
     PyObject *answer = PyObject_Vectorcall(state->same, args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     if (answer == NULL) return -1;
@@ -383,6 +389,26 @@ static int same_parts(State *state, PyObject *value, PyObject *frozen) {
     return is_same;
 }
 
+/* By the object's own `hash` and `==`, as a dict finds a key. */
+static int same_opaque(State *state, PyObject *value, PyObject *frozen) {
+    PyObject *expected = PyObject_GetAttr(frozen, state->value);
+    PyObject *hash = expected == NULL ? NULL : PyObject_GetAttr(frozen, state->hash);
+    int is_same = hash == NULL ? -1 : Py_TYPE(value) == Py_TYPE(expected);
+    if (is_same > 0 && hash != Py_None) {
+        Py_hash_t now = PyObject_Hash(value), then = PyLong_AsSsize_t(hash);
+        is_same = (now == -1 || then == -1) && PyErr_Occurred() ? -1 : now == then;
+    }
+    if (is_same > 0 && value != expected) {
+        /* NumPy's own `==` has no single answer. */
+        is_same = PyObject_TypeCheck(value, (PyTypeObject *)state->ndarray_type)
+                      ? same_in_python(state, value, frozen)
+                      : PyObject_RichCompareBool(value, expected, Py_EQ);
+    }
+    Py_XDECREF(expected);
+    Py_XDECREF(hash);
+    return is_same;
+}
+
 static int same(State *state, PyObject *value, PyObject *frozen) {
     PyTypeObject *type = Py_TYPE(frozen);
     /* Those that stand for themselves: exact types, whose `==` is Python's own. */
@@ -392,6 +418,7 @@ static int same(State *state, PyObject *value, PyObject *frozen) {
     if (frozen == Py_None) return value == Py_None;
     if (PyWeakref_CheckRef(frozen)) return is_referent(frozen, value);
     if (type == &PyTuple_Type) return same_parts(state, value, frozen);
+    if ((PyObject *)type == state->opaque_type) return same_opaque(state, value, frozen);
     return same_in_python(state, value, frozen);
 }
 
@@ -525,6 +552,7 @@ static int match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n)
     State *state = walk->state;
     PyObject *metadata = PyTuple_GET_ITEM(spec, 2);
     if (Py_TYPE(metadata) != state->static_type) return malformed();
+    n_in_python++;
     PyObject *flat = PyObject_CallOneArg(state->flatten, value);
     if (flat == NULL) return -1;
     int matches = 0;
@@ -1051,6 +1079,8 @@ static PyObject *call_fast(Dispatcher *self, Fast *fast, Attempt *attempt, PyObj
     return result;
 }
 
+#define MANY_IN_PYTHON 100
+
 static void move_to_front(PyObject *fasts, Py_ssize_t i, PyObject *fast) {
     /* What ran meanwhile may have changed the list. */
     if (i >= PyList_GET_SIZE(fasts) || PyList_GET_ITEM(fasts, i) != fast) return;
@@ -1063,7 +1093,9 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
     State *state = self->state;
     Py_ssize_t n = PyVectorcall_NARGS(n_args_flag);
     PyObject *fasts = self->fasts;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fasts); i++) {
+    n_in_python = 0;
+    /* The slow path finds a structure by one look-up: where many guards fail in Python it is faster. */
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fasts) && (i == 0 || n_in_python < MANY_IN_PYTHON); i++) {
         PyObject *fast = PyList_GET_ITEM(fasts, i);
         if (Py_TYPE(fast) != state->fast_type) continue;
         Py_INCREF(fast);
@@ -1185,9 +1217,9 @@ static PyType_Spec delegate_spec = {
 static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     State new = *state;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
+    if (!PyArg_ParseTuple(args, "OOO!OOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
                           &new.ndarray_type, &new.take, &new.is_array, &new.flatten, &new.same,
-                          &new.unflatten, &new.wait_for)) return NULL;
+                          &new.unflatten, &new.wait_for, &new.opaque_type)) return NULL;
     /* For good: nothing here is replaced. */
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) Py_INCREF(PyTuple_GET_ITEM(args, i));
     *state = new;
@@ -1211,10 +1243,11 @@ static int module_exec(PyObject *module) {
     }
     state->static_type->tp_vectorcall = static_vectorcall;
     const char *texts[] = {"slow_call", "interrupted", "failed_fast", "settle_fast",
-                           "block_until_ready", "entry"};
+                           "block_until_ready", "entry", "hash", "value"};
     PyObject **names[] = {&state->slow_call, &state->interrupted, &state->failed_fast,
-                          &state->settle_fast, &state->block_until_ready, &state->entry};
-    for (int i = 0; i < 6; i++) {
+                          &state->settle_fast, &state->block_until_ready, &state->entry, &state->hash,
+                          &state->value};
+    for (int i = 0; i < 8; i++) {
         if ((*names[i] = PyUnicode_InternFromString(texts[i])) == NULL) return -1;
     }
     state->empty = PyTuple_New(0);

@@ -131,6 +131,9 @@ def freeze(value: Any) -> Hashable:
         return value
     if kind is bool:
         return _TRUE if value else _FALSE
+    if kind is tuple and len(value) <= MAX_PARTS and THEMSELVES.issuperset(map(type, value)):
+        # As the metadata of most nodes.
+        return (ITEMS, tuple, None, *value)
     if kind in _READERS or kind.__eq__ is not object.__eq__:
         try:
             return _freeze(value, [MAX_PARTS], 0)
