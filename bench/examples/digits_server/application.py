@@ -75,7 +75,7 @@ class Application:
             "model": self._calls.report(),
             "request": self._requests.report(),
             "refused": {str(status): count for status, count in sorted(self._refused.items())},
-            "traces": info.traces + info.recompilations,
+            "traces": info.traces,
         }
 
     # --- Endpoints ----------------------------------------------------------------------------
