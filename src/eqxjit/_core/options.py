@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import inspect
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, Literal, get_args
@@ -71,6 +72,19 @@ def check_options(
     donate: Any, block: Any, maxsize: Any, max_traces: Any, jit_arguments: Mapping[str, Any]
 ) -> Options:
     """Return the options; raise, as upstream does, for what none of them can be."""
+    arguments = tuple(sorted(jit_arguments.items()))
+    try:
+        # Much code wraps where it calls, with the same options each time.
+        return _checked_before(donate, block, maxsize, max_traces, arguments)
+    except TypeError:
+        # An option that can't be hashed; or a wrong one, whose error comes again.
+        return _checked(donate, block, maxsize, max_traces, arguments)
+
+
+def _checked(
+    donate: Any, block: Any, maxsize: Any, max_traces: Any, arguments: tuple[tuple[str, Any], ...]
+) -> Options:
+    jit_arguments = dict(arguments)
     for name in _DEPRECATED:
         if name in jit_arguments:
             raise ValueError(
@@ -103,8 +117,10 @@ def check_options(
                 raise TypeError(f"`filter_jit` has no option `{name}`: {hint}.")
         # So that a bad value is refused here, as by upstream, rather than at the first call.
         jax.jit(_nothing, **jit_arguments)
-    arguments = tuple(sorted(jit_arguments.items()))
     return Options(donate, bool(block), maxsize, max_traces, arguments)  # type: ignore[arg-type]
+
+
+_checked_before = functools.lru_cache(maxsize=64, typed=True)(_checked)
 
 
 def _options_of_jax() -> list[str]:
