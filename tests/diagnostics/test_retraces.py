@@ -8,7 +8,6 @@ import io
 import itertools
 import logging
 import operator
-import os
 import pathlib
 import pickle
 import re
@@ -29,11 +28,12 @@ from eqxjit._compat import DROPS_SLOW_DISPATCH
 from eqxjit._runtime import events as _events
 from tests.support import inside, models
 from tests.support.helpers import Counted, Own
+from tests.support.places import JAX_FILES, shown
 from tests.support.processes import run, start
 from tests.support.sides import CALLS, both
 
 #: What messages call this file.
-HERE = os.path.relpath(__file__)
+HERE = shown(__file__)
 
 X = jnp.arange(3.0)
 Y = jnp.arange(4.0)
@@ -1656,7 +1656,8 @@ def test_a_storm_is_logged_once_with_its_causes(storm, messages):
     storm(30)
     [message] = messages
     start, *causes, end = message.splitlines()
-    assert re.match(rf"`.*` was traced 10 times in a row, last for the call at {HERE}:\d+:", start)
+    place = re.escape(HERE)
+    assert re.match(rf"`.*` was traced 10 times in a row, last for the call at {place}:\d+:", start)
     assert "fine if few more are to come" in end
     for cause in STORMS[storm]:
         assert any(cause in line and "the last time: " in line for line in causes), message
@@ -1918,7 +1919,7 @@ def frames_of_jax(call):
 
     def see(frame, event, _):
         nonlocal called
-        called += event == "call" and frame.f_code.co_filename.startswith(_JAX)
+        called += event == "call" and frame.f_code.co_filename.startswith(JAX_FILES)
 
     sys.setprofile(see)
     try:
@@ -1926,9 +1927,6 @@ def frames_of_jax(call):
     finally:
         sys.setprofile(None)
     return called
-
-
-_JAX = os.path.dirname(jax.__file__) + os.sep
 
 
 @pytest.mark.skipif(not DROPS_SLOW_DISPATCH, reason="JAX's table can't be emptied alone")

@@ -17,7 +17,6 @@ from eqxjit._runtime import miss as _miss
 from tests.support.allocations import with_failing_allocation
 from tests.support.helpers import (
     OF_FRAMELESS_CALLS,
-    OUR_FILES,
     assert_same,
     our_frames,
     outcome,
@@ -25,6 +24,7 @@ from tests.support.helpers import (
 )
 from tests.support.hiding import reads_fields
 from tests.support.inside import keep_frames
+from tests.support.places import OUR_FILES
 from tests.support.processes import run
 from tests.support.sides import CALLS
 
