@@ -3,15 +3,12 @@
 from eqxjit import filter_jit  # instead of: from equinox import filter_jit
 """
 
-import os as _os
 import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import get_overloads as _get_overloads
 from typing import overload as _typing_overload
 
 from ._code.call_site import CallSite
-from ._compat import exclude_from_locations as _exclude_from_locations
-from ._compat import exclude_from_tracebacks as _exclude_from_tracebacks
 from ._core.ahead import Compiled, CompileCost, Lowered
 from ._core.counter import TooManyTracesError
 from ._core.donation import _Pattern
@@ -95,9 +92,6 @@ for _value in (_LeafType, _Options, _Slot):
     _value.__module__, _value.__qualname__ = __name__, f"_{_value.__name__}"
 
 _install_hook(_History)
-
-_exclude_from_tracebacks(_os.path.dirname(__file__))
-_exclude_from_locations(_os.path.dirname(__file__) + _os.sep)
 
 
 def __getattr__(name: str) -> str:

@@ -1,6 +1,5 @@
 """`compile_report`: everything that is compiled is in one table, whoever compiles it."""
 
-import os
 import re
 import sys
 import threading
@@ -14,6 +13,7 @@ import pytest
 import eqxjit
 from tests.support.hiding import LOOKED_AT_FOR_STAGING, needs
 from tests.support.inside import set_seconds
+from tests.support.places import shown
 from tests.support.processes import run
 from tests.support.sides import CALLS
 
@@ -129,7 +129,7 @@ def test_an_unrolled_loop_is_named():
     found = rows(report)
     line = unrolled.__wrapped__.__code__.co_firstlineno + 3
     n_equations = found["unrolled"].equations or 0
-    assert found["unrolled"].busiest_line == f"{os.path.relpath(__file__)}:{line} ({n_equations:,})"
+    assert found["unrolled"].busiest_line == f"{shown(__file__)}:{line} ({n_equations:,})"
     assert n_equations >= 200
     assert (found["rolled"].equations or 99) < 20
     assert found["rolled"].busiest_line == ""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
+from tests.support.places import make_site_packages
 
 X = jnp.arange(3.0)
 
@@ -263,8 +264,7 @@ LIBRARY = """
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """A module that lies where packages are installed."""
-    path = tmp_path_factory.mktemp("lib") / "site-packages" / "a_library.py"
-    path.parent.mkdir()
+    path = make_site_packages(tmp_path_factory.mktemp("lib")) / "a_library.py"
     path.write_text(textwrap.dedent(LIBRARY))
     spec = importlib.util.spec_from_file_location("a_library", path)
     module = sys.modules["a_library"] = importlib.util.module_from_spec(spec)

@@ -8,7 +8,6 @@ import io
 import itertools
 import logging
 import operator
-import os
 import pathlib
 import pickle
 import re
@@ -28,11 +27,12 @@ import eqxjit
 from eqxjit._core import events as _events
 from tests.support import inside, models
 from tests.support.helpers import Counted, Own
+from tests.support.places import JAX_FILES, shown
 from tests.support.processes import run, start
 from tests.support.sides import CALLS, both
 
 #: What messages call this file.
-HERE = os.path.relpath(__file__)
+HERE = shown(__file__)
 
 X = jnp.arange(3.0)
 Y = jnp.arange(4.0)
@@ -1548,7 +1548,8 @@ def test_a_storm_is_logged_once_with_its_causes(storm, messages):
     storm(30)
     [message] = messages
     start, *causes, end = message.splitlines()
-    assert re.match(rf"`.*` was traced 10 times in a row, last for the call at {HERE}:\d+:", start)
+    place = re.escape(HERE)
+    assert re.match(rf"`.*` was traced 10 times in a row, last for the call at {place}:\d+:", start)
     assert "fine if few more are to come" in end
     for cause in STORMS[storm]:
         assert any(cause in line and "the last time: " in line for line in causes), message
@@ -1810,7 +1811,7 @@ def frames_of_jax(call):
 
     def see(frame, event, _):
         nonlocal called
-        called += event == "call" and frame.f_code.co_filename.startswith(_JAX)
+        called += event == "call" and frame.f_code.co_filename.startswith(JAX_FILES)
 
     sys.setprofile(see)
     try:
@@ -1818,9 +1819,6 @@ def frames_of_jax(call):
     finally:
         sys.setprofile(None)
     return called
-
-
-_JAX = os.path.dirname(jax.__file__) + os.sep
 
 
 def test_warm_calls_are_dispatched_in_c_whatever_was_traced_before():

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from tests.support.helpers import OUR_FILES
 from tests.support.hiding import needs
 from tests.support.models import Scaled
+from tests.support.places import JAX_FILES, OUR_FILES
 from tests.support.processes import run
 from tests.support.sides import CALLS, both
 
@@ -236,7 +236,7 @@ def test_user_frames_stay_where_they_are(filter_jit, filtering, fail):
         if fail == "python":
             assert frames[-1][1:] == ("helper", 'raise ValueError("in the user\'s helper")')
         # Between the user's frames are JAX's only where they aren't filtered.
-        of_jax = [name for name, _, _ in frames if f"{os.sep}jax{os.sep}_src" in name]
+        of_jax = [name for name, _, _ in frames if name.startswith(JAX_FILES)]
         assert bool(of_jax) == (filtering in ("off", "tracebackhide")) or fail == "jax"
         warm(f, Scaled(X, 2.0), X, None)
 

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from tests.support.helpers import OUR_FILES
 from tests.support.inside import entries, in_progress
+from tests.support.places import OUR_FILES
 from tests.support.profile import PROFILE
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -15,13 +15,10 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
 
 import eqxjit
 from tests.support.hiding import needs
+from tests.support.places import OUR_FILES
 from tests.support.sides import CALLS
 
 SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE") != "0"
-
-#: Where frames of ours, and of generated code, come from.
-OUR_FILES = (os.path.dirname(eqxjit.__file__) + os.sep, "<eqxjit>/")
-
 
 #: Marks of a module's tests: of calls that the native back end makes alone.
 OF_FRAMELESS_CALLS = [

@@ -1,4 +1,4 @@
-"""Code as Python sees it: generated source, call sites, definitions, tracebacks.
+"""Code as Python sees it: whose a file is, generated source, call sites, tracebacks.
 
 May import: `_compat` and `_lock`. Start at `source.py`.
 """

@@ -1,54 +1,17 @@
-"""Lines of code: which of them the user wrote, which one made a call, and what to call them."""
+"""Lines of code: which of the user's made a call, and what to call it."""
 
 import builtins
-import contextlib
 import functools
 import os
 import re
 import sys
-import sysconfig
 from types import FrameType
 from typing import NamedTuple
 
-import equinox
-import jax
-
-from .source import GENERATED_FOLDER
-
-#: How the paths of files begin that are of JAX, Equinox or eqxjit.
-LIBRARY_FILES = (
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
-    *(os.path.dirname(file) + os.sep for file in (jax.__file__, equinox.__file__)),
-    GENERATED_FOLDER + "/",
-    # By which some of our own frames are entered.
-    contextlib.__file__,
-)
-
-# The same for the standard library, and for source that was generated.
-_OTHER_LIBRARY_FILES = (
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")),
-    *("<frozen ", "<@beartype", "<attrs generated", "<decorator-gen", "<__array_function__"),
-)
-_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+from .files import LIBRARY_FILES, is_users
 
 # What IPython calls a cell where it doesn't write the cell to a file.
 _IPYTHON_INPUT = re.compile(r"<ipython-input-(\d+)-")
-
-
-def is_users(filename: str) -> bool:
-    """Return whether a file is the user's: neither installed nor of the standard library."""
-    if filename.startswith((*LIBRARY_FILES, *_OTHER_LIBRARY_FILES)):
-        return False
-    return not _INSTALLED.search(filename)
-
-
-def is_users_module(name: str) -> bool:
-    """Return whether a module, by its name, is the user's."""
-    if not isinstance(name, str) or name in sys.builtin_module_names:
-        return False
-    filename = getattr(sys.modules.get(name), "__file__", None)
-    # Without a file it is a session, a notebook, or one that the user made.
-    return not isinstance(filename, str) or is_users(filename)
 
 
 class CallSite(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 
 from .call_site import CallSite
-from .tracebacks import OUR_FILES
+from .files import OUR_FILES
 
 
 def stub_at(site: CallSite) -> types.CodeType:

@@ -4,7 +4,8 @@ import inspect
 import types
 from typing import Any, NamedTuple
 
-from .call_site import CallSite, is_users, is_users_module
+from .call_site import CallSite
+from .files import is_users, is_users_module
 
 
 class Place(NamedTuple):

@@ -6,17 +6,12 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from .._compat import exclude_from_locations, exclude_from_tracebacks
-
-# Where generated files seem to be: JAX leaves out of its tracebacks what lies below a folder.
+#: Where generated files seem to be: in a folder, as those of a package are.
 GENERATED_FOLDER = "<eqxjit>"
 
 _LINE_LENGTH = 88
 
 _serial = itertools.count()
-
-exclude_from_tracebacks(GENERATED_FOLDER)
-exclude_from_locations(GENERATED_FOLDER + "/")
 
 
 def define(name: str, title: str, source: str, namespace: dict[str, Any]) -> Any:

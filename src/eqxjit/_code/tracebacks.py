@@ -3,15 +3,11 @@
 JAX's filter does so for printed tracebacks alone, and only where it isn't switched off.
 """
 
-import os
 import sys
 from types import TracebackType
 from typing import Any
 
-from .source import GENERATED_FOLDER
-
-#: How the paths of our files begin, generated ones included.
-OUR_FILES = (os.path.dirname(os.path.dirname(__file__)) + os.sep, GENERATED_FOLDER + "/")
+from .files import OUR_FILES
 
 
 def trim() -> None:

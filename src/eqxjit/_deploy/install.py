@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import equinox as eqx
 
-from .._code.call_site import is_users_module
+from .._code.files import is_users_module
 from .._code.tracebacks import trim, trimming
 from .._compat import (
     UpstreamWrapper,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from .._code.call_site import is_users, is_users_module
+from .._code.files import is_users, is_users_module
 from .description import ArrayPart, Description, NodePart, Part, StaticPart
 
 SHAPE = "shape"

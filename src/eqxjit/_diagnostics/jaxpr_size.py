@@ -6,7 +6,8 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from .._code.call_site import LIBRARY_FILES, is_users, location
+from .._code.call_site import location
+from .._code.files import LIBRARY_FILES, is_users
 from .._compat import source_line
 from .._core.events import observers
 from .._spec.tree import has_tracers

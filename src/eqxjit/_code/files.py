@@ -1,0 +1,81 @@
+"""Tells whose a file is, by the folder that it lies in: ours, a library's or the user's."""
+
+import contextlib
+import functools
+import os
+import re
+import sys
+import sysconfig
+
+import equinox
+import jax
+
+from .._compat import exclude_from_locations, exclude_from_tracebacks
+from .source import GENERATED_FOLDER
+
+
+def _below(*folders: str) -> tuple[str, ...]:
+    """Return how the paths of files below folders begin: also where a folder is a link."""
+    paths = (path for folder in folders for path in (folder, os.path.realpath(folder)))
+    return tuple(dict.fromkeys(os.path.join(path, "") for path in paths))
+
+
+#: How the paths of our files begin, generated ones included.
+OUR_FILES = (*_below(os.path.dirname(os.path.dirname(__file__))), GENERATED_FOLDER + "/")
+
+for _path in OUR_FILES:
+    exclude_from_tracebacks(_path)
+    exclude_from_locations(_path)
+
+#: How the paths of files begin that are of JAX, Equinox or eqxjit.
+LIBRARY_FILES = (
+    *OUR_FILES,
+    *_below(os.path.dirname(jax.__file__), os.path.dirname(equinox.__file__)),
+    # By which some of our own frames are entered.
+    contextlib.__file__,
+)
+
+# The same for the standard library, and for source that was generated.
+_OTHER_LIBRARY_FILES = (
+    *_below(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")),
+    *("<frozen ", "<@beartype", "<attrs generated", "<decorator-gen", "<__array_function__"),
+)
+
+_CALLED_AS_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages(?=[/\\])")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(filename: str) -> bool:
+    """Return whether a file is the user's: neither installed nor of the standard library."""
+    if not os.path.isabs(filename):
+        # What is imported has a whole path. The rest is a session, say, or what the user compiled.
+        return not filename.startswith((*LIBRARY_FILES, *_OTHER_LIBRARY_FILES))
+    try:
+        paths = {filename, os.path.realpath(filename)}
+    except (OSError, ValueError):
+        paths = {filename}
+    return not any(map(_is_librarys, paths))
+
+
+def is_users_module(name: str) -> bool:
+    """Return whether a module, by its name, is the user's."""
+    if not isinstance(name, str) or name in sys.builtin_module_names:
+        return False
+    filename = getattr(sys.modules.get(name), "__file__", None)
+    # Without a file it is a session, a notebook, or one that the user made.
+    return not isinstance(filename, str) or is_users(filename)
+
+
+def _is_librarys(path: str) -> bool:
+    if path.startswith((*LIBRARY_FILES, *_OTHER_LIBRARY_FILES)):
+        return True
+    return any(_holds_packages(path[: f.end()]) for f in _CALLED_AS_INSTALLED.finditer(path))
+
+
+@functools.lru_cache(maxsize=256)
+def _holds_packages(folder: str) -> bool:
+    """Return whether packages were installed into a folder: a user's may have the same name."""
+    try:
+        return any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(folder))
+    except OSError:
+        return False

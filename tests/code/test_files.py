@@ -1,0 +1,88 @@
+"""Whose a file is: told by the folders in which packages are, not by a word in its path."""
+
+import os
+import sys
+import sysconfig
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+import eqxjit
+from eqxjit._code.files import OUR_FILES, is_users, is_users_module
+from tests.support.places import make_site_packages
+
+
+def test_what_is_the_users(monkeypatch):
+    # Or that of `python -m pytest`, which isn't.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/home/me/train.py", raising=False)
+    stdlib = sysconfig.get_path("stdlib")
+    installed = (jax, eqx, np, pytest, eqxjit)
+    for filename in (
+        *(module.__file__ for module in installed),
+        f"{stdlib}/json/decoder.py",
+        "<frozen zip>",
+        "<eqxjit>/f-1",
+    ):
+        assert not is_users(filename)
+    for filename in (
+        __file__,
+        "train.py",
+        "<stdin>",
+        "<string>",
+        "/tmp/ipykernel_1/2.py",
+        "<ipython-input-1-2>",
+        "/home/me/a\0b.py",
+    ):
+        assert is_users(filename)
+    for module in ("builtins", "json", "functools", "jax.numpy", "eqxjit._lock", "sys"):
+        assert not is_users_module(module)
+    for module in (__name__, "__main__", "of nobody", None):
+        assert is_users_module(module) == (module is not None)
+
+
+@pytest.mark.parametrize("word", ["eqxjit", "jax", "equinox", "site-packages", "dist-packages"])
+def test_a_folders_name_says_nothing(word, tmp_path):
+    for folder in (tmp_path / word, tmp_path / word / word, tmp_path / f"{word}_models"):
+        folder.mkdir()
+        for name in ("train.py", "eqxjit.py", "__init__.py"):
+            assert is_users(str(folder / name))
+
+
+def test_what_lies_beside_a_package_is_not_of_it():
+    [folder, *_] = OUR_FILES
+    assert not is_users(os.path.join(folder, "_code", "files.py"))
+    for other in ("_models", "2", ".py"):
+        # In a checkout: where packages are installed, it is another one.
+        path = f"{folder.rstrip(os.sep)}{other}/train.py"
+        assert not path.startswith(OUR_FILES)
+
+
+@pytest.mark.parametrize("name", ["site-packages", "dist-packages"])
+def test_packages_are_where_they_were_installed(name, tmp_path):
+    """Also where this interpreter doesn't install any itself, as in a folder of `PYTHONPATH`."""
+    folder = make_site_packages(tmp_path).rename(tmp_path / name)
+    assert not is_users(str(folder / "a_library" / "solve.py"))
+    assert is_users(str(tmp_path / "train.py"))
+    # An environment in the user's project, which may itself lie in a folder of that name.
+    project = tmp_path / "b" / name / "project"
+    environment = project / ".venv" / "lib"
+    environment.mkdir(parents=True)
+    installed = make_site_packages(environment)
+    assert not is_users(str(installed / "a_library.py"))
+    assert is_users(str(project / "train.py"))
+
+
+def test_links_are_followed(tmp_path):
+    folder = make_site_packages(tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert not is_users(str(link / "a_library.py"))
+    # As some installers lay packages out, whose files are elsewhere.
+    (tmp_path / "store").mkdir()
+    (folder / "another").symlink_to(tmp_path / "store")
+    assert not is_users(str(folder / "another" / "solve.py"))
+    ours = tmp_path / "ours"
+    ours.symlink_to(os.path.dirname(eqxjit.__file__))
+    assert not is_users(str(ours / "_code" / "files.py"))
