@@ -8,7 +8,7 @@ COMMANDS = {
     "digits": "train a digit classifier under both filter_jits; are they identical, and how fast?",
     "calls": "the cost of a warm call, against every competitor, over many workloads",
     "shapes": "one function called with several shapes: later ones, older ones after a trace",
-    "statics": "static containers, equal static values, structures in turn, against Equinox",
+    "statics": "configurations, structures in turn, deep and large trees, against Equinox",
     "training": "a step of training, packed and not, against every way to write it",
     "leaf_sizes": "a packed step for several sizes of what shares a buffer",
     "latency": "p50 to p99.9 of small fixed models, against ONNX Runtime, PyTorch and JAX itself",

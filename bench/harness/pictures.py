@@ -110,27 +110,44 @@ def leaves(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
     _save(figure, path)
 
 
-def sizes(groups: Mapping[str, Mapping[int, Times]], path: Path) -> None:
-    """The cost of a call against the size of a static value, a panel for each kind of value."""
+def sizes(groups: Mapping[str, Mapping[int, Times]], suffix: str, path: Path) -> None:
+    """The cost of a call against the size of a static value, a panel for each kind of value.
+
+    A group whose name has the suffix is dashed, in the panel of the group without.
+    """
     columns = 6
+    panelled = list(dict.fromkeys(name.removesuffix(suffix) for name in groups))
+    rows = max(1, -(-len(panelled) // columns))
     figure, panels = plt.subplots(
-        -(-len(groups) // columns), columns, figsize=(16, 6), sharey=True, layout="constrained"
+        rows, columns, figsize=(16, 2.5 * rows), sharey=True, squeeze=False, layout="constrained"
     )
-    for axes in panels.flat[len(groups) :]:
+    for axes in panels.flat[len(panelled) :]:
         axes.set_axis_off()
-    for axes, (group, rows) in zip(panels.flat, groups.items(), strict=False):
-        _curves(axes, group, rows, ("eqx", "eqxjit"))
-    figure.supxlabel("elements")
+    for axes, name in zip(panels.flat, panelled, strict=False):
+        for kind in ("", suffix):
+            _curves(axes, name, groups.get(name + kind, {}), ("eqx", "eqxjit"), kind)
+        axes.set_title(name, fontsize="small")
+        _ticks_at({size: f"{size:,}" for size in groups.get(name, {})}, axes.xaxis)
+    figure.supxlabel("entries, structures, depth")
     figure.supylabel("µs of CPU time")
-    panels.flat[0].legend(fontsize="small")
+    figure.legend(*panels.flat[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     _save(figure, path)
 
 
-def _curves(axes: Axes, title: str, rows: Mapping[int, Times], names: Iterable[str]) -> None:
+def _curves(
+    axes: Axes,
+    title: str,
+    rows: Mapping[int, Times],
+    names: Iterable[str],
+    suffix: str = "",
+) -> None:
+    """Lines; those with a suffix are dashed."""
     for name in names:
         colour, marker = STYLES[name]
         times = [row[name] for row in rows.values()]
-        axes.plot(list(rows), times, color=colour, marker=marker, label=LABELS[name])
+        line = "--" if suffix else "-"
+        label = f"{LABELS[name]}{suffix}"
+        axes.plot(list(rows), times, line, color=colour, marker=marker, label=label)
     axes.set(xscale="log", yscale="log", title=title)
     axes.grid(which="both", alpha=0.25)
 
@@ -168,6 +185,12 @@ def _plain_numbers(axis: Axis) -> None:
     """Label a logarithmic axis by 1, 2, 5, 10: powers of ten are too few, all ticks too many."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _ticks_at(labels: Mapping[int, str], axis: Axis) -> None:
+    """Label a logarithmic axis at these values alone."""
+    axis.set_ticks(list(labels), list(labels.values()))
     axis.set_minor_formatter(NullFormatter())
 
 
