@@ -306,6 +306,27 @@ def jaxpr_lowered_in(frame: FrameType) -> Any:
     return _local_of_class(frame, ClosedJaxpr)
 
 
+# How many frames JAX's choice of inputs may be above the one that lowers.
+_MOST_FRAMES = 4
+
+
+def inputs_read_in(frame: FrameType) -> frozenset[int] | None:
+    """Return which inputs of a program XLA is given, from the frame in which JAX lowers it.
+
+    JAX drops those that no equation reads. None where that isn't there: all then count as read.
+    """
+    caller: FrameType | None = frame
+    for _ in range(_MOST_FRAMES):
+        if caller is None:
+            break
+        variables = caller.f_locals
+        found = variables.get("kept_var_idx")
+        if isinstance(found, (set, frozenset)) and not variables.get("num_const_args"):
+            return frozenset(found)
+        caller = caller.f_back
+    return None
+
+
 def module_compiled_in(frame: FrameType) -> Any:
     """Return the lowered program that a function of JAX compiles, as `jaxpr_lowered_in`."""
     try:

@@ -58,20 +58,3 @@ def may_raise(module: Any) -> bool:
         if target and target not in _HARMLESS_TARGETS and not target.startswith(_HARMLESS_PREFIXES):
             return True
     return False
-
-
-def uses_of(jaxpr: Any, n_inputs: int) -> bytes | None:
-    """Return a byte for each input of a closed jaxpr: whether it is read; None if that is unknown.
-
-    XLA isn't given an input that no equation reads and that isn't returned.
-    """
-    try:
-        inner = jaxpr.jaxpr
-        if len(inner.invars) != n_inputs:
-            return None
-        read = {id(variable) for equation in inner.eqns for variable in equation.invars}
-        read.update([id(variable) for variable in inner.outvars])
-        return bytes([id(variable) in read for variable in inner.invars])
-    except AttributeError:
-        # Another release's jaxpr.
-        return None

@@ -145,11 +145,10 @@ class Entry(_Flags):
             self._unclassified = False
         self.pending = self._unclassified or len(self._traces) > 0
 
-    def add_uses(self, uses: bytes | None) -> None:
+    def add_uses(self, read: frozenset[int] | None) -> None:
         """Note which arrays one more program reads; None where that is unknown."""
-        if uses is None:
-            uses = b"\1" * self.n_arrays
-        elif self.uses is not None:
+        uses = bytes([read is None or i in read for i in range(self.n_arrays)])
+        if self.uses is not None:
             uses = bytes(map(operator.or_, uses, self.uses))
         self.uses = uses
 

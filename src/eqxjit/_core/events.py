@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import jax
 
-from .._compat import is_staging, jaxpr_lowered_in, module_compiled_in
+from .._compat import inputs_read_in, is_staging, jaxpr_lowered_in, module_compiled_in
 from .._lock import alive
 from .calls import Call, in_flight
 from .donation import hide_donation_warning
@@ -60,13 +60,15 @@ class OpenTrace:
     - `record`: the hook's.
     - `is_traced`: whether the user's function has returned.
     - `user_raised`: whether it has raised, or a node of theirs.
-    - `jaxpr`: the first that JAX lowers afterwards.
+    - `jaxpr`: the first that JAX lowers afterwards; `inputs_read`: which of its inputs XLA is given,
+        None where that is unknown.
     - `may_raise`: whether a program that JAX compiles afterwards can raise; None if there is none.
     """
 
     __slots__ = (
         "__weakref__",
         "call",
+        "inputs_read",
         "is_traced",
         "jaxpr",
         "may_raise",
@@ -80,6 +82,7 @@ class OpenTrace:
         self.is_traced = False
         self.user_raised = False
         self.jaxpr: Any = None
+        self.inputs_read: frozenset[int] | None = None
         self.may_raise: bool | None = None
 
     @property
@@ -218,6 +221,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     frame = _frame_of_with()
     if phase == LOWERING and trace.jaxpr is None:
         trace.jaxpr = jaxpr_lowered_in(frame)
+        trace.inputs_read = inputs_read_in(frame)
     elif phase == COMPILING and not trace.may_raise:
         module = module_compiled_in(frame)
         trace.may_raise = None if module is None else may_raise(module)

@@ -1,11 +1,14 @@
 """The function under a wrapper without its arrays, and the table of its entries."""
 
+import collections
 import functools
 import inspect
+import types
+import weakref
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from .._code.place import place_of
+from .._code.place import Place, place_of
 from .._compat import MISSING
 from .._fast.signature import Signature
 from .._lock import Lock
@@ -15,6 +18,36 @@ from .options import Options
 from .table import Table, home_of, names_of, table_of
 
 _choosing = Lock()
+
+
+class _Definition(NamedTuple):
+    """What is read of a function, and the same for all that have its spec."""
+
+    signature: Signature
+    place: Place
+    home: weakref.ref[types.FunctionType] | None
+
+
+# Of the latest functions: much code wraps where it calls, and reading a signature takes longer.
+_definitions: collections.OrderedDict[Spec, _Definition] = collections.OrderedDict()
+_MAX_DEFINITIONS = 256
+
+
+def _definition_of(fun: Any, spec: Spec) -> _Definition:
+    definition = _definitions.get(spec)
+    if definition is None:
+        definition = _read(fun)
+        with _choosing:
+            _definitions[spec] = definition
+            if len(_definitions) > _MAX_DEFINITIONS:
+                _definitions.popitem(last=False)
+    return definition
+
+
+def _read(fun: Any) -> _Definition:
+    home = home_of(fun)
+    home_ref = None if home is None else weakref.ref(home)
+    return _Definition(Signature(fun, *names_of(fun)), place_of(fun, home), home_ref)
 
 
 class Function:
@@ -52,9 +85,11 @@ class Function:
         self.options = options
         self.keeps_arrays = table is not None
         self._table = table
-        self._home = home_of(fun)
-        self._place = place_of(fun, self._home)
-        self.signature = Signature(fun, *names_of(fun)) if table is None else table.signature
+        # A frozen function's spec holds its arrays.
+        definition = _definition_of(fun, spec) if table is None else _read(fun)
+        self._home = None if definition.home is None else definition.home()
+        self._place = definition.place
+        self.signature = definition.signature if table is None else table.signature
         self.attributes = {
             attribute: getattr(fun, attribute)
             for attribute in functools.WRAPPER_ASSIGNMENTS

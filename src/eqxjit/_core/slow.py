@@ -16,7 +16,7 @@ from .._fast.make import fast_path, link, set_up
 from .._fast.source import TooLarge, write
 from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
 from .calls import Call, make
-from .effects import may_raise, uses_of
+from .effects import may_raise
 from .entry import Entry, Output, arrays_of, out_of, wait_for
 from .errors import call_error, note_tracers, raise_for_arguments
 from .events import close_trace
@@ -185,7 +185,7 @@ class Caller:
                 can_raise = True
         entry.blocks = entry.blocks or can_raise
         uses = entry.uses
-        entry.add_uses(None if trace is None else uses_of(trace.jaxpr, entry.n_arrays))
+        entry.add_uses(None if trace is None else trace.inputs_read)
         if entry.uses != uses and uses is not None:
             # A fast path copies the arrays that were read when it was made.
             self.table.drop_fast(entry)

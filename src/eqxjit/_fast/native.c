@@ -443,6 +443,7 @@ static PyObject *passed_for(State *state, PyObject *leaf, int is_used, int *wait
         type == &PyBool_Type || leaf == Py_None) {
         return NULL;
     }
+    if (!is_used && (PyObject *)type == state->ndarray_type) return Py_NewRef(leaf);
     PyObject *answer = PyObject_CallOneArg(is_used ? state->take : state->is_array, leaf);
     if (answer == NULL || is_used) {
         if (answer == Py_NotImplemented) Py_CLEAR(answer);
