@@ -184,8 +184,11 @@ class Caller:
                 # No `lower` (`EQX_ON_ERROR=breakpoint`), or caches that were cleared meanwhile.
                 can_raise = True
         entry.blocks = entry.blocks or can_raise
-        if trace is not None:
-            entry.add_uses(uses_of(trace.jaxpr, entry.n_arrays))
+        uses = entry.uses
+        entry.add_uses(None if trace is None else uses_of(trace.jaxpr, entry.n_arrays))
+        if entry.uses != uses and uses is not None:
+            # A fast path copies the arrays that were read when it was made.
+            self.table.drop_fast(entry)
 
     def combine(self, output: Output, call: Call) -> Any:
         """Return the user's output, from what JAX returned for a call."""

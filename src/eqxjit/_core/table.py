@@ -225,6 +225,11 @@ class Table(_Watched):
             self.fasts.remove(fast)
             self._unlink()
 
+    def drop_fast(self, entry: Entry) -> None:
+        """Have the next call of an entry make its fast path anew."""
+        with self.lock:
+            self.remove_fast(entry)
+
     def fast_of(self, entry: Entry) -> Any:
         """Return the fast path of an entry; None without one."""
         return next((fast for fast in list(self.fasts) if fast.entry is entry), None)
