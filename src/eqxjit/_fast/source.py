@@ -203,7 +203,7 @@ class _Writer:
                     yield item, item, names.variable(f"{name}_{i}"), spec, ""
             elif parameter.kind == VAR_KEYWORD:
                 found = [key for key in by_name if key not in others]
-                yield name, "", "", None, f"{count}({name}) == {len(found)}"
+                yield name, "", "", None, self._has_keys(name, found)
                 for key in found:
                     others[key] = f"{name}[{key!r}]", names.variable(f"{name}_{key}")
             elif parameter.kind != KEYWORD_ONLY and positional:
@@ -238,20 +238,28 @@ class _Writer:
                 guards.append(f"{names.named(len)}({var}) == {len(below)}")
                 parts = [f"{var}[{i}]" for i in range(len(below))]
             elif kind == DICT:
-                guards.append(f"{names.named(len)}({var}) == {len(below)}")
-                types = names.constant("str_types", _STR_TYPES)
-                if below:
-                    guards.append(f"{{*{names.named(map)}({names.named(type)}, {var})}} == {types}")
+                guards.append(self._has_keys(var, aux))
                 parts = [f"{var}[{key!r}]" for key in aux]
             elif kind == MODULE:
                 fields = names.variable(f"{var}_fields")
                 read = names.constant("fields_of", fields_of)
-                guards.append(f"{names.named(len)}({fields} := {read}({var})) == {len(below)}")
+                field_names = names.constant("field_names", frozenset(aux))
+                guards.append(f"({fields} := {read}({var})).keys() == {field_names}")
                 parts = [f"{fields}[{name!r}]" for name in aux]
             else:
                 parts = self._match_node(var, aux, len(below))
             for label, part, child in zip(_labels(spec), parts, below, strict=True):
                 self._match(names.variable(f"{var}_{label}"), part, child, depth + 1)
+
+    def _has_keys(self, var: str, keys: Sequence[str]) -> str:
+        """Return the guard of a dict's keys: a key that is missing must not raise later."""
+        names = self.names
+        if not keys:
+            return f"not {var}"
+        # A key of a class derived from `str` equals a text, too.
+        types = f"{{*{names.named(map)}({names.named(type)}, {var})}}"
+        str_types = names.constant("str_types", _STR_TYPES)
+        return f"{var}.keys() == {names.constant('keys', frozenset(keys))} and {types} == {str_types}"
 
     def _match_node(self, var: str, metadata: Any, n: int) -> list[str]:
         names = self.names
@@ -269,6 +277,10 @@ class _Writer:
         names = self.names
         index = len(self.arrays) + (self.entry.n_fun if len(self.arrays) >= self.entry.n_first else 0)
         uses = self.entry.uses
+        if source == var:
+            # A parameter stays as it is: the slow path is given it where a guard fails.
+            var = names.variable(f"{var}_array")
+            source = f"{var} := {source}"
         self.arrays.append(var)
         array = names.constant("Array", ArrayImpl)
         if uses is not None and not uses[index]:
