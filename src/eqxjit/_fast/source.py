@@ -111,8 +111,12 @@ class _Writer:
         fun_statics = [names.variable(f"fun_static_{i}") for i in range(self._n_fun_statics())]
         otherwise = names.variable("otherwise")
         self._match_arguments()
-        n = entry.n_first
-        passed = [*self.arrays[:n], *fun_arrays, *self.arrays[n:]]
+        n, arrays = entry.n_first, self.arrays
+        # The function's own may be NumPy's, too.
+        self.arrays = []
+        for i, fun_array in enumerate(fun_arrays):
+            self._match_array(fun_array, fun_array, n + i)
+        passed = [*arrays[:n], *self.arrays, *arrays[n:]]
         self.statics = [*fun_statics, *self.statics]
         result, unpacking = self._output()
         name = self.signature.name if can_be_written(self.signature.name) else "call"
@@ -226,7 +230,8 @@ class _Writer:
         if depth > _MAX_DEPTH:
             raise TooLarge
         if spec is ARRAY:
-            self._match_array(var, inner)
+            index = len(self.arrays)
+            self._match_array(var, inner, index + (self.entry.n_fun if index >= self.entry.n_first else 0))
         elif spec is None:
             guards.append(f"{source} is None")
         elif type(spec) is Static:
@@ -273,9 +278,9 @@ class _Writer:
         self.statics.append(f"{flat}[1]")
         return [f"{below}[{i}]" for i in range(n)]
 
-    def _match_array(self, var: str, source: str) -> None:
+    def _match_array(self, var: str, source: str, index: int) -> None:
+        """Write the guard of the array that is passed at an index."""
         names = self.names
-        index = len(self.arrays) + (self.entry.n_fun if len(self.arrays) >= self.entry.n_first else 0)
         uses = self.entry.uses
         if source == var:
             # A parameter stays as it is: the slow path is given it where a guard fails.
