@@ -1174,7 +1174,7 @@ def test_the_source_of_a_specialized_call():
         (jnp.ones(2), None),
         ({"a": jnp.ones(2)}, {"b": jnp.ones(2)}),
         ({"a": jnp.ones(2), "b": None}, {"a": jnp.ones(2), "c": None}),
-        (np.ones(3), "text"),
+        (jnp.ones(3), "text"),
     ],
 )
 def test_a_guard_that_fails_leaves_the_arguments_as_they_are(one, other):
