@@ -111,8 +111,12 @@ class _Writer:
         fun_statics = [names.variable(f"fun_static_{i}") for i in range(self._n_fun_statics())]
         otherwise = names.variable("otherwise")
         self._match_arguments()
-        n = entry.n_first
-        passed = [*self.arrays[:n], *fun_arrays, *self.arrays[n:]]
+        n, arrays = entry.n_first, self.arrays
+        # The function's own may be NumPy's, too.
+        self.arrays = []
+        for i, fun_array in enumerate(fun_arrays):
+            self._match_array(fun_array, fun_array, n + i)
+        passed = [*arrays[:n], *self.arrays, *arrays[n:]]
         self.statics = [*fun_statics, *self.statics]
         result, unpacking = self._output()
         name = self.signature.name if can_be_written(self.signature.name) else "call"
@@ -203,7 +207,7 @@ class _Writer:
                     yield item, item, names.variable(f"{name}_{i}"), spec, ""
             elif parameter.kind == VAR_KEYWORD:
                 found = [key for key in by_name if key not in others]
-                yield name, "", "", None, f"{count}({name}) == {len(found)}"
+                yield name, "", "", None, self._has_keys(name, found)
                 for key in found:
                     others[key] = f"{name}[{key!r}]", names.variable(f"{name}_{key}")
             elif parameter.kind != KEYWORD_ONLY and positional:
@@ -226,7 +230,8 @@ class _Writer:
         if depth > _MAX_DEPTH:
             raise TooLarge
         if spec is ARRAY:
-            self._match_array(var, inner)
+            index = len(self.arrays)
+            self._match_array(var, inner, index + (self.entry.n_fun if index >= self.entry.n_first else 0))
         elif spec is None:
             guards.append(f"{source} is None")
         elif type(spec) is Static:
@@ -238,20 +243,28 @@ class _Writer:
                 guards.append(f"{names.named(len)}({var}) == {len(below)}")
                 parts = [f"{var}[{i}]" for i in range(len(below))]
             elif kind == DICT:
-                guards.append(f"{names.named(len)}({var}) == {len(below)}")
-                types = names.constant("str_types", _STR_TYPES)
-                if below:
-                    guards.append(f"{{*{names.named(map)}({names.named(type)}, {var})}} == {types}")
+                guards.append(self._has_keys(var, aux))
                 parts = [f"{var}[{key!r}]" for key in aux]
             elif kind == MODULE:
                 fields = names.variable(f"{var}_fields")
                 read = names.constant("fields_of", fields_of)
-                guards.append(f"{names.named(len)}({fields} := {read}({var})) == {len(below)}")
+                field_names = names.constant("field_names", frozenset(aux))
+                guards.append(f"({fields} := {read}({var})).keys() == {field_names}")
                 parts = [f"{fields}[{name!r}]" for name in aux]
             else:
                 parts = self._match_node(var, aux, len(below))
             for label, part, child in zip(_labels(spec), parts, below, strict=True):
                 self._match(names.variable(f"{var}_{label}"), part, child, depth + 1)
+
+    def _has_keys(self, var: str, keys: Sequence[str]) -> str:
+        """Return the guard of a dict's keys: a key that is missing must not raise later."""
+        names = self.names
+        if not keys:
+            return f"not {var}"
+        # A key of a class derived from `str` equals a text, too.
+        types = f"{{*{names.named(map)}({names.named(type)}, {var})}}"
+        str_types = names.constant("str_types", _STR_TYPES)
+        return f"{var}.keys() == {names.constant('keys', frozenset(keys))} and {types} == {str_types}"
 
     def _match_node(self, var: str, metadata: Any, n: int) -> list[str]:
         names = self.names
@@ -265,10 +278,14 @@ class _Writer:
         self.statics.append(f"{flat}[1]")
         return [f"{below}[{i}]" for i in range(n)]
 
-    def _match_array(self, var: str, source: str) -> None:
+    def _match_array(self, var: str, source: str, index: int) -> None:
+        """Write the guard of the array that is passed at an index."""
         names = self.names
-        index = len(self.arrays) + (self.entry.n_fun if len(self.arrays) >= self.entry.n_first else 0)
         uses = self.entry.uses
+        if source == var:
+            # A parameter stays as it is: the slow path is given it where a guard fails.
+            var = names.variable(f"{var}_array")
+            source = f"{var} := {source}"
         self.arrays.append(var)
         array = names.constant("Array", ArrayImpl)
         if uses is not None and not uses[index]:

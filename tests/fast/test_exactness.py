@@ -3,11 +3,9 @@
 Each test warms a call up until the specialised call serves it, changes one thing, and calls again.
 """
 
-import argparse
 import collections
 import dataclasses
 import threading
-import types
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -19,7 +17,6 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import SPECIALIZING, Counted, Own, assert_same, assert_specialized
-from tests.support.inside import entries
 from tests.support.sides import CALLS
 
 
@@ -1168,3 +1165,23 @@ def test_the_source_of_a_specialized_call():
     comments = [line.strip() for line in source.splitlines() if line.strip().startswith("#")]
     for name in ("model", "x", "train"):
         assert any(comment.startswith(f"# {name}:") for comment in comments)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (jnp.ones(2), 1),
+        (jnp.ones(2), None),
+        ({"a": jnp.ones(2)}, {"b": jnp.ones(2)}),
+        ({"a": jnp.ones(2), "b": None}, {"a": jnp.ones(2), "c": None}),
+        (jnp.ones(3), "text"),
+    ],
+)
+def test_a_guard_that_fails_leaves_the_arguments_as_they_are(one, other):
+    """What the slow path is given then is what the caller passed, and no guard raises."""
+    f = eqxjit.filter_jit(lambda value, *rest, **named: (value, rest, named))
+    for _ in range(CALLS):
+        f(one, one, name=one)
+    for value in (one, other):
+        assert_same(f(value, other, name=one), (value, (other,), {"name": one}))
+        assert_same(f(value, one, other=value), (value, (one,), {"other": value}))

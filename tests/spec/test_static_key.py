@@ -11,7 +11,6 @@ import fractions
 import functools
 import gc
 import math
-import types
 import weakref
 from typing import Any, NamedTuple
 

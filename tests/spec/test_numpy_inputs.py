@@ -1,7 +1,6 @@
 """A NumPy array may be filled anew as soon as the call returns: its result stays what it was."""
 
 import functools
-import time
 import tracemalloc
 
 import equinox as eqx
@@ -12,7 +11,7 @@ import pytest
 
 import eqxjit
 from tests.support import inside
-from tests.support.helpers import SPECIALIZING, assert_same
+from tests.support.helpers import SPECIALIZING
 from tests.support.sides import CALLS, both
 
 _SIDE = 512
@@ -203,3 +202,23 @@ def test_arrays_of_numpy_take_the_specialised_call(kind):
     for _ in range(CALLS):
         out = f(xs)
     jax.tree.map(np.testing.assert_array_equal, out, [x + 1 for x in map(jnp.asarray, xs)])
+
+
+def test_a_later_trace_of_a_structure_may_read_more():
+    """An array that the first program doesn't read is copied for another program that does."""
+
+    @functools.partial(eqxjit.filter_jit, keep_unused=True)
+    def f(buffer, x):
+        if x.shape == (2,):
+            return x
+        return slow_sum([x, buffer])[1]
+
+    buffer, x = aligned(), jnp.ones((_SIDE, _SIDE))
+    for _ in range(CALLS):
+        f(buffer, jnp.ones(2))
+    f(buffer, x)
+    for i in range(CALLS):
+        buffer[...] = i
+        result = f(buffer, x)
+        buffer[...] = -1
+        assert float(result) == i * buffer.size

@@ -1,0 +1,431 @@
+"""A fast path is a guarded replay of the slow one.
+
+It matches exactly if the specs are equal, takes the arrays that `split` takes, and makes what
+`combine` makes: for random trees, also after changes in place.
+"""
+
+import collections
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import eqxjit
+from eqxjit._core.numpy_inputs import MAX_COPIED_BYTES
+from eqxjit._fast.source import TooLarge
+from eqxjit._spec.static import MAX_PARTS, Opaque, freeze, same
+from eqxjit._spec.tree import Static, combine, split
+from tests.support import changes, nodes, strategies
+from tests.support.helpers import Own, assert_same
+from tests.support.paths import PYTHON, C, Path, Taken, each_path
+from tests.support.profile import PROFILE
+from tests.support.strategies import Made
+
+N_EXAMPLES = {"fast": 150, "thorough": 5_000}[PROFILE]
+
+X = jnp.arange(3.0)
+
+
+# --- Strategies -------------------------------------------------------------------------------
+
+
+def filled(kind, n, last):
+    """A container of so many parts."""
+    parts = [*range(n - 1), last]
+    return dict.fromkeys(parts, 1) if kind is dict else kind(parts)
+
+
+def nested(depth, value):
+    """A list within a list, and so on."""
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def large_numpy(size):
+    return np.full(size, 1.5)
+
+
+class Whole(eqx.Module):
+    """All of it is static, and can be changed in place."""
+
+    value: Any = eqx.field(static=True)
+    weight: Any = 0
+
+
+def whole(value):
+    module = Whole(None)
+    # Equinox can't look for arrays in a static dict whose keys can't be sorted.
+    object.__setattr__(module, "value", value)
+    return module
+
+
+_sizes = st.sampled_from([MAX_PARTS - 1, MAX_PARTS, MAX_PARTS + 1])
+_large = st.one_of(
+    st.builds(
+        functools.partial(Made, filled),
+        st.sampled_from([list, tuple, set, dict]),
+        _sizes,
+        st.sampled_from([Made(int, "7000"), Made(float, "nan"), Made(Own, 1)]),
+    ),
+    st.builds(functools.partial(Made, nested), st.sampled_from([3, 99, 100, 101]), st.just(1)),
+)
+_own = st.builds(functools.partial(Made, Own), st.integers(0, 2))
+
+_arrays_around_the_bound = st.builds(
+    functools.partial(Made, large_numpy),
+    st.sampled_from([2, MAX_COPIED_BYTES // 8, MAX_COPIED_BYTES // 8 + 1]),
+)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Made:
+    """Trees, and Modules with containers up to the bound and past it in their static fields."""
+    way = draw(st.integers(0, 5))
+    if way == 0:
+        return draw(_arrays_around_the_bound)
+    if way <= 2:
+        return Made(whole, draw([_large, strategies.static_fields | _own][way - 1]))
+    return draw(strategies.trees)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Made, Made]:
+    one = draw(trees())
+    if draw(st.integers(0, 5)) == 0:
+        return one, draw(trees())
+    other = draw(strategies.variations_of(strategies.Arguments((one,), {}))).args[0]
+    try:
+        other()
+    except ValueError:
+        # Of Equinox, for another Module with a dict like that of `whole`.
+        assume(False)
+    return one, other
+
+
+# --- The property -----------------------------------------------------------------------------
+
+
+def assert_equivalent(path: Path, *args: Any, **kwargs: Any) -> bool:
+    """Check a fast path against the slow one for a call; return whether it matches."""
+    try:
+        call = path.split(*args, **kwargs)
+        is_equal = bool(call.spec == path.spec)
+    except Exception:
+        # What the slow path refuses, the fast path refuses or raises for.
+        try:
+            taken = path(*args, **kwargs)
+        except Exception:
+            return False
+        assert taken is None
+        return False
+    taken = path(*args, **kwargs)
+    if not (taken is not None and shrank(path.spec)):
+        assert (taken is not None) == is_equal, (path.spec, call.spec)
+    if taken is None or not is_equal:
+        return False
+    expected: Taken = path.expected(call)
+    assert len(taken.arrays) == len(expected.arrays)
+    for array, other in zip(taken.arrays, expected.arrays, strict=True):
+        if isinstance(other, np.ndarray):
+            # Copied where it is small.
+            assert (array is other) == (other.nbytes > MAX_COPIED_BYTES)
+            assert type(array) is type(other)
+            assert array.dtype == other.dtype
+            assert array.tobytes() == other.tobytes()
+        else:
+            assert array is other
+    _assert_made_alike(taken.made, expected.made)
+    return True
+
+
+def shrank(spec: Any) -> bool:
+    """Return whether a container was too large for the bound, and is no more.
+
+    The very object is then taken to be unchanged by a fast path, but not by the slow one.
+    """
+    pending = [spec]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, (tuple, frozenset)):
+            pending.extend(part)
+        elif isinstance(part, Static):
+            pending.append(part.frozen)
+        elif isinstance(part, Opaque) and type(freeze(part.value)) is not Opaque:
+            return True
+    return False
+
+
+def _assert_made_alike(one: Any, other: Any) -> None:
+    spec, arrays, statics = split(one, is_input=False)
+    other_spec, other_arrays, other_statics = split(other, is_input=False)
+    assert spec == other_spec
+    for a, b in zip([*arrays, *statics], [*other_arrays, *other_statics], strict=True):
+        # Metadata may be made by each flatten anew.
+        assert a is b or type(a) in (tuple, list, dict, type(b)), (a, b)
+    assert jax.tree_util.tree_structure(one) == jax.tree_util.tree_structure(other)
+
+
+def path_of(kind: str, fun: Any, body: Any, *args: Any, **kwargs: Any) -> Path:
+    try:
+        return Path(kind, fun, body, *args, **kwargs)
+    except TooLarge:
+        assume(False)
+        raise
+    except Exception:
+        # A bad argument.
+        assume(False)
+        raise
+
+
+def outputs(args, kwargs):
+    """What went in, and something of the trace's own."""
+    return [args, {"kwargs": kwargs, "own": (X, [1.5, None], nodes.Layer(X, "own", [2]))}]
+
+
+def anything(*args, **kwargs):
+    raise AssertionError
+
+
+@each_path
+@settings(max_examples=N_EXAMPLES)
+@given(data=st.data())
+def test_it_matches_exactly_if_the_specs_are_equal(kind, data):
+    one, other = data.draw(pairs())
+    value = one()
+    path = path_of(kind, anything, outputs, value, 1, x=value)
+    assert_equivalent(path, value, 1, x=value)
+    again, varied = one(), other()
+    assert_equivalent(path, again, 1, x=again)
+    assert_equivalent(path, varied, 1, x=again)
+    assert_equivalent(path, again, 1, x=varied)
+    assert not assert_equivalent(path, again, True, x=again)
+
+
+@each_path
+@settings(max_examples=N_EXAMPLES)
+@given(data=st.data())
+def test_it_matches_exactly_if_the_specs_are_equal_after_changes_in_place(kind, data):
+    args, kwargs = [data.draw(trees())()], {"x": data.draw(trees())()}
+    path = path_of(kind, anything, outputs, *args, **kwargs)
+    for change in data.draw(st.lists(strategies._changes, min_size=1, max_size=3)):
+        changes.apply(change, args, kwargs)
+        assert_equivalent(path, *args, **kwargs)
+
+
+SIGNATURES = {
+    "positional": lambda a, b, c: None,
+    "optional": lambda a, b=1, c=2: None,
+    "positional only": lambda a, b=1, /, c=2: None,
+    "more": lambda a, *rest, k=1: None,
+    "keywords": lambda a, *, b=0, c=0, **more: None,
+    "any": anything,
+}
+
+
+@each_path
+@settings(max_examples=N_EXAMPLES // 2)
+@given(data=st.data())
+def test_however_a_call_is_bound(kind, data):
+    fun = SIGNATURES[data.draw(st.sampled_from([*SIGNATURES]))]
+    leaves = st.sampled_from([X, 1, 1.0, [X, 2], None])
+
+    def draw():
+        n = data.draw(st.integers(0, 4))
+        names = data.draw(st.lists(st.sampled_from("abckz"), unique=True, max_size=3))
+        args = [data.draw(leaves) for _ in range(n)]
+        return args, {name: data.draw(leaves) for name in names}
+
+    args, kwargs = draw()
+    path = path_of(kind, fun, outputs, *args, **kwargs)
+    assert assert_equivalent(path, *args, **kwargs)
+    for _ in range(3):
+        args, kwargs = draw()
+        try:
+            path.split(*args, **kwargs)
+        except TypeError:
+            continue
+        assert_equivalent(path, *args, **kwargs)
+
+
+MODELS = [
+    eqx.Partial(anything, X, [X, "s"]),
+    eqx.Partial(anything, np.ones(3), large_numpy(MAX_COPIED_BYTES)),
+    eqx.Partial(anything),
+]
+
+
+@each_path
+@settings(max_examples=N_EXAMPLES // 2)
+@given(data=st.data())
+def test_the_functions_own_arrays_and_static_objects(kind, data):
+    model = data.draw(st.sampled_from(MODELS))
+    one, other = data.draw(pairs())
+    value = one()
+    path = path_of(kind, model, outputs, value, x=X)
+    assert_equivalent(path, value, x=X)
+    assert_equivalent(path, other(), x=X)
+
+
+# --- The slow path against JAX and Equinox ------------------------------------------------------
+
+
+@settings(max_examples=N_EXAMPLES)
+@given(trees())
+def test_split_and_combine_do_what_jax_does(made):
+    tree = made()
+    try:
+        leaves, treedef = jax.tree_util.tree_flatten(tree)
+    except Exception as error:
+        with pytest.raises(type(error)):
+            split(tree)
+        return
+    spec, arrays, statics = split(tree, is_input=False)
+    expected = jax.tree.leaves(eqx.partition(tree, eqx.is_array)[0])
+    assert len(arrays) == len(expected)
+    assert all(a is b for a, b in zip(arrays, expected, strict=True))
+    assert [*map(id, expected)] == [id(leaf) for leaf in leaves if eqx.is_array(leaf)]
+    again = combine(spec, iter(arrays), iter(statics))
+    new_leaves, new_treedef = jax.tree_util.tree_flatten(again)
+    assert new_treedef == treedef
+    assert all(a is b for a, b in zip(new_leaves, leaves, strict=True))
+    spec_again, *_ = split(again, is_input=False)
+    assert spec_again == spec
+    assert hash(spec_again) == hash(spec)
+    # Not two iterators that have something left.
+    left = iter(arrays), iter(statics)
+    combine(spec, *left)
+    assert [*left[0], *left[1]] == []
+
+
+# --- Stand-ins --------------------------------------------------------------------------------
+
+_OTHERS = [Made(nodes.Layer, X, 1, 2), Made(np.arange, 3), Made(jnp.arange, 3), Made(Own, 1)]
+
+
+@st.composite
+def static_values(draw: st.DrawFn) -> Made:
+    ways = [strategies.static_fields, strategies.static_leaves, _large, st.sampled_from(_OTHERS)]
+    return draw(ways[draw(st.integers(0, 3))])
+
+
+@st.composite
+def static_pairs(draw: st.DrawFn) -> tuple[Made, Made]:
+    one = draw(static_values())
+    way = draw(st.integers(0, 5))
+    if way == 0:
+        return one, draw(static_values())
+    if way == 1:
+        return one, one
+    return one, draw(strategies.variations_of(strategies.Arguments((one,), {}))).args[0]
+
+
+@settings(max_examples=2 * N_EXAMPLES)
+@given(static_pairs())
+def test_stand_ins_are_compared_alike(pair):
+    one, other = pair[0](), pair[1]()
+    frozen = freeze(one)
+    for value in (one, other, pair[0](), [one], None):
+        is_same = same(value, frozen)
+        stand_in = freeze(value)
+        # Of what is too large the very object counts, whose stand-ins are made anew.
+        assert is_same == bool(stand_in == frozen)
+        if is_same:
+            assert hash(stand_in) == hash(frozen)
+            assert type(value) is type(one)
+        if eqxjit.native_enabled():
+            from eqxjit import _native
+
+            assert _native.same(value, frozen) == is_same
+
+
+@settings(max_examples=N_EXAMPLES)
+@given(static_values(), strategies._changes)
+def test_a_change_in_place_shows_up_to_the_bound(made, change):
+    holder = [made()]
+    frozen = freeze(holder)
+    before = repr(frozen)
+    changes.apply(change, holder, {})
+    # Stand-ins hold copies, but for objects with a `==` of their own.
+    if "Opaque" not in before:
+        assert repr(frozen) == before
+    assert shrank(frozen) or same(holder, frozen) == bool(freeze(holder) == frozen)
+
+
+@pytest.mark.parametrize("kind", [list, set, dict])
+@pytest.mark.parametrize("n", [MAX_PARTS - 2, MAX_PARTS, MAX_PARTS + 2])
+def test_the_bound_of_parts(kind, n):
+    """Up to the bound a change shows; past it the very object is taken to be unchanged."""
+    value = filled(kind, n // 2 if kind is dict else n, -1)
+    frozen = freeze(value)
+    if kind is dict:
+        value[0] = 2
+    elif kind is set:
+        value.remove(-1)
+        value.add(-2)
+    else:
+        value[0] = 2
+    assert same(value, frozen) == (n > MAX_PARTS)
+    assert (freeze(value) == frozen) == (n > MAX_PARTS)
+
+
+def test_the_bound_counts_parts_at_any_depth():
+    inner = [1]
+    value = {"a": [[0] * 10, [inner, *range(MAX_PARTS - 16)]]}
+    frozen = freeze(value)
+    inner[0] = 2
+    assert not same(value, frozen)
+    value["a"][1] += [0]
+    frozen = freeze(value)
+    inner[0] = 3
+    assert same(value, frozen)
+
+
+@pytest.mark.parametrize("depth", [1, 50, 99, 100, 101, 150])
+def test_the_bound_of_depth(depth):
+    inner = [1]
+    value = nested(depth - 1, inner)
+    frozen = freeze(value)
+    inner[0] = 2
+    assert same(value, frozen) == (depth > 100)
+
+
+# --- Both fast paths ----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not eqxjit.native_enabled(), reason="C isn't built")
+@settings(max_examples=N_EXAMPLES // 2)
+@given(data=st.data())
+def test_both_fast_paths_agree(data):
+    one, other = data.draw(pairs())
+    value, varied = one(), other()
+    native, python = [path_of(kind, anything, outputs, value, x=X) for kind in (C, PYTHON)]
+    for argument in (value, one(), varied):
+        assert assert_equivalent(native, argument, x=X) == assert_equivalent(python, argument, x=X)
+
+
+def test_what_a_trace_returns_comes_out_as_from_the_slow_path():
+    """All kinds of nodes in one output, through the wrapper itself."""
+    tree = {
+        "layers": [nodes.Layer(X * i, [X, 1.5]) for i in range(3)],
+        "pair": nodes.CheckedPair(X),
+        "empty": ((), [], {}, nodes.Nothing(), nodes.Empty()),
+        "bag": nodes.Bag("label", X, 2),
+        "flax": nodes.FlaxState(X, 3),
+        "ordered": collections.OrderedDict(b=X, a=2),
+        "static": (True, 0.0, -0.0, float("nan"), ("a", (1,)), jnp.float32, np.dtype("int32")),
+        "partial": eqx.Partial(nodes.plus_one, X),
+        "wrapper": nodes.wrapper(nodes.plus_one, X),
+    }
+    f, theirs = (
+        jit(lambda t, *rest, k: (k, t, rest)) for jit in (eqxjit.filter_jit, eqx.filter_jit)
+    )
+    expected = theirs(tree, X, 2, k=[X])
+    for _ in range(4):
+        assert_same(f(tree, X, 2, k=[X]), expected)

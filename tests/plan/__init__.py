@@ -1,1 +1,0 @@
-"""Specialised calls: binding, guards, outputs and the generated source."""

@@ -1,0 +1,1 @@
+"""Specs: pytrees taken apart and put together, and stand-ins of static objects."""

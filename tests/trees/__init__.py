@@ -1,1 +1,0 @@
-"""Pytrees: the dynamic and the static half of a call, and the typed static key."""
