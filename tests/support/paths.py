@@ -71,7 +71,8 @@ class Path:
         if isinstance(self.fast, PythonFast):
             return self._in_python(args, kwargs)
         call = self.caller.bind(lambda args, kwargs: (args, kwargs), args, kwargs)
-        found = self.fast.match(self.caller.fun_arrays, *call)
+        args, kwargs = call
+        found = self.fast.match(self.caller.fun_arrays, *args, **kwargs)
         if found is None:
             return None
         arrays, statics = found
