@@ -65,7 +65,7 @@ def sanitizers(session: nox.Session) -> None:
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "PYTHONMALLOC": "malloc",
     }
-    files = ["tests/plan", "tests/runtime/test_frameless.py", "tests/trees/test_held.py"]
+    files = ["tests/fast", "tests/spec", "tests/core"]
     session.run("pytest", "-n0", *files, env=env)
 
 
@@ -82,7 +82,7 @@ def analyze(session: nox.Session) -> None:
         "clang-tidy",
         f"--checks={checks}",
         "--warnings-as-errors=*",
-        "src/eqxjit/_native.c",
+        "src/eqxjit/_fast/native.c",
         "--",
         f"-isystem{sysconfig.get_path('include')}",
     )

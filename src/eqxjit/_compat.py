@@ -292,7 +292,7 @@ def lowered_operations(module: Any) -> list[tuple[str, str]] | None:
             for region in operation.regions:
                 for block in region.blocks:
                     pending.extend(block.operations)
-    except Exception:
+    except (AttributeError, KeyError, TypeError):
         return None
     return found
 
@@ -465,6 +465,7 @@ try:
     if len(_CONTEXT_NAMES) != len(_trace_context()):
         raise ImportError
 except Exception:
+    # Another release's: what this version of JAX keys traces by isn't known in full.
     _CONTEXT_NAMES = ("abstract_mesh_context_manager",)
     _trace_context = _context_without_names
 
@@ -501,6 +502,7 @@ def _setting_text(value: Any) -> str:
     try:
         return repr(value)
     except Exception:
+        # The `repr` of a user's own context.
         return f"a {type(value).__name__}"
 
 

@@ -516,47 +516,12 @@ def test_many_constants_among_others_are_one_part(kind):
     assert second.reason == f"static value changed: `{path}` is another {text}"
 
 
-def test_a_call_with_many_constants_is_described_as_it_was(monkeypatch):
-    """Though it is described later: when it is compared with the next trace."""
-    described = inside.count_descriptions(monkeypatch)
-    tree = {"numbers": [*range(200)], "model": Model([X, 1.5], config="a"), "zeros": [0.0, -0.0]}
-    f = eqxjit.filter_jit(lambda tree: tree["model"].layers[0] * len(tree["numbers"]))
-    f(tree)
-    assert not described
-    tree["numbers"][5] = "changed"
-    tree["zeros"].reverse()
-    f(tree)
-    assert len(described) == 2
-    first, second = f.traces()
-    assert first.arguments["tree['numbers'][5]"] == "5"
-    assert first.arguments["tree['model'].config"] == "'a'"
-    assert first.arguments["tree['model'].layers[0]"] == "float32[3]"
-    assert second.arguments["tree['zeros'][0]"] == "-0.0"
-    assert {d.path for d in second.differences} == {
-        "tree['numbers'][5]",
-        "tree['zeros'][0]",
-        "tree['zeros'][1]",
-    }
-
-
 def retraced(n_shapes, n_numbers=200, node=Model):
     """The traces of a function for one tree, with arrays of several shapes."""
     f = eqxjit.filter_jit(lambda tree, x: x)
     for n in range(n_shapes):
         f(node([jnp.ones((n % 3, 2)), *range(n_numbers)]), jnp.ones(n))
     return f.traces()
-
-
-def test_traces_for_other_arrays_alone_are_compared_when_somebody_asks(monkeypatch):
-    described = inside.count_descriptions(monkeypatch)
-    _, *many = retraced(5)
-    assert not described
-    _, *few = retraced(5, 2)
-    assert [trace.differences for trace in many] == [trace.differences for trace in few]
-    assert [trace.compared_with for trace in many] == [trace.compared_with for trace in few]
-    assert {d.path for trace in many for d in trace.differences} == {"tree.layers[0]", "x"}
-    # Both sizes once.
-    assert len(described) == 2
 
 
 def test_a_trace_that_nobody_asked_for_is_pickled_with_its_differences():
@@ -583,13 +548,6 @@ def test_the_closest_trace_is_one_for_the_same_constants():
     assert last.reason == "shape: `tree[0]` was float32[1], is float32[3]"
 
 
-def test_arrays_that_cannot_be_described(monkeypatch):
-    inside.describe_no_array(monkeypatch)
-    first, *others = retraced(4)
-    assert first.arguments == {}
-    assert {trace.differences[0].category for trace in others} == {"not known"}
-
-
 def test_many_traces_of_which_the_first_are_no_longer_remembered(messages):
     f, tree = eqxjit.filter_jit(lambda tree, x: x), [X] * 150
     for n in (*range(1, 8), *range(100, 370), *range(8, 12)):
@@ -598,14 +556,6 @@ def test_many_traces_of_which_the_first_are_no_longer_remembered(messages):
     [message] = messages
     assert "10 times, the last time: shape: `x` was float32[10], is float32[11]" in message
     assert "defined again" not in message
-
-
-def test_differences_outlive_descriptions(monkeypatch):
-    inside.remember_few_parts(monkeypatch, 500)
-    traces = retraced(5)
-    assert [trace.is_explained for trace in traces] == [True, True, True, False, False]
-    assert [bool(trace.arguments) for trace in traces] == [False, False, False, True, True]
-    assert all(trace.differences for trace in traces[1:])
 
 
 class Unique:
@@ -660,41 +610,6 @@ def test_what_may_change_or_die_is_described_at_once(make, monkeypatch):
     described = inside.count_descriptions(monkeypatch)
     eqxjit.filter_jit(lambda tree: X)([*range(200), make()])
     assert len(described) == 1
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: optax.EmptyState(),
-        lambda: [models.Pair(1, 2.5), models.Pair("a", None)],
-        lambda: Model([], config=(jax.nn.relu, jnp.float32, frozenset([1]))),
-        lambda: Model([], config=1j),
-        lambda: [jnp.sin, 1j, (("a", 0.0), 2)],
-    ],
-)
-def test_what_stays_is_described_when_somebody_asks(make, monkeypatch):
-    described = inside.count_descriptions(monkeypatch)
-
-    def arguments():
-        f = eqxjit.filter_jit(lambda tree, x: x)
-        f([*range(200), make()], X)
-        n_described = len(described)
-        return n_described, f.traces()[0].arguments
-
-    n_described, later = arguments()
-    assert n_described == 0
-    inside.describe_at_once(monkeypatch)
-    assert arguments() == (2, later)
-
-
-@pytest.mark.parametrize("n", [1, 90, 200, 2_000])
-def test_a_call_that_defies_description_is_served(n):
-    f = eqxjit.filter_jit(lambda v, many: v.a + v.b)
-    for i in range(6):
-        x = jnp.ones(i // 2)
-        assert f(Shaped(x, 1), [1.5] * n).shape == x.shape
-    assert [trace.arguments for trace in f.traces()] == [{}] * 3
-    pickle.dumps(f.traces())
 
 
 # --- What JAX does by itself ------------------------------------------------------------------
@@ -801,70 +716,8 @@ def configured():
     return Configured
 
 
-def test_a_returned_static_object_changed_in_place():
-    make = configured()
-    # One that came in would go out as each call's own.
-    f = eqxjit.filter_jit(lambda x: make([1]))
-    f(X).config[0] = 2
-    assert f(X).config == [1]
-    assert "that it returns was changed in place" in f.traces()[1].reason
-
-
 def _called_with(model, x):
     return model(x)
-
-
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda model: model,
-        lambda model: model.method,
-        lambda model: eqx.Partial(_called_with, model),
-    ],
-    ids=["Module", "method", "Partial"],
-)
-def test_a_static_object_of_the_function_changed_in_place(wrap):
-    model = configured()([1])
-    fun = wrap(model)
-    f, limited = eqxjit.filter_jit(fun), eqxjit.filter_jit(fun, max_traces=2)
-    for value in (1, 2, 1, 3):
-        model.config[0] = value
-        for _ in range(CALLS):
-            assert f(X)[0] == value * X[0]
-    assert f.cache_info().traces == 3
-    first, *others = f.traces()
-    assert [trace.number for trace in f.traces()] == [1, 2, 3]
-    assert first.reason == "first trace"
-    [path] = {trace.differences[0].path for trace in others}
-    assert path.endswith("config[0]")
-    # The closest before, and of those that are as close the latest.
-    assert [trace.differences[0][2:4] for trace in others] == [("1", "2"), ("2", "3")]
-    for value in (1, 2):
-        model.config[0] = value
-        limited(X)
-    model.config[0] = 3
-    with pytest.raises(eqxjit.TooManyTracesError, match=r"config\[0\]` was 2, is 3"):
-        limited(X)
-    model.config[0] = 2
-    for _ in range(CALLS):
-        assert limited(X)[0] == 2 * X[0]
-
-
-def test_functions_that_become_alike_keep_their_histories():
-    make = configured()
-    model = make([1])
-    changed, other = eqxjit.filter_jit(model), eqxjit.filter_jit(make([2]))
-    changed(X)
-    other(X)
-    [of_changed], [of_other] = changed.traces(), other.traces()
-    model.config[0] = 2
-    for _ in range(CALLS):
-        assert changed(X)[0] == 2 * X[0]
-    # What was compiled for the other serves.
-    assert changed.traces() == other.traces() == [of_other]
-    model.config[0] = 1
-    changed(X)
-    assert changed.traces() == [of_changed]
 
 
 class Unhashable:
@@ -1151,19 +1004,6 @@ def test_a_huge_static_value_is_cut_short():
     f(X, "a" * 10_000)
     f(X, "a" * 9_999 + "b")
     assert len(repr(f.traces()[1])) < 500
-
-
-def test_a_node_that_cannot_be_made_without_arrays():
-    class Picky:
-        def __init__(self, array):
-            assert eqx.is_array(array) or isinstance(array, jax.core.Tracer)
-            self.array = array
-
-    jax.tree_util.register_pytree_node(Picky, lambda p: ((p.array,), None), lambda _, c: Picky(*c))
-    f = eqxjit.filter_jit(lambda p: p.array)
-    f(Picky(X))
-    f(Picky(Y))
-    assert f.traces()[1].differences[0].category == "not known"
 
 
 def test_a_registered_node_is_looked_into():
@@ -1788,7 +1628,7 @@ def test_what_a_first_call_asks_jax_for(monkeypatch, is_seen):
     monkeypatch.setattr(jax, "jit", lambda fun, **options: Jitted(_JIT(fun, **options)))
     for n in (3, 4):
         f(jnp.ones(n))
-        assert asked == ([] if is_seen else ["trace", "lower"])
+        assert sorted(asked) == ([] if is_seen else ["lower", "trace"])
         asked.clear()
     assert [trace.equations for trace in f.traces()] == [1, 1]
 

@@ -26,6 +26,11 @@ def table(wrapper: Any) -> Any:
     return wrapper._function.table
 
 
+def caller(wrapper: Any) -> Any:
+    """The calls of a wrapper."""
+    return wrapper._caller
+
+
 def entries(wrapper: Any) -> list[Any]:
     """The cache entries of a wrapper's function."""
     return list(table(wrapper).entries.values())

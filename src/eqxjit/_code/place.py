@@ -34,6 +34,7 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
         # Decorators have one code for all that they decorate.
         code = inspect.unwrap(home).__code__  # type: ignore[union-attr]
     except Exception:
+        # No Python function, or an object of the user's that answers for attributes as it likes.
         kind = type(fun)
         return Place(kind.__module__, kind.__qualname__, None)
     site = CallSite(code.co_filename, code.co_firstlineno)

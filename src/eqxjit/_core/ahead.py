@@ -135,6 +135,7 @@ class Compiled(CallableBySlot):
         try:
             return len(self.compiled.runtime_executable().serialize())  # type: ignore[union-attr]
         except Exception:
+            # A backend that can't serialise its programs.
             return None
 
     def cost_analysis(self) -> Any:

@@ -74,6 +74,7 @@ class Entry(_Flags):
         "jitted",
         "label",
         "last_used",
+        "latest_record",
         "n_arrays",
         "n_calls",
         "n_first",
@@ -109,6 +110,8 @@ class Entry(_Flags):
         #: How many calls the slow path has served.
         self.n_calls = 0
         self.was_traced = False
+        #: The hook's record of the latest trace, which may be compiled in a later call.
+        self.latest_record: Any = None
         #: Traces that aren't settled. An interrupt may keep one from it, but not alive.
         self._traces: weakref.WeakSet[Any] = weakref.WeakSet()
         self._unclassified = False
@@ -141,6 +144,7 @@ class Entry(_Flags):
         if trace is not None:
             self._traces.discard(trace)
             self._unclassified = True
+            self.latest_record = trace.record
         if is_classified:
             self._unclassified = False
         self.pending = self._unclassified or len(self._traces) > 0

@@ -81,6 +81,7 @@ def _invalid_array(
         except kind:
             return kind(f"The array `{path}` {_why_invalid(leaf)}")
         except Exception:
+            # An array of another library's, which raises an error of its own.
             continue
     return None
 
@@ -135,6 +136,7 @@ def _complaint(array: jax.Array) -> str:
     try:
         np.asarray(array)
     except Exception as error:
+        # JAX's own, whose text is asked for.
         return str(error)
     return ""
 
@@ -231,6 +233,7 @@ def _raises(action: Any) -> str:
             "by identity, whatever it contains)"
         )
     except Exception as error:
+        # The `hash` or `==` of the user's that is at fault.
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -292,6 +295,7 @@ def _leaves_with_paths(arguments: list[tuple[str, Any]]) -> list[tuple[str, Any]
         try:
             pairs, _ = tree_flatten_with_path(value)
         except Exception:
+            # A node of the user's that can't be flattened.
             continue
         leaves.extend((f"{name}{keystr(path)}", leaf) for path, leaf in pairs)
     return leaves

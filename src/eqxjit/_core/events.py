@@ -253,9 +253,13 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
     if phase == COMPILING:
         from_cache, _state.hits_persistent_cache = _state.hits_persistent_cache, False
     trace = _current()
+    call = in_flight() if trace is None else trace.call
     if trace is not None:
         trace.hook.spend(trace.record, phase, duration_secs, from_cache)
-    call = in_flight() if trace is None else trace.call
+    elif call is not None and phase != TRACING and call.entry.latest_record is not None:
+        # A trace that became part of an outer program is compiled for itself now.
+        hook = call.function.table.counter.hook
+        hook.spend(call.entry.latest_record, phase, duration_secs, from_cache)
     _end_phase(_label(fun_name, call), phase, duration_secs, from_cache)
 
 

@@ -23,7 +23,7 @@ from .events import close_trace
 from .function import Function
 from .numpy_inputs import owned, take, take_noting
 from .table import Table
-from .traced import UNTRACED, is_untraced, new_entry
+from .traced import UNTRACED, NotInFlight, is_untraced, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
 HAS_FAST_PATHS = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
@@ -180,7 +180,7 @@ class Caller:
                 # Served from JAX's caches, which takes its time.
                 module = entry.jitted.lower(*call.flat).compiler_ir("stablehlo")
                 can_raise = may_raise(module)
-            except Exception:
+            except (AttributeError, NotInFlight):
                 # No `lower` (`EQX_ON_ERROR=breakpoint`), or caches that were cleared meanwhile.
                 can_raise = True
         entry.blocks = entry.blocks or can_raise

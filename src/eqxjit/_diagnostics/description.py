@@ -194,7 +194,7 @@ def _dynamic_part(value: Any) -> tuple[Part, _Children]:
     large = _large_part(value)
     if large is not None:
         return large, ()
-    known = _known_node(value)
+    known = _known_node(value, is_static=False)
     if known is not None:
         return known
     if is_array(value):
@@ -229,7 +229,7 @@ def _suffix(path: Any) -> str:
     return keystr(path)
 
 
-def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
+def _known_node(value: Any, is_static: bool) -> tuple[NodePart, _Children] | None:
     kind = type(value)
     if value is None:
         return NodePart("None", None), ()
@@ -239,7 +239,11 @@ def _known_node(value: Any) -> tuple[NodePart, _Children] | None:
         part, fields = _part_and_fields(kind)
         return part, [(path, values[f], static) for path, f, static in fields if f in values]
     if kind in (dict, collections.defaultdict, collections.OrderedDict):
-        children = [(f"[{short(key)}]", child, False) for key, child in [*kind.items(value)]]
+        items = [*kind.items(value)]
+        if not is_static and kind is not collections.OrderedDict:
+            # JAX sorts them.
+            items = [(key, value[key]) for key in sorted(value)]
+        children = [(f"[{short(key)}]", child, False) for key, child in items]
         if kind is not collections.defaultdict:
             return NodePart(name, name), children
         factory = value.default_factory
@@ -291,9 +295,12 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
         return StaticPart(text, hash(value), kind.__name__, is_field), ()
     if kind in _SIZED and len(value) > _MAX_ITEMS:
         text = f"{kind.__name__} of {len(value)}"
-        return StaticPart(text, hash(freeze(value)), kind.__name__, is_field), ()
+        # Compared by identity, if it has too many parts.
+        frozen = freeze(value)
+        key = id(value) if type(frozen) is Opaque else hash(frozen)
+        return StaticPart(text, key, kind.__name__, is_field), ()
     if value is not None:
-        known = _known_node(value)
+        known = _known_node(value, is_static=True)
         if known is not None:
             return known
         fields = compared_fields(kind)
@@ -302,7 +309,10 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
             return _part_of_class(kind), children
     try:
         key = lasting(freeze(value))
+        if kind.__eq__ is object.__eq__:
+            key = (weakref.ref(kind), key)
     except Exception:
+        # A metaclass of the user's.
         key = id(value)
     part = StaticPart(
         _text_or_class(value),

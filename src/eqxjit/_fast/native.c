@@ -52,8 +52,7 @@ typedef struct {
     PyObject *is_array, *flatten, *same, *unflatten, *wait_for;
     PyObject *opaque_type; /* of stand-ins that ask an object's own `==` */
     /* Names of methods and attributes. */
-    PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *block_until_ready, *entry,
-        *hash, *value;
+    PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *block_until_ready, *entry, *hash, *value;
     PyObject *empty; /* tuple */
 } State;
 
@@ -1248,9 +1247,7 @@ static int module_exec(PyObject *module) {
     PyObject **names[] = {&state->slow_call, &state->interrupted, &state->failed_fast,
                           &state->settle_fast, &state->block_until_ready, &state->entry, &state->hash,
                           &state->value};
-    for (int i = 0; i < 8; i++) {
-        if ((*names[i] = PyUnicode_InternFromString(texts[i])) == NULL) return -1;
-    }
+    for (int i = 0; i < 8; i++) if ((*names[i] = PyUnicode_InternFromString(texts[i])) == NULL) return -1;
     state->empty = PyTuple_New(0);
     return state->empty == NULL ? -1 : PyModule_AddIntMacro(module, INTERFACE);
 }

@@ -444,11 +444,10 @@ def _named(cls: Any, n: int) -> list[str]:
 
 def _children_of_node(value: Any, n: int) -> tuple[list[str], list[Any]]:
     try:
-        keyed = default_registry.flatten_one_level_with_keys(value)[0]  # type: ignore[index]
-        pairs = [(keystr((key,)), child) for key, child in keyed]
-        names, values = [name for name, _ in pairs], [child for _, child in pairs]
-    except (AttributeError, TypeError, ValueError):
-        # A release of JAX without this method, or a class that was registered without keys.
+        keyed = [*default_registry.flatten_one_level_with_keys(value)[0]]  # type: ignore[index]
+        names, values = [keystr((key,)) for key, _ in keyed], [child for _, child in keyed]
+    except Exception:
+        # A class that was registered without keys, or a `repr` of the user's that raises.
         values = [*_flatten_one_level(value)[0]]  # type: ignore[index]
         names = [f"[{i}]" for i in range(len(values))]
     if len(values) != n:
