@@ -680,6 +680,10 @@ static PyObject *make_dict(Make *parts, PyObject *spec, Py_ssize_t n) {
 static PyObject *make_module(Make *parts, PyObject *spec, Py_ssize_t n) {
     PyObject *cls = PyTuple_GET_ITEM(spec, 1), *names = PyTuple_GET_ITEM(spec, 2);
     if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != n || !PyType_Check(cls)) return malformed_object();
+    /* `object.__new__` itself refuses a class whose objects begin otherwise, its slot doesn't. */
+    PyTypeObject *base = (PyTypeObject *)cls;
+    while (base->tp_flags & Py_TPFLAGS_HEAPTYPE) base = base->tp_base;
+    if (base != &PyBaseObject_Type) return malformed_object();
     PyObject *small[32], **values = room(small, 32, n), *made = NULL;
     if (values == NULL) return NULL;
     Py_ssize_t i = 0;
@@ -743,7 +747,8 @@ static Py_ssize_t count_statics(State *state, PyObject *spec) {
     if (spec == state->array_mark || spec == Py_None) return 0;
     if (Py_TYPE(spec) == state->static_type) return 1;
     long kind = kind_of(spec);
-    if (kind < 0 || Py_EnterRecursiveCall(" while reading a spec")) return -1;
+    if (kind < SEQUENCE || kind > NODE) return malformed();
+    if (Py_EnterRecursiveCall(" while reading a spec")) return -1;
     Py_ssize_t n = kind == NODE;
     for (Py_ssize_t i = HEAD; n >= 0 && i < PyTuple_GET_SIZE(spec); i++) {
         Py_ssize_t below = count_statics(state, PyTuple_GET_ITEM(spec, i));
@@ -765,7 +770,7 @@ static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     }
     Py_ssize_t a = count_statics(state, args_spec), b = a < 0 ? -1 : count_statics(state, kwargs_spec);
     if (a < 0 || b < 0) return NULL;
-    if (n_fun < 0 || n_first < 0 || n_arrays < n_fun || PyBytes_GET_SIZE(uses) != n_arrays ||
+    if (n_fun < 0 || n_first < 0 || n_first > n_arrays || n_fun > n_arrays - n_first || PyBytes_GET_SIZE(uses) != n_arrays ||
         !PyTuple_CheckExact(PyTuple_GET_ITEM(kwargs_spec, 2)) ||
         PyTuple_GET_SIZE(PyTuple_GET_ITEM(kwargs_spec, 2)) != PyTuple_GET_SIZE(kwargs_spec) - HEAD) return malformed_object();
     Fast *self = (Fast *)type->tp_alloc(type, 0);

@@ -1,0 +1,696 @@
+"""The native back end: what is asked of C alone, beside the tests that all back ends pass."""
+
+import collections
+import contextlib
+import gc
+import itertools
+import sys
+import weakref
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import eqxjit
+from eqxjit._spec.static import NUMBER, freeze
+from eqxjit._spec.tree import ARRAY, DICT, MODULE, NODE, SEQUENCE, Static
+from tests.support import nodes
+from tests.support.allocations import with_failing_allocation
+from tests.support.helpers import SPECIALIZING, Hooked, Own, assert_same
+from tests.support.inside import n_fast
+from tests.support.models import Layer, Point
+from tests.support.paths import C, Path
+from tests.support.processes import run
+from tests.support.profile import PROFILE
+from tests.support.sides import CALLS
+
+_native = pytest.importorskip("eqxjit._native")
+pytestmark = pytest.mark.skipif(
+    not eqxjit.native_enabled() or not SPECIALIZING, reason="the back end is switched off"
+)
+
+X = jnp.arange(3.0)
+
+
+def tree():
+    """Of every node that the back end reads and makes."""
+    return {
+        "layers": [Layer(X * i, [X, 1.5]) for i in range(6)],
+        "point": Point(X, {"b": X, "c": (X, None)}),
+        "numpy": np.ones(2),
+        "ordered": collections.OrderedDict(b=X, a=2),
+        "static": (Layer, "text", 0.0, -0.0, float("nan"), ("a", "b"), (1, "a"), True, jnp.float32),
+        "bag": nodes.Bag("label", X),
+        "checked": nodes.CheckedPair(X, 2),
+        "deep": Layer(X, X, [{"a": (1, [2.5, {3}])}, nodes.Settings([b"4"]), slice(1, 2), Own(1)]),
+        "empty": ((), [], {}, nodes.Empty(), nodes.Nothing()),
+    }
+
+
+def path_of(*args: Any, **kwargs: Any) -> Path:
+    def fun(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError
+
+    return Path(C, fun, lambda args, kwargs: (args, kwargs, [X, "own"]), *args, **kwargs)
+
+
+# --- References -------------------------------------------------------------------------------
+
+N_CALLS = {"fast": 2_000, "thorough": 1_000_000}[PROFILE]
+
+
+def _counts(objects):
+    gc.collect()
+    return [sys.getrefcount(each) for each in objects]
+
+
+def _repeated(path, what, hook, value):
+    """What is repeated: a match and its output, a match that fails, or one that raises."""
+    fast, own = path.fast, path.caller.fun_arrays
+    if what == "calls":
+
+        def action():
+            arrays, statics = fast.match(own, value, X)
+            fast.make(path.output, (*path.caller.function.statics, *statics))
+            return arrays
+
+        assert action() is not None
+    elif what == "misses":
+        others = [{**value, "empty": 1}, {**value, "bag": nodes.Bag("other", X)}, {}, X]
+        others += [{**value, "deep": Layer(X, X, [{"a": (1, [2.5, {4}])}])}]
+
+        def action():
+            for other in others:
+                assert fast.match(own, other, X) is None
+            assert fast.match(own, value) is None
+            assert fast.match(own, value, x=X) is None
+    else:
+        hook(lambda: 1 / 0)
+
+        def action():
+            with contextlib.suppress(ZeroDivisionError):
+                fast.match(own, value, X)
+                raise AssertionError
+
+    return action
+
+
+@pytest.mark.parametrize("what", ["calls", "misses", "raises"])
+def test_references_are_counted(what, hook):
+    """A reference too many, or too few, for each call would show as often."""
+    hooked = Hooked()
+    value = {**tree(), "hooked": (X, hooked)}
+    path = path_of(value, X)
+    action = _repeated(path, what, hook, value)
+    objects = [value, *value.values(), *value["layers"], X, 1.5, hooked, Layer, "weight", path.spec]
+    objects += [vars(value["layers"][0]), path.fast, path.entry, path.output, path.entry.outs, Own]
+    objects += [ARRAY, None, True, value["deep"].config, value["deep"].config[0]]
+    for _ in range(100):
+        action()
+    before, n_blocks = _counts(objects), sys.getallocatedblocks()
+    for _ in range(N_CALLS):
+        action()
+    after = _counts(objects)
+    assert all(abs(b - a) < 20 for b, a in zip(before, after, strict=True)), (before, after)
+    assert abs(sys.getallocatedblocks() - n_blocks) < 1_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["calls", "misses", "raises"])
+def test_a_million_calls_of_a_wrapper_keep_nothing(what):
+    model = {"layers": [Layer(X, [X, 1.5], (i, [i])) for i in range(2)], "d": {"a": X}}
+    f = eqxjit.filter_jit(lambda t, x: (t, x) if x is not None else 1 / 0)
+    dispatch = f.__call__ if what == "calls" else None
+    for _ in range(CALLS):
+        f(model, X)
+    [fast] = f._function.table.fasts
+    arguments = (model, X if what != "misses" else 1)
+
+    def action():
+        if dispatch is not None:
+            dispatch(*arguments)
+        elif what == "misses":
+            fast.match((), *arguments)
+        else:
+            with contextlib.suppress(TypeError):
+                fast.match((), *arguments, **{"x" * 9: fast.match})
+                fast.make(None, None)
+
+    for _ in range(1_000):
+        action()
+    objects = [model, *model["layers"], X, model["layers"][0].config, Layer, 1.5]
+    before, n_blocks = _counts(objects), sys.getallocatedblocks()
+    for _ in range(300_000 if what == "calls" else 1_000_000):
+        action()
+    assert _counts(objects) == before
+    assert abs(sys.getallocatedblocks() - n_blocks) < 1_000
+
+
+def test_cycles_through_specs_are_collected():
+    class Plain:
+        pass
+
+    plain = Plain()
+    f = eqxjit.filter_jit(lambda x, s: (x, s))
+    plain.function = f
+    for _ in range(CALLS):
+        f(X, plain)
+    assert n_fast(f) == 1
+    ref = weakref.ref(plain)
+    del plain, f
+    for _ in range(3):
+        gc.collect()
+    assert ref() is None
+
+
+# --- What users run in the middle of a walk -----------------------------------------------------
+
+CHANGES = {
+    "a list loses its items": (lambda h: [h, X, X], lambda t: t.clear()),
+    "a list gets more": (lambda h: [h, X, X], lambda t: t.extend([X] * 100)),
+    "a dict loses its items": (lambda h: {"a": h, "b": X}, lambda t: t.clear()),
+    "a dict gets more": (
+        lambda h: {"a": h, "b": X},
+        lambda t: t.update({str(i): X for i in range(99)}),
+    ),
+    "a Module loses its fields": (lambda h: Layer(h, X), lambda t: vars(t).clear()),
+    "a Module gets another dict": (
+        lambda h: Layer(h, X),
+        lambda t: object.__setattr__(t, "__dict__", {}),
+    ),
+    "a Module loses a field": (
+        lambda h: Layer(h, X),
+        lambda t: object.__delattr__(t, "extra"),
+    ),
+    "a tuple's list": (lambda h: ([h], [X]), lambda t: (t[0].clear(), t[1].clear())),
+    "a static list": (lambda h: Layer(X, X, [h, [h]]), lambda t: t.config.clear()),
+    "a list in a static list": (lambda h: Layer(X, X, [[h, 2], h]), lambda t: t.config[0].clear()),
+    "a static dict": (lambda h: Layer(X, X, {"a": h, "b": 1}), lambda t: t.config.clear()),
+    "a static dict gets more": (
+        lambda h: Layer(X, X, {"a": h, "b": 1}),
+        lambda t: t.config.update(zip(range(99), range(99), strict=True)),
+    ),
+    "a static field is replaced": (
+        lambda h: Layer(X, X, [h, h]),
+        lambda t: object.__setattr__(t, "config", None),
+    ),
+    "a static dataclass": (
+        lambda h: Layer(X, X, nodes.Settings([h, 1])),
+        lambda t: setattr(t.config, "value", None),
+    ),
+    "a node's children": (lambda h: nodes.Bag("l", [h], [h]), lambda t: t.items.clear()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_containers_that_change_in_the_middle_of_a_walk(change, hook):
+    """What is found then isn't promised, but that Python survives, and that the next call is right.
+
+    Each part is kept by its container alone, which frees it.
+    """
+    make, action = CHANGES[change]
+    f = eqxjit.filter_jit(lambda t, x: x * 2)
+    for _ in range(CALLS):
+        assert_same(f(make(Hooked()), X), X * 2)
+    assert n_fast(f) == 1
+    for number in range(1, 6):
+        value, counter = make(Hooked()), itertools.count(1)
+
+        def strike(value=value, counter=counter, number=number):
+            if next(counter) == number:
+                action(value)
+                gc.collect()
+
+        hook(strike)
+        with contextlib.suppress(Exception):
+            f(value, X)
+        hook(lambda: None)
+        assert_same(f(make(Hooked()), X), X * 2)
+
+
+@pytest.mark.parametrize("action", ["clear", "drop", "change"])
+def test_entries_that_go_in_the_middle_of_a_walk(action, hook):
+    """The fast path that is being matched, and all others, are dropped by what a guard runs."""
+    f = eqxjit.filter_jit(lambda t, x, n=0: x * 2 + n)
+    for n in (1, 2):
+        for _ in range(CALLS):
+            f([Hooked()], X, n)
+
+    def strike():
+        hook(lambda: None)
+        if action == "clear":
+            f.clear_cache()
+        elif action == "drop":
+            eqx.clear_caches()
+            jax.clear_caches()
+        else:
+            f([Hooked()], X, 3)
+        gc.collect()
+
+    for n in (1, 2, 1):
+        hook(strike)
+        assert_same(f([Hooked()], X, n), X * 2 + n)
+
+
+class Looking:
+    """A node whose flatten and unflatten look at all tuples and lists that there are."""
+
+    def __init__(self, child):
+        self.child = child
+
+
+def _look():
+    for each in gc.get_objects():
+        if type(each) in (tuple, list, Point):
+            assert list(each) is not None
+
+
+def _flatten(node):
+    _look()
+    return (node.child,), None
+
+
+def _unflatten(_, children):
+    _look()
+    return Looking(*children)
+
+
+jax.tree_util.register_pytree_node(Looking, _flatten, _unflatten)
+
+
+def test_nobody_finds_what_is_not_full_yet(hook):
+    """Neither the flat arrays, nor static objects, nor parts of an output."""
+    f = eqxjit.filter_jit(lambda t, x: (t, [x, Point(t["b"], t["c"])]))
+    config = [1]
+
+    def model():
+        return {"a": X, "b": Looking(X), "c": [X, Layer(X, Hooked(), config), Looking(X), X]}
+
+    for _ in range(CALLS):
+        f(model(), X)
+    assert n_fast(f) == 1
+    hook(_look)
+    out, [x, (b, c)] = f(model(), X)
+    assert_same((out["a"], x, b.child, c[3]), (X, X, X, X))
+    assert out["c"][1].config is config
+    for part in (out["c"], c):
+        assert gc.is_tracked(part)
+
+
+# --- Outputs ----------------------------------------------------------------------------------
+
+
+def test_each_call_gets_its_own_static_objects_back():
+    f = eqxjit.filter_jit(lambda *args, k: (k, args))
+
+    def models():
+        return [Layer(X, X, [i]) for i in (1, 1, 2)], {"b": Layer(X, X, [3])}
+
+    for _ in range(CALLS):
+        first, other = models()
+        (again,), (firsts, others) = f(first, other, k=[named := Layer(X, X, [1])])
+        assert others["b"].config is other["b"].config
+        assert again.config is named.config
+        for ours, theirs in zip(firsts, first, strict=True):
+            assert ours.config is theirs.config
+    assert n_fast(f) == 1
+
+
+def test_modules_are_as_upstream_makes_them():
+    def g(m):
+        return eqx.tree_at(lambda m: m.weight, m, m.weight + 1)
+
+    f = eqxjit.filter_jit(g)
+    model = Layer(X, "a", ("b", 3))
+    for _ in range(CALLS):
+        out = f(model)
+    theirs = eqx.filter_jit(g)(model)
+    assert list(vars(out)) == list(vars(theirs))
+    assert type(out) is Layer
+    assert out.config == ("b", 3)
+    assert weakref.ref(out)() is out
+    with pytest.raises(Exception, match="annot"):
+        out.weight = 1
+    assert vars(out) is not vars(f(model))
+
+
+class OddText(str):
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        raise AssertionError("a guard compares keys of another class")
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations("abc")])
+def test_dicts_match_in_whatever_order_they_were_filled(order):
+    values = {"a": X, "b": X + 1, "c": X + 2}
+    path = path_of({name: values[name] for name in order})
+    for names in itertools.permutations("abc"):
+        made_anew = {bytes([ord(name)]).decode(): values[name] for name in names}
+        assert path(made_anew).arrays == (*values.values(),)
+        assert path({**made_anew, "d": X}) is None
+        for other in names:
+            assert path({"d" if name == other else name: X for name in names}) is None
+            odd = {OddText(name) if name == other else name: values[name] for name in names}
+            assert path.fast.match((), odd) is None
+
+
+# --- Malformed specs ----------------------------------------------------------------------------
+
+EMPTY = (DICT, dict, ())
+
+
+def fast_of(
+    args=(SEQUENCE, tuple, None, ARRAY),
+    kwargs=EMPTY,
+    outs=(),
+    uses=b"\1",
+    n_arrays=1,
+    n_first=0,
+    n_fun=0,
+):
+    return _native.Fast(
+        _native.Flags(), lambda *a: None, args, kwargs, [*outs], uses, n_arrays, n_first, n_fun
+    )
+
+
+def test_a_fast_path_by_hand():
+    fast = fast_of(outs=[((SEQUENCE, list, None, ARRAY, Static(1)), (1,), (-1,))])
+    arrays, statics = fast.match((), X)
+    assert arrays[0] is X
+    assert statics == ()
+    assert fast.match((), 1) is None
+    assert fast.match((), X, X) is None
+    assert fast.match((), X, x=X) is None
+    assert fast.match((X,), X) is None
+    made = fast.make(X, ())
+    assert made[0] is X
+    assert made[1] == 1
+    assert fast.make({0: [X]}, ())[0] is X
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"args": ()},
+        {"args": (SEQUENCE,)},
+        {"args": [SEQUENCE, tuple, None]},
+        {"args": ("0", tuple, None)},
+        {"args": (10**30, tuple, None)},
+        {"args": (-1, tuple, None)},
+        {"args": (4, tuple, None)},
+        {"args": (SEQUENCE, tuple, None, 1)},
+        {"args": (SEQUENCE, tuple, None, (SEQUENCE, tuple))},
+        {"args": None},
+        {"kwargs": ()},
+        {"kwargs": (DICT, dict, ("a",))},
+        {"kwargs": (DICT, dict, None)},
+        {"kwargs": (DICT, dict, (), ARRAY)},
+        {"uses": b""},
+        {"uses": b"\1\1"},
+        {"uses": None},
+        {"n_arrays": 0},
+        {"n_arrays": -1},
+        {"n_first": -1},
+        {"n_first": 2},
+        {"n_first": 1, "n_fun": 1},
+        {"n_first": sys.maxsize, "n_fun": 1},
+        {"n_fun": -1},
+        {"n_fun": 2},
+        {"n_fun": sys.maxsize},
+    ],
+)
+def test_a_fast_path_out_of_bounds_is_refused(wrong):
+    with pytest.raises((TypeError, SystemError, OverflowError)):
+        fast_of(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("spec", "value"),
+    [
+        ((SEQUENCE, dict, None), {}),
+        ((SEQUENCE, set, None), set()),
+        ((DICT, list, ()), []),
+        ((DICT, dict, ("a",)), {}),
+        ((DICT, dict, None), {}),
+        ((DICT, dict, ([],), ARRAY), {"a": X}),
+        ((MODULE, Layer, None), Layer(X)),
+        ((MODULE, Layer, ("weight",)), Layer(X)),
+        ((MODULE, int, ()), 3),
+        ((MODULE, Layer, (1, [], None), ARRAY, None, None), Layer(X)),
+        ((NODE, nodes.Bag, None, ARRAY), nodes.Bag("l", X)),
+        ((NODE, nodes.Bag, "l", ARRAY), nodes.Bag("l", X)),
+        ((SEQUENCE, tuple, None, ARRAY, ARRAY), (X, X)),
+        (Static((NUMBER, list, None)), []),
+        (Static((1, list)), []),
+        (Static(("1", list, None)), []),
+        (Static((3, nodes.Settings, None, 1)), nodes.Settings(1)),
+        (Static((3, nodes.Settings, ("value",))), nodes.Settings(1)),
+        (Static((3, nodes.Settings, ("missing",), 1)), nodes.Settings(1)),
+        (Static((2, dict, None, 1)), {}),
+        (Static((2, dict, None, 1, 2, 3)), {1: 3}),
+    ],
+)
+def test_a_malformed_spec_matches_nothing(spec, value):
+    """Neither a crash nor a match; `same` may be asked about stand-ins of an unknown form."""
+    fast = fast_of((SEQUENCE, tuple, None, spec))
+    with contextlib.suppress(SystemError, TypeError, AttributeError):
+        assert fast.match((), value) is None
+
+
+@pytest.mark.parametrize(
+    ("out", "output"),
+    [
+        (None, X),
+        ((), X),
+        ((ARRAY, [], ()), X),
+        ((ARRAY, (), ()), []),
+        ((ARRAY, (), ()), {}),
+        ((ARRAY, (), ()), {1: [X]}),
+        ((ARRAY, (), ()), {-1: [X]}),
+        ((ARRAY, (), ()), {"0": [X]}),
+        ((ARRAY, (), ()), {10**30: [X]}),
+        ((Static(1), (), ()), X),
+        ((Static(1), (1,), ()), X),
+        ((Static(1), (), (0,)), X),
+        ((Static(1), (None,), (0,)), X),
+        ((Static(1), (None,), ("0",)), X),
+        ((Static(1), (None,), (10**30,)), X),
+        (((9, list, None), (), ()), X),
+        (((-1, list, None), (), ()), X),
+        (((SEQUENCE, 1, True), (), ()), X),
+        (((SEQUENCE, list, None, ARRAY, ARRAY), (), ()), X),
+        (((DICT, dict, None, ARRAY), (), ()), X),
+        (((DICT, dict, ([],), ARRAY), (), ()), X),
+        (((DICT, dict, (), ARRAY), (), ()), X),
+        (((MODULE, 1, ()), (), ()), X),
+        (((MODULE, list, ()), (), ()), X),
+        (((MODULE, type, ()), (), ()), X),
+        (((MODULE, dict, ()), (), ()), X),
+        (((MODULE, BaseException, ()), (), ()), X),
+        (((MODULE, Layer, (1,), ARRAY), (), ()), X),
+        (((MODULE, Layer, ("weight",)), (), ()), X),
+        (((NODE, nodes.Bag, Static(1), ARRAY), (), ()), X),
+        (((NODE, 1, Static(1), ARRAY), (1,), (-1,)), X),
+    ],
+)
+def test_a_malformed_output_is_an_error(out, output):
+    fast = fast_of(outs=[out])
+    with pytest.raises((SystemError, TypeError, ValueError, AttributeError, OverflowError)):
+        fast.make(output, ())
+
+
+_JUNK = [None, ARRAY, (), 0, 1, 3, -1, 99, "a", ("a",), [], {}, X, Static(1), tuple, list, dict]
+_JUNK += [Layer, type, int, Point, (SEQUENCE, list, None, ARRAY), (DICT, dict, ("a",), ARRAY)]
+_JUNK += [Static(freeze([1, 2.5])), Static((1, list, None, (3, Layer, ("x",), 2)))]
+
+
+def _places(spec):
+    yield ()
+    if type(spec) is tuple:
+        for i, part in enumerate(spec):
+            for place in _places(part):
+                yield (i, *place)
+
+
+def _put(spec, place, junk):
+    if not place:
+        return junk
+    i = place[0]
+    return (*spec[:i], _put(spec[i], place[1:], junk), *spec[i + 1 :])
+
+
+@settings(max_examples={"fast": 500, "thorough": 20_000}[PROFILE])
+@given(data=st.data())
+def test_specs_in_which_something_is_replaced(data):
+    """Junk anywhere in what a fast path is made of: an exception, or some outcome, but no crash."""
+    value = tree()
+    path = path_of(value, k=X)
+    _, _, _, args, kwargs = path.spec
+    out = tuple(path.entry.outs[0])
+    parts = [args, kwargs, out]
+    for _ in range(data.draw(st.integers(1, 3))):
+        which = data.draw(st.integers(0, 2))
+        places = [*_places(parts[which])]
+        place = places[data.draw(st.integers(0, 10**6)) % len(places)]
+        parts[which] = _put(parts[which], place, data.draw(st.sampled_from(_JUNK)))
+    n = path.entry.n_arrays + data.draw(st.sampled_from([0, 0, -1, 1]))
+    expected = (SystemError, TypeError, ValueError, AttributeError, KeyError, AssertionError)
+    with contextlib.suppress(*expected):
+        fast = fast_of(parts[0], parts[1], [parts[2]], b"\1" * n, n, data.draw(st.integers(0, 2)))
+        with contextlib.suppress(*expected):
+            fast.match((), value, k=X)
+        with contextlib.suppress(*expected):
+            fast.match((), *[1, X, value][: data.draw(st.integers(0, 3))], k=X)
+        fast.make(path.output, (1, 2))
+
+
+def test_calls_of_the_module_that_are_wrong():
+    for wrong in [
+        lambda: _native.Fast(),
+        lambda: _native.Fast(None, None, EMPTY, EMPTY, [], b"", 0, 0, 0),
+        lambda: _native.Dispatcher(None, (), (), (), ()),
+        lambda: _native.Static(),
+        lambda: _native.Static(1, 2, 3),
+        lambda: _native.Static(frozen=1),
+        lambda: _native.Static([]),
+        lambda: _native.run(),
+        lambda: _native.run(None, (), None),
+        lambda: _native.same(1),
+        lambda: _native.setup(),
+        lambda: _native.call_directly(int),
+        lambda: fast_of().match(),
+        lambda: fast_of().match([], X),
+        lambda: fast_of().make(X),
+    ]:
+        with pytest.raises(TypeError):
+            wrong()
+    with pytest.raises(AttributeError):
+        _native.run(len, [], None)
+    assert _native.in_flight(None) is None
+    assert _native.in_flight(object()) is None
+
+
+# --- Memory -----------------------------------------------------------------------------------
+
+
+def test_every_allocation_may_fail():
+    """What follows a `MemoryError` is right; JAX's own code doesn't bear it, and is left out."""
+    value = {
+        "a": [X] * 5,
+        "b": Layer(X, (X, 1), [1.5, {"c": (2,)}, nodes.Settings("d")]),
+        "c": Point(X, X),
+        "d": (),
+        "e": (frozenset(range(9)), 2j, ("a", (0.0, 10**20))),
+    }
+    path = path_of(*[value, X] * 10, k=X)
+    match, make, own = path.fast.match, path.fast.make, path.caller.fun_arrays
+    arguments = [value, X] * 10
+    functions = path.caller.function.statics
+    statics = (*functions, *match(own, *arguments, k=X)[1])
+    made = make(path.output, statics)
+    flags, (_, _, _, args, kwargs) = path.entry, path.spec
+    jitted, outs, n = path.entry.jitted, path.entry.outs, path.entry.n_arrays
+    uses, types = b"\1" * n, type(path.fast)
+
+    actions = [
+        lambda: match(own, *arguments, k=X),
+        lambda: make(path.output, statics),
+        lambda: types(flags, jitted, args, kwargs, outs, uses, n, 0, 0),
+        lambda: _native.run(lambda *arrays: 1, [X] * 50, path),
+        lambda: _native.Static("frozen"),
+        lambda: _native.Dispatcher(None, [], (), (), ()),
+    ]
+    for action in actions:
+        for n_th in range(400):
+            result = with_failing_allocation(n_th, action)
+            if n_th > 390:
+                assert result is not None
+    again = (*functions, *match(own, *arguments, k=X)[1])
+    assert all(a is b or a == b for a, b in zip(again, statics, strict=True))
+    assert_same(make(path.output, again), made)
+
+
+# --- Processes and interpreters -----------------------------------------------------------------
+
+# As `git pull` leaves it in a checkout.
+_BUILT_EARLIER = """
+        import sys, eqxjit._native
+        eqxjit._native.INTERFACE -= 1
+        for name in [*sys.modules]:
+            if name.startswith("eqxjit") and name != "eqxjit._native":
+                del sys.modules[name]
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "prelude"),
+    [
+        ("0", ""),
+        ("1", "import sys; sys.modules['eqxjit._native'] = None"),
+        ("1", _BUILT_EARLIER),
+    ],
+)
+def test_python_serves_without_it(setting, prelude):
+    run(
+        f"""
+        import os
+        os.environ["EQXJIT_NATIVE"] = "{setting}"
+        {prelude}
+        import equinox as eqx, jax, jax.numpy as jnp
+        import eqxjit
+
+        assert not eqxjit.native_enabled()
+        model = eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0))
+        f = eqxjit.filter_jit(lambda model, x: (model, model(x)))
+        for _ in range(4):
+            out, y = f(model, jnp.ones(2))
+        assert eqx.tree_equal(out, model)
+        assert f.specialized_source() is not None
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    ("create", "expected"),
+    [
+        ("_testcapi.run_in_subinterp(program)", {"works"}),
+        ("interpreters.run_string(interpreters.create(), program)", {"refused", "works"}),
+    ],
+)
+def test_other_interpreters_have_their_own_or_none(create, expected):
+    """One that shares the GIL may have it; JAX itself can't be imported in either."""
+    pytest.importorskip("_testcapi")
+    printed = run(
+        f"""
+        import importlib, importlib.util
+        import _testcapi
+
+        program = '''if True:
+            from importlib.machinery import ExtensionFileLoader
+            from importlib.util import module_from_spec, spec_from_loader
+
+            loader = ExtensionFileLoader("eqxjit._native", {_native.__file__!r})
+            try:
+                module = module_from_spec(spec_from_loader(loader.name, loader))
+                loader.exec_module(module)
+                value = [10**9]
+                right = module.same(value, (1, list, None, 10**9))
+                print("works" if right and not module.same([1], (1, list, None, 2)) else "is wrong")
+            except ImportError:
+                print("refused")
+        '''
+        names = ("_interpreters", "_xxsubinterpreters")
+        [name, *_] = filter(importlib.util.find_spec, names)
+        interpreters = importlib.import_module(name)
+        {create}
+        """
+    )
+    assert printed.strip() in (
+        expected if sys.version_info < (3, 12) or "run_in" in create else {"refused"}
+    )
