@@ -9,10 +9,10 @@ from typing import get_overloads as _get_overloads
 from typing import overload as _typing_overload
 
 from ._code.call_site import CallSite
-from ._core.ahead import Compiled, CompileCost, Lowered
+from ._core.ahead import CompileCost, Compiled, Lowered
 from ._core.counter import TooManyTracesError
-from ._core.donation import _Pattern
 from ._core.counter import install as _install_hook
+from ._core.donation import _Pattern
 from ._core.options import Options as _Options
 from ._core.staging import currently_jitting
 from ._core.table import CacheInfo
@@ -45,13 +45,13 @@ __all__ = [
     "BoundJitFunction",
     "CacheInfo",
     "CallSite",
+    "CompileCost",
     "CompileReport",
     "Compiled",
-    "CompileCost",
     "Difference",
-    "JitFunction",
     "FrozenFunction",
     "Installation",
+    "JitFunction",
     "Lowered",
     "Packed",
     "ReportRow",

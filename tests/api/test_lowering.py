@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from tests.support.helpers import SPECIALIZING, Own, assert_same
+from tests.support.helpers import assert_same
 from tests.support.inside import compiled_blocks
 from tests.support.models import Scaled
 from tests.support.sides import CALLS, both

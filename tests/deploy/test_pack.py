@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import eqxjit
 from eqxjit._deploy.layout import MAX_LEAVES_PER_BUFFER
 from tests.support import nodes
-from tests.support.helpers import assert_same, assert_specialized, same_leaf, warm
+from tests.support.helpers import assert_same, same_leaf, warm
 from tests.support.models import arrays
 from tests.support.profile import SCENARIOS
 from tests.support.strategies import made, trees

@@ -25,7 +25,7 @@ import pytest
 
 import eqxjit
 from eqxjit._core import events as _events
-from tests.support import inside, models
+from tests.support import inside
 from tests.support.helpers import Counted, Own
 from tests.support.places import JAX_FILES, shown
 from tests.support.processes import run, start

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax.tree_util import tree_structure
 
 from eqxjit import _compat
 from tests.support.hiding import imported_names, is_private

@@ -1,7 +1,6 @@
 """Bad arguments: an error that names the argument, caches unharmed, the next good call works."""
 
 import collections
-import dataclasses
 import functools
 import sys
 import tracemalloc

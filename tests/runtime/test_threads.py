@@ -19,10 +19,9 @@ import numpy as np
 import pytest
 
 import eqxjit
-from eqxjit._lock import alive
 from eqxjit._core import function
+from eqxjit._lock import alive
 from tests.support import inside
-from tests.support.helpers import SPECIALIZING
 from tests.support.models import Scaled
 from tests.support.sides import CALLS, both
 

@@ -84,9 +84,7 @@ class Lowered:
         with reopened(self._trace):
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
         blocks = self._call.entry.blocks or may_raise(self.lowered.compiler_ir("stablehlo"))
-        return Compiled(
-            self._caller, self._call, compiled, self._bound, self._description, blocks
-        )
+        return Compiled(self._caller, self._call, compiled, self._bound, self._description, blocks)
 
 
 @call_directly
@@ -122,9 +120,7 @@ class Compiled(CallableBySlot):
     def __copy__(self) -> "Compiled":
         own = self._caller
         call = own.lowered_for
-        return type(self)(
-            own, call, self.compiled, self.bound, own.description, own.entry.blocks
-        )
+        return type(self)(own, call, self.compiled, self.bound, own.description, own.entry.blocks)
 
     def __repr__(self) -> str:
         return f"<Compiled {_shown(self._caller, self._caller.description)}>"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _native = native_back_end()
 
+
 class Call:
     """One call of a wrapper, taken apart.
 

@@ -182,7 +182,11 @@ class Entry(_Flags):
         n = len(outs)
         for index in (*range(min(n, 1)), *range(max(1, n - _MAX_COMPARED), n)):
             old = outs[index]
-            if old.slots == new.slots and old.spec == new.spec and _are_one(old.statics, new.statics):
+            if (
+                old.slots == new.slots
+                and old.spec == new.spec
+                and _are_one(old.statics, new.statics)
+            ):
                 return index
         outs.append(new)
         # Another thread may have appended one, too.
@@ -217,5 +221,3 @@ def wait_for(output: Output) -> None:
             pending.extend(wrapped_by_tracer(array))
         elif isinstance(array, jax.Array):
             array.block_until_ready()
-
-

@@ -366,4 +366,3 @@ def canonical(array: Any) -> Any:
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
         raise TypeError(f"Pass an array instead of {array}: its dtype is JAX's own.")
     return array.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype))
-

@@ -18,10 +18,10 @@ from .._compat import (
     upstream_filter_jit,
     upstream_is_known,
 )
-from .._lock import Lock
 from .._core.options import Donate
 from .._core.table import names_of
 from .._core.wrapper import JitFunction, filter_jit
+from .._lock import Lock
 
 _logger = logging.getLogger("eqxjit")
 

@@ -402,7 +402,9 @@ def _metadata_of(node: Any) -> Hashable:
 
 def _metadata_difference(path: str, old: Any, new: Any) -> tuple[str, str, str]:
     if isinstance(old, eqx.Module):
-        for name in [f.name for f in dataclasses.fields(type(old)) if f.metadata.get("static", False)]:
+        for name in [
+            f.name for f in dataclasses.fields(type(old)) if f.metadata.get("static", False)
+        ]:
             values = [fields_of(module).get(name) for module in (old, new)]
             if freeze(values[0]) != freeze(values[1]):
                 return f"{path}.{name}", short(values[0]), short(values[1])

@@ -10,11 +10,11 @@ from typing import Any
 from .._code.call_site import call_site
 from .._code.place import Place
 from .._compat import trace_configuration
-from .._lock import Lock, alive
+from .._core.counter import TraceHook
 from .._core.entry import Entry
 from .._core.events import LOWERING, TRACING, observers
-from .._core.counter import TraceHook
 from .._core.staging import currently_jitting
+from .._lock import Lock, alive
 from .._spec.tree import children, has_tracers
 from .description import UNKNOWN, Description, describe, summary
 from .differences import (

@@ -67,11 +67,7 @@ def _holds_iterator(statics: Iterable[Any]) -> bool:
         readers = {kind: read for kind in kinds if (read := _reader(kind)) is not None}
         if not readers:
             break
-        held = [
-            readers[type(value)](value)
-            for value in pending
-            if type(value) in readers
-        ]
+        held = [readers[type(value)](value) for value in pending if type(value) in readers]
         pending = [*itertools.islice(itertools.chain.from_iterable(held), max(n_left, 0))]
     return False
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._code.html import block, escape, table
 from .._code.text import counted
-from .._lock import Lock
 from .._core.events import COMPILING, LOWERING, TRACING, observers
+from .._lock import Lock
 from .differences import Difference
 from .timeline import ReportSpan, Timeline, chrome_trace, timeline_html
 from .trace import Seconds, Trace, TraceList

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .._code.html import escape
-from .._lock import Lock
 from .._core.events import COMPILING, LOWERING, TRACING
+from .._lock import Lock
 from .trace import Trace
 
 # How many spans are kept, the latest; and how many a page shows, the longest.

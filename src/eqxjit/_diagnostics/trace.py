@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from .._code.call_site import CallSite
 from .._code.html import block, escape, table

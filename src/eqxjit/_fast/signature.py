@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._code.location import location_of
+from .._code.names import Constants, can_be_written
 from .._code.source import define
 from .._code.tracebacks import trim
-from .._code.names import Constants, can_be_written
 
 POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
 POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -18,7 +18,17 @@ from .._code.text import counted
 from .._code.tracebacks import trim
 from .._compat import ArrayImpl, fields_of, flatten_one_level, unflatten_node
 from .._spec.static import THEMSELVES, same
-from .._spec.tree import ARRAY, DICT, MODULE, SEQUENCE, Spec, Static, count_arrays, count_nodes, is_array
+from .._spec.tree import (
+    ARRAY,
+    DICT,
+    MODULE,
+    SEQUENCE,
+    Spec,
+    Static,
+    count_arrays,
+    count_nodes,
+    is_array,
+)
 from .signature import KEYWORD_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature, absent
 
 #: The slow path serves larger trees, because compiling their source takes too long.
@@ -189,9 +199,7 @@ class _Writer:
                 self._match(var, source, spec)
         self.guards = early + late
 
-    def _arguments(
-        self, args: Spec, kwargs: Spec
-    ) -> Iterator[tuple[str, str, str, Spec, str]]:
+    def _arguments(self, args: Spec, kwargs: Spec) -> Iterator[tuple[str, str, str, Spec, str]]:
         """Yield each argument: its name, its source, a variable for it, its spec; or a guard."""
         names = self.names
         by_name = dict(zip(kwargs[2], kwargs[3:], strict=True))
@@ -231,7 +239,9 @@ class _Writer:
             raise TooLarge
         if spec is ARRAY:
             index = len(self.arrays)
-            self._match_array(var, inner, index + (self.entry.n_fun if index >= self.entry.n_first else 0))
+            self._match_array(
+                var, inner, index + (self.entry.n_fun if index >= self.entry.n_first else 0)
+            )
         elif spec is None:
             guards.append(f"{source} is None")
         elif type(spec) is Static:
@@ -264,7 +274,9 @@ class _Writer:
         # A key of a class derived from `str` equals a text, too.
         types = f"{{*{names.named(map)}({names.named(type)}, {var})}}"
         str_types = names.constant("str_types", _STR_TYPES)
-        return f"{var}.keys() == {names.constant('keys', frozenset(keys))} and {types} == {str_types}"
+        return (
+            f"{var}.keys() == {names.constant('keys', frozenset(keys))} and {types} == {str_types}"
+        )
 
     def _match_node(self, var: str, metadata: Any, n: int) -> list[str]:
         names = self.names
@@ -352,7 +364,9 @@ class _Writer:
         if type(spec) is Static:
             return self._static(hint, *next(statics))
         kind, cls, aux, *below = spec
-        metadata = self._static(hint, *next(statics)) if kind not in (SEQUENCE, DICT, MODULE) else ""
+        metadata = (
+            self._static(hint, *next(statics)) if kind not in (SEQUENCE, DICT, MODULE) else ""
+        )
         parts = [
             self._make(f"{hint}_{label}", child, arrays, statics, depth + 1)
             for label, child in zip(_labels(spec), below, strict=True)
@@ -361,7 +375,9 @@ class _Writer:
             return self._module(names.variable(hint), cls, list(zip(aux, parts, strict=True)))
         if metadata:
             unflatten = names.constant("unflatten", unflatten_node)
-            return self._expression(hint, f"{unflatten}({names.named(cls)}, {metadata}, [", parts, "])")
+            return self._expression(
+                hint, f"{unflatten}({names.named(cls)}, {metadata}, [", parts, "])"
+            )
         if kind == DICT:
             items = [f"{key!r}: {part}" for key, part in zip(aux, parts, strict=True)]
             return self._expression(hint, "{", items, "}")
@@ -391,7 +407,9 @@ class _Writer:
             self.body.append(f"{name}.__class__ = {names.named(cls)}")
             return name
         fields = names.variable(f"{name}_fields")
-        self.body.append(f"{name} = {names.constant('new_object', object.__new__)}({names.named(cls)})")
+        self.body.append(
+            f"{name} = {names.constant('new_object', object.__new__)}({names.named(cls)})"
+        )
         self.body.append(f"{fields} = {names.constant('fields_of', fields_of)}({name})")
         self.body += [f"{fields}[{field!r}] = {value}" for field, value in values]
         return name

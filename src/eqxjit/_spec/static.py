@@ -174,9 +174,7 @@ def _freeze_parts(parts: Iterable[Any], left: list[int], depth: int = 1) -> list
     left[0] -= len(parts)
     if left[0] < 0 or depth > _MAX_DEPTH:
         raise _TooLarge
-    return [
-        part if type(part) in THEMSELVES else _freeze(part, left, depth) for part in parts
-    ]
+    return [part if type(part) in THEMSELVES else _freeze(part, left, depth) for part in parts]
 
 
 def _by_identity(value: Any) -> Hashable:

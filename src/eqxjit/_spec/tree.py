@@ -323,7 +323,7 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> Any:
     below = []
     # Not a comprehension, which takes a frame of its own for each level of a deep tree.
     for child in spec[3:]:
-        below.append(next(arrays) if child is ARRAY else combine(child, arrays, statics))  # noqa: PERF401
+        below.append(next(arrays) if child is ARRAY else combine(child, arrays, statics))
     if kind == MODULE:
         module = object.__new__(cls)
         fields_of(module).update(zip(aux, below, strict=True))
@@ -430,7 +430,9 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
             for i, (name, child) in enumerate(zip(aux, below, strict=True))
         ]
     if kind == DICT:
-        return [(f"[{short(k)}]", child, value[k], False) for k, child in zip(aux, below, strict=True)]
+        return [
+            (f"[{short(k)}]", child, value[k], False) for k, child in zip(aux, below, strict=True)
+        ]
     if kind == SEQUENCE:
         names = [f"[{i}]" for i in range(len(below))] if aux is None else _named(cls, len(below))
         return [(n, s, c, False) for n, s, c in zip(names, below, tuple(value), strict=True)]
@@ -439,7 +441,11 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
 
 
 def _named(cls: Any, n: int) -> list[str]:
-    return [f".{name}" for name in cls._fields] if len(cls._fields) == n else [f"[{i}]" for i in range(n)]
+    return (
+        [f".{name}" for name in cls._fields]
+        if len(cls._fields) == n
+        else [f"[{i}]" for i in range(n)]
+    )
 
 
 def _children_of_node(value: Any, n: int) -> tuple[list[str], list[Any]]:
@@ -463,7 +469,7 @@ def leaf_paths(spec: Spec, value: Any, path: str) -> list[tuple[str, Spec, Any]]
         path, spec, value = pending.pop()
         if type(spec) is tuple:
             for suffix, child_spec, child, _ in reversed(children(spec, value)):
-                pending.append((path + suffix, child_spec, child))  # noqa: PERF401
+                pending.append((path + suffix, child_spec, child))
         elif spec is not None:
             found.append((path, spec, value))
     return found
