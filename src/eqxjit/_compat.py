@@ -45,8 +45,8 @@ if os.environ.get("EQXJIT_NATIVE") == "0":
     _native = None
 
 
-def native_back_end():  # A return type would hide what is in it.
-    """Return `native.c`'s module; None where there is none, or `EQXJIT_NATIVE=0` at import says so."""
+def native_back_end() -> Any:
+    """Return `native.c`'s module; None where there is none, or `EQXJIT_NATIVE=0` says so."""
     return _native
 
 

@@ -328,19 +328,3 @@ def test_a_static_leaf_of_any_repr_is_specialised(say):
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     value: int = 1
-
-
-@pytest.mark.parametrize("static", [float("nan"), -0.0, Frozen()])
-def test_guards_make_no_key_of_an_array(static, monkeypatch):
-    """That would copy it, and compare the copy."""
-    f = eqxjit.filter_jit(lambda x, y: x)
-    for _ in range(CALLS):
-        f(X, static)
-    keyed = []
-    typed_key = _elements.typed_key
-    monkeypatch.setattr(
-        _elements, "typed_key", lambda value: (keyed.append(type(value)), typed_key(value))[1]
-    )
-    for _ in range(CALLS):
-        f(X, X)
-    assert type(X) not in keyed

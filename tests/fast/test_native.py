@@ -74,30 +74,32 @@ def _repeated(path, what, hook, value):
     fast, own = path.fast, path.caller.fun_arrays
     if what == "calls":
 
-        def action():
+        def called():
             arrays, statics = fast.match(own, value, X)
             fast.make(path.output, (*path.caller.function.statics, *statics))
             return arrays
 
-        assert action() is not None
-    elif what == "misses":
+        assert called() is not None
+        return called
+    if what == "misses":
         others = [{**value, "empty": 1}, {**value, "bag": nodes.Bag("other", X)}, {}, X]
         others += [{**value, "deep": Layer(X, X, [{"a": (1, [2.5, {4}])}])}]
 
-        def action():
+        def missed():
             for other in others:
                 assert fast.match(own, other, X) is None
             assert fast.match(own, value) is None
             assert fast.match(own, value, x=X) is None
-    else:
-        hook(lambda: 1 / 0)
 
-        def action():
-            with contextlib.suppress(ZeroDivisionError):
-                fast.match(own, value, X)
-                raise AssertionError
+        return missed
+    hook(lambda: 1 / 0)
 
-    return action
+    def raised():
+        with contextlib.suppress(ZeroDivisionError):
+            fast.match(own, value, X)
+            raise AssertionError
+
+    return raised
 
 
 @pytest.mark.parametrize("what", ["calls", "misses", "raises"])
@@ -134,7 +136,7 @@ def test_a_million_calls_of_a_wrapper_keep_nothing(what):
     def action():
         if dispatch is not None:
             dispatch(*arguments)
-        elif what == "misses":
+        if what == "misses":
             fast.match((), *arguments)
         else:
             with contextlib.suppress(TypeError):

@@ -117,7 +117,7 @@ class Entry(_Flags):
         self._unclassified = False
 
     def with_program(self, compiled: Any, blocks: bool) -> "Entry":
-        """Return the same for a program that was compiled ahead of time: nothing of it is pending."""
+        """Return the same for a program compiled ahead of time: nothing of it is pending."""
         entry = Entry.__new__(Entry)
         for name in Entry.__slots__:
             if name != "__weakref__":

@@ -60,8 +60,8 @@ class OpenTrace:
     - `record`: the hook's.
     - `is_traced`: whether the user's function has returned.
     - `user_raised`: whether it has raised, or a node of theirs.
-    - `jaxpr`: the first that JAX lowers afterwards; `inputs_read`: which of its inputs XLA is given,
-        None where that is unknown.
+    - `jaxpr`: the first that JAX lowers afterwards.
+    - `inputs_read`: which of its inputs XLA is given, None where that is unknown.
     - `may_raise`: whether a program that JAX compiles afterwards can raise; None if there is none.
     """
 
@@ -175,7 +175,7 @@ def _end_phase(function: str, phase: str, seconds: float, from_cache: bool) -> N
         observer.ended(function, phase, max(0.0, seconds - nested), from_cache)
 
 
-# --- JAX's events -----------------------------------------------------------------------------------
+# --- JAX's events ---------------------------------------------------------------------------------
 
 
 def _on_event(event: str, **_: Any) -> None:

@@ -37,6 +37,9 @@ def _definition_of(fun: Any, spec: Spec) -> _Definition:
     definition = _definitions.get(spec)
     if definition is None:
         definition = _read(fun)
+        # Any other callable may be held by its spec, which must not outlive it.
+        if not isinstance(fun, types.FunctionType):
+            return definition
         with _choosing:
             _definitions[spec] = definition
             if len(_definitions) > _MAX_DEFINITIONS:
@@ -51,7 +54,7 @@ def _read(fun: Any) -> _Definition:
 
 
 class Function:
-    """A function under `filter_jit`, taken apart when it is wrapped; all copies of a wrapper share it.
+    """A function under `filter_jit`, taken apart when it is wrapped; a wrapper's copies share it.
 
     - `spec`, `statics`: its spec and its static objects.
     - `options`: how it is jitted.

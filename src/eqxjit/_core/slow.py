@@ -6,7 +6,7 @@ settle what was traced meanwhile, and combine the output. A fast path is a guard
 
 import os
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.tree_util import tree_map
@@ -150,7 +150,7 @@ class Caller:
         __tracebackhide__ = True
         entry = call.entry
         if is_untraced(output):
-            return output[UNTRACED].content
+            return cast(dict[int, Any], output)[UNTRACED].content
         if not entry.pending:
             self.table.count_hit()
             return self.combine(output, call)
@@ -209,10 +209,7 @@ class Caller:
 
     def link(self) -> Any:
         """Have the wrapper try the fast paths of its function; return what it then calls."""
-        if not HAS_FAST_PATHS:
-            target = self.slow_call
-        else:
-            target = link(self, self.table.fasts)
+        target = self.slow_call if not HAS_FAST_PATHS else link(self, self.table.fasts)
         wrapper = self.wrapper()
         if wrapper is not None:
             wrapper.target = target
@@ -294,7 +291,7 @@ class Caller:
     def stage(
         self, stage: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Call, Any, Any]:
-        """Return a call, what `stage(jitted)` makes of its arrays, and the trace, if it made one."""
+        """Return a call, what `stage(jitted)` makes of its arrays, and the trace if it made one."""
         __tracebackhide__ = True
         call = self.split(args, kwargs)
         parts = call.spec, iter(call.arrays), iter(call.statics)
@@ -316,7 +313,7 @@ class Caller:
     # --- Errors -------------------------------------------------------------------------------
 
     def failed(self, error: BaseException, call: Call) -> None:
-        """Drop what a call that raised has left behind, and raise a clearer error if there is one."""
+        """Drop what a call that raised left behind, and raise a clearer error if there is one."""
         __tracebackhide__ = True
         entry = call.entry
         trace = close_trace(entry)

@@ -33,7 +33,7 @@ _MAX_TABLES = 128
 #: How many structures of a function take turns at full speed; the slow path serves others.
 MAX_FAST = 64
 
-# Where more take turns, every so many calls of the slow path one gets a fast path in place of another.
+# Where more take turns, one in so many calls of the slow path gets a fast path in place of another.
 _CALLS_PER_TURN = 64
 
 

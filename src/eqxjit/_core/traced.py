@@ -154,7 +154,7 @@ def _donated(entry: Entry, options: Options, keeps_arrays: bool) -> tuple[int, .
     return (*first, *rest)
 
 
-# --- Names: texts, the same in every process, that refer to nothing of the user's ------------------
+# --- Names: texts, the same in every process, that refer to nothing of the user's -----------------
 
 
 def argument_names(call: Call) -> tuple[str, ...]:

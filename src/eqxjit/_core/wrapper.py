@@ -212,6 +212,12 @@ def _named(module: str, qualname: str) -> Any:
     return operator.attrgetter(qualname)(sys.modules[module])
 
 
+# What a bound function has of the wrapper, as a bound method has its function's attributes.
+_OF_FUNCTION = frozenset(
+    ["cache_info", "clear_cache", "specialized_source", "traces", "__name__", "__qualname__"]
+)
+
+
 class BoundJitFunction(functools.partial[Any]):
     """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
 
@@ -223,7 +229,7 @@ class BoundJitFunction(functools.partial[Any]):
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":
             return cast(Any, self.func).__wrapped__.__get__(*self.args)
-        if name in ("cache_info", "clear_cache", "specialized_source", "traces"):
+        if name in _OF_FUNCTION:
             return getattr(self.func, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

@@ -202,7 +202,7 @@ class _ChangeableLayout(Layout):
     """A layout with static values that can change in place, and that is therefore looked into."""
 
     @property
-    def content(self) -> "_Content":
+    def content(self) -> "_Content":  # pyright: ignore[reportIncompatibleVariableOverride]
         """What tells it from others now."""
         return _Content(_content_spec(self.treedef, self.leaves))
 

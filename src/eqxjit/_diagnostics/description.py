@@ -215,11 +215,11 @@ def _dynamic_part(value: Any) -> tuple[Part, _Children]:
 def _large_part(value: Any) -> StaticPart | None:
     """Return a large sequence of nothing but constants: it isn't looked into."""
     name = type(value).__name__
-    if type(value) in (tuple, list) and len(value) > _MAX_ITEMS:
-        if {*map(type, value)} <= CONSTANTS:
-            key = hash(tuple(map(freeze, value)))
-            return StaticPart(f"{name} of {len(value)}", key, name, is_field=False)
-    return None
+    is_large = type(value) in (tuple, list) and len(value) > _MAX_ITEMS
+    if not is_large or not {*map(type, value)} <= CONSTANTS:
+        return None
+    key = hash(tuple(map(freeze, value)))
+    return StaticPart(f"{name} of {len(value)}", key, name, is_field=False)
 
 
 def _suffix(path: Any) -> str:

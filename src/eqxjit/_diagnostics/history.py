@@ -243,7 +243,7 @@ def _cause(trace: Trace) -> str | None:
 
 
 def _first_difference(entry: Entry | None, call: Any) -> str:
-    """Return the path of the first difference between an entry's spec and a call's; empty if none."""
+    """Return the path at which an entry's spec first differs from a call's; empty if none."""
     if entry is None or entry is call.entry:
         return ""
 

@@ -65,7 +65,7 @@ def _with_nested(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
 
 
 def measure(trace: Trace, call: Any, jaxpr: Any) -> None:
-    """Fill in the size of a trace that was made in a call; `jaxpr` is what JAX lowered, if it did."""
+    """Fill in the size of a trace made in a call; `jaxpr` is what JAX lowered, if it did."""
     jitted, arrays = call.entry.jitted, call.flat
     try:
         # What became part of an outer program is measured there; and asking takes its time.

@@ -448,7 +448,7 @@ def _labels(spec: Any) -> Sequence[Any]:
     """Return what tells the children of a node apart, for names of variables."""
     kind, cls, aux = spec[:3]
     n = len(spec) - 3
-    if kind == DICT or kind == MODULE:
+    if kind in (DICT, MODULE):
         return aux
     fields = cls._fields if kind == SEQUENCE and aux is not None else ()
     return fields if len(fields) == n else range(n)

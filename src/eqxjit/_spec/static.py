@@ -164,7 +164,7 @@ def _freeze(value: Any, left: list[int], depth: int) -> Hashable:
     if found is None:
         return _opaque(value)
     reader, names, parts = found
-    if reader == NUMBER or reader == OTHER:
+    if reader in (NUMBER, OTHER):
         return (reader, kind, names, *parts)
     return (reader, kind, names, *_freeze_parts(parts, left, depth + 1))
 
@@ -209,7 +209,7 @@ def _hash_of(value: Any) -> int | None:
         raise error
 
 
-# --- What is read of an object: how, the names of fields, and the parts ----------------------------
+# --- What is read of an object: how, the names of fields, and the parts ---------------------------
 
 _Read = tuple[int, tuple[str, ...] | None, Any]
 
@@ -351,7 +351,7 @@ def _fields_of_equality(kind: type) -> tuple[str, ...] | None:
 def referents(frozen: Hashable) -> list[Any]:
     """Return the living objects to which a stand-in, or a spec, refers weakly."""
     found: list[Any] = []
-    pending = [frozen]
+    pending: list[Any] = [frozen]
     while pending:
         part = pending.pop()
         if type(part) is tuple or type(part) is frozenset:

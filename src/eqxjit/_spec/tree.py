@@ -15,7 +15,7 @@ import inspect
 import operator
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -77,7 +77,7 @@ _native = native_back_end()
 Static: type[_Static] = _Static if _native is None else _native.Static
 
 
-# --- Classes ----------------------------------------------------------------------------------------
+# --- Classes --------------------------------------------------------------------------------------
 
 _MODULE_METACLASS = type(eqx.Module)
 _flatten_one_level = default_registry.flatten_one_level
@@ -186,7 +186,7 @@ def _is_standard(kind: type) -> bool:
     )
 
 
-# --- Taking apart -----------------------------------------------------------------------------------
+# --- Taking apart ---------------------------------------------------------------------------------
 
 
 def split(tree: Any, is_input: bool = True) -> tuple[Spec, list[Any], list[Any]]:
@@ -287,7 +287,7 @@ _ONLY_STR = {str}
 
 
 def _field_values(module: Any, plan: ModuleFields) -> tuple[Any, ...] | None:
-    """Return a Module's fields; None if it lacks one, or has others, such as a wrapper's `__doc__`."""
+    """Return a Module's fields; None if it lacks one, or has others, as a wrapper's `__doc__`."""
     fields = fields_of(module)
     if len(fields) != len(plan.names):
         return None
@@ -307,7 +307,7 @@ def _split_leaf(value: Any, statics: list[Any], is_input: bool) -> Spec:
     return Static(freeze(value), ask)
 
 
-# --- Putting together ------------------------------------------------------------------------------
+# --- Putting together -----------------------------------------------------------------------------
 
 
 def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> Any:
@@ -386,7 +386,7 @@ def _n_dynamic(spec: tuple[Any, ...]) -> int:
     return len(spec) - 3
 
 
-# --- Reading specs ---------------------------------------------------------------------------------
+# --- Reading specs --------------------------------------------------------------------------------
 
 
 def count_arrays(spec: Spec) -> int:
@@ -475,7 +475,7 @@ def leaf_paths(spec: Spec, value: Any, path: str) -> list[tuple[str, Spec, Any]]
     return found
 
 
-def has_tracers(arrays: list[Any]) -> bool:
+def has_tracers(arrays: Sequence[Any]) -> bool:
     """Return whether some transformation passes its tracers in the place of arrays."""
     return not {*map(type, arrays)} <= ARRAY_CLASSES and any(
         isinstance(array, Tracer) for array in arrays
