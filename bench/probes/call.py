@@ -6,19 +6,14 @@ floor, where 100 arrays go in and out.
 
 import argparse
 import json
-import os
 import warnings
-from functools import partial
 from typing import Any
-from unittest import mock
 
 import equinox as eqx
 import jax
 import numpy as np
 
-import eqxjit
-
-from ..harness.competitors import FILTER_JITS, Cases
+from ..harness.competitors import Cases
 from ..harness.measure import Race
 from ..models.workloads import WORKLOADS
 
@@ -46,14 +41,8 @@ def _cases(workload: str) -> Cases:
     build = WORKLOADS[workload].build
     cases = build()
     expected = _arrays(cases["floor"].run(CALLS))
-    if eqxjit.native_enabled():
-        # Otherwise wrappers of one function share what is made for it.
-        of_its_own = partial(eqxjit.filter_jit, maxsize=1_000)
-        with mock.patch.dict(FILTER_JITS, eqxjit=of_its_own):
-            cases["python"] = build()["eqxjit"]
     for name, case in cases.items():
-        with mock.patch.dict(os.environ, {"EQXJIT_NATIVE": "0"} if name == "python" else {}):
-            got = _arrays(case.run(CALLS))
+        got = _arrays(case.run(CALLS))
         # nnx mutates its state instead of returning it: there only the last outputs compare.
         if not name.startswith("nnx") and len(got) != len(expected):
             raise SystemExit(f"{workload}: {name} returns {len(got)} arrays, not {len(expected)}")

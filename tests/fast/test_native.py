@@ -22,7 +22,7 @@ from eqxjit._spec.tree import ARRAY, DICT, MODULE, NODE, SEQUENCE, Static
 from tests.support import nodes
 from tests.support.allocations import with_failing_allocation
 from tests.support.helpers import SPECIALIZING, Hooked, Own, assert_same
-from tests.support.inside import n_fast
+from tests.support.inside import n_fast, table
 from tests.support.models import Layer, Point
 from tests.support.paths import C, Path
 from tests.support.processes import run
@@ -130,7 +130,7 @@ def test_a_million_calls_of_a_wrapper_keep_nothing(what):
     dispatch = f.__call__ if what == "calls" else None
     for _ in range(CALLS):
         f(model, X)
-    [fast] = f._function.table.fasts
+    [fast] = table(f).fasts
     arguments = (model, X if what != "misses" else 1)
 
     def action():

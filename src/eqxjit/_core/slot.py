@@ -15,16 +15,19 @@ def _call(instance: "CallableBySlot", /, *args: Any, **kwargs: Any) -> Any:
         raise
 
 
-class _TypeOfCallables(type):
+class TypeNamedForChex(type):
+    """A metaclass whose classes chex takes for jitted functions, by a word in their names."""
+
+    def __repr__(cls) -> str:
+        return f"<class '{cls.__module__}.{cls.__qualname__}', a PjitFunction>"
+
+
+class _TypeOfCallables(TypeNamedForChex):
     """A metaclass by which `type(f).__call__(f, x)` works, where the class holds the slot."""
 
     # CPython calls instances, and makes them, without asking this.
     def __getattribute__(cls, name: str) -> Any:
         return _call if name == "__call__" else type.__getattribute__(cls, name)
-
-    def __repr__(cls) -> str:
-        # By this word in it, chex tells that a function is jitted.
-        return f"<class '{cls.__module__}.{cls.__qualname__}', a PjitFunction>"
 
 
 class CallableBySlot(Delegate, metaclass=_TypeOfCallables):

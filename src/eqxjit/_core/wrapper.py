@@ -18,7 +18,7 @@ from .._compat import call_directly
 from .ahead import CompileCost, Lowered, lower
 from .function import Function, take_apart
 from .options import DEFAULT_MAXSIZE, Donate, Options, check_options
-from .slot import CallableBySlot
+from .slot import CallableBySlot, TypeNamedForChex
 from .slow import Caller
 from .table import CacheInfo
 
@@ -218,7 +218,7 @@ _OF_FUNCTION = frozenset(
 )
 
 
-class BoundJitFunction(functools.partial[Any]):
+class BoundJitFunction(functools.partial[Any], metaclass=TypeNamedForChex):
     """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
 
     A `functools.partial`, so that it is made and called in C; and a pytree.
