@@ -1,5 +1,7 @@
 """Tracebacks: the user's exception comes out as it was raised, and few of our frames show."""
 
+import os
+import tempfile
 import traceback
 
 import equinox as eqx
@@ -158,7 +160,10 @@ def compiling_frozen(failure):
 
 
 def saving(failure):
-    return eqxjit.freeze(fails, failure=failure).save, ("/never/written", jnp.ones(2))
+    return eqxjit.freeze(fails, failure=failure).save, (
+        os.path.join(tempfile.gettempdir(), "never_written"),
+        jnp.ones(2),
+    )
 
 
 def lower(failure):
