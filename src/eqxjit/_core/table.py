@@ -148,6 +148,7 @@ class Table(_Watched):
         """Add an entry in place of the least used; return another thread's, if that was first."""
         with self.lock:
             self._drop_dead()
+            self._note_uses()
             added = self.entries.setdefault(entry.spec, entry)
             added.last_used = next(self._clock)
             if added is entry:
@@ -157,12 +158,15 @@ class Table(_Watched):
                     self._drop_least_used(entry, maxsize)
             return added
 
-    def _drop_least_used(self, new: Entry, maxsize: int) -> None:
-        # A fast path leaves no trace here but its place among the others.
-        for fast in reversed(self.fasts):
+    def _note_uses(self) -> None:
+        # A call of a fast path leaves no trace but a hit and, in C, its place among the others:
+        # hence at each new entry, so that at least what was used since the last one is known.
+        for fast in self.fasts[::-1]:
             if fast.hits > fast.hits_seen:
                 fast.hits_seen = fast.hits
                 fast.entry.last_used = next(self._clock)
+
+    def _drop_least_used(self, new: Entry, maxsize: int) -> None:
         # In one C call, because garbage collection may drop entries meanwhile.
         others = [entry for entry in list(self.entries.values()) if entry is not new]
         least_used = min(others, key=lambda entry: entry.last_used, default=new)

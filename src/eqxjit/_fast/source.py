@@ -5,6 +5,7 @@ Reads the specs of the arguments and of the output; `native.c` does the same by 
 
 import functools
 import inspect
+import re
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,10 @@ _MAX_DEPTH = 50
 
 _LONGEST_EXPRESSION = 60
 _LONGEST_LINE = 70
+
+# Guards are indented by twenty.
+_LONGEST_GUARD = 80
+_ASSIGNMENT = re.compile(r"( *)(.*?)\((\w+ := [^()]+(?:\([^()]*\))?)\)(.*)")
 
 # Where a guard is broken in two lines if it is long.
 _OR = "\0or\0"
@@ -209,13 +214,13 @@ class _Writer:
         for parameter in self.signature.parameters:
             name = parameter.name
             if parameter.kind == VAR_POSITIONAL:
-                yield name, "", "", None, f"{count}({name}) == {len(positional)}"
+                yield f"*{name}", "", "", None, f"{count}({name}) == {len(positional)}"
                 for i, spec in enumerate(positional):
                     item = f"{name}[{i}]"
                     yield item, item, names.variable(f"{name}_{i}"), spec, ""
             elif parameter.kind == VAR_KEYWORD:
                 found = [key for key in by_name if key not in others]
-                yield name, "", "", None, self._has_keys(name, found)
+                yield f"**{name}", "", "", None, self._has_keys(name, found)
                 for key in found:
                     others[key] = f"{name}[{key!r}]", names.variable(f"{name}_{key}")
             elif parameter.kind != KEYWORD_ONLY and positional:
@@ -510,4 +515,13 @@ def _joined(guards: list[str]) -> list[str]:
             lines.append(lead + guard.replace(_OR, " or "))
         else:
             lines += [f"{lead}(", f"    {parts[0][1:]}", f"    or {parts[1][:-1]}", ")"]
-    return lines
+    return [part for line in lines for part in _broken(line)]
+
+
+def _broken(line: str) -> list[str]:
+    """Return a guard's line, in three where it is long and has an assignment in brackets."""
+    found = _ASSIGNMENT.fullmatch(line) if len(line) > _LONGEST_GUARD else None
+    if found is None:
+        return [line]
+    indent, head, assignment, tail = found.groups()
+    return [f"{indent}{head}(", f"{indent}    {assignment}", f"{indent}){tail}"]
