@@ -16,15 +16,12 @@ from hypothesis import strategies as st
 from eqxjit._spec.tree import split
 from tests.support.differential import (
     FORMS,
-    HOLDING_FORMS,
     PIECES,
-    TELLING_PIECES,
     compare,
-    compare_held,
     described,
 )
 from tests.support.profile import SCENARIOS
-from tests.support.strategies import held_models, pairs, scenarios
+from tests.support.strategies import pairs, scenarios
 
 _drawn = itertools.count(1)
 
@@ -47,14 +44,6 @@ def test_sequences_of_calls(form, data):
     # A thread has a stack of its own: what upstream's failures take of it for good goes with it.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(compare, scenario).result()
-
-
-@settings(max_examples=SCENARIOS // 2)
-@given(held_models(HOLDING_FORMS, TELLING_PIECES))
-@pytest.mark.slow
-def test_static_objects_of_a_wrapped_function_are_changed(held):
-    _bound_memory()
-    compare_held(held)
 
 
 @settings(max_examples=2 * SCENARIOS)

@@ -350,6 +350,22 @@ def test_disable_jit_allows_decisions_on_values(filter_jit):
             f(jnp.array(2.0))
 
 
+@both
+@pytest.mark.parametrize("warm", [0, CALLS])
+def test_disable_jit_returns_new_containers(filter_jit, warm):
+    shared = [jnp.ones(2)]
+    f = filter_jit(lambda model, x: (shared, {"again": shared}, model))
+    inputs = [jnp.ones(2)], jnp.ones(2)
+    for _ in range(warm):
+        f(*inputs)
+    with jax.disable_jit():
+        outputs = [f(*inputs) for _ in range(CALLS)]
+    lists = [shared, inputs[0]]
+    for one, two, model in outputs:
+        lists += [one, two["again"], model]
+    assert len({*map(id, lists)}) == len(lists)
+
+
 def test_disable_jit_compiles_nothing():
     f = eqxjit.filter_jit(lambda x, n: (x * n, object()))
     with jax.disable_jit():

@@ -627,39 +627,6 @@ _rounds = st.builds(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Held:
-    """A model that a wrapped function holds, and changes of it in place.
-
-    - `model`: holds something that can be changed in a static field.
-    - `form`: how the function holds it (see `differential.FORMS`).
-    - `pieces`: what the function returns.
-    - `changes`: between the calls.
-    """
-
-    model: Made
-    form: str
-    pieces: tuple[str, ...]
-    changes: tuple[Change, ...]
-
-
-@st.composite
-def held_models(draw: st.DrawFn, forms: list[str], pieces: list[str]) -> Held:
-    changeable = st.one_of(
-        _of_many(list_of, static_fields),
-        _of_keys(dict_of, static_fields),
-        made(nodes.Settings, static_fields),
-        made(tuple_of, made(nodes.Settings, static_fields), made(set_of, _confusing)),
-    )
-    model = made(nodes.Layer, arrays, trees, changeable)
-    return Held(
-        draw(model | made(tuple_of, model, model)),
-        draw(st.sampled_from(forms)),
-        tuple(draw(st.lists(st.sampled_from(pieces), min_size=1, max_size=2))),
-        tuple(draw(st.lists(_changes, min_size=1, max_size=5))),
-    )
-
-
 @st.composite
 def scenarios(draw: st.DrawFn, form: str, pieces: list[str]) -> Scenario:
     takes_model = form != "function"

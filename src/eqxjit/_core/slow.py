@@ -150,7 +150,8 @@ class Caller:
         __tracebackhide__ = True
         entry = call.entry
         if is_untraced(output):
-            return cast(dict[int, Any], output)[UNTRACED].content
+            # Its containers are new, as where it is traced.
+            return tree_map(_same, cast(dict[int, Any], output)[UNTRACED].content)
         if not entry.pending:
             self.table.count_hit()
             return self.combine(output, call)
