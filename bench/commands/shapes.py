@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from statistics import fmean, median
 
+import jax
 from rich.progress import track
 from rich.table import Table
 
@@ -48,6 +49,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose names have this")
     args = parser.parse_args(argv)
     console = wide_console(150)
+    # As in the processes of the rows: the setting is recorded.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
 
     back_ends = ["eqxjit", "python"] if eqxjit.native_enabled() else ["python"]
     rounds, seconds = (2, 0.005) if args.quick else (args.rounds, 0.03)

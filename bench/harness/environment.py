@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ PACKAGES = (
 
 
 def facts() -> dict[str, Any]:
-    """Versions, machine and settings, ready for JSON."""
+    """Commit, versions, machine and settings, ready for JSON."""
     return {
+        "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
         "machine": {
@@ -62,6 +64,20 @@ def write(name: str, report: dict[str, Any], folder: Path | None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(facts() | report, indent=1) + "\n")
     return path
+
+
+def _commit() -> str:
+    """The commit that is checked out; `+` says that the sources differ from it."""
+    try:
+        commit = _git("rev-parse", "--short", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "src", "bench/*.py") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "not a checkout"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(RESULTS.parents[1]), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _version(package: str) -> str:

@@ -26,11 +26,13 @@ def main() -> None:
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("rounds", type=int)
     parser.add_argument("seconds", type=float)
+    parser.add_argument("--only", nargs="+", help="competitors to be timed")
     args = parser.parse_args()
     # Otherwise a blocked call of a tiny model is dominated by a thread switch.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-    race = Race(_cases(args.workload), args.seconds)
+    cases = _cases(args.workload)
+    race = Race({name: cases[name] for name in args.only or cases}, args.seconds)
     for _ in range(args.rounds):
         race.round()
     print(json.dumps(race.figures))
