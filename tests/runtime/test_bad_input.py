@@ -365,7 +365,7 @@ def test_a_tracer_leaked_from_a_finished_trace(filter_jit):
         assert f({"a": [X]}, X).tolist() == (2 * X).tolist()
     if filter_jit is eqxjit.filter_jit:
         notes = "".join(caught.value.__notes__)
-        assert "`tree['a'][0]` held a tracer" in notes
+        assert "Tracers among the arguments: `tree['a'][0]`." in notes
         assert f.cache_info()[:2] == (1, 1)
 
 

@@ -37,7 +37,7 @@ class CompileCost(NamedTuple):
 class Lowered:
     """A function that is traced and lowered for one call's structure, shapes and static arguments.
 
-    - `lowered`: JAX's own `jax.stages.Lowered`.
+    - `lowered`: the `jax.stages.Lowered`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Compiled(CallableBySlot):
 
     Called as the function is, and as fast as a warm call of that.
 
-    - `compiled`: JAX's own `jax.stages.Compiled`.
+    - `compiled`: the `jax.stages.Compiled`.
 
     A call raises
 
@@ -118,9 +118,9 @@ class Compiled(CallableBySlot):
         self._caller.unlink()
 
     def __copy__(self) -> "Compiled":
-        own = self._caller
-        call = own.lowered_for
-        return type(self)(own, call, self.compiled, self.bound, own.description, own.entry.blocks)
+        mine = self._caller
+        call, blocks = mine.lowered_for, mine.entry.blocks
+        return type(self)(mine, call, self.compiled, self.bound, mine.description, blocks)
 
     def __repr__(self) -> str:
         return f"<Compiled {_shown(self._caller, self._caller.description)}>"
@@ -139,7 +139,7 @@ class Compiled(CallableBySlot):
 
         **Returns:**
 
-        JAX's own answer (`jax.stages.Compiled.cost_analysis`): a dict of floats, among them
+        JAX's answer (`jax.stages.Compiled.cost_analysis`): a dict of floats, among them
 
         - `"flops"`: floating-point operations, additions and multiplications counted singly;
         - `"transcendentals"`: calls of `exp`, `tanh` and the like, which aren't among those;
@@ -168,7 +168,7 @@ class Compiled(CallableBySlot):
 
         **Returns:**
 
-        JAX's own answer (`jax.stages.Compiled.memory_analysis`), with these attributes in bytes:
+        JAX's answer (`jax.stages.Compiled.memory_analysis`), with these attributes in bytes:
 
         - `argument_size_in_bytes`, `output_size_in_bytes`: the arrays passed and returned;
         - `alias_size_in_bytes`: how much of the output reuses donated arguments;

@@ -61,7 +61,7 @@ class Call:
 
     @property
     def flat(self) -> list[Any]:
-        """All arrays, in the order in which JAX is given them."""
+        """All arrays, in JAX's order."""
         n = self.entry.n_first
         return [*self.arrays[:n], *self.fun_arrays, *self.arrays[n:]]
 

@@ -16,7 +16,7 @@ from .._lock import Lock
 class TraceHook:
     """An observer of the traces of one function; this one does nothing.
 
-    It holds a record of its own for each: made by `begin`, remembered by `end`, published by
+    It holds a record for each: made by `begin`, remembered by `end`, published by
     `complete`. A `call` is the one in flight: a `calls.Call`.
     """
 

@@ -37,7 +37,7 @@ _hiding = _Hiding()
 def hide_donation_warning() -> Callable[[], None]:
     """Put a filter before all others; return what removes it."""
     filters = warning_filters()
-    # One of its own for each call: another thread's may be removed first.
+    # A new one for each call: another thread's may be removed first.
     item = ("ignore", _Pattern(), Warning, None, 0)
     filters.insert(0, item)
     _hiding.is_on = True

@@ -9,7 +9,7 @@ from typing import Any
 from .._compat import lowered_operations
 
 # Custom calls that JAX emits itself and that report trouble by NaNs or not at all. A target that
-# isn't known here counts as a foreign call: waiting in vain is slow, not waiting loses an error.
+# isn't listed here counts as a foreign call: waiting in vain is slow, not waiting loses an error.
 _HARMLESS_TARGETS = frozenset(
     {
         "Sharding",
@@ -48,7 +48,7 @@ _HOST_TRANSFERS = frozenset({"stablehlo.send", "stablehlo.recv", "stablehlo.outf
 
 
 def may_raise(module: Any) -> bool:
-    """Return whether a StableHLO program can raise once it runs; True if that can't be told."""
+    """Return whether a StableHLO program can raise once it runs; True if that is unclear."""
     operations = lowered_operations(module)
     if operations is None:
         return True

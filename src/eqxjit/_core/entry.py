@@ -36,7 +36,7 @@ class Out(NamedTuple):
 
     - `spec`: as of `split`.
     - `statics`: its static objects, None for each that came in.
-    - `slots`: for each, the number of the static object that came in; -1 for the trace's own.
+    - `slots`: for each, the number of the static object that came in; -1 for one of the trace.
     """
 
     spec: Spec
@@ -54,11 +54,11 @@ class Entry(_Flags):
 
     - `spec`: that of the arguments, under which the table holds it.
     - `jitted`: `jax.jit` of a function of flat arrays.
-    - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's own, how many these
+    - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's, how many these
         are, and how many there are in all. `n_fun_statics`: its static objects.
     - `outs`: what its traces returned.
     - `uses`: a byte for each array: whether a program that was compiled reads it; None until one
-        is known.
+        was compiled.
     - `pending`: whether a program was traced or compiled that isn't settled yet: a call then goes
         through `settle`.
     - `blocks`: whether calls wait, because a program can raise.
@@ -137,7 +137,7 @@ class Entry(_Flags):
         self._unclassified = self.pending = True
 
     def end(self, trace: Any, is_classified: bool) -> None:
-        """Settle a trace, or a call without one; `is_classified` says that its program is known.
+        """Settle a trace, or a call without one; `is_classified` says that its program was read.
 
         A trace that became part of an outer program hasn't been classified.
         """
@@ -168,8 +168,8 @@ class Entry(_Flags):
         spec, arrays, found = split(out, is_input=False)
         slots_by_id = {id(v): i for i, v in enumerate(statics) if type(v) not in CONSTANTS}
         slots = tuple([slots_by_id.get(id(value), -1) for value in found])
-        own = tuple([v if i < 0 else None for v, i in zip(found, slots, strict=True)])
-        new = Out(spec, own, slots)
+        new_ones = tuple([v if i < 0 else None for v, i in zip(found, slots, strict=True)])
+        new = Out(spec, new_ones, slots)
         index = self._index_of(new)
         # A program without an output could not be waited for.
         arrays = arrays or [jnp.zeros((), bool)]

@@ -81,7 +81,7 @@ def _invalid_array(
         except kind:
             return kind(f"The array `{path}` {_why_invalid(leaf)}")
         except Exception:
-            # An array of another library's, which raises an error of its own.
+            # An array of another library's, which raises an error itself.
             continue
     return None
 
@@ -91,7 +91,7 @@ def _why_invalid(array: np.ndarray | np.generic) -> str:
     if isinstance(array, np.ma.MaskedArray):
         return (
             "is a NumPy masked array, which JAX can't trace. Pass `.filled(...)` of it, and its "
-            "mask as an array of its own."
+            "mask as another array."
         )
     what = f"has dtype {array.dtype}, which JAX can't trace:"
     if array.dtype.kind in "mM":
@@ -105,11 +105,11 @@ def _why_invalid(array: np.ndarray | np.generic) -> str:
             "`tuple(a.tolist())`."
         )
     if array.dtype.names is not None:
-        return f"{what} pass its fields as arrays of their own, in a dict, say."
+        return f"{what} pass its fields as arrays, in a dict, say."
     return f"{what} convert it to one of JAX's, as by `.astype(np.float32)`."
 
 
-# How XLA begins to say that it was given a deleted buffer, in JAX 0.8 and 0.10 alike.
+# How XLA begins to say that a buffer was deleted, in JAX 0.8 and 0.10 alike.
 _INVALID_BUFFER = "INVALID_ARGUMENT: Invalid buffer passed"
 
 
@@ -122,7 +122,7 @@ def _deleted_array(error: BaseException, arguments: list[tuple[str, Any]]) -> Ba
     for path, leaf in _leaves_with_paths(arguments):
         if not issubclass(type(leaf), jax.Array) or isinstance(leaf, Tracer):
             continue
-        # Buffers that this very call was given are deleted too: is it this array that complains?
+        # The buffers of this very call are deleted too: is it this array that complains?
         if leaf.is_deleted() and (text.startswith(_INVALID_BUFFER) or text == _complaint(leaf)):
             return kind(
                 f"The array `{path}` has been deleted: its buffer was donated to an earlier "
@@ -136,7 +136,7 @@ def _complaint(array: jax.Array) -> str:
     try:
         np.asarray(array)
     except Exception as error:
-        # JAX's own, whose text is asked for.
+        # JAX's, whose text is asked for.
         return str(error)
     return ""
 
@@ -148,8 +148,8 @@ def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None
     tracers = [path for path, leaf in _leaves_with_paths(arguments) if isinstance(leaf, Tracer)]
     if tracers:
         error.add_note(
-            f"Among the arguments, {', '.join(f'`{path}`' for path in tracers)} held a tracer: "
-            "look for a value that was kept from inside a transformed function."
+            f"Tracers among the arguments: {', '.join(f'`{path}`' for path in tracers)}. "
+            "Look for a value that was stored inside a transformed function."
         )
 
 
@@ -263,7 +263,7 @@ def _nodes_with_paths(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, A
 
 
 def _nodes(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield each node and leaf below the arguments, outside in, as far as can be seen.
+    """Yield each node and leaf below the arguments, outside in, as far as they can be walked.
 
     Each comes with its path, and with whether it contains itself: it then isn't looked into again.
     """

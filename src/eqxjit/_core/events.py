@@ -61,7 +61,7 @@ class OpenTrace:
     - `is_traced`: whether the user's function has returned.
     - `user_raised`: whether it has raised, or a node of theirs.
     - `jaxpr`: the first that JAX lowers afterwards.
-    - `inputs_read`: which of its inputs XLA is given, None where that is unknown.
+    - `inputs_read`: which of its inputs XLA reads, None where that can't be found out.
     - `may_raise`: whether a program that JAX compiles afterwards can raise; None if there is none.
     """
 
@@ -95,7 +95,7 @@ class _State(threading.local):
     def __init__(self) -> None:
         #: The traces that aren't settled, outside in.
         self.traces: list[OpenTrace] = []
-        #: The phases under way, outside in: how many seconds of each weren't its own.
+        #: The phases under way, outside in: how many seconds of each were nested ones'.
         self.nested: list[float] = []
         self.hits_persistent_cache = False
         #: What ends the hiding of JAX's warning of donated buffers.

@@ -37,7 +37,7 @@ def _definition_of(fun: Any, spec: Spec) -> _Definition:
     definition = _definitions.get(spec)
     if definition is None:
         definition = _read(fun)
-        # Any other callable may be held by its spec, which must not outlive it.
+        # Any other callable may be referred to by its spec, which must not outlive it.
         if not isinstance(fun, types.FunctionType):
             return definition
         with _choosing:
@@ -59,7 +59,7 @@ class Function:
     - `spec`, `statics`: its spec and its static objects.
     - `options`: how it is jitted.
     - `signature`: its parameters.
-    - `keeps_arrays`: whether its arrays stay, whatever is donated; its table is then its own.
+    - `keeps_arrays`: whether its arrays are never donated; it then shares no table.
     - `attributes`: what a wrapper takes over from it, as with `functools.update_wrapper`.
     """
 
@@ -96,7 +96,7 @@ class Function:
         self.attributes = {
             attribute: getattr(fun, attribute)
             for attribute in functools.WRAPPER_ASSIGNMENTS
-            # Equinox's unflatten fills in its own mark where a Module has no such attribute.
+            # Equinox's unflatten fills in a mark where a Module has no such attribute.
             if getattr(fun, attribute, MISSING) is not MISSING
         }
 

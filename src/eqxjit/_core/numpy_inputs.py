@@ -19,7 +19,7 @@ _n_bytes = np.ndarray.nbytes.__get__  # type: ignore[attr-defined]
 
 
 def take(leaf: Any) -> Any:
-    """Return what a warm call passes for a leaf that isn't an array of JAX's own class.
+    """Return what a warm call passes for a leaf that isn't an array of JAX's class.
 
     **Returns:**
 

@@ -17,7 +17,7 @@ Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 _REFUSED = ("static_argnums", "static_argnames", "donate_argnums", "in_shardings", "out_shardings")
 _DEPRECATED = ("default", "fn", "args", "kwargs", "out")
 
-_OWN = ("donate", "block", "maxsize", "max_traces")
+_OURS = ("donate", "block", "maxsize", "max_traces")
 
 DEFAULT_MAXSIZE = 1024
 
@@ -28,7 +28,7 @@ class Options:
 
     - `donate`: as the argument of `filter_jit`.
     - `block`: whether each call waits for its computation.
-    - `maxsize`: how many entries are kept, `None` for any number.
+    - `maxsize`: how many entries there may be, `None` for any number.
     - `max_traces`: how often the function may be traced, `None` for any number.
     - `jit_arguments`: further arguments of `jax.jit`, as sorted pairs.
 
@@ -108,11 +108,11 @@ def _checked(
     _check_count("maxsize", maxsize, "entries")
     _check_count("max_traces", max_traces, "traces")
     if jit_arguments:
-        known = [*_OWN, *_options_of_jax()]
+        options = [*_OURS, *_options_of_jax()]
         for name in jit_arguments:
-            if name not in known:
-                hint = nearest(name, ["fun", *known, *_REFUSED]) or (
-                    f"there are {', '.join(f'`{option}`' for option in known)}"
+            if name not in options:
+                hint = nearest(name, ["fun", *options, *_REFUSED]) or (
+                    f"there are {', '.join(f'`{option}`' for option in options)}"
                 )
                 raise TypeError(f"`filter_jit` has no option `{name}`: {hint}.")
         # So that a bad value is refused here, as by upstream, rather than at the first call.
@@ -129,9 +129,9 @@ def _options_of_jax() -> list[str]:
     ]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a question for the known name nearest to an unknown one; empty if none is near."""
-    found = difflib.get_close_matches(name, known, n=1)
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a question for the name nearest to an unknown one; empty if none is near."""
+    found = difflib.get_close_matches(name, names, n=1)
     return f"did you mean `{found[0]}`?" if found else ""
 
 

@@ -144,8 +144,8 @@ class Caller:
     def settle(self, output: Output, call: Call) -> Any:
         """Return the result of a call, after the end of a trace that was made in it.
 
-        Finds out whether the program can raise, so that calls must wait for it, and waits if it
-        isn't known: a program that has just run, or that another thread is still compiling.
+        Finds out whether the program can raise, so that calls must wait for it, and waits if that
+        is new: the program has just run, or another thread is still compiling it.
         """
         __tracebackhide__ = True
         entry = call.entry
@@ -196,8 +196,8 @@ class Caller:
         out = out_of(call.entry, output)
         statics = out.statics
         if any(slot >= 0 for slot in out.slots):
-            given = call.all_statics
-            statics = [given[i] if i >= 0 else v for v, i in zip(statics, out.slots, strict=True)]
+            came_in = call.all_statics
+            statics = [came_in[i] if i >= 0 else v for v, i in zip(statics, out.slots, strict=True)]
         return combine(out.spec, iter(arrays_of(output)), iter(statics))
 
     def add_fast(self, call: Call, output: Output, result: Any) -> None:
@@ -331,7 +331,7 @@ class Caller:
     def explain(
         self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], user_raised: bool
     ) -> None:
-        """Raise a clearer error than JAX's, if there is one; a user's own stays as it is."""
+        """Raise a clearer error than JAX's, if there is one; never in place of a user's."""
         __tracebackhide__ = True
         named = self.function.signature.named(args, kwargs)
         if self.fun_arrays:
@@ -362,5 +362,5 @@ def canonical(array: Any) -> Any:
     if not isinstance(array, jax.ShapeDtypeStruct):
         return array
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
-        raise TypeError(f"Pass an array instead of {array}: its dtype is JAX's own.")
+        raise TypeError(f"Pass an array instead of {array}: only JAX has its dtype.")
     return array.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype))

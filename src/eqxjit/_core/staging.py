@@ -6,7 +6,7 @@ from .._compat import is_staging
 def currently_jitting() -> bool:
     """Return whether operations are being traced into a program right now, rather than executed.
 
-    Answers as Equinox's own (private) `currently_jitting` does, in about a hundredth of the time
+    Answers as Equinox's (private) `currently_jitting` does, in about a hundredth of the time
     (`python -m bench startup` measures both).
 
     **Returns:**

@@ -22,12 +22,12 @@ from .counter import TraceCounter, make_hook
 from .entry import Entry
 from .options import Options
 
-# Under this name a function keeps its tables in its own `__dict__`: a plain cycle, which Python
+# Under this name a function has its tables in its `__dict__`: a plain cycle, which Python
 # frees, where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
 _ATTRIBUTE = "__eqxjit_tables__"
 
 # How many differently wrapped forms of one function (`filter_grad(f)`, `partial(f, ...)`, other
-# options), and how many functions that have no `__dict__` of their own, share entries.
+# options), and how many functions that have no `__dict__`, share entries.
 _MAX_TABLES = 128
 
 #: How many structures of a function take turns at full speed; the slow path serves others.
@@ -160,10 +160,10 @@ class Table(_Watched):
 
     def _note_uses(self) -> None:
         # A call of a fast path leaves no trace but a hit and, in C, its place among the others:
-        # hence at each new entry, so that at least what was used since the last one is known.
+        # hence at each new entry, so that at least what was used since the last one is recorded.
         for fast in self.fasts[::-1]:
-            if fast.hits > fast.hits_seen:
-                fast.hits_seen = fast.hits
+            if fast.hits > fast.hits_before:
+                fast.hits_before = fast.hits
                 fast.entry.last_used = next(self._clock)
 
     def _drop_least_used(self, new: Entry, maxsize: int) -> None:
@@ -283,7 +283,7 @@ class _Tables(_Watched):
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         # Reached when a function is pickled by value, and when its `__dict__` is copied: what was
-        # compiled stays behind.
+        # compiled isn't copied.
         return type(None), ()
 
 

@@ -158,7 +158,7 @@ def _donated(entry: Entry, options: Options, keeps_arrays: bool) -> tuple[int, .
 
 
 def argument_names(call: Call) -> tuple[str, ...]:
-    """Return the paths of all arrays of a call, in the order in which JAX is given them."""
+    """Return the paths of all arrays of a call, in JAX's order."""
     signature = call.function.signature
     args, kwargs = call.spec[3:]
     positional = zip(signature.path_names(len(args) - 3), args[3:], call.args, strict=True)
@@ -175,14 +175,14 @@ def argument_names(call: Call) -> tuple[str, ...]:
         if leaf is ARRAY
     ]
     fun = call.function.combine(call.fun_arrays)
-    own = [
+    fun_names = [
         # A bound method of a Module.
         _stable(re.sub(r"^fun\.__self__\b", "self", path))
         for path, leaf, _ in leaf_paths(call.function.spec, fun, "fun")
         if leaf is ARRAY
     ]
     n = call.entry.n_first
-    return (*names[:n], *own, *names[n:])
+    return (*names[:n], *fun_names, *names[n:])
 
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")

@@ -25,7 +25,7 @@ from .table import CacheInfo
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# A Module's own goes over many lines.
+# That of a Module goes over many lines.
 _LONGEST_REPR = 80
 
 
@@ -65,7 +65,7 @@ class JitFunction(CallableBySlot):
 
         **Returns:**
 
-        A `Lowered`, with `as_text()`, `lowered` (JAX's own) and `compile()`.
+        A `Lowered`, with `as_text()`, `lowered` (JAX's) and `compile()`.
         """
         with trimming:
             return lower(self._caller, args, kwargs)
@@ -187,7 +187,7 @@ class JitFunction(CallableBySlot):
         return type(self)(self._function, self._caller.fun_arrays)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "JitFunction":
-        # The static half stays as it is, and with it what is compiled for it.
+        # The static half is shared, and with it what is compiled for it.
         return type(self)(self._function, copy.deepcopy(self._caller.fun_arrays, memo))
 
     def __reduce__(self) -> Any:
@@ -348,7 +348,7 @@ def filter_jit(
         only if the program can raise at runtime (it holds a callback or a foreign call, such as
         `eqx.error_if`), or if it is short and reads a large NumPy array, which may be overwritten
         once the call has returned. Other NumPy arrays are copied.
-    - `maxsize`: the number of static structures that are kept compiled. Beyond it, the least
+    - `maxsize`: how many static structures may be compiled at a time. Beyond it, the least
         recently used one is dropped. `None` for no limit.
     - `max_traces`: the number of traces until the cache is cleared, counted over
         all wrappers of the function under these options; for a Module, over those with equal static

@@ -39,12 +39,12 @@ class PythonFast:
     """The fast path of an entry in generated Python, for any wrapper of its function.
 
     - `entry`: the entry.
-    - `hits`: how many calls it has served; `hits_seen`: as of when the table last looked.
+    - `hits`: how many calls it has served; `hits_before`: as of when the table last looked.
     """
 
     def __init__(self, entry: Any, written: FastSource):
         self.entry = entry
-        self.hits_seen = 0
+        self.hits_before = 0
         self.written = written
         #: Its `next` counts a hit: in C, hence without a lock, and faster than an addition.
         self._counter: Iterator[None] = itertools.repeat(None, sys.maxsize)

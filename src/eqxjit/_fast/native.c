@@ -6,8 +6,8 @@ its spec. What else happens (no match, a trace, an error) is the slow path's, in
 those of _spec/tree.py, stand-ins of static objects those of _spec/static.py.
 
 Invariants:
-- Public CPython API only. The GIL is held throughout; a free-threaded Python doesn't build this.
-- Whatever is walked into is held by a strong reference, because `==`, registered flattens and copies of
+- Public CPython API only. The GIL is never released; a free-threaded Python doesn't build this.
+- Whatever is walked into has a strong reference here, because `==`, registered flattens and copies of
   NumPy arrays run Python code, which may change or free any container of the user's.
 - Sizes and items are read anew after each child, for the same reason.
 - Sizes of specs are checked as they are walked: a malformed one is an exception, not a crash.
@@ -50,7 +50,7 @@ typedef struct {
     PyObject *ndarray_type; /* that of NumPy's */
     PyObject *take;         /* see _core/numpy_inputs.py */
     PyObject *is_array, *flatten, *same, *unflatten, *wait_for;
-    PyObject *opaque_type; /* of stand-ins that ask an object's own `==` */
+    PyObject *opaque_type; /* of stand-ins that ask an object's `==` */
     /* Names of methods and attributes. */
     PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *block_until_ready, *entry, *hash, *value;
     PyObject *empty; /* tuple */
@@ -340,7 +340,7 @@ static int same_pairs(State *state, PyObject *value, PyObject *frozen, Py_ssize_
     PyObject *key, *item;
     Py_ssize_t position = 0, half = n / 2;
     for (Py_ssize_t i = 0; i < half; i++) {
-        /* An `==` of a user's may change the dict in between; `PyDict_Next` stays inside of it. */
+        /* An `==` of a user's may change the dict in between; `PyDict_Next` never leaves it. */
         if (PyDict_GET_SIZE(value) != half || !PyDict_Next(value, &position, &key, &item)) return 0;
         Py_INCREF(key);
         Py_INCREF(item);
@@ -388,7 +388,7 @@ static int same_parts(State *state, PyObject *value, PyObject *frozen) {
     return is_same;
 }
 
-/* By the object's own `hash` and `==`, as a dict finds a key. */
+/* By the object's `hash` and `==`, as a dict finds a key. */
 static int same_opaque(State *state, PyObject *value, PyObject *frozen) {
     PyObject *expected = PyObject_GetAttr(frozen, state->value);
     PyObject *hash = expected == NULL ? NULL : PyObject_GetAttr(frozen, state->hash);
@@ -398,7 +398,7 @@ static int same_opaque(State *state, PyObject *value, PyObject *frozen) {
         is_same = (now == -1 || then == -1) && PyErr_Occurred() ? -1 : now == then;
     }
     if (is_same > 0 && value != expected) {
-        /* NumPy's own `==` has no single answer. */
+        /* NumPy's `==` has no single answer. */
         is_same = PyObject_TypeCheck(value, (PyTypeObject *)state->ndarray_type)
                       ? same_in_python(state, value, frozen)
                       : PyObject_RichCompareBool(value, expected, Py_EQ);
@@ -410,7 +410,7 @@ static int same_opaque(State *state, PyObject *value, PyObject *frozen) {
 
 static int same(State *state, PyObject *value, PyObject *frozen) {
     PyTypeObject *type = Py_TYPE(frozen);
-    /* Those that stand for themselves: exact types, whose `==` is Python's own. */
+    /* Those that stand for themselves: exact types, whose `==` is Python's. */
     if (type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBytes_Type) {
         return value == frozen || (Py_TYPE(value) == type ? PyObject_RichCompareBool(value, frozen, Py_EQ) : 0);
     }
@@ -424,13 +424,13 @@ static int same(State *state, PyObject *value, PyObject *frozen) {
 /* What a walk over the arguments of a call takes from them. */
 typedef struct {
     State *state;
-    PyObject **arrays; /* in the order in which JAX is given them: room for n_arrays */
+    PyObject **arrays; /* in JAX's order: room for n_arrays */
     Py_ssize_t n_arrays, n_taken;
-    Py_ssize_t n_first, n_fun; /* the function's own come after the first */
+    Py_ssize_t n_first, n_fun; /* the function's come after the first */
     const char *uses;          /* a byte for each array: whether a program reads it */
     int waits;                 /* whether a NumPy array is too large to be copied */
     PyObject **statics;        /* static objects, in the order of the spec: room for n_statics */
-    Py_ssize_t n_statics, n_kept;
+    Py_ssize_t n_statics, n_static;
 } Walk;
 
 /* Returns what to pass for a leaf: a new reference, NULL without an exception for what is no array. */
@@ -465,8 +465,8 @@ static int match_array(Walk *walk, PyObject *value) {
 }
 
 static int keep(Walk *walk, PyObject *value) {
-    if (walk->n_kept >= walk->n_statics) return malformed();
-    walk->statics[walk->n_kept++] = Py_NewRef(value);
+    if (walk->n_static >= walk->n_statics) return malformed();
+    walk->statics[walk->n_static++] = Py_NewRef(value);
     return 1;
 }
 
@@ -547,7 +547,7 @@ static int match_module(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t 
     return matches;
 }
 
-/* A node of JAX's registry: its own flatten runs on every call. */
+/* A node of JAX's registry: its flatten runs on every call. */
 static int match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
     State *state = walk->state;
     PyObject *metadata = PyTuple_GET_ITEM(spec, 2);
@@ -609,11 +609,11 @@ typedef struct {
     State *state;
     PyObject *const *arrays;
     Py_ssize_t n_arrays, n_taken;
-    PyObject *statics, *slots; /* of the trace: own objects, and the numbers of those that came in */
+    PyObject *statics, *slots; /* of the trace: objects, and the numbers of those that came in */
     Py_ssize_t n_made;         /* how many static objects were used */
     PyObject *fun_statics;     /* those that came in: the function's, then those of the arguments */
-    PyObject *const *given;
-    Py_ssize_t n_given;
+    PyObject *const *call_statics;
+    Py_ssize_t n_call_statics;
 } Make;
 
 static PyObject *make(Make *parts, PyObject *spec);
@@ -625,8 +625,8 @@ static PyObject *next_static(Make *parts) {
     if (slot < 0) return PyErr_Occurred() ? NULL : Py_NewRef(PyTuple_GET_ITEM(parts->statics, i));
     Py_ssize_t n_fun = PyTuple_GET_SIZE(parts->fun_statics);
     if (slot < n_fun) return Py_NewRef(PyTuple_GET_ITEM(parts->fun_statics, slot));
-    if (slot - n_fun >= parts->n_given) return malformed_object();
-    return Py_NewRef(parts->given[slot - n_fun]);
+    if (slot - n_fun >= parts->n_call_statics) return malformed_object();
+    return Py_NewRef(parts->call_statics[slot - n_fun]);
 }
 
 static PyObject *make_items(Make *parts, PyObject *spec, Py_ssize_t n, int is_list) {
@@ -739,7 +739,7 @@ typedef struct {
     PyObject *outs;          /* a list of what the entry's traces returned */
     PyObject *uses;          /* bytes: whether a program reads each array */
     Py_ssize_t n_arrays, n_first, n_fun, n_statics;
-    long long hits, hits_seen;
+    long long hits, hits_before;
 } Fast;
 
 /* How many static objects a walk keeps; -1 with an exception. */
@@ -805,7 +805,7 @@ typedef struct {
 
 static void end_attempt(Attempt *attempt) {
     release(attempt->arrays, attempt->arrays_room, attempt->walk.n_arrays + 1);
-    release(attempt->statics, attempt->statics_room, attempt->walk.n_kept);
+    release(attempt->statics, attempt->statics_room, attempt->walk.n_static);
 }
 
 /* The place of a name among others, -1 if it isn't there. */
@@ -818,7 +818,7 @@ static Py_ssize_t find_name(PyObject *names, PyObject *name) {
 }
 
 /* Binds arguments as `inspect.BoundArguments` has them: 1 if they are as many, and of the names, of the
-   call that the spec is of. Whether the signature takes them is then known. */
+   call that the spec is of. Whether the signature takes them is clear then. */
 static int bind(Fast *fast, PyObject *names, PyObject *const *args, Py_ssize_t n, PyObject *kwnames,
      PyObject **bound) {
     Py_ssize_t n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
@@ -907,7 +907,7 @@ unbound:
 
 /* Returns the user's output, from what JAX returned. */
 static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObject *fun_statics,
-            PyObject *const *given, Py_ssize_t n_given) {
+            PyObject *const *call_statics, Py_ssize_t n_call_statics) {
     Py_ssize_t index = 0;
     PyObject *arrays = output;
     if (PyDict_CheckExact(output)) {
@@ -928,8 +928,8 @@ static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObjec
         Make parts = {
             .state = state, .arrays = is_list ? &PyList_GET_ITEM(arrays, 0) : &arrays,
             .n_arrays = is_list ? PyList_GET_SIZE(arrays) : 1, .statics = PyTuple_GET_ITEM(out, 1),
-            .slots = PyTuple_GET_ITEM(out, 2), .fun_statics = fun_statics, .given = given,
-            .n_given = n_given};
+            .slots = PyTuple_GET_ITEM(out, 2), .fun_statics = fun_statics, .call_statics = call_statics,
+            .n_call_statics = n_call_statics};
         made = make(&parts, PyTuple_GET_ITEM(out, 0));
     }
     Py_DECREF(out);
@@ -944,7 +944,7 @@ static PyObject *fast_match(Fast *self, PyObject *const *args, Py_ssize_t n, PyO
     if (matches == 0) Py_RETURN_NONE;
     if (matches < 0) return NULL;
     PyObject *arrays = tuple_of(attempt.walk.arrays, attempt.walk.n_arrays);
-    PyObject *statics = tuple_of(attempt.statics, attempt.walk.n_kept), *found = NULL;
+    PyObject *statics = tuple_of(attempt.statics, attempt.walk.n_static), *found = NULL;
     if (arrays != NULL && statics != NULL) found = PyTuple_Pack(2, arrays, statics);
     Py_XDECREF(arrays);
     Py_XDECREF(statics);
@@ -969,7 +969,7 @@ static PyMethodDef fast_methods[] = {
 static PyMemberDef fast_members[] = {
     {"entry", T_OBJECT, offsetof(Fast, entry), READONLY, NULL},
     {"hits", T_LONGLONG, offsetof(Fast, hits), READONLY, NULL},
-    {"hits_seen", T_LONGLONG, offsetof(Fast, hits_seen), 0, NULL}, {NULL, 0, 0, 0, NULL}};
+    {"hits_before", T_LONGLONG, offsetof(Fast, hits_before), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot fast_slots[] = {
     {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, uses, n_arrays, n_first, n_fun): the fast " "path of an entry."},
@@ -1078,7 +1078,7 @@ static PyObject *call_fast(Dispatcher *self, Fast *fast, Attempt *attempt, PyObj
     }
     else {
         fast->hits++;
-        result = make_output(state, fast, output, self->fun_statics, attempt->statics, attempt->walk.n_kept);
+        result = make_output(state, fast, output, self->fun_statics, attempt->statics, attempt->walk.n_static);
     }
     Py_DECREF(output);
     return result;

@@ -1,6 +1,6 @@
 """Binds a call's arguments to the user's parameters, as `inspect.Signature.bind` does upstream.
 
-The binding itself is CPython's: a generated function has the user's own signature, so that keyword
+The binding itself is CPython's: a generated function has the user's signature, so that keyword
 arguments cost nothing and a wrong call is a `TypeError` that names the user's function.
 """
 
@@ -69,7 +69,7 @@ class Signature:
         return self.qualname.rpartition("<locals>.")[2]
 
     def binder(self, receive: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
-        """Return a function of the user's own signature that passes on `receive(args, kwargs)`.
+        """Return a function of the user's signature that passes on `receive(args, kwargs)`.
 
         `args` and `kwargs` are those of `inspect.BoundArguments`: what can be positional is, up to
         the first parameter left out, and defaults aren't filled in.

@@ -62,8 +62,8 @@ class FastSource(NamedTuple):
     """A fast path as source.
 
     - `source`: the source, which defines a function `make_call`.
-    - `make`: that function. Given `(caller, otherwise, jitted, hits, *fun_arrays, *fun_statics)`
-        it returns the fast path of one wrapper; `next(hits)` counts a call.
+    - `make`: that function. Called with `(caller, otherwise, jitted, hits, *fun_arrays,
+        *fun_statics)` it returns the fast path of one wrapper; `next(hits)` counts a call.
     """
 
     source: str
@@ -127,7 +127,7 @@ class _Writer:
         otherwise = names.variable("otherwise")
         self._match_arguments()
         n, arrays = entry.n_first, self.arrays
-        # The function's own may be NumPy's, too.
+        # Those of the function may be NumPy's, too.
         self.arrays = []
         for i, fun_array in enumerate(fun_arrays):
             self._match_array(fun_array, fun_array, n + i)
@@ -237,7 +237,7 @@ class _Writer:
     def _match(self, var: str, source: str, spec: Spec, depth: int = 0) -> None:
         """Write the guards of a value; `source` is evaluated once, and bound to `var` if needed."""
         names, guards = self.names, self.guards
-        # Inside of a call's brackets an assignment needs none of its own.
+        # Inside of a call's brackets an assignment needs no brackets.
         bound = source if source == var else f"({var} := {source})"
         inner = source if source == var else f"{var} := {source}"
         if depth > _MAX_DEPTH:
@@ -300,13 +300,13 @@ class _Writer:
         names = self.names
         uses = self.entry.uses
         if source == var:
-            # A parameter stays as it is: the slow path is given it where a guard fails.
+            # A parameter isn't assigned to: the slow path gets it where a guard fails.
             var = names.variable(f"{var}_array")
             source = f"{var} := {source}"
         self.arrays.append(var)
         array = names.constant("Array", ArrayImpl)
         if uses is not None and not uses[index]:
-            # XLA isn't given it: no copy of a NumPy array, and no wait.
+            # XLA doesn't read it: no copy of a NumPy array, and no wait.
             other = f"{names.constant('is_array', is_array)}({var})"
         else:
             take = self.helper["take"]
@@ -322,7 +322,7 @@ class _Writer:
             self.guards.append(f"{flatten}({bound}) is None")
             bound = var
         if isinstance(frozen, weakref.ref):
-            # Not held by a constant: the entry goes with the object.
+            # Not as a constant: the entry goes with the object.
             self.guards.append(f"{bound} is {names.constant(f'ref_{var}', frozen)}() is not None")
         elif type(frozen) in THEMSELVES:
             constant = names.constant(f"{type(frozen).__name__}_{frozen!s:.20}", frozen)
@@ -460,7 +460,7 @@ def _labels(spec: Any) -> Sequence[Any]:
 
 
 def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:
-    """Return a class whose objects are given these fields, and then made instances of a class of
+    """Return a class whose objects get these fields, and then made instances of a class of
     Modules.
 
     Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
@@ -482,7 +482,7 @@ def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:
 
 @functools.lru_cache(maxsize=1024)
 def _plain_class_of(_fields: tuple[str, ...]) -> type:
-    # One for each set of fields: Python lays out the objects of a class by what they are given.
+    # One for each set of fields: Python lays out the objects of a class by what they get.
     base: type = eqx.Module
     while base.__dictoffset__ and base.__base__:
         # Both classes must have got their `__dict__` on top of the same base.

@@ -3,7 +3,7 @@
 Unlike `==`, which `equinox.filter_jit` compares with, stand-ins tell `1` from `True` and `1.0`,
 `0.0` from `-0.0`, and one order of a dict's items from another, also inside of builtin containers,
 dataclasses with a generated `__eq__` and Modules; and NaN equals NaN. Containers are copied into
-their stand-in, so that a later change in place shows. For all else the type and its own `==` and
+their stand-in, so that a later change in place shows. For all else the type, its `==` and
 `hash` decide, as in Equinox.
 """
 
@@ -42,7 +42,7 @@ _NAN = struct.pack("d", float("nan"))
 
 
 class Opaque:
-    """A stand-in for an object that its type, its `hash` and its own `==` tell from others."""
+    """A stand-in for an object that its type, its `hash` and its `==` tell from others."""
 
     __slots__ = ("hash", "value")
 
@@ -71,7 +71,7 @@ class Opaque:
 
 def _equal(one: Any, other: Any) -> Any:
     if issubclass(type(one), np.ndarray):
-        # Its own `==` broadcasts, and has no single answer.
+        # Its `==` broadcasts, and has no single answer.
         return one.dtype == other.dtype and one.tobytes() == other.tobytes()
     return one == other
 
@@ -224,7 +224,7 @@ def float_bits(value: float) -> bytes:
 
 
 def _items(value: Any, left: list[int]) -> _Read:
-    # Not by iterating: a subclass's own `__iter__` has no say.
+    # Not by iterating: the `__iter__` of a subclass has no say.
     base: type = tuple if issubclass(type(value), tuple) else list
     return ITEMS, None, base.__getitem__(value, slice(None))
 
@@ -265,7 +265,7 @@ def _numpy(value: np.ndarray | np.generic, left: list[int]) -> _Read | None:
 
 
 def _array(value: Any, left: list[int]) -> _Read | None:
-    # Keys of random numbers have a dtype of JAX's own.
+    # Keys of random numbers have a dtype that only JAX has.
     if not isinstance(value.dtype, np.dtype) or not value.is_fully_addressable:
         return OTHER, None, (_by_identity(value),)
     read = _numpy(np.asarray(value), left)
@@ -329,7 +329,7 @@ _compared: weakref.WeakKeyDictionary[
 def compared_fields(kind: type) -> tuple[str, ...] | None:
     """Return the fields that a dataclass's generated `__eq__` compares; None for other classes."""
     equality: Any = kind.__eq__
-    # `dataclasses` defines its methods in a function of this name, and leaves a user's own alone.
+    # `dataclasses` defines its methods in a function of this name, and leaves a user's alone.
     if type(equality) is not types.FunctionType or (
         equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
     ):

@@ -321,7 +321,7 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> Any:
     kind, cls, aux = spec[:3]
     metadata = next(statics) if kind == NODE else None
     below = []
-    # Not a comprehension, which takes a frame of its own for each level of a deep tree.
+    # Not a comprehension, which takes a frame for each level of a deep tree.
     for child in spec[3:]:
         below.append(next(arrays) if child is ARRAY else combine(child, arrays, statics))
     if kind == MODULE:
