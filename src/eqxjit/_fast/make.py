@@ -10,7 +10,7 @@ import numpy as np
 
 from .._compat import ArrayImpl, flatten_one_level, native_back_end, unflatten_node
 from .._spec.static import Opaque, same
-from .._spec.tree import ARRAY, DICT, is_array
+from .._spec.tree import ARRAY, DICT
 from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL
 from .source import FastSource, TooLarge, write
 from .verify import does_the_same
@@ -26,7 +26,6 @@ def set_up(take: Any, wait_for: Any) -> None:
             ArrayImpl,
             np.ndarray,
             take,
-            is_array,
             flatten_one_level,
             same,
             unflatten_node,

@@ -32,7 +32,7 @@ Invariants:
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
    what was built before may still be there. */
-#define INTERFACE 20
+#define INTERFACE 21
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -49,10 +49,10 @@ typedef struct {
     PyObject *array_type;   /* the class of most arrays */
     PyObject *ndarray_type; /* that of NumPy's */
     PyObject *take;         /* see _core/numpy_inputs.py */
-    PyObject *is_array, *flatten, *same, *unflatten, *wait_for;
+    PyObject *flatten, *same, *unflatten, *wait_for;
     PyObject *opaque_type; /* of stand-ins that ask an object's `==` */
     /* Names of methods and attributes. */
-    PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *block_until_ready, *entry, *hash, *value;
+    PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *entry, *hash, *value;
     PyObject *empty; /* tuple */
 } State;
 
@@ -442,16 +442,12 @@ static PyObject *passed_for(State *state, PyObject *leaf, int is_used, int *wait
         type == &PyBool_Type || leaf == Py_None) {
         return NULL;
     }
-    if (!is_used && (PyObject *)type == state->ndarray_type) return Py_NewRef(leaf);
-    PyObject *answer = PyObject_CallOneArg(is_used ? state->take : state->is_array, leaf);
-    if (answer == NULL || is_used) {
-        if (answer == Py_NotImplemented) Py_CLEAR(answer);
-        if (answer == leaf && PyObject_TypeCheck(leaf, (PyTypeObject *)state->ndarray_type)) *waits = 1;
-        return answer;
-    }
-    int is_array = answer == Py_True;
-    Py_DECREF(answer);
-    return is_array ? Py_NewRef(leaf) : NULL;
+    int is_ndarray = PyObject_TypeCheck(leaf, (PyTypeObject *)state->ndarray_type);
+    if (is_ndarray && !is_used) return Py_NewRef(leaf);
+    PyObject *array = PyObject_CallOneArg(state->take, leaf);
+    if (array == Py_NotImplemented) Py_CLEAR(array);
+    if (array == leaf && is_ndarray) *waits = 1;
+    return array;
 }
 
 static int match_array(Walk *walk, PyObject *value) {
@@ -839,6 +835,11 @@ static int bind(Fast *fast, PyObject *names, PyObject *const *args, Py_ssize_t n
     return 1;
 }
 
+/* The spec of the i-th of the bound arguments: the keywords follow the others. */
+static PyObject *spec_of(Fast *fast, Py_ssize_t n_args, Py_ssize_t i) {
+    return i < n_args ? PyTuple_GET_ITEM(fast->args, HEAD + i) : PyTuple_GET_ITEM(fast->kwargs, HEAD + i - n_args);
+}
+
 /* 1 if the arguments match, with their arrays and static objects in `attempt`, 0 if not, -1 with an
    exception. Only in the first case is `attempt` to be ended. */
 static int match_call(State *state, Fast *fast, PyObject *fun_arrays, PyObject *names, PyObject *const *args,
@@ -848,45 +849,39 @@ static int match_call(State *state, Fast *fast, PyObject *fun_arrays, PyObject *
     Py_ssize_t n_named = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
     if (n > n_args || n + n_named != n_bound || PyTuple_GET_SIZE(fun_arrays) != fast->n_fun) return 0;
     PyObject *const *bound = args;
+    int matches = 0;
     attempt->bound = attempt->bound_room;
     if (n_named > 0) {
         attempt->bound = room(attempt->bound_room, 16, n_bound);
         if (attempt->bound == NULL) return -1;
         bound = attempt->bound;
-        if (!bind(fast, names, args, n, kwnames, attempt->bound)) goto unbound;
+        if (!bind(fast, names, args, n, kwnames, attempt->bound)) goto done;
     }
     for (Py_ssize_t i = 0; is_one_of_many && i < n_bound; i++) {
         /* Numbers and texts among the arguments tell structures apart fastest. */
-        PyObject *spec = i < n_args ? PyTuple_GET_ITEM(fast->args, HEAD + i)
-                                    : PyTuple_GET_ITEM(fast->kwargs, HEAD + i - n_args);
-        if (Py_TYPE(spec) == state->static_type) {
-            PyObject *frozen = ((Static *)spec)->frozen;
-            if ((PyLong_CheckExact(frozen) || PyUnicode_CheckExact(frozen)) &&
-                same(state, bound[i], frozen) == 0) {
-                goto unbound;
-            }
-        }
+        PyObject *spec = spec_of(fast, n_args, i);
+        if (Py_TYPE(spec) != state->static_type) continue;
+        PyObject *frozen = ((Static *)spec)->frozen;
+        int is_cheap = PyLong_CheckExact(frozen) || PyUnicode_CheckExact(frozen);
+        if (is_cheap && same(state, bound[i], frozen) == 0) goto done;
     }
     Walk *walk = &attempt->walk;
     *walk = (Walk){
         .state = state, .n_arrays = fast->n_arrays, .n_first = fast->n_first, .n_fun = fast->n_fun,
         .n_statics = fast->n_statics, .uses = PyBytes_AS_STRING(fast->uses)};
-    int matches = -1;
+    matches = -1;
     attempt->arrays = room(attempt->arrays_room, MANY + 1, fast->n_arrays + 1);
-    attempt->statics = attempt->arrays == NULL
-                           ? NULL
-                           : room(attempt->statics_room, MANY, fast->n_statics);
+    if (attempt->arrays == NULL) goto done;
+    attempt->statics = room(attempt->statics_room, MANY, fast->n_statics);
     if (attempt->statics == NULL) {
-        if (attempt->arrays != NULL) release(attempt->arrays, attempt->arrays_room, fast->n_arrays + 1);
-        goto failed;
+        release(attempt->arrays, attempt->arrays_room, fast->n_arrays + 1);
+        goto done;
     }
     walk->arrays = attempt->arrays + 1;
     walk->statics = attempt->statics;
     matches = 1;
     for (Py_ssize_t i = 0; matches > 0 && i < n_bound; i++) {
-        PyObject *spec = i < n_args ? PyTuple_GET_ITEM(fast->args, HEAD + i)
-                                    : PyTuple_GET_ITEM(fast->kwargs, HEAD + i - n_args);
-        matches = match(walk, spec, bound[i]);
+        matches = match(walk, spec_of(fast, n_args, i), bound[i]);
     }
     for (Py_ssize_t i = 0; matches > 0 && i < fast->n_fun; i++) {
         Py_ssize_t place = fast->n_first + i;
@@ -897,12 +892,9 @@ static int match_call(State *state, Fast *fast, PyObject *fun_arrays, PyObject *
     }
     if (matches > 0 && walk->n_taken + fast->n_fun != fast->n_arrays) matches = malformed();
     if (matches <= 0) end_attempt(attempt);
-failed:
+done:
     if (attempt->bound != attempt->bound_room) PyMem_Free((void *)attempt->bound);
     return matches;
-unbound:
-    if (attempt->bound != attempt->bound_room) PyMem_Free((void *)attempt->bound);
-    return 0;
 }
 
 /* Returns the user's output, from what JAX returned. */
@@ -1030,24 +1022,6 @@ static PyObject *ask_caller(Dispatcher *self, PyObject *method, PyObject *first,
     return result;
 }
 
-static int wait_for(State *state, PyObject *output) {
-    PyObject *const *arrays = &output;
-    Py_ssize_t n = 1;
-    if (PyList_CheckExact(output)) {
-        arrays = &PyList_GET_ITEM(output, 0);
-        n = PyList_GET_SIZE(output);
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        int is_plain = (PyObject *)Py_TYPE(arrays[i]) == state->array_type;
-        PyObject *done = is_plain ? PyObject_CallMethodNoArgs(arrays[i], state->block_until_ready)
-                                  : PyObject_CallOneArg(state->wait_for, output);
-        if (done == NULL) return -1;
-        Py_DECREF(done);
-        if (!is_plain) break;
-    }
-    return 0;
-}
-
 /* Makes a call whose arguments match. */
 static PyObject *call_fast(Dispatcher *self, Fast *fast, Attempt *attempt, PyObject *const *args, Py_ssize_t n,
           PyObject *kwnames) {
@@ -1057,9 +1031,10 @@ static PyObject *call_fast(Dispatcher *self, Fast *fast, Attempt *attempt, PyObj
         .entry = fast->entry, .caller = self->caller, .args = args, .n_args = n, .kwnames = kwnames};
     PyObject *output = call_in_flight(fast->jitted, attempt->walk.arrays, attempt->walk.n_arrays, &call);
     /* What is pending is waited for when it is settled. */
-    if (output != NULL && !flags->pending && (flags->blocks || attempt->walk.waits) &&
-        wait_for(state, output) < 0) {
-        Py_CLEAR(output);
+    if (output != NULL && !flags->pending && (flags->blocks || attempt->walk.waits)) {
+        PyObject *done = PyObject_CallOneArg(state->wait_for, output);
+        if (done == NULL) Py_CLEAR(output);
+        Py_XDECREF(done);
     }
     if (output == NULL) {
         PyObject *error = take_exception();
@@ -1222,9 +1197,9 @@ static PyType_Spec delegate_spec = {
 static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     State new = *state;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
-                          &new.ndarray_type, &new.take, &new.is_array, &new.flatten, &new.same,
-                          &new.unflatten, &new.wait_for, &new.opaque_type)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOO!OOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
+                          &new.ndarray_type, &new.take, &new.flatten, &new.same, &new.unflatten,
+                          &new.wait_for, &new.opaque_type)) return NULL;
     /* For good: nothing here is replaced. */
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) Py_INCREF(PyTuple_GET_ITEM(args, i));
     *state = new;
@@ -1247,12 +1222,10 @@ static int module_exec(PyObject *module) {
         if (*types[i] == NULL || PyModule_AddType(module, *types[i]) < 0) return -1;
     }
     state->static_type->tp_vectorcall = static_vectorcall;
-    const char *texts[] = {"slow_call", "interrupted", "failed_fast", "settle_fast",
-                           "block_until_ready", "entry", "hash", "value"};
-    PyObject **names[] = {&state->slow_call, &state->interrupted, &state->failed_fast,
-                          &state->settle_fast, &state->block_until_ready, &state->entry, &state->hash,
-                          &state->value};
-    for (int i = 0; i < 8; i++) if ((*names[i] = PyUnicode_InternFromString(texts[i])) == NULL) return -1;
+    const char *texts[] = {"slow_call", "interrupted", "failed_fast", "settle_fast", "entry", "hash", "value"};
+    PyObject **names[] = {&state->slow_call, &state->interrupted, &state->failed_fast, &state->settle_fast,
+                          &state->entry, &state->hash, &state->value};
+    for (int i = 0; i < 7; i++) if ((*names[i] = PyUnicode_InternFromString(texts[i])) == NULL) return -1;
     state->empty = PyTuple_New(0);
     return state->empty == NULL ? -1 : PyModule_AddIntMacro(module, INTERFACE);
 }
@@ -1281,8 +1254,7 @@ static PyModuleDef_Slot module_slots[] = {
 
 static PyMethodDef module_methods[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(ARRAY, array_type, ndarray, take, is_array, flatten, same, unflatten, wait_for): what is\n"
-     "Python's."},
+     "setup(ARRAY, array_type, ndarray, take, flatten, same, unflatten, wait_for, Opaque): what is Python's."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(jitted, arrays, call): a call of the slow path in flight."},
     {"in_flight", in_flight, METH_O,
