@@ -75,7 +75,8 @@ def _as_it_is(cls: type[_T]) -> type[_T]:
 
 
 if TYPE_CHECKING or native_back_end() is None:
-    Delegate, call_directly = _Delegate, _as_it_is
+    Delegate = _Delegate
+    call_directly = _as_it_is
 else:
     # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
     Delegate, call_directly = _native.Delegate, _native.call_directly

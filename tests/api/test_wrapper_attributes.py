@@ -471,7 +471,7 @@ def test_cache_info():
     f = eqxjit.filter_jit(lambda x, n: x * n)
     info = f.cache_info()
     assert info == (0, 0, 1024, 0)
-    assert info == eqxjit.CacheInfo(entries=0, traces=0, maxsize=1024)
+    assert info == eqxjit.types.CacheInfo(entries=0, traces=0, maxsize=1024)
     assert info._fields == ("entries", "traces", "maxsize", "hits")
     for _ in range(CALLS):
         f(x, 2)  # one structure

@@ -4,7 +4,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args, overload
 
 import equinox as eqx
 import jax
@@ -20,7 +20,15 @@ from .._core.errors import raise_for_arguments
 from .._core.function import Function
 from .._core.options import DEFAULT_MAXSIZE, check_options, nearest
 from .._core.table import Table, home_of, names_of
-from .._core.wrapper import BoundJitFunction, JitFunction, register_partial, register_wrapper
+from .._core.wrapper import (
+    BoundJitFunction,
+    JitFunction,
+    Jitted,
+    P,
+    T,
+    register_partial,
+    register_wrapper,
+)
 from .._fast.signature import Signature
 from .._spec.static import CONSTANTS, referents, same
 from .._spec.static import freeze as freeze_static
@@ -37,7 +45,7 @@ _MAX_CONSTANT_BYTES = 2**20
 _WARM_CALLS = 3
 
 
-class FrozenFunction(JitFunction):
+class FrozenFunction(JitFunction[P, T]):
     """A function whose arrays are compiled in; made by `freeze`."""
 
     __slots__ = ()
@@ -122,7 +130,7 @@ class FrozenFunction(JitFunction):
             for as_numpy in (True, False):
                 example = [_concrete(leaf, as_numpy, donates) for leaf in leaves]
                 args, kwargs = treedef.unflatten(example)
-                jax.block_until_ready(self(*args, **kwargs))
+                jax.block_until_ready(cast(Any, self)(*args, **kwargs))
 
     def save(self, path: Path, /, *args: Any, **kwargs: Any) -> None:
         """Save the program for arguments like these, to be loaded by `eqxjit.load`.
@@ -215,12 +223,26 @@ def _zeros(struct: jax.ShapeDtypeStruct, as_numpy: bool) -> Any:
     return jax.device_put(zeros, struct.sharding)
 
 
+@overload
+def freeze(fun: Jitted[P, T], *, max_constant_bytes: int = 2**20) -> FrozenFunction[P, T]: ...
+
+
+@overload
+def freeze(fun: Callable[P, T], *, max_constant_bytes: int = 2**20) -> FrozenFunction[P, T]: ...
+
+
+@overload
 def freeze(
-    fun: Callable[..., Any],
+    fun: Callable[..., T], *args: Any, max_constant_bytes: int = 2**20, **kwargs: Any
+) -> FrozenFunction[..., T]: ...
+
+
+def freeze(
+    fun: Any,
     *args: Any,
     max_constant_bytes: int = _MAX_CONSTANT_BYTES,
     **kwargs: Any,
-) -> FrozenFunction:
+) -> FrozenFunction[..., Any]:
     """Compile a function with arrays that stay: those of `fun` and of the arguments given here.
 
     For inference, where weights don't change: they become constants of the program, so that a call
@@ -360,7 +382,7 @@ def _check_keywords(
             )
 
 
-def load(path: Path) -> FrozenFunction:
+def load(path: Path) -> FrozenFunction[..., Any]:
     """Load what `frozen.save` has written: a function of the same arguments, called as fast.
 
     Load only files that you trust: XLA reads the program in it, and may crash or hang on one that

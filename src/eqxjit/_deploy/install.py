@@ -170,7 +170,7 @@ class _Link:
 
     __slots__ = ("twin",)
 
-    def __init__(self, twin: JitFunction | None):
+    def __init__(self, twin: JitFunction[..., Any] | None):
         self.twin = twin
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
@@ -178,7 +178,7 @@ class _Link:
         return type(None), ()
 
 
-def _twin(wrapper: Any) -> JitFunction | None:
+def _twin(wrapper: Any) -> JitFunction[..., Any] | None:
     link = fields_of(wrapper).get(_LINK)
     if link is None:
         donate = upstream_donation(wrapper)
@@ -187,7 +187,7 @@ def _twin(wrapper: Any) -> JitFunction | None:
             return None
         twin = filter_jit(wrapper.__wrapped__, donate=cast(Donate, donate))
         # Another thread may have been first: their twins share what is compiled.
-        link = fields_of(wrapper)[_LINK] = _Link(cast(JitFunction, twin))
+        link = fields_of(wrapper)[_LINK] = _Link(twin)
     return link.twin
 
 
