@@ -62,7 +62,10 @@ def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseEx
     """Return a clearer error for a jitted call that failed; None where `error` is clear enough."""
     note_tracers(error, arguments)
     return (
-        runtime_error(error) or _invalid_array(error, arguments) or _deleted_array(error, arguments)
+        runtime_error(error)
+        or _invalid_array(error, arguments)
+        or _deleted_array(error, arguments)
+        or _donated_twice(error, arguments)
     )
 
 
@@ -129,6 +132,44 @@ def _deleted_array(error: BaseException, arguments: list[tuple[str, Any]]) -> Ba
                 "call. Use that call's result in its place, or don't donate it."
             )
     return None
+
+
+# How XLA says that an array that it was to reuse was passed twice: it counts flat arguments.
+_DONATED_TWICE = (
+    "Attempt to use a buffer that was previously donated in the same call",
+    "Attempt to donate a buffer which is also used by the same call",
+    "Attempt to donate the same buffer twice",
+)
+
+
+def _donated_twice(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
+    """Return the error for an array that was passed twice and donated, if `error` is XLA's."""
+    kind = type(error)
+    if kind not in (RuntimeError, ValueError, JaxRuntimeError):
+        return None
+    if not any(text in str(error) for text in _DONATED_TWICE):
+        return None
+    paths: dict[Any, list[str]] = {}
+    for path, leaf in _leaves_with_paths(arguments):
+        if issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer):
+            paths.setdefault(_buffer(leaf), []).append(path)
+    shared = [names for names in paths.values() if len(names) > 1]
+    if not shared:
+        return None
+    texts = [" and ".join(f"`{path}`" for path in names) for names in shared]
+    return kind(
+        f"{', and '.join(texts)} are the same array, which is donated: its buffer can be reused "
+        f"only once. Pass a copy as `{shared[0][-1]}` (`jnp.copy`), or don't donate it."
+    )
+
+
+def _buffer(array: jax.Array) -> Any:
+    """Return what two arrays have in common if they share their memory."""
+    try:
+        return array.unsafe_buffer_pointer()
+    except Exception:
+        # JAX's, for an array on several devices, or a deleted one.
+        return id(array)
 
 
 def _complaint(array: jax.Array) -> str:

@@ -358,12 +358,18 @@ def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     except ValueError:
         # A builtin.
         return
-    of = f"`freeze`: {names_of(fun)[1]}{signature}"
+    of = f"`freeze` of `{names_of(fun)[1]}`"
     _check_keywords(of, signature.parameters.values(), kwargs, "max_constant_bytes")
     try:
         signature.bind_partial(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"{of}: {error}.") from None
+        names = ", ".join(map(_parameter_text, signature.parameters.values()))
+        raise TypeError(f"{of}: {error}. Its parameters are `({names})`.") from None
+
+
+def _parameter_text(parameter: inspect.Parameter) -> str:
+    """Return a parameter's name, with the stars that it has."""
+    return str(parameter.replace(annotation=parameter.empty, default=parameter.empty))
 
 
 def _check_keywords(

@@ -124,6 +124,11 @@ def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, An
                 archive.writestr(name, content)
         # All or nothing: a server may be loading it.
         os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        # The user has no file of the temporary one's name.
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
     except BaseException:
         with contextlib.suppress(OSError):
             os.remove(temporary)
