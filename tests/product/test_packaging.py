@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.resources
 import inspect
+import os
 import pathlib
 import pickle
 import pkgutil
@@ -156,3 +157,36 @@ def test_type_checkers_see_the_own_signature(checker, tmp_path):
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"no issues found in 1 source file|0 errors, 0 warnings", result.stdout)
+
+
+def test_info():
+    program = "import sys; from eqxjit.__main__ import main; main(['--info'])"
+    switches = {"EQXJIT_NATIVE": "0", "EQXJIT_DEBUG": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **switches},
+    )
+    info = dict(re.split(r" {2,}| ", line, maxsplit=1) for line in result.stdout.splitlines())
+    assert result.returncode == 0, result.stderr
+    assert info["eqxjit"] == eqxjit.__version__
+    assert {"jax", "jaxlib", "equinox", "python", "platform", "devices"} < {*info}
+    assert "back end   Python, because EQXJIT_NATIVE=0\n" in result.stdout
+    assert "EQXJIT_DEBUG=1, EQXJIT_NATIVE=0" in info["switches"]
+
+
+def test_the_native_back_end_can_be_demanded():
+    program = """
+        import sys
+
+        sys.modules["eqxjit._native"] = None
+        try:
+            import eqxjit
+        except ImportError as error:
+            assert "EQXJIT_NATIVE=1" in str(error)
+        else:
+            raise AssertionError
+    """
+    run(program, EQXJIT_NATIVE="1")

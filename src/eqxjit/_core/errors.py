@@ -194,6 +194,29 @@ def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None
         )
 
 
+def raise_for_shapes(error: Exception, arguments: list[tuple[str, Any]]) -> None:
+    """Raise, or note, that an example is a shape where an array was to be described."""
+    __tracebackhide__ = True
+    shapes = [(path, value) for path, value in arguments if _is_shape(value)]
+    if not shapes:
+        return
+    path, shape = shapes[0]
+    text = (
+        f"`{path}` is the {type(shape).__name__} {short(shape)}, which is static. For an array of "
+        f"that shape, pass `jax.ShapeDtypeStruct({short(tuple(shape))}, jnp.float32)`."
+    )
+    described = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+    if any(isinstance(leaf, described) for _, leaf in _leaves_with_paths(arguments)):
+        error.add_note(text)
+    else:
+        raised = f"{type(error).__name__}: {error}"
+        raise TypeError(f"{text} (With it, tracing raises {raised})") from error
+
+
+def _is_shape(value: Any) -> bool:
+    return type(value) in (tuple, list) and bool(value) and all(type(n) is int for n in value)
+
+
 def raise_for_arguments(error: Exception, arguments: list[tuple[str, Any]]) -> None:
     """Raise a clearer error than that of splitting arguments or keying them, if there is one."""
     __tracebackhide__ = True

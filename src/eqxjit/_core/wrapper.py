@@ -41,6 +41,9 @@ _S = TypeVar("_S")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
+# Options of `FrozenFunction.compile`.
+_OF_FROZEN = ("other_shapes", "warm")
+
 # A Module's own goes over many lines.
 _LONGEST_REPR = 80
 
@@ -144,10 +147,22 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
             ```
         """
+        self._check_options(kwargs)
         before = self._seconds()
         with trimming:
             compiled = self.lower(*args, **kwargs).compile()
         return CompileCost(self._seconds() - before, compiled.executable_bytes)
+
+    def _check_options(self, kwargs: dict[str, Any]) -> None:
+        """Raise for an option that `compile` of a frozen function alone has."""
+        names = [parameter.name for parameter in self._function.signature.parameters]
+        for name in _OF_FROZEN:
+            if name in kwargs and name not in names:
+                raise TypeError(
+                    f"`compile` of {self!r}: `{name}` is an option of a frozen function's "
+                    "`compile` (`eqxjit.freeze`). For an argument of that name, write "
+                    f"`.lower(..., {name}=...).compile()`."
+                )
 
     def _seconds(self) -> float:
         return sum([trace.seconds.total for trace in self.traces()])

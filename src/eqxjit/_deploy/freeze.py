@@ -311,7 +311,9 @@ def freeze(
         iter(statics),
         lambda leaf: eqx.is_array(leaf) and leaf.nbytes > max_constant_bytes,
     )
-    table = Table(Signature(remaining, *names_of(fun)), options, place_of(fun, home_of(fun)))
+    signature = Signature(remaining, *names_of(fun))
+    signature.called = f"freeze({signature.label})"
+    table = Table(signature, options, place_of(fun, home_of(fun)))
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
 
 
@@ -401,7 +403,7 @@ def load(path: Path) -> FrozenFunction[..., Any]:
     **Returns:**
 
     A frozen function for arguments of the shapes, dtypes and static values that it was saved for;
-    others raise a `ValueError` (after `compile(..., other_shapes="raise")` a `TooManyTracesError`).
+    others raise a `ValueError`.
 
     **Raises:**
 
@@ -411,4 +413,9 @@ def load(path: Path) -> FrozenFunction[..., Any]:
     - `ImportError`, without flatbuffers (`pip install flatbuffers`).
     """
     fun, arrays = _save.load(path)
-    return freeze(fun, arrays, max_constant_bytes=0)
+    loaded: FrozenFunction[..., Any] = freeze(fun, arrays, max_constant_bytes=0)
+    table = loaded._function.table
+    table.signature.called = f"load({table.signature.label})"
+    # Arguments that the file isn't for are its error, whether or not other shapes are refused.
+    table.counter.check = getattr(fun, _save.CHECK)
+    return loaded
