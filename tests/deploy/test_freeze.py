@@ -497,8 +497,9 @@ def test_a_refusal_lists_what_is_compiled():
     # A limit isn't a list.
     limited = eqxjit.filter_jit(lambda x: x + 1, max_traces=2)
     limited(jnp.ones(1)), limited(jnp.ones(2))
-    with pytest.raises(eqxjit.TooManyTracesError, match=r"Compared with trace 2:\n.*\n.*$"):
+    with pytest.raises(eqxjit.TooManyTracesError) as refused:
         limited(jnp.ones(3))
+    assert "It is compiled for" not in str(refused.value)
 
 
 def test_a_wrong_call_names_what_was_frozen(tmp_path):

@@ -486,4 +486,4 @@ def test_an_array_that_is_passed_twice_is_named(donate):
         x = jnp.arange(3.0)
         with pytest.raises(Exception, match=r"`a` and `b\['b'\]\[0\]` are the same array"):
             f(x, {"b": [x]})
-        assert_same(f(jnp.ones(3), {"b": [jnp.ones(3)]}), jnp.full(3, 2.0))
+        assert_same(f(jnp.ones(3), {"b": [jnp.ones(3)]}), jnp.full(3, 2.0, jnp.float32))
