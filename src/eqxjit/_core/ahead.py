@@ -26,7 +26,7 @@ _LONGEST = 100
 class CompileCost(NamedTuple):
     """The cost of compiling a function ahead of time.
 
-    - `seconds`: tracing, lowering and compiling; 0 where that was done before.
+    - `seconds`: of tracing, lowering and compiling; 0 if that was done before.
     - `executable_bytes`: the size of the executable as JAX would store it, constants included;
         `None` where the backend can't tell.
     """

@@ -129,7 +129,11 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
         **Returns:**
 
-        How long it took, and how large the executable is.
+        A `CompileCost`: how long it took, and how large the executable is.
+
+        **Raises:**
+
+        - `TypeError`, for `warm` and `other_shapes`, which only a frozen function's `compile` has.
 
         !!! example
 
@@ -138,8 +142,8 @@ class JitFunction(CallableBySlot, Generic[P, T]):
             >>> import jax.numpy as jnp
             >>> from eqxjit import filter_jit
             >>> f = filter_jit(lambda x, n: x * n)
-            >>> program = f.compile(jax.ShapeDtypeStruct((4,), jnp.float32), 3)
-            >>> program.seconds > 0
+            >>> cost = f.compile(jax.ShapeDtypeStruct((4,), jnp.float32), 3)
+            >>> cost.seconds > 0
             True
             >>> _ = f(jnp.ones(4), 3)
             >>> f.cache_info().traces
@@ -210,7 +214,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         return self._function.table.counter.hook.traces
 
     def clear_cache(self) -> None:
-        """Drop all that was compiled for this function under these options."""
+        """Drop all programs of this function under these options."""
         self._function.table.clear()
 
     def specialized_source(self) -> str | None:
@@ -316,7 +320,7 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
         return self._wrapper.traces()
 
     def clear_cache(self) -> None:
-        """Drop all that was compiled for the wrapped function under these options."""
+        """Drop all programs of the wrapped function under these options."""
         self._wrapper.clear_cache()
 
     def specialized_source(self) -> str | None:

@@ -69,9 +69,9 @@ class FrozenFunction(JitFunction[P, T]):
         **Arguments:**
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
-        - `other_shapes`: what a call does later that needs another program: `"raise"` a
-            `TooManyTracesError`, which says how its arguments differ, or `"compile"` it, as at
-            first. None leaves that as it is.
+        - `other_shapes`: how a later call is treated that needs another program. `"raise"` raises a
+            `TooManyTracesError`, which lists the compiled arguments and how the call's differ.
+            `"compile"` compiles it, which is the default. None leaves the setting as it is.
         - `warm`: whether to run the function, too, until JAX's own caches are filled: the first
             call is then as fast as all others. It runs six times, with these arguments, and with
             zeros for a `jax.ShapeDtypeStruct`, as NumPy's and as JAX's in turn. (Callbacks run as
@@ -91,8 +91,8 @@ class FrozenFunction(JitFunction[P, T]):
             >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
             >>> frozen = eqxjit.freeze(model)
             >>> shape = jax.ShapeDtypeStruct((4,), jnp.float32)
-            >>> program = frozen.compile(shape, other_shapes="raise", warm=True)
-            >>> program.seconds > 0
+            >>> cost = frozen.compile(shape, other_shapes="raise", warm=True)
+            >>> cost.seconds > 0
             True
             >>> frozen(jnp.ones(4)).shape
             (2,)
@@ -243,20 +243,20 @@ def freeze(
     max_constant_bytes: int = _MAX_CONSTANT_BYTES,
     **kwargs: Any,
 ) -> FrozenFunction[..., Any]:
-    """Compile a function with arrays that stay: those of `fun` and of the arguments given here.
+    """Compile a function with fixed arrays: those of `fun` and of the arguments passed here.
 
-    For inference, where weights don't change: they become constants of the program, so that a call
-    neither passes them along nor looks at them. The term is TorchScript's.
+    Use it for inference, where weights don't change. They become constants of the program, so that
+    a call neither passes nor checks them. The term is TorchScript's.
 
-    A snapshot: later changes of the model or the arguments are not seen, neither those of fields by
-    `object.__setattr__` nor those of static lists, dicts and the like in place; freeze again for
-    those. (Objects that compare by identity can't be copied: a program that is compiled later sees
-    what has become of them.)
+    `freeze` takes a snapshot. It doesn't see later changes of the model or the arguments, whether
+    of fields by `object.__setattr__` or of static lists and dicts in place; freeze again after
+    those. (Objects that compare by identity can't be copied, so a program compiled later sees their
+    later state.)
 
     **Arguments:**
 
-    - `fun`: what to call: a function, a Module, a bound method; or a `filter_jit` of one, whose
-        options (`donate=...`) then hold.
+    - `fun`: a function, a Module or a bound method; or a `filter_jit` of one, whose options
+        (`donate=...`) then apply.
     - `*args`, `**kwargs`: its first arguments, and others by name, as for `functools.partial`.
     - `max_constant_bytes`: arrays larger than this (1 MiB by default) are passed along with each
         call, as those of `filter_jit(model)` are, because large constants take long to compile.
@@ -264,7 +264,7 @@ def freeze(
     **Returns:**
 
     A callable of the remaining arguments: arrays among those are traced, all else is static, as
-    under `filter_jit`. With `compile` besides what a wrapped function has. It can be nested in
+    under `filter_jit`. It has the methods of a wrapped function, and `save`. It can be nested in
     other functions, mapped and differentiated with respect to the remaining arguments.
 
     **Raises:**
@@ -391,7 +391,7 @@ def _check_keywords(
 
 
 def load(path: Path) -> FrozenFunction[..., Any]:
-    """Load what `frozen.save` has written: a function of the same arguments, called as fast.
+    """Load a file written by `frozen.save`: a function of the same arguments, as fast to call.
 
     Load only files that you trust: XLA reads the program in it, and may crash or hang on one that
     was made by hand.
