@@ -79,9 +79,9 @@ def install() -> Installation:
     The installation: a context manager, with a method `uninstall`. eqxjit stays installed until
     each has ended, in whichever order, or until `eqxjit.uninstall()`.
 
-    The logger `eqxjit` warns of functions that stay with upstream: those wrapped before with options
-    of `jax.jit` (`inline=True`), which can't be read back. It names a function that isn't found now
-    when it is called.
+    The logger `eqxjit` warns of functions that stay with upstream: those wrapped before with
+    options of `jax.jit` (`inline=True`), which can't be read back. It names a function that isn't
+    found now when it is called.
 
     !!! example
 
