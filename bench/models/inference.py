@@ -117,7 +117,9 @@ def jax_cases(fixed: FixedModel) -> Cases:
     }
 
 
-def _saved_and_loaded(frozen: eqxjit.FrozenFunction, x: jax.Array) -> Callable[..., Any]:
+def _saved_and_loaded(
+    frozen: eqxjit.types.FrozenFunction[..., Any], x: jax.Array
+) -> Callable[..., Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.eqxjit")
         frozen.save(path, x)

@@ -4,62 +4,29 @@ from eqxjit import filter_jit  # instead of: from equinox import filter_jit
 """
 
 import sys as _sys
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import get_overloads as _get_overloads
-from typing import overload as _typing_overload
+import typing as _typing
 
-from ._code.call_site import CallSite
-from ._core.ahead import CompileCost, Compiled, Lowered
+from . import types
 from ._core.counter import TooManyTracesError
 from ._core.counter import install as _install_hook
 from ._core.donation import _Pattern
 from ._core.options import Options as _Options
 from ._core.staging import currently_jitting
-from ._core.table import CacheInfo
-from ._core.wrapper import (
-    BoundJitFunction,
-    JitFunction,
-    _named,
-    _wrap,
-    fast_filter_jit,
-    filter_jit,
-)
-from ._deploy.freeze import FrozenFunction, freeze, load
-from ._deploy.install import Installation, install, uninstall
+from ._core.wrapper import _named, _wrap, fast_filter_jit, filter_jit
+from ._deploy.freeze import freeze, load
+from ._deploy.install import install, uninstall
 from ._deploy.layout import LeafType as _LeafType
 from ._deploy.layout import Slot as _Slot
 from ._deploy.layout import _from_skeleton
 from ._deploy.pack import Packed, pack
-from ._diagnostics.differences import Difference
 from ._diagnostics.history import History as _History
 from ._diagnostics.log import explain_retraces
-from ._diagnostics.report import CompileReport, ReportRow, compile_report
-from ._diagnostics.timeline import ReportSpan
-from ._diagnostics.trace import Seconds, Trace, TraceList
+from ._diagnostics.report import compile_report
 from ._fast.make import native_enabled
 
-if _TYPE_CHECKING:
-    __version__: str
-
 __all__ = [
-    "BoundJitFunction",
-    "CacheInfo",
-    "CallSite",
-    "CompileCost",
-    "CompileReport",
-    "Compiled",
-    "Difference",
-    "FrozenFunction",
-    "Installation",
-    "JitFunction",
-    "Lowered",
     "Packed",
-    "ReportRow",
-    "ReportSpan",
-    "Seconds",
     "TooManyTracesError",
-    "Trace",
-    "TraceList",
     "compile_report",
     "currently_jitting",
     "explain_retraces",
@@ -73,17 +40,24 @@ __all__ = [
     "uninstall",
 ]
 
-# Users know them by this name: in tracebacks, pickles and `help`.
-for _name in __all__:
-    _value = globals()[_name]
-    if isinstance(_value, type):
-        # Where doctest looks for the examples of its methods, which are of that file still.
-        vars(_sys.modules[_value.__module__]).setdefault("__test__", {})[_name] = _value
-    else:
-        for _overload in _get_overloads(_value):
-            _overload.__module__ = __name__
-            _typing_overload(_overload)
-    _value.__module__ = __name__
+
+def __dir__() -> list[str]:
+    # Neither is for `from eqxjit import *`: a script has a version and the library's `types`.
+    return sorted([*__all__, "__version__", "types"])
+
+
+# Users know them by these names: in tracebacks, pickles and `help`.
+for _module in (_sys.modules[__name__], types):
+    for _name in _module.__all__:
+        _value = getattr(_module, _name)
+        if isinstance(_value, type):
+            # Where doctest looks for the examples of its methods, which are of that file still.
+            vars(_sys.modules[_value.__module__]).setdefault("__test__", {})[_name] = _value
+        else:
+            for _overload in _typing.get_overloads(_value):
+                _overload.__module__ = _module.__name__
+                _typing.overload(_overload)
+        _value.__module__ = _module.__name__
 
 # What is pickled refers to these: a pickle is read after private modules have moved.
 for _value in (_named, _wrap, _from_skeleton, _Pattern):
@@ -93,11 +67,14 @@ for _value in (_LeafType, _Options, _Slot):
 
 _install_hook(_History)
 
+if _typing.TYPE_CHECKING:
+    __version__: str
+else:
 
-def __getattr__(name: str) -> str:
-    # Looked up when it is asked for: that takes longer than any import here.
-    if name == "__version__":
-        from importlib.metadata import version
+    def __getattr__(name: str) -> str:
+        # Looked up when it is asked for: that takes longer than any import here.
+        if name == "__version__":
+            from importlib.metadata import version
 
-        return globals().setdefault(name, version(__name__))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return globals().setdefault(name, version(__name__))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,25 +7,39 @@ script sets is named in the log.
 
 With `--report FILE` it also writes what was traced and compiled, when and why: a page for `.html`,
 a Chrome trace for `.json`. With `--explain` the log says why functions were traced again.
+
+`python -m eqxjit --info` runs nothing: it prints versions, devices, the back end and the switches
+that are set.
 """
 
 import argparse
 import contextlib
 import importlib.machinery
+import importlib.metadata
 import logging
 import os
 import pathlib
+import platform
 import runpy
 import sys
 import types
 from typing import Any, NoReturn
 
+import jax
+
 from ._code.call_site import call_site
+from ._compat import why_back_end
 from ._deploy.install import install
 from ._diagnostics.log import explain_retraces
 from ._diagnostics.report import CompileReport, check_report_path, recording
 
 _logger = logging.getLogger("eqxjit")
+
+_SWITCHES = (
+    *("EQXJIT_NATIVE", "EQXJIT_SPECIALIZE", "EQXJIT_DEBUG", "EQXJIT_EXPLAIN_RETRACES"),
+    *("EQX_ON_ERROR", "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DISABLE_JIT", "JAX_DEBUG_NANS"),
+    *("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS"),
+)
 
 _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap")
 
@@ -34,10 +48,11 @@ def main(argv: list[str]) -> None:
     """Install eqxjit, then run what the command line names; `argv` begins after `-m eqxjit`."""
     parser = argparse.ArgumentParser(
         prog="python -m eqxjit",
-        usage="%(prog)s [-h] [--report FILE] [--explain] (-m module | script) ...",
+        usage="%(prog)s [-h] [--info] [--report FILE] [--explain] (-m module | script) ...",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--info", action=_ShowInfo, help="print what eqxjit runs on")
     parser.add_argument("--report", type=_report_path, metavar="FILE", help="write a report there")
     parser.add_argument("--explain", action="store_true", help="log why functions are traced again")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
@@ -63,6 +78,43 @@ def main(argv: list[str]) -> None:
             _run(program, chosen.module)
         except BaseException as error:
             _raise_without_own_frames(error)
+
+
+class _ShowInfo(argparse.Action):
+    """An option that prints what eqxjit runs on, and ends the program, as `--help` does."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str | None = None):
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        for name, value in _info().items():
+            print(f"{name:<10} {value}")
+        parser.exit()
+
+
+def _info() -> dict[str, str]:
+    """Return what a report of a bug should have."""
+    packages = ("eqxjit", "jax", "jaxlib", "equinox")
+    switches = [
+        f"{name}={value}" for name, value in sorted(os.environ.items()) if name in _SWITCHES
+    ]
+    return {
+        **{name: importlib.metadata.version(name) for name in packages},
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "platform": platform.platform(),
+        "devices": _devices(),
+        "back end": why_back_end(),
+        "switches": ", ".join(switches) or "none",
+    }
+
+
+def _devices() -> str:
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        # JAX finds no device of the platform that was asked for.
+        return f"none: {error}"
+    return ", ".join(f"{device} ({device.device_kind})" for device in devices)
 
 
 def _report_path(text: str) -> pathlib.Path:

@@ -43,6 +43,21 @@ except ImportError:
 
 if os.environ.get("EQXJIT_NATIVE") == "0":
     _native = None
+elif os.environ.get("EQXJIT_NATIVE") == "1" and _native is None:
+    raise ImportError(
+        "`EQXJIT_NATIVE=1` asks for eqxjit's native back end, which isn't built for this Python. "
+        "Install a C compiler and Python's headers, then run "
+        "`pip install --force-reinstall --no-deps` of eqxjit again; or unset the variable."
+    )
+
+
+def why_back_end() -> str:
+    """Return which back end is in use, and why."""
+    if _native is not None:
+        return "native"
+    if os.environ.get("EQXJIT_NATIVE") == "0":
+        return "Python, because EQXJIT_NATIVE=0"
+    return "Python, because the native one isn't built (no C compiler at installation?)"
 
 
 def native_back_end() -> Any:
@@ -75,7 +90,8 @@ def _as_it_is(cls: type[_T]) -> type[_T]:
 
 
 if TYPE_CHECKING or native_back_end() is None:
-    Delegate, call_directly = _Delegate, _as_it_is
+    Delegate = _Delegate
+    call_directly = _as_it_is
 else:
     # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
     Delegate, call_directly = _native.Delegate, _native.call_directly

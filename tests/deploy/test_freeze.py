@@ -485,3 +485,71 @@ def test_static_arguments_ahead_of_time():
     assert_same(frozen(X, 3), X * X * 3)
     with pytest.raises(eqxjit.TooManyTracesError, match="`n` was 3, is 4"):
         frozen(X, 4)
+
+
+def test_a_refusal_lists_what_is_compiled():
+    frozen = eqxjit.freeze(lambda x: x + 1)
+    for size in (1, 2, 4):
+        frozen.compile(jax.ShapeDtypeStruct((size,), jnp.float32), other_shapes="raise")
+    with pytest.raises(eqxjit.TooManyTracesError) as refused:
+        frozen(jnp.ones(3))
+    assert all(f"\n  - x: float32[{size}]" in str(refused.value) for size in (1, 2, 4))
+    # A limit isn't a list.
+    limited = eqxjit.filter_jit(lambda x: x + 1, max_traces=2)
+    limited(jnp.ones(1)), limited(jnp.ones(2))
+    with pytest.raises(eqxjit.TooManyTracesError) as refused:
+        limited(jnp.ones(3))
+    assert "It is compiled for" not in str(refused.value)
+
+
+def test_a_wrong_call_names_what_was_frozen(tmp_path):
+    model = eqx.nn.Linear(4, 2, key=jax.random.key(0))
+    frozen = eqxjit.freeze(model)
+    frozen.save(tmp_path / "saved", jnp.ones(4))
+    names = {
+        "freeze(Linear)": frozen,
+        "load(Linear)": eqxjit.load(tmp_path / "saved"),
+        "filter_jit(Linear)": eqxjit.filter_jit(model),
+    }
+    for name, fun in names.items():
+        for _ in range(3):
+            with pytest.raises(TypeError) as raised:
+                fun(jnp.ones(4), 1, 2)
+            assert str(raised.value) == f"{name}() takes 1 positional argument but 3 were given"
+            fun(jnp.ones(4))
+    assert names["filter_jit(Linear)"].traces()[0].function == "Linear"
+
+
+@pytest.mark.parametrize("wrap", [eqxjit.filter_jit, eqxjit.freeze])
+def test_a_shape_for_an_array_is_named(wrap):
+    fun = wrap(lambda x, y: jnp.sin(x) + y)
+    with pytest.raises(TypeError, match=r"`x` is the tuple \(4, 2\).*jax.ShapeDtypeStruct\(\(4, 2"):
+        fun.compile((4, 2), 1.0)
+    with pytest.raises(TypeError) as raised:
+        fun.compile([4], jnp.ones(4))
+    assert "`x` is the list [4]" in raised.value.__notes__[-1]
+    with pytest.raises(TypeError) as raised:
+        fun.compile("four", 1)
+    assert not [note for note in raised.value.__notes__ if "ShapeDtypeStruct" in note]
+
+
+def test_options_of_freeze_alone_are_refused_elsewhere():
+    f = eqxjit.filter_jit(lambda x, **kwargs: x)
+    for option in ({"warm": True}, {"other_shapes": "raise"}):
+        with pytest.raises(TypeError, match=r"is an option of a frozen function's `compile`"):
+            f.compile(1, **option)
+    g = eqxjit.filter_jit(lambda x, warm: x)
+    assert g.compile(jnp.ones(1), warm=True).seconds > 0
+    assert eqxjit.freeze(f).compile(jnp.ones(1), warm=True).seconds > 0
+
+
+def test_errors_of_freeze_are_short():
+    def annotated(x: "jax.Array | None" = None, *, key: "jax.Array | None" = None): ...
+
+    for kwargs in ({"max_constant_byte": 3}, {"kay": 3}):
+        with pytest.raises(TypeError) as raised:
+            eqxjit.freeze(annotated, **kwargs)
+        assert str(raised.value).startswith("`freeze` of `")
+        assert "Array" not in str(raised.value)
+    with pytest.raises(TypeError, match=r"too many positional.* are `\(x, key\)`"):
+        eqxjit.freeze(annotated, 1, 2, 3)

@@ -694,3 +694,32 @@ def test_a_function_that_calls_back_is_refused(tmp_path):
 
     with pytest.raises(ValueError, match=r"`.*prints` can't be saved.*`jax.debug.print`"):
         eqxjit.freeze(prints).save(tmp_path / "f.eqxjit", jnp.ones(3))
+
+
+def test_what_it_was_not_saved_for_is_the_same_error_once_other_shapes_are_refused(tmp_path):
+    path = tmp_path / "saved"
+    eqxjit.freeze(lambda x, s: x * s).save(path, jnp.ones(3), jnp.float32(1))
+    loaded = eqxjit.load(path)
+    wrong = [(jnp.ones(4), jnp.float32(2)), (jnp.ones(3), 2.0), (jnp.ones(3, int), jnp.float32(2))]
+
+    def errors():
+        for arguments in wrong:
+            with pytest.raises(ValueError, match="was saved for") as raised:
+                loaded(*arguments)
+            yield str(raised.value)
+
+    before = list(errors())
+    assert "np.float32(2.0)" in before[1]
+    loaded.compile(jnp.ones(3), jnp.float32(2), other_shapes="raise")
+    assert list(errors()) == before
+
+
+def test_errors_of_files_name_the_file_of_the_user(tmp_path):
+    frozen = eqxjit.freeze(lambda x: x)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for path in (folder, tmp_path / "missing" / "z.eqxjit", tmp_path / ("n" * 300)):
+        with pytest.raises(OSError) as raised:  # noqa: PT011
+            frozen.save(path, jnp.ones(1))
+        assert ".part" not in str(raised.value)
+    assert not list(tmp_path.rglob("*.part"))

@@ -304,7 +304,7 @@ def test_without_rich_the_rows_are_printed():
     assert "<lambda>: 1 traces, " in run(program)
 
 
-SECONDS = eqxjit.Seconds(1234.5678, 123.4567, 98765.4321)
+SECONDS = eqxjit.types.Seconds(1234.5678, 123.4567, 98765.4321)
 
 
 @pytest.fixture(scope="module")

@@ -187,7 +187,7 @@ def test_names_are_escaped():
 
 
 def span(start, seconds, thread="a", depth=0):
-    return eqxjit.ReportSpan("f", "tracing", start, seconds, thread, depth, False, None)
+    return eqxjit.types.ReportSpan("f", "tracing", start, seconds, thread, depth, False, None)
 
 
 def test_long_gaps_are_cut():

@@ -29,6 +29,17 @@ def test_python_blocks_run(page, monkeypatch, tmp_path):
         example.evaluate()
 
 
+def test_what_the_readme_shows_can_be_pasted(monkeypatch, tmp_path):
+    """All of it, one after the other: none is there to be looked at alone."""
+    text = (ROOT / "README.md").read_text()
+    assert "```py\n" not in text
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    # The first is the bare swap.
+    assert "donate" not in blocks[0]
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(blocks), {"__name__": "__main__"})
+
+
 @pytest.mark.parametrize("page", _PAGES, ids=named)
 def test_commands_exist(page):
     examples = {path.stem for path in (ROOT / "bench" / "examples").iterdir()}

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.resources
 import inspect
+import os
 import pathlib
 import pickle
 import pkgutil
@@ -50,44 +51,62 @@ def test_importing_does_not_look_up_the_version():
     run(program)
 
 
-PUBLIC_CLASSES = [name for name in eqxjit.__all__ if inspect.isclass(getattr(eqxjit, name))]
+AT_THE_TOP = {
+    *("filter_jit", "fast_filter_jit", "currently_jitting", "freeze", "load", "pack", "Packed"),
+    *("install", "uninstall", "compile_report", "explain_retraces", "native_enabled"),
+    "TooManyTracesError",
+}
 
 
-def test_all_public_names_are_listed():
-    public = [name for name in dir(eqxjit) if not name.startswith("_")]
-    assert sorted(public) == sorted(eqxjit.__all__)
+def test_what_is_public():
+    assert {*eqxjit.__all__} == AT_THE_TOP
+    assert {*dir(eqxjit)} == {*AT_THE_TOP, "__version__", "types"}
+    types = {name for name in dir(eqxjit.types) if not name.startswith("_")}
+    assert {*eqxjit.types.__all__} == types
+    assert not types & {*dir(eqxjit)}
+    assert not [name for name in types if hasattr(eqxjit, name)]
+
+
+PUBLIC_CLASSES = [
+    getattr(module, name)
+    for module in (eqxjit, eqxjit.types)
+    for name in module.__all__
+    if inspect.isclass(getattr(module, name))
+]
+
+
+@pytest.mark.parametrize("kind", PUBLIC_CLASSES, ids=lambda kind: kind.__name__)
+def test_a_public_class_says_where_it_is_public(kind):
+    is_at_the_top = kind.__name__ in AT_THE_TOP
+    assert kind.__module__ == ("eqxjit" if is_at_the_top else "eqxjit.types")
+    assert pickle.loads(pickle.dumps(kind)) is kind
     assert len(PUBLIC_CLASSES) > 10
 
 
-@pytest.mark.parametrize("name", PUBLIC_CLASSES)
-def test_a_public_class_says_where_it_is_public(name):
-    kind = getattr(eqxjit, name)
-    assert (kind.__module__, kind.__name__) == ("eqxjit", name)
-    assert pickle.loads(pickle.dumps(kind)) is kind
-
-
 def test_a_public_function_says_where_it_is_public():
-    functions = {*eqxjit.__all__} - {*PUBLIC_CLASSES}
-    for name in functions:
-        function = getattr(eqxjit, name)
+    functions = [getattr(eqxjit, name) for name in AT_THE_TOP]
+    for function in functions:
         assert pickle.loads(pickle.dumps(function)) is function
         assert function.__module__ == "eqxjit"
         # Not by way of a private module, which may move.
         assert b"eqxjit._" not in pickle.dumps(function)
-    assert len(functions) > 6
 
 
 def test_what_a_user_meets_is_of_a_public_class():
     wrapped = eqxjit.filter_jit(len)
     lowered = wrapped.lower((1, 2))
     made = [wrapped, wrapped.__get__(()), lowered, lowered.compile(), eqxjit.freeze(len)]
+    made += [wrapped.compile((1, 2)), wrapped.cache_info(), wrapped.traces()]
     with eqxjit.compile_report() as report:
-        made += [wrapped.cache_info(), wrapped.traces()[0], wrapped.traces()[0].seconds, report]
-    made += [eqxjit.install(), wrapped.traces()[0].call_site]
+        wrapped((1, 2, 3))
+    made += [report, report.rows[0], report.spans[0]]
+    trace = wrapped.traces()[1]
+    made += [trace, trace.seconds, trace.call_site, trace.differences[0], eqxjit.install()]
     eqxjit.uninstall()
-    for thing in made:
-        assert type(thing).__module__ == "eqxjit", type(thing)
-        assert type(thing).__name__ in eqxjit.__all__
+    assert {type(thing) for thing in made} == {*PUBLIC_CLASSES} - {
+        eqxjit.Packed,
+        eqxjit.TooManyTracesError,
+    }
 
 
 def test_errors_are_shown_by_their_public_name():
@@ -138,3 +157,36 @@ def test_type_checkers_see_the_own_signature(checker, tmp_path):
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"no issues found in 1 source file|0 errors, 0 warnings", result.stdout)
+
+
+def test_info():
+    program = "import sys; from eqxjit.__main__ import main; main(['--info'])"
+    switches = {"EQXJIT_NATIVE": "0", "EQXJIT_DEBUG": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **switches},
+    )
+    info = dict(re.split(r" {2,}| ", line, maxsplit=1) for line in result.stdout.splitlines())
+    assert result.returncode == 0, result.stderr
+    assert info["eqxjit"] == eqxjit.__version__
+    assert {"jax", "jaxlib", "equinox", "python", "platform", "devices"} < {*info}
+    assert "back end   Python, because EQXJIT_NATIVE=0\n" in result.stdout
+    assert "EQXJIT_DEBUG=1, EQXJIT_NATIVE=0" in info["switches"]
+
+
+def test_the_native_back_end_can_be_demanded():
+    program = """
+        import sys
+
+        sys.modules["eqxjit._native"] = None
+        try:
+            import eqxjit
+        except ImportError as error:
+            assert "EQXJIT_NATIVE=1" in str(error)
+        else:
+            raise AssertionError
+    """
+    run(program, EQXJIT_NATIVE="1")

@@ -477,3 +477,13 @@ def test_an_array_that_was_donated_is_refused(filter_jit):
         with pytest.raises(Exception, match=r"deleted|donated"):
             f(gone)
         assert_same(f(array()), array(1))
+
+
+@pytest.mark.parametrize("donate", ["all", "all-except-first"])
+def test_an_array_that_is_passed_twice_is_named(donate):
+    f = eqxjit.filter_jit(lambda a, b: a + b["b"][0], donate=donate)
+    for _ in range(3):
+        x = jnp.arange(3.0)
+        with pytest.raises(Exception, match=r"`a` and `b\['b'\]\[0\]` are the same array"):
+            f(x, {"b": [x]})
+        assert_same(f(jnp.ones(3), {"b": [jnp.ones(3)]}), jnp.full(3, 2.0, jnp.float32))

@@ -29,7 +29,7 @@ _ENDPOINTS = "There are POST /predict, GET /latency and GET /health."
 class Application:
     """Serves a classifier to whoever asks; for one event loop, hence without locks."""
 
-    def __init__(self, model: eqxjit.FrozenFunction):
+    def __init__(self, model: eqxjit.types.FrozenFunction[..., Any]):
         self._model = model
         self._calls = Latencies()
         self._requests = Latencies()

@@ -1,5 +1,7 @@
 """The model file: the classifier, frozen together with what comes before and after the network."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -30,7 +32,7 @@ def save(mlp: eqx.nn.MLP, path: str) -> None:
     eqxjit.freeze(Classifier(mlp)).save(path, _IMAGE)
 
 
-def load(path: str) -> eqxjit.FrozenFunction:
+def load(path: str) -> eqxjit.types.FrozenFunction[..., Any]:
     """Loads a classifier, compiled and warm: its next call is as fast as all that follow.
 
     **Raises:**

@@ -11,6 +11,7 @@ from .._fast.make import fast_path, link
 from .calls import Call, make
 from .effects import may_raise
 from .entry import Entry, Output, wait_for
+from .errors import raise_for_shapes
 from .events import OpenTrace, reopened
 from .numpy_inputs import owned
 from .slot import CallableBySlot
@@ -25,7 +26,7 @@ _LONGEST = 100
 class CompileCost(NamedTuple):
     """The cost of compiling a function ahead of time.
 
-    - `seconds`: tracing, lowering and compiling; 0 where that was done before.
+    - `seconds`: of tracing, lowering and compiling; 0 if that was done before.
     - `executable_bytes`: the size of the executable as JAX would store it, constants included;
         `None` where the backend can't tell.
     """
@@ -282,7 +283,12 @@ def lower(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowe
     __tracebackhide__ = True
 
     def stage(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return caller.stage(lambda jitted: jitted.lower, args, kwargs)
+        try:
+            return caller.stage(lambda jitted: jitted.lower, args, kwargs)
+        except Exception as error:
+            # The user's or JAX's, which may come of a shape that was passed for an array.
+            raise_for_shapes(error, caller.function.signature.named(args, kwargs))
+            raise
 
     call, lowered, trace = caller.bind(stage, args, kwargs)
     return Lowered(caller, call, lowered, trace)

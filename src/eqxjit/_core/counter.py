@@ -5,12 +5,15 @@ The hook is the protocol by which diagnostics come in: the core itself explains 
 
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from .._code.call_site import call_site
 from .._code.place import Place
 from .._code.text import times
 from .._lock import Lock
+
+_MAX_LISTED = 32
 
 
 class TraceHook:
@@ -46,6 +49,10 @@ class TraceHook:
 
     def describe(self, call: Any) -> Any:
         """Return what tells a call from others once its arrays are gone."""
+
+    def compiled(self) -> list[str]:
+        """Return the arguments of each trace since the last `restart`, in a few words."""
+        return []
 
     def summary(self, description: Any) -> str:
         """Return the arguments of a call in a few words."""
@@ -85,6 +92,7 @@ class TraceCounter:
     - `hook`: the observer of each trace.
     - `n_traces`: their number since the cache was last cleared.
     - `why_sealed`: why no call may be traced any more; empty if one may be.
+    - `check`: raises, for `(args, kwargs)` that the function itself refuses; tried before the rest.
     """
 
     def __init__(self, name: str, max_traces: int | None, hook: TraceHook):
@@ -92,6 +100,7 @@ class TraceCounter:
         self.hook = hook
         self.n_traces = 0
         self.why_sealed = ""
+        self.check: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
         self._max_traces = max_traces
         self._lock = Lock()
         #: Those under way. An interrupt may keep one from its end, but not alive.
@@ -108,20 +117,34 @@ class TraceCounter:
         with self._lock:
             number = self.n_traces + len(self._begun) + 1
             # What is compiled ahead of time is asked for.
-            why_not = "" if trace.call.is_staged else self.why_sealed
+            is_sealed = bool(self.why_sealed) and not trace.call.is_staged
+            why_not = self.why_sealed if is_sealed else ""
             if not why_not and limit is not None and number > limit:
                 why_not = f"`{self.name}` may be traced {times(limit)} (`max_traces={limit}`)"
             self._begun.add(trace)
         try:
             trace.record = self.hook.begin(trace.call, number)
             if why_not:
+                if self.check is not None:
+                    self.check(trace.call.args, trace.call.kwargs)
                 raise TooManyTracesError(
                     f"{why_not}, and the call at {call_site()} would be trace {number}.\n"
                     f"{self.hook.explain(trace.record)}"
+                    f"{self._compiled() if is_sealed else ''}"
                 )
         except BaseException:
             self.end(trace, is_made=False)
             raise
+
+    def _compiled(self) -> str:
+        """Return what is compiled, a line each, if it is more than the error explains already."""
+        compiled = list(dict.fromkeys(self.hook.compiled()))
+        if len(compiled) < 2:
+            return ""
+        lines = [f"  - {arguments}" for arguments in compiled[:_MAX_LISTED]]
+        if len(compiled) > _MAX_LISTED:
+            lines.append(f"  - and {len(compiled) - _MAX_LISTED} more")
+        return "\n".join(["\n  It is compiled for", *lines])
 
     def end(self, trace: Any, is_made: bool) -> None:
         """Count a trace that was begun, if it came to its end."""

@@ -62,7 +62,10 @@ def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseEx
     """Return a clearer error for a jitted call that failed; None where `error` is clear enough."""
     note_tracers(error, arguments)
     return (
-        runtime_error(error) or _invalid_array(error, arguments) or _deleted_array(error, arguments)
+        runtime_error(error)
+        or _invalid_array(error, arguments)
+        or _deleted_array(error, arguments)
+        or _donated_twice(error, arguments)
     )
 
 
@@ -131,6 +134,44 @@ def _deleted_array(error: BaseException, arguments: list[tuple[str, Any]]) -> Ba
     return None
 
 
+# How XLA says that an array that it was to reuse was passed twice: it counts flat arguments.
+_DONATED_TWICE = (
+    "Attempt to use a buffer that was previously donated in the same call",
+    "Attempt to donate a buffer which is also used by the same call",
+    "Attempt to donate the same buffer twice",
+)
+
+
+def _donated_twice(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
+    """Return the error for an array that was passed twice and donated, if `error` is XLA's."""
+    kind = type(error)
+    if kind not in (RuntimeError, ValueError, JaxRuntimeError):
+        return None
+    if not any(text in str(error) for text in _DONATED_TWICE):
+        return None
+    paths: dict[Any, list[str]] = {}
+    for path, leaf in _leaves_with_paths(arguments):
+        if issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer):
+            paths.setdefault(_buffer(leaf), []).append(path)
+    shared = [names for names in paths.values() if len(names) > 1]
+    if not shared:
+        return None
+    texts = [" and ".join(f"`{path}`" for path in names) for names in shared]
+    return kind(
+        f"{', and '.join(texts)} are the same array, which is donated: its buffer can be reused "
+        f"only once. Pass a copy as `{shared[0][-1]}` (`jnp.copy`), or don't donate it."
+    )
+
+
+def _buffer(array: jax.Array) -> Any:
+    """Return what two arrays have in common if they share their memory."""
+    try:
+        return array.unsafe_buffer_pointer()
+    except Exception:
+        # JAX's, for an array on several devices, or a deleted one.
+        return id(array)
+
+
 def _complaint(array: jax.Array) -> str:
     """Return the error message of a deleted array."""
     try:
@@ -151,6 +192,29 @@ def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None
             f"Tracers among the arguments: {', '.join(f'`{path}`' for path in tracers)}. "
             "Look for a value that was stored inside a transformed function."
         )
+
+
+def raise_for_shapes(error: Exception, arguments: list[tuple[str, Any]]) -> None:
+    """Raise, or note, that an example is a shape where an array was to be described."""
+    __tracebackhide__ = True
+    shapes = [(path, value) for path, value in arguments if _is_shape(value)]
+    if not shapes:
+        return
+    path, shape = shapes[0]
+    text = (
+        f"`{path}` is the {type(shape).__name__} {short(shape)}, which is static. For an array of "
+        f"that shape, pass `jax.ShapeDtypeStruct({short(tuple(shape))}, jnp.float32)`."
+    )
+    described = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+    if any(isinstance(leaf, described) for _, leaf in _leaves_with_paths(arguments)):
+        error.add_note(text)
+    else:
+        raised = f"{type(error).__name__}: {error}"
+        raise TypeError(f"{text} (With it, tracing raises {raised})") from error
+
+
+def _is_shape(value: Any) -> bool:
+    return type(value) in (tuple, list) and bool(value) and all(type(n) is int for n in value)
 
 
 def raise_for_arguments(error: Exception, arguments: list[tuple[str, Any]]) -> None:

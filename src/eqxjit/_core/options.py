@@ -112,9 +112,9 @@ def _checked(
         for name in jit_arguments:
             if name not in options:
                 hint = nearest(name, ["fun", *options, *_REFUSED]) or (
-                    f"there are {', '.join(f'`{option}`' for option in options)}"
+                    f"there are {', '.join(f'`{option}`' for option in options)}."
                 )
-                raise TypeError(f"`filter_jit` has no option `{name}`: {hint}.")
+                raise TypeError(f"`filter_jit` has no option `{name}`: {hint}")
         # So that a bad value is refused here, as by upstream, rather than at the first call.
         jax.jit(_nothing, **jit_arguments)
     return Options(donate, bool(block), maxsize, max_traces, arguments)  # type: ignore[arg-type]

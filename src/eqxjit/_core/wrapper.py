@@ -7,7 +7,18 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
@@ -22,15 +33,23 @@ from .slot import CallableBySlot, TypeNamedForChex
 from .slow import Caller
 from .table import CacheInfo
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Of a method: its first parameter, the others, and its result.
+_S = TypeVar("_S")
+_Q = ParamSpec("_Q")
+_R = TypeVar("_R")
+
+# Options of `FrozenFunction.compile`.
+_OF_FROZEN = ("other_shapes", "warm")
 
 # That of a Module goes over many lines.
 _LONGEST_REPR = 80
 
 
 @call_directly
-class JitFunction(CallableBySlot):
+class JitFunction(CallableBySlot, Generic[P, T]):
     """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
 
     __slots__ = ("__dict__", "__isabstractmethod__", "__weakref__", "_caller")
@@ -45,16 +64,40 @@ class JitFunction(CallableBySlot):
     def _function(self) -> Function:
         return self._caller.function
 
-    # Not properties, since `inspect` would find those on the class, too.
-    def __getattr__(self, name: str) -> Any:
-        if name == "__wrapped__":
-            return self._function.combine(self._caller.fun_arrays)
-        if name == "__isabstractmethod__":
-            return getattr(self.__wrapped__, name, False)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if TYPE_CHECKING:
+        __name__: str
+        __qualname__: str
+        __wrapped__: Callable[P, T]
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else BoundJitFunction(self, instance)
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+        # Type checkers take no notice of a `@classmethod` or `@staticmethod` above a wrapper. It is
+        # a class method if the class can be its first argument, a static method if no instance can.
+        @overload
+        def __get__(
+            self: Callable[Concatenate[_S, _Q], _R], instance: object, owner: _S
+        ) -> "BoundJitFunction[_Q, _R]": ...
+        @overload
+        def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+        @overload
+        def __get__(
+            self: Callable[Concatenate[_S, _Q], _R], instance: _S, owner: type | None = None
+        ) -> "BoundJitFunction[_Q, _R]": ...
+        @overload
+        def __get__(self, instance: object, owner: type | None = None) -> Self: ...
+        def __get__(self: Any, instance: Any, owner: Any = None) -> Any: ...
+
+    else:
+        # Not properties, since `inspect` would find those on the class, too.
+        def __getattr__(self, name: str) -> Any:
+            if name == "__wrapped__":
+                return self._function.combine(self._caller.fun_arrays)
+            if name == "__isabstractmethod__":
+                return getattr(self.__wrapped__, name, False)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            return self if instance is None else BoundJitFunction(self, instance)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Trace and lower the function for these arguments, without running it.
@@ -86,7 +129,11 @@ class JitFunction(CallableBySlot):
 
         **Returns:**
 
-        How long it took, and how large the executable is.
+        A `CompileCost`: how long it took, and how large the executable is.
+
+        **Raises:**
+
+        - `TypeError`, for `warm` and `other_shapes`, which only a frozen function's `compile` has.
 
         !!! example
 
@@ -95,8 +142,8 @@ class JitFunction(CallableBySlot):
             >>> import jax.numpy as jnp
             >>> from eqxjit import filter_jit
             >>> f = filter_jit(lambda x, n: x * n)
-            >>> program = f.compile(jax.ShapeDtypeStruct((4,), jnp.float32), 3)
-            >>> program.seconds > 0
+            >>> cost = f.compile(jax.ShapeDtypeStruct((4,), jnp.float32), 3)
+            >>> cost.seconds > 0
             True
             >>> _ = f(jnp.ones(4), 3)
             >>> f.cache_info().traces
@@ -104,10 +151,22 @@ class JitFunction(CallableBySlot):
 
             ```
         """
+        self._check_options(kwargs)
         before = self._seconds()
         with trimming:
             compiled = self.lower(*args, **kwargs).compile()
         return CompileCost(self._seconds() - before, compiled.executable_bytes)
+
+    def _check_options(self, kwargs: dict[str, Any]) -> None:
+        """Raise for an option that `compile` of a frozen function alone has."""
+        names = [parameter.name for parameter in self._function.signature.parameters]
+        for name in _OF_FROZEN:
+            if name in kwargs and name not in names:
+                raise TypeError(
+                    f"`compile` of {self!r}: `{name}` is an option of a frozen function's "
+                    "`compile` (`eqxjit.freeze`). For an argument of that name, write "
+                    f"`.lower(..., {name}=...).compile()`."
+                )
 
     def _seconds(self) -> float:
         return sum([trace.seconds.total for trace in self.traces()])
@@ -155,7 +214,7 @@ class JitFunction(CallableBySlot):
         return self._function.table.counter.hook.traces
 
     def clear_cache(self) -> None:
-        """Drop all that was compiled for this function under these options."""
+        """Drop all programs of this function under these options."""
         self._function.table.clear()
 
     def specialized_source(self) -> str | None:
@@ -183,10 +242,10 @@ class JitFunction(CallableBySlot):
     def __hash__(self) -> int:
         return hash((self._function, self._caller.fun_arrays))
 
-    def __copy__(self) -> "JitFunction":
+    def __copy__(self) -> "JitFunction[P, T]":
         return type(self)(self._function, self._caller.fun_arrays)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "JitFunction":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "JitFunction[P, T]":
         # The static half is shared, and with it what is compiled for it.
         return type(self)(self._function, copy.deepcopy(self._caller.fun_arrays, memo))
 
@@ -212,13 +271,7 @@ def _named(module: str, qualname: str) -> Any:
     return operator.attrgetter(qualname)(sys.modules[module])
 
 
-# What a bound function has of the wrapper, as a bound method has its function's attributes.
-_OF_FUNCTION = frozenset(
-    ["cache_info", "clear_cache", "specialized_source", "traces", "__name__", "__qualname__"]
-)
-
-
-class BoundJitFunction(functools.partial[Any], metaclass=TypeNamedForChex):
+class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedForChex):
     """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
 
     A `functools.partial`, so that it is made and called in C; and a pytree.
@@ -226,23 +279,53 @@ class BoundJitFunction(functools.partial[Any], metaclass=TypeNamedForChex):
 
     __slots__ = ()
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "__wrapped__":
-            return cast(Any, self.func).__wrapped__.__get__(*self.args)
-        if name in _OF_FUNCTION:
-            return getattr(self.func, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if TYPE_CHECKING:
+        __name__: str
+        __qualname__: str
+        __wrapped__: Callable[P, T]
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "__wrapped__":
+                return self.func.__wrapped__.__get__(*self.args)
+            # As a bound method has its function's attributes.
+            if name in ("__name__", "__qualname__"):
+                return getattr(self.func, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def _wrapper(self) -> JitFunction[Any, T]:
+        return cast(Any, self.func)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Lower the wrapped function, with the instance filled in, here and when called."""
         with trimming:
-            lowered = cast(Any, self.func).lower(*self.args, *args, **self.keywords, **kwargs)
+            lowered = self._wrapper.lower(*self.args, *args, **self.keywords, **kwargs)
             return lowered.bind(self.args, self.keywords)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
         """Compile the wrapped function ahead of time, with the instance filled in."""
         with trimming:
-            return cast(Any, self.func).compile(*self.args, *args, **self.keywords, **kwargs)
+            return self._wrapper.compile(*self.args, *args, **self.keywords, **kwargs)
+
+    def cache_info(self) -> CacheInfo:
+        """Return what is compiled of the wrapped function, for all instances."""
+        return self._wrapper.cache_info()
+
+    def traces(self) -> list[Any]:
+        """Return the record of each trace of the wrapped function, of all instances."""
+        return self._wrapper.traces()
+
+    def clear_cache(self) -> None:
+        """Drop all programs of the wrapped function under these options."""
+        self._wrapper.clear_cache()
+
+    def specialized_source(self) -> str | None:
+        """Return the source of the fast path of the latest call, in Python."""
+        return self._wrapper.specialized_source()
 
     def __repr__(self) -> str:
         instance = ", ".join([short(argument, _LONGEST_REPR) for argument in self.args])
@@ -255,19 +338,19 @@ class BoundJitFunction(functools.partial[Any], metaclass=TypeNamedForChex):
         return hash((self.func, self.args, tuple(self.keywords.items())))
 
 
-def _flatten(wrapper: JitFunction) -> tuple[tuple[Any, ...], Function]:
+def _flatten(wrapper: JitFunction[..., Any]) -> tuple[tuple[Any, ...], Function]:
     return wrapper._caller.fun_arrays, wrapper._function
 
 
-def _flatten_with_keys(wrapper: JitFunction) -> Any:
+def _flatten_with_keys(wrapper: JitFunction[..., Any]) -> Any:
     keyed = [(FlattenedIndexKey(i), leaf) for i, leaf in enumerate(wrapper._caller.fun_arrays)]
     return keyed, wrapper._function
 
 
-def register_wrapper(kind: type[JitFunction]) -> None:
+def register_wrapper(kind: type[JitFunction[..., Any]]) -> None:
     """Make a kind of wrapper a pytree, whose leaves are its function's arrays."""
 
-    def unflatten(function: Function, arrays: Any) -> JitFunction:
+    def unflatten(function: Function, arrays: Any) -> JitFunction[..., Any]:
         return kind(function, tuple(arrays))
 
     register_pytree_with_keys(kind, _flatten_with_keys, unflatten, _flatten)
@@ -292,31 +375,53 @@ register_wrapper(JitFunction)
 register_partial(BoundJitFunction)
 
 
-def _wrap(fun: Any, options: Options) -> JitFunction:
+def _wrap(fun: Any, options: Options) -> JitFunction[..., Any]:
     return JitFunction(*take_apart(fun, options))
 
 
+class Jitted(Protocol[P, T]):
+    """An object whose own `__call__` is wrapped.
+
+    Pyright takes no notice of descriptors where it looks for the `__call__` of a callable.
+    """
+
+    @property
+    def __call__(self) -> JitFunction[Concatenate[Any, P], T]: ...
+
+
 @overload
 def filter_jit(
     *,
     donate: Donate = "none",
     block: bool = False,
-    maxsize: int | None = DEFAULT_MAXSIZE,
+    maxsize: int | None = 1024,
     max_traces: int | None = None,
     **jitkwargs: Any,
-) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]: ...
+) -> Callable[[Callable[P, T]], JitFunction[P, T]]: ...
 
 
 @overload
 def filter_jit(
-    fun: Callable[_P, _T],
+    fun: Jitted[P, T],
     *,
     donate: Donate = "none",
     block: bool = False,
-    maxsize: int | None = DEFAULT_MAXSIZE,
+    maxsize: int | None = 1024,
     max_traces: int | None = None,
     **jitkwargs: Any,
-) -> Callable[_P, _T]: ...
+) -> JitFunction[P, T]: ...
+
+
+@overload
+def filter_jit(
+    fun: Callable[P, T],
+    *,
+    donate: Donate = "none",
+    block: bool = False,
+    maxsize: int | None = 1024,
+    max_traces: int | None = None,
+    **jitkwargs: Any,
+) -> JitFunction[P, T]: ...
 
 
 def filter_jit(

@@ -4,7 +4,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args, overload
 
 import equinox as eqx
 import jax
@@ -20,7 +20,15 @@ from .._core.errors import raise_for_arguments
 from .._core.function import Function
 from .._core.options import DEFAULT_MAXSIZE, check_options, nearest
 from .._core.table import Table, home_of, names_of
-from .._core.wrapper import BoundJitFunction, JitFunction, register_partial, register_wrapper
+from .._core.wrapper import (
+    BoundJitFunction,
+    JitFunction,
+    Jitted,
+    P,
+    T,
+    register_partial,
+    register_wrapper,
+)
 from .._fast.signature import Signature
 from .._spec.static import CONSTANTS, referents, same
 from .._spec.static import freeze as freeze_static
@@ -37,7 +45,7 @@ _MAX_CONSTANT_BYTES = 2**20
 _WARM_CALLS = 3
 
 
-class FrozenFunction(JitFunction):
+class FrozenFunction(JitFunction[P, T]):
     """A function whose arrays are compiled in; made by `freeze`."""
 
     __slots__ = ()
@@ -61,9 +69,9 @@ class FrozenFunction(JitFunction):
         **Arguments:**
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
-        - `other_shapes`: what a call does later that needs another program: `"raise"` a
-            `TooManyTracesError`, which says how its arguments differ, or `"compile"` it, as at
-            first. None leaves that as it is.
+        - `other_shapes`: how a later call is treated that needs another program. `"raise"` raises a
+            `TooManyTracesError`, which lists the compiled arguments and how the call's differ.
+            `"compile"` compiles it, which is the default. None leaves the setting as it is.
         - `warm`: whether to run the function, too, until JAX's own caches are filled: the first
             call is then as fast as all others. It runs six times, with these arguments, and with
             zeros for a `jax.ShapeDtypeStruct`, as NumPy's and as JAX's in turn. (Callbacks run as
@@ -83,8 +91,8 @@ class FrozenFunction(JitFunction):
             >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
             >>> frozen = eqxjit.freeze(model)
             >>> shape = jax.ShapeDtypeStruct((4,), jnp.float32)
-            >>> program = frozen.compile(shape, other_shapes="raise", warm=True)
-            >>> program.seconds > 0
+            >>> cost = frozen.compile(shape, other_shapes="raise", warm=True)
+            >>> cost.seconds > 0
             True
             >>> frozen(jnp.ones(4)).shape
             (2,)
@@ -122,7 +130,7 @@ class FrozenFunction(JitFunction):
             for as_numpy in (True, False):
                 example = [_concrete(leaf, as_numpy, donates) for leaf in leaves]
                 args, kwargs = treedef.unflatten(example)
-                jax.block_until_ready(self(*args, **kwargs))
+                jax.block_until_ready(cast(Any, self)(*args, **kwargs))
 
     def save(self, path: Path, /, *args: Any, **kwargs: Any) -> None:
         """Save the program for arguments like these, to be loaded by `eqxjit.load`.
@@ -215,26 +223,40 @@ def _zeros(struct: jax.ShapeDtypeStruct, as_numpy: bool) -> Any:
     return jax.device_put(zeros, struct.sharding)
 
 
+@overload
+def freeze(fun: Jitted[P, T], *, max_constant_bytes: int = 2**20) -> FrozenFunction[P, T]: ...
+
+
+@overload
+def freeze(fun: Callable[P, T], *, max_constant_bytes: int = 2**20) -> FrozenFunction[P, T]: ...
+
+
+@overload
 def freeze(
-    fun: Callable[..., Any],
+    fun: Callable[..., T], *args: Any, max_constant_bytes: int = 2**20, **kwargs: Any
+) -> FrozenFunction[..., T]: ...
+
+
+def freeze(
+    fun: Any,
     *args: Any,
     max_constant_bytes: int = _MAX_CONSTANT_BYTES,
     **kwargs: Any,
-) -> FrozenFunction:
-    """Compile a function with arrays that stay: those of `fun` and of the arguments given here.
+) -> FrozenFunction[..., Any]:
+    """Compile a function with fixed arrays: those of `fun` and of the arguments passed here.
 
-    For inference, where weights don't change: they become constants of the program, so that a call
-    neither passes them along nor looks at them. The term is TorchScript's.
+    Use it for inference, where weights don't change. They become constants of the program, so that
+    a call neither passes nor checks them. The term is TorchScript's.
 
-    A snapshot: later changes of the model or the arguments are not seen, neither those of fields by
-    `object.__setattr__` nor those of static lists, dicts and the like in place; freeze again for
-    those. (Objects that compare by identity can't be copied: a program that is compiled later sees
-    what has become of them.)
+    `freeze` takes a snapshot. It doesn't see later changes of the model or the arguments, whether
+    of fields by `object.__setattr__` or of static lists and dicts in place; freeze again after
+    those. (Objects that compare by identity can't be copied, so a program compiled later sees their
+    later state.)
 
     **Arguments:**
 
-    - `fun`: what to call: a function, a Module, a bound method; or a `filter_jit` of one, whose
-        options (`donate=...`) then hold.
+    - `fun`: a function, a Module or a bound method; or a `filter_jit` of one, whose options
+        (`donate=...`) then apply.
     - `*args`, `**kwargs`: its first arguments, and others by name, as for `functools.partial`.
     - `max_constant_bytes`: arrays larger than this (1 MiB by default) are passed along with each
         call, as those of `filter_jit(model)` are, because large constants take long to compile.
@@ -242,7 +264,7 @@ def freeze(
     **Returns:**
 
     A callable of the remaining arguments: arrays among those are traced, all else is static, as
-    under `filter_jit`. With `compile` besides what a wrapped function has. It can be nested in
+    under `filter_jit`. It has the methods of a wrapped function, and `save`. It can be nested in
     other functions, mapped and differentiated with respect to the remaining arguments.
 
     **Raises:**
@@ -289,7 +311,9 @@ def freeze(
         iter(statics),
         lambda leaf: eqx.is_array(leaf) and leaf.nbytes > max_constant_bytes,
     )
-    table = Table(Signature(remaining, *names_of(fun)), options, place_of(fun, home_of(fun)))
+    signature = Signature(remaining, *names_of(fun))
+    signature.called = f"freeze({signature.label})"
+    table = Table(signature, options, place_of(fun, home_of(fun)))
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
 
 
@@ -336,12 +360,18 @@ def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     except ValueError:
         # A builtin.
         return
-    of = f"`freeze`: {names_of(fun)[1]}{signature}"
+    of = f"`freeze` of `{names_of(fun)[1]}`"
     _check_keywords(of, signature.parameters.values(), kwargs, "max_constant_bytes")
     try:
         signature.bind_partial(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"{of}: {error}.") from None
+        names = ", ".join(map(_parameter_text, signature.parameters.values()))
+        raise TypeError(f"{of}: {error}. Its parameters are `({names})`.") from None
+
+
+def _parameter_text(parameter: inspect.Parameter) -> str:
+    """Return a parameter's name, with the stars that it has."""
+    return str(parameter.replace(annotation=parameter.empty, default=parameter.empty))
 
 
 def _check_keywords(
@@ -360,8 +390,8 @@ def _check_keywords(
             )
 
 
-def load(path: Path) -> FrozenFunction:
-    """Load what `frozen.save` has written: a function of the same arguments, called as fast.
+def load(path: Path) -> FrozenFunction[..., Any]:
+    """Load a file written by `frozen.save`: a function of the same arguments, as fast to call.
 
     Load only files that you trust: XLA reads the program in it, and may crash or hang on one that
     was made by hand.
@@ -373,7 +403,7 @@ def load(path: Path) -> FrozenFunction:
     **Returns:**
 
     A frozen function for arguments of the shapes, dtypes and static values that it was saved for;
-    others raise a `ValueError` (after `compile(..., other_shapes="raise")` a `TooManyTracesError`).
+    others raise a `ValueError`.
 
     **Raises:**
 
@@ -383,4 +413,9 @@ def load(path: Path) -> FrozenFunction:
     - `ImportError`, without flatbuffers (`pip install flatbuffers`).
     """
     fun, arrays = _save.load(path)
-    return freeze(fun, arrays, max_constant_bytes=0)
+    loaded: FrozenFunction[..., Any] = freeze(fun, arrays, max_constant_bytes=0)
+    table = loaded._function.table
+    table.signature.called = f"load({table.signature.label})"
+    # Arguments that the file isn't for are its error, whether or not other shapes are refused.
+    table.counter.check = getattr(fun, _save.CHECK)
+    return loaded

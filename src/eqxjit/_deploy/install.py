@@ -65,8 +65,8 @@ def install() -> Installation:
 
     From then on `equinox.filter_jit` is eqxjit's, wherever a module looks it up or has imported it.
     What was wrapped by upstream's before, such as `diffrax.diffeqsolve`, calls (and `lower`s) an
-    eqxjit wrapper of the same function instead, whoever holds it. What a module imports or wraps
-    meanwhile stays eqxjit's for good.
+    eqxjit wrapper of the same function instead. A module that imports or wraps something
+    meanwhile keeps using eqxjit permanently.
 
     Libraries then see how eqxjit differs: a call doesn't wait for a computation that can't raise,
     and static values are compared with their types, so that `f(x, 1)` and `f(x, True)` are two
@@ -79,9 +79,9 @@ def install() -> Installation:
     The installation: a context manager, with a method `uninstall`. eqxjit stays installed until
     each has ended, in whichever order, or until `eqxjit.uninstall()`.
 
-    The logger `eqxjit` names, in a warning, the functions that stay with upstream: those wrapped
-    before with options of `jax.jit` (`inline=True`), which can't be read back. One that isn't found
-    now is named when it is called.
+    The logger `eqxjit` warns of functions that stay with upstream: those wrapped before with
+    options of `jax.jit` (`inline=True`), which can't be read back. It names a function that isn't
+    found now when it is called.
 
     !!! example
 
@@ -110,9 +110,9 @@ def install() -> Installation:
 def uninstall() -> None:
     """End all installations: `equinox.filter_jit` is upstream's again.
 
-    Does nothing if there are none. What another tool has put in its place since is left there. A
-    function that was wrapped meanwhile goes on being eqxjit's; what was compiled for one that was
-    wrapped before is kept for another installation.
+    Does nothing if there are none, and leaves a replacement by another tool in place. Functions
+    wrapped meanwhile keep using eqxjit. Programs compiled for functions wrapped before are kept for
+    another installation.
     """
     with _lock:
         for installation in tuple(_installations):
@@ -170,7 +170,7 @@ class _Link:
 
     __slots__ = ("twin",)
 
-    def __init__(self, twin: JitFunction | None):
+    def __init__(self, twin: JitFunction[..., Any] | None):
         self.twin = twin
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
@@ -178,7 +178,7 @@ class _Link:
         return type(None), ()
 
 
-def _twin(wrapper: Any) -> JitFunction | None:
+def _twin(wrapper: Any) -> JitFunction[..., Any] | None:
     link = fields_of(wrapper).get(_LINK)
     if link is None:
         donate = upstream_donation(wrapper)
@@ -187,7 +187,7 @@ def _twin(wrapper: Any) -> JitFunction | None:
             return None
         twin = filter_jit(wrapper.__wrapped__, donate=cast(Donate, donate))
         # Another thread may have been first: their twins share what is compiled.
-        link = fields_of(wrapper)[_LINK] = _Link(cast(JitFunction, twin))
+        link = fields_of(wrapper)[_LINK] = _Link(twin)
     return link.twin
 
 

@@ -195,10 +195,10 @@ def pack(
 ) -> Packed[Tree]:
     """Pack the small arrays of a pytree into flat buffers. Optimisers that look at whole leaves,
     their shapes or their names don't fit a buffer: LAMB, LARS, Muon, Adafactor, clipping leaf by
-    leaf, weight decay with a mask. Pass `optimiser` to make sure that yours does.
+    leaf, weight decay with a mask. Pass `optimiser` to make sure that yours fits.
 
     Each array that a jitted function takes or returns costs some microseconds, which is most of a
-    training step of a small model. Packed, a model is a few arrays.
+    training step of a small model. A packed model consists of a few arrays.
 
     **Arguments:**
 

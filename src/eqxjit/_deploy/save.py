@@ -40,6 +40,8 @@ Path = str | os.PathLike[str]
 
 #: Under this name a function that was loaded tells the arguments that it was saved for.
 SAVED_FOR = "__eqxjit_saved_for__"
+#: And under this one, what raises for arguments that it wasn't saved for.
+CHECK = "__eqxjit_check__"
 
 # What a static value may be, to be written as JSON and read back as it was.
 _VALUES = (bool, int, str, type(None))
@@ -124,6 +126,11 @@ def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, An
                 archive.writestr(name, content)
         # All or nothing: a server may be loading it.
         os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        # The user has no file of the temporary one's name.
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
     except BaseException:
         with contextlib.suppress(OSError):
             os.remove(temporary)
@@ -393,7 +400,7 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
         signature = _signature(manifest["parameters"], *inputs)
     call = _without_transformations(exported.call, name) if exported.in_avals else exported.call
 
-    def restored(arrays: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         spec, leaves, statics = split((args, kwargs))
         avals = [str(jax.typeof(leaf)) for leaf in leaves]
         if spec != expected.spec:
@@ -412,6 +419,10 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
                     f"`{name}` was saved for {saved[i]}, and is called with {avals[i]} as "
                     f"`{paths[i]}`{problem}."
                 )
+        return leaves
+
+    def restored(arrays: Any, /, *args: Any, **kwargs: Any) -> Any:
+        leaves = check(args, kwargs)
         try:
             results = call(*leaves[:n_first], *arrays, *leaves[n_first:])
         except ValueError as error:
@@ -419,7 +430,7 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
                 raise
             # Not a plain symbol in some dimension, but a formula.
             known = ", ".join(map("`{}`: {}".format, paths, saved))
-            given = ", ".join(avals)
+            given = ", ".join(str(jax.typeof(leaf)) for leaf in leaves)
             raise ValueError(
                 f"`{name}` was saved for {known}, and is called with {given}, which doesn't fit."
             ) from error
@@ -428,6 +439,7 @@ def _restored(manifest: Mapping[str, Any], exported: Exported) -> Callable[..., 
     restored.__signature__ = signature  # type: ignore[attr-defined]
     restored.__name__ = restored.__qualname__ = name
     setattr(restored, SAVED_FOR, _shown(inputs))
+    setattr(restored, CHECK, check)
     return restored
 
 

@@ -111,6 +111,10 @@ class History(TraceHook):
         """Describe the arguments of a call."""
         return describe(call)
 
+    def compiled(self) -> list[str]:
+        """Return the arguments of each trace that is remembered, in a few words."""
+        return [self.summary(trace.description) for trace in self.traces]
+
     def summary(self, description: Description) -> str:
         """Return the arguments of a call in a few words."""
         return ", ".join(summary(description))

@@ -60,7 +60,7 @@ class PythonFast:
             caller, otherwise, jitted, self._counter, *caller.fun_arrays, *statics
         )
         signature = caller.function.signature
-        made.__name__, made.__qualname__ = signature.name, signature.qualname
+        made.__name__, made.__qualname__ = signature.name, signature.called
         return made
 
 

@@ -42,12 +42,13 @@ class Signature:
     """The parameters of a user's function.
 
     - `name`, `qualname`: what error messages call the function.
+    - `called`: what Python's error for a wrong call names, before `()`.
     - `location`: where it is defined; None if it isn't written in Python.
     - `parameters`: the user's parameters, without annotations, all defaults `absent`; where the
         function has no signature that can be read, `*args, **kwargs`.
     """
 
-    __slots__ = ("_make_receiver", "location", "name", "parameters", "qualname")
+    __slots__ = ("_make_receiver", "called", "location", "name", "parameters", "qualname")
 
     def __init__(self, fun: Callable[..., Any], name: str, qualname: str):
         try:
@@ -59,6 +60,8 @@ class Signature:
             signature = _ANYTHING
         self.name = name
         self.qualname = qualname
+        # The name of a class alone, of which the function is an instance, reads as its constructor.
+        self.called = qualname if inspect.isroutine(fun) else f"filter_jit({self.label})"
         self.location = location_of(fun)
         self.parameters = tuple(map(_bare, signature.parameters.values()))
         self._make_receiver: Any = None
@@ -78,7 +81,7 @@ class Signature:
             self._make_receiver = _define_binder(self.parameters)
         binder = self._make_receiver(receive)
         binder.__name__ = self.name
-        binder.__qualname__ = self.qualname
+        binder.__qualname__ = self.called
         return binder
 
     def arguments_among(

@@ -1,6 +1,9 @@
 """A package that uses eqxjit, for type checkers: each wanted error is marked."""
 
-from typing import assert_type
+import abc
+import functools
+from collections.abc import Callable
+from typing import Any, assert_type
 
 import equinox as eqx
 import jax
@@ -27,7 +30,7 @@ def named(n: int) -> str:
 
 
 class Model(eqx.Module):
-    """With a decorated method."""
+    """With decorated methods of each kind."""
 
     weight: jax.Array
 
@@ -36,23 +39,124 @@ class Model(eqx.Module):
         """A step."""
         return self.weight * x * times
 
+    @filter_jit(donate="all-except-first")
+    def donating(self, x: jax.Array) -> jax.Array:
+        """With options."""
+        return self.weight * x
 
-def use(model: eqx.nn.Linear, x: jax.Array) -> None:
-    """What a user writes, right and wrong."""
+    @staticmethod
+    @filter_jit
+    def static(x: jax.Array, times: int) -> jax.Array:
+        """Without the instance."""
+        return x * times
+
+    @classmethod
+    @filter_jit
+    def made(cls, x: jax.Array) -> "Model":
+        """Of the class."""
+        return cls(x)
+
+    @property
+    @filter_jit
+    def size(self) -> float:
+        """Without parentheses."""
+        return 1.0
+
+    @filter_jit
+    def __call__(self, x: jax.Array, times: int = 1) -> jax.Array:
+        """The module itself."""
+        return self.static(x, times) + self.step(x, times=times)
+
+
+class Derived(Model):
+    """Inherits the methods."""
+
+
+class Plain(abc.ABC):
+    """Is no Module."""
+
+    @filter_jit
+    @abc.abstractmethod
+    def step(self, x: jax.Array) -> jax.Array:
+        """Without a body."""
+
+
+def use_functions(model: eqx.nn.Linear, x: jax.Array) -> None:
+    """What a user writes of functions, right and wrong."""
     assert_type(decorated(model, x, scale=2.0), jax.Array)
     assert_type(with_options(x, "a"), tuple[jax.Array, str])
-    assert_type(Model(x).step(x, 3), jax.Array)
     assert_type(filter_jit(named)(3), str)
+    assert_type(filter_jit(donate="all")(named)(3), str)
+    assert_type(decorated.cache_info().traces, int)
+    assert_type(with_options.lower(x, "a"), eqxjit.types.Lowered)
+    assert_type(decorated.compile(model, x).seconds, float)
+    decorated.traces()
+    decorated.clear_cache()
+    assert_type(decorated.__wrapped__(model, x), jax.Array)
+    filter_jit(functools.partial(named, 1))()
+    called: Callable[[int], str] = filter_jit(named)
+    called(3)
 
     decorated(model)  # type: ignore[call-arg]
     decorated(model, x, scale="large")  # type: ignore[arg-type]
     with_options(x, 3)  # type: ignore[arg-type]
-    Model(x).step(x, "three")  # type: ignore[arg-type]
     filter_jit(decorated, donate="everything")  # type: ignore[call-overload]
+    decorated.cash_info()  # type: ignore[attr-defined]
+    with_options.clear_cache(3)  # type: ignore[call-arg]
 
-    frozen = eqxjit.freeze(model)
-    assert_type(frozen, eqxjit.FrozenFunction)
-    assert_type(frozen.compile(x).seconds, float)
+
+def use_methods(x: jax.Array, plain: Plain) -> None:
+    """What a user writes of methods, right and wrong."""
+    model = Model(x)
+    assert_type(model.step(x, 3), jax.Array)
+    assert_type(Model.step(model, x, 3), jax.Array)
+    assert_type(Derived(x).step(x, times=3), jax.Array)
+    assert_type(model.donating(x), jax.Array)
+    assert_type(Model.static(x, 3), jax.Array)
+    assert_type(model.static(x, 3), jax.Array)
+    assert_type(Model.made(x), Model)
+    assert_type(Derived.made(x), Model)
+    assert_type(model.made(x), Model)
+    assert_type(model.size, float)
+    assert_type(model(x, times=2), jax.Array)
+    assert_type(filter_jit(model)(x, 2), jax.Array)
+    assert_type(filter_jit(model.step)(x, 2), jax.Array)
+    assert_type(plain.step(x), jax.Array)
+    for wrapped in (model.step, Model.step, Model.static, Model.made, model.donating):
+        assert_type(wrapped.cache_info().traces, int)
+        wrapped.traces()
+        wrapped.lower(x)
+        assert_type(wrapped.compile(x), eqxjit.types.CompileCost)
+        wrapped.clear_cache()
+    model.static.clear_cache()
+    model.made.clear_cache()
+    assert_type(model.step.__wrapped__(x, 3), jax.Array)
+
+    model.step(x, "three")  # type: ignore[arg-type]
+    model.step(x)  # type: ignore[call-arg]
+    model.donating(x, x)  # type: ignore[call-arg]
+    Model.static(x, "three")  # type: ignore[arg-type]
+    model.static(x)  # type: ignore[call-arg]
+    Model.made()  # type: ignore[call-arg]
+    model(x, times="two")  # type: ignore[arg-type]
+    filter_jit(model)(x, "two")  # type: ignore[arg-type]
+    model.step.cash_info()  # type: ignore[attr-defined]
+
+
+def use_the_rest(model: eqx.nn.Linear, x: jax.Array) -> None:
+    """What a user writes of what isn't a call."""
+    frozen = eqxjit.freeze(named)
+    annotated: eqxjit.types.FrozenFunction[[int], str] = frozen
+    assert_type(annotated(3), str)
+    assert_type(frozen(3), str)
+    assert_type(frozen.compile(x, warm=True).seconds, float)
     assert_type(frozen.cache_info().traces, int)
+    assert_type(eqxjit.freeze(named, 3)(), str)
+    assert_type(eqxjit.freeze(Model(x))(x, 2), jax.Array)
+    assert_type(eqxjit.load("file"), eqxjit.types.FrozenFunction[..., Any])
     with eqxjit.compile_report() as report:
-        assert_type(report, eqxjit.CompileReport)
+        assert_type(report, eqxjit.types.CompileReport)
+
+    frozen("three")  # type: ignore[arg-type]
+    eqxjit.freeze(Model(x))(x, "two")  # type: ignore[arg-type]
+    print(eqxjit.CompileReport)  # type: ignore[attr-defined]

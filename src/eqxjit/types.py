@@ -1,0 +1,34 @@
+"""The types of what eqxjit returns, for annotations and `isinstance`.
+
+Most of these are made by a function or a method of the same page of the API; none need be called.
+"""
+
+from ._code.call_site import CallSite
+from ._core.ahead import CompileCost, Compiled, Lowered
+from ._core.table import CacheInfo
+from ._core.wrapper import BoundJitFunction, JitFunction
+from ._deploy.freeze import FrozenFunction
+from ._deploy.install import Installation
+from ._diagnostics.differences import Difference
+from ._diagnostics.report import CompileReport, ReportRow
+from ._diagnostics.timeline import ReportSpan
+from ._diagnostics.trace import Seconds, Trace, TraceList
+
+__all__ = [
+    "BoundJitFunction",
+    "CacheInfo",
+    "CallSite",
+    "CompileCost",
+    "CompileReport",
+    "Compiled",
+    "Difference",
+    "FrozenFunction",
+    "Installation",
+    "JitFunction",
+    "Lowered",
+    "ReportRow",
+    "ReportSpan",
+    "Seconds",
+    "Trace",
+    "TraceList",
+]
