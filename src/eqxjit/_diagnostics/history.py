@@ -188,10 +188,12 @@ class History(TraceHook):
         log_iterators(record, self.place, call)
 
     def _forget_descriptions(self) -> None:
-        n_parts = 0
-        for trace in reversed(self._remembered):
+        # Copied: a signal handler's call may be traced meanwhile, and remembered.
+        latest, *others = reversed([*self._remembered])
+        n_parts = len(latest.description.parts)
+        for trace in others:
             n_parts += len(trace.description.parts)
-            if n_parts > _MAX_PARTS and trace is not self._remembered[-1]:
+            if n_parts > _MAX_PARTS:
                 trace.description = UNKNOWN
 
     def restart(self) -> None:
