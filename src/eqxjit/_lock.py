@@ -54,6 +54,7 @@ def alive(objects: weakref.WeakSet[T]) -> list[T]:
     while True:
         try:
             return [*objects]
-        except RuntimeError:
-            # It did.
-            continue
+        except RuntimeError as error:
+            # It did; or a signal handler raised another one.
+            if "changed size" not in str(error):
+                raise

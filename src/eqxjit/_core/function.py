@@ -141,9 +141,13 @@ def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
     """Return a function as `filter_jit` sees it: without its arrays, and these."""
     if not callable(fun):
         raise not_callable(fun)
-    try:
+
+    def take() -> tuple[Function, tuple[Any, ...]]:
         spec, arrays, statics = split(fun)
         return Function(fun, spec, statics, options), tuple(arrays)
+
+    try:
+        return take()
     except Exception as error:
-        raise_for_arguments(error, [("fun", fun)])
+        raise_for_arguments(error, take, [("fun", fun)])
         raise

@@ -14,6 +14,7 @@ from jax.tree_util import tree_map
 from .._code.tracebacks import trimming
 from .._fast.make import fast_path, link, set_up
 from .._fast.source import TooLarge, write
+from .._interruptions import raise_if_interruption
 from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
 from .calls import Call, make
 from .effects import may_raise
@@ -113,7 +114,8 @@ class Caller:
         try:
             return Call(self.function, self.fun_arrays, args, kwargs, split((args, kwargs)))
         except Exception as error:
-            raise_for_arguments(error, self.function.signature.named(args, kwargs))
+            named = self.function.signature.named(args, kwargs)
+            raise_for_arguments(error, lambda: split((args, kwargs)), named)
             raise
 
     def find_or_add(self, call: Call) -> Entry:
@@ -138,7 +140,7 @@ class Caller:
         except Exception as error:
             # Looking it up compares static objects.
             named = self.function.signature.named(call.args, call.kwargs)
-            raise_for_arguments(error, named)
+            raise_for_arguments(error, lambda: self.table.find(call.spec), named)
             raise
 
     def settle(self, output: Output, call: Call) -> Any:
@@ -248,8 +250,9 @@ class Caller:
         with trimming:
             try:
                 call = self.call_of(entry, args, kwargs)
-            except Exception:
+            except Exception as other:
                 # A node of the user's that can't be flattened any more.
+                raise_if_interruption(other, lambda: self.call_of(entry, args, kwargs))
                 raise error from None
             try:
                 raise error
