@@ -339,7 +339,10 @@ def module_compiled_in(frame: FrameType) -> Any:
 
 
 def _local_of_class(frame: FrameType, cls: type) -> Any:
-    return next((value for value in frame.f_locals.values() if type(value) is cls), None)
+    for value in frame.f_locals.values():
+        if type(value) is cls:
+            return value
+    return None
 
 
 # --- Warnings ---------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from .._core.options import DEFAULT_MAXSIZE, check_options, nearest
 from .._core.table import Table, home_of, names_of
 from .._core.wrapper import BoundJitFunction, JitFunction, register_partial, register_wrapper
 from .._fast.signature import Signature
+from .._interruptions import unless_it_raises
 from .._spec.static import CONSTANTS, referents, same
 from .._spec.static import freeze as freeze_static
 from .._spec.tree import combine, resplit, split
@@ -278,10 +279,11 @@ def freeze(
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
     _check_signature(fun, args, kwargs)
     remaining = _Partial(fun, *args, **kwargs)
+    take = functools.partial(_snapshot, remaining)
     try:
-        spec, leaves, statics = split(_snapshot(remaining))
+        spec, leaves, statics = split(take())
     except Exception as error:
-        raise_for_arguments(error, [("fun", fun), ("args", args), ("kwargs", kwargs)])
+        raise_for_arguments(error, take, [("fun", fun), ("args", args), ("kwargs", kwargs)])
         raise
     spec, passed, statics = resplit(
         spec,
@@ -322,12 +324,9 @@ def _copy_static(value: Any) -> Any:
     frozen = freeze_static(value)
     # What compares by identity is no other object in the copy.
     memo = {id(referent): referent for referent in referents(frozen)}
-    try:
-        copied = copy.deepcopy(value, memo)
-        return copied if same(copied, frozen) else value
-    except Exception:
-        # An object of the user's that can't be copied.
-        return value
+    # An object of the user's may be one that can't be copied.
+    copied = unless_it_raises(lambda: copy.deepcopy(value, {**memo}), value)
+    return copied if unless_it_raises(lambda: same(copied, frozen), False) else value
 
 
 def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from .._core.counter import TraceHook
 from .._core.entry import Entry
 from .._core.events import LOWERING, TRACING, observers
 from .._core.staging import currently_jitting
+from .._interruptions import unless_it_raises
 from .._lock import Lock, alive
 from .._spec.tree import children, has_tracers
 from .description import UNKNOWN, Description, describe, summary
@@ -65,17 +66,17 @@ class Definition:
         As far as these were looked at; empty where it can't be told.
         """
         if self._key is None:
-            try:
-                # Decorators have one code for all that they decorate.
-                fun: Any = inspect.unwrap(self._fun())  # type: ignore[arg-type]
-                code = fun.__code__
-                captured = [cell.cell_contents for cell in fun.__closure__ or ()]
-                where = (code.co_filename, code.co_firstlineno, code.co_qualname)
-                # Two lambdas on one line may differ in a constant alone.
-                self._key = (*where, hash(code), *outline(captured))
-            except Exception:
-                self._key = ()
+            self._key = unless_it_raises(self._read_key, ())
         return self._key
+
+    def _read_key(self) -> tuple[Hashable, ...]:
+        # Decorators have one code for all that they decorate.
+        fun: Any = inspect.unwrap(self._fun())  # type: ignore[arg-type]
+        code = fun.__code__
+        captured = [cell.cell_contents for cell in fun.__closure__ or ()]
+        where = (code.co_filename, code.co_firstlineno, code.co_qualname)
+        # Two lambdas on one line may differ in a constant alone.
+        return (*where, hash(code), *outline(captured))
 
 
 class History(TraceHook):
@@ -260,7 +261,7 @@ def _first_difference(entry: Entry | None, call: Any) -> str:
                 return found
         return path
 
-    try:
+    def find() -> str:
         names = [*call.function.signature.path_names(len(call.args)), *sorted(call.kwargs)]
         values = [*call.args, *[call.kwargs[name] for name in sorted(call.kwargs)]]
         old = [*entry.spec[3][3:], *entry.spec[4][3:]]
@@ -269,9 +270,9 @@ def _first_difference(entry: Entry | None, call: Any) -> str:
             return ""
         found = map(walk, old, new, values, names)
         return next(filter(None, found), "")
-    except Exception:
-        # Say, a node of the user's that can't be flattened again.
-        return ""
+
+    # Say, a node of the user's that can't be flattened again.
+    return unless_it_raises(find, "")
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
