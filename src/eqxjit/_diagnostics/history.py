@@ -15,7 +15,7 @@ from .._core.entry import Entry
 from .._core.events import LOWERING, TRACING, observers
 from .._core.staging import currently_jitting
 from .._interruptions import unless_it_raises
-from .._lock import Lock, alive
+from .._lock import Lock, Weak
 from .._spec.tree import children, has_tracers
 from .description import UNKNOWN, Description, describe, summary
 from .differences import (
@@ -92,7 +92,7 @@ class History(TraceHook):
         self._definition = None if home is None else Definition(home, number)
         self._lock = Lock()
         #: Those under way. An interrupt may keep one from its end, but not alive.
-        self._begun: weakref.WeakSet[Trace] = weakref.WeakSet()
+        self._begun: Weak[Trace] = Weak()
         #: The entries that they were made for.
         self._entries: weakref.WeakKeyDictionary[Trace, weakref.ref[Entry]] = (
             weakref.WeakKeyDictionary()
@@ -176,7 +176,7 @@ class History(TraceHook):
     def complete(self, record: Trace, call: Any, jaxpr: Any) -> None:
         """Measure a trace, and notify observers and the log."""
         measure(record, call, jaxpr)
-        for observer in alive(observers):
+        for observer in observers.alive():
             observer.traced(record)
         log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
@@ -218,7 +218,7 @@ class History(TraceHook):
             return far + len(configuration_differences(earlier.configuration, trace.configuration))
 
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
-        begun = sorted(alive(self._begun), key=lambda earlier: earlier.number)
+        begun = sorted(self._begun.alive(), key=lambda earlier: earlier.number)
         latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
         return min(latest, key=how_far, default=None)
 
@@ -240,7 +240,7 @@ class History(TraceHook):
 
 def _cause(trace: Trace) -> str | None:
     """Return the category of the first difference."""
-    return next((difference.category for difference in trace.differences), None)
+    return trace.differences[0].category if trace.differences else None
 
 
 def _first_difference(entry: Entry | None, call: Any) -> str:
