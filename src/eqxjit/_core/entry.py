@@ -155,7 +155,9 @@ class Entry(_Flags):
         uses = bytes([read is None or i in read for i in range(self.n_arrays)])
         if self.uses is not None:
             uses = bytes(map(operator.or_, uses, self.uses))
-        self.uses = uses
+        if uses != self.uses:
+            # Else the very object stays: fast paths compare it by identity.
+            self.uses = uses
 
     # --- Outputs --------------------------------------------------------------------------------
 

@@ -92,12 +92,14 @@ class Caller:
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         entry = self.find_or_add(call)
-        arrays, waits = call.flat, True
+        arrays, waits, uses = call.flat, True, entry.uses
         if entry.was_traced:
             # JAX may be reading the arrays still when this call has returned.
-            arrays, waits = owned(arrays, entry.uses)
+            arrays, waits = owned(arrays, uses)
         try:
             output = make(call, entry.jitted, arrays)
+            # Another thread may have traced a program meanwhile that reads other arrays.
+            waits = waits or entry.uses is not uses
             if (waits or entry.blocks) and not is_untraced(output):
                 wait_for(output)
         except BaseException as error:
@@ -204,9 +206,14 @@ class Caller:
 
     def add_fast(self, call: Call, output: Output, result: Any) -> None:
         """Give the entry of a call its fast path, if one can be made that does exactly the same."""
+        entry = call.entry
+        uses = entry.uses
         fast = fast_path(self, call, output, result, HELPERS)
         if fast is not None:
             self.table.add_fast(fast)
+            if entry.uses is not uses:
+                # By another thread, before the fast path could be found.
+                self.table.drop_fast(entry)
 
     # --- From fast paths ----------------------------------------------------------------------
 

@@ -238,6 +238,10 @@ class Table(_Watched):
     def drop_fast(self, entry: Entry) -> None:
         """Have the next call of an entry make its fast path anew."""
         with self.lock:
+            for fast in self.fasts:
+                if fast.entry is entry:
+                    # A call of it in another thread may be on its way.
+                    fast.is_stale = True
             self.remove_fast(entry)
 
     def _unlink(self) -> None:

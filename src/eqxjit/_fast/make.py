@@ -46,6 +46,8 @@ class PythonFast:
     def __init__(self, entry: Any, written: FastSource):
         self.entry = entry
         self.hits_seen = 0
+        #: Its source compares what programs read.
+        self.is_stale = False
         self.written = written
         #: Its `next` counts a hit: in C, hence without a lock, and faster than an addition.
         self._counter: Iterator[None] = itertools.repeat(None, sys.maxsize)
