@@ -19,6 +19,8 @@ from ._core.table import CacheInfo
 from ._core.wrapper import (
     BoundJitFunction,
     JitFunction,
+    _blank,
+    _found_or_blank,
     _named,
     _wrap,
     fast_filter_jit,
@@ -86,7 +88,7 @@ for _name in __all__:
     _value.__module__ = __name__
 
 # What is pickled refers to these: a pickle is read after private modules have moved.
-for _value in (_named, _wrap, _from_skeleton, _Pattern):
+for _value in (_blank, _found_or_blank, _named, _wrap, _from_skeleton, _Pattern):
     _value.__module__ = __name__
 for _value in (_LeafType, _Options, _Slot):
     _value.__module__, _value.__qualname__ = __name__, f"_{_value.__name__}"

@@ -16,7 +16,7 @@ from .._code.text import short
 from .._code.tracebacks import trimming
 from .._compat import call_directly
 from .ahead import CompileCost, Lowered, lower
-from .function import Function, take_apart
+from .function import STAND_INS, Function, take_apart
 from .options import DEFAULT_MAXSIZE, Donate, Options, check_options
 from .slot import CallableBySlot, TypeNamedForChex
 from .slow import Caller
@@ -51,6 +51,9 @@ class JitFunction(CallableBySlot):
             return self._function.combine(self._caller.fun_arrays)
         if name == "__isabstractmethod__":
             return getattr(self.__wrapped__, name, False)
+        if name in STAND_INS:
+            stand_ins = self._function.stand_ins((self.__wrapped__, self._function.options))
+            return stand_ins[STAND_INS.index(name)]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -190,26 +193,61 @@ class JitFunction(CallableBySlot):
         # The static half stays as it is, and with it what is compiled for it.
         return type(self)(self._function, copy.deepcopy(self._caller.fun_arrays, memo))
 
-    def __reduce__(self) -> Any:
-        # A decorated function is what its module calls by its name: pickled by that name, as the
-        # function below can't be found there. So is a copy of it, made by flattening.
-        module, qualname = self.__dict__.get("__module__", ""), self._function.signature.qualname
+    # Not `__reduce__`, which isn't given the protocol.
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        content = self.__wrapped__, self._function.options
+        module, qualname = self._function.attributes.get("__module__", ""), self._qualname
+        if not self._is_found_by_name(module, qualname):
+            return _blank, (), content
+        if protocol < 4:
+            # Names of attributes are resolved by pickling what has them: this, without end.
+            return _named, (module, qualname)
+        # The pickler decides by these two, which are functions and found as the user's would be:
+        # it takes them by name (what is made is then the wrapper that is found), or by value.
+        name, holder = self._function.stand_ins(content)
+        return _found_or_blank, (name,), holder
+
+    def __setstate__(self, state: Any) -> None:
+        # One that was found by name is complete.
+        if not hasattr(self, "_caller"):
+            type(self).__init__(self, *take_apart(*getattr(state, "content", state)))
+
+    @property
+    def _qualname(self) -> str:
+        return self._function.signature.qualname
+
+    def _is_found_by_name(self, module: str, qualname: str) -> bool:
         try:
             found = _named(module, qualname)
         except (ImportError, ValueError, AttributeError):
-            found = None
-        by_name = isinstance(found, JitFunction) and found._function == self._function
-        # Cloudpickle exists to take along, by value, what `__main__` holds.
-        pickler = sys._getframe(1).f_globals.get("__name__", "")
-        if by_name and not (module == "__main__" and "cloudpickle" in pickler):
-            return _named, (module, qualname)
-        return _wrap, (self.__wrapped__, self._function.options)
+            return False
+        return found is self or (
+            type(found) is JitFunction
+            and found._function == self._function
+            and all(map(operator.is_, found._caller.fun_arrays, self._caller.fun_arrays))
+        )
 
 
 def _named(module: str, qualname: str) -> Any:
     if module not in sys.modules:
         importlib.import_module(module)
     return operator.attrgetter(qualname)(sys.modules[module])
+
+
+def _blank() -> JitFunction:
+    # To be filled in by `__setstate__`, since what it wraps may refer to it.
+    return JitFunction.__new__(JitFunction)
+
+
+def _found_or_blank(name: Any) -> JitFunction:
+    """Return the wrapper to which a stand-in belongs; a new one, if that was pickled by value."""
+    path, _, attribute = name.__qualname__.rpartition(".")
+    try:
+        # Nothing is imported: by name, that was done.
+        found = operator.attrgetter(path)(sys.modules[name.__module__])
+        return found if getattr(found, attribute) is name else _blank()
+    except (KeyError, AttributeError):
+        return _blank()
 
 
 # What a bound function has of the wrapper, as a bound method has its function's attributes.

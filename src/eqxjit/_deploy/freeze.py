@@ -190,7 +190,7 @@ class FrozenFunction(JitFunction):
             return f"load({label}, saved for {saved_for})"
         return f"freeze({label}, {self.constant_bytes:,} bytes compiled in)"
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
             f"{self!r} can't be pickled: use its `save`, or pickle what it was made of."
         )
