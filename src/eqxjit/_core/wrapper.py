@@ -25,6 +25,11 @@ from .table import CacheInfo
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+# What tools read of a function that is written in Python.
+_OF_PYTHON_FUNCTIONS = frozenset(
+    ["__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"]
+)
+
 # A Module's own goes over many lines.
 _LONGEST_REPR = 80
 
@@ -51,6 +56,8 @@ class JitFunction(CallableBySlot):
             return self._function.combine(self._caller.fun_arrays)
         if name == "__isabstractmethod__":
             return getattr(self.__wrapped__, name, False)
+        if name in _OF_PYTHON_FUNCTIONS:
+            return getattr(self.__wrapped__, name)
         if name in STAND_INS:
             stand_ins = self._function.stand_ins((self.__wrapped__, self._function.options))
             return stand_ins[STAND_INS.index(name)]
@@ -184,7 +191,7 @@ class JitFunction(CallableBySlot):
         return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash((self._function, self._caller.fun_arrays))
+        return _hash(self, (self._function, self._caller.fun_arrays))
 
     def __copy__(self) -> "JitFunction":
         return type(self)(self._function, self._caller.fun_arrays)
@@ -251,24 +258,52 @@ def _found_or_blank(name: Any) -> JitFunction:
 
 
 # What a bound function has of the wrapper, as a bound method has its function's attributes.
-_OF_FUNCTION = frozenset(
-    ["cache_info", "clear_cache", "specialized_source", "traces", "__name__", "__qualname__"]
-)
+_OF_FUNCTION = _OF_PYTHON_FUNCTIONS | {
+    *("cache_info", "clear_cache", "specialized_source", "traces"),
+    *("__name__", "__qualname__", "__annotations__", "__type_params__"),
+}
+
+
+class _Doc:
+    """The docstring of a bound function: its function's; of the class: its own."""
+
+    def __init__(self, of_class: str):
+        self.of_class = of_class
+
+    def __get__(self, instance: Any, owner: type | None = None) -> str | None:
+        return self.of_class if instance is None else instance.func.__doc__
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        raise AttributeError("the docstring of a bound function can't be set")
+
+
+def _hash(fun: Any, key: tuple[Any, ...]) -> int:
+    try:
+        return hash(key)
+    except TypeError as error:
+        raise TypeError(
+            f"`{fun!r}` can't be hashed, as it holds what can't be ({error}). Where a function of "
+            "JAX's must hash it, such as `jax.lax.scan` or `switch`, pass a lambda that calls it."
+        ) from None
 
 
 class BoundJitFunction(functools.partial[Any], metaclass=TypeNamedForChex):
-    """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
-
-    A `functools.partial`, so that it is made and called in C; and a pytree.
-    """
-
     __slots__ = ()
+
+    __doc__ = _Doc(
+        "A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and "
+        "`keywords`.\n\nA `functools.partial`, so that it is made and called in C; and a pytree."
+    )  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
         if name == "__wrapped__":
             return cast(Any, self.func).__wrapped__.__get__(*self.args)
         if name in _OF_FUNCTION:
             return getattr(self.func, name)
+        if name == "__func__":
+            return self.func
+        if name == "__self__" and self.args:
+            return self.args[0]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
@@ -290,7 +325,7 @@ class BoundJitFunction(functools.partial[Any], metaclass=TypeNamedForChex):
         return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash((self.func, self.args, tuple(self.keywords.items())))
+        return _hash(self, (self.func, self.args, tuple(self.keywords.items())))
 
 
 def _flatten(wrapper: JitFunction) -> tuple[tuple[Any, ...], Function]:
