@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def raise_if_interruption(error: Exception, action: Callable[[], Any]) -> None:
+def raise_if_interruption(error: BaseException, action: Callable[[], Any]) -> None:
     """Raise an error that an action has raised, unless it raises that again."""
     try:
         action()
-    except Exception as again:
+    except BaseException as again:
         if type(again) is type(error):
             return
         try:
             action()
-        except Exception as third:
+        except BaseException as third:
             if type(third) is type(error):
                 # The second time came the interruption.
                 raise again from None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from .._interruptions import unless_it_raises
+from .._interruptions import raise_if_interruption
 
 
 def short(value: Any, limit: int = 40) -> str:
@@ -11,7 +11,13 @@ def short(value: Any, limit: int = 40) -> str:
     if type(value) is str and len(value) <= limit - 2 and value.isidentifier():
         # Most keys of dicts.
         return f"'{value}'"
-    text = unless_it_raises(lambda: repr(value), f"{type(value).__name__} object")
+    try:
+        text = repr(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise_if_interruption(error, lambda: repr(value))
+        text = f"{type(value).__name__} object"
     text = " ".join(text.split())
     if not text.isprintable():
         # Source, or a terminal, takes no NUL and no half of a character.
