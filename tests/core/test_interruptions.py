@@ -2,6 +2,7 @@
 
 import pytest
 
+from eqxjit._interruptions import raise_if_interruption, raised_by, unless_it_raises
 from tests.support.processes import run
 
 # A timer of one shot, at a random moment, while one call after the other is made. One that doesn't
