@@ -12,7 +12,14 @@ from ._core.counter import install as _install_hook
 from ._core.donation import _Pattern
 from ._core.options import Options as _Options
 from ._core.staging import currently_jitting
-from ._core.wrapper import _named, _wrap, fast_filter_jit, filter_jit
+from ._core.wrapper import (
+    _blank,
+    _found_or_blank,
+    _named,
+    _wrap,
+    fast_filter_jit,
+    filter_jit,
+)
 from ._deploy.freeze import freeze, load
 from ._deploy.install import install, uninstall
 from ._deploy.layout import LeafType as _LeafType
@@ -60,7 +67,7 @@ for _module in (_sys.modules[__name__], types):
         _value.__module__ = _module.__name__
 
 # What is pickled refers to these: a pickle is read after private modules have moved.
-for _value in (_named, _wrap, _from_skeleton, _Pattern):
+for _value in (_blank, _found_or_blank, _named, _wrap, _from_skeleton, _Pattern):
     _value.__module__ = __name__
 for _value in (_LeafType, _Options, _Slot):
     _value.__module__, _value.__qualname__ = __name__, f"_{_value.__name__}"

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 else:
     from jax.tree_util import PyTreeDef
 
+from ._interruptions import unless_it_raises
+
 _T = TypeVar("_T")
 
 # --- The native back end ----------------------------------------------------------------------
@@ -34,7 +36,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 21:
+    if getattr(_native, "INTERFACE", None) != 22:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -197,7 +199,7 @@ try:
         return _UNNAMED._replace(func_src_info=source, arg_names=argument_names)
 
     _ = debug_info("f at f.py:1", ("x",)).safe_arg_names(1)
-except Exception:
+except (ImportError, AttributeError, TypeError, ValueError):
     # Arguments are then called `leaves[0]`; the function's name and place are told otherwise.
 
     def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
@@ -353,7 +355,10 @@ def module_compiled_in(frame: FrameType) -> Any:
 
 
 def _local_of_class(frame: FrameType, cls: type) -> Any:
-    return next((value for value in frame.f_locals.values() if type(value) is cls), None)
+    for value in frame.f_locals.values():
+        if type(value) is cls:
+            return value
+    return None
 
 
 # --- Warnings ---------------------------------------------------------------------------------
@@ -480,7 +485,7 @@ try:
     # JAX's own list of what its cache of traces is keyed by.
     if len(_CONTEXT_NAMES) != len(_trace_context()):
         raise ImportError
-except Exception:
+except (ImportError, AttributeError, TypeError, ValueError):
     # Another release's: what this version of JAX keys traces by isn't known in full.
     _CONTEXT_NAMES = ("abstract_mesh_context_manager",)
     _trace_context = _context_without_names
@@ -491,12 +496,8 @@ def trace_configuration() -> dict[str, str]:
     global _last_configuration
     values = _trace_context(), [getattr(jax.config, name, None) for name in _SETTINGS]
     last_values, texts = _last_configuration
-    try:
-        is_as_before = values == last_values
-    except Exception:
-        # A `jax` context of the user's own may hold anything.
-        is_as_before = False
-    if not is_as_before:
+    # A `jax` context of the user's own may hold anything.
+    if not unless_it_raises(lambda: bool(values == last_values), False):
         by_name = {
             **dict(zip(_SETTINGS, values[1], strict=True)),
             **dict(zip(_CONTEXT_NAMES, values[0], strict=True)),
@@ -515,11 +516,8 @@ def _setting_text(value: Any) -> str:
     if isinstance(sizes, Mapping):
         # JAX's environment of axis names has no text of its own.
         return repr(dict(sizes))
-    try:
-        return repr(value)
-    except Exception:
-        # The `repr` of a user's own context.
-        return f"a {type(value).__name__}"
+    # The `repr` of a user's own context.
+    return unless_it_raises(lambda: repr(value), f"a {type(value).__name__}")
 
 
 try:
@@ -532,11 +530,12 @@ except ImportError:
 
 def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:
     """Return the file and line, not a library's, that made an equation of a jaxpr; or None."""
-    try:
+
+    def find() -> tuple[str, int] | None:
         for frame in _user_frames(equation.source_info.traceback):
             if not frame.file_name.startswith(library_files):
                 return frame.file_name, frame.start_line
-    except Exception:
-        # Another release's signature: no line stands out.
-        pass
-    return None
+        return None
+
+    # Another release's signature: no line stands out.
+    return unless_it_raises(find, None)

@@ -1,13 +1,14 @@
-"""A lock that no signal handler and no profiler's hook leaves locked, wherever it comes.
+"""A lock that no signal handler, no profiler's hook and no fork leaves locked, wherever it comes.
 
-And, without one, what is alive of a set to which other threads add.
+And, without one, a set of what is alive, to which other threads add.
 """
 
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -41,19 +42,56 @@ class Lock(_Held):
         lock, and then raises a `RuntimeError` at its end.
     """
 
-    __slots__ = ("attempt",)
+    __slots__ = ("__weakref__", "attempt")
 
     def __init__(self) -> None:
+        self.renew()
+        _locks.add(self)
+
+    def renew(self) -> None:
+        """Forget who has the lock; who is within its `with` releases the old one."""
         lock = threading.RLock()
         super().__init__(lock.__enter__, lock.__exit__)
         self.attempt = _Held(functools.partial(lock.acquire, blocking=False), lock.__exit__)
 
 
-def alive(objects: weakref.WeakSet[T]) -> list[T]:
-    """Return the objects in a set, to which another thread may add at any moment."""
-    while True:
-        try:
-            return [*objects]
-        except RuntimeError:
-            # It did.
-            continue
+class Weak(Generic[T]):
+    """A set of objects, by identity, each as long as it lives.
+
+    Unlike a `WeakSet` it runs no Python when one dies: an exception of a signal handler, raised
+    there, would go nowhere.
+    """
+
+    __slots__ = ("_refs",)
+
+    def __init__(self) -> None:
+        self._refs: set[weakref.ref[T]] = set()
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def add(self, value: T) -> None:
+        """Add an object."""
+        self._refs.add(weakref.ref(value, self._refs.discard))
+
+    def discard(self, value: T) -> None:
+        """Remove an object, if it is there."""
+        self._refs.discard(weakref.ref(value))
+
+    def alive(self) -> list[T]:
+        """Return the objects, to which another thread may add at any moment."""
+        # The copy is made in one step.
+        return [value for ref in self._refs.copy() if (value := ref()) is not None]
+
+
+_locks: Weak[Lock] = Weak()
+
+
+def _renew_locks() -> None:
+    for lock in _locks.alive():
+        lock.renew()
+
+
+# A thread that has one isn't there in the child of a fork, where none would release it.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

@@ -13,7 +13,18 @@ ROOT = pathlib.Path(eqxjit.__file__).parent
 
 #: From the bottom to the top; a package may import itself and what is below it.
 LAYERS = [
-    *("_native", "_compat", "_lock", "_code", "_spec", "_fast", "_core", "_diagnostics", "_deploy"),
+    *(
+        "_native",
+        "_interruptions",
+        "_compat",
+        "_lock",
+        "_code",
+        "_spec",
+        "_fast",
+        "_core",
+        "_diagnostics",
+        "_deploy",
+    ),
     *("types", "__init__", "__main__"),
 ]
 

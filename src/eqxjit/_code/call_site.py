@@ -6,8 +6,9 @@ import os
 import re
 import sys
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from .._interruptions import unless_it_raises
 from .files import LIBRARY_FILES, is_users
 
 # What IPython calls a cell where it doesn't write the cell to a file.
@@ -51,25 +52,27 @@ def location(filename: str, line: int) -> str:
 
 def _cell(filename: str) -> str:
     """Return what IPython calls the cell that it gave this file name; empty if it is none."""
-    try:
+
+    def label() -> Any:
         # Not imported here: without IPython there is no cell.
         get_ipython = getattr(builtins, "get_ipython", None) or sys.modules["IPython"].get_ipython
-        label = get_ipython().compile.format_code_name(filename)
-        if label is not None:
-            return label[1]
-    except Exception:
-        # No IPython, no session of it, or one of another release.
-        pass
+        return get_ipython().compile.format_code_name(filename)[1]
+
+    # No IPython, no session of it, no cell of it, or one of another release.
+    found = unless_it_raises(label, None) if _may_have_cells() else None
+    if found is not None:
+        return found
     match = _IPYTHON_INPUT.match(filename)
     return f"In[{match[1]}]" if match else ""
 
 
+def _may_have_cells() -> bool:
+    return "IPython" in sys.modules or hasattr(builtins, "get_ipython")
+
+
 def _path(filename: str) -> str:
-    try:
-        here = os.getcwd()
-    except OSError:
-        # It was removed.
-        here = ""
+    # It may have been removed.
+    here = unless_it_raises(os.getcwd, "")
     return _path_from(here, os.path.expanduser("~"), filename)
 
 

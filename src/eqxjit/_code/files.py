@@ -11,6 +11,7 @@ import equinox
 import jax
 
 from .._compat import exclude_from_locations, exclude_from_tracebacks
+from .._interruptions import unless_it_raises
 from .source import GENERATED_FOLDER
 
 
@@ -50,10 +51,7 @@ def is_users(filename: str) -> bool:
     if not os.path.isabs(filename):
         # What is imported has a whole path. The rest is a session, say, or what the user compiled.
         return not filename.startswith((*LIBRARY_FILES, *_OTHER_LIBRARY_FILES))
-    try:
-        paths = {filename, os.path.realpath(filename)}
-    except (OSError, ValueError):
-        paths = {filename}
+    paths = {filename, unless_it_raises(lambda: os.path.realpath(filename), filename)}
     return not any(map(_is_librarys, paths))
 
 
@@ -75,7 +73,5 @@ def _is_librarys(path: str) -> bool:
 @functools.lru_cache(maxsize=256)
 def _holds_packages(folder: str) -> bool:
     """Return whether packages were installed into a folder: a user's may have the same name."""
-    try:
-        return any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(folder))
-    except OSError:
-        return False
+    names = unless_it_raises(lambda: os.listdir(folder), [])
+    return any(name.endswith((".dist-info", ".egg-info")) for name in names)

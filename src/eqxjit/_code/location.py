@@ -6,6 +6,7 @@ from typing import Any
 
 import equinox as eqx
 
+from .._interruptions import unless_it_raises
 from .call_site import CallSite
 from .files import OUR_FILES
 
@@ -21,11 +22,8 @@ def _nothing() -> None:
 
 def location_of(fun: Any) -> CallSite | None:
     """Return where the Python code below a callable is; None without such code of a user's."""
-    try:
-        code = _code_of(fun)
-    except Exception:
-        # Objects may answer for attributes as they like.
-        return None
+    # Objects may answer for attributes as they like.
+    code = unless_it_raises(lambda: _code_of(fun), None)
     if code is None or code.co_filename.startswith(OUR_FILES):
         return None
     return CallSite(code.co_filename, code.co_firstlineno)

@@ -4,6 +4,7 @@ import inspect
 import types
 from typing import Any, NamedTuple
 
+from .._interruptions import unless_it_raises
 from .call_site import CallSite
 from .files import is_users, is_users_module
 
@@ -30,11 +31,11 @@ class Place(NamedTuple):
 
 def place_of(fun: Any, home: types.FunctionType | None) -> Place:
     """Return where a function is defined; `home` is the Python function below it, if any."""
-    try:
-        # Decorators have one code for all that they decorate.
-        code = inspect.unwrap(home).__code__  # type: ignore[union-attr]
-    except Exception:
-        # No Python function, or an object of the user's that answers for attributes as it likes.
+    # Decorators have one code for all that they decorate. An object of the user's answers for
+    # attributes as it likes.
+    unwrapped: Any = unless_it_raises(lambda: home and inspect.unwrap(home), None)
+    code = unless_it_raises(lambda: unwrapped and unwrapped.__code__, None)
+    if code is None:
         kind = type(fun)
         return Place(kind.__module__, kind.__qualname__, None)
     site = CallSite(code.co_filename, code.co_firstlineno)

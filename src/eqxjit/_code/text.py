@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from .._interruptions import raise_if_interruption
+
 
 def short(value: Any, limit: int = 40) -> str:
     """Return the `repr` of a value on one line, cut to so many characters."""
@@ -10,11 +12,13 @@ def short(value: Any, limit: int = 40) -> str:
         # Most keys of dicts.
         return f"'{value}'"
     try:
-        text = " ".join(repr(value).split())
+        text = repr(value)
     except KeyboardInterrupt:
         raise
-    except BaseException:
+    except BaseException as error:
+        raise_if_interruption(error, lambda: repr(value))
         text = f"{type(value).__name__} object"
+    text = " ".join(text.split())
     if not text.isprintable():
         # Source, or a terminal, takes no NUL and no half of a character.
         text = text.encode("unicode_escape").decode("ascii")

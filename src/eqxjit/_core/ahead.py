@@ -8,6 +8,7 @@ import jax
 
 from .._compat import call_directly
 from .._fast.make import fast_path, link
+from .._interruptions import unless_it_raises
 from .calls import Call, make
 from .effects import may_raise
 from .entry import Entry, Output, wait_for
@@ -129,11 +130,12 @@ class Compiled(CallableBySlot):
     @property
     def executable_bytes(self) -> int | None:
         """The size of the executable as JAX would store it; `None` where the backend can't tell."""
-        try:
+
+        def size() -> int:
             return len(self.compiled.runtime_executable().serialize())  # type: ignore[union-attr]
-        except Exception:
-            # A backend that can't serialise its programs.
-            return None
+
+        # Some backends can't serialise their programs.
+        return unless_it_raises(size, None)
 
     def cost_analysis(self) -> Any:
         """Estimate what one call costs, as XLA does from the optimised program; nothing is run.

@@ -4,14 +4,13 @@ The hook is the protocol by which diagnostics come in: the core itself explains 
 """
 
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from .._code.call_site import call_site
 from .._code.place import Place
 from .._code.text import times
-from .._lock import Lock
+from .._lock import Lock, Weak
 
 _MAX_LISTED = 32
 
@@ -104,7 +103,7 @@ class TraceCounter:
         self._max_traces = max_traces
         self._lock = Lock()
         #: Those under way. An interrupt may keep one from its end, but not alive.
-        self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._begun: Weak[Any] = Weak()
 
     def begin(self, trace: Any) -> None:
         """Begin a trace, to be followed by `end`; give it the hook's record.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from .._compat import native_back_end, wrapped_by_tracer
+from .._lock import Weak
 from .._spec.static import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
 from .options import Options
@@ -113,7 +114,7 @@ class Entry(_Flags):
         #: The hook's record of the latest trace, which may be compiled in a later call.
         self.latest_record: Any = None
         #: Traces that aren't settled. An interrupt may keep one from it, but not alive.
-        self._traces: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._traces: Weak[Any] = Weak()
         self._unclassified = False
 
     def with_program(self, compiled: Any, blocks: bool) -> "Entry":
@@ -154,7 +155,9 @@ class Entry(_Flags):
         uses = bytes([read is None or i in read for i in range(self.n_arrays)])
         if self.uses is not None:
             uses = bytes(map(operator.or_, uses, self.uses))
-        self.uses = uses
+        if uses != self.uses:
+            # Else the very object stays: fast paths compare it by identity.
+            self.uses = uses
 
     # --- Outputs --------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 import collections
 import dataclasses
+import functools
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -21,6 +22,7 @@ from .._compat import (
     last_runtime_error,
     runtime_error_text,
 )
+from .._interruptions import raise_if_interruption, raised_by, unless_it_raises
 from .._spec.static import freeze
 from .._spec.tree import is_array
 
@@ -79,13 +81,9 @@ def _invalid_array(
     for path, leaf in _leaves_with_paths(arguments):
         if not issubclass(type(leaf), (np.ndarray, np.generic)):
             continue
-        try:
-            jax.typeof(leaf)
-        except kind:
+        # An array of another library's may raise an error of its own.
+        if isinstance(raised_by(lambda leaf=leaf: jax.typeof(leaf)), kind):
             return kind(f"The array `{path}` {_why_invalid(leaf)}")
-        except Exception:
-            # An array of another library's, which raises an error itself.
-            continue
     return None
 
 
@@ -174,12 +172,7 @@ def _buffer(array: jax.Array) -> Any:
 
 def _complaint(array: jax.Array) -> str:
     """Return the error message of a deleted array."""
-    try:
-        np.asarray(array)
-    except Exception as error:
-        # JAX's, whose text is asked for.
-        return str(error)
-    return ""
+    return str(raised_by(lambda: np.asarray(array)) or "")
 
 
 def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None:
@@ -217,9 +210,15 @@ def _is_shape(value: Any) -> bool:
     return type(value) in (tuple, list) and bool(value) and all(type(n) is int for n in value)
 
 
-def raise_for_arguments(error: Exception, arguments: list[tuple[str, Any]]) -> None:
-    """Raise a clearer error than that of splitting arguments or keying them, if there is one."""
+def raise_for_arguments(
+    error: Exception, action: Callable[[], Any], arguments: list[tuple[str, Any]]
+) -> None:
+    """Raise a clearer error than that of an action on arguments, if there is one.
+
+    The action splits them, or keys them; an interruption of it is raised as it is.
+    """
     __tracebackhide__ = True
+    raise_if_interruption(error, action)
     clearer = _argument_error(error, arguments)
     if clearer is not None:
         raise clearer from error
@@ -289,17 +288,13 @@ def _incomparable(value: Any) -> str:
 
 def _raises(action: Any) -> str:
     """Return what an action raises, in words; empty where it raises nothing."""
-    try:
-        action()
-    except RecursionError:
+    error = raised_by(action)
+    if isinstance(error, RecursionError):
         return (
             "it contains itself, or is nested too deeply (a dataclass with `eq=False` is compared "
             "by identity, whatever it contains)"
         )
-    except Exception as error:
-        # The `hash` or `==` of the user's that is at fault.
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return "" if error is None else f"{type(error).__name__}: {error}"
 
 
 def _fields(module: eqx.Module, static: bool) -> list[tuple[str, Any]]:
@@ -356,11 +351,9 @@ def _nodes(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, Any, bool]]:
 def _leaves_with_paths(arguments: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     leaves: list[tuple[str, Any]] = []
     for name, value in arguments:
-        try:
-            pairs, _ = tree_flatten_with_path(value)
-        except Exception:
-            # A node of the user's that can't be flattened.
-            continue
+        # A node of the user's may be one that can't be flattened.
+        flatten = functools.partial(tree_flatten_with_path, value)
+        pairs, _ = unless_it_raises(flatten, ([], None))
         leaves.extend((f"{name}{keystr(path)}", leaf) for path, leaf in pairs)
     return leaves
 

@@ -6,7 +6,6 @@ Between the beginning of a trace and its end in `settle`, the events of its thre
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import CO_GENERATOR
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 import jax
 
 from .._compat import inputs_read_in, is_staging, jaxpr_lowered_in, module_compiled_in
-from .._lock import alive
+from .._lock import Weak
 from .calls import Call, in_flight
 from .donation import hide_donation_warning
 from .effects import may_raise
@@ -50,7 +49,7 @@ class Observer(Protocol):
 
 
 #: The observers, each as long as it lives.
-observers: weakref.WeakSet[Observer] = weakref.WeakSet()
+observers: Weak[Observer] = Weak()
 
 
 class OpenTrace:
@@ -120,7 +119,9 @@ def close_trace(entry: Any) -> OpenTrace | None:
     for index in reversed(range(len(traces))):
         if traces[index].call.entry is entry:
             trace = traces[index]
-            del traces[index:]
+            # Others of the entry are left over from interrupts, and would keep its arrays.
+            traces[index:] = []
+            traces[:] = [other for other in traces if other.call.entry is not entry]
             if not traces and not is_staging() and in_flight() is None:
                 # Else a phase that was interrupted would seem to go on.
                 _state.nested.clear()
@@ -163,7 +164,7 @@ def _push_phase() -> None:
 
 def _begin_phase(function: str, phase: str) -> None:
     _push_phase()
-    for observer in alive(observers):
+    for observer in observers.alive():
         observer.begun(function, phase)
 
 
@@ -171,7 +172,7 @@ def _end_phase(function: str, phase: str, seconds: float, from_cache: bool) -> N
     nested = _state.nested.pop() if _state.nested else 0.0
     if _state.nested:
         _state.nested[-1] += seconds
-    for observer in alive(observers):
+    for observer in observers.alive():
         observer.ended(function, phase, max(0.0, seconds - nested), from_cache)
 
 

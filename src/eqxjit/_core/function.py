@@ -20,6 +20,18 @@ from .table import Table, home_of, names_of, table_of
 _choosing = Lock()
 
 
+#: Attributes of a wrapper, by which picklers find out if they take it by name or by value.
+STAND_INS = ("__eqxjit_name__", "__eqxjit_content__")
+
+
+def _nothing() -> None: ...
+
+
+_NOTHING = _nothing.__code__.replace(
+    co_filename="<eqxjit>", co_name="nothing", co_qualname="nothing"
+)
+
+
 class _Definition(NamedTuple):
     """What is read of a function, and the same for all that have its spec."""
 
@@ -66,6 +78,7 @@ class Function:
     __slots__ = (
         "_home",
         "_place",
+        "_stand_ins",
         "_table",
         "attributes",
         "keeps_arrays",
@@ -87,6 +100,7 @@ class Function:
         self.statics = tuple(statics)
         self.options = options
         self.keeps_arrays = table is not None
+        self._stand_ins: tuple[Any, Any] | None = None
         self._table = table
         # A frozen function's spec holds its arrays.
         definition = _definition_of(fun, spec) if table is None else _read(fun)
@@ -115,6 +129,25 @@ class Function:
                     self._table = table
         return self._table
 
+    def stand_ins(self, content: Any) -> tuple[Any, Any]:
+        """Return what stands for a wrapper's name and for its content when it is pickled.
+
+        Two functions, attributes of the wrapper; the second one holds the content.
+        """
+        if self._stand_ins is None:
+            made = []
+            for name in STAND_INS:
+                stand_in: Any = types.FunctionType(_NOTHING, {}, name)
+                stand_in.__module__ = self.attributes["__module__"]
+                stand_in.__qualname__ = f"{self.signature.qualname}.{name}"
+                made.append(stand_in)
+            made[1].content = content
+            # Another thread may be first: picklers compare them by identity.
+            with _choosing:
+                if self._stand_ins is None:
+                    self._stand_ins = made[0], made[1]
+        return self._stand_ins
+
     @property
     def varies(self) -> bool:
         """Whether wrappers that share the table may hold other arrays."""
@@ -141,9 +174,13 @@ def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
     """Return a function as `filter_jit` sees it: without its arrays, and these."""
     if not callable(fun):
         raise not_callable(fun)
-    try:
+
+    def take() -> tuple[Function, tuple[Any, ...]]:
         spec, arrays, statics = split(fun)
         return Function(fun, spec, statics, options), tuple(arrays)
+
+    try:
+        return take()
     except Exception as error:
-        raise_for_arguments(error, [("fun", fun)])
+        raise_for_arguments(error, take, [("fun", fun)])
         raise

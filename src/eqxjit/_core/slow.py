@@ -14,6 +14,7 @@ from jax.tree_util import tree_map
 from .._code.tracebacks import trimming
 from .._fast.make import fast_path, link, set_up
 from .._fast.source import TooLarge, write
+from .._interruptions import raise_if_interruption
 from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
 from .calls import Call, make
 from .effects import may_raise
@@ -91,12 +92,14 @@ class Caller:
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         entry = self.find_or_add(call)
-        arrays, waits = call.flat, True
+        arrays, waits, uses = call.flat, True, entry.uses
         if entry.was_traced:
             # JAX may be reading the arrays still when this call has returned.
-            arrays, waits = owned(arrays, entry.uses)
+            arrays, waits = owned(arrays, uses)
         try:
             output = make(call, entry.jitted, arrays)
+            # Another thread may have traced a program meanwhile that reads other arrays.
+            waits = waits or entry.uses is not uses
             if (waits or entry.blocks) and not is_untraced(output):
                 wait_for(output)
         except BaseException as error:
@@ -113,7 +116,8 @@ class Caller:
         try:
             return Call(self.function, self.fun_arrays, args, kwargs, split((args, kwargs)))
         except Exception as error:
-            raise_for_arguments(error, self.function.signature.named(args, kwargs))
+            named = self.function.signature.named(args, kwargs)
+            raise_for_arguments(error, lambda: split((args, kwargs)), named)
             raise
 
     def find_or_add(self, call: Call) -> Entry:
@@ -138,7 +142,7 @@ class Caller:
         except Exception as error:
             # Looking it up compares static objects.
             named = self.function.signature.named(call.args, call.kwargs)
-            raise_for_arguments(error, named)
+            raise_for_arguments(error, lambda: self.table.find(call.spec), named)
             raise
 
     def settle(self, output: Output, call: Call) -> Any:
@@ -202,9 +206,14 @@ class Caller:
 
     def add_fast(self, call: Call, output: Output, result: Any) -> None:
         """Give the entry of a call its fast path, if one can be made that does exactly the same."""
+        entry = call.entry
+        uses = entry.uses
         fast = fast_path(self, call, output, result, HELPERS)
         if fast is not None:
             self.table.add_fast(fast)
+            if entry.uses is not uses:
+                # By another thread, before the fast path could be found.
+                self.table.drop_fast(entry)
 
     # --- From fast paths ----------------------------------------------------------------------
 
@@ -248,8 +257,9 @@ class Caller:
         with trimming:
             try:
                 call = self.call_of(entry, args, kwargs)
-            except Exception:
+            except Exception as other:
                 # A node of the user's that can't be flattened any more.
+                raise_if_interruption(other, lambda: self.call_of(entry, args, kwargs))
                 raise error from None
             try:
                 raise error

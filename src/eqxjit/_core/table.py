@@ -15,7 +15,7 @@ from .._code import html
 from .._code.place import Place
 from .._compat import clear_with_equinox
 from .._fast.signature import Signature
-from .._lock import Lock, alive
+from .._lock import Lock, Weak
 from .._spec.static import referents
 from .._spec.tree import Spec
 from .counter import TraceCounter, make_hook
@@ -128,7 +128,7 @@ class Table(_Watched):
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         #: The callers of wrappers that have generated functions, which change with `fasts`.
-        self.linked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.linked: Weak[Any] = Weak()
         #: Weak references to the static objects of the function itself.
         self.watches: list[weakref.ref[Any]] = []
         self._n_hits = 0
@@ -238,10 +238,14 @@ class Table(_Watched):
     def drop_fast(self, entry: Entry) -> None:
         """Have the next call of an entry make its fast path anew."""
         with self.lock:
+            for fast in self.fasts:
+                if fast.entry is entry:
+                    # A call of it in another thread may be on its way.
+                    fast.is_stale = True
             self.remove_fast(entry)
 
     def _unlink(self) -> None:
-        for caller in alive(self.linked):
+        for caller in self.linked.alive():
             caller.unlink()
 
     def count_hit(self) -> None:
@@ -288,13 +292,13 @@ class _Tables(_Watched):
 
 
 _serial = itertools.count()
-_all_tables: weakref.WeakSet[_Tables] = weakref.WeakSet()
+_all_tables: Weak[_Tables] = Weak()
 _homeless = _Tables(None)
 
 
 def _clear_tables() -> None:
     # As in Equinox: a living wrapper keeps what was compiled for it, a new one compiles anew.
-    for tables in alive(_all_tables):
+    for tables in _all_tables.alive():
         with tables.lock:
             tables.by_key.clear()
 

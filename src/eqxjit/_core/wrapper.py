@@ -27,7 +27,7 @@ from .._code.text import short
 from .._code.tracebacks import trimming
 from .._compat import call_directly
 from .ahead import CompileCost, Lowered, lower
-from .function import Function, take_apart
+from .function import STAND_INS, Function, take_apart
 from .options import DEFAULT_MAXSIZE, Donate, Options, check_options
 from .slot import CallableBySlot, TypeNamedForChex
 from .slow import Caller
@@ -43,6 +43,11 @@ _R = TypeVar("_R")
 
 # Options of `FrozenFunction.compile`.
 _OF_FROZEN = ("other_shapes", "warm")
+
+# What tools read of a function that is written in Python.
+_OF_PYTHON_FUNCTIONS = frozenset(
+    ["__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"]
+)
 
 # That of a Module goes over many lines.
 _LONGEST_REPR = 80
@@ -94,6 +99,11 @@ class JitFunction(CallableBySlot, Generic[P, T]):
                 return self._function.combine(self._caller.fun_arrays)
             if name == "__isabstractmethod__":
                 return getattr(self.__wrapped__, name, False)
+            if name in _OF_PYTHON_FUNCTIONS:
+                return getattr(self.__wrapped__, name)
+            if name in STAND_INS:
+                stand_ins = self._function.stand_ins((self.__wrapped__, self._function.options))
+                return stand_ins[STAND_INS.index(name)]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
         def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -240,7 +250,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash((self._function, self._caller.fun_arrays))
+        return _hash(self, (self._function, self._caller.fun_arrays))
 
     def __copy__(self) -> "JitFunction[P, T]":
         return type(self)(self._function, self._caller.fun_arrays)
@@ -249,20 +259,39 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         # The static half is shared, and with it what is compiled for it.
         return type(self)(self._function, copy.deepcopy(self._caller.fun_arrays, memo))
 
-    def __reduce__(self) -> Any:
-        # A decorated function is what its module calls by its name: pickled by that name, as the
-        # function below can't be found there. So is a copy of it, made by flattening.
-        module, qualname = self.__dict__.get("__module__", ""), self._function.signature.qualname
+    # Not `__reduce__`, which isn't given the protocol.
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        content = self.__wrapped__, self._function.options
+        module, qualname = self._function.attributes.get("__module__", ""), self._qualname
+        if not self._is_found_by_name(module, qualname):
+            return _blank, (), content
+        if protocol < 4:
+            # Names of attributes are resolved by pickling what has them: this, without end.
+            return _named, (module, qualname)
+        # The pickler decides by these two, which are functions and found as the user's would be:
+        # it takes them by name (what is made is then the wrapper that is found), or by value.
+        name, holder = self._function.stand_ins(content)
+        return _found_or_blank, (name,), holder
+
+    def __setstate__(self, state: Any) -> None:
+        # One that was found by name is complete.
+        if not hasattr(self, "_caller"):
+            type(self).__init__(self, *take_apart(*getattr(state, "content", state)))
+
+    @property
+    def _qualname(self) -> str:
+        return self._function.signature.qualname
+
+    def _is_found_by_name(self, module: str, qualname: str) -> bool:
         try:
             found = _named(module, qualname)
         except (ImportError, ValueError, AttributeError):
-            found = None
-        by_name = isinstance(found, JitFunction) and found._function == self._function
-        # Cloudpickle exists to take along, by value, what `__main__` holds.
-        pickler = sys._getframe(1).f_globals.get("__name__", "")
-        if by_name and not (module == "__main__" and "cloudpickle" in pickler):
-            return _named, (module, qualname)
-        return _wrap, (self.__wrapped__, self._function.options)
+            return False
+        return found is self or (
+            type(found) is JitFunction
+            and found._function == self._function
+            and all(map(operator.is_, found._caller.fun_arrays, self._caller.fun_arrays))
+        )
 
 
 def _named(module: str, qualname: str) -> Any:
@@ -271,13 +300,58 @@ def _named(module: str, qualname: str) -> Any:
     return operator.attrgetter(qualname)(sys.modules[module])
 
 
+def _blank() -> JitFunction[..., Any]:
+    # To be filled in by `__setstate__`, since what it wraps may refer to it.
+    return JitFunction.__new__(JitFunction)
+
+
+def _found_or_blank(name: Any) -> JitFunction[..., Any]:
+    """Return the wrapper to which a stand-in belongs; a new one, if that was pickled by value."""
+    path, _, attribute = name.__qualname__.rpartition(".")
+    try:
+        # Nothing is imported: by name, that was done.
+        found = operator.attrgetter(path)(sys.modules[name.__module__])
+        return found if getattr(found, attribute) is name else _blank()
+    except (KeyError, AttributeError):
+        return _blank()
+
+
+# What a bound function has of the wrapper, as a bound method has its function's attributes.
+_OF_FUNCTION = _OF_PYTHON_FUNCTIONS | {
+    *("__name__", "__qualname__", "__annotations__", "__type_params__"),
+}
+
+
+class _Doc:
+    """The docstring of a bound function: its function's; of the class: its own."""
+
+    def __init__(self, of_class: str):
+        self.of_class = of_class
+
+    def __get__(self, instance: Any, owner: type | None = None) -> str | None:
+        return self.of_class if instance is None else instance.func.__doc__
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        raise AttributeError("the docstring of a bound function can't be set")
+
+
+def _hash(fun: Any, key: tuple[Any, ...]) -> int:
+    try:
+        return hash(key)
+    except TypeError as error:
+        raise TypeError(
+            f"`{fun!r}` can't be hashed, as it holds what can't be ({error}). Where a function of "
+            "JAX's must hash it, such as `jax.lax.scan` or `switch`, pass a lambda that calls it."
+        ) from None
+
+
 class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedForChex):
-    """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
-
-    A `functools.partial`, so that it is made and called in C; and a pytree.
-    """
-
     __slots__ = ()
+
+    __doc__ = _Doc(
+        "A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and "
+        "`keywords`.\n\nA `functools.partial`, so that it is made and called in C; and a pytree."
+    )  # type: ignore[assignment]
 
     if TYPE_CHECKING:
         __name__: str
@@ -291,9 +365,12 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
         def __getattr__(self, name: str) -> Any:
             if name == "__wrapped__":
                 return self.func.__wrapped__.__get__(*self.args)
-            # As a bound method has its function's attributes.
-            if name in ("__name__", "__qualname__"):
+            if name in _OF_FUNCTION:
                 return getattr(self.func, name)
+            if name == "__func__":
+                return self.func
+            if name == "__self__" and self.args:
+                return self.args[0]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
@@ -335,7 +412,7 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
         return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash((self.func, self.args, tuple(self.keywords.items())))
+        return _hash(self, (self.func, self.args, tuple(self.keywords.items())))
 
 
 def _flatten(wrapper: JitFunction[..., Any]) -> tuple[tuple[Any, ...], Function]:

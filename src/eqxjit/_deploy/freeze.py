@@ -30,6 +30,7 @@ from .._core.wrapper import (
     register_wrapper,
 )
 from .._fast.signature import Signature
+from .._interruptions import unless_it_raises
 from .._spec.static import CONSTANTS, referents, same
 from .._spec.static import freeze as freeze_static
 from .._spec.tree import combine, resplit, split
@@ -197,7 +198,7 @@ class FrozenFunction(JitFunction[P, T]):
             return f"load({label}, saved for {saved_for})"
         return f"freeze({label}, {self.constant_bytes:,} bytes compiled in)"
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
             f"{self!r} can't be pickled: use its `save`, or pickle what it was made of."
         )
@@ -300,10 +301,11 @@ def freeze(
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
     _check_signature(fun, args, kwargs)
     remaining = _Partial(fun, *args, **kwargs)
+    take = functools.partial(_snapshot, remaining)
     try:
-        spec, leaves, statics = split(_snapshot(remaining))
+        spec, leaves, statics = split(take())
     except Exception as error:
-        raise_for_arguments(error, [("fun", fun), ("args", args), ("kwargs", kwargs)])
+        raise_for_arguments(error, take, [("fun", fun), ("args", args), ("kwargs", kwargs)])
         raise
     spec, passed, statics = resplit(
         spec,
@@ -346,12 +348,9 @@ def _copy_static(value: Any) -> Any:
     frozen = freeze_static(value)
     # What compares by identity is no other object in the copy.
     memo = {id(referent): referent for referent in referents(frozen)}
-    try:
-        copied = copy.deepcopy(value, memo)
-        return copied if same(copied, frozen) else value
-    except Exception:
-        # An object of the user's that can't be copied.
-        return value
+    # An object of the user's may be one that can't be copied.
+    copied = unless_it_raises(lambda: copy.deepcopy(value, {**memo}), value)
+    return copied if unless_it_raises(lambda: same(copied, frozen), False) else value
 
 
 def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_wi
 from .._code.call_site import CallSite
 from .._code.text import counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
+from .._interruptions import unless_it_raises
 from .._spec.static import CONSTANTS, Opaque, compared_fields, freeze
 from .._spec.tree import is_array
 from .array_part import ArrayPart, array_part
@@ -130,14 +131,15 @@ def describe(call: Any) -> Description:
 
     The description; `UNKNOWN` for trees that are too large, or whose nodes can't be read.
     """
-    try:
+
+    def read() -> Description:
         named = call.function.signature.named(call.args, call.kwargs)
         if call.function.varies:
             named.append(("fun", call.function.combine(call.fun_arrays)))
         return _description_of(named, call.is_staged)
-    except Exception:
-        # A node of the user's that can't be flattened, or an array of another library's.
-        return UNKNOWN
+
+    # A node of the user's that can't be flattened, or an array of another library's.
+    return unless_it_raises(read, UNKNOWN)
 
 
 def _description_of(named: list[tuple[str, Any]], is_staged: bool) -> Description:
@@ -307,13 +309,13 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
         if fields is not None:
             children: _Children = [(f".{name}", getattr(value, name), True) for name in fields]
             return _part_of_class(kind), children
-    try:
+
+    def key_of() -> Hashable:
         key = lasting(freeze(value))
-        if kind.__eq__ is object.__eq__:
-            key = (weakref.ref(kind), key)
-    except Exception:
-        # A metaclass of the user's.
-        key = id(value)
+        return (weakref.ref(kind), key) if kind.__eq__ is object.__eq__ else key
+
+    # A metaclass of the user's.
+    key = unless_it_raises(key_of, id(value))
     part = StaticPart(
         _text_or_class(value),
         key,
@@ -329,11 +331,8 @@ def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
 
 def is_iterator(kind: type) -> bool:
     """Return whether a class is one of iterators, without asking its values."""
-    try:
-        return issubclass(kind, Iterator)
-    except Exception:
-        # A metaclass of the user's.
-        return False
+    # A metaclass of the user's.
+    return unless_it_raises(lambda: issubclass(kind, Iterator), False)
 
 
 def lasting(key: Hashable) -> Hashable:
@@ -355,10 +354,7 @@ def lasting(key: Hashable) -> Hashable:
 
 def _content(value: Any) -> Hashable:
     """Return what tells an unhashable object from others of its class, as far as possible."""
-    try:
-        return lasting(freeze(vars(value)))
-    except Exception:
-        return None
+    return unless_it_raises(lambda: lasting(freeze(vars(value))), None)
 
 
 def _text_or_class(value: Any) -> str | PlacedText:
@@ -380,18 +376,13 @@ def _text(value: Any) -> str | PlacedText:
         return _placed("partial of ", _text(value.func), given)
     if isinstance(value, types.MethodType):
         return _placed(f"method {value.__qualname__} of ", _text(value.__self__))
-    try:
-        # What `jax.jit` and the like make has a name, too.
-        if callable(value) and "<" not in value.__qualname__:
-            return value.__qualname__
-    except Exception:
-        pass
-    try:
-        wrapped = inspect.unwrap(value)
-        if isinstance(wrapped, types.FunctionType):
-            return _placed(f"{type(value).__name__} of ", _text(wrapped))
-    except Exception:
-        pass
+    # What `jax.jit` and the like make has a name, too.
+    name = unless_it_raises(lambda: value.__qualname__ if callable(value) else "<", "<")
+    if isinstance(name, str) and "<" not in name:
+        return name
+    wrapped = unless_it_raises(lambda: inspect.unwrap(value), None)
+    if isinstance(wrapped, types.FunctionType):
+        return _placed(f"{type(value).__name__} of ", _text(wrapped))
     if type(value).__repr__ is object.__repr__:
         return f"{type(value).__name__} object"
     return short(value)
@@ -411,10 +402,7 @@ def made_at(value: Any) -> CallSite | None:
         return made_at(value.func)
     if isinstance(value, types.MethodType):
         return made_at(value.__func__)
-    try:
-        wrapped = inspect.unwrap(value) if callable(value) else None
-    except Exception:
-        return None
+    wrapped = unless_it_raises(lambda: inspect.unwrap(value) if callable(value) else None, None)
     return _code_of(wrapped) if isinstance(wrapped, types.FunctionType) else None
 
 

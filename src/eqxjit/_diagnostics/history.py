@@ -14,7 +14,8 @@ from .._core.counter import TraceHook
 from .._core.entry import Entry
 from .._core.events import LOWERING, TRACING, observers
 from .._core.staging import currently_jitting
-from .._lock import Lock, alive
+from .._interruptions import unless_it_raises
+from .._lock import Lock, Weak
 from .._spec.tree import children, has_tracers
 from .description import UNKNOWN, Description, describe, summary
 from .differences import (
@@ -65,17 +66,17 @@ class Definition:
         As far as these were looked at; empty where it can't be told.
         """
         if self._key is None:
-            try:
-                # Decorators have one code for all that they decorate.
-                fun: Any = inspect.unwrap(self._fun())  # type: ignore[arg-type]
-                code = fun.__code__
-                captured = [cell.cell_contents for cell in fun.__closure__ or ()]
-                where = (code.co_filename, code.co_firstlineno, code.co_qualname)
-                # Two lambdas on one line may differ in a constant alone.
-                self._key = (*where, hash(code), *outline(captured))
-            except Exception:
-                self._key = ()
+            self._key = unless_it_raises(self._read_key, ())
         return self._key
+
+    def _read_key(self) -> tuple[Hashable, ...]:
+        # Decorators have one code for all that they decorate.
+        fun: Any = inspect.unwrap(self._fun())  # type: ignore[arg-type]
+        code = fun.__code__
+        captured = [cell.cell_contents for cell in fun.__closure__ or ()]
+        where = (code.co_filename, code.co_firstlineno, code.co_qualname)
+        # Two lambdas on one line may differ in a constant alone.
+        return (*where, hash(code), *outline(captured))
 
 
 class History(TraceHook):
@@ -91,7 +92,7 @@ class History(TraceHook):
         self._definition = None if home is None else Definition(home, number)
         self._lock = Lock()
         #: Those under way. An interrupt may keep one from its end, but not alive.
-        self._begun: weakref.WeakSet[Trace] = weakref.WeakSet()
+        self._begun: Weak[Trace] = Weak()
         #: The entries that they were made for.
         self._entries: weakref.WeakKeyDictionary[Trace, weakref.ref[Entry]] = (
             weakref.WeakKeyDictionary()
@@ -179,7 +180,7 @@ class History(TraceHook):
     def complete(self, record: Trace, call: Any, jaxpr: Any) -> None:
         """Measure a trace, and notify observers and the log."""
         measure(record, call, jaxpr)
-        for observer in alive(observers):
+        for observer in observers.alive():
             observer.traced(record)
         log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
@@ -223,7 +224,7 @@ class History(TraceHook):
             return far + len(configuration_differences(earlier.configuration, trace.configuration))
 
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
-        begun = sorted(alive(self._begun), key=lambda earlier: earlier.number)
+        begun = sorted(self._begun.alive(), key=lambda earlier: earlier.number)
         latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
         return min(latest, key=how_far, default=None)
 
@@ -245,7 +246,7 @@ class History(TraceHook):
 
 def _cause(trace: Trace) -> str | None:
     """Return the category of the first difference."""
-    return next((difference.category for difference in trace.differences), None)
+    return trace.differences[0].category if trace.differences else None
 
 
 def _first_difference(entry: Entry | None, call: Any) -> str:
@@ -266,7 +267,7 @@ def _first_difference(entry: Entry | None, call: Any) -> str:
                 return found
         return path
 
-    try:
+    def find() -> str:
         names = [*call.function.signature.path_names(len(call.args)), *sorted(call.kwargs)]
         values = [*call.args, *[call.kwargs[name] for name in sorted(call.kwargs)]]
         old = [*entry.spec[3][3:], *entry.spec[4][3:]]
@@ -275,9 +276,9 @@ def _first_difference(entry: Entry | None, call: Any) -> str:
             return ""
         found = map(walk, old, new, values, names)
         return next(filter(None, found), "")
-    except Exception:
-        # Say, a node of the user's that can't be flattened again.
-        return ""
+
+    # Say, a node of the user's that can't be flattened again.
+    return unless_it_raises(find, "")
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:

@@ -10,6 +10,7 @@ from .._code.call_site import location
 from .._code.files import LIBRARY_FILES, is_users
 from .._compat import source_line
 from .._core.events import observers
+from .._interruptions import unless_it_raises
 from .._spec.tree import has_tracers
 from .trace import Trace
 
@@ -67,12 +68,11 @@ def _with_nested(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
 def measure(trace: Trace, call: Any, jaxpr: Any) -> None:
     """Fill in the size of a trace made in a call; `jaxpr` is what JAX lowered, if it did."""
     jitted, arrays = call.entry.jitted, call.flat
-    try:
-        # What became part of an outer program is measured there; and asking takes its time.
-        if jaxpr is None and (observers or not has_tracers(arrays)):
-            jaxpr = jitted.trace(*arrays).jaxpr
-        if jaxpr is not None:
-            trace.equations, trace.busiest_line = size_of(jaxpr)
-    except Exception:
-        # No `trace` (`EQX_ON_ERROR=breakpoint`).
-        pass
+    # What became part of an outer program is measured there; and asking takes its time.
+    if jaxpr is None and (observers or not has_tracers(arrays)):
+        # No `trace` under `EQX_ON_ERROR=breakpoint`.
+        jaxpr = unless_it_raises(lambda: jitted.trace(*arrays).jaxpr, None)
+    if jaxpr is not None:
+        found = unless_it_raises(lambda: size_of(jaxpr), None)
+        if found is not None:
+            trace.equations, trace.busiest_line = found

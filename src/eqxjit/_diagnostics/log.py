@@ -2,10 +2,10 @@
 
 import logging
 import os
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .._lock import Weak
 from .trace import Trace
 
 _logger = logging.getLogger("eqxjit")
@@ -18,7 +18,7 @@ class _Request:
     """A request for the log, as long as it lives: that of a `with` dies with it."""
 
 
-_requests: weakref.WeakSet[_Request] = weakref.WeakSet()
+_requests: Weak[_Request] = Weak()
 
 
 @contextmanager

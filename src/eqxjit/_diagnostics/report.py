@@ -444,10 +444,12 @@ def recording(report: CompileReport, *others: Any) -> Iterator[None]:
     # They die with this `with`, even if it is interrupted; a report is read afterwards.
     watching = [_Recorder(report), *others]
     try:
-        observers.update(watching)
+        for observer in watching:
+            observers.add(observer)
         yield
     finally:
-        observers.difference_update(watching)
+        for observer in watching:
+            observers.discard(observer)
 
 
 def _notebook_display() -> Any:

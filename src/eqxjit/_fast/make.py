@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._compat import ArrayImpl, flatten_one_level, native_back_end, unflatten_node
+from .._interruptions import raise_if_interruption
 from .._spec.static import Opaque, same
 from .._spec.tree import ARRAY, DICT
 from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL
@@ -44,6 +45,8 @@ class PythonFast:
     def __init__(self, entry: Any, written: FastSource):
         self.entry = entry
         self.hits_before = 0
+        #: Its source compares what programs read.
+        self.is_stale = False
         self.written = written
         #: Its `next` counts a hit: in C, hence without a lock, and faster than an addition.
         self._counter: Iterator[None] = itertools.repeat(None, sys.maxsize)
@@ -101,9 +104,17 @@ def fast_path(
     if _native is not None:
         fast = native_fast(call, entry.jitted)
     else:
+
+        def make() -> PythonFast:
+            written = write(call.function.signature, call.spec, entry, helpers)
+            return PythonFast(entry, written)
+
         try:
-            fast = PythonFast(entry, write(call.function.signature, call.spec, entry, helpers))
-        except (TooLarge, RecursionError, MemoryError):
+            fast = make()
+        except TooLarge:
+            return None
+        except (RecursionError, MemoryError) as error:
+            raise_if_interruption(error, make)
             return None
     return fast if does_the_same(fast, call, output, result) else None
 

@@ -32,7 +32,7 @@ Invariants:
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
    what was built before may still be there. */
-#define INTERFACE 21
+#define INTERFACE 22
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -736,6 +736,7 @@ typedef struct {
     PyObject *uses;          /* bytes: whether a program reads each array */
     Py_ssize_t n_arrays, n_first, n_fun, n_statics;
     long long hits, hits_before;
+    char is_stale; /* whether a later program reads arrays that aren't copied */
 } Fast;
 
 /* How many static objects a walk keeps; -1 with an exception. */
@@ -961,6 +962,7 @@ static PyMethodDef fast_methods[] = {
 static PyMemberDef fast_members[] = {
     {"entry", T_OBJECT, offsetof(Fast, entry), READONLY, NULL},
     {"hits", T_LONGLONG, offsetof(Fast, hits), READONLY, NULL},
+    {"is_stale", T_BOOL, offsetof(Fast, is_stale), 0, NULL},
     {"hits_before", T_LONGLONG, offsetof(Fast, hits_before), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot fast_slots[] = {
@@ -1031,7 +1033,7 @@ static PyObject *call_fast(Dispatcher *self, Fast *fast, Attempt *attempt, PyObj
         .entry = fast->entry, .caller = self->caller, .args = args, .n_args = n, .kwnames = kwnames};
     PyObject *output = call_in_flight(fast->jitted, attempt->walk.arrays, attempt->walk.n_arrays, &call);
     /* What is pending is waited for when it is settled. */
-    if (output != NULL && !flags->pending && (flags->blocks || attempt->walk.waits)) {
+    if (output != NULL && !flags->pending && (flags->blocks || attempt->walk.waits || fast->is_stale)) {
         PyObject *done = PyObject_CallOneArg(state->wait_for, output);
         if (done == NULL) Py_CLEAR(output);
         Py_XDECREF(done);

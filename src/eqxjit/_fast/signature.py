@@ -13,6 +13,7 @@ from .._code.location import location_of
 from .._code.names import Constants, can_be_written
 from .._code.source import define
 from .._code.tracebacks import trim
+from .._interruptions import raise_if_interruption
 
 POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
 POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -53,8 +54,9 @@ class Signature:
     def __init__(self, fun: Callable[..., Any], name: str, qualname: str):
         try:
             signature = inspect.signature(fun)
-        except ValueError:
+        except ValueError as error:
             # Builtins such as `max` don't tell their signature.
+            raise_if_interruption(error, lambda: inspect.signature(fun))
             signature = _ANYTHING
         if not all(map(can_be_written, signature.parameters)):
             signature = _ANYTHING

@@ -142,6 +142,10 @@ class _Writer:
         forwarded = self._forwarded()
         jitted, hits = names.variable("jitted"), names.variable("hits")
         entry_name = names.constant("entry", entry)
+        waits = f"{entry_name}.blocks or {self.large}"
+        if entry.uses is not None and not all(entry.uses):
+            # Another thread may trace a program that reads what isn't copied here.
+            waits += f" or {entry_name}.uses is not {names.constant('uses', entry.uses)}"
         array, matches = names.variable("arrays"), names.variable("matches")
         body = [
             "try:",
@@ -153,7 +157,7 @@ class _Writer:
             f"    return {otherwise}({self.signature.forwarded()})",
             "try:",
             *indented(wrapped(f"{array} = {jitted}(", passed, ")")),
-            f"    if ({entry_name}.blocks or {self.large}) and not {entry_name}.pending:",
+            f"    if ({waits}) and not {entry_name}.pending:",
             f"        {self.helper['wait_for']}({array})",
             f"except {names.named(BaseException)} as {error}:",
             f"    {self.caller}.failed_fast({error}, {entry_name}, {forwarded})",

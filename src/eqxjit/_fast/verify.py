@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .._interruptions import raise_if_interruption
 from .._spec.tree import split
 
 
@@ -38,14 +39,10 @@ def does_the_same(fast: Any, call: Any, output: Any, result: Any) -> bool:
     except _NoMatch:
         # What ran has changed the arguments.
         return False
-    except Exception:
-        try:
-            split((call.args, call.kwargs))
-        except Exception:
-            # The user's flatten or `hash`, after what ran has changed the arguments.
-            return False
-        # Else a signal handler or another thread raised it.
-        raise
+    except Exception as error:
+        # The user's flatten or `hash`, after what ran has changed the arguments.
+        raise_if_interruption(error, lambda: split((call.args, call.kwargs)))
+        return False
     if made is None and result is not None:
         return False
     flat = call.flat

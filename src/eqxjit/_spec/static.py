@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from .._compat import ArrayImpl, fields_of, native_back_end
+from .._interruptions import raise_if_interruption
 
 #: Static containers with more parts than these are compared as in Equinox: the very object is taken
 #: to be unchanged, another one is asked by `==`. A warm call looks at each part.
@@ -200,13 +201,9 @@ def _hash_of(value: Any) -> int | None:
     try:
         return hash(value)
     except Exception as error:
-        try:
-            hash(value)
-        except Exception:
-            # A `__hash__` of the user's that refuses.
-            return None
-        # It doesn't raise again, so that a signal handler or another thread did.
-        raise error
+        # A `__hash__` of the user's that refuses.
+        raise_if_interruption(error, lambda: hash(value))
+        return None
 
 
 # --- What is read of an object: how, the names of fields, and the parts ---------------------------

@@ -26,6 +26,7 @@ from jax.tree_util import default_registry, keystr
 
 from .._code.text import short
 from .._compat import ArrayImpl, fields_of, native_back_end, unflatten_node
+from .._interruptions import unless_it_raises
 from .static import CONSTANTS, THEMSELVES, Identity, freeze
 
 
@@ -165,12 +166,10 @@ def _named_tuple_aux(kind: type) -> bool | None:
 
 def _is_registered(kind: type) -> bool:
     # JAX's rule for named tuples is the class alone; a registered class has other metadata.
-    try:
-        _, metadata = _flatten_one_level(tuple.__new__(kind, ()))  # type: ignore[misc]
-    except Exception:
-        # The user's flatten, which misses the items.
-        return True
-    return metadata is not kind
+    # The user's flatten may raise, as it misses the items.
+    empty = tuple.__new__(kind, ())
+    flat: Any = unless_it_raises(lambda: _flatten_one_level(empty), (None, None))
+    return flat[1] is not kind
 
 
 def _is_standard(kind: type) -> bool:
@@ -449,13 +448,18 @@ def _named(cls: Any, n: int) -> list[str]:
 
 
 def _children_of_node(value: Any, n: int) -> tuple[list[str], list[Any]]:
-    try:
+
+    def read() -> tuple[list[str], list[Any]]:
         keyed = [*default_registry.flatten_one_level_with_keys(value)[0]]  # type: ignore[index]
-        names, values = [keystr((key,)) for key, _ in keyed], [child for _, child in keyed]
-    except Exception:
-        # A class that was registered without keys, or a `repr` of the user's that raises.
+        return [keystr((key,)) for key, _ in keyed], [child for _, child in keyed]
+
+    # A class that was registered without keys, or a `repr` of the user's that raises.
+    found = unless_it_raises(read, None)
+    if found is None:
         values = [*_flatten_one_level(value)[0]]  # type: ignore[index]
         names = [f"[{i}]" for i in range(len(values))]
+    else:
+        names, values = found
     if len(values) != n:
         raise ValueError("a node changed while it was read")
     return names, values

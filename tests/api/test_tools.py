@@ -1,0 +1,68 @@
+"""What tools read of functions they read of jitted ones."""
+
+import inspect
+import pydoc
+import typing
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+
+X = jnp.ones(())
+
+
+class Shape(eqx.Module):
+    side: jax.Array
+
+    @eqxjit.filter_jit
+    def area(self, scale: "float" = 1.0) -> "jax.Array":
+        """The area."""
+        return self.side**2 * scale
+
+
+def plain(x: "Shape", n: int = 2) -> "Shape":
+    return x
+
+
+@pytest.mark.parametrize(
+    "name", ["__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"]
+)
+def test_attributes_of_python_functions(name):
+    assert getattr(eqxjit.filter_jit(plain), name) is getattr(plain, name)
+    with pytest.raises(AttributeError):
+        getattr(eqxjit.filter_jit(eqx.nn.Identity()), name)
+    with pytest.raises(AttributeError):
+        getattr(eqxjit.filter_jit(max), name)
+
+
+def test_a_bound_function():
+    shape = Shape(X)
+    bound, fun = shape.area, Shape.area.__wrapped__
+    assert (bound.__name__, bound.__qualname__, bound.__doc__) == (
+        "area",
+        "Shape.area",
+        "The area.",
+    )
+    assert bound.__self__ is shape
+    assert bound.__func__ is Shape.area
+    assert bound.__globals__ is globals()
+    assert bound.__code__ is fun.__code__
+    assert typing.get_type_hints(bound) == {"scale": float, "return": jax.Array}
+    assert typing.get_type_hints(eqxjit.filter_jit(plain))["x"] is Shape
+    assert [*inspect.signature(bound).parameters] == ["scale"]
+    assert inspect.getdoc(bound) == "The area."
+    assert "The area." in pydoc.plain(pydoc.render_doc(bound))
+    assert type(bound).__doc__.startswith("A wrapped method")
+
+
+def test_what_cannot_be_hashed_says_what_helps():
+    shape = Shape(X)
+    for fun in (shape.area, eqxjit.filter_jit(eqx.Partial(plain, X))):
+        with pytest.raises(TypeError, match="pass a lambda that calls it"):
+            hash(fun)
+    with pytest.raises(TypeError, match="pass a lambda that calls it"):
+        jax.lax.switch(0, [shape.area, shape.area])
+    assert jax.lax.switch(0, [lambda: shape.area(), lambda: shape.area()]) == 1

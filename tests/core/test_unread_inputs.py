@@ -1,0 +1,71 @@
+"""Inputs that one program of an entry doesn't read, and a later one does: none is read too late."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+from tests.support.inside import entries
+
+SIDE = 300
+
+
+def reads_if_large(x, buffers):
+    """A program for one element doesn't read the buffers, one for more reads them late."""
+    if x.shape[0] == 1:
+        return x
+    product = jnp.ones((SIDE, SIDE)) * x[0]
+    for _ in range(8):
+        product = jnp.tanh(product @ product)
+    scale = jnp.exp(jnp.min(product) * 0)
+    return jnp.stack([jnp.sum(buffer) * scale for buffer in buffers])
+
+
+@pytest.mark.parametrize("donate", ["none", "warn", "warn-except-first"])
+@pytest.mark.parametrize("size", [100, 10_000, SIDE * SIDE])
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_a_later_program_reads_more(size, donate):
+    f = eqxjit.filter_jit(reads_if_large, donate=donate)
+    f.clear_cache()
+    buffers = [np.ones(size, np.float32), np.ones(size, np.float32)]
+    for n in (1, 1, 1, 1, 2, 2, 2, 1, 3, 2, 1):
+        for i, buffer in enumerate(buffers):
+            buffer[...] = n + i
+        out = f(jnp.ones(n), buffers)
+        # No program has written into them either.
+        assert [buffer[0] for buffer in buffers] == [n, n + 1]
+        for buffer in buffers:
+            buffer[...] = -1
+        expected = [1.0] if n == 1 else [n * size, (n + 1) * size]
+        np.testing.assert_allclose(out, expected, rtol=1e-3)
+    (entry,) = entries(f)
+    assert entry.uses == b"\1\1\1"
+
+
+def test_another_thread_traces_meanwhile():
+    """A call that took its arrays before waits if what is read has changed when it returns."""
+    f = eqxjit.filter_jit(reads_if_large)
+    f.clear_cache()
+    buffers = [np.ones(SIDE * SIDE, np.float32)]
+    for _ in range(4):
+        f(jnp.ones(1), buffers)
+    waited = []
+    (entry,) = entries(f)
+
+    def call(i):
+        own = [np.full(SIDE * SIDE, i, np.float32)]
+        out = f(jnp.ones(2), own)
+        own[0][...] = -1
+        waited.append(float(out[0]) == pytest.approx(i * SIDE * SIDE, rel=1e-3))
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert waited == [True] * 8
+    assert entry.uses == b"\1\1"
+    assert jax.tree.leaves(f(jnp.ones(1), buffers))[0].shape == (1,)
