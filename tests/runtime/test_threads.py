@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 
 import equinox as eqx
 import jax
@@ -20,7 +19,7 @@ import pytest
 
 import eqxjit
 from eqxjit._core import function
-from eqxjit._lock import alive
+from eqxjit._lock import Weak
 from tests.support import inside
 from tests.support.models import Scaled
 from tests.support.sides import CALLS, both
@@ -486,14 +485,17 @@ def test_warm_calls_change_no_global_state_as_another_thread_sees_it(donate):
 
 
 def test_what_is_alive_is_found_while_others_are_added():
-    class Racing(weakref.WeakSet):
-        raced = False
+    weak, objects = Weak(), [threading.Event() for _ in range(2_000)]
+    first = objects[:10]
+    for each in first:
+        weak.add(each)
 
-        def __iter__(self):
-            if not self.raced:
-                self.raced = True
-                raise RuntimeError("Set changed size during iteration")
-            return super().__iter__()
+    def work(i):
+        if i % 2:
+            for each in objects[i::8]:
+                weak.add(each)
+            return True
+        return all({*map(id, first)} <= {*map(id, weak.alive())} for _ in range(200))
 
-    objects = [threading.Thread() for _ in range(3)]
-    assert {*map(id, alive(Racing(objects)))} == {*map(id, objects)}
+    assert all(race(work, 8))
+    assert len(weak) == len({*map(id, [*first, *(e for i in (1, 3, 5, 7) for e in objects[i::8])])})

@@ -415,6 +415,10 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
         return _hash(self, (self.func, self.args, tuple(self.keywords.items())))
 
 
+# An instance's are its function's, which an empty dict of the class would hide.
+del BoundJitFunction.__annotations__
+
+
 def _flatten(wrapper: JitFunction[..., Any]) -> tuple[tuple[Any, ...], Function]:
     return wrapper._caller.fun_arrays, wrapper._function
 
