@@ -1,7 +1,25 @@
 """Short texts: for values of the user's, whatever their `repr` does, for arrays and for numbers."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def of_user(action: Callable[[], T], fallback: Callable[[], T]) -> T:
+    """Return what an action returns that runs the user's code; the fallback's where that raises.
+
+    What it doesn't raise a second time came from elsewhere, such as a signal handler: it is raised.
+    """
+    try:
+        return action()
+    except Exception as error:
+        try:
+            action()
+        except Exception:
+            # The user's `__repr__`, `__getattr__`, flatten, ...
+            return fallback()
+        raise error
 
 
 def short(value: Any, limit: int = 40) -> str:
@@ -9,12 +27,9 @@ def short(value: Any, limit: int = 40) -> str:
     if type(value) is str and len(value) <= limit - 2 and value.isidentifier():
         # Most keys of dicts.
         return f"'{value}'"
-    try:
-        text = " ".join(repr(value).split())
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        text = f"{type(value).__name__} object"
+    text = of_user(
+        lambda: " ".join(repr(value).split()), lambda: f"{type(value).__name__} object"
+    )
     if not text.isprintable():
         # Source, or a terminal, takes no NUL and no half of a character.
         text = text.encode("unicode_escape").decode("ascii")

@@ -67,12 +67,10 @@ def _with_nested(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
 def measure(trace: Trace, call: Any, jaxpr: Any) -> None:
     """Fill in the size of a trace made in a call; `jaxpr` is what JAX lowered, if it did."""
     jitted, arrays = call.entry.jitted, call.flat
-    try:
-        # What became part of an outer program is measured there; and asking takes its time.
-        if jaxpr is None and (observers or not has_tracers(arrays)):
-            jaxpr = jitted.trace(*arrays).jaxpr
-        if jaxpr is not None:
-            trace.equations, trace.busiest_line = size_of(jaxpr)
-    except Exception:
-        # No `trace` (`EQX_ON_ERROR=breakpoint`).
-        pass
+    # What became part of an outer program is measured there; and asking takes its time.
+    # `EQX_ON_ERROR=breakpoint` jits without a `trace`.
+    asks = (observers or not has_tracers(arrays)) and hasattr(jitted, "trace")
+    if jaxpr is None and asks:
+        jaxpr = jitted.trace(*arrays).jaxpr
+    if jaxpr is not None:
+        trace.equations, trace.busiest_line = size_of(jaxpr)

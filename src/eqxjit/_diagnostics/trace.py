@@ -2,14 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from .._code.call_site import CallSite
 from .._code.html import block, escape, table
 from .description import UNKNOWN, Description, summary
-from .differences import (
-    Difference,
-    listed,
-)
+from .differences import Difference, listed
 
 
 @dataclasses.dataclass
@@ -35,6 +33,13 @@ class Seconds:
         return f"{self.total:.3g} s ({', '.join(parts)})"
 
 
+class _Texts(NamedTuple):
+    """What is left of a description in a copy of a trace."""
+
+    arguments: dict[str, str]
+    summary: str
+
+
 @dataclasses.dataclass(eq=False, repr=False)
 class Trace:
     """One trace of a function.
@@ -54,7 +59,7 @@ class Trace:
     """
 
     function: str
-    description: Description
+    description: Description | _Texts
     configuration: dict[str, str]
     call_site: CallSite
     number: int = 0
@@ -82,12 +87,28 @@ class Trace:
 
         Empty for trees that are too large to be described, and for old traces of large trees.
         """
+        if isinstance(self.description, _Texts):
+            return self.description.arguments
         if self.description == UNKNOWN:
             return {}
         return dict(zip(self.description.paths, map(str, self.description.parts), strict=True))
 
+    @property
+    def summary(self) -> str:
+        """The arguments in a few words."""
+        if isinstance(self.description, _Texts):
+            return self.description.summary
+        return ", ".join(summary(self.description))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the keys by which parts are compared, which refer to classes weakly.
+        return {**vars(self), "description": (dict(self.arguments), self.summary)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, description=_Texts(*state["description"]))
+
     def __repr__(self) -> str:
-        arguments = ", ".join(summary(self.description))
+        arguments = self.summary
         return (
             f"<trace {self.number} of {self.function}({arguments}) at {self.call_site}: "
             f"{self.reason}; {self.seconds}>"
@@ -126,7 +147,7 @@ class TraceList(list[Trace]):
                 "\n".join(listed(trace.differences, with_remedies=True)) or "first trace",
                 trace.call_site,
                 trace.seconds.total,
-                ", ".join(summary(trace.description)),
+                trace.summary,
             )
             for trace in self
         ]
