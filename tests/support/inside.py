@@ -13,7 +13,6 @@ from eqxjit._core import slow as _slow
 from eqxjit._core import table as _table
 from eqxjit._deploy import install as _install
 from eqxjit._deploy import save as _save
-from eqxjit._diagnostics import description as _description
 from eqxjit._diagnostics import history as _history
 from eqxjit._diagnostics import log as _log
 
@@ -115,15 +114,8 @@ def assert_nothing_installed() -> None:
     assert not _install._installations
 
 
-def remember_few_parts(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
-    """Drop the descriptions of older traces, where all have more parts than that."""
-    monkeypatch.setattr(_history, "_MAX_PARTS", many)
-
-
 def count_descriptions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """List the calls that are described from here on."""
-    described, original = [], _description._describe
-    monkeypatch.setattr(
-        _description, "_describe", lambda *a: described.append(a) or original(*a)
-    )
+    described, original = [], _history.describe
+    monkeypatch.setattr(_history, "describe", lambda *a: described.append(a) or original(*a))
     return described

@@ -92,6 +92,9 @@ def is_made_by_user(part: StaticPart) -> bool:
 _ONCE = "at module level, outside `__init__` and of the functions that call"
 
 
+_PARTIAL = ", or use `eqx.Partial`, which compares by its parts"
+
+
 def for_remade(change: Change) -> str:
     """Return what to do about one object that equals itself alone."""
     old, new = change.old, change.new
@@ -102,10 +105,7 @@ def for_remade(change: Change) -> str:
     path = change.path.removesuffix(".__wrapped__")
     once = f"make it once, {_ONCE}"
     if new.kind == "partial":
-        return (
-            f"A `functools.partial` equals itself alone: {once}, or use `eqx.Partial`, which "
-            "compares by its parts"
-        )
+        return f"A `functools.partial` equals itself alone: {once}{_PARTIAL * new.has_equal_parts}"
     if not is_made_by_user(new):
         return _make_owner_once(change, path)
     if new.made_at:
@@ -149,13 +149,10 @@ def for_function(place: Place) -> str:
             f"the {place.qualname} in it are constants, and each is traced anew. Use {use}, or "
             f"pass the {place.qualname} as an argument"
         )
-    if not place.is_users and not place.is_partial:
+    if place.is_partial and "<" not in place.qualname:
+        return f"A `functools.partial` equals itself alone: make it once{_PARTIAL}"
+    if not place.is_users:
         return ""
-    if place.is_partial:
-        return (
-            "A `functools.partial` equals itself alone: make it once, or use `eqx.Partial`, which "
-            "compares by its parts. Pass what varies as arrays"
-        )
     return (
         "Define and wrap it once, outside of loops and of the functions that call it, and pass "
         "what varies as arrays"

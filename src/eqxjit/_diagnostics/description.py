@@ -3,9 +3,11 @@
 A description outlives the call: it holds texts, and refers to the user's objects weakly at most.
 """
 
+import collections
 import functools
 import inspect
 import itertools
+import re
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -77,6 +79,7 @@ class StaticPart(NamedTuple):
     - `made_at`: where a callable's code is; None for anything else.
     - `maker`: the function in which a callable is defined; empty for anything else.
     - `equals_itself_alone`: whether it is compared by identity.
+    - `has_equal_parts`: whether it is a partial of a function and of values that all compare.
     - `is_iterator`: whether to look at its elements takes them.
     """
 
@@ -88,6 +91,7 @@ class StaticPart(NamedTuple):
     made_at: CallSite | None = None
     maker: str = ""
     equals_itself_alone: bool = False
+    has_equal_parts: bool = False
     is_iterator: bool = False
 
     def __str__(self) -> str:
@@ -150,17 +154,6 @@ _NONE = NodePart("None", None)
 _Pending = tuple[str, Spec, Any, bool]
 
 
-def describe(call: Any) -> Description:
-    """Describe the arguments of a call, and its function where copies of it may differ.
-
-    **Returns:**
-
-    The description; `UNKNOWN` for trees that are too large, or whose nodes can't be read.
-    """
-    # Nodes are flattened once more, by the user's code.
-    return of_user(lambda: _describe(call), lambda: UNKNOWN)
-
-
 def named_specs(call: Any, spec: Spec) -> list[tuple[str, Spec, Any]]:
     """Return the arguments of a call by their names, each with its part of a spec of all."""
     args, (_, _, keys, *specs) = spec[3][3:], spec[4]
@@ -169,7 +162,13 @@ def named_specs(call: Any, spec: Spec) -> list[tuple[str, Spec, Any]]:
     return [*zip(names, args, call.args, strict=True), *keywords]
 
 
-def _describe(call: Any) -> Description:
+def describe(call: Any) -> Description:
+    """Describe the arguments of a call, and its function where copies of it may differ.
+
+    **Returns:**
+
+    The description; `UNKNOWN` for trees that are too large.
+    """
     named = named_specs(call, call.spec)
     if call.function.varies:
         named.append(("fun", call.function.spec, call.function.combine(call.fun_arrays)))
@@ -237,27 +236,38 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[_Pending]]:
     kind, cls, _, *specs = spec
     if kind != NODE:
         return _part_of_class(cls, len(specs)), children(spec, value)
-    _, metadata = flatten_one_level(value)  # type: ignore[misc]
     name = cls.__name__
+    # The user's flatten, which may refuse.
+    metadata, below = of_user(lambda: _flattened(spec, value), lambda: (None, []))
     if isinstance(metadata, Function):
         # A wrapper of ours, around anybody's function.
         part = NodePart(name, (name, hash(metadata.options.key)), " with other options")
         return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
     if issubclass(cls, dict):
         # JAX sorts the keys of most.
-        factory, keys = metadata if isinstance(metadata, tuple) else (None, metadata)
-        below = [
-            (f"[{short(k)}]", s, value[k], False) for k, s in zip(keys, specs, strict=True)
-        ]
-        detail = _placed(" of ", _text(factory))
-        return NodePart(name, (name, lasting(freeze(factory))), detail), below
+        is_default = issubclass(cls, collections.defaultdict)
+        factory, keys = metadata if is_default else (None, metadata)
+        named = zip(keys, specs, strict=True)
+        part = _part_of_class(cls, len(specs))
+        if is_default:
+            detail = _placed(" of ", _text(factory))
+            part = NodePart(name, (name, lasting(freeze(factory))), detail)
+        return part, [(f"[{short(key)}]", below, value[key], False) for key, below in named]
     detail = f" with metadata {short(metadata)}"
     key = (name, weakref.ref(cls), lasting(freeze(metadata)))
-    below = [
+    return NodePart(name, key, detail, cls.__module__), below
+
+
+def _flattened(spec: tuple[Any, ...], value: Any) -> tuple[Any, list[_Pending]]:
+    """Return a registered node's metadata, and its children."""
+    _, metadata = flatten_one_level(value)  # type: ignore[misc]
+    if isinstance(metadata, Function) or isinstance(value, dict):
+        return metadata, []
+    return metadata, [
+        # As JAX writes them in its own errors.
         (suffix.replace("<flat index ", "").replace(">]", "]"), *rest)
         for suffix, *rest in children(spec, value)
     ]
-    return NodePart(name, key, detail, cls.__module__), below
 
 
 def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = False) -> NodePart:
@@ -330,8 +340,19 @@ def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
         made_at and CallSite(made_at.co_filename, made_at.co_firstlineno),
         made_at.co_qualname.rpartition(".<locals>.")[0] if made_at else "",
         is_alone and not isinstance(value, type),
+        kind is functools.partial and not any(map(_is_local, _parts_of_partial(value))),
         is_iterator(kind),
     )
+
+
+def _parts_of_partial(value: functools.partial[Any]) -> tuple[Any, ...]:
+    return value.func, *value.args, *value.keywords.values()
+
+
+def _is_local(value: Any) -> bool:
+    """Return whether a value equals itself alone, and isn't defined at module level."""
+    is_alone = isinstance(freeze(value), (weakref.ref, Identity))
+    return is_alone and "<" in getattr(value, "__qualname__", "<")
 
 
 def is_iterator(kind: type) -> bool:
@@ -376,8 +397,12 @@ def _text(value: Any) -> str | PlacedText:
         site = CallSite(code.co_filename, code.co_firstlineno)
         return PlacedText(f"`{value.__name__}` at ", site, _holding(_captured(value)))
     if isinstance(value, functools.partial):
-        arguments = f" with {short((*value.args, value.keywords))}"
-        return _placed("partial of ", _text(value.func), arguments)
+        arguments = [
+            *[str(_text(argument)) for argument in value.args],
+            *[f"{name}={_text(argument)}" for name, argument in value.keywords.items()],
+        ]
+        after = f" with {', '.join(arguments)}" if arguments else ""
+        return _placed("partial of ", _text(value.func), after)
     if isinstance(value, types.MethodType):
         return _placed(f"method {value.__qualname__} of ", _text(value.__self__))
     if callable(value):
@@ -390,7 +415,11 @@ def _text(value: Any) -> str | PlacedText:
             return _placed(f"{kind.__name__} of ", _text(wrapped))
     if kind.__repr__ is object.__repr__:
         return f"{kind.__name__} object{_holding(getattr(value, '__dict__', {}).items())}"
-    return short(value)
+    # Where something is in memory tells nothing.
+    return _ADDRESS.sub("", short(value))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def _placed(before: str, text: str | PlacedText, after: str = "") -> str | PlacedText:

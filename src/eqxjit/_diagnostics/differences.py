@@ -100,6 +100,15 @@ def causes(old: Description, new: Description, of_user: bool = True) -> list[lis
     return [*found.values()]
 
 
+def distance(old: Description, new: Description) -> int:
+    """Return how many parts of a description are none of an older one's: those in nodes that differ
+    included.
+    """
+    old_parts = dict(zip(old.paths, old.parts, strict=True))
+    pairs = zip(new.paths, new.parts, strict=True)
+    return sum([old_parts.get(path) != part for path, part in pairs])
+
+
 def _made_by(change: Change) -> Hashable:
     """Return which call made an object anew; None if that can't be told."""
     if not change.is_remade:

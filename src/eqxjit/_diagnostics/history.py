@@ -27,6 +27,7 @@ from .differences import (
     configuration_differences,
     defined_again,
     differences,
+    distance,
     with_apt_remedies,
 )
 from .jaxpr_size import measure
@@ -172,7 +173,9 @@ class History(TraceHook):
             trace.differences = self._defined_again()
             return None
         compared = [self._compared(earlier, trace) for earlier in latest]
-        index = min(range(len(latest)), key=lambda i: sum(map(len, compared[i])))
+        n_least = min(sum(map(len, each)) for each in compared)
+        closest = [i for i, each in enumerate(compared) if sum(map(len, each)) == n_least]
+        index = min(closest, key=lambda i: distance(latest[i].description, trace.description))
         earlier, (found, changed) = latest[index], compared[index]
         trace.configuration = trace.configuration if changed else earlier.configuration
         trace.description = trace.description.sharing(earlier.description)
