@@ -27,9 +27,7 @@ def short(value: Any, limit: int = 40) -> str:
     if type(value) is str and len(value) <= limit - 2 and value.isidentifier():
         # Most keys of dicts.
         return f"'{value}'"
-    text = of_user(
-        lambda: " ".join(repr(value).split()), lambda: f"{type(value).__name__} object"
-    )
+    text = of_user(lambda: " ".join(repr(value).split()), lambda: f"{type(value).__name__} object")
     if not text.isprintable():
         # Source, or a terminal, takes no NUL and no half of a character.
         text = text.encode("unicode_escape").decode("ascii")

@@ -109,7 +109,8 @@ def for_remade(change: Change) -> str:
     if not is_made_by_user(new):
         return _make_owner_once(change, path)
     if new.made_at:
-        return f"It is another object of the same code ({new.made_at}): if it should be the same, {once}"
+        same = f"It is another object of the same code ({new.made_at})"
+        return f"{same}: if it should be the same, {once}"
     if _class_of(old) != _class_of(new):
         return f"A {new.kind} equals itself alone: make it once, and its class"
     return (

@@ -1,4 +1,4 @@
-"""Describes what a call was traced for: each part of its arguments, by its path, read from its spec.
+"""Describes what a call was traced for: each part of its arguments by its path, from its spec.
 
 A description outlives the call: it holds texts, and refers to the user's objects weakly at most.
 """
@@ -10,7 +10,7 @@ import itertools
 import re
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -21,8 +21,8 @@ from .._code.call_site import CallSite
 from .._code.text import array_text, counted, of_user, short
 from .._compat import ArrayImpl, flatten_one_level
 from .._core.function import Function
-from .._spec.static import CONSTANTS, ITEMS, MAX_PARTS, PAIRS, Identity, Opaque, freeze
-from .._spec.tree import ARRAY, MODULE, NODE, Spec, Static, children
+from .._spec.static import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, freeze
+from .._spec.tree import ARRAY, NODE, Spec, Static, children
 
 # Larger trees aren't described.
 _MAX_PARTS = 50_000

@@ -226,7 +226,8 @@ def _of_remade(cause: list[Change]) -> Difference:
     first = cause[0]
     path, node = first.owner or _around_all(cause)
     parts = [
-        f"`{change.path[len(path) :]}`" + (f" is another {change.new}" if _is_by_itself(change) else "")
+        f"`{change.path[len(path) :]}`"
+        + (f" is another {change.new}" if _is_by_itself(change) else "")
         for change in cause
     ]
     text = f"{node}, made anew: {_some(parts, 0)}"

@@ -189,7 +189,9 @@ class History(TraceHook):
         trace.compared_with = None if is_earlier_cleared else earlier.number
         return earlier
 
-    def _compared(self, earlier: Trace, trace: Trace) -> tuple[list[list[Change]], list[Difference]]:
+    def _compared(
+        self, earlier: Trace, trace: Trace
+    ) -> tuple[list[list[Change]], list[Difference]]:
         """Return how two traces differ, in their arguments and in JAX's configuration."""
         found = causes(earlier.description, trace.description, self.place.is_users)
         return found, configuration_differences(earlier.configuration, trace.configuration)
