@@ -865,6 +865,22 @@ def test_a_trace_of_many_constants_is_copied(again):
     assert again(f.traces()[0]).arguments["many[5]"] == "5"
 
 
+def test_traces_of_modules_and_of_the_users_objects_are_pickled():
+    class Local(eqx.Module):
+        w: jax.Array
+
+    f = eqxjit.filter_jit(lambda *tree: X)
+    for n in (1, 2):
+        f(model(size=n), Local(X), lambda x: x, object(), Unique(), Config(1.0), {1: X}, Unique)
+    for again in (pickle.loads(pickle.dumps(f.traces())), copy.deepcopy(f.traces())):
+        assert list(map(repr, again)) == list(map(repr, f.traces()))
+        assert again[1].arguments == f.traces()[1].arguments
+        assert again[1]._repr_html_() == f.traces()[1]._repr_html_()
+    # Of the package, a pickle names what is public.
+    assert b"_diagnostics" not in pickle.dumps(f.traces())
+    assert pickle.loads(pickle.dumps(again))[0].arguments == f.traces()[0].arguments
+
+
 def test_a_trace_that_fails_is_none():
     f = eqxjit.filter_jit(lambda x, fails: 1 / 0 if fails else x)
     for _ in range(CALLS):
@@ -1120,6 +1136,44 @@ def test_the_same_function_wrapped_again_is_not_defined_again():
         f = eqxjit.filter_jit(fun, **options)
         f(jnp.ones(3))
         assert [t.reason for t in f.traces()] == ["first trace"]
+
+
+def test_explanations_are_switched_on_and_off(caplog):
+    f = eqxjit.filter_jit(lambda x, n: x)
+    f(X, 0)
+    n_logged = 0
+
+    def assert_logged(is_logged):
+        nonlocal n_logged
+        n_logged += is_logged
+        f(X, f.cache_info().traces)
+        # Beside that of a storm.
+        assert sum("traced again" in message for message in caplog.messages) == n_logged
+
+    try:
+        eqxjit.explain_retraces()
+        assert_logged(True)
+        with eqxjit.explain_retraces(False):
+            assert_logged(False)
+            with eqxjit.explain_retraces():
+                assert_logged(True)
+            assert_logged(False)
+        assert_logged(True)
+    finally:
+        eqxjit.explain_retraces(False)
+    assert_logged(False)
+    for decorated in (
+        eqxjit.explain_retraces()(assert_logged),
+        eqxjit.explain_retraces(assert_logged),
+    ):
+        assert_logged(False)
+        decorated(True)
+        assert_logged(False)
+    explaining = eqxjit.explain_retraces()
+    for _ in range(2):
+        with explaining:
+            assert_logged(True)
+        assert_logged(False)
 
 
 def test_contexts_may_overlap(caplog):

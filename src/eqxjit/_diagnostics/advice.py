@@ -89,7 +89,7 @@ def is_made_by_user(part: StaticPart) -> bool:
 
 # --- Objects that are made anew -------------------------------------------------------------------
 
-_ONCE = "at module level, outside `__init__` and of the functions that call"
+_ONCE = "once, at module level, outside `__init__`"
 
 
 _PARTIAL = ", or use `eqx.Partial`, which compares by its parts"
@@ -103,7 +103,7 @@ def for_remade(change: Change) -> str:
     if not (change.of_user or is_made_by_user(new)):
         return ""
     path = change.path.removesuffix(".__wrapped__")
-    once = f"make it once, {_ONCE}"
+    once = f"make it {_ONCE}"
     if new.kind == "partial":
         return f"A `functools.partial` equals itself alone: {once}{_PARTIAL * new.has_equal_parts}"
     if not is_made_by_user(new):
@@ -123,7 +123,7 @@ def for_remade_parts(path: str, changes: list[Change]) -> str:
     """Return what to do about objects that one call made, and that `path` holds."""
     parts = [change.new for change in changes]
     if any(isinstance(part, StaticPart) and is_made_by_user(part) for part in parts):
-        return f"If they should be the same, make them, or `{path}`, once, {_ONCE}"
+        return f"If they should be the same, make them, or `{path}`, {_ONCE}"
     return _make_owner_once(changes[0], path) if changes[0].of_user else ""
 
 

@@ -265,8 +265,8 @@ def _flattened(spec: tuple[Any, ...], value: Any) -> tuple[Any, list[_Pending]]:
         return metadata, []
     return metadata, [
         # As JAX writes them in its own errors.
-        (suffix.replace("<flat index ", "").replace(">]", "]"), *rest)
-        for suffix, *rest in children(spec, value)
+        (suffix.replace("<flat index ", "").replace(">]", "]"), child_spec, child, is_field)
+        for suffix, child_spec, child, is_field in children(spec, value)
     ]
 
 
@@ -326,7 +326,7 @@ def _parts_of(frozen: Hashable, value: Any) -> list[_Pending] | None:
 
 
 def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
-    kind = type(value)
+    kind: Any = type(value)
     is_large = type(frozen) is Opaque and isinstance(value, (tuple, list, dict, set, frozenset))
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
     made_at = None if isinstance(value, type) else _unwrapped(value)
@@ -340,7 +340,7 @@ def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
         made_at and CallSite(made_at.co_filename, made_at.co_firstlineno),
         made_at.co_qualname.rpartition(".<locals>.")[0] if made_at else "",
         is_alone and not isinstance(value, type),
-        kind is functools.partial and not any(map(_is_local, _parts_of_partial(value))),
+        isinstance(value, functools.partial) and not any(map(_is_local, _parts_of_partial(value))),
         is_iterator(kind),
     )
 

@@ -160,8 +160,11 @@ def _reordered(old: Description, new: Description, changed: set[str]) -> Iterato
             pairs = enumerate(zip(before, after, strict=True))
             start = next(i for i, (old_label, new_label) in pairs if old_label != new_label)
             part = new.parts[new.paths.index(path)]
-            texts = [f"{part} in the order {_some(labels, start)}" for labels in (before, after)]
-            yield Change(path, *[NodePart(text, None) for text in texts], new, -1, False)
+            was, is_now = [
+                NodePart(f"{part} in the order {_some(labels, start)}", None)
+                for labels in (before, after)
+            ]
+            yield Change(path, was, is_now, new, -1, False)
 
 
 def _some(labels: list[str], start: int) -> str:

@@ -202,7 +202,7 @@ class _Scale:
 
 
 class _Bar(NamedTuple):
-    """A bar of the chart: an interval in seconds, its colour, its text, and a title for a pointer."""
+    """A bar of the chart: an interval in seconds, its colour, its text, and its tooltip."""
 
     start: float
     end: float

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._code.call_site import CallSite
 from .._code.html import block, escape, table
@@ -33,13 +33,6 @@ class Seconds:
         return f"{self.total:.3g} s ({', '.join(parts)})"
 
 
-class _Texts(NamedTuple):
-    """What is left of a description in a copy of a trace."""
-
-    arguments: dict[str, str]
-    summary: str
-
-
 @dataclasses.dataclass(eq=False, repr=False)
 class Trace:
     """One trace of a function.
@@ -59,7 +52,7 @@ class Trace:
     """
 
     function: str
-    description: Description | _Texts
+    description: Description
     configuration: dict[str, str]
     call_site: CallSite
     number: int = 0
@@ -75,6 +68,8 @@ class Trace:
     is_ahead_of_time: bool = False
     #: Why the entry that it made was given up, once it was; shared with the entry.
     invalidation_reasons: list[str] = dataclasses.field(default_factory=list)
+    #: Of a copy: the arguments and their summary.
+    _texts: tuple[dict[str, str], str] | None = None
 
     @property
     def reason(self) -> str:
@@ -87,8 +82,8 @@ class Trace:
 
         Empty for trees that are too large to be described, and for old traces of large trees.
         """
-        if isinstance(self.description, _Texts):
-            return self.description.arguments
+        if self._texts is not None:
+            return self._texts[0]
         if self.description == UNKNOWN:
             return {}
         return dict(zip(self.description.paths, map(str, self.description.parts), strict=True))
@@ -96,21 +91,22 @@ class Trace:
     @property
     def summary(self) -> str:
         """The arguments in a few words."""
-        if isinstance(self.description, _Texts):
-            return self.description.summary
+        if self._texts is not None:
+            return self._texts[1]
         return ", ".join(summary(self.description))
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the keys by which parts are compared, which refer to classes weakly.
-        return {**vars(self), "description": (dict(self.arguments), self.summary)}
+        state = {**vars(self), "_texts": (dict(self.arguments), self.summary)}
+        del state["description"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, description=_Texts(*state["description"]))
+        vars(self).update(state, description=UNKNOWN)
 
     def __repr__(self) -> str:
-        arguments = self.summary
         return (
-            f"<trace {self.number} of {self.function}({arguments}) at {self.call_site}: "
+            f"<trace {self.number} of {self.function}({self.summary}) at {self.call_site}: "
             f"{self.reason}; {self.seconds}>"
         )
 
