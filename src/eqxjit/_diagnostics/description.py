@@ -80,7 +80,7 @@ class StaticPart(NamedTuple):
     - `maker`: the function in which a callable is defined; empty for anything else.
     - `equals_itself_alone`: whether it is compared by identity.
     - `has_equal_parts`: whether it is a partial of a function and of values that all compare.
-    - `is_iterator`: whether to look at its elements takes them.
+    - `is_iterator`: whether to look at its elements takes them, or those of a partial's part.
     """
 
     text: str | PlacedText
@@ -307,13 +307,14 @@ def _constant(value: Any, is_field: bool) -> StaticPart:
 
 def _parts_of(frozen: Hashable, value: Any) -> list[_Pending] | None:
     """Return the parts of a static container or dataclass, by its stand-in; None for a leaf."""
+    # Not `strict`: another thread may have changed a list since.
     if type(frozen) is not tuple:
         return None
     reader, kind, names, *parts = frozen
     if reader == ITEMS:
         fields = getattr(kind, "_fields", None)
         suffixes = map(".{}".format if fields else "[{}]".format, fields or range(len(parts)))
-        named = [*zip(suffixes, value, strict=True)]
+        named = [*zip(suffixes, value, strict=False)]
     elif names is not None and not issubclass(kind, slice):
         named = [(f".{name}", getattr(value, name)) for name in names]
     elif reader == PAIRS or issubclass(kind, dict):
@@ -322,26 +323,27 @@ def _parts_of(frozen: Hashable, value: Any) -> list[_Pending] | None:
         parts = parts[len(parts) // 2 :]
     else:
         return None
-    return [(name, Static(p), child, True) for (name, child), p in zip(named, parts, strict=True)]
+    return [(name, Static(p), child, True) for (name, child), p in zip(named, parts, strict=False)]
 
 
 def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     kind: Any = type(value)
-    is_large = type(frozen) is Opaque and isinstance(value, (tuple, list, dict, set, frozenset))
+    name: str = kind.__name__
+    is_large = type(frozen) is Opaque and issubclass(kind, (tuple, list, dict, set, frozenset))
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
     made_at = None if isinstance(value, type) else _unwrapped(value)
     key = (weakref.ref(kind), id(value) if is_large else lasting(frozen))
     return StaticPart(
-        f"{kind.__name__} of {len(value)}" if is_large else _text_or_class(value),
+        f"{name} of {len(value)}" if is_large else _text_or_class(value),
         key,
-        kind.__name__,
+        name,
         is_field,
         (value if isinstance(value, types.FunctionType) else kind).__module__ or "",
         made_at and CallSite(made_at.co_filename, made_at.co_firstlineno),
         made_at.co_qualname.rpartition(".<locals>.")[0] if made_at else "",
         is_alone and not isinstance(value, type),
         isinstance(value, functools.partial) and not any(map(_is_local, _parts_of_partial(value))),
-        is_iterator(kind),
+        holds_iterator(value),
     )
 
 
@@ -355,13 +357,20 @@ def _is_local(value: Any) -> bool:
     return is_alone and "<" in getattr(value, "__qualname__", "<")
 
 
-def is_iterator(kind: type) -> bool:
-    """Return whether a class is one of iterators, without asking its values."""
+def holds_iterator(value: Any) -> bool:
+    """Return whether a static value, or a part of a partial, is an iterator."""
     # By what `collections.abc.Iterator` looks for, which no metaclass has a say in.
-    return all(any(name in vars(base) for base in kind.__mro__) for name in _OF_ITERATORS)
+    parts = [value]
+    if isinstance(value, functools.partial):
+        parts += _parts_of_partial(value)
+    return any(all(_defines(type(part), name) for name in _OF_ITERATORS) for part in parts)
 
 
 _OF_ITERATORS = ("__iter__", "__next__")
+
+
+def _defines(kind: type, name: str) -> bool:
+    return any(name in vars(base) for base in kind.__mro__)
 
 
 def lasting(key: Hashable) -> Hashable:
