@@ -362,6 +362,26 @@ KINDS = {
         "use `eqx.Partial`",
         lambda i: Holder(eqxjit.filter_jit(eqx.Partial(jnp.dot, 2.0))),
     ),
+    "partial that Equinox jits, in a field": (
+        lambda i: Holder(eqx.filter_jit(functools.partial(jnp.dot, 2.0))),
+        "use `eqx.Partial`",
+        lambda i: Holder(eqx.filter_jit(eqx.Partial(jnp.dot, 2.0))),
+    ),
+    "lambda in JAX's partial": (
+        lambda i: jax.tree_util.Partial(lambda x: x),
+        "make it once",
+        lambda i: JAX_PARTIAL,
+    ),
+    "transformed Module": (
+        lambda i: {"f": jax.vmap(LINEAR)},
+        "Use `eqx.filter_vmap`",
+        lambda i: {"f": eqx.filter_vmap(LINEAR)},
+    ),
+    "transformed method": (
+        lambda i: {"f": jax.vmap(LINEAR.__call__)},
+        "pass the Linear as an argument",
+        lambda i: {"f": LINEAR},
+    ),
     "jitted lambda in a field": (
         lambda i: Holder(eqxjit.filter_jit(lambda x: x)),
         "make it once",
@@ -369,6 +389,7 @@ KINDS = {
     ),
     "object of a library": (lambda i: object(), "make `x` once", lambda i: X),
 }
+JAX_PARTIAL = jax.tree_util.Partial(lambda x: x)
 OWN_OPTIMIZER = own_optimizer()
 JITTED = eqxjit.filter_jit(lambda x: x)
 

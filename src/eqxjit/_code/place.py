@@ -5,6 +5,8 @@ import inspect
 import types
 from typing import Any, NamedTuple
 
+import equinox as eqx
+
 from .call_site import CallSite
 from .files import JAX_FILES, LIBRARY_FILES, OUR_FILES, is_users, is_users_module
 from .text import of_user
@@ -19,7 +21,7 @@ class Place(NamedTuple):
     - `code_hash`: tells functions apart whose lines have one name, as in a session, and those that
         wrap other functions.
     - `is_partial`: whether it is called through a `functools.partial`.
-    - `transformation`: JAX's, around what is called; empty if there is none.
+    - `transformation`: JAX's, if what is called is one of a Module; else empty.
     - `is_loaded`: whether it is read from a file, by code of a library: its line says nothing.
     """
 
@@ -42,9 +44,9 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
     # Decorators have one code for all that they decorate.
     below = None if home is None else of_user(lambda: inspect.unwrap(home), lambda: None)
     is_partial = type(fun) is functools.partial
-    if not isinstance(below, types.FunctionType):
-        kind = type(fun if below is None else below)
-        transformation = "" if home is None else _transformation(home)
+    transformation, module = ("", None) if home is None else transformation_of(home)
+    if transformation or not isinstance(below, types.FunctionType):
+        kind = type(fun if module is None else module)
         return Place(kind.__module__, kind.__qualname__, None, 0, is_partial, transformation)
     code = below.__code__
     site = CallSite(code.co_filename, code.co_firstlineno)
@@ -63,10 +65,17 @@ def _captured(fun: types.FunctionType) -> list[types.FunctionType]:
     return [value for value in values if isinstance(value, types.FunctionType)]
 
 
-def _transformation(fun: types.FunctionType) -> str:
-    """Return the name of JAX's transformation that made a function; empty if none did."""
+def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:
+    """Return the name of JAX's transformation of a Module, and that; empty and None for others."""
+    # Or of a method of the Module, or of another transformation.
+    module = of_user(lambda: inspect.unwrap(fun), lambda: None)
+    below = getattr(fun, "__wrapped__", None)
+    if isinstance(below, types.MethodType):
+        module = below.__self__
+    if not isinstance(module, eqx.Module):
+        return "", None
     for function in (fun, *_captured(fun)):
         name, _, rest = function.__code__.co_qualname.partition(".")
         if rest and name != "api_boundary" and function.__code__.co_filename.startswith(JAX_FILES):
-            return name
-    return ""
+            return name, module
+    return "", None

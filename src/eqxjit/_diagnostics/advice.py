@@ -106,6 +106,8 @@ def for_remade(change: Change) -> str:
     once = f"make it {_ONCE}"
     if new.kind == "partial":
         return f"A `functools.partial` equals itself alone: {once}{_PARTIAL * new.has_equal_parts}"
+    if new.transformed:
+        return _filtered(new.maker, new.transformed)
     if not is_made_by_user(new):
         return _make_owner_once(change, path)
     if new.made_at:
@@ -140,16 +142,19 @@ def _class_of(part: StaticPart) -> object:
     return part.key[0] if isinstance(part.key, tuple) else None
 
 
+def _filtered(name: str, kind: str) -> str:
+    filtered = f"filter_{name}"
+    use = f"`eqx.{filtered}`" if hasattr(eqx, filtered) else "Equinox's transformations"
+    return (
+        f"`jax.{name}` makes a function that isn't a pytree: the arrays of the {kind} in it are "
+        f"constants, and each is traced anew. Use {use}, or pass the {kind} as an argument"
+    )
+
+
 def for_function(place: Place) -> str:
     """Return what to do about a function that is defined, or made, again and again."""
     if place.transformation:
-        filtered = f"filter_{place.transformation}"
-        use = f"`eqx.{filtered}`" if hasattr(eqx, filtered) else "Equinox's transformations"
-        return (
-            f"`jax.{place.transformation}` makes a function that isn't a pytree: the arrays of "
-            f"the {place.qualname} in it are constants, and each is traced anew. Use {use}, or "
-            f"pass the {place.qualname} as an argument"
-        )
+        return _filtered(place.transformation, place.qualname)
     if place.is_partial and "<" not in place.qualname:
         return f"A `functools.partial` equals itself alone: make it once{_PARTIAL}"
     if not place.is_users:

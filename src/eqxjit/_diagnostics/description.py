@@ -18,8 +18,9 @@ import jax
 from jax.core import Tracer
 
 from .._code.call_site import CallSite
+from .._code.place import transformation_of
 from .._code.text import array_text, counted, of_user, short
-from .._compat import ArrayImpl, flatten_one_level
+from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function
 from .._spec.static import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, freeze
 from .._spec.tree import ARRAY, NODE, Spec, Static, children
@@ -78,6 +79,7 @@ class StaticPart(NamedTuple):
     - `module`: where a function or the type of anything else is defined.
     - `made_at`: where a callable's code is; None for anything else.
     - `maker`: the function in which a callable is defined; empty for anything else.
+    - `transformed`: the class of the Module of which it is JAX's transformation, the `maker`.
     - `equals_itself_alone`: whether it is compared by identity.
     - `has_equal_parts`: whether it is a partial of a function and of values that all compare.
     - `is_iterator`: whether to look at its elements takes them, or those of a partial's part.
@@ -90,6 +92,7 @@ class StaticPart(NamedTuple):
     module: str = "builtins"
     made_at: CallSite | None = None
     maker: str = ""
+    transformed: str = ""
     equals_itself_alone: bool = False
     has_equal_parts: bool = False
     is_iterator: bool = False
@@ -253,6 +256,14 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[_Pending]]:
             detail = _placed(" of ", _text(factory))
             part = NodePart(name, (name, lasting(freeze(factory))), detail)
         return part, [(f"[{short(key)}]", below, value[key], False) for key, below in named]
+    if issubclass(cls, eqx.Module):
+        # One with fields that its class doesn't have, such as a wrapper's `__doc__`.
+        shown = {suffix for suffix, *_ in below}
+        rest = [(f".{name}", v) for name, v in fields_of(value).items() if f".{name}" not in shown]
+        below = [*below, *[(suffix, Static(freeze(v)), v, True) for suffix, v in rest]]
+        return _part_of_class(cls, len(specs)), below
+    if cls is jax.tree_util.Partial:
+        return _part_of_class(cls, 0), [(".func", Static(freeze(metadata)), metadata, True), *below]
     detail = f" with metadata {short(metadata)}"
     key = (name, weakref.ref(cls), lasting(freeze(metadata)))
     return NodePart(name, key, detail, cls.__module__), below
@@ -332,6 +343,9 @@ def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     is_large = type(frozen) is Opaque and issubclass(kind, (tuple, list, dict, set, frozenset))
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
     made_at = None if isinstance(value, type) else _unwrapped(value)
+    transformation, module = "", None
+    if kind is types.FunctionType:
+        transformation, module = transformation_of(value)
     key = (weakref.ref(kind), id(value) if is_large else lasting(frozen))
     return StaticPart(
         f"{name} of {len(value)}" if is_large else _text_or_class(value),
@@ -340,7 +354,8 @@ def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
         is_field,
         (value if isinstance(value, types.FunctionType) else kind).__module__ or "",
         made_at and CallSite(made_at.co_filename, made_at.co_firstlineno),
-        made_at.co_qualname.rpartition(".<locals>.")[0] if made_at else "",
+        transformation or (made_at.co_qualname.rpartition(".<locals>.")[0] if made_at else ""),
+        type(module).__name__ if transformation else "",
         is_alone and not isinstance(value, type),
         isinstance(value, functools.partial) and not any(map(_is_local, _parts_of_partial(value))),
         holds_iterator(value),
@@ -400,6 +415,9 @@ def _text(value: Any) -> str | PlacedText:
     """Return the text to show of a static value: `repr`, or the name of a callable."""
     kind = type(value)
     if isinstance(value, types.FunctionType):
+        transformation, module = transformation_of(value)
+        if transformation:
+            return f"jax.{transformation} of {type(module).__name__}"
         if "<" not in value.__qualname__:
             return value.__qualname__
         code = value.__code__

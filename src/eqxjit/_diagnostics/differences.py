@@ -220,8 +220,12 @@ def differences(found: list[list[Change]]) -> list[Difference]:
 
 def _is_by_itself(change: Change) -> bool:
     """Return whether the user made an object made anew by itself, not as a part of another."""
-    assert isinstance(change.new, StaticPart)
-    return change.owner is None or advice.is_made_by_user(change.new)
+    part, owner = change.new, change.owner
+    assert isinstance(part, StaticPart)
+    if owner is None or advice.is_made_by_user(part):
+        return True
+    # Equinox's wrappers and layers make none.
+    return part.kind == "partial" and owner[1].module.startswith("equinox")
 
 
 def _of_remade(cause: list[Change]) -> Difference:
