@@ -340,15 +340,16 @@ def _parts_of(frozen: Hashable, value: Any) -> list[_Pending] | None:
 def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     kind: Any = type(value)
     name: str = kind.__name__
-    is_large = type(frozen) is Opaque and issubclass(kind, (tuple, list, dict, set, frozenset))
+    is_large = type(frozen) is Opaque and issubclass(kind, _CONTAINERS)
+    text = f"{name} of {len(value)}" if is_large else _text_or_class(value)
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
     made_at = None if isinstance(value, type) else _unwrapped(value)
     transformation, module = "", None
-    if kind is types.FunctionType:
+    if isinstance(value, types.FunctionType):
         transformation, module = transformation_of(value)
     key = (weakref.ref(kind), id(value) if is_large else lasting(frozen))
     return StaticPart(
-        f"{name} of {len(value)}" if is_large else _text_or_class(value),
+        text,
         key,
         name,
         is_field,
@@ -360,6 +361,10 @@ def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
         isinstance(value, functools.partial) and not any(map(_is_local, _parts_of_partial(value))),
         holds_iterator(value),
     )
+
+
+# Those that are compared as in Equinox where they are large.
+_CONTAINERS = (tuple, list, dict, set, frozenset)
 
 
 def _parts_of_partial(value: functools.partial[Any]) -> tuple[Any, ...]:

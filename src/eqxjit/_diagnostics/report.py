@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .._code.html import block, escape, table
 from .._code.text import counted
-from .._core.events import COMPILING, LOWERING, TRACING, observers
+from .._core.events import COMPILING, observers
 from .differences import Difference
 from .timeline import Event, ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import Seconds, Trace, TraceList
@@ -82,8 +82,6 @@ def _most_repeated(differences: list[Difference]) -> str:
         return f"{category}{where} ({count} times)" if count > 1 else f"{category}{where}"
     return ""
 
-
-_PHASES = (TRACING, LOWERING, COMPILING)
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -218,19 +216,11 @@ class CompileReport:
         if not rows:
             return block("<p>Nothing was compiled.</p>")
         title = f"<p><b>{self.total_seconds:.3g} s of tracing, lowering and compiling</b></p>"
-        phases = [f"{phase} s" for phase in _PHASES]
-        headings = ("function", "traces", *phases, "share", "cached", "size", "traced again for")
+        headings = ("function", *_LAYOUTS[0], "traced again for")
+        shown = [_columns(row) for row in rows]
         cells = [
-            (
-                row.function,
-                row.traces,
-                *(getattr(row.seconds, phase) for phase in _PHASES),
-                f"{row.share:.0%}",
-                row.persistent_cache_hits,
-                "" if row.equations is None else f"{row.equations:,}",
-                row.reason,
-            )
-            for row in rows
+            (row.function, *[texts[heading] for heading in _LAYOUTS[0]], row.reason)
+            for row, texts in zip(rows, shown, strict=True)
         ]
         notes = "".join([f"<p>{escape(note)}</p>" for note in self.notes()])
         return block(title, timeline_html(self.spans), table(headings, cells), notes)
