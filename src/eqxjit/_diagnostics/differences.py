@@ -95,7 +95,7 @@ def causes(old: Description, new: Description, of_user: bool = True) -> list[lis
     another altogether aren't compared. `of_user` says that the function is the user's.
     """
     found: dict[Hashable, list[Change]] = {}
-    for change in _changes(old, new, of_user):
+    for change in _changed_parts(old, new, of_user):
         found.setdefault(_made_by(change) or change.path, []).append(change)
     return [*found.values()]
 
@@ -123,7 +123,7 @@ def _made_by(change: Change) -> Hashable:
     return change.around[0][0], made_at.filename, change.new.maker
 
 
-def _changes(old: Description, new: Description, of_user: bool) -> Iterator[Change]:
+def _changed_parts(old: Description, new: Description, of_user: bool) -> Iterator[Change]:
     has_same_paths = old.paths is new.paths or old.paths == new.paths
     old_parts = dict(zip(old.paths, old.parts, strict=True))
     changed: set[int] = set()

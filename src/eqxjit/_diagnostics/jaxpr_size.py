@@ -10,6 +10,7 @@ from .._code.call_site import location
 from .._code.files import LIBRARY_FILES, is_users
 from .._compat import source_line
 from .._core.events import observers
+from .._core.traced import NotInFlight
 from .._spec.tree import has_tracers
 from .trace import Trace
 
@@ -71,6 +72,10 @@ def measure(trace: Trace, call: Any, jaxpr: Any) -> None:
     # `EQX_ON_ERROR=breakpoint` jits without a `trace`.
     asks = (observers or not has_tracers(arrays)) and hasattr(jitted, "trace")
     if jaxpr is None and asks:
-        jaxpr = jitted.trace(*arrays).jaxpr
+        try:
+            jaxpr = jitted.trace(*arrays).jaxpr
+        except NotInFlight:
+            # JAX's caches don't hold it: the call failed after it was traced.
+            return
     if jaxpr is not None:
         trace.equations, trace.busiest_line = size_of(jaxpr)
