@@ -26,15 +26,6 @@ def apply(change: Change, args: list[Any], kwargs: dict[str, Any]) -> bool:
     places = [place for value in (*args, *kwargs.values()) for place in _places(value)]
     # An argument itself can be replaced, but not left out, and none added: that would be an error.
     places += [_Place(part, [_replace_item]) for part in (args, kwargs)]
-    return _apply(change, places)
-
-
-def apply_to_static_fields(change: Change, value: Any) -> None:
-    """Makes a change somewhere in what the static fields of a value hold."""
-    _apply(change, [place for place in _places(value) if place.is_in_field])
-
-
-def _apply(change: Change, places: list["_Place"]) -> bool:
     place = places[change.place % len(places)]
     way = place.ways[change.way % len(place.ways)]
     # Read-only, empty, or unhashable: then nothing is changed.
@@ -70,13 +61,11 @@ class _Place:
     """An object that can be changed in place, in some ways.
 
     - `is_static`: whether that may change a static value.
-    - `is_in_field`: whether it is in a static field.
     """
 
     target: Any
     ways: list[_Way]
     is_static: bool = False
-    is_in_field: bool = False
 
 
 def _places(value: Any, is_static: bool = False) -> Iterator[_Place]:
@@ -84,7 +73,7 @@ def _places(value: Any, is_static: bool = False) -> Iterator[_Place]:
     ways = next((ways for kind, ways in _WAYS.items() if isinstance(value, kind)), None)
     if ways is not None:
         always_static = not isinstance(value, (list, dict, np.ndarray))
-        yield _Place(value, ways, is_static or always_static, is_static)
+        yield _Place(value, ways, is_static or always_static)
     if isinstance(value, (eqx.Module, nodes.Settings, nodes.Config)):
         for field in dataclasses.fields(value):
             if hasattr(value, field.name):

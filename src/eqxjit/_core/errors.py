@@ -163,11 +163,8 @@ def _donated_twice(error: BaseException, arguments: list[tuple[str, Any]]) -> Ba
 
 def _buffer(array: jax.Array) -> Any:
     """Return what two arrays have in common if they share their memory."""
-    try:
-        return array.unsafe_buffer_pointer()
-    except Exception:
-        # JAX's, for an array on several devices, or a deleted one.
-        return id(array)
+    # An array on several devices has none, nor has a deleted one.
+    return unless_it_raises(array.unsafe_buffer_pointer, id(array))
 
 
 def _complaint(array: jax.Array) -> str:

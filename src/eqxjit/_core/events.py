@@ -120,8 +120,7 @@ def close_trace(entry: Any) -> OpenTrace | None:
         if traces[index].call.entry is entry:
             trace = traces[index]
             # Others of the entry are left over from interrupts, and would keep its arrays.
-            traces[index:] = []
-            traces[:] = [other for other in traces if other.call.entry is not entry]
+            traces[:] = [other for other in traces[:index] if other.call.entry is not entry]
             if not traces and not is_staging() and in_flight() is None:
                 # Else a phase that was interrupted would seem to go on.
                 _state.nested.clear()
