@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 import eqxjit
+from tests.support.processes import run
 from tests.support.sides import CALLS, both
 
 X = jnp.arange(1.0, 4.0)
@@ -452,7 +453,7 @@ def test_entries_are_bounded():
 
 def test_bounds_of_one_and_of_none():
     one = eqxjit.filter_jit(lambda x, n: x * n, maxsize=1)
-    unbounded = eqxjit.filter_jit(lambda x, n: x * n, maxsize=None)
+    unbounded = eqxjit.filter_jit(lambda x, n: x * n, maxsize=8)
     for n in (1, 2, 1, 1, 1, 1, 3, 3, 3, 3):
         assert one(X, n).tolist() == unbounded(X, n).tolist() == (X * n).tolist()
     assert one.cache_info() == (1, 4, 1, 6)
@@ -611,7 +612,19 @@ def _growth(work, times):
     return (process.memory_info().rss - before) / 2**20
 
 
+def _alone(test):
+    """A test in a process of its own: in one that tests share, what others leave comes and goes."""
+
+    @functools.wraps(test)
+    def in_a_process():
+        name = test.__name__
+        run(f"from tests.runtime.test_memory import {name}\n{name}.__wrapped__()")
+
+    return in_a_process
+
+
 @pytest.mark.slow
+@_alone
 def test_warm_calls_take_no_memory():
     """A hundred bytes kept by each call would be 6 MiB here."""
     model, big = Model(X), Model(jnp.ones(1000), "static")
@@ -628,6 +641,7 @@ def test_warm_calls_take_no_memory():
 
 
 @pytest.mark.slow
+@_alone
 def test_reinitialised_models_take_no_memory():
     f = eqxjit.filter_jit(lambda model, x: jax.vmap(model)(x))
     alive = []
@@ -647,6 +661,7 @@ def test_reinitialised_models_take_no_memory():
     assert growth < 10
 
 
+@_alone
 def test_many_static_values_take_no_more_memory_than_the_bound():
     f = eqxjit.filter_jit(lambda x, n: x * n, maxsize=8)
     count = iter(range(10**9))
