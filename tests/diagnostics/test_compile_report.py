@@ -1,7 +1,6 @@
 """`compile_report`: everything that is compiled is in one table, whoever compiles it."""
 
 import re
-import sys
 import threading
 import time
 
@@ -279,7 +278,7 @@ def test_the_live_line_shows_on_a_terminal_only():
 
         with eqxjit.compile_report():
             slow_to_trace(jnp.ones(3))
-        print("tracing slow_to_trace" in text.getvalue(), "compile s" in text.getvalue())
+        print("tracing slow_to_trace" in text.getvalue())
         shown = sum(Progress.lines, [])
         print("tracing slow_to_trace" in shown, {*map(len, Progress.lines)} <= {1})
     """
@@ -287,10 +286,12 @@ def test_the_live_line_shows_on_a_terminal_only():
         # `TERM=dumb`, as in some CIs, is no terminal to rich.
         printed = run(program % is_terminal, TERM="xterm")
         # Each line goes with its phase: no two at a time.
-        assert printed.split() == [str(is_terminal), "True"] * 2
+        *table, shown, alone = printed.splitlines()
+        assert "compile s" in "\n".join(table)
+        assert [shown, *alone.split()] == [str(is_terminal)] * 2 + ["True"]
 
 
-def test_without_rich_the_rows_are_printed():
+def test_without_rich_the_table_is_the_same():
     program = """
         import sys
 
@@ -301,7 +302,7 @@ def test_without_rich_the_rows_are_printed():
             eqxjit.filter_jit(lambda x: x * 2)(jnp.ones(3))
         assert str(report)
     """
-    assert "<lambda>: 1 traces, " in run(program)
+    assert re.search(r"<lambda> +1 ", run(program))
 
 
 SECONDS = eqxjit.types.Seconds(1234.5678, 123.4567, 98765.4321)
@@ -324,24 +325,18 @@ def wide():
 
 
 @pytest.mark.parametrize("width", [40, 50, 60, 70, 80, 100, 120, 200])
-@pytest.mark.parametrize("with_rich", [True, False])
-def test_it_is_readable_at_any_width(wide, width, with_rich, monkeypatch):
+def test_it_is_readable_at_any_width(wide, width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.delenv("TERM", raising=False)
-    if not with_rich:
-        monkeypatch.setitem(sys.modules, "rich.console", None)
     text = str(wide)
     assert max(map(len, text.splitlines())) <= width
     # No number is broken, cut or elided: each is a word of its own on one line.
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
     words = set(re.split(r"[\s(),]+", text))
-    if with_rich:
-        parts = {f"{s:.3f}" for s in (SECONDS.tracing, SECONDS.lowering, SECONDS.compiling)}
-        assert parts <= words or f"{SECONDS.total:.3f}" in words
-        assert (parts <= words) == (width >= 70)
-        assert {"2", "traces"} <= words
-    else:
-        assert {"2", f"{SECONDS.total:.3g}", f"{SECONDS.compiling:.3g}"} <= words
+    parts = {f"{s:.3f}" for s in (SECONDS.tracing, SECONDS.lowering, SECONDS.compiling)}
+    assert parts <= words or f"{SECONDS.total:.3f}" in words
+    assert (parts <= words) == (width >= 70)
+    assert {"2", "traces"} <= words
     # Wrapped, in a column of its own or over whole lines.
     wrapped = "".join(re.sub(r"[\d.,%]+|─", "", text).split())
     for said in (wide.rows[0].function, wide.rows[0].reason, "jax.lax.scan"):

@@ -14,6 +14,7 @@ import pytest
 
 import eqxjit
 from eqxjit._code.html import table as html_table
+from eqxjit._diagnostics import report as report_module
 from eqxjit._diagnostics import timeline
 
 X = jnp.arange(3.0)
@@ -209,11 +210,15 @@ def test_only_the_longest_are_shown(monkeypatch):
     text = timeline.timeline_html([span(0, 1), span(1, 3), span(4, 2)])
     assert "The 2 longest of 3 spans." in text
     assert Page(text).titles == ["f: tracing, 3 s, begun at 1 s", "f: tracing, 2 s, begun at 4 s"]
-    monkeypatch.setattr(timeline, "_MAX_KEPT", 2)
-    recorder = timeline.Timeline()
+
+
+def test_the_latest_events_are_remembered(monkeypatch):
+    monkeypatch.setattr(report_module, "_MAX_EVENTS", 5)
+    recorder = eqxjit.types.CompileReport()
     for name in "abc":
         recorder.begun(name, "lowering")
-        recorder.ended(name, "lowering", False)
+        recorder.ended(name, "lowering", 0.0, False)
+    # The beginning of the first isn't among them.
     assert [each.function for each in recorder.spans] == ["b", "c"]
 
 

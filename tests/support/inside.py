@@ -13,10 +13,8 @@ from eqxjit._core import slow as _slow
 from eqxjit._core import table as _table
 from eqxjit._deploy import install as _install
 from eqxjit._deploy import save as _save
-from eqxjit._diagnostics import description as _description
 from eqxjit._diagnostics import history as _history
-from eqxjit._diagnostics import iterators as _iterators
-from eqxjit._diagnostics import storms as _storms
+from eqxjit._diagnostics import log as _log
 
 # --- A wrapper --------------------------------------------------------------------------------
 
@@ -57,11 +55,6 @@ def compiled_blocks(compiled: Any) -> bool:
     return compiled._caller.entry.blocks
 
 
-def definition(wrapper: Any) -> Any:
-    """How a function is recognised when it is defined again."""
-    return table(wrapper).counter.hook._definition
-
-
 def in_progress(wrapper: Any) -> int:
     """How many traces are taken for ones that go on."""
     counter = table(wrapper).counter
@@ -83,20 +76,23 @@ def set_platform(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
 
 def forget_storms() -> None:
     """Note no trace so far as the beginning of a storm."""
-    _storms.streak_of.cache_clear()
+    _log.streak_of.cache_clear()
 
 
 def bound_iterators(monkeypatch: pytest.MonkeyPatch, many: int) -> collections.OrderedDict:
     """Remember so many iterators that were logged; return them."""
-    monkeypatch.setattr(_iterators, "_MAX_LOGGED", many)
-    monkeypatch.setattr(_iterators, "_logged", collections.OrderedDict())
-    return _iterators._logged
+    monkeypatch.setattr(_log, "_MAX_LOGGED", many)
+    monkeypatch.setattr(_log, "_logged", collections.OrderedDict())
+    return _log._logged
 
 
 def set_seconds(report: Any, seconds: Any) -> None:
     """Have a report's only function take so long."""
-    [function] = report._functions.values()
-    function.seconds = seconds
+    [function] = {event.function for event in report._events}
+    for event in [event for event in report._events if event.trace is None]:
+        report._events.remove(event)
+    for phase, own in vars(seconds).items():
+        report.ended(function, phase, own, False)
 
 
 clear_tables = _table._clear_tables
@@ -121,15 +117,8 @@ def assert_nothing_installed() -> None:
     assert not _install._installations
 
 
-def remember_few_parts(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
-    """Drop the descriptions of older traces, where all have more parts than that."""
-    monkeypatch.setattr(_history, "_MAX_PARTS", many)
-
-
 def count_descriptions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """List the calls that are described from here on."""
-    described, original = [], _description._description_of
-    monkeypatch.setattr(
-        _description, "_description_of", lambda *a: described.append(a) or original(*a)
-    )
+    described, original = [], _history.describe
+    monkeypatch.setattr(_history, "describe", lambda *a: described.append(a) or original(*a))
     return described

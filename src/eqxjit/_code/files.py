@@ -28,10 +28,14 @@ for _path in OUR_FILES:
     exclude_from_tracebacks(_path)
     exclude_from_locations(_path)
 
+#: How the paths of JAX's files begin.
+JAX_FILES = _below(os.path.dirname(jax.__file__))
+
 #: How the paths of files begin that are of JAX, Equinox or eqxjit.
 LIBRARY_FILES = (
     *OUR_FILES,
-    *_below(os.path.dirname(jax.__file__), os.path.dirname(equinox.__file__)),
+    *JAX_FILES,
+    *_below(os.path.dirname(equinox.__file__)),
     # By which some of our own frames are entered.
     contextlib.__file__,
 )

@@ -14,7 +14,19 @@ from .._spec.static import freeze
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
 # Upstream decides these itself; and these were its arguments before Equinox 0.10.
-_REFUSED = ("static_argnums", "static_argnames", "donate_argnums", "in_shardings", "out_shardings")
+_BY_TYPE = "Pass arrays for what is to be traced, and anything else for what is to be static."
+_PLACED = (
+    "Place arrays before the call by `jax.device_put`, or in the function and before it by "
+    "`eqx.filter_shard`."
+)
+_INSTEAD = {
+    "static_argnums": _BY_TYPE,
+    "static_argnames": _BY_TYPE,
+    "donate_argnums": "Use `donate=...` to donate arrays.",
+    "in_shardings": _PLACED,
+    "out_shardings": _PLACED,
+}
+_REFUSED = (*_INSTEAD,)
 _DEPRECATED = ("default", "fn", "args", "kwargs", "out")
 
 _OURS = ("donate", "block", "maxsize", "max_traces")
@@ -95,8 +107,7 @@ def _checked(
     if refused:
         raise ValueError(
             f"`filter_jit` can't take {', '.join(f'`{name}`' for name in refused)}: arrays are "
-            "traced and all else is static. Use `donate=...` to donate arrays; none of "
-            f"{', '.join(f'`{name}`' for name in _REFUSED)} can be among its jit arguments."
+            f"traced and all else is static. {' '.join({_INSTEAD[name]: 0 for name in refused})}"
         )
     if not isinstance(donate, str) or donate not in get_args(Donate):
         raise ValueError(

@@ -1,42 +1,62 @@
-"""Describes what a call was traced for: each part of its arguments, by its path.
+"""Describes what a call was traced for: each part of its arguments by its path, from its spec.
 
 A description outlives the call: it holds texts, and refers to the user's objects weakly at most.
 """
 
 import collections
-import dataclasses
 import functools
 import inspect
 import itertools
+import re
 import types
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import numpy as np
-from jax.tree_util import FlattenedIndexKey, all_leaves, keystr, tree_flatten_with_path
+from jax.core import Tracer
 
 from .._code.call_site import CallSite
-from .._code.text import counted, short
+from .._code.place import transformation_of
+from .._code.text import array_text, counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
+from .._core.function import Function
 from .._interruptions import unless_it_raises
-from .._spec.static import CONSTANTS, Opaque, compared_fields, freeze
-from .._spec.tree import is_array
-from .array_part import ArrayPart, array_part
+from .._spec.static import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, freeze
+from .._spec.tree import ARRAY, NODE, Spec, Static, children
 
-# Larger trees aren't described, and larger static containers not looked into.
+# Larger trees aren't described.
 _MAX_PARTS = 50_000
-_MAX_ITEMS = 1_000
 
 _LONG_TEXT = 40
 
-# Containers that aren't written out where they are large.
-_SIZED = (tuple, list, dict, set, frozenset)
+# How many constants that an object holds, or a function captured, are part of its text.
+_MAX_CAPTURED = 4
 
-# Types whose values are short, and told apart by their text and `==` (as zeros of a float aren't).
-_SIMPLE = (bool, int, str)
+
+_OTHER_CLASS = " (another class of that name)"
+
+
+class ArrayPart(NamedTuple):
+    """An array, as JAX sees it when it traces.
+
+    - `shape`, `dtype`, `weak_type`: its abstract value.
+    - `placement`: the devices or the sharding that it was put on; empty where JAX may choose.
+    """
+
+    shape: tuple[Any, ...]
+    dtype: str
+    weak_type: bool
+    placement: str
+
+    @property
+    def shape_text(self) -> str:
+        return array_text(self.dtype, self.shape)
+
+    def __str__(self) -> str:
+        weak = " of weak type" if self.weak_type else ""
+        return f"{self.shape_text}{weak}{f' on {self.placement}' if self.placement else ''}"
 
 
 class PlacedText(NamedTuple):
@@ -53,14 +73,17 @@ class PlacedText(NamedTuple):
 class StaticPart(NamedTuple):
     """A static value.
 
-    - `text`: what to show of it.
-    - `key`: equal to that of another value exactly if one may stand for the other.
+    - `text`: its text.
+    - `key`: equal, if the text is, to that of another value exactly if one may stand for the other.
     - `kind`: its type's name.
     - `is_field`: whether it is in a static field, rather than in the place of an array.
-    - `module`: the module of its type.
+    - `module`: where a function or the type of anything else is defined.
     - `made_at`: where a callable's code is; None for anything else.
-    - `is_compared_by_identity`: whether it equals itself alone.
-    - `is_iterator`: whether to look at its elements takes them.
+    - `maker`: the function in which a callable is defined; empty for anything else.
+    - `transformed`: the class of the Module of which it is JAX's transformation, the `maker`.
+    - `equals_itself_alone`: whether it is compared by identity.
+    - `has_equal_parts`: whether it is a partial of a function and of values that all compare.
+    - `is_iterator`: whether to look at its elements takes them, or those of a partial's part.
     """
 
     text: str | PlacedText
@@ -69,7 +92,10 @@ class StaticPart(NamedTuple):
     is_field: bool
     module: str = "builtins"
     made_at: CallSite | None = None
-    is_compared_by_identity: bool = False
+    maker: str = ""
+    transformed: str = ""
+    equals_itself_alone: bool = False
+    has_equal_parts: bool = False
     is_iterator: bool = False
 
     def __str__(self) -> str:
@@ -79,16 +105,20 @@ class StaticPart(NamedTuple):
 class NodePart(NamedTuple):
     """A node, without its children.
 
-    - `text`: what it is.
+    - `text`: its text.
     - `key`: equal to that of another node exactly if one may stand for the other.
     - `detail`: what else the text could say, where that alone tells two nodes apart.
     - `module`: the module of its class; empty for a container, which may be in anybody's hands.
+    - `is_opaque`: whether JAX doesn't look into it: a plain dataclass.
+    - `is_field`: whether it is in a static field.
     """
 
     text: str
     key: Hashable
-    detail: str | PlacedText = " (another class of that name)"
+    detail: str | PlacedText = _OTHER_CLASS
     module: str = ""
+    is_opaque: bool = False
+    is_field: bool = False
 
     def __str__(self) -> str:
         return self.text
@@ -102,7 +132,7 @@ class Description(NamedTuple):
 
     - `paths`: where each is, such as `model.layers[0].weight`.
     - `parents`: the index of the part that holds it; -1 for an argument.
-    - `parts`: what it is.
+    - `parts`: the parts themselves.
     """
 
     paths: tuple[str, ...]
@@ -111,9 +141,7 @@ class Description(NamedTuple):
 
     def sharing(self, other: "Description") -> "Description":
         """Return the same, made of the other's objects where equal: most calls are alike."""
-        if self.paths is not other.paths and (
-            self.paths != other.paths or self.parents != other.parents
-        ):
+        if self.paths != other.paths or self.parents != other.parents:
             return self
         pairs = zip(other.parts, self.parts, strict=True)
         parts = tuple([old if old is new or old == new else new for old, new in pairs])
@@ -123,238 +151,260 @@ class Description(NamedTuple):
 #: Of a call that defies description. (That of a call without arguments is empty.)
 UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
 
+_NONE = NodePart("None", None)
+
+# A part that is still to be described: its path, its spec, itself, and whether it is in a static
+# field. In a static object the stand-in of a part takes the place of its spec.
+_Pending = tuple[str, Spec, Any, bool]
+
+
+def named_specs(call: Any, spec: Spec) -> list[tuple[str, Spec, Any]]:
+    """Return the arguments of a call by their names, each with its part of a spec of all."""
+    args, (_, _, keys, *specs) = spec[3][3:], spec[4]
+    names = call.function.signature.path_names(len(args))
+    keywords = [(key, s, call.kwargs[key]) for key, s in zip(keys, specs, strict=True)]
+    return [*zip(names, args, call.args, strict=True), *keywords]
+
 
 def describe(call: Any) -> Description:
     """Describe the arguments of a call, and its function where copies of it may differ.
 
     **Returns:**
 
-    The description; `UNKNOWN` for trees that are too large, or whose nodes can't be read.
+    The description; `UNKNOWN` for trees that are too large.
     """
-
-    def read() -> Description:
-        named = call.function.signature.named(call.args, call.kwargs)
-        if call.function.varies:
-            named.append(("fun", call.function.combine(call.fun_arrays)))
-        return _description_of(named, call.is_staged)
-
-    # A node of the user's that can't be flattened, or an array of another library's.
-    return unless_it_raises(read, UNKNOWN)
-
-
-def _description_of(named: list[tuple[str, Any]], is_staged: bool) -> Description:
+    named = named_specs(call, call.spec)
+    if call.function.varies:
+        named.append(("fun", call.function.spec, call.function.combine(call.fun_arrays)))
     paths: list[str] = []
     parents: list[int] = []
     parts: list[Part] = []
-    pending = [(name, value, -1, False) for name, value in reversed(named)]
+    pending = [(name, spec, value, False, -1) for name, spec, value in reversed(named)]
     while pending:
-        path, value, parent, is_static = pending.pop()
-        children: _Children = ()
-        part = _leaf_part(value, is_static)
-        if part is None and is_staged and not is_static and isinstance(value, jax.ShapeDtypeStruct):
-            part = array_part(value)
-        if part is None:
-            part, children = _static_part(value, True) if is_static else _dynamic_part(value)
+        path, spec, value, is_field, parent = pending.pop()
+        below: list[_Pending] = []
+        if spec is ARRAY:
+            part: Part = _array(value)
+        elif spec is None:
+            part = _NONE
+        elif type(spec) is tuple:
+            part, below = _node(spec, value)
+        else:
+            part, below = _static(spec.frozen, value, is_field)
         index = len(paths)
         paths.append(path)
         parents.append(parent)
         parts.append(part)
         pending += [
-            (path + suffix, child, index, child_is_static or is_static)
-            for suffix, child, child_is_static in reversed(children)
+            (path + suffix, spec, child, is_field or is_field_itself, index)
+            for suffix, spec, child, is_field_itself in reversed(below)
         ]
         if len(paths) + len(pending) > _MAX_PARTS:
             return UNKNOWN
     return Description(tuple(paths), tuple(parents), tuple(parts))
 
 
-def _leaf_part(value: Any, is_field: bool) -> Part | None:
-    """Return what most parts are; None for what takes longer."""
-    kind = type(value)
-    if kind is ArrayImpl and not is_field:
-        return array_part(value)
-    if kind in _SIMPLE and (kind is not str or len(value) < _LONG_TEXT):
-        return _simple_part(value, is_field)
-    if kind is float:
-        # Not from a cache, in which its zeros are equal.
-        text = repr(value)
-        return StaticPart(text, text, "float", is_field)
-    return None
+# --- Arrays ---------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=1024, typed=True)
-def _simple_part(value: Any, is_field: bool) -> StaticPart:
-    text = repr(value)
-    return StaticPart(text, text, type(value).__name__, is_field)
+def _array(array: Any) -> ArrayPart:
+    """Return the part of an array, or of the structure that stands for one."""
+    if isinstance(array, jax.ShapeDtypeStruct):
+        aval, sharding = array, array.sharding
+    else:
+        aval = array.aval if type(array) is ArrayImpl else jax.typeof(array)
+        is_put = not isinstance(array, Tracer) and getattr(array, "committed", False)
+        sharding = array.sharding if is_put else None
+    placement = "" if sharding is None else _sharding_text(sharding)
+    return _array_part(aval.shape, aval.dtype, getattr(aval, "weak_type", False), placement)
 
 
-# What to append to a node's path for a child, the child, and whether it is in a static field.
-_Children = Sequence[tuple[str, Any, bool]]
+@functools.lru_cache(maxsize=1024)
+def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, placement: str) -> ArrayPart:
+    """Return the part that arrays of one type share."""
+    return ArrayPart(shape, str(dtype), weak_type, placement)
 
 
-def _dynamic_part(value: Any) -> tuple[Part, _Children]:
-    large = _large_part(value)
-    if large is not None:
-        return large, ()
-    known = _known_node(value, is_static=False)
-    if known is not None:
-        return known
-    if is_array(value):
-        # One that is compiled in.
-        return array_part(value), ()
-    if all_leaves([value]):
-        return _static_part(value, is_field=False)
-    # A class that was registered as a node.
-    keyed, _ = tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
-    name = type(value).__name__
-    _, metadata = flatten_one_level(value) or ((), None)
+def _sharding_text(sharding: Any) -> str:
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
+        return f"a mesh of {axes} by {sharding.spec}"
+    devices = [f"{device.platform}:{device.id}" for device in sharding.device_set]
+    return ", ".join(sorted(devices))
+
+
+# --- Nodes ----------------------------------------------------------------------------------------
+
+
+def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[_Pending]]:
+    kind, cls, _, *specs = spec
+    if kind != NODE:
+        return _part_of_class(cls, len(specs)), children(spec, value)
+    name = cls.__name__
+    # The user's flatten, which may refuse.
+    metadata, below = unless_it_raises(lambda: _flattened(spec, value), (None, []))
+    if isinstance(metadata, Function):
+        # A wrapper of ours, around anybody's function.
+        part = NodePart(name, (name, hash(metadata.options.key)), " with other options")
+        return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
+    if issubclass(cls, dict):
+        # JAX sorts the keys of most.
+        is_default = issubclass(cls, collections.defaultdict)
+        factory, keys = metadata if is_default else (None, metadata)
+        named = zip(keys, specs, strict=True)
+        part = _part_of_class(cls, len(specs))
+        if is_default:
+            detail = _placed(" of ", _text(factory))
+            part = NodePart(name, (name, lasting(freeze(factory))), detail)
+        return part, [(f"[{short(key)}]", below, value[key], False) for key, below in named]
+    if issubclass(cls, eqx.Module):
+        # One with fields that its class doesn't have, such as a wrapper's `__doc__`.
+        shown = {suffix for suffix, *_ in below}
+        rest = [(f".{name}", v) for name, v in fields_of(value).items() if f".{name}" not in shown]
+        below = [*below, *[(suffix, Static(freeze(v)), v, True) for suffix, v in rest]]
+        return _part_of_class(cls, len(specs)), below
+    if cls is jax.tree_util.Partial:
+        return _part_of_class(cls, 0), [(".func", Static(freeze(metadata)), metadata, True), *below]
     detail = f" with metadata {short(metadata)}"
-    key = (name, lasting(type(value)), lasting(freeze(metadata)))
-    part = NodePart(name, key, detail, type(value).__module__)
-    return part, [(_suffix(path), child, False) for path, child in keyed]
+    key = (name, weakref.ref(cls), lasting(freeze(metadata)))
+    return NodePart(name, key, detail, cls.__module__), below
 
 
-def _large_part(value: Any) -> StaticPart | None:
-    """Return a large sequence of nothing but constants: it isn't looked into."""
-    name = type(value).__name__
-    is_large = type(value) in (tuple, list) and len(value) > _MAX_ITEMS
-    if not is_large or not {*map(type, value)} <= CONSTANTS:
-        return None
-    key = hash(tuple(map(freeze, value)))
-    return StaticPart(f"{name} of {len(value)}", key, name, is_field=False)
-
-
-def _suffix(path: Any) -> str:
-    """Return how a path goes on to a child of a registered node."""
-    if isinstance(path[-1], FlattenedIndexKey):
-        return f"[{path[-1].key}]"
-    return keystr(path)
-
-
-def _known_node(value: Any, is_static: bool) -> tuple[NodePart, _Children] | None:
-    kind = type(value)
-    if value is None:
-        return NodePart("None", None), ()
-    name = kind.__name__
-    if issubclass(kind, eqx.Module):
-        values = fields_of(value)
-        part, fields = _part_and_fields(kind)
-        return part, [(path, values[f], static) for path, f, static in fields if f in values]
-    if kind in (dict, collections.defaultdict, collections.OrderedDict):
-        items = [*kind.items(value)]
-        if not is_static and kind is not collections.OrderedDict:
-            # JAX sorts them.
-            items = [(key, value[key]) for key in sorted(value)]
-        children = [(f"[{short(key)}]", child, False) for key, child in items]
-        if kind is not collections.defaultdict:
-            return NodePart(name, name), children
-        factory = value.default_factory
-        key = (name, lasting(freeze(factory)))
-        return NodePart(name, key, _placed(" of ", _text(factory))), children
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        children = [(f".{field}", getattr(value, field), False) for field in value._fields]
-        return _part_of_class(kind), children
-    if kind is tuple or kind is list:
-        children = [(path, child, False) for path, child in _items(value)]
-        return NodePart(f"{name} of {len(value)}", (name, len(value))), children
-    return None
-
-
-def _items(value: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a tuple or list, each with its index; very many constants as one slice."""
-    if len(value) <= _MAX_ITEMS:
-        yield from ((f"[{i}]", item) for i, item in enumerate(value))
-        return
-    start = 0
-    for is_constant, group in itertools.groupby(value, lambda item: type(item) in CONSTANTS):
-        items = [*group]
-        stop = start + len(items)
-        if is_constant and len(items) > _MAX_ITEMS:
-            yield f"[{start}:{stop}]", tuple(items) if type(value) is tuple else items
-        else:
-            yield from ((f"[{i}]", item) for i, item in enumerate(items, start))
-        start = stop
-
-
-@functools.lru_cache(maxsize=256)
-def _part_and_fields(kind: type) -> tuple[NodePart, list[tuple[str, str, bool]]]:
-    """Return the part of a Module, and its fields: path suffix, name, and whether it is static."""
-    fields = [
-        (f".{field.name}", field.name, field.metadata.get("static", False))
-        for field in dataclasses.fields(kind)
+def _flattened(spec: tuple[Any, ...], value: Any) -> tuple[Any, list[_Pending]]:
+    """Return a registered node's metadata, and its children."""
+    _, metadata = flatten_one_level(value)  # type: ignore[misc]
+    if isinstance(metadata, Function) or isinstance(value, dict):
+        return metadata, []
+    return metadata, [
+        # As JAX writes them in its own errors.
+        (suffix.replace("<flat index ", "").replace(">]", "]"), child_spec, child, is_field)
+        for suffix, child_spec, child, is_field in children(spec, value)
     ]
-    return _part_of_class(kind), sorted(fields, key=lambda field: field[2])
 
 
-def _part_of_class(kind: type) -> NodePart:
-    return NodePart(kind.__name__, lasting(kind), module=kind.__module__)
+def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = False) -> NodePart:
+    """Return the part of a node of `n` children that has no metadata."""
+    name = cls.__name__
+    if cls in (tuple, list):
+        return NodePart(f"{name} of {n}", (name, n))
+    if issubclass(cls, dict):
+        return NodePart(name, name)
+    return NodePart(name, weakref.ref(cls), _OTHER_CLASS, cls.__module__, is_opaque, is_field)
 
 
-def _static_part(value: Any, is_field: bool) -> tuple[Part, _Children]:
+# --- Static values --------------------------------------------------------------------------------
+
+
+def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[Part, list[_Pending]]:
     kind = type(value)
-    if (kind is str or kind is bytes) and len(value) > _MAX_ITEMS:
+    if kind in CONSTANTS:
+        return _constant(value, is_field), []
+    below = _parts_of(frozen, value)
+    if below is None:
+        nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__, is_field)
+        return unless_it_raises(lambda: _leaf(frozen, value, is_field), nameless), []
+    is_opaque = not issubclass(kind, (eqx.Module, tuple, list, dict))
+    return _part_of_class(kind, len(below), is_opaque, is_field), below
+
+
+def _constant(value: Any, is_field: bool) -> StaticPart:
+    kind = type(value).__name__
+    if isinstance(value, (str, bytes)) and len(value) > _LONG_TEXT:
         text = f"{value[:_LONG_TEXT]!r}... ({len(value)} long)"
-        return StaticPart(text, hash(value), kind.__name__, is_field), ()
-    if kind in _SIZED and len(value) > _MAX_ITEMS:
-        text = f"{kind.__name__} of {len(value)}"
-        # Compared by identity, if it has too many parts.
-        frozen = freeze(value)
-        key = id(value) if type(frozen) is Opaque else hash(frozen)
-        return StaticPart(text, key, kind.__name__, is_field), ()
-    if value is not None:
-        known = _known_node(value, is_static=True)
-        if known is not None:
-            return known
-        fields = compared_fields(kind)
-        if fields is not None:
-            children: _Children = [(f".{name}", getattr(value, name), True) for name in fields]
-            return _part_of_class(kind), children
+        return StaticPart(text, hash(value), kind, is_field)
+    return StaticPart(repr(value), None, kind, is_field)
 
-    def key_of() -> Hashable:
-        key = lasting(freeze(value))
-        return (weakref.ref(kind), key) if kind.__eq__ is object.__eq__ else key
 
-    # A metaclass of the user's.
-    key = unless_it_raises(key_of, id(value))
-    part = StaticPart(
-        _text_or_class(value),
+def _parts_of(frozen: Hashable, value: Any) -> list[_Pending] | None:
+    """Return the parts of a static container or dataclass, by its stand-in; None for a leaf."""
+    # Not `strict`: another thread may have changed a list since.
+    if type(frozen) is not tuple:
+        return None
+    reader, kind, names, *parts = frozen
+    if reader == ITEMS:
+        fields = getattr(kind, "_fields", None)
+        suffixes = map(".{}".format if fields else "[{}]".format, fields or range(len(parts)))
+        named = [*zip(suffixes, value, strict=False)]
+    elif names is not None and not issubclass(kind, slice):
+        named = [(f".{name}", getattr(value, name)) for name in names]
+    elif reader == PAIRS or issubclass(kind, dict):
+        named = [(f"[{short(key)}]", child) for key, child in dict.items(value)]
+        # The keys' come first.
+        parts = parts[len(parts) // 2 :]
+    else:
+        return None
+    return [(name, Static(p), child, True) for (name, child), p in zip(named, parts, strict=False)]
+
+
+def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
+    kind: Any = type(value)
+    name: str = kind.__name__
+    is_large = type(frozen) is Opaque and issubclass(kind, _CONTAINERS)
+    text = f"{name} of {len(value)}" if is_large else _text_or_class(value)
+    is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
+    made_at = None if isinstance(value, type) else _unwrapped(value)
+    transformation, module = "", None
+    if isinstance(value, types.FunctionType):
+        transformation, module = transformation_of(value)
+    key = (weakref.ref(kind), id(value) if is_large else lasting(frozen))
+    return StaticPart(
+        text,
         key,
-        kind.__name__,
+        name,
         is_field,
-        kind.__module__,
-        made_at(value),
-        is_compared_by_identity=kind.__eq__ is object.__eq__,
-        is_iterator=is_iterator(kind),
+        (value if isinstance(value, types.FunctionType) else kind).__module__ or "",
+        made_at and CallSite(made_at.co_filename, made_at.co_firstlineno),
+        transformation or (made_at.co_qualname.rpartition(".<locals>.")[0] if made_at else ""),
+        type(module).__name__ if transformation else "",
+        is_alone and not isinstance(value, type),
+        isinstance(value, functools.partial) and not any(map(_is_local, _parts_of_partial(value))),
+        holds_iterator(value),
     )
-    return part, ()
 
 
-def is_iterator(kind: type) -> bool:
-    """Return whether a class is one of iterators, without asking its values."""
-    # A metaclass of the user's.
-    return unless_it_raises(lambda: issubclass(kind, Iterator), False)
+# Those that are compared as in Equinox where they are large.
+_CONTAINERS = (tuple, list, dict, set, frozenset)
+
+
+def _parts_of_partial(value: functools.partial[Any]) -> tuple[Any, ...]:
+    return value.func, *value.args, *value.keywords.values()
+
+
+def _is_local(value: Any) -> bool:
+    """Return whether a value equals itself alone, and isn't defined at module level."""
+    is_alone = isinstance(freeze(value), (weakref.ref, Identity))
+    return is_alone and "<" in getattr(value, "__qualname__", "<")
+
+
+def holds_iterator(value: Any) -> bool:
+    """Return whether a static value, or a part of a partial, is an iterator."""
+    # By what `collections.abc.Iterator` looks for, which no metaclass has a say in.
+    parts = [value]
+    if isinstance(value, functools.partial):
+        parts += _parts_of_partial(value)
+    return any(all(_defines(type(part), name) for name in _OF_ITERATORS) for part in parts)
+
+
+_OF_ITERATORS = ("__iter__", "__next__")
+
+
+def _defines(kind: type, name: str) -> bool:
+    return any(name in vars(base) for base in kind.__mro__)
 
 
 def lasting(key: Hashable) -> Hashable:
-    """Return a stand-in for a typed static key that keeps no object of the user's alive."""
+    """Return what tells a stand-in from others, and keeps no object of the user's alive."""
     if isinstance(key, tuple):
         return tuple([lasting(part) for part in key])
-    if isinstance(key, frozenset):
-        return frozenset([lasting(part) for part in key])
     if isinstance(key, type):
         return weakref.ref(key)
-    if isinstance(key, (str, bytes)):
-        return key if len(key) <= _LONG_TEXT else hash(key)
-    if key is None or isinstance(key, (bool, int, float, weakref.ref, np.dtype)):
-        return key
     if isinstance(key, Opaque) and key.hash is None:
-        return _content(key.value)
-    return hash(key)
+        # An unhashable object, by its attributes.
+        return lasting(freeze(getattr(key.value, "__dict__", None)))
+    return key if isinstance(key, weakref.ref) else hash(key)
 
 
-def _content(value: Any) -> Hashable:
-    """Return what tells an unhashable object from others of its class, as far as possible."""
-    return unless_it_raises(lambda: lasting(freeze(vars(value))), None)
+# --- Texts ----------------------------------------------------------------------------------------
 
 
 def _text_or_class(value: Any) -> str | PlacedText:
@@ -367,25 +417,40 @@ def _text_or_class(value: Any) -> str | PlacedText:
 
 def _text(value: Any) -> str | PlacedText:
     """Return the text to show of a static value: `repr`, or the name of a callable."""
+    kind = type(value)
     if isinstance(value, types.FunctionType):
+        transformation, module = transformation_of(value)
+        if transformation:
+            return f"jax.{transformation} of {type(module).__name__}"
         if "<" not in value.__qualname__:
             return value.__qualname__
-        return PlacedText(f"`{value.__name__}` at ", _code_of(value))
+        code = value.__code__
+        site = CallSite(code.co_filename, code.co_firstlineno)
+        return PlacedText(f"`{value.__name__}` at ", site, _holding(_captured(value)))
     if isinstance(value, functools.partial):
-        given = f" with {short((*value.args, value.keywords))}"
-        return _placed("partial of ", _text(value.func), given)
+        arguments = [
+            *[str(_text(argument)) for argument in value.args],
+            *[f"{name}={_text(argument)}" for name, argument in value.keywords.items()],
+        ]
+        after = f" with {', '.join(arguments)}" if arguments else ""
+        return _placed("partial of ", _text(value.func), after)
     if isinstance(value, types.MethodType):
         return _placed(f"method {value.__qualname__} of ", _text(value.__self__))
-    # What `jax.jit` and the like make has a name, too.
-    name = unless_it_raises(lambda: value.__qualname__ if callable(value) else "<", "<")
-    if isinstance(name, str) and "<" not in name:
-        return name
-    wrapped = unless_it_raises(lambda: inspect.unwrap(value), None)
-    if isinstance(wrapped, types.FunctionType):
-        return _placed(f"{type(value).__name__} of ", _text(wrapped))
-    if type(value).__repr__ is object.__repr__:
-        return f"{type(value).__name__} object"
-    return short(value)
+    if callable(value):
+        # What `jax.jit` and the like make has a name, too.
+        name = getattr(value, "__qualname__", "<")
+        if "<" not in name:
+            return name
+        wrapped = inspect.unwrap(value)
+        if isinstance(wrapped, types.FunctionType):
+            return _placed(f"{kind.__name__} of ", _text(wrapped))
+    if kind.__repr__ is object.__repr__:
+        return f"{kind.__name__} object{_holding(getattr(value, '__dict__', {}).items())}"
+    # Where something is in memory tells nothing.
+    return _ADDRESS.sub("", short(value))
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def _placed(before: str, text: str | PlacedText, after: str = "") -> str | PlacedText:
@@ -394,20 +459,33 @@ def _placed(before: str, text: str | PlacedText, after: str = "") -> str | Place
     return PlacedText(before + text.before, text.site, text.after + after)
 
 
-def made_at(value: Any) -> CallSite | None:
-    """Return where the code of a callable is, whatever it was wrapped in; None without code."""
-    if isinstance(value, types.FunctionType):
-        return _code_of(value)
-    if isinstance(value, functools.partial):
-        return made_at(value.func)
-    if isinstance(value, types.MethodType):
-        return made_at(value.__func__)
-    wrapped = unless_it_raises(lambda: inspect.unwrap(value) if callable(value) else None, None)
-    return _code_of(wrapped) if isinstance(wrapped, types.FunctionType) else None
+def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield what a function captured, and its defaults, by their names."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            # It is empty.
+            continue
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
 
 
-def _code_of(function: types.FunctionType) -> CallSite:
-    return CallSite(function.__code__.co_filename, function.__code__.co_firstlineno)
+def _holding(named: Any) -> str:
+    """Return the constants among named values as a text: what tells a value from one made alike."""
+    constants = [f"{name}={short(v)}" for name, v in list(named) if type(v) in CONSTANTS]
+    return f" with {', '.join(constants[:_MAX_CAPTURED])}" if constants else ""
+
+
+def _unwrapped(value: Any) -> types.CodeType | None:
+    """Return the code of a callable, whatever it was wrapped in; None without code."""
+    while isinstance(value, (functools.partial, types.MethodType)):
+        value = value.func if isinstance(value, functools.partial) else value.__func__
+    wrapped = inspect.unwrap(value) if callable(value) else None
+    return wrapped.__code__ if isinstance(wrapped, types.FunctionType) else None
 
 
 def summary(description: Description) -> Iterator[str]:

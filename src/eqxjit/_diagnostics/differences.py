@@ -1,13 +1,16 @@
-"""Compares what two traces were made for, and says in the user's names how they differ."""
+"""Compares what two traces were made for, and says in the user's names how they differ.
+
+Two steps: the causes, each of one or more parts that differ, and then a text for each.
+"""
 
 import collections
-import math
+import itertools
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
-from .._code.files import is_users, is_users_module
+from .._code.place import Place
+from . import advice
+from .advice import Change
 from .description import ArrayPart, Description, NodePart, Part, StaticPart
 
 SHAPE = "shape"
@@ -21,19 +24,16 @@ STRUCTURE = "structure changed"
 ARGUMENT = "argument newly given or left out"
 CONFIGURATION = "configuration changed"
 CACHE = "cache evicted or cleared"
-TRANSFORMATION = "compiled for a transformation"
 FUNCTION = "function defined again"
 UNKNOWN_REASON = "not known"
 
 #: What JAX sees of arrays; all else is the static half of a call.
 OF_ARRAYS = (SHAPE, DTYPE, WEAK_TYPE, PLACEMENT)
 
-_NOT_STATIC = "in a field that isn't static"
-
 # Differences of one trace that are spelled out; a new model may differ in every array.
 _MAX_SHOWN = 8
 
-# The same for the keys of a dict in another order.
+# The same for the keys of a dict in another order, and for objects that one call made.
 _MAX_LABELS = 4
 
 
@@ -43,11 +43,11 @@ class Difference(NamedTuple):
     - `category`: which kind of difference: `"shape"`, `"dtype"`, `"weak type"`, `"sharding or
         device"`, `"static value changed"`, `"static where an array was"`, `"an array where a static
         value was"`, `"structure changed"`, `"argument newly given or left out"`,
-        `"configuration changed"`, `"cache evicted or cleared"`, `"compiled for a transformation"`,
-        `"function defined again"` or `"not known"`.
+        `"configuration changed"`, `"cache evicted or cleared"`, `"function defined again"` or
+        `"not known"`.
     - `path`: where, in the user's names, such as `model.layers[0].activation`.
     - `old`, `new`: what was there, and what is there now.
-    - `remedy`: what to do about it, where that is known; else empty.
+    - `remedy`: what to do about it, if anything; else empty.
     """
 
     category: str
@@ -65,18 +65,18 @@ class Difference(NamedTuple):
 
 
 def listed(differences: tuple[Difference, ...], with_remedies: bool = False) -> list[str]:
-    """Return a text for each kind of difference, up to a bound; with remedies, if wanted."""
+    """Return a text for each kind of difference, up to a bound; with remedies if asked."""
     alike: dict[tuple[str, str, str], list[Difference]] = collections.defaultdict(list)
     for difference in differences:
         alike[difference.category, difference.old, difference.new].append(difference)
     lines: list[str] = []
-    remedies: set[str] = set()
+    remedies = {""}
     for first, *others in list(alike.values())[:_MAX_SHOWN]:
         line = str(first)
         if others:
             line += f" (and {len(others)} more: {', '.join(f'`{d.path}`' for d in others[:3])}"
             line += ", ...)" if len(others) > 3 else ")"
-        if with_remedies and first.remedy and first.remedy not in remedies:
+        if with_remedies and first.remedy not in remedies:
             remedies.add(first.remedy)
             line += f"\n    {first.remedy}."
         lines.append(line)
@@ -85,78 +85,86 @@ def listed(differences: tuple[Difference, ...], with_remedies: bool = False) -> 
     return lines
 
 
+# --- Causes ---------------------------------------------------------------------------------------
+
+
+def causes(old: Description, new: Description, of_user: bool = True) -> list[list[Change]]:
+    """Return how a description differs from an older one, outside in: the parts of each cause.
+
+    Objects below one argument that one call made anew are one cause. The parts of a node that is
+    another altogether aren't compared. `of_user` says that the function is the user's.
+    """
+    found: dict[Hashable, list[Change]] = {}
+    for change in _changed_parts(old, new, of_user):
+        found.setdefault(_made_by(change) or change.path, []).append(change)
+    return [*found.values()]
+
+
 def distance(old: Description, new: Description) -> int:
-    """Return about how much two descriptions differ; 0 exactly if they don't."""
-    if old.paths is new.paths or old.paths == new.paths:
-        pairs = zip(old.parts, new.parts, strict=True)
-        return sum([a is not b and a != b for a, b in pairs])
-    old_parts = dict(zip(old.paths, old.parts, strict=True))
-    changed = [old_parts.get(path) != part for path, part in zip(new.paths, new.parts, strict=True)]
-    # Without any such difference, it is an order that differs.
-    return sum(changed) + len(set(old.paths).difference(new.paths)) or 1
-
-
-def differences(old: Description, new: Description, of_user: bool = True) -> list[Difference]:
-    """Return how a description differs from an older one, outside in.
-
-    What is in a node that is another altogether isn't listed. `of_user` says that the function is
-    the user's: there is no remedy for what only the author of a library could change.
+    """Return how many parts of a description are none of an older one's: those in nodes that differ
+    included.
     """
     old_parts = dict(zip(old.paths, old.parts, strict=True))
-    found: list[Difference] = []
+    pairs = zip(new.paths, new.parts, strict=True)
+    return sum([old_parts.get(path) != part for path, part in pairs])
+
+
+def _made_by(change: Change) -> Hashable:
+    """Return which call made an object anew; None if that can't be told."""
+    if not change.is_remade:
+        return None
+    owner = change.owner
+    if owner is not None:
+        return owner[0], None
+    assert isinstance(change.new, StaticPart)
+    made_at = change.new.made_at
+    if made_at is None or not change.new.maker or change.parent < 0:
+        return None
+    return change.around[0][0], made_at.filename, change.new.maker
+
+
+def _changed_parts(old: Description, new: Description, of_user: bool) -> Iterator[Change]:
+    has_same_paths = old.paths is new.paths or old.paths == new.paths
+    old_parts = dict(zip(old.paths, old.parts, strict=True))
     changed: set[int] = set()
-    # Most arrays of a tree change alike.
-    of_arrays: dict[Hashable, list[Difference]] = {}
+    changed_paths: set[str] = set()
     rows = zip(new.paths, new.parents, new.parts, strict=True)
     for index, (path, parent, part) in enumerate(rows):
         if parent in changed:
             changed.add(index)
-        elif path not in old_parts:
+            continue
+        before = old_parts.get(path)
+        if before is not part and before != part:
             changed.add(index)
-            found.append(_given(path, parent, "absent", str(part)))
-        else:
-            old_part = old_parts[path]
-            if old_part is part or old_part == part:
-                continue
-            place = _Place(path, _module_around(new, parent), of_user)
-            if isinstance(old_part, ArrayPart) and isinstance(part, ArrayPart):
-                # Nothing in it but the path names the place.
-                alike = (id(old_part), id(part), place.module)
-                if alike not in of_arrays:
-                    of_arrays[alike] = [*_compared(place, old_part, part)]
-                compared = [
-                    Difference(d.category, path, d.old, d.new, d.remedy) for d in of_arrays[alike]
-                ]
-            else:
-                compared = [*_compared(place, old_part, part)]
-            found += compared
-            if compared:
-                changed.add(index)
+            changed_paths.add(path)
+            yield Change(path, before, part, new, parent, of_user)
+    if has_same_paths:
+        return
     remaining = set(new.paths)
     gone: set[int] = set()
-    rows = zip(old.paths, old.parents, old.parts, strict=True)
-    changed_paths = {new.paths[index] for index in changed}
-    for index, (path, parent, part) in enumerate(rows):
+    for index, (path, parent, part) in enumerate(zip(*old, strict=True)):
         if parent in gone or (parent >= 0 and old.paths[parent] in changed_paths):
             gone.add(index)
         elif path not in remaining:
             gone.add(index)
-            found.append(_given(path, parent, str(part), "absent"))
-    if old.paths != new.paths:
-        found += [item for item in _reordered(old, new) if item.path not in changed_paths]
-    return found
+            yield Change(path, part, None, old, parent, of_user)
+    yield from _reordered(old, new, changed_paths)
 
 
-def _reordered(old: Description, new: Description) -> Iterator[Difference]:
-    """Return the dicts that have the same keys in another order."""
+def _reordered(old: Description, new: Description, changed: set[str]) -> Iterator[Change]:
+    """Yield the dicts that have the same keys in another order."""
     old_labels, new_labels = _labels(old), _labels(new)
-    for path, part in zip(new.paths, new.parts, strict=True):
-        before, after = old_labels.get(path, []), new_labels.get(path, [])
-        if before != after and sorted(before) == sorted(after):
+    for path, after in new_labels.items():
+        before = old_labels.get(path, [])
+        if path not in changed and before != after and sorted(before) == sorted(after):
             pairs = enumerate(zip(before, after, strict=True))
             start = next(i for i, (old_label, new_label) in pairs if old_label != new_label)
-            texts = [f"{part} in the order {_some(labels, start)}" for labels in (before, after)]
-            yield Difference(STRUCTURE, path, *texts)
+            part = new.parts[new.paths.index(path)]
+            was, is_now = [
+                NodePart(f"{part} in the order {_some(labels, start)}", None)
+                for labels in (before, after)
+            ]
+            yield Change(path, was, is_now, new, -1, False)
 
 
 def _some(labels: list[str], start: int) -> str:
@@ -176,197 +184,126 @@ def _labels(description: Description) -> dict[str, list[str]]:
     return labels
 
 
-def _given(path: str, parent: int, old: str, new: str) -> Difference:
-    return Difference(ARGUMENT if parent < 0 else STRUCTURE, path, old, new)
+# --- Texts ----------------------------------------------------------------------------------------
 
 
-class _Place(NamedTuple):
-    """The place of a part, and who can change what is there.
-
-    - `path`: where, in the user's names.
-    - `module`: that of the class that holds it; empty for an argument, also inside of containers.
-    - `of_user`: whether the function is the user's.
-    """
-
-    path: str
-    module: str
-    of_user: bool
-
-    @property
-    def is_users(self) -> bool:
-        """True where the code around it is the user's, who can put an array here, say."""
-        return is_users_module(self.module) if self.module else self.of_user
-
-
-def _module_around(description: Description, index: int) -> str:
-    while index >= 0:
-        part = description.parts[index]
-        if isinstance(part, NodePart) and part.module:
-            return part.module
-        index = description.parents[index]
-    return ""
-
-
-def _compared(place: _Place, old: Part, new: Part) -> Iterator[Difference]:
-    path = place.path
-    if isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
-        yield from _compared_arrays(place, old, new)
-    elif isinstance(old, StaticPart) and isinstance(new, StaticPart):
-        yield Difference(STATIC_VALUE, path, *_texts(old, new), _remedy_for_static(place, old, new))
-    elif isinstance(old, ArrayPart) and isinstance(new, StaticPart):
-        remedy = _as_array(place, _dtype_like(old, new), new.is_field)
-        yield Difference(NOW_STATIC, path, str(old), str(new), remedy)
-    elif isinstance(old, StaticPart) and isinstance(new, ArrayPart):
-        yield Difference(NOW_ARRAY, path, str(old), str(new))
-    else:
-        texts = str(old), str(new)
-        if isinstance(old, NodePart) and isinstance(new, NodePart) and texts[0] == texts[1]:
-            # Equal details: another class of the same name.
-            texts = f"{old}{old.detail}", f"{new}{new.detail}"
-        yield Difference(STRUCTURE, path, *texts)
+def differences(found: list[list[Change]]) -> list[Difference]:
+    """Return the text of each cause, with a remedy if there is one."""
+    shown: list[Difference] = []
+    # Most arrays of a tree change alike.
+    of_arrays: dict[Hashable, list[Difference]] = {}
+    for cause in found:
+        first = cause[0]
+        path, old, new = first[:3]
+        if len(cause) > 1 or (first.is_remade and not _is_by_itself(first)):
+            shown.append(_of_remade(cause))
+        elif isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
+            # Only the path names the place.
+            alike = (old, new, first.holder and first.holder.module)
+            if alike not in of_arrays:
+                of_arrays[alike] = [*_of_arrays(first, old, new)]
+            shown += [d._replace(path=path) for d in of_arrays[alike]]
+        elif isinstance(old, ArrayPart) and isinstance(new, StaticPart):
+            remedy = advice.for_array_now_static(first)
+            shown.append(Difference(NOW_STATIC, path, str(old), str(new), remedy))
+        elif isinstance(old, StaticPart) and isinstance(new, ArrayPart):
+            shown.append(Difference(NOW_ARRAY, path, str(old), str(new)))
+        elif isinstance(old, StaticPart) and isinstance(new, StaticPart):
+            texts = _told_apart(old, new)
+            shown.append(Difference(STATIC_VALUE, path, *texts, advice.for_static(first)))
+        else:
+            is_argument = first.parent < 0 and None in (old, new)
+            category = ARGUMENT if is_argument else STRUCTURE
+            shown.append(Difference(category, path, *_told_apart(old, new)))
+    return shown
 
 
-def _texts(old: StaticPart, new: StaticPart) -> tuple[str, str]:
-    if old.text == new.text and old.kind != new.kind:
+def _is_by_itself(change: Change) -> bool:
+    """Return whether the user made an object made anew by itself, not as a part of another."""
+    part, owner = change.new, change.owner
+    assert isinstance(part, StaticPart)
+    if owner is None or advice.is_made_by_user(part):
+        return True
+    # Equinox's wrappers and layers make none.
+    return part.kind == "partial" and owner[1].module.startswith("equinox")
+
+
+def _of_remade(cause: list[Change]) -> Difference:
+    """Return the difference of an object whose parts one call made anew."""
+    first = cause[0]
+    path, node = first.owner or _around_all(cause)
+    parts = [
+        f"`{change.path[len(path) :]}`"
+        + (f" is another {change.new}" if _is_by_itself(change) else "")
+        for change in cause
+    ]
+    text = f"{node}, made anew: {_some(parts, 0)}"
+    return Difference(STATIC_VALUE, path, text, text, advice.for_remade_parts(path, cause))
+
+
+def _around_all(cause: list[Change]) -> tuple[str, NodePart]:
+    """Return the innermost node that holds all parts of a cause."""
+    levels = zip(*[change.around for change in cause], strict=False)
+    *_, (innermost, *_) = itertools.takewhile(lambda nodes: len({p for p, _ in nodes}) == 1, levels)
+    return innermost
+
+
+def _told_apart(old: Part | None, new: Part | None) -> tuple[str, str]:
+    """Return the texts of two parts, with more details if these are equal."""
+    texts = ("absent" if old is None else str(old)), ("absent" if new is None else str(new))
+    if texts[0] != texts[1]:
+        return texts
+    if isinstance(old, NodePart) and isinstance(new, NodePart):
+        return f"{old}{old.detail}", f"{new}{new.detail}"
+    assert isinstance(old, StaticPart)
+    assert isinstance(new, StaticPart)
+    if old.kind != new.kind:
         return f"{old} ({old.kind})", f"{new} ({new.kind})"
-    return str(old), str(new)
+    if old.made_at and new.made_at and old.made_at != new.made_at:
+        return f"{old} ({old.made_at})", f"{new} ({new.made_at})"
+    return texts
 
 
-def _compared_arrays(place: _Place, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
-    path = place.path
+def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
+    path = change.path
     if old.shape != new.shape:
-        remedy = ""
-        if len(old.shape) == len(new.shape) > 0 and old.shape[1:] == new.shape[1:]:
-            remedy = "If its size varies, pad it to a few sizes" if place.is_users else ""
+        remedy = advice.for_shape(change, old, new)
         yield Difference(SHAPE, path, old.shape_text, new.shape_text, remedy)
     if old.dtype != new.dtype:
         yield Difference(DTYPE, path, old.dtype, new.dtype)
     elif old.weak_type != new.weak_type:
-        remedy = (
-            "A weak type comes from a Python number: give it a dtype when it is made, as in "
-            f"`jnp.asarray(..., dtype=jnp.{old.dtype})`"
-            # The user's own array, whoever's function it goes to.
-            if not place.module or place.is_users
-            else ""
-        )
         weak = f"{old.dtype} of weak type"
         texts = (weak, new.dtype) if old.weak_type else (old.dtype, weak)
-        yield Difference(WEAK_TYPE, path, *texts, remedy)
+        yield Difference(WEAK_TYPE, path, *texts, advice.for_weak_type(change, old))
     if old.placement != new.placement:
         anywhere = "where JAX put it"
         yield Difference(PLACEMENT, path, old.placement or anywhere, new.placement or anywhere)
 
 
-_NUMBERS: dict[str, type] = {"int": int, "float": float, "complex": complex}
-
-
-def _as_array(place: _Place, dtype: str | None, is_field: bool) -> str:
-    """Return the advice to make a number an array; empty where the user can't."""
-    if dtype is None or not place.is_users:
-        return ""
-    given = f", dtype=jnp.{dtype}" if dtype else ""
-    unless = ", unless a shape or control flow depends on it"
-    if not place.module:
-        return f"If it varies, pass `jnp.asarray({place.path}{given})`{unless}"
-    where = f", {_NOT_STATIC}" if is_field else ""
-    return f"If it varies, make `{place.path}` an array, `jnp.asarray(...{given})`{where}{unless}"
-
-
-def _dtype_of(*parts: StaticPart) -> str | None:
-    """Return the dtype that JAX gives these numbers; None if some is no number or doesn't fit.
-
-    Without one, the array would be of a weak type, unlike most others that may come here.
-    """
-    kinds = [_NUMBERS.get(part.kind) for part in parts]
-    if None in kinds:
-        return None
-    dtype = jnp.result_type(*kinds)
-    return dtype.name if all(_fits(part, dtype) for part in parts) else None
-
-
-def _dtype_like(old: ArrayPart, new: StaticPart) -> str | None:
-    """Return the dtype with which a number is like the array that was there, if it can be.
-
-    It is empty where a number is so by itself.
-    """
-    try:
-        dtype = jnp.dtype(old.dtype)
-    except TypeError:
-        # A key of random numbers.
-        return None
-    if new.kind == "bool":
-        return dtype.name
-    kind = _NUMBERS.get(new.kind)
-    if kind is None or not jnp.issubdtype(dtype, _WIDEST[kind]) or not _fits(new, dtype):
-        return _dtype_of(new)
-    return "" if old.weak_type and dtype == jnp.result_type(kind) else dtype.name
-
-
-# What must hold of a dtype so that each number of a kind is one of its own.
-_WIDEST: dict[type, type] = {int: jnp.number, float: jnp.inexact, complex: jnp.complexfloating}
-
-
-def _fits(part: StaticPart, dtype: jnp.dtype) -> bool:
-    try:
-        number = _NUMBERS[part.kind](str(part))
-    except ValueError:
-        # A class of the user's, of that name.
-        return False
-    if jnp.issubdtype(dtype, jnp.integer):
-        limits = jnp.iinfo(dtype)
-        return int(limits.min) <= number <= int(limits.max)
-    largest = float(jnp.finfo(dtype).max)
-    return all(
-        abs(value) <= largest or (isinstance(value, float) and not math.isfinite(value))
-        for value in (number.real, number.imag)
-    )
-
-
-def _remedy_for_static(place: _Place, old: StaticPart, new: StaticPart) -> str:
-    once = "make it once, at module level, outside `__init__`"
-    code = new.made_at
-    if new.kind == old.kind == "partial":
-        # The code is that of the function below it.
-        if place.is_users or (code is not None and is_users(code.filename)):
-            return f"A partial equals itself alone: if it should be the same, {once}"
-        return ""
-    if code and code == old.made_at:
-        it = f"It is another object of the same code ({code})"
-        return f"{it}: if it should be the same, {once}" if is_users(code.filename) else ""
-    if not code and not old.made_at and new.is_compared_by_identity:
-        if new.kind != old.kind or not is_users_module(new.module):
-            return ""
-        if _class_of(old) != _class_of(new):
-            return f"A {new.kind} equals itself alone: make it once, and its class"
-        return (
-            f"A {new.kind} equals itself alone: make it once, or give its class an `__eq__` and a "
-            "`__hash__`, as a frozen dataclass has"
-        )
-    return _as_array(place, _dtype_of(old, new), new.is_field)
-
-
-def _class_of(part: StaticPart) -> object:
-    # The key of what is compared by identity begins with it.
-    return part.key[0] if isinstance(part.key, tuple) else None
+def defined_again(place: Place) -> Difference:
+    """Return the difference of a function that is one of several, each defined or made anew."""
+    if place.site:
+        text = f"another function made of the same code ({place.site})"
+    elif place.transformation:
+        text = f"another `jax.{place.transformation}` of an object of `{place.qualname}`"
+    else:
+        text = f"another one of `{place.qualname}`"
+    return Difference(FUNCTION, "", "", f"{text} was traced before", advice.for_function(place))
 
 
 def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
-    """Return the differences, without remedies that only help where nothing of another kind
-    differs.
+    """Return the differences, without remedies that help only where all are of one kind.
 
     A model of another size has other shapes and other static fields: neither should be padded, or
     made an array.
     """
     if len({difference.category for difference in found}) == 1:
         return tuple(found)
-    return tuple(
-        difference._replace(remedy="") if _is_of_size(difference) else difference
-        for difference in found
-    )
+    return tuple(d._replace(remedy="") if _is_of_size(d) else d for d in found)
 
 
 def _is_of_size(difference: Difference) -> bool:
-    return difference.category == SHAPE or _NOT_STATIC in difference.remedy
+    return difference.remedy == advice.PAD or advice.NOT_STATIC in difference.remedy
 
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:

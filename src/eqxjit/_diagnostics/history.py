@@ -1,10 +1,8 @@
 """The history of one function's traces: it explains each by those before."""
 
 import collections
-import inspect
 import types
 import weakref
-from collections.abc import Hashable
 from typing import Any
 
 from .._code.call_site import call_site
@@ -16,24 +14,24 @@ from .._core.events import LOWERING, TRACING, observers
 from .._core.staging import currently_jitting
 from .._interruptions import unless_it_raises
 from .._lock import Lock, Weak
-from .._spec.tree import children, has_tracers
-from .description import UNKNOWN, Description, describe, summary
+from .._spec.tree import has_tracers, leaf_paths
+from .advice import Change
+from .description import UNKNOWN, Description, describe, named_specs, summary
 from .differences import (
     CACHE,
     FUNCTION,
     OF_ARRAYS,
     UNKNOWN_REASON,
     Difference,
+    causes,
     configuration_differences,
+    defined_again,
     differences,
     distance,
     with_apt_remedies,
 )
-from .iterators import log_iterators
 from .jaxpr_size import measure
-from .log import log
-from .outline import outline
-from .storms import Streak, streak_of
+from .log import Streak, log, log_iterators, streak_of
 from .trace import Trace, TraceList
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -43,40 +41,8 @@ _MAX_COMPARED = 16
 # How many parts of descriptions are remembered, a few dozen megabytes: large trees differ in many.
 _MAX_PARTS = 200_000
 
-# How many definitions of functions are remembered, so that a function made anew is recognised.
+# How many places are remembered at which functions are defined.
 _MAX_DEFINITIONS = 256
-
-
-class Definition:
-    """The definition of a Python function: read when a trace asks, without its objects.
-
-    - `number`: tells this function from the others.
-    """
-
-    __slots__ = ("_fun", "_key", "number")
-
-    def __init__(self, fun: types.FunctionType, number: int):
-        self.number = number
-        self._fun = weakref.ref(fun)
-        self._key: tuple[Hashable, ...] | None = None
-
-    def key(self) -> tuple[Hashable, ...]:
-        """Return a key that is equal for functions made of one code with the same captured values.
-
-        As far as these were looked at; empty where it can't be told.
-        """
-        if self._key is None:
-            self._key = unless_it_raises(self._read_key, ())
-        return self._key
-
-    def _read_key(self) -> tuple[Hashable, ...]:
-        # Decorators have one code for all that they decorate.
-        fun: Any = inspect.unwrap(self._fun())  # type: ignore[arg-type]
-        code = fun.__code__
-        captured = [cell.cell_contents for cell in fun.__closure__ or ()]
-        where = (code.co_filename, code.co_firstlineno, code.co_qualname)
-        # Two lambdas on one line may differ in a constant alone.
-        return (*where, hash(code), *outline(captured))
 
 
 class History(TraceHook):
@@ -89,7 +55,7 @@ class History(TraceHook):
     def __init__(self, name: str, place: Place, home: types.FunctionType | None, number: int):
         self.name = name
         self.place = place
-        self._definition = None if home is None else Definition(home, number)
+        self._number = None if home is None else number
         self._lock = Lock()
         #: Those under way. An interrupt may keep one from its end, but not alive.
         self._begun: Weak[Trace] = Weak()
@@ -122,7 +88,7 @@ class History(TraceHook):
 
     def static_differences(self, old: Description, new: Description) -> list[str]:
         """Return how two calls differ in anything but arrays, in words."""
-        found = differences(old, new)
+        found = differences(causes(old, new))
         return [str(difference) for difference in found if difference.category not in OF_ARRAYS]
 
     def begin(self, call: Any, number: int) -> Trace:
@@ -141,12 +107,13 @@ class History(TraceHook):
             earlier = self._explain(trace)
             self._entries[trace] = weakref.ref(call.entry)
             self._begun.add(trace)
-        if earlier is not None and _cause(trace) in (UNKNOWN_REASON, CACHE):
-            path = _first_difference(self._entries[earlier](), call)
+        if earlier is not None and _cause(trace) == CACHE:
+            entry = self._entries[earlier]()
+            # The user's `__eq__` compares, and a node is flattened once more.
+            path = unless_it_raises(lambda: _first_difference(entry, call), "")
             if path:
-                first, *others = trace.differences
-                new = f"{first.new}; the first that differs is `{path}`"
-                trace.differences = (first._replace(new=new), *others)
+                [cause] = trace.differences
+                trace.differences = (cause._replace(new=f"{cause.new}: `{path}`"),)
         return trace
 
     def explain(self, record: Trace) -> str:
@@ -165,7 +132,7 @@ class History(TraceHook):
                 self._n_cleared = max(0, self._n_cleared - 1)
             self._remembered.append(record)
             self._forget_descriptions()
-            _remember_definition(self._definition)
+            self._remember_definition()
 
     def spend(self, record: Trace, phase: str, seconds: float, from_cache: bool) -> None:
         if phase == TRACING:
@@ -205,36 +172,53 @@ class History(TraceHook):
 
     def _explain(self, trace: Trace) -> Trace | None:
         """Fill in how a trace differs from the closest of those before, and return that."""
-        earlier = self._closest(trace)
-        if earlier is None:
-            trace.differences = _defined_again(self._definition, self.place)
+        # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
+        begun = sorted(self._begun.alive(), key=lambda earlier: earlier.number)
+        latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
+        if not latest:
+            trace.differences = self._defined_again()
             return None
-        if trace.configuration == earlier.configuration:
-            trace.configuration = earlier.configuration
+        compared = [self._compared(earlier, trace) for earlier in latest]
+        n_least = min(sum(map(len, each)) for each in compared)
+        closest = [i for i, each in enumerate(compared) if sum(map(len, each)) == n_least]
+        index = min(closest, key=lambda i: distance(latest[i].description, trace.description))
+        earlier, (found, changed) = latest[index], compared[index]
+        trace.configuration = trace.configuration if changed else earlier.configuration
         trace.description = trace.description.sharing(earlier.description)
-        found = self._differences(earlier, trace)
-        trace.differences = found or (_why_it_does_not_serve(earlier, trace),)
+        if UNKNOWN in (earlier.description, trace.description):
+            why = "the arguments are too large to be compared, or can't be"
+            trace.differences = (Difference(UNKNOWN_REASON, "", "", why),)
+        else:
+            shown = with_apt_remedies([*differences(found), *changed])
+            trace.differences = shown or (_why_it_does_not_serve(earlier, trace),)
         is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
         trace.compared_with = None if is_earlier_cleared else earlier.number
         return earlier
 
-    def _closest(self, trace: Trace) -> Trace | None:
-        def how_far(earlier: Trace) -> int:
-            far = distance(earlier.description, trace.description)
-            return far + len(configuration_differences(earlier.configuration, trace.configuration))
+    def _compared(
+        self, earlier: Trace, trace: Trace
+    ) -> tuple[list[list[Change]], list[Difference]]:
+        """Return how two traces differ, in their arguments and in JAX's configuration."""
+        found = causes(earlier.description, trace.description, self.place.is_users)
+        return found, configuration_differences(earlier.configuration, trace.configuration)
 
-        # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
-        begun = sorted(self._begun.alive(), key=lambda earlier: earlier.number)
-        latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
-        return min(latest, key=how_far, default=None)
+    def _defined_again(self) -> tuple[Difference, ...]:
+        """Return why the first trace of a function is none: another one was defined there."""
+        with _last_traced_lock:
+            if self._number is None or self.place.is_loaded:
+                return ()
+            if _last_traced.get(self.place, self._number) == self._number:
+                return ()
+        return (defined_again(self.place),)
 
-    def _differences(self, earlier: Trace, trace: Trace) -> tuple[Difference, ...]:
-        if UNKNOWN in (earlier.description, trace.description):
-            why = "the arguments are too large to be compared, or can't be"
-            return (Difference(UNKNOWN_REASON, "", "", why),)
-        found = differences(earlier.description, trace.description, self.place.is_users)
-        found += configuration_differences(earlier.configuration, trace.configuration)
-        return with_apt_remedies(found)
+    def _remember_definition(self) -> None:
+        if self._number is None:
+            return
+        with _last_traced_lock:
+            _last_traced[self.place] = self._number
+            _last_traced.move_to_end(self.place)
+            if len(_last_traced) > _MAX_DEFINITIONS:
+                _last_traced.popitem(last=False)
 
     def _add_to_streak(self, trace: Trace) -> None:
         """Count a trace among those in a row, which are logged once they are many."""
@@ -250,39 +234,21 @@ def _cause(trace: Trace) -> str | None:
 
 
 def _first_difference(entry: Entry | None, call: Any) -> str:
-    """Return the path at which an entry's spec first differs from a call's; empty if none."""
+    """Return the path of the first static value that differs though it looks the same."""
     if entry is None or entry is call.entry:
         return ""
-
-    def walk(old: Any, new: Any, value: Any, path: str) -> str:
-        if old == new:
-            return ""
-        if type(old) is not tuple or type(new) is not tuple or old[:3] != new[:3]:
-            return path
-        if len(old) != len(new):
-            return path
-        for before, (suffix, spec, child, _) in zip(old[3:], children(new, value), strict=True):
-            found = walk(before, spec, child, path + suffix)
-            if found:
-                return found
-        return path
-
-    def find() -> str:
-        names = [*call.function.signature.path_names(len(call.args)), *sorted(call.kwargs)]
-        values = [*call.args, *[call.kwargs[name] for name in sorted(call.kwargs)]]
-        old = [*entry.spec[3][3:], *entry.spec[4][3:]]
-        new = [*call.spec[3][3:], *call.spec[4][3:]]
-        if len(old) != len(new):
-            return ""
-        found = map(walk, old, new, values, names)
-        return next(filter(None, found), "")
-
-    # Say, a node of the user's that can't be flattened again.
-    return unless_it_raises(find, "")
+    pairs = zip(named_specs(call, entry.spec), named_specs(call, call.spec), strict=True)
+    for (name, old, value), (_, new, _) in pairs:
+        # Of one structure, or there would be more to say.
+        leaves = zip(leaf_paths(old, value, name), leaf_paths(new, value, name), strict=True)
+        for (path, was, _), (_, is_now, _) in leaves:
+            if was != is_now:
+                return path
+    return ""
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
-    """Why a trace doesn't serve a call that looks just like its own."""
+    """Return why a trace doesn't serve a call that looks just like its own."""
     if earlier.invalidation_reasons:
         why = earlier.invalidation_reasons[-1]
     elif earlier.invalidation_reasons is not trace.invalidation_reasons:
@@ -296,30 +262,5 @@ def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
 
 
 # Which function of those defined at one place was traced last.
-_last_traced: collections.OrderedDict[Hashable, int] = collections.OrderedDict()
+_last_traced: collections.OrderedDict[Place, int] = collections.OrderedDict()
 _last_traced_lock = Lock()
-
-
-def _remember_definition(definition: Definition | None) -> None:
-    if definition is None:
-        return
-    key = definition.key()
-    if not key:
-        return
-    with _last_traced_lock:
-        _last_traced[key] = definition.number
-        _last_traced.move_to_end(key)
-        if len(_last_traced) > _MAX_DEFINITIONS:
-            _last_traced.popitem(last=False)
-
-
-def _defined_again(definition: Definition | None, place: Place) -> tuple[Difference, ...]:
-    if definition is None:
-        return ()
-    key = definition.key()
-    with _last_traced_lock:
-        if _last_traced.get(key, definition.number) == definition.number:
-            return ()
-    what = f"another function made of the same code ({place.site}) was traced before"
-    remedy = "Define and wrap it once, outside of loops and of the functions that call it"
-    return (Difference(FUNCTION, "", "", what, remedy if place.is_users else ""),)

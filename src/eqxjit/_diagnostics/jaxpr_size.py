@@ -10,7 +10,7 @@ from .._code.call_site import location
 from .._code.files import LIBRARY_FILES, is_users
 from .._compat import source_line
 from .._core.events import observers
-from .._interruptions import unless_it_raises
+from .._core.traced import NotInFlight
 from .._spec.tree import has_tracers
 from .trace import Trace
 
@@ -69,10 +69,13 @@ def measure(trace: Trace, call: Any, jaxpr: Any) -> None:
     """Fill in the size of a trace made in a call; `jaxpr` is what JAX lowered, if it did."""
     jitted, arrays = call.entry.jitted, call.flat
     # What became part of an outer program is measured there; and asking takes its time.
-    if jaxpr is None and (observers or not has_tracers(arrays)):
-        # No `trace` under `EQX_ON_ERROR=breakpoint`.
-        jaxpr = unless_it_raises(lambda: jitted.trace(*arrays).jaxpr, None)
+    # `EQX_ON_ERROR=breakpoint` jits without a `trace`.
+    asks = (observers or not has_tracers(arrays)) and hasattr(jitted, "trace")
+    if jaxpr is None and asks:
+        try:
+            jaxpr = jitted.trace(*arrays).jaxpr
+        except NotInFlight:
+            # JAX's caches don't hold it: the call failed after it was traced.
+            return
     if jaxpr is not None:
-        found = unless_it_raises(lambda: size_of(jaxpr), None)
-        if found is not None:
-            trace.equations, trace.busiest_line = found
+        trace.equations, trace.busiest_line = size_of(jaxpr)

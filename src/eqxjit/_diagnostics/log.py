@@ -1,33 +1,87 @@
-"""`explain_retraces`: logs why a function was traced once more."""
+"""The log: why a function was traced once more, again and again, or with an iterator.
 
+All messages are warnings of the logger `eqxjit`. Not Python warnings: under `-W error` these would
+fail what works with Equinox.
+"""
+
+import collections
+import functools
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
+from typing import Any
 
-from .._lock import Weak
+from .._code.place import Place
+from .._code.text import times
+from .._lock import Lock
+from .advice import for_iterator
+from .description import StaticPart, holds_iterator
+from .differences import Difference, defined_again
 from .trace import Trace
 
 _logger = logging.getLogger("eqxjit")
 
+# --- `explain_retraces` ---------------------------------------------------------------------------
+
 _OFF = ("", "0", "false", "no", "off")
-_IS_ON = os.environ.get("EQXJIT_EXPLAIN_RETRACES", "").lower() not in _OFF
+
+# Those for which the log explains: of the environment, of a switch, of each `with`.
+_requests: list[object] = []
+if os.environ.get("EQXJIT_EXPLAIN_RETRACES", "").lower() not in _OFF:
+    _requests.append("EQXJIT_EXPLAIN_RETRACES")
 
 
-class _Request:
-    """A request for the log, as long as it lives: that of a `with` dies with it."""
+class _Explaining:
+    """A switch that was set: the end of its `with` sets it back."""
+
+    def __init__(self, on: bool):
+        self._on = on
+        self._before: list[object] = []
+        self._switch()
+
+    def _switch(self) -> None:
+        if self._on:
+            _requests.append(self)
+        else:
+            self._before = [*_requests]
+            _requests.clear()
+
+    def __enter__(self) -> None:
+        # Called again, it is a `with` of its own.
+        if self._on and self not in _requests:
+            self._switch()
+
+    def __exit__(self, *_: object) -> None:
+        if self in _requests:
+            _requests.remove(self)
+        _requests.extend(self._before)
+        self._before = []
+
+    def __call__(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        # A decorator: on only while the function runs.
+        self.__exit__()
+
+        @functools.wraps(fun)
+        def explained(*args: Any, **kwargs: Any) -> Any:
+            with _Explaining(self._on):
+                return fun(*args, **kwargs)
+
+        return explained
+
+    def __repr__(self) -> str:
+        return f"<retraces are {'' if _requests else 'not '}explained in the log>"
 
 
-_requests: Weak[_Request] = Weak()
-
-
-@contextmanager
-def explain_retraces() -> Iterator[None]:
+def explain_retraces(on: bool | Callable[..., Any] = True) -> Any:
     """Log each trace after a function's first: why it was made, and how long it took.
 
-    In the manner of `jax.log_compiles`: a context manager, for all threads; the environment
-    variable `EQXJIT_EXPLAIN_RETRACES=1` has the same effect on a whole process. The messages are
-    warnings of the logger `eqxjit`. Warm calls pay nothing.
+    A switch, a context manager and a decorator, in the manner of `torch.set_grad_enabled`, and for
+    all threads. The environment variable `EQXJIT_EXPLAIN_RETRACES=1` switches it on for a whole
+    process. The messages are warnings of the logger `eqxjit`. Warm calls pay nothing.
+
+    **Arguments:**
+
+    - `on`: `explain_retraces(False)` switches it off.
 
     !!! example
 
@@ -48,25 +102,144 @@ def explain_retraces() -> Iterator[None]:
 
         ```
     """
-    request = _Request()
-    try:
-        _requests.add(request)
-        yield
-    finally:
-        _requests.discard(request)
+    if not isinstance(on, bool) and callable(on):
+        return _Explaining(True)(on)
+    return _Explaining(bool(on))
 
 
 def log(trace: Trace) -> None:
-    """Log a trace that is complete, if that is wanted."""
-    if not (_IS_ON or _requests) or not trace.differences:
+    """Log a trace that is complete, if `explain_retraces` is on."""
+    if not _requests or not trace.differences:
         return
-    what = "traced again" if trace.number > 1 else "traced"
     _logger.warning(
-        "`%s` was %s (trace %d) for the call at %s, in %s.\n%s",
+        "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
         trace.function,
-        what,
+        " again" if trace.number > 1 else "",
         trace.number,
         trace.call_site,
         trace.seconds,
         trace.explanation(),
     )
+
+
+# --- Traced again and again -----------------------------------------------------------------------
+
+# After so many traces in a row that were each for something new, a message.
+_MANY = 10
+
+# How many causes a message names, and how many of those of one trace are counted.
+_MAX_CAUSES = 4
+_MAX_COUNTED = 16
+
+# How many places are remembered at which functions are defined, the most recently used ones.
+_MAX_PLACES = 1024
+
+
+class Streak:
+    """The traces in a row of one function, or the functions in a row defined at one place."""
+
+    def __init__(self, place: Place):
+        self._place = place
+        self._lock = Lock()
+        self._has_function = False
+        self._has_logged = False
+        #: How these differ.
+        self._causes: list[tuple[Difference, ...]] = []
+
+    def restart(self) -> None:
+        """Begin to count anew."""
+        with self._lock:
+            self._causes.clear()
+
+    def add(self, trace: Trace) -> None:
+        """Count a trace, and log the streak once it is long."""
+        with self._lock:
+            if self._has_logged:
+                return
+            self._causes.append(trace.differences)
+            if len(self._causes) < _MANY:
+                return
+            self._has_logged = True
+            message = self._message(trace)
+            self.restart()
+        # Not under the lock: a handler may be anybody's code.
+        _logger.warning("%s", message)
+
+    def add_function(self, trace: Trace) -> None:
+        """Count the first trace of a function, unless it is the first of them all."""
+        with self._lock:
+            is_first, self._has_function = not self._has_function, True
+        if not is_first and not self._place.is_loaded:
+            self.add(trace)
+
+    def _message(self, trace: Trace) -> str:
+        # In how many traces something was a cause, and how it differed the last time.
+        counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        latest: dict[tuple[str, str], Difference] = {}
+        for causes in self._causes:
+            for cause in causes[:_MAX_COUNTED] or (defined_again(self._place),):
+                key = (cause.category, cause.path)
+                counts[key] += 1
+                latest[key] = cause
+        lines = [
+            f"`{trace.function}` was traced {_MANY} times in a row, last for the call at "
+            f"{trace.call_site}:"
+        ]
+        remedies = {""}
+        for key, count in counts.most_common(_MAX_CAUSES):
+            cause = latest[key]
+            lines.append(f"  - {times(count)}, the last time: {cause}")
+            if cause.remedy not in remedies:
+                remedies.add(cause.remedy)
+                lines.append(f"    {cause.remedy}.")
+        if len(counts) > _MAX_CAUSES:
+            lines.append(f"  - and {len(counts) - _MAX_CAUSES} more")
+        lines.append(
+            "Each trace is compiled. Ignore this if you expect only a few more: it is logged once "
+            "per function."
+        )
+        return "\n".join(lines)
+
+
+@functools.lru_cache(maxsize=_MAX_PLACES)
+def streak_of(place: Place) -> Streak:
+    """Return the streak of a place: the same one for each function that is defined there."""
+    return Streak(place)
+
+
+# --- Iterators ------------------------------------------------------------------------------------
+
+# How many iterators are remembered as logged, by their paths.
+_MAX_LOGGED = 1024
+
+_logged: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
+_logged_lock = Lock()
+
+
+def log_iterators(trace: Trace, place: Place, call: Any) -> None:
+    """Log which static values of a complete trace are iterators, each once for a function."""
+    parts = zip(trace.description.paths, trace.description.parts, strict=True)
+    iterators = [
+        (f"`{path}`", part.kind)
+        for path, part in parts
+        if isinstance(part, StaticPart) and part.is_iterator
+    ]
+    if any(map(holds_iterator, call.function.statics)):
+        iterators.append(("the function itself", "partial"))
+    for path, kind in iterators:
+        with _logged_lock:
+            if (place, path, kind) in _logged:
+                continue
+            _logged[place, path, kind] = None
+            if len(_logged) > _MAX_LOGGED:
+                _logged.popitem(last=False)
+        _logger.warning(
+            "`%s`, called at %s: %s. Tracing takes values from it and compiles them in: later "
+            "calls with it take nothing more, and use the same values again.%s",
+            trace.function,
+            trace.call_site,
+            f"{path} holds an iterator"
+            if kind == "partial"
+            else f"{path} is an iterator ({kind}), and static",
+            for_iterator(place),
+        )

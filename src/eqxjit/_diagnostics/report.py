@@ -1,8 +1,6 @@
 """`compile_report`: one table of everything that was compiled, sorted by cost."""
 
 import collections
-import dataclasses
-import io
 import json
 import os
 import pathlib
@@ -10,20 +8,20 @@ import shutil
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .._code.html import block, escape, table
 from .._code.text import counted
-from .._core.events import COMPILING, LOWERING, TRACING, observers
-from .._lock import Lock
+from .._core.events import COMPILING, observers
 from .differences import Difference
-from .timeline import ReportSpan, Timeline, chrome_trace, timeline_html
+from .timeline import Event, ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import Seconds, Trace, TraceList
 
-if TYPE_CHECKING:
-    from rich.console import Console
+# The latest: a span has two, and a trace one more.
+_MAX_EVENTS = 200_000
 
 # Where neither a terminal nor `COLUMNS` says how much room there is.
 _WIDTH = 100
@@ -57,33 +55,24 @@ class ReportRow(NamedTuple):
     reason: str
 
 
-def _width() -> int | None:
-    return None if "COLUMNS" in os.environ else _WIDTH
-
-
-class _Function:
-    """The record of one function so far."""
-
-    def __init__(self) -> None:
-        self.seconds = Seconds()
-        self.n_compiled = 0
-        self.n_cache_hits = 0
-        self.traces: list[Trace] = []
-
-    def row(self, name: str, total: float) -> ReportRow:
-        largest = max(self.traces, key=lambda trace: trace.equations or 0, default=None)
-        return ReportRow(
-            function=name,
-            traces=len(self.traces) or self.n_compiled,
-            seconds=dataclasses.replace(self.seconds),
-            share=self.seconds.total / total if total else 0.0,
-            persistent_cache_hits=self.n_cache_hits,
-            equations=None if largest is None else largest.equations,
-            busiest_line="" if largest is None else largest.busiest_line,
-            reason=_most_repeated(
-                [difference for trace in self.traces for difference in trace.differences]
-            ),
-        )
+def _row(function: str, events: list[Event]) -> ReportRow:
+    """Return the row of a function, without its share."""
+    seconds = Seconds()
+    ended = [(event, event.own_seconds) for event in events if event.own_seconds is not None]
+    for event, own in ended:
+        setattr(seconds, event.phase, getattr(seconds, event.phase) + own)
+    traces = [event.trace for event in events if event.trace is not None]
+    largest = max(traces, key=lambda trace: trace.equations or 0, default=None)
+    return ReportRow(
+        function=function,
+        traces=len(traces) or sum([event.phase == COMPILING for event, _ in ended]),
+        seconds=seconds,
+        share=0.0,
+        persistent_cache_hits=sum([event.from_cache for event, _ in ended]),
+        equations=None if largest is None else largest.equations,
+        busiest_line="" if largest is None else largest.busiest_line,
+        reason=_most_repeated([d for trace in traces for d in trace.differences]),
+    )
 
 
 def _most_repeated(differences: list[Difference]) -> str:
@@ -93,8 +82,6 @@ def _most_repeated(differences: list[Difference]) -> str:
         return f"{category}{where} ({count} times)" if count > 1 else f"{category}{where}"
     return ""
 
-
-_PHASES = (TRACING, LOWERING, COMPILING)
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -128,41 +115,39 @@ class CompileReport:
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._timeline = Timeline()
-        self._functions: collections.defaultdict[str, _Function] = collections.defaultdict(
-            _Function
-        )
+        self._start = time.perf_counter()
+        self._events: collections.deque[Event] = collections.deque(maxlen=_MAX_EVENTS)
 
     # --- As an observer -----------------------------------------------------------------------
 
     def begun(self, function: str, phase: str) -> None:
-        """Begin a span of the timeline."""
-        self._timeline.begun(function, phase)
+        """Note that a phase begins in this thread."""
+        self._add(function, phase)
 
     def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """Add a phase to its function, and to the timeline."""
-        self._timeline.ended(function, phase, from_cache)
-        with self._lock:
-            entry = self._functions[function]
-            setattr(entry.seconds, phase, getattr(entry.seconds, phase) + seconds)
-            entry.n_compiled += phase == COMPILING
-            entry.n_cache_hits += from_cache
+        """Note that a phase ends in this thread."""
+        self._add(function, phase, seconds, from_cache)
 
     def traced(self, trace: Trace) -> None:
-        """Add a trace to its function, and to its spans."""
-        self._timeline.traced(trace)
-        with self._lock:
-            self._functions[trace.function].traces.append(trace)
+        """Note that a trace is complete."""
+        self._add(trace.function, "", None, False, trace)
+
+    def _add(self, *event: Any) -> None:
+        thread = threading.get_ident(), threading.current_thread().name
+        self._events.append(Event(time.perf_counter() - self._start, thread, *event))
 
     # --- The table ----------------------------------------------------------------------------
 
     @property
     def rows(self) -> list[ReportRow]:
         """A row for each function, the costliest first."""
-        with self._lock:
-            total = sum([function.seconds.total for function in self._functions.values()])
-            rows = [function.row(name, total) for name, function in self._functions.items()]
+        by_function: dict[str, list[Event]] = {}
+        for event in self._events.copy():
+            if event.own_seconds is not None or event.trace is not None:
+                by_function.setdefault(event.function, []).append(event)
+        rows = [_row(name, events) for name, events in by_function.items()]
+        total = sum([row.seconds.total for row in rows])
+        rows = [row._replace(share=row.seconds.total / total if total else 0.0) for row in rows]
         return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
 
     @property
@@ -184,11 +169,11 @@ class CompileReport:
 
     @property
     def spans(self) -> list[ReportSpan]:
-        """The phases of all functions, by the time at which they began; the latest 100,000.
+        """The phases of all functions, by the time at which they began; the latest 70,000.
 
         Tracing JAX's own operations within a function is part of that function's span.
         """
-        return self._timeline.spans
+        return spans_of(self._events.copy())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a file, in the format of its suffix.
@@ -231,19 +216,11 @@ class CompileReport:
         if not rows:
             return block("<p>Nothing was compiled.</p>")
         title = f"<p><b>{self.total_seconds:.3g} s of tracing, lowering and compiling</b></p>"
-        phases = [f"{phase} s" for phase in _PHASES]
-        headings = ("function", "traces", *phases, "share", "cached", "size", "traced again for")
+        headings = ("function", *_LAYOUTS[0], "traced again for")
+        shown = [_columns(row) for row in rows]
         cells = [
-            (
-                row.function,
-                row.traces,
-                *(getattr(row.seconds, phase) for phase in _PHASES),
-                f"{row.share:.0%}",
-                row.persistent_cache_hits,
-                "" if row.equations is None else f"{row.equations:,}",
-                row.reason,
-            )
-            for row in rows
+            (row.function, *[texts[heading] for heading in _LAYOUTS[0]], row.reason)
+            for row, texts in zip(rows, shown, strict=True)
         ]
         notes = "".join([f"<p>{escape(note)}</p>" for note in self.notes()])
         return block(title, timeline_html(self.spans), table(headings, cells), notes)
@@ -253,9 +230,11 @@ class CompileReport:
         return TraceList(traces)._repr_html_() if traces else ""
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        self._print_to(text)
-        return text.getvalue()
+        width = shutil.get_terminal_size((_WIDTH, 0)).columns
+        rows = self.rows
+        lines = _table(rows, width) if rows else ["Nothing was compiled."]
+        lines += [line for note in self.notes() for line in textwrap.wrap(note, width)]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         rows = self.rows
@@ -264,40 +243,6 @@ class CompileReport:
         what = counted(len(rows), "function")
         dearest = f"{rows[0].function} {rows[0].share:.0%}"
         return f"<CompileReport: {what} in {self.total_seconds:.3g} s, {dearest}>"
-
-    def _print_to(self, file: Any, console: "Console | None" = None) -> None:
-        try:
-            from rich.console import Console
-        except ImportError:
-            width = shutil.get_terminal_size((_WIDTH, 0)).columns
-            for row in self.rows:
-                line = f"{row.function}: {row.traces} traces, {row.seconds}. {row.reason}"
-                print(textwrap.fill(line, width, subsequent_indent="  "), file=file)
-            for note in self.notes():
-                print(textwrap.fill(note, width, subsequent_indent="  "), file=file)
-            return
-        console = console or Console(file=file, width=_width())
-        console.print(self._table(console.width) if self.rows else "Nothing was compiled.")
-        for note in self.notes():
-            console.print(note, markup=False, highlight=False)
-
-    def _table(self, width: int) -> Any:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        title = f"In all {self.total_seconds:.3g} s of tracing, lowering and compiling"
-        table = Table(box=box.SIMPLE, title=title, padding=(0, 1, 0, 0))
-        table.add_column("function, and why it was traced again", overflow="fold")
-        rows = self.rows
-        columns = _fitting([_columns(row) for row in rows], width)
-        for heading in columns:
-            table.add_column(heading, justify="right", no_wrap=True)
-        for row in rows:
-            texts = _columns(row)
-            function = Text(f"{row.function}\n  {row.reason}" if row.reason else row.function)
-            table.add_row(function, *[texts[heading] for heading in columns])
-        return table
 
 
 def _columns(row: ReportRow) -> dict[str, str]:
@@ -325,14 +270,31 @@ _LAYOUTS = (
 )
 
 
-def _fitting(rows: list[dict[str, str]], width: int) -> tuple[str, ...]:
-    """Return the columns that leave enough room for the first one, none of them cut."""
+def _table(rows: list[ReportRow], width: int) -> list[str]:
+    """Return the lines of the table, none of them longer than that."""
+    cells = [_columns(row) for row in rows]
+    widths: dict[str, int] = {}
+    name_width = 0
     for layout in _LAYOUTS:
-        # With the margin, and a space behind each column.
-        taken = 3 + sum([1 + max(len(h), *(len(row[h]) for row in rows)) for h in layout])
-        if width - taken >= _MIN_NAME_WIDTH:
-            return layout
-    return _LAYOUTS[-1]
+        widths = {h: max(len(h), *[len(row[h]) for row in cells]) for h in layout}
+        # With two spaces before each column.
+        name_width = width - sum([2 + w for w in widths.values()])
+        if name_width >= _MIN_NAME_WIDTH:
+            break
+    texts = [(row.function, f"  {row.reason}") for row in rows]
+    wrapped = [
+        [part for text in each for part in textwrap.wrap(text, name_width, subsequent_indent="  ")]
+        for each in [("function, and why it was traced again",), *texts]
+    ]
+    name_width = max([len(name) for names in wrapped for name in names])
+    total = sum([row.seconds.total for row in rows])
+    lines: list[str] = []
+    for names, row in zip(wrapped, [{h: h for h in widths}, *cells], strict=True):
+        numbers = "".join([f"  {row[h]:>{w}}" for h, w in widths.items()])
+        lines += [f"{names[0]:<{name_width}}{numbers}".rstrip(), *names[1:]]
+    title = f"In all {total:.3g} s of tracing, lowering and compiling"
+    lines.insert(len(wrapped[0]), "─" * len(lines[0]))
+    return [*textwrap.wrap(title, width), *lines]
 
 
 class _Recorder:
@@ -345,8 +307,7 @@ class _Recorder:
 class _Live:
     """An observer that shows the outermost phase under way in each thread.
 
-    - `show`: shows a text.
-    - `hide`: takes what `show` returned away again.
+    - `show`: shows a text; `hide`: takes away again what that returned.
     """
 
     def __init__(self, show: Callable[[str], Any], hide: Callable[[Any], object]):
@@ -368,21 +329,35 @@ class _Live:
         self._local.depth = max(0, depth - 1)
 
     def traced(self, trace: Trace) -> None:
-        """Do nothing: the report says it."""
+        """Do nothing, because the report has it."""
 
 
-def _live_line(progress: Any) -> _Live:
-    """Return a line on a terminal, with the time that the phase has taken already."""
-    return _Live(lambda text: progress.add_task(text, total=None), progress.remove_task)
+@contextmanager
+def _live_line() -> Iterator[list[_Live]]:
+    """Show a line on a terminal, with the time that the phase has taken already."""
+    try:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    except ImportError:
+        yield []
+        return
+    console = Console()
+    if not console.is_terminal:
+        yield []
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield [_Live(lambda text: progress.add_task(text, total=None), progress.remove_task)]
 
 
 def _live_cell(cell: Any) -> _Live:
     """Return a notebook's cell; what comes next takes its place, in the end the report."""
     from IPython.display import HTML
 
-    return _Live(
-        lambda text: cell.update(HTML(block(f"<p>{escape(text)} …</p>"))), lambda shown: None
-    )
+    def show(text: str) -> None:
+        cell.update(HTML(block(f"<p>{escape(text)} …</p>")))
+
+    return _Live(show, lambda shown: None)
 
 
 @contextmanager
@@ -394,8 +369,8 @@ def compile_report() -> Iterator[CompileReport]:
     function are its own: those of another one under `filter_jit` that is traced within its trace
     are in that one's row. Threads add up. On a terminal, a line shows what is under way meanwhile.
 
-    The table and that line are drawn by `rich` (the extra `report`); without it the rows are
-    printed as they are. In a notebook the cell shows the table and the timeline as HTML.
+    That line takes `rich` (the extra `report`). In a notebook the cell shows the table and the
+    timeline as HTML.
 
     **Returns:**
 
@@ -421,21 +396,16 @@ def compile_report() -> Iterator[CompileReport]:
     """
     report = CompileReport()
     display = _notebook_display()
-    if display is not None:
-        cell = display(report, display_id=True)
-        with recording(report, _live_cell(cell)):
-            try:
-                yield report
-            finally:
-                cell.update(report)
-        return
-    progress = _progress()
-    with recording(report, *([] if progress is None else [_live_line(progress)])):
-        try:
-            with progress or nullcontext():
-                yield report
-        finally:
-            report._print_to(None, progress and progress.console)
+    cell = None if display is None else display(report, display_id=True)
+    live = _live_line() if cell is None else nullcontext([_live_cell(cell)])
+    try:
+        with live as others, recording(report, *others):
+            yield report
+    finally:
+        if cell is None:
+            print(report)
+        else:
+            cell.update(report)
 
 
 @contextmanager
@@ -461,17 +431,3 @@ def _notebook_display() -> Any:
     from IPython.display import display
 
     return display
-
-
-def _progress() -> Any:
-    """Return a display of what is under way; None without a terminal."""
-    try:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    except ImportError:
-        return None
-    console = Console()
-    if not console.is_terminal:
-        return None
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)

@@ -3,18 +3,14 @@
 import collections
 import itertools
 import os
-import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .._code.html import escape
 from .._core.events import COMPILING, LOWERING, TRACING
-from .._lock import Lock
 from .trace import Trace
 
-# How many spans are kept, the latest; and how many a page shows, the longest.
-_MAX_KEPT = 100_000
+# How many spans a page shows, the longest.
 _MAX_SHOWN = 3_000
 
 # How much of a page an interval takes in which nothing is compiled, at most.
@@ -60,109 +56,87 @@ class ReportSpan(NamedTuple):
         return "" if self.trace is None else self.trace.reason
 
 
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        #: Function, phase and start of the spans under way, outside in.
-        self.begun: list[tuple[str, str, float]] = []
-        #: The ended spans whose trace isn't complete yet: their places among all spans.
-        self.waiting: dict[str, list[int]] = {}
+class Event(NamedTuple):
+    """One event of a report: a phase begins or ends, or a trace is complete.
 
+    - `time`, `thread`: when, from the beginning of the report, and in which thread, by its number
+        and its name.
+    - `function`, `phase`: of which function; the phase of a trace is empty.
+    - `own_seconds`: how long a phase that ends took, without what was compiled within it; None
+        where one begins.
+    - `from_cache`: whether the program came from JAX's persistent cache.
+    - `trace`: the trace that is complete.
+    """
 
-class Timeline:
-    """A recorder of spans: it is told of the beginning and the end of each phase."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-        self._lock = Lock()
-        self._spans: collections.OrderedDict[int, ReportSpan] = collections.OrderedDict()
-        self._n_ended = 0
-        self._thread = _Thread()
-
-    def begun(self, function: str, phase: str) -> None:
-        """Note that a phase begins in this thread."""
-        under_way = self._thread.begun
-        if phase == TRACING and not any(other == function for other, _, _ in under_way):
-            # Those of a trace that failed.
-            self._thread.waiting.pop(function, None)
-        under_way.append((function, phase, time.perf_counter()))
-
-    def ended(self, function: str, phase: str, from_cache: bool) -> None:
-        """Add the span of a phase that ends in this thread."""
-        now, begun = time.perf_counter(), self._thread.begun
-        # An interrupt may have kept those above it from their end.
-        while begun and begun[-1][:2] != (function, phase):
-            begun.pop()
-        if not begun:
-            return
-        _, _, start = begun.pop()
-        around = [phase for phase, _ in itertools.groupby(begun, key=lambda span: span[:2])]
-        if around and around[-1] == (function, phase):
-            # JAX and eqxjit both report a trace: one span.
-            return
-        span = ReportSpan(
-            function,
-            phase,
-            start - self._start,
-            now - start,
-            threading.current_thread().name,
-            len(around),
-            from_cache,
-            None,
-        )
-        with self._lock:
-            self._n_ended += 1
-            self._spans[self._n_ended] = span
-            if len(self._spans) > _MAX_KEPT:
-                self._spans.popitem(last=False)
-            self._thread.waiting.setdefault(function, []).append(self._n_ended)
-
-    def traced(self, trace: Trace) -> None:
-        """Add a trace to the spans that it is made of."""
-        with self._lock:
-            for place in self._thread.waiting.pop(trace.function, ()):
-                if place in self._spans:
-                    self._spans[place] = self._spans[place]._replace(trace=trace)
+    time: float
+    thread: tuple[int, str]
+    function: str
+    phase: str = ""
+    own_seconds: float | None = None
+    from_cache: bool = False
+    trace: Trace | None = None
 
     @property
-    def spans(self) -> list[ReportSpan]:
-        """All spans, by their start."""
-        with self._lock:
-            return sorted(self._spans.values(), key=lambda span: (span.start, span.depth))
+    def of(self) -> tuple[str, str]:
+        """The function and the phase."""
+        return self.function, self.phase
+
+
+def spans_of(events: Iterable[Event]) -> list[ReportSpan]:
+    """Return the spans between events, by their start."""
+    spans: list[ReportSpan] = []
+    # By thread: the phases under way, outside in; and the places of the ended ones, by function,
+    # whose trace isn't complete yet.
+    threads: Any = collections.defaultdict(lambda: ([], collections.defaultdict(list)))
+    for event in events:
+        under_way, waiting = threads[event.thread]
+        if event.trace is not None:
+            for place in waiting.pop(event.function, ()):
+                spans[place] = spans[place]._replace(trace=event.trace)
+        elif event.own_seconds is None:
+            if event.phase == TRACING and all(e.function != event.function for e in under_way):
+                # Those of a trace that failed.
+                waiting.pop(event.function, None)
+            under_way.append(event)
+        else:
+            # An interrupt may have kept those above it from their end.
+            while under_way and under_way[-1].of != event.of:
+                under_way.pop()
+            if not under_way:
+                continue
+            start = under_way.pop().time
+            around = [of for of, _ in itertools.groupby(under_way, key=lambda e: e.of)]
+            if around[-1:] == [event.of]:
+                # JAX and eqxjit both report a trace: one span.
+                continue
+            seconds, thread = event.time - start, event.thread[1]
+            waiting[event.function].append(len(spans))
+            spans.append(
+                ReportSpan(*event.of, start, seconds, thread, len(around), event.from_cache, None)
+            )
+    return sorted(spans, key=lambda span: (span.start, span.depth))
 
 
 def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
     """Return spans in the Trace Event Format, which Perfetto and `chrome://tracing` open."""
     threads = {name: i for i, name in enumerate(dict.fromkeys(span.thread for span in spans), 1)}
     pid = os.getpid()
+    names = [("process_name", 0, "eqxjit"), *[("thread_name", i, n) for n, i in threads.items()]]
     events: list[dict[str, Any]] = [
-        {"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": "eqxjit"}}
-    ]
-    events += [
-        {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
-        for name, tid in threads.items()
+        {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+        for what, tid, name in names
     ]
     for span in spans:
         args: dict[str, Any] = {"phase": span.phase}
         if span.phase == COMPILING:
             args["from_persistent_cache"] = span.from_persistent_cache
         if span.trace is not None:
-            args |= {
-                "trace": span.trace.number,
-                "reason": span.reason,
-                "call_site": str(span.trace.call_site),
-            }
-        events.append(
-            {
-                "name": f"{span.function} ({span.phase})",
-                "cat": span.phase,
-                "ph": "X",
-                "ts": span.start * 1e6,
-                "dur": span.seconds * 1e6,
-                "pid": pid,
-                "tid": threads[span.thread],
-                "args": args,
-            }
-        )
+            site = str(span.trace.call_site)
+            args |= {"trace": span.trace.number, "reason": span.reason, "call_site": site}
+        name = f"{span.function} ({span.phase})"
+        times = {"ts": span.start * 1e6, "dur": span.seconds * 1e6}
+        place = {"pid": pid, "tid": threads[span.thread]}
+        events.append({"name": name, "cat": span.phase, "ph": "X", **times, **place, "args": args})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -171,27 +145,26 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
     if not spans:
         return ""
     shown = sorted(spans, key=lambda span: span.seconds)[-_MAX_SHOWN:]
-    shown.sort(key=lambda span: (span.start, span.depth))
     scale = _Scale(spans)
     note = (
         f" The {len(shown):,} longest of {len(spans):,} spans." if len(shown) < len(spans) else ""
     )
-    keys = "".join(
-        [
-            f' <span style="background-color:{colour};color:#111111;white-space:nowrap">'
-            f"&ensp;{phase}&ensp;</span>"
-            for phase, colour in _COLOURS.items()
-        ]
-    )
-    parts = [f"<p>{scale.seconds:.3g} s from the first trace to the last program.{note}{keys}</p>"]
-    lanes = dict.fromkeys(span.thread for span in shown)
-    for lane in lanes:
-        own = [span for span in shown if span.thread == lane]
-        if len(lanes) > 1:
-            parts.append(f"<div>{escape(lane)}</div>")
-        for depth in range(1 + max([span.depth for span in own])):
-            bars = [_span_bar(span) for span in own if span.depth == depth]
-            parts.append(_row(scale, bars if depth else [*bars, *map(_gap_bar, scale.gaps)]))
+    keys = [
+        f' <span style="background-color:{colour};color:#111111;white-space:nowrap">'
+        f"&ensp;{phase}&ensp;</span>"
+        for phase, colour in _COLOURS.items()
+    ]
+    title = f"{scale.seconds:.3g} s from the first trace to the last program.{note}{''.join(keys)}"
+    rows: dict[str, dict[int, list[_Bar]]] = {}
+    for span in sorted(shown, key=lambda span: (span.start, span.depth)):
+        rows.setdefault(span.thread, {}).setdefault(span.depth, []).append(_span_bar(span))
+    parts = [f"<p>{title}</p>"]
+    for thread, by_depth in rows.items():
+        if len(rows) > 1:
+            parts.append(f"<div>{escape(thread)}</div>")
+        for depth in range(1 + max(by_depth)):
+            gaps = [] if depth else [_gap_bar(gap) for gap in scale.gaps]
+            parts.append(_row(scale, [*by_depth.get(depth, []), *gaps]))
         parts.append('<div style="clear:both;height:8px"></div>')
     return "".join(parts)
 
@@ -204,26 +177,23 @@ class _Scale:
     """
 
     def __init__(self, spans: Sequence[ReportSpan]):
-        start = end = min(span.start for span in spans)
+        self._start = end = min(span.start for span in spans)
         idle: list[tuple[float, float]] = []
         for span in sorted(spans, key=lambda span: span.start):
             if span.start > end:
                 idle.append((end, span.start))
             end = max(end, span.start + span.seconds)
-        self.seconds = end - start
+        self.seconds = end - self._start
         busy = self.seconds - sum([after - before for before, after in idle])
         self._widest = max(busy, 1e-9) * _WIDEST_GAP
         self.gaps = [gap for gap in idle if gap[1] - gap[0] > self._widest]
-        self._start = start
         self._width = max(self._shortened(end), 1e-9)
 
     def _shortened(self, at: float) -> float:
         cut = 0.0
         for before, after in self.gaps:
-            if at >= after:
-                cut += after - before - self._widest
-            elif at > before:
-                cut += (at - before) * (1 - self._widest / (after - before))
+            share = min(max(at - before, 0.0) / (after - before), 1.0)
+            cut += share * (after - before - self._widest)
         return at - self._start - cut
 
     def percent(self, at: float) -> float:
@@ -232,12 +202,7 @@ class _Scale:
 
 
 class _Bar(NamedTuple):
-    """A bar of the chart.
-
-    - `start`, `end`: in seconds.
-    - `colour`, `text`: of the bar.
-    - `title`: what is shown where the pointer is on it.
-    """
+    """A bar of the chart: an interval in seconds, its colour, its text, and its tooltip."""
 
     start: float
     end: float
@@ -274,9 +239,7 @@ def _span_bar(span: ReportSpan) -> _Bar:
     if span.from_persistent_cache:
         details.append("from JAX's persistent cache")
     if span.trace is not None:
-        details += [
-            f"trace {span.trace.number}: {span.reason}",
-            f"called at {span.trace.call_site}",
-        ]
+        details.append(f"trace {span.trace.number}: {span.reason}")
+        details.append(f"called at {span.trace.call_site}")
     end = span.start + span.seconds
     return _Bar(span.start, end, _COLOURS[span.phase], span.function, "\n".join(details))

@@ -2,14 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from .._code.call_site import CallSite
 from .._code.html import block, escape, table
 from .description import UNKNOWN, Description, summary
-from .differences import (
-    Difference,
-    listed,
-)
+from .differences import Difference, listed
 
 
 @dataclasses.dataclass
@@ -70,6 +68,8 @@ class Trace:
     is_ahead_of_time: bool = False
     #: Why the entry that it made was given up, once it was; shared with the entry.
     invalidation_reasons: list[str] = dataclasses.field(default_factory=list)
+    #: Of a copy: the arguments and their summary.
+    _texts: tuple[dict[str, str], str] | None = None
 
     @property
     def reason(self) -> str:
@@ -82,14 +82,31 @@ class Trace:
 
         Empty for trees that are too large to be described, and for old traces of large trees.
         """
+        if self._texts is not None:
+            return self._texts[0]
         if self.description == UNKNOWN:
             return {}
         return dict(zip(self.description.paths, map(str, self.description.parts), strict=True))
 
+    @property
+    def summary(self) -> str:
+        """The arguments in a few words."""
+        if self._texts is not None:
+            return self._texts[1]
+        return ", ".join(summary(self.description))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the keys by which parts are compared, which refer to classes weakly.
+        state = {**vars(self), "_texts": (dict(self.arguments), self.summary)}
+        del state["description"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, description=UNKNOWN)
+
     def __repr__(self) -> str:
-        arguments = ", ".join(summary(self.description))
         return (
-            f"<trace {self.number} of {self.function}({arguments}) at {self.call_site}: "
+            f"<trace {self.number} of {self.function}({self.summary}) at {self.call_site}: "
             f"{self.reason}; {self.seconds}>"
         )
 
@@ -126,7 +143,7 @@ class TraceList(list[Trace]):
                 "\n".join(listed(trace.differences, with_remedies=True)) or "first trace",
                 trace.call_site,
                 trace.seconds.total,
-                ", ".join(summary(trace.description)),
+                trace.summary,
             )
             for trace in self
         ]

@@ -1,15 +1,20 @@
-"""Each hint, followed to the letter, leads to no further trace; there is none that can't be."""
+"""Each remedy, followed to the letter, leads to no further trace; there is none that can't be."""
 
+import collections
 import dataclasses
+import enum
 import functools
 import importlib.util
 import itertools
+import signal
 import sys
 import textwrap
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import eqxjit
@@ -221,6 +226,273 @@ def test_pass_what_an_iterator_yields(caplog):
     assert_no_further_trace(g, [(X, jnp.asarray(i)) for i in itertools.islice(numbers, 5)])
 
 
+# --- Each kind of object ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    rate: object = 1.0
+    inner: object = None
+
+
+class ConfigModule(eqx.Module):
+    rate: object
+
+
+class Point(NamedTuple):
+    rate: object
+
+
+class Mode(enum.Enum):
+    TRAIN, EVAL = 1, 2
+
+
+class Holder(eqx.Module):
+    forward: object
+
+
+def own_optimizer():
+    def init(params):
+        return ()
+
+    def update(grads, state, params=None):
+        return grads, state
+
+    return optax.GradientTransformation(init, update)
+
+
+def own_activations():
+    return [lambda x: x, lambda x: x + 1]
+
+
+def activated():
+    return Model(config=(lambda x: x), rate=jnp.ones(2))
+
+
+def chained(rate=1e-3):
+    return optax.chain(optax.clip(1.0), optax.adam(rate))
+
+
+ADAM = chained()
+INJECTED = optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
+
+
+def injected(rate):
+    state = INJECTED.init(X)
+    state.hyperparams["learning_rate"] = jnp.asarray(rate, jnp.float32)
+    return INJECTED, state
+
+
+def array(rate):
+    return jnp.asarray(rate, jnp.float32)
+
+
+LINEAR = eqx.nn.Linear(3, 3, key=jax.random.key(0))
+ACTIVATIONS = own_activations()
+PARTIAL = functools.partial(jnp.dot, 2.0)
+
+OWN_ARGUMENT = "as an argument of its own"
+
+#: What the calls pass, part of the remedy, and what they pass that follow it, in turn; a number
+#: that varies is `i`.
+KINDS = {
+    "dataclass": (lambda i: Config(float(i)), OWN_ARGUMENT, lambda i: (Config(), array(i))),
+    "dataclass, as a Module": (
+        lambda i: Config(float(i)),
+        "make `Config` an `equinox.Module`",
+        lambda i: ConfigModule(array(i)),
+    ),
+    "dataclass in a dict": (
+        lambda i: {"c": Config(float(i))},
+        "make `Config` an `equinox.Module`",
+        lambda i: {"c": ConfigModule(array(i))},
+    ),
+    "tuple in a dataclass": (
+        lambda i: Config(("rate", float(i))),
+        OWN_ARGUMENT,
+        lambda i: (Config(), array(i)),
+    ),
+    "dataclass in a dataclass": (
+        lambda i: Config(inner=Config(float(i))),
+        OWN_ARGUMENT,
+        lambda i: (Config(), array(i)),
+    ),
+    "dataclass in a static field": (
+        lambda i: Model(config=Config(float(i))),
+        OWN_ARGUMENT,
+        lambda i: (Model(config=Config()), array(i)),
+    ),
+    "dataclass in a field": (
+        lambda i: Model(rate=Config(float(i))),
+        "make `Config` an `equinox.Module`",
+        lambda i: Model(rate=ConfigModule(array(i))),
+    ),
+    "named tuple": (lambda i: Point(float(i)), "make `x.rate` an array", lambda i: Point(array(i))),
+    "optimiser": (lambda i: chained(), "make `x` once", lambda i: ADAM),
+    "optimiser, of another rate": (
+        lambda i: chained(1e-3 * i),
+        "`optax.inject_hyperparams`",
+        lambda i: injected(1e-3 * i),
+    ),
+    "optimiser in a tuple": (lambda i: (chained(),), "make `x[0]` once", lambda i: (ADAM,)),
+    "optimiser in a field": (
+        lambda i: Holder(chained()),
+        "make `x.forward` once",
+        lambda i: Holder(ADAM),
+    ),
+    "optimiser's function": (lambda i: chained().update, "make `x` once", lambda i: ADAM.update),
+    "optimiser of the user's": (
+        lambda i: own_optimizer(),
+        "make them, or `x`, once",
+        lambda i: OWN_OPTIMIZER,
+    ),
+    "functions of one call": (
+        lambda i: own_activations(),
+        "make them, or `x`, once",
+        lambda i: ACTIVATIONS,
+    ),
+    "partial, once": (lambda i: functools.partial(jnp.dot, 2.0), "make it once", lambda i: PARTIAL),
+    "partial": (
+        lambda i: functools.partial(jnp.dot, 2.0),
+        "use `eqx.Partial`",
+        lambda i: eqx.Partial(jnp.dot, 2.0),
+    ),
+    "jitted partial in a field": (
+        lambda i: Holder(eqxjit.filter_jit(functools.partial(jnp.dot, 2.0))),
+        "use `eqx.Partial`",
+        lambda i: Holder(eqxjit.filter_jit(eqx.Partial(jnp.dot, 2.0))),
+    ),
+    "partial that Equinox jits, in a field": (
+        lambda i: Holder(eqx.filter_jit(functools.partial(jnp.dot, 2.0))),
+        "use `eqx.Partial`",
+        lambda i: Holder(eqx.filter_jit(eqx.Partial(jnp.dot, 2.0))),
+    ),
+    "lambda in JAX's partial": (
+        lambda i: jax.tree_util.Partial(lambda x: x),
+        "make it once",
+        lambda i: JAX_PARTIAL,
+    ),
+    "transformed Module": (
+        lambda i: {"f": jax.vmap(LINEAR)},
+        "Use `eqx.filter_vmap`",
+        lambda i: {"f": eqx.filter_vmap(LINEAR)},
+    ),
+    "transformed method": (
+        lambda i: {"f": jax.vmap(LINEAR.__call__)},
+        "pass the Linear as an argument",
+        lambda i: {"f": LINEAR},
+    ),
+    "jitted lambda in a field": (
+        lambda i: Holder(eqxjit.filter_jit(lambda x: x)),
+        "make it once",
+        lambda i: Holder(JITTED),
+    ),
+    "object of a library": (lambda i: object(), "make `x` once", lambda i: X),
+}
+JAX_PARTIAL = jax.tree_util.Partial(lambda x: x)
+OWN_OPTIMIZER = own_optimizer()
+JITTED = eqxjit.filter_jit(lambda x: x)
+
+
+@pytest.mark.parametrize(("make", "advice", "follow"), KINDS.values(), ids=KINDS)
+def test_each_remedy_is_followed(make, advice, follow):
+    f = eqxjit.filter_jit(lambda x: X)
+    f(make(1))
+    remedy = hint(f, make(2))
+    assert advice in remedy
+    # One cause, and one remedy.
+    assert len(f.traces()[-1].differences) == 1, f.traces()[-1].explanation()
+    assert_no_further_trace(f, [(follow(i),) for i in range(3, 6)])
+
+
+def capturing(n):
+    return lambda x: x * n
+
+
+class Plain:
+    def __init__(self, n):
+        self.n = n
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (Mode.TRAIN, Mode.EVAL),
+        (signal.SIGINT, signal.SIGTERM),
+        ("a", "b"),
+        (True, False),
+        (jnp.float32, jnp.int32),
+        (jnp.sin, jnp.cos),
+        (capturing(1), capturing(2)),
+        (Plain(1), Plain(2)),
+        (functools.partial(max, 1), functools.partial(max, 2)),
+        (collections.deque([1]), collections.deque([2])),
+        (Config("a"), Config("b")),
+        (frozenset({1}), frozenset({2})),
+    ],
+    ids=lambda pair: type(pair[0]).__name__,
+)
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"a": [x]}, lambda x: Model(config=x)])
+def test_values_that_differ_are_not_to_be_made_once(pair, wrap):
+    old, new = pair
+    if isinstance(old, collections.deque):
+        old, new = Model(config=old), Model(config=new)
+    f = eqxjit.filter_jit(lambda x: X)
+    f(wrap(old))
+    remedy = hint(f, wrap(new))
+    assert remedy == ""
+    [difference] = f.traces()[-1].differences
+    assert difference.old != difference.new
+
+
+@pytest.mark.parametrize(
+    ("transform", "filtered"),
+    [
+        (jax.vmap, eqx.filter_vmap),
+        (jax.grad, eqx.filter_grad),
+        (jax.value_and_grad, eqx.filter_value_and_grad),
+    ],
+)
+def test_a_transformed_module(transform, filtered, caplog):
+    model = eqx.nn.MLP(3, "scalar", 4, 1, key=jax.random.key(0))
+    x = jnp.ones((2, 3)) if transform is jax.vmap else jnp.ones(3)
+    for _ in range(12):
+        f = eqxjit.filter_jit(transform(model))
+        f(x)
+    name = transform.__name__
+    [message] = caplog.messages
+    assert f"another `jax.{name}` of an object of `MLP`" in message
+    assert f"Use `eqx.{filtered.__name__}`" in message
+    for _ in range(3):
+        g = eqxjit.filter_jit(filtered(model))
+        g(x)
+    assert g.cache_info().traces == 1
+
+
+def test_a_partial_that_is_wrapped_again_and_again(caplog):
+    for _ in range(12):
+        eqxjit.filter_jit(functools.partial(jnp.dot, 2.0))(X)
+    [message] = caplog.messages
+    assert "use `eqx.Partial`" in message
+    for _ in range(3):
+        f = eqxjit.filter_jit(eqx.Partial(jnp.dot, 2.0))
+        f(X)
+    assert f.cache_info().traces == 1
+
+
+def test_functions_loaded_from_files_are_not_one_defined_again(tmp_path, caplog):
+    models = [eqx.nn.Linear(3, 3, key=jax.random.key(i)) for i in range(2)]
+    for i, model in enumerate(models):
+        eqxjit.freeze(model).save(tmp_path / str(i), X)
+    exported = jax.export.export(jax.jit(lambda x: x + 1))(X).serialize()
+    with eqxjit.explain_retraces():
+        for i in range(24):
+            loaded = eqxjit.load(tmp_path / str(i % 2))
+            assert loaded(X).tolist() == models[i % 2](X).tolist()
+            eqxjit.filter_jit(jax.export.deserialize(exported).call)(X)
+    assert caplog.messages == []
+
+
 # --- A library's ------------------------------------------------------------------------------
 
 
@@ -285,13 +557,8 @@ OF_LIBRARY = {
     "a weak type in its class": lambda lib, i: OWN(
         lib.Solver(ys=jnp.asarray(1.0) if i else jnp.float32(1))
     ),
-    "its lambda": lambda lib, i: OWN(lib.make_callable()),
-    "its lambda in its class": lambda lib, i: OWN(lib.Solver(fun=lib.make_callable())),
-    "its partial in its class": lambda lib, i: OWN(lib.Solver(fun=lib.make_partial())),
     "its partial for its function": lambda lib, i: lib.solve(X, fun=lib.make_partial()),
-    "its object": lambda lib, i: OWN(lib.Identity()),
-    "a builtin's object": lambda lib, i: OWN(object()),
-    "JAX's callable": lambda lib, i: OWN(jax.jit(jnp.linalg.norm)),
+    "its lambda for its function": lambda lib, i: lib.solve(X, fun=lib.make_callable()),
     "Equinox's layer": lambda lib, i: OWN(eqx.nn.Dropout(0.1 * (i + 1))),
 }
 
@@ -317,6 +584,19 @@ def test_no_advice_about_what_a_library_made(call, library):
 OF_USER = {
     "a lambda for its function": (lambda lib: lib.solve(X, fun=lambda x: x), "make it once"),
     "a lambda in its class": (lambda lib: OWN(lib.Solver(fun=lambda x: x)), "make it once"),
+    # The user's call has it made.
+    "its lambda": (lambda lib: OWN(lib.make_callable()), "make `model` once"),
+    "its lambda in its class": (
+        lambda lib: OWN(lib.Solver(fun=lib.make_callable())),
+        "make `model` once",
+    ),
+    "its partial in its class": (
+        lambda lib: OWN(lib.Solver(fun=lib.make_partial())),
+        "make `model` once",
+    ),
+    "its object": (lambda lib: OWN(lib.Identity()), "make `model` once"),
+    "a builtin's object": (lambda lib: OWN(object()), "make `model` once"),
+    "JAX's callable": (lambda lib: OWN(jax.jit(jnp.linalg.norm)), "make `model` once"),
 }
 
 

@@ -1,0 +1,282 @@
+"""Says what to do about a difference: every remedy is here, and `test_advice.py` follows each.
+
+There is none for what only the author of a library could change.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from .._code.files import is_users, is_users_module
+from .._code.place import Place
+from .description import ArrayPart, Description, NodePart, Part, StaticPart
+
+#: Where differences of several kinds come together, this part of a remedy doesn't help.
+NOT_STATIC = "in a field that isn't static"
+PAD = "If its size varies, pad it to a few sizes"
+
+_UNLESS = ", unless a shape or control flow depends on it"
+
+
+class Change(NamedTuple):
+    """A part that differs between two calls.
+
+    - `path`: where, in the user's names.
+    - `old`, `new`: the part there, None where there is none.
+    - `description`, `parent`: what it is a part of, and the index there of the part that holds it.
+    - `of_user`: whether the function is the user's.
+    """
+
+    path: str
+    old: Part | None
+    new: Part | None
+    description: Description
+    parent: int
+    of_user: bool
+
+    @property
+    def around(self) -> list[tuple[str, NodePart]]:
+        """The nodes that hold it, and their paths, outside in."""
+        paths, parents, parts = self.description
+        nodes: list[tuple[str, Any]] = []
+        index = self.parent
+        while index >= 0:
+            nodes.append((paths[index], parts[index]))
+            index = parents[index]
+        return nodes[::-1]
+
+    @property
+    def holder(self) -> NodePart | None:
+        """The innermost node around it that is no builtin container; None in an argument."""
+        return next((node for _, node in reversed(self.around) if node.module), None)
+
+    @property
+    def is_users(self) -> bool:
+        """True where the code around it is the user's, who can put an array here, say."""
+        holder = self.holder
+        return self.of_user if holder is None else is_users_module(holder.module)
+
+    @property
+    def is_remade(self) -> bool:
+        """True for objects that look alike, but equal themselves alone."""
+        old, new = self.old, self.new
+        return (
+            isinstance(old, StaticPart)
+            and isinstance(new, StaticPart)
+            and old.equals_itself_alone
+            and new.equals_itself_alone
+            and (old.text, old.kind, old.made_at) == (new.text, new.kind, new.made_at)
+        )
+
+    @property
+    def owner(self) -> tuple[str, NodePart] | None:
+        """The outermost object of a library's class that holds it: the user made that."""
+        found = None
+        for path, node in reversed(self.around):
+            if node.module and is_users_module(node.module):
+                break
+            if node.module:
+                found = path, node
+        return found
+
+
+def is_made_by_user(part: StaticPart) -> bool:
+    """Return whether the user wrote the code of a callable, or the class of anything else."""
+    return is_users(part.made_at.filename) if part.made_at else is_users_module(part.module)
+
+
+# --- Objects that are made anew -------------------------------------------------------------------
+
+_ONCE = "once, at module level, outside `__init__`"
+
+
+_PARTIAL = ", or use `eqx.Partial`, which compares by its parts"
+
+
+def for_remade(change: Change) -> str:
+    """Return what to do about one object that equals itself alone."""
+    old, new = change.old, change.new
+    assert isinstance(old, StaticPart)
+    assert isinstance(new, StaticPart)
+    if not (change.of_user or is_made_by_user(new)):
+        return ""
+    path = change.path.removesuffix(".__wrapped__")
+    once = f"make it {_ONCE}"
+    if new.kind == "partial":
+        return f"A `functools.partial` equals itself alone: {once}{_PARTIAL * new.has_equal_parts}"
+    if new.transformed:
+        return _filtered(new.maker, new.transformed)
+    if not is_made_by_user(new):
+        return _make_owner_once(change, path)
+    if new.made_at:
+        same = f"It is another object of the same code ({new.made_at})"
+        return f"{same}: if it should be the same, {once}"
+    if _class_of(old) != _class_of(new):
+        return f"A {new.kind} equals itself alone: make it once, and its class"
+    return (
+        f"A {new.kind} equals itself alone: make it once, or give its class an `__eq__` and a "
+        "`__hash__`, as a frozen dataclass has"
+    )
+
+
+def for_remade_parts(path: str, changes: list[Change]) -> str:
+    """Return what to do about objects that one call made, and that `path` holds."""
+    parts = [change.new for change in changes]
+    if any(isinstance(part, StaticPart) and is_made_by_user(part) for part in parts):
+        return f"If they should be the same, make them, or `{path}`, {_ONCE}"
+    return _make_owner_once(changes[0], path) if changes[0].of_user else ""
+
+
+def _make_owner_once(change: Change, path: str) -> str:
+    remedy = f"If it should be the same, make `{path}` once, and pass that each time"
+    holder, part = change.holder, change.new
+    modules = [holder and holder.module, isinstance(part, StaticPart) and part.module]
+    if any(module and module.partition(".")[0] == "optax" for module in modules):
+        remedy += "; `optax.inject_hyperparams` makes a learning rate an array of its state"
+    return remedy
+
+
+def _class_of(part: StaticPart) -> object:
+    return part.key[0] if isinstance(part.key, tuple) else None
+
+
+def _filtered(name: str, kind: str) -> str:
+    filtered = f"filter_{name}"
+    use = f"`eqx.{filtered}`" if hasattr(eqx, filtered) else "Equinox's transformations"
+    return (
+        f"`jax.{name}` makes a function that isn't a pytree: the arrays of the {kind} in it are "
+        f"constants, and each is traced anew. Use {use}, or pass the {kind} as an argument"
+    )
+
+
+def for_function(place: Place) -> str:
+    """Return what to do about a function that is defined, or made, again and again."""
+    if place.transformation:
+        return _filtered(place.transformation, place.qualname)
+    if place.is_partial and "<" not in place.qualname:
+        return f"A `functools.partial` equals itself alone: make it once{_PARTIAL}"
+    if not place.is_users:
+        return ""
+    return (
+        "Define and wrap it once, outside of loops and of the functions that call it, and pass "
+        "what varies as arrays"
+    )
+
+
+# --- Numbers --------------------------------------------------------------------------------------
+
+_NUMBERS: dict[str, type] = {"int": int, "float": float, "complex": complex}
+
+
+def for_static(change: Change) -> str:
+    """Return what to do about a static value that is another now."""
+    old, new = change.old, change.new
+    assert isinstance(old, StaticPart)
+    assert isinstance(new, StaticPart)
+    if change.is_remade:
+        return for_remade(change)
+    return _as_array(change, _dtype_of(old, new), new.is_field)
+
+
+def for_array_now_static(change: Change) -> str:
+    """Return what to do about a static value where an array was."""
+    old, new = change.old, change.new
+    assert isinstance(old, ArrayPart)
+    assert isinstance(new, StaticPart)
+    return _as_array(change, _dtype_like(old, new), new.is_field)
+
+
+def _as_array(change: Change, dtype: str | None, is_field: bool) -> str:
+    """Return the advice to make a number an array; empty where the user can't."""
+    if dtype is None or not change.is_users:
+        return ""
+    path = change.path
+    argument = f", dtype=jnp.{dtype}" if dtype else ""
+    opaque = [node for _, node in change.around if node.is_opaque]
+    if opaque:
+        # An array in it couldn't be hashed.
+        remedy = f"pass `jnp.asarray({path}{argument})` as an argument of its own"
+        # In a static field a Module couldn't hold arrays either.
+        if len(opaque) == 1 and not opaque[0].is_field:
+            remedy += f", or make `{opaque[0]}` an `equinox.Module` with such an array"
+        return f"If it varies, {remedy}{_UNLESS}"
+    if change.holder is None:
+        return f"If it varies, pass `jnp.asarray({path}{argument})`{_UNLESS}"
+    where = f", {NOT_STATIC}" if is_field else ""
+    return f"If it varies, make `{path}` an array, `jnp.asarray(...{argument})`{where}{_UNLESS}"
+
+
+def _dtype_of(*parts: StaticPart) -> str | None:
+    """Return the dtype that JAX gives these numbers; None if some is no number or doesn't fit.
+
+    Without one, the array would be of a weak type, unlike most others that may come here.
+    """
+    kinds = [_NUMBERS.get(part.kind) for part in parts]
+    if None in kinds:
+        return None
+    dtype = jnp.result_type(*kinds)
+    return dtype.name if all(_fits(part, dtype) for part in parts) else None
+
+
+def _dtype_like(old: ArrayPart, new: StaticPart) -> str | None:
+    """Return the dtype with which a number is like the array that was there, if it can be.
+
+    It is empty where a number is so by itself.
+    """
+    try:
+        dtype = jnp.dtype(old.dtype)
+    except TypeError:
+        # A key of random numbers.
+        return None
+    if new.kind == "bool":
+        return dtype.name
+    kind = _NUMBERS.get(new.kind)
+    if kind is None or not jnp.issubdtype(dtype, _WIDEST[kind]) or not _fits(new, dtype):
+        return _dtype_of(new)
+    return "" if old.weak_type and dtype == jnp.result_type(kind) else dtype.name
+
+
+# What must hold of a dtype so that each number of a kind is one of its own.
+_WIDEST: dict[type, type] = {int: jnp.number, float: jnp.inexact, complex: jnp.complexfloating}
+
+
+def _fits(part: StaticPart, dtype: jnp.dtype) -> bool:
+    if part.module != "builtins":
+        # A class of the user's, of that name.
+        return False
+    number = _NUMBERS[part.kind](str(part))
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return int(limits.min) <= number <= int(limits.max)
+    largest = float(jnp.finfo(dtype).max)
+    return all(
+        abs(value) <= largest or (isinstance(value, float) and not math.isfinite(value))
+        for value in (number.real, number.imag)
+    )
+
+
+# --- Arrays ---------------------------------------------------------------------------------------
+
+
+def for_shape(change: Change, old: ArrayPart, new: ArrayPart) -> str:
+    """Return what to do about another shape."""
+    is_length = len(old.shape) == len(new.shape) > 0 and old.shape[1:] == new.shape[1:]
+    return PAD if is_length and change.is_users else ""
+
+
+def for_weak_type(change: Change, old: ArrayPart) -> str:
+    """Return what to do about another weak type."""
+    # The user's own array, whoever's function it goes to.
+    if change.holder is not None and not change.is_users:
+        return ""
+    return (
+        "A weak type comes from a Python number: give it a dtype when it is made, as in "
+        f"`jnp.asarray(..., dtype=jnp.{old.dtype})`"
+    )
+
+
+def for_iterator(place: Place) -> str:
+    """Return what to do about an iterator, as a further sentence."""
+    return " Pass what it yields instead, as arrays." if place.is_users else ""
