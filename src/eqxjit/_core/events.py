@@ -119,10 +119,11 @@ def close_trace(entry: Any) -> OpenTrace | None:
     for index in reversed(range(len(traces))):
         if traces[index].call.entry is entry:
             trace = traces[index]
-            # Others of the entry are left over from interrupts, and would keep its arrays.
             traces[:] = [other for other in traces[:index] if other.call.entry is not entry]
-            if not traces and not is_staging() and in_flight() is None:
-                # Else a phase that was interrupted would seem to go on.
+            if not is_staging() and in_flight() is None:
+                # Others are left over from interrupts: they would keep arrays alive, and their
+                # phases would seem to go on.
+                traces.clear()
                 _state.nested.clear()
             return trace
     return None
@@ -161,6 +162,19 @@ def _push_phase() -> None:
     del _state.nested[:-_MOST_OPEN]
 
 
+def _pop_phase() -> float:
+    """Return the seconds of what was nested in the innermost phase, which ends."""
+    # A call that a hook makes in between may empty the list.
+    innermost = _state.nested[-1:]
+    del _state.nested[-1:]
+    return sum(innermost)
+
+
+def _add_nested(seconds: float) -> None:
+    if _state.nested:
+        _state.nested[-1] += seconds
+
+
 def _begin_phase(function: str, phase: str) -> None:
     _push_phase()
     for observer in observers.alive():
@@ -168,9 +182,8 @@ def _begin_phase(function: str, phase: str) -> None:
 
 
 def _end_phase(function: str, phase: str, seconds: float, from_cache: bool) -> None:
-    nested = _state.nested.pop() if _state.nested else 0.0
-    if _state.nested:
-        _state.nested[-1] += seconds
+    nested = _pop_phase()
+    _add_nested(seconds)
     for observer in observers.alive():
         observer.ended(function, phase, max(0.0, seconds - nested), from_cache)
 
@@ -243,8 +256,7 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
     if phase is None:
         return
     if phase == TRACING and len(_state.nested) > 1:
-        nested = _state.nested.pop()
-        _state.nested[-1] += nested
+        _add_nested(_pop_phase())
         return
     if phase == LOWERING and _state.show_warning is not None:
         show, _state.show_warning = _state.show_warning, None
