@@ -81,7 +81,12 @@ class Weak(Generic[T]):
     def alive(self) -> list[T]:
         """Return the objects, to which another thread may add at any moment."""
         # The copy is made in one step.
-        return [value for ref in self._refs.copy() if (value := ref()) is not None]
+        values = []
+        for ref in self._refs.copy():
+            value = ref()
+            if value is not None:
+                values.append(value)
+        return values
 
 
 _locks: Weak[Lock] = Weak()

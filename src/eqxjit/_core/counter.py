@@ -94,14 +94,14 @@ class TraceCounter:
     - `check`: raises, for `(args, kwargs)` that the function itself refuses; tried before the rest.
     """
 
-    def __init__(self, name: str, max_traces: int | None, hook: TraceHook):
+    def __init__(self, name: str, max_traces: int | None, hook: TraceHook, lock: Lock):
         self.name = name
         self.hook = hook
         self.n_traces = 0
         self.why_sealed = ""
         self.check: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
         self._max_traces = max_traces
-        self._lock = Lock()
+        self._lock = lock
         #: Those under way. An interrupt may keep one from its end, but not alive.
         self._begun: Weak[Any] = Weak()
 

@@ -1,10 +1,8 @@
 """The function under a wrapper without its arrays, and the table of its entries."""
 
-import collections
 import functools
 import inspect
 import types
-import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +13,7 @@ from .._lock import Lock
 from .._spec.tree import Spec, combine, count_arrays, split
 from .errors import not_callable, raise_for_arguments
 from .options import Options
-from .table import Table, home_of, names_of, table_of
+from .table import Table, home_of, names_of, table_of, tables_of
 
 _choosing = Lock()
 
@@ -33,36 +31,14 @@ _NOTHING = _nothing.__code__.replace(
 
 
 class _Definition(NamedTuple):
-    """What is read of a function, and the same for all that have its spec."""
+    """A reading of a function: it is the same for all that have its spec."""
 
     signature: Signature
     place: Place
-    home: weakref.ref[types.FunctionType] | None
 
 
-# Of the latest functions: much code wraps where it calls, and reading a signature takes longer.
-_definitions: collections.OrderedDict[Spec, _Definition] = collections.OrderedDict()
-_MAX_DEFINITIONS = 256
-
-
-def _definition_of(fun: Any, spec: Spec) -> _Definition:
-    definition = _definitions.get(spec)
-    if definition is None:
-        definition = _read(fun)
-        # Any other callable may be referred to by its spec, which must not outlive it.
-        if not isinstance(fun, types.FunctionType):
-            return definition
-        with _choosing:
-            _definitions[spec] = definition
-            if len(_definitions) > _MAX_DEFINITIONS:
-                _definitions.popitem(last=False)
-    return definition
-
-
-def _read(fun: Any) -> _Definition:
-    home = home_of(fun)
-    home_ref = None if home is None else weakref.ref(home)
-    return _Definition(Signature(fun, *names_of(fun)), place_of(fun, home), home_ref)
+def _definition_of(fun: Any, home: types.FunctionType | None) -> _Definition:
+    return _Definition(Signature(fun, *names_of(fun)), place_of(fun, home))
 
 
 class Function:
@@ -102,9 +78,14 @@ class Function:
         self.keeps_arrays = table is not None
         self._stand_ins: tuple[Any, Any] | None = None
         self._table = table
-        # A frozen function's spec holds its arrays.
-        definition = _definition_of(fun, spec) if table is None else _read(fun)
-        self._home = None if definition.home is None else definition.home()
+        self._home = home_of(fun)
+
+        def define() -> _Definition:
+            return _definition_of(fun, self._home)
+
+        # Much code wraps where it calls, and reading a signature takes longer than such a call.
+        # But a frozen function's spec holds its arrays.
+        definition = tables_of(self._home).get(spec, define) if table is None else define()
         self._place = definition.place
         self.signature = definition.signature if table is None else table.signature
         self.attributes = {

@@ -6,7 +6,7 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -22,13 +22,15 @@ from .counter import TraceCounter, make_hook
 from .entry import Entry
 from .options import Options
 
+T = TypeVar("T")
+
 # Under this name a function has its tables in its `__dict__`: a plain cycle, which Python
 # frees, where a `WeakKeyDictionary` whose values refer to their key would keep it for good.
 _ATTRIBUTE = "__eqxjit_tables__"
 
 # How many differently wrapped forms of one function (`filter_grad(f)`, `partial(f, ...)`, other
-# options), and how many functions that have no `__dict__`, share entries.
-_MAX_TABLES = 128
+# options), and how many functions that have no `__dict__`, share entries: a form has two keys.
+_MAX_TABLES = 256
 
 #: How many structures of a function take turns at full speed; the slow path serves others.
 MAX_FAST = 64
@@ -124,13 +126,11 @@ class Table(_Watched):
         self.options = options
         self.place = place
         hook = make_hook(signature.label, place, home, number)
-        self.counter = TraceCounter(signature.label, options.max_traces, hook)
+        self.counter = TraceCounter(signature.label, options.max_traces, hook, self.lock)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         #: The callers of wrappers that have generated functions, which change with `fasts`.
         self.linked: Weak[Any] = Weak()
-        #: Weak references to the static objects of the function itself.
-        self.watches: list[weakref.ref[Any]] = []
         self._n_hits = 0
         self._n_slow = 0
         self._clock = itertools.count()
@@ -261,26 +261,26 @@ class Table(_Watched):
 
 
 class _Tables(_Watched):
-    """The tables of one function, the most recently used last."""
+    """The tables of one function, and what was read of it, the most recently used last."""
 
     def __init__(self, owner: object | None):
         super().__init__()
         self.owner = None if owner is None else weakref.ref(owner)
-        self.by_key: collections.OrderedDict[Hashable, Table] = collections.OrderedDict()
+        self.by_key: collections.OrderedDict[Hashable, tuple[Any, Any]] = collections.OrderedDict()
         self.number = next(_serial)
         _all_tables.add(self)
 
-    def get(self, key: Hashable, make: Callable[[], Table]) -> Table:
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what was made for a key, or is made now."""
         with self.lock:
             self._drop_dead()
-            table = self.by_key.get(key)
-            if table is None:
-                table = self.by_key[key] = make()
-                table.watches = self.watch(key)
+            found = self.by_key.get(key)
+            if found is None:
+                found = self.by_key[key] = make(), self.watch(key)
             self.by_key.move_to_end(key)
             if len(self.by_key) > _MAX_TABLES:
                 self.by_key.popitem(last=False)
-            return table
+            return found[0]
 
     def _drop(self, key: Hashable) -> None:
         self.by_key.pop(key, None)
@@ -306,6 +306,21 @@ def _clear_tables() -> None:
 clear_with_equinox(_clear_tables)
 
 
+def tables_of(home: types.FunctionType | None) -> _Tables:
+    """Return the tables of what has this function below it, which hold nothing at first."""
+    if home is None:
+        return _homeless
+    tables = vars(home).get(_ATTRIBUTE)
+    # `functools.wraps` copies a function's `__dict__` to another one.
+    if tables is None or tables.owner() is not home:
+        made = _Tables(home)
+        # Another thread may be first.
+        tables = vars(home).setdefault(_ATTRIBUTE, made)
+        if tables is None or tables.owner() is not home:
+            tables = vars(home)[_ATTRIBUTE] = made
+    return tables
+
+
 def table_of(
     home: types.FunctionType | None,
     place: Place,
@@ -314,17 +329,7 @@ def table_of(
     options: Options,
 ) -> Table:
     """Return the table of a function with this spec, made if there is none."""
-    if home is None:
-        tables = _homeless
-    else:
-        tables = vars(home).get(_ATTRIBUTE)
-        # `functools.wraps` copies a function's `__dict__` to another one.
-        if tables is None or tables.owner() is not home:
-            made = _Tables(home)
-            # Another thread may be first.
-            tables = vars(home).setdefault(_ATTRIBUTE, made)
-            if tables is None or tables.owner() is not home:
-                tables = vars(home)[_ATTRIBUTE] = made
+    tables = tables_of(home)
 
     def make() -> Table:
         return Table(signature, options, place, home, tables.number)

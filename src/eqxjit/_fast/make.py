@@ -1,4 +1,7 @@
-"""Makes fast paths: in C where that is built, in generated Python elsewhere."""
+"""Makes fast paths: in C where that is built, in generated Python elsewhere.
+
+Each is tried on the call that it is made for: where it doesn't do the same, the slow path serves.
+"""
 
 import itertools
 import operator
@@ -11,10 +14,9 @@ import numpy as np
 from .._compat import ArrayImpl, flatten_one_level, native_back_end, unflatten_node
 from .._interruptions import raise_if_interruption
 from .._spec.static import Opaque, same
-from .._spec.tree import ARRAY, DICT
+from .._spec.tree import ARRAY, DICT, split
 from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL
 from .source import FastSource, TooLarge, write
-from .verify import does_the_same
 
 _native = native_back_end()
 
@@ -116,7 +118,7 @@ def fast_path(
         except (RecursionError, MemoryError) as error:
             raise_if_interruption(error, make)
             return None
-    return fast if does_the_same(fast, call, output, result) else None
+    return fast if _does_the_same(fast, call, output, result) else None
 
 
 def native_fast(call: Any, jitted: Any) -> Any:
@@ -128,6 +130,92 @@ def native_fast(call: Any, jitted: Any) -> Any:
     return _native.Fast(
         entry, jitted, args, kwargs, entry.outs, uses, entry.n_arrays, entry.n_first, entry.n_fun
     )
+
+
+# --- The trial ------------------------------------------------------------------------------------
+
+
+class _NoMatch(Exception):
+    """The guards don't hold for the call that the fast path was made for."""
+
+
+class _Caller:
+    """A stand-in for the wrapper's caller: nothing but a match is expected."""
+
+    def interrupted(self, error: BaseException, *_: Any) -> Any:
+        raise error
+
+    def failed_fast(self, error: BaseException, *_: Any) -> Any:
+        raise error
+
+    def settle_fast(self, *_: Any) -> Any:
+        raise _NoMatch
+
+
+def _does_the_same(fast: Any, call: Any, output: Any, result: Any) -> bool:
+    """Return whether a fast path does what the slow path did with a call.
+
+    **Arguments:** as of `fast_path`.
+    """
+    try:
+        passed, made = _run(fast, call, output)
+    except _NoMatch:
+        # What ran has changed the arguments.
+        return False
+    except Exception as error:
+        # The user's flatten or `hash`, after what ran has changed the arguments.
+        raise_if_interruption(error, lambda: split((call.args, call.kwargs)))
+        return False
+    if made is None and result is not None:
+        return False
+    flat = call.flat
+    if len(passed) != len(flat) or not all(map(_is_passed, passed, flat)):
+        return False
+    spec, arrays, statics = split(made, is_input=False)
+    expected_spec, expected_arrays, expected_statics = split(result, is_input=False)
+    return (
+        spec == expected_spec
+        and len(arrays) == len(expected_arrays)
+        and all(one is other for one, other in zip(arrays, expected_arrays, strict=True))
+        and len(statics) == len(expected_statics)
+    )
+
+
+def _is_passed(passed: Any, array: Any) -> bool:
+    # A warm call copies NumPy arrays.
+    return passed is array or (issubclass(type(array), np.ndarray) and type(passed) is type(array))
+
+
+def _run(fast: Any, call: Any, output: Any) -> tuple[list[Any], Any]:
+    """Return the arrays that a fast path passes on, and what it makes of an output."""
+    passed: list[Any] = []
+
+    def jitted(*arrays: Any) -> Any:
+        passed.extend(arrays)
+        return output
+
+    def otherwise(*_: Any, **__: Any) -> Any:
+        raise _NoMatch
+
+    if not hasattr(fast, "written"):
+        matched = fast.match(call.fun_arrays, *call.args, **call.kwargs)
+        if matched is None:
+            raise _NoMatch
+        arrays, statics = matched
+        return arrays, fast.make(output, (*call.function.statics, *statics))
+    run = fast.written.make(
+        _Caller(),
+        otherwise,
+        jitted,
+        itertools.repeat(None),
+        *call.fun_arrays,
+        *call.function.statics,
+    )
+    made = run(*call.args, **call.kwargs)
+    return passed, made
+
+
+# --- Wrappers -------------------------------------------------------------------------------------
 
 
 def link(caller: Any, fasts: list[Any]) -> Any:
