@@ -262,13 +262,6 @@ def test_packing_copies():
     assert not leaf.is_deleted()
 
 
-def test_a_packed_in_a_packed():
-    tree = [eqxjit.pack(mlp()), jnp.ones(3)]
-    packed = eqxjit.pack(tree)
-    assert packed.unpack()[0].layout is tree[0].layout
-    assert_same(packed.unpack()[0].unpack(), tree[0].unpack())
-
-
 def test_state_of_batch_norm():
     norm, state = nodes.batch_norm()
     x = jr.normal(jr.key(0), (4, 2))
@@ -596,7 +589,7 @@ def test_wrong_repacks_are_refused(change, texts):
 
 def test_static_values_are_compared_by_type():
     packed = eqxjit.pack(model(sizes=(1,)))
-    with pytest.raises(ValueError, match=r"tree\.sizes`? was \(1,\); here, it is \(True,\)"):
+    with pytest.raises(ValueError, match=r"`tree\.sizes\[0\]` was 1; here, it is True"):
         packed.repack(model(sizes=(True,)))
     with pytest.raises(ValueError, match=r"tree\[1\]` was 1; here, it is 1.0"):
         eqxjit.pack([jnp.ones(2), 1]).repack([jnp.ones(2), 1.0])
@@ -674,10 +667,7 @@ def test_inference_mode_is_of_the_unpacked():
     packed = eqxjit.pack([mlp(), eqx.nn.Dropout(0.5)])
     with pytest.raises(TypeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
         eqx.nn.inference_mode((packed, None))
-    # Python's own look-up finds nothing, as it should.
-    assert not hasattr(packed, "inference")
-    assert getattr(packed, "inference", None) is None
-    with pytest.raises(AttributeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
+    with pytest.raises(TypeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
         packed.inference  # noqa: B018
     unpacked = eqx.nn.inference_mode(packed.unpack())
     assert eqxjit.pack(unpacked).unpack()[1].inference
@@ -721,8 +711,10 @@ def test_nothing_to_pack(tree):
 
 def test_packing_twice():
     packed = eqxjit.pack(mlp())
-    with pytest.raises(ValueError, match=r"is packed already.*`unpack` it first"):
-        eqxjit.pack(packed)
+    for tree, path in [(packed, "tree"), ([1, {"a": (packed,)}], r"tree\[1\]\['a'\]\[0\]")]:
+        match = rf"`{path}`, Packed\(.*, is packed already.*`unpack` it first"
+        with pytest.raises(ValueError, match=match):
+            eqxjit.pack(tree)
     again = eqxjit.pack(packed.unpack(), max_leaf_bytes=0)
     assert_same(again.unpack(), packed.unpack())
 

@@ -81,9 +81,9 @@ class LeafType:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """The place in which an array of the tree is kept.
+    """The place of an array of the tree.
 
-    - `type`: what it is.
+    - `type`: that of the array.
     - `array`: which of the arrays of a `Packed` holds it.
     - `row`: its place in that buffer; None where the array is the leaf itself.
     """
@@ -98,7 +98,7 @@ class Layout:
 
     - `treedef`, `leaves`: the pytree, with a `Slot` in the place of each array.
     - `members`: for each array of a `Packed`, the indices of the leaves in it.
-    - `content`: what tells it from others.
+    - `content`: its key, under which it is interned.
     """
 
     content: "_Content"
@@ -151,7 +151,7 @@ class Layout:
         return tuple(arrays)
 
     def tree(self, arrays: Sequence[Any]) -> Any:
-        """Return the tree of which the arrays of a `Packed` are; None in the place of one stays."""
+        """Return the tree of the arrays of a `Packed`, with None where it has None."""
         leaves = list(self.leaves)
         for indices, array in zip(self.members, arrays, strict=True):
             found = self._leaves_in(array, [self.leaves[index] for index in indices])
@@ -188,9 +188,9 @@ class Layout:
         found = [LeafType.of(leaf) if is_array(leaf) else leaf for leaf in leaves]
         if _content_spec(treedef, found) == _content_spec(self.treedef, expected):
             return
-        path, old, new = _first_difference(
-            tree_unflatten(self.treedef, expected), tree_unflatten(treedef, found)
-        )
+        path, old, new = _difference(
+            "tree", tree_unflatten(self.treedef, expected), tree_unflatten(treedef, found)
+        ) or ("tree", "one", "another")
         raise ValueError(
             "`repack` takes a tree of the same structure, shapes and dtypes as the one that was "
             f"packed. There, `{path}` was {old}; here, it is {new}. Pack the tree anew with "
@@ -203,7 +203,7 @@ class _ChangeableLayout(Layout):
 
     @property
     def content(self) -> "_Content":  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What tells it from others now."""
+        """The key of the layout as it is now."""
         return _Content(_content_spec(self.treedef, self.leaves))
 
     def __eq__(self, other: object) -> bool:
@@ -220,7 +220,7 @@ class _ChangeableLayout(Layout):
 
 
 class _Content:
-    """What tells layouts apart: the spec of the pytree, with a `Slot` for each array.
+    """The key of a layout: the spec of the pytree, with a `Slot` for each array.
 
     Interned, so that two of the same tree are one object, which compares by its address.
     """
@@ -361,58 +361,43 @@ def _place(leaf: Any) -> Hashable:
 
 # --- Comparing --------------------------------------------------------------------------------
 
-_ABSENT = "absent"
+_ABSENT = object()
 
 
-def _first_difference(old: Any, new: Any) -> tuple[str, str, str]:
-    """Return the path of what differs in two trees, leaves first, and what it is in each."""
-    pending = [("tree", old, new)]
-    of_metadata = []
-    while pending:
-        path, old, new = pending.pop()
-        old_children, old_treedef = _one_level(old)
-        new_children, new_treedef = _one_level(new)
-        is_leaf = old_treedef.node_data() is None or new_treedef.node_data() is None
-        if type(old) is not type(new) or (is_leaf and freeze(old) != freeze(new)):
-            return path, _text(old), _text(new)
-        if is_leaf:
-            continue
-        for key in {**old_children, **new_children}:
-            if key not in new_children:
-                return path + key, _text(old_children[key]), _ABSENT
-            if key not in old_children:
-                return path + key, _ABSENT, _text(new_children[key])
-        if _metadata_of(old) != _metadata_of(new):
-            of_metadata.append(_metadata_difference(path, old, new))
-        pending += [
-            (path + key, child, new_children[key]) for key, child in reversed(old_children.items())
-        ]
-    return of_metadata[0]
+def _difference(path: str, old: Any, new: Any) -> tuple[str, str, str] | None:
+    """Return where two trees differ first, with what is there in each; None if they don't."""
+    differs = path, _text(old), _text(new)
+    if type(old) is not type(new):
+        return differs
+    olds, news = _one_level(old), _one_level(new)
+    if olds is None or news is None:
+        return differs if freeze(old) != freeze(new) else None
+    for key in {**olds, **news}:
+        found = _difference(path + key, olds.get(key, _ABSENT), news.get(key, _ABSENT))
+        if found is not None:
+            return found
+    _, *metadata = flatten_one_level(old) or ((),)
+    _, *others = flatten_one_level(new) or ((),)
+    if freeze(metadata) != freeze(others):
+        return path, _text(old), "of that type, with other metadata"
+    return None
 
 
-def _one_level(node: Any) -> tuple[dict[str, Any], PyTreeDef]:
+def _one_level(node: Any) -> dict[str, Any] | None:
+    """Return the children of a node by their keys, also the static ones of a Module."""
+    if isinstance(node, eqx.Module):
+        values = fields_of(node)
+        names = [field.name for field in dataclasses.fields(type(node))]
+        return {f".{name}": values[name] for name in names if name in values}
     keyed, treedef = tree_flatten_with_path(node, is_leaf=lambda child: child is not node)
-    return {keystr(path): child for path, child in keyed}, treedef
-
-
-def _metadata_of(node: Any) -> Hashable:
-    _, metadata = flatten_one_level(node) or ((), None)
-    return freeze(metadata)
-
-
-def _metadata_difference(path: str, old: Any, new: Any) -> tuple[str, str, str]:
-    if isinstance(old, eqx.Module):
-        for name in [
-            f.name for f in dataclasses.fields(type(old)) if f.metadata.get("static", False)
-        ]:
-            values = [fields_of(module).get(name) for module in (old, new)]
-            if freeze(values[0]) != freeze(values[1]):
-                return f"{path}.{name}", short(values[0]), short(values[1])
-    return path, f"of type {type(old).__name__}", "of that type, with other metadata"
+    if treedef.node_data() is None:
+        return None
+    return {keystr(path): child for path, child in keyed}
 
 
 def _text(node: Any) -> str:
+    if node is _ABSENT:
+        return "absent"
     if node is None or isinstance(node, LeafType):
         return str(node)
-    _, treedef = _one_level(node)
-    return short(node) if treedef.node_data() is None else f"of type {type(node).__name__}"
+    return short(node) if _one_level(node) is None else f"of type {type(node).__name__}"
