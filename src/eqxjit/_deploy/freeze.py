@@ -1,6 +1,5 @@
 """`freeze`: a function with its arrays compiled in, for inference with weights that stay."""
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable
@@ -29,14 +28,12 @@ from .._core.wrapper import (
     register_wrapper,
 )
 from .._fast.signature import Signature
-from .._interruptions import unless_it_raises
-from .._spec.static import CONSTANTS, referents, same
-from .._spec.static import freeze as freeze_static
 from .._spec.tree import combine, resplit, split
 from .load import SavedFunction
 from .load import load as read
 from .save import Path, is_symbolic
 from .save import save as write
+from .snapshot import copy_static
 
 OtherShapes = Literal["compile", "raise"]
 
@@ -289,7 +286,7 @@ register_partial(_Partial)
 def _snapshot(tree: Any) -> Any:
     """Return a copy of a tree: of its arrays, and of static containers, as far as they can be."""
     spec, arrays, statics = split(tree)
-    return combine(spec, map(_copy_array, arrays), map(_copy_static, statics))
+    return combine(spec, map(_copy_array, arrays), map(copy_static, statics))
 
 
 def _copy_array(array: Any) -> jax.Array:
@@ -300,17 +297,6 @@ def _copy_array(array: Any) -> jax.Array:
         )
     # A copy, since the original may be donated, or changed in place if it is NumPy's.
     return jnp.copy(array)
-
-
-def _copy_static(value: Any) -> Any:
-    if type(value) in CONSTANTS or type(value).__eq__ is object.__eq__:
-        return value
-    frozen = freeze_static(value)
-    # What compares by identity is no other object in the copy.
-    memo = {id(referent): referent for referent in referents(frozen)}
-    # An object of the user's may be one that can't be copied.
-    copied = unless_it_raises(lambda: copy.deepcopy(value, {**memo}), value)
-    return copied if unless_it_raises(lambda: same(copied, frozen), False) else value
 
 
 def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ that comparing two `Packed` compares two addresses, however large the trees are.
 """
 
 import collections
-import copy
 import dataclasses
 import math
 import weakref
@@ -28,8 +27,8 @@ from jax.tree_util import (
 from .._code.text import array_text, short
 from .._compat import PyTreeDef, fields_of, flatten_one_level, is_sharded_aval
 from .._lock import Lock
-from .._spec.static import CONSTANTS, THEMSELVES, freeze, register_reader
-from .._spec.tree import Static, is_array
+from .._spec.static import freeze, register_reader
+from .._spec.tree import is_array
 from .._spec.tree import split as split_tree
 from .buffers import Shape, is_computable, is_key, join, key_data_shape, split
 
@@ -101,11 +100,10 @@ class Layout:
     - `content`: its key, under which it is interned.
     """
 
-    content: "_Content"
-
-    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...]):
+    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], content: "_Content"):
         self.treedef = treedef
         self.leaves = leaves
+        self.content = content
         by_array: dict[int, list[int]] = collections.defaultdict(list)
         for index, slot in self.slots():
             by_array[slot.array].append(index)
@@ -198,24 +196,6 @@ class Layout:
         )
 
 
-class _ChangeableLayout(Layout):
-    """A layout with static values that can change in place, and that is therefore looked into."""
-
-    @property
-    def content(self) -> "_Content":  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The key of the layout as it is now."""
-        return _Content(_content_spec(self.treedef, self.leaves))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ChangeableLayout) and other.content == self.content
-
-    def __hash__(self) -> int:
-        return hash(self.content)
-
-    def __deepcopy__(self, memo: Any) -> Layout:
-        return _from_skeleton(copy.deepcopy(self._skeleton, memo))
-
-
 # --- Interning --------------------------------------------------------------------------------
 
 
@@ -244,20 +224,15 @@ _layouts: weakref.WeakValueDictionary[_Content, Layout] = weakref.WeakValueDicti
 _interning = Lock()
 
 register_reader(Layout, lambda layout: layout.content)
-register_reader(_ChangeableLayout, lambda layout: layout.content)
 
 
 def _interned(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Layout:
-    spec = _content_spec(treedef, leaves)
-    if not _is_settled(spec):
-        return _ChangeableLayout(treedef, leaves)
     with _interning:
-        content = _Content(spec)
+        content = _Content(_content_spec(treedef, leaves))
         content = _contents.setdefault(content, content)
         layout = _layouts.get(content)
         if layout is None:
-            layout = _layouts[content] = Layout(treedef, leaves)
-            layout.content = content
+            layout = _layouts[content] = Layout(treedef, leaves, content)
         return layout
 
 
@@ -268,27 +243,6 @@ def _from_skeleton(skeleton: Any) -> Layout:
 
 def _content_spec(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
     return split_tree(tree_unflatten(treedef, leaves))[0]
-
-
-def _is_settled(spec: Any) -> bool:
-    """Return whether nothing static can change in place, but for what is compared by identity."""
-    if type(spec) is Static:
-        return _is_fixed(spec.frozen)
-    if type(spec) is not tuple:
-        return True
-    _, _, aux, *children = spec
-    return (type(aux) is not Static or _is_fixed(aux.frozen)) and all(map(_is_settled, children))
-
-
-def _is_fixed(frozen: Any) -> bool:
-    if type(frozen) is tuple:
-        _, cls, _, *parts = frozen
-        if cls is Slot or cls in CONSTANTS:
-            return True
-        return cls in (tuple, frozenset) and all(map(_is_fixed, parts))
-    if type(frozen) is frozenset:
-        return all(map(_is_fixed, frozen))
-    return type(frozen) in THEMSELVES or isinstance(frozen, weakref.ref)
 
 
 # --- Choosing ---------------------------------------------------------------------------------

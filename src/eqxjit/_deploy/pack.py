@@ -14,8 +14,9 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path
 
 from .._code.text import counted, short
 from .._interruptions import raise_if_interruption
-from .._spec.tree import is_array, split
+from .._spec.tree import combine, is_array, split
 from .layout import Layout, layout_of
+from .snapshot import copy_static
 
 Tree = TypeVar("Tree")
 
@@ -117,7 +118,8 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
             ```
         """
-        leaves, treedef = _flattened(tree)
+        _taken_apart(tree)
+        leaves, treedef = tree_flatten(tree)
         self.layout.check(leaves, treedef)
         return Packed(self.layout.gather(leaves), self.layout)
 
@@ -200,7 +202,8 @@ def pack(
 
     **Arguments:**
 
-    - `tree`: any pytree of arrays, such as a model. It stays as it is.
+    - `tree`: any pytree of arrays, such as a model. It isn't changed, and static lists and dicts
+        in it are copied.
     - `optimiser`: the optimiser that will update the `Packed`: an `optax.GradientTransformation`,
         or another object with its `init` and `update`. It is tried on the tree and on the `Packed`,
         with pseudo-random weights, for two steps of pseudo-random gradients and two of none. (For
@@ -256,8 +259,12 @@ def pack(
         raise TypeError(f"`max_leaf_bytes` must be an integer; got {max_leaf_bytes!r}.")
     if max_leaf_bytes < 0:
         raise ValueError(f"`max_leaf_bytes` must not be negative; got {max_leaf_bytes}.")
-    leaves, treedef = _flattened(tree)
+    spec, arrays, statics = _taken_apart(tree)
     _check_not_packed(tree)
+    copies = [copy_static(static) for static in statics]
+    if any(copied is not static for copied, static in zip(copies, statics, strict=True)):
+        tree = combine(spec, iter(arrays), iter(copies))
+    leaves, treedef = tree_flatten(tree)
     # An optimiser without a state has none.
     if leaves and not any(map(is_array, leaves)):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")
@@ -280,13 +287,12 @@ def _check_not_packed(tree: Any) -> None:
                 )
 
 
-def _flattened(tree: Any) -> tuple[list[Any], Any]:
+def _taken_apart(tree: Any) -> Any:
     try:
         # Where `tree_flatten` meets a cycle, it doesn't give back the stack that it took.
-        split(tree, is_input=False)
+        return split(tree, is_input=False)
     except RecursionError:
         raise ValueError("A pytree that contains itself can't be packed.") from None
-    return tree_flatten(tree)
 
 
 def _size(n_bytes: float) -> str:
