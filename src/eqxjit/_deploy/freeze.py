@@ -292,7 +292,7 @@ def _snapshot(tree: Any) -> Any:
 def _copy_array(array: Any) -> jax.Array:
     if isinstance(array, Tracer):
         raise ValueError(
-            "`freeze` compiles in arrays, and was given a tracer: call it outside of `jit`, `grad` "
+            "`freeze` compiles in arrays, and got a tracer: call it outside of `jit`, `grad` "
             "and `vmap`."
         )
     # A copy, since the original may be donated, or changed in place if it is NumPy's.

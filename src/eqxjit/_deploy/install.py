@@ -71,7 +71,7 @@ def install() -> Installation:
 
     **Returns:**
 
-    The installation: a context manager, with a method `uninstall`. eqxjit stays installed until
+    The installation: a context manager, with a method `uninstall`. eqxjit is installed until
     each has ended, in whichever order, or until `eqxjit.uninstall()`.
 
     Functions that were wrapped before with options of `jax.jit` (`inline=True`) go on using
@@ -102,8 +102,8 @@ def uninstall() -> None:
     """End all installations: `equinox.filter_jit` is upstream's again.
 
     Does nothing if there are none, and leaves a replacement by another tool in place. Functions
-    wrapped meanwhile keep using eqxjit. Programs compiled for functions wrapped before are kept for
-    another installation.
+    wrapped meanwhile keep using eqxjit. Another installation
+    finds the programs of functions wrapped before.
     """
     with _lock:
         for installation in tuple(_installations):
@@ -121,7 +121,7 @@ def _module_namespaces() -> Iterator[dict[str, Any]]:
 
 
 def _put_in_place() -> None:
-    # Another one than upstream's, if another tool has put its own in the public place.
+    # Another one than upstream's, if another tool has put one in the public place.
     public = eqx.filter_jit
     for namespace in _module_namespaces():
         for name, value in tuple(namespace.items()):

@@ -58,7 +58,7 @@ class LeafType:
         if is_key(leaf):
             return cls(leaf.shape, dtype, jr.key_impl(leaf))
         if is_computable(dtype):
-            # A NumPy array of 64 bits becomes one of 32, unless JAX is told otherwise.
+            # A NumPy array of 64 bits becomes one of 32, unless JAX has x64 switched on.
             dtype = jax.dtypes.canonicalize_dtype(dtype)
         return cls(leaf.shape, dtype)
 

@@ -21,7 +21,7 @@ from .snapshot import copy_static
 Tree = TypeVar("Tree")
 
 # Copying a larger one costs more than passing it along: `python -m bench leaf_sizes`. With its
-# matrix of 12 KiB in the buffer, a GRU's step took 1.04 of that on the tree; kept as it is, 0.87.
+# matrix of 12 KiB in the buffer, a GRU's step took 1.04 of that on the tree; left as it is, 0.87.
 MAX_LEAF_BYTES = 2**12
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -35,7 +35,7 @@ class _PackedClass(_ModuleClass):
     def __format__(self, spec: str) -> str:
         # JAX formats the class of what it can't take: "different types at key path ...", of a mask.
         return (
-            f"{self!r} (packed by `eqxjit.pack`: write `.unpack()` where the model's own tree is "
+            f"{self!r} (packed by `eqxjit.pack`: write `.unpack()` where the tree of the model is "
             "meant, as beside a mask or labels of its leaves)"
         )
 
@@ -46,7 +46,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
     It is a pytree itself, of a few arrays: differentiate with respect to it, hand it to an
     elementwise optimiser, pass it to jitted functions and return it from them.
 
-    - `arrays`: the buffers, and the arrays that are kept as they are.
+    - `arrays`: the buffers, and the arrays that are left as they are.
     - `layout`: everything static about the pytree. Equal pytrees share one.
     """
 
@@ -96,7 +96,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
         **Returns:**
 
-        A `Packed` of the same layout; `self` stays as it is.
+        A `Packed` of the same layout; `self` isn't changed.
 
         **Raises:**
 
@@ -209,7 +209,7 @@ def pack(
         with pseudo-random weights, for two steps of pseudo-random gradients and two of none. (For
         more, if the first ones update nothing, as where gradients are accumulated.) That takes
         about as long as compiling it for both.
-    - `max_leaf_bytes`: arrays of more bytes (4 KiB by default) are kept as they are, the same
+    - `max_leaf_bytes`: arrays of more bytes (4 KiB by default) are left as they are, the same
         objects, because copying them would cost more than it saves. So are those that are sharded,
         on several devices, or on another device than most.
 
@@ -260,7 +260,8 @@ def pack(
     if max_leaf_bytes < 0:
         raise ValueError(f"`max_leaf_bytes` must not be negative; got {max_leaf_bytes}.")
     spec, arrays, statics = _taken_apart(tree)
-    _check_not_packed(tree)
+    if any(type(static) is Layout for static in statics):
+        _raise_for_packed(tree)
     copies = [copy_static(static) for static in statics]
     if any(copied is not static for copied, static in zip(copies, statics, strict=True)):
         tree = combine(spec, iter(arrays), iter(copies))
@@ -275,16 +276,14 @@ def pack(
     return Packed(layout.gather(leaves), layout)
 
 
-def _check_not_packed(tree: Any) -> None:
+def _raise_for_packed(tree: Any) -> None:
     is_packed = lambda node: type(node) is Packed  # noqa: E731
-    # Without paths, which take longer.
-    if any(map(is_packed, jax.tree.leaves(tree, is_leaf=is_packed))):
-        for path, node in tree_flatten_with_path(tree, is_leaf=is_packed)[0]:
-            if is_packed(node):
-                raise ValueError(
-                    f"`tree{keystr(path)}`, {node}, is packed already. To pack it anew, `unpack` "
-                    "it first."
-                )
+    for path, node in tree_flatten_with_path(tree, is_leaf=is_packed)[0]:
+        if is_packed(node):
+            raise ValueError(
+                f"`tree{keystr(path)}`, {node}, is packed already. To pack it anew, `unpack` it "
+                "first."
+            )
 
 
 def _taken_apart(tree: Any) -> Any:
