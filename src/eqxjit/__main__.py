@@ -2,8 +2,7 @@
 
 For a script that can't be edited: it runs as under `python script.py`, and `equinox.filter_jit` is
 eqxjit's in it and in the libraries that it uses. JAX and Equinox are imported before it: a variable
-that they read at import, such as `JAX_ENABLE_X64`, must be set outside of the script; one that the
-script sets is named in the log.
+that they read at import, such as `JAX_ENABLE_X64`, must be set outside of the script.
 
 With `--report FILE` it also writes what was traced and compiled, when and why: a page for `.html`,
 a Chrome trace for `.json`. With `--explain` the log says why functions were traced again.
@@ -23,25 +22,18 @@ import platform
 import runpy
 import sys
 import types
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 
-from ._code.call_site import call_site
 from ._compat import why_back_end
 from ._deploy.install import install
 from ._diagnostics.log import explain_retraces
 from ._diagnostics.report import CompileReport, check_report_path, recording
 
-_logger = logging.getLogger("eqxjit")
+_SWITCHES = ("EQXJIT_", "EQX_ON_ERROR", "JAX_", "XLA_FLAGS")
 
-_SWITCHES = (
-    *("EQXJIT_NATIVE", "EQXJIT_SPECIALIZE", "EQXJIT_DEBUG", "EQXJIT_EXPLAIN_RETRACES"),
-    *("EQX_ON_ERROR", "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DISABLE_JIT", "JAX_DEBUG_NANS"),
-    *("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS"),
-)
-
-_OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap")
+_OUR_FILES = (__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap")
 
 
 def main(argv: list[str]) -> None:
@@ -52,80 +44,64 @@ def main(argv: list[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--info", action=_ShowInfo, help="print what eqxjit runs on")
-    parser.add_argument("--report", type=_report_path, metavar="FILE", help="write a report there")
+    parser.add_argument("--info", action="store_true", help="print what eqxjit runs on")
+    parser.add_argument("--report", type=pathlib.Path, metavar="FILE", help="write a report there")
     parser.add_argument("--explain", action="store_true", help="log why functions are traced again")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
-    parser.add_argument("program", help="a script, or the name of a module; then its arguments")
+    parser.add_argument("program", nargs="?", help="a script, or a module; then its arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     chosen = parser.parse_args(argv)
-    program: str = chosen.program
+    if chosen.info:
+        _show_info()
+        return
+    program, report = chosen.program, chosen.report and chosen.report.absolute()
+    if program is None:
+        parser.error("a script or a module is required")
+    if report is not None:
+        try:
+            check_report_path(report)
+        except ValueError as error:
+            parser.error(str(error))
+        if not report.parent.is_dir():
+            parser.error(f"no such folder: {str(chosen.report.parent)!r}")
     if not chosen.module and not os.path.exists(program):
         parser.error(f"can't open file {program!r}: no such file")
     if not chosen.module and os.path.isdir(program) and not _has_main(program):
         parser.error(f"can't find '__main__' module in {program!r}")
     sys.argv = [program, *chosen.arguments]
-    sys.addaudithook(_log_late_variables)
     install()
     with contextlib.ExitStack() as stack:
         if chosen.explain:
             stack.enter_context(explain_retraces())
-        if chosen.report is not None:
-            report = CompileReport()
-            stack.enter_context(recording(report))
-            stack.callback(_save, report, chosen.report.absolute())
+        if report is not None:
+            recorded = CompileReport()
+            stack.enter_context(recording(recorded))
+            stack.callback(_save, recorded, report)
         try:
             _run(program, chosen.module)
         except BaseException as error:
-            _raise_without_own_frames(error)
+            _raise_without_our_frames(error)
 
 
-class _ShowInfo(argparse.Action):
-    """An option that prints what eqxjit runs on, and ends the program, as `--help` does."""
-
-    def __init__(self, option_strings: list[str], dest: str, help: str | None = None):
-        super().__init__(option_strings, dest, nargs=0, help=help)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        for name, value in _info().items():
-            print(f"{name:<10} {value}")
-        parser.exit()
-
-
-def _info() -> dict[str, str]:
-    """Return what a report of a bug should have."""
-    packages = ("eqxjit", "jax", "jaxlib", "equinox")
-    switches = [
-        f"{name}={value}" for name, value in sorted(os.environ.items()) if name in _SWITCHES
-    ]
-    return {
-        **{name: importlib.metadata.version(name) for name in packages},
+def _show_info() -> None:
+    """Print what a report of a bug should have."""
+    try:
+        devices = ", ".join(f"{device} ({device.device_kind})" for device in jax.devices())
+    except RuntimeError as error:
+        # JAX finds no device of the platform that was asked for.
+        devices = f"none: {error}"
+    switches = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(_SWITCHES)]
+    info = {
+        **{name: importlib.metadata.version(name) for name in ("eqxjit", "jax", "jaxlib")},
+        "equinox": importlib.metadata.version("equinox"),
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
-        "devices": _devices(),
+        "devices": devices,
         "back end": why_back_end(),
         "switches": ", ".join(switches) or "none",
     }
-
-
-def _devices() -> str:
-    try:
-        devices = jax.devices()
-    except RuntimeError as error:
-        # JAX finds no device of the platform that was asked for.
-        return f"none: {error}"
-    return ", ".join(f"{device} ({device.device_kind})" for device in devices)
-
-
-def _report_path(text: str) -> pathlib.Path:
-    path = pathlib.Path(text)
-    try:
-        check_report_path(path)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"no such folder: {str(path.parent)!r}.")
-    return path
+    for name, value in info.items():
+        print(f"{name:<10} {value}")
 
 
 def _save(report: CompileReport, path: pathlib.Path) -> None:
@@ -133,7 +109,7 @@ def _save(report: CompileReport, path: pathlib.Path) -> None:
     try:
         report.save(path)
     except OSError as error:
-        _logger.warning("The report can't be written: %s.", error)
+        logging.getLogger("eqxjit").warning("The report can't be written: %s.", error)
 
 
 def _has_main(path: str) -> bool:
@@ -150,26 +126,8 @@ def _run(program: str, is_module: bool) -> None:
         _run_script(program)
 
 
-def _log_late_variables(event: str, arguments: tuple[Any, ...]) -> None:
-    """Warn of a variable that the script sets and JAX has already read: an audit hook."""
-    # Everything that is audited comes by here.
-    if event != "os.putenv":
-        return
-    name, value = map(os.fsdecode, arguments)
-    if name.startswith(("JAX_", "EQX_")) and os.environ.get(name) != value:
-        _logger.warning(
-            "%s: `%s` is set when JAX and Equinox have already read it. Set it outside of the "
-            "script: `%s=%s python -m eqxjit ...`.",
-            # The script's line, past `os.environ`.
-            call_site(),
-            name,
-            name,
-            value,
-        )
-
-
 def _run_script(path: str) -> None:
-    """Run a file as the main program, which it stays: threads and exit handlers outlive this.
+    """Run a file as the main program, also for threads and exit handlers that outlive this.
 
     `runpy.run_path` would take the module away at the end of the file.
     """
@@ -184,14 +142,14 @@ def _run_script(path: str) -> None:
     exec(code, vars(module))
 
 
-def _raise_without_own_frames(error: BaseException) -> NoReturn:
+def _raise_without_our_frames(error: BaseException) -> NoReturn:
     # Raising adds a frame for each function that is left: they are dropped as Python prints it.
     show = sys.excepthook
 
     def show_from_script(
         kind: type[BaseException], error: BaseException, frames: types.TracebackType | None
     ) -> None:
-        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OUR_FILES):
             frames = frames.tb_next
         show(kind, error.with_traceback(frames), frames)
 

@@ -67,7 +67,7 @@ def native_back_end() -> Any:
     return _native
 
 
-#: `EQXJIT_DEBUG=1` raises what else would be swallowed, because it isn't the user's own error.
+#: `EQXJIT_DEBUG=1` raises what else would be swallowed, because it isn't the user's error.
 DEBUGGING = os.environ.get("EQXJIT_DEBUG", "0") not in ("", "0")
 
 
@@ -139,23 +139,16 @@ flatten_one_level: Callable[[Any], tuple[Any, Any] | None] = default_registry.fl
 
 _LEAF = tree_structure(0)
 
-if hasattr(PyTreeDef, "from_node_data_and_children"):
+# A release of JAX has one or the other.
+_make_treedef: Any = getattr(PyTreeDef, "from_node_data_and_children", None) or getattr(
+    PyTreeDef, "make_from_node_data_and_children", None
+)
 
-    def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
-        """Return the object that JAX's registry makes of a node's metadata and children."""
-        treedef = PyTreeDef.from_node_data_and_children(  # type: ignore[attr-defined]
-            default_registry, (kind, metadata), [_LEAF] * len(children)
-        )
-        return treedef.unflatten(children)
 
-else:
-
-    def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
-        """Return the object that JAX's registry makes of a node's metadata and children."""
-        treedef = PyTreeDef.make_from_node_data_and_children(  # type: ignore[attr-defined]
-            default_registry, (kind, metadata), [_LEAF] * len(children)
-        )
-        return treedef.unflatten(children)
+def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
+    """Return the object that JAX's registry makes of a node's metadata and children."""
+    treedef = _make_treedef(default_registry, (kind, metadata), [_LEAF] * len(children))
+    return treedef.unflatten(children)
 
 
 # --- Tracing ----------------------------------------------------------------------------------
@@ -195,12 +188,12 @@ try:
     _UNNAMED: Any = _debug_info("jit", lambda: None, (), {})
 
     def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
-        """Return JAX's record of the names of a function and its arguments; None for its own."""
+        """Return JAX's record of the names of a function and its arguments; None for JAX's."""
         return _UNNAMED._replace(func_src_info=source, arg_names=argument_names)
 
     _ = debug_info("f at f.py:1", ("x",)).safe_arg_names(1)
 except (ImportError, AttributeError, TypeError, ValueError):
-    # Arguments are then called `leaves[0]`; the function's name and place are told otherwise.
+    # Arguments are then called `leaves[0]`; the function's name and place are in its name.
 
     def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
         return None
@@ -261,7 +254,7 @@ CALLBACK_ERROR_NAME = "_EquinoxRuntimeError"
 
 
 class _DropEquinoxErrors(logging.Filter):
-    """A filter that drops JAX's own log of a failed `eqx.error_if`: the error is raised anyway."""
+    """A filter that drops JAX's log of a failed `eqx.error_if`: the error is raised anyway."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -273,21 +266,15 @@ class _DropEquinoxErrors(logging.Filter):
 logging.getLogger("jax._src.callback").addFilter(_DropEquinoxErrors())
 
 try:
-    # Frames of these files are left out of filtered tracebacks, as JAX leaves out its own.
+    # JAX leaves frames of these files out of tracebacks, and of the places that it logs.
+    from jax._src.source_info_util import register_exclusion as exclude_from_locations
     from jax._src.traceback_util import register_exclusion as exclude_from_tracebacks
 except ImportError:
 
-    def exclude_from_tracebacks(path: str) -> None:
-        """Do nothing: without the registry a traceback shows a few frames of ours."""
-
-
-try:
-    # And these aren't where JAX says that an operation, or a call, was made.
-    from jax._src.source_info_util import register_exclusion as exclude_from_locations
-except ImportError:
-
     def exclude_from_locations(path: str) -> None:
-        """Do nothing: without the registry JAX's logs name a line of ours."""
+        """Do nothing: tracebacks and JAX's logs then show a few lines of ours."""
+
+    exclude_from_tracebacks = exclude_from_locations
 
 
 # --- Lowered programs -------------------------------------------------------------------------
@@ -299,7 +286,7 @@ def lowered_operations(module: Any) -> list[tuple[str, str]] | None:
     None where JAX no longer lowers to a module that can be walked.
     """
     found: list[tuple[str, str]] = []
-    # Not `walk`, which turns an interrupt in what it calls into an error of its own.
+    # Not `walk`, which turns an interrupt in what it calls into another error.
     pending: list[Any] = [module]
     try:
         while pending:
@@ -316,33 +303,11 @@ def lowered_operations(module: Any) -> list[tuple[str, str]] | None:
 
 
 def jaxpr_lowered_in(frame: FrameType) -> Any:
-    """Return the closed jaxpr that a function of JAX lowers, from its frame; None if it isn't
-    there.
+    """Return the closed jaxpr that a function of JAX lowers, from its frame; None without one.
 
-    To be asked for it, JAX goes through all arguments again: as long as a first call's own work.
+    To be asked for it, JAX goes through all arguments again: as long as all else in a first call.
     """
     return _local_of_class(frame, ClosedJaxpr)
-
-
-# How many frames JAX's choice of inputs may be above the one that lowers.
-_MOST_FRAMES = 4
-
-
-def inputs_read_in(frame: FrameType) -> frozenset[int] | None:
-    """Return which inputs of a program XLA is given, from the frame in which JAX lowers it.
-
-    JAX drops those that no equation reads. None where that isn't there: all then count as read.
-    """
-    caller: FrameType | None = frame
-    for _ in range(_MOST_FRAMES):
-        if caller is None:
-            break
-        variables = caller.f_locals
-        found = variables.get("kept_var_idx")
-        if isinstance(found, (set, frozenset)) and not variables.get("num_const_args"):
-            return frozenset(found)
-        caller = caller.f_back
-    return None
 
 
 def module_compiled_in(frame: FrameType) -> Any:
@@ -355,9 +320,23 @@ def module_compiled_in(frame: FrameType) -> Any:
 
 
 def _local_of_class(frame: FrameType, cls: type) -> Any:
-    for value in frame.f_locals.values():
-        if type(value) is cls:
-            return value
+    return next((value for value in frame.f_locals.values() if type(value) is cls), None)
+
+
+def inputs_read_in(frame: FrameType | None) -> frozenset[int] | None:
+    """Return which inputs of a program XLA gets, from the frame in which JAX lowers it.
+
+    JAX drops those that no equation reads. None where that isn't there: all then count as read.
+    """
+    # JAX chooses the inputs in a frame a few above the one that lowers.
+    for _ in range(4):
+        if frame is None:
+            break
+        variables = frame.f_locals
+        found = variables.get("kept_var_idx")
+        if isinstance(found, (set, frozenset)) and not variables.get("num_const_args"):
+            return frozenset(found)
+        frame = frame.f_back
     return None
 
 
@@ -382,11 +361,8 @@ try:
 except ImportError:
     _cache_clears = []
 
-
-def clear_with_equinox(clear: Callable[[], None]) -> None:
-    """Make `equinox.clear_caches()` call `clear` too."""
-    _cache_clears.append(clear)
-
+#: Makes `equinox.clear_caches()` call a function, too.
+clear_with_equinox: Callable[[Callable[[], None]], None] = _cache_clears.append
 
 # --- Upstream's wrappers ----------------------------------------------------------------------
 
@@ -398,17 +374,11 @@ try:
 
     #: Whether upstream's wrappers can be read: another field might be another option.
     upstream_is_known: bool = {*UpstreamWrapper.__dataclass_fields__} == {
-        "fn",
-        "_signature",
-        "_dynamic_fun",
-        "_static_fun",
-        "_cached",
-        "filter_warning",
-        "donate_first",
-        "donate_rest",
+        *("fn", "_signature", "_dynamic_fun", "_static_fun", "_cached"),
+        *("filter_warning", "donate_first", "donate_rest"),
     }
 except (ImportError, AttributeError):
-    # Wrappers made before `eqxjit.install()` then stay upstream's, and are only named.
+    # Wrappers made before `eqxjit.install()` then go on using upstream's.
     upstream_is_known, _filter_jit_cache = False, None
     upstream_filter_jit = eqx.filter_jit
     _made = type(eqx.filter_jit(lambda: None))
@@ -482,11 +452,11 @@ try:
     from jax._src.config import trace_context_names as _trace_context_names
 
     _CONTEXT_NAMES: tuple[str, ...] = tuple(_trace_context_names())
-    # JAX's own list of what its cache of traces is keyed by.
+    # JAX's list of what its cache of traces is keyed by.
     if len(_CONTEXT_NAMES) != len(_trace_context()):
         raise ImportError
 except (ImportError, AttributeError, TypeError, ValueError):
-    # Another release's: what this version of JAX keys traces by isn't known in full.
+    # Another release's: what this version of JAX keys traces by can't be read in full.
     _CONTEXT_NAMES = ("abstract_mesh_context_manager",)
     _trace_context = _context_without_names
 
@@ -496,7 +466,7 @@ def trace_configuration() -> dict[str, str]:
     global _last_configuration
     values = _trace_context(), [getattr(jax.config, name, None) for name in _SETTINGS]
     last_values, texts = _last_configuration
-    # A `jax` context of the user's own may hold anything.
+    # A `jax` context of the user's may hold anything.
     if not unless_it_raises(lambda: bool(values == last_values), False):
         by_name = {
             **dict(zip(_SETTINGS, values[1], strict=True)),
@@ -514,9 +484,9 @@ _last_configuration: tuple[Any, dict[str, str]] = None, {}
 def _setting_text(value: Any) -> str:
     sizes = getattr(value, "axis_sizes", None)
     if isinstance(sizes, Mapping):
-        # JAX's environment of axis names has no text of its own.
+        # JAX's environment of axis names has no text.
         return repr(dict(sizes))
-    # The `repr` of a user's own context.
+    # The `repr` of a user's context.
     return unless_it_raises(lambda: repr(value), f"a {type(value).__name__}")
 
 

@@ -4,10 +4,8 @@ import contextlib
 import copy
 import functools
 import gc
-import logging
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import textwrap
@@ -406,15 +404,12 @@ def test_copies_of_a_warm_wrapper(no_upstream):
     assert_same(copy.copy(f)(X), X + X)
 
 
-def test_deep_copies_of_a_warm_wrapper(caplog):
+def test_deep_copies_of_a_warm_wrapper():
     f = make()
     with eqxjit.install():
         warm(f, X)
-        g = copy.deepcopy(f)
-        # JAX doesn't copy what tells of options.
-        assert_same(g(X), X * 2)
-        assert "may have been given options" in caplog.text
-        assert_same(warm(g, X), X * 2)
+        # JAX doesn't copy what tells of options: upstream serves it.
+        assert_same(warm(copy.deepcopy(f), X), X * 2)
 
 
 def test_a_warm_wrapper_is_pickled_without_its_link(no_upstream):
@@ -431,70 +426,27 @@ def with_options(x):
     return x * 2
 
 
-class Holder:
-    pass
-
-
-@pytest.fixture(params=[sys.modules[__name__], Holder], ids=["module", "class"])
-def holder(request):
-    yield request.param
-    del request.param.held
-
-
-@pytest.mark.filterwarnings("error")
-def test_wrappers_with_options_stay_and_are_named(holder, caplog):
-    before = holder.held = UPSTREAM(with_options, inline=True)
-    handle = eqxjit.install()
-    [message] = caplog.messages
-    assert re.search(rf"`{__name__}.with_options`.*options of.*Wrap yours by", message)
-    assert [(r.name, r.levelname) for r in caplog.records] == [("eqxjit", "WARNING")]
-    with handle:
-        later = UPSTREAM(with_options, keep_unused=True)
-        later(X)
-        assert f"`{__name__}.with_options`" in caplog.messages[1]
-        for f in (before, later):
-            for _ in range(CALLS):
-                assert_same(f(X), X * 2)
-            assert f.lower(X).compile()(X).tolist() == [0, 2, 4]
-            assert f._cached._cache_size() == 1
-            # Once.
-            eqxjit.install().uninstall()
-    assert len(caplog.messages) == 2
-
-
-def test_no_advice_is_given_about_a_librarys_wrappers(monkeypatch, caplog):
-    """Its user can't wrap them by another `filter_jit`."""
-    held = UPSTREAM(optimistix.root_find.__wrapped__, inline=True)
-    monkeypatch.setattr(optimistix, "held", held, raising=False)
-    eqxjit.install()
-    [message] = caplog.messages
-    assert "root_find`. They may have been given options" in message
-    assert "Wrap" not in message
-
-
-@pytest.mark.filterwarnings("error")
-def test_methods_with_options_stay_and_are_named(caplog):
+def test_wrappers_with_options_go_on_using_upstreams():
     class Model:
         @functools.partial(UPSTREAM, inline=True)
         def method(self, x):
             return x * 2
 
+    before = UPSTREAM(with_options, inline=True)
     with eqxjit.install():
+        for f in (before, UPSTREAM(with_options, keep_unused=True)):
+            for _ in range(CALLS):
+                assert_same(f(X), X * 2)
+            assert f.lower(X).compile()(X).tolist() == [0, 2, 4]
+            assert f._cached._cache_size() == 1
         assert type(Model().method) is eqx.Partial
-        assert "Model.method`" in caplog.text
         assert_same(Model().method(X), X * 2)
 
 
-def test_options_that_are_defaults_are_no_options(no_upstream, caplog):
+@pytest.mark.parametrize("clear", [lambda: None, eqx.clear_caches])
+def test_options_that_are_defaults_are_no_options(clear, no_upstream):
     f = make(inline=False)
-    with no_upstream():
-        assert_same(warm(f, X), X * 2)
-    assert caplog.messages == []
-
-
-def test_wrappers_from_before_caches_were_cleared(no_upstream):
-    f = make()
-    eqx.clear_caches()
+    clear()
     with no_upstream():
         assert_same(warm(f, X), X * 2)
 
@@ -512,7 +464,6 @@ def test_without_what_jax_keeps_of_options(monkeypatch):
 
 
 UNKNOWN = """
-    import logging
     import equinox as eqx
     import equinox._jit
     import diffrax, jax.numpy as jnp
@@ -520,12 +471,7 @@ UNKNOWN = """
     import eqxjit
 
     upstream, wrapper = eqx.filter_jit, vars(eqx._jit._JitWrapper).copy()
-    records = []
-    logging.getLogger("eqxjit").addFilter(records.append)
     installed = eqxjit.install()
-    [record] = records
-    assert "`diffrax._integrate.diffeqsolve`" in record.getMessage(), record
-    assert "unknown to eqxjit" in record.getMessage()
     assert eqx.filter_jit is eqxjit.filter_jit
     assert vars(eqx._jit._JitWrapper) == wrapper
     assert diffrax.linear_interpolation._cached._cache_size() == 0
@@ -546,7 +492,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_wrappers_that_are_unknown_stay_and_are_named(change):
+def test_unknown_wrappers_go_on_using_upstreams(change):
     assert run(UNKNOWN.format(change=change)).endswith("fine\n")
 
 
@@ -614,25 +560,6 @@ def test_leaving_by_an_error_uninstalls():
     with pytest.raises(ZeroDivisionError), eqxjit.install():
         raise ZeroDivisionError
     assert eqx.filter_jit is UPSTREAM.func
-
-
-def test_a_handler_of_the_log_that_fails_leaves_nothing_installed(monkeypatch):
-    Holder.held = UPSTREAM(with_options, inline=True)
-
-    def emit(record):
-        raise ZeroDivisionError
-
-    handler = logging.Handler()
-    monkeypatch.setattr(handler, "emit", emit)
-    logging.getLogger("eqxjit").addHandler(handler)
-    try:
-        with pytest.raises(ZeroDivisionError):
-            eqxjit.install()
-    finally:
-        logging.getLogger("eqxjit").removeHandler(handler)
-    assert eqx.filter_jit is UPSTREAM.func
-    inside.assert_nothing_installed()
-    del Holder.held
 
 
 def test_what_another_tool_put_there_is_left_alone(monkeypatch):
@@ -840,24 +767,6 @@ def test_a_folder_runs_as_under_python(script, tmp_path):
 def test_a_syntax_error_is_shown_alone(tmp_path):
     (tmp_path / "bad.py").write_text("x =\n")
     assert python("-m", "eqxjit", "bad.py", cwd=tmp_path) == python("bad.py", cwd=tmp_path)
-
-
-def test_a_variable_that_is_set_too_late_is_named(tmp_path, monkeypatch):
-    script = tmp_path / "late.py"
-    script.write_text(
-        "import os\n"
-        "os.environ['JAX_ENABLE_X64'] = '1'\n"
-        "os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n"
-        "import jax, jax.numpy as jnp\n"
-        "print(jnp.ones(1).dtype, jax.device_count())\n"
-    )
-    status, stdout, stderr = python("-m", "eqxjit", "late.py", cwd=tmp_path)
-    assert (status, stdout) == (0, "float32 2\n")
-    assert re.search(r"late.py:2: `JAX_ENABLE_X64` is set when.*Set it outside", stderr)
-    assert "XLA_FLAGS" not in stderr
-    assert python("-W", "error", "-m", "eqxjit", "late.py", cwd=tmp_path)[:2] == (status, stdout)
-    monkeypatch.setenv("JAX_ENABLE_X64", "1")
-    assert python("-m", "eqxjit", "late.py", cwd=tmp_path) == (0, "float64 2\n", "")
 
 
 @pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "1 / 0"])

@@ -262,13 +262,6 @@ def test_packing_copies():
     assert not leaf.is_deleted()
 
 
-def test_a_packed_in_a_packed():
-    tree = [eqxjit.pack(mlp()), jnp.ones(3)]
-    packed = eqxjit.pack(tree)
-    assert packed.unpack()[0].layout is tree[0].layout
-    assert_same(packed.unpack()[0].unpack(), tree[0].unpack())
-
-
 def test_state_of_batch_norm():
     norm, state = nodes.batch_norm()
     x = jr.normal(jr.key(0), (4, 2))
@@ -355,18 +348,19 @@ class Listing(eqx.Module):
         return self.weights[0] * x + len(self.options)
 
 
-def test_a_static_value_that_changes_in_place_is_seen():
+def test_static_values_are_a_snapshot():
     tree = Listing([jnp.ones(2), jnp.zeros(2)], ["a"])
     packed = eqxjit.pack(tree)
     f = eqxjit.filter_jit(lambda p, x: p.unpack()(x))
     assert [*warm(f, packed, jnp.ones(2))] == [2, 2]
     tree.options.append("b")
-    assert packed.unpack().options is tree.options
-    assert [*warm(f, packed, jnp.ones(2))] == [3, 3]
-    # Nor does another tree get what this one has become.
+    assert packed.unpack().options == ["a"]
+    assert [*warm(f, packed, jnp.ones(2))] == [2, 2]
+    assert [*warm(f, eqxjit.pack(tree), jnp.ones(2))] == [3, 3]
     other = eqxjit.pack(Listing([jnp.ones(2), jnp.zeros(2)], ["a"]))
-    assert other.unpack().options == ["a"]
-    assert [*warm(f, other, jnp.ones(2))] == [2, 2]
+    assert other.layout is packed.layout
+    with pytest.raises(ValueError, match=r"`tree.options\[1\]` was absent; here, it is 'b'"):
+        packed.repack(tree)
 
 
 def test_layouts_and_what_they_hold_die():
@@ -454,20 +448,10 @@ def test_deep_copies_with_an_activation_that_is_an_object():
     assert copy.deepcopy(packed).layout is packed.layout
 
 
-def test_deep_copies_of_what_can_change():
-    tree = Listing([jnp.ones(2), jnp.zeros(2)], ["a"])
-    packed = eqxjit.pack(tree)
-    twin = copy.deepcopy(packed)
-    assert twin.layout == packed.layout
-    tree.options.append("b")
-    assert twin.unpack().options == ["a"]
-    assert_same(pickle.loads(pickle.dumps(packed)).unpack(), tree)
-
-
 @pytest.mark.parametrize("how", ["pickle", "deepcopy", "copy", "flattened", "serialised"])
 def test_copies_have_the_same_layout(how):
-    tree = [mlp(), {"b": jnp.ones(2, int), "a": (jnp.zeros(2), 2)}]
-    packed = eqxjit.pack(tree)
+    listing = Listing([jnp.ones(2), jnp.zeros(2)], ["a"])
+    packed = eqxjit.pack([mlp(), {"b": jnp.ones(2, int), "a": (jnp.zeros(2), 2)}, listing])
     twin = twin_of(packed, how)
     assert twin.layout is packed.layout
     assert eqx.tree_equal(packed, twin)
@@ -596,7 +580,7 @@ def test_wrong_repacks_are_refused(change, texts):
 
 def test_static_values_are_compared_by_type():
     packed = eqxjit.pack(model(sizes=(1,)))
-    with pytest.raises(ValueError, match=r"tree\.sizes`? was \(1,\); here, it is \(True,\)"):
+    with pytest.raises(ValueError, match=r"`tree\.sizes\[0\]` was 1; here, it is True"):
         packed.repack(model(sizes=(True,)))
     with pytest.raises(ValueError, match=r"tree\[1\]` was 1; here, it is 1.0"):
         eqxjit.pack([jnp.ones(2), 1]).repack([jnp.ones(2), 1.0])
@@ -647,7 +631,7 @@ def test_forgetting_to_unpack():
 
 def test_a_packed_in_the_place_of_an_array():
     packed, linear = eqxjit.pack(mlp()), eqx.nn.Linear(3, 3, key=jr.key(0))
-    with pytest.raises(TypeError, match=r"write `\.unpack\(\)` where the model"):
+    with pytest.raises(TypeError, match=r"write `\.unpack\(\)` where the tree of the model"):
         jnp.sum(packed)
     for compute in (linear, lambda p: 2 * p, lambda p: jnp.ones(3) + p, lambda p: p @ jnp.ones(3)):
         with pytest.raises(TypeError, match=r"can't be computed with.*`packed\.unpack\(\)`"):
@@ -674,10 +658,7 @@ def test_inference_mode_is_of_the_unpacked():
     packed = eqxjit.pack([mlp(), eqx.nn.Dropout(0.5)])
     with pytest.raises(TypeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
         eqx.nn.inference_mode((packed, None))
-    # Python's own look-up finds nothing, as it should.
-    assert not hasattr(packed, "inference")
-    assert getattr(packed, "inference", None) is None
-    with pytest.raises(AttributeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
+    with pytest.raises(TypeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
         packed.inference  # noqa: B018
     unpacked = eqx.nn.inference_mode(packed.unpack())
     assert eqxjit.pack(unpacked).unpack()[1].inference
@@ -721,8 +702,10 @@ def test_nothing_to_pack(tree):
 
 def test_packing_twice():
     packed = eqxjit.pack(mlp())
-    with pytest.raises(ValueError, match=r"is packed already.*`unpack` it first"):
-        eqxjit.pack(packed)
+    for tree, path in [(packed, "tree"), ([1, {"a": (packed,)}], r"tree\[1\]\['a'\]\[0\]")]:
+        match = rf"`{path}`, Packed\(.*, is packed already.*`unpack` it first"
+        with pytest.raises(ValueError, match=match):
+            eqxjit.pack(tree)
     again = eqxjit.pack(packed.unpack(), max_leaf_bytes=0)
     assert_same(again.unpack(), packed.unpack())
 

@@ -325,6 +325,21 @@ def test_an_optimiser_that_fails_for_the_tree():
     eqxjit.pack(model(), optimiser=optax.GradientTransformation(plateau.init, update))
 
 
+def test_an_interruption_is_no_misfit():
+    """What a signal handler raises while an optimiser is tried goes on its way."""
+    interruptions, sgd = [TimeoutError("late")], optax.sgd(0.1)
+
+    def update(updates, state, params):
+        if interruptions and isinstance(updates, eqxjit.Packed):
+            raise interruptions.pop()
+        return sgd.update(updates, state, params)
+
+    optimiser = optax.GradientTransformation(sgd.init, update)
+    with pytest.raises(TimeoutError, match="late"):
+        eqxjit.pack(model(), optimiser=optimiser)
+    eqxjit.pack(model(), optimiser=optimiser)
+
+
 @pytest.mark.parametrize("optimiser", [optax.adam, "adam", 1e-3])
 def test_what_is_no_optimiser(optimiser):
     with pytest.raises(TypeError, match="`optimiser` must have `init` and `update`"):

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import tracemalloc
 import zipfile
 import zlib
@@ -268,9 +269,9 @@ def test_a_changed_byte_is_noticed(tmp_path, position):
     path.write_bytes(content)
     try:
         loaded = eqxjit.load(path)
-    except ValueError:
-        with pytest.raises(ValueError, match=r"damaged|wasn't written by"):
-            eqxjit.load(path)
+    except ValueError as error:
+        if not re.search(r"damaged|wasn't written by", str(error)):
+            raise
     else:
         # Zip archives hold a few bytes that mean nothing, such as dates.
         np.testing.assert_allclose(loaded(X), mlp()(X), rtol=1e-5)
@@ -293,7 +294,7 @@ def test_a_part_of_a_file_is_noticed(tmp_path, part):
     path = saved(tmp_path, mlp(), X)
     content = path.read_bytes()
     path.write_bytes(content[: int(part if part > 1 else part * len(content))])
-    with pytest.raises(ValueError, match="damaged, or wasn't written by"):
+    with pytest.raises(ValueError, match="is damaged"):
         eqxjit.load(path)
 
 
@@ -306,17 +307,20 @@ def _manifest_of(path):
     return json.loads(_members(path)["manifest.json"])
 
 
-def _rewrite(path, manifest=None, fits=True, compression=zipfile.ZIP_STORED, **members):
-    """Write a file anew with another manifest, and a checksum that fits, if wanted, or members."""
+def _rewrite(path, manifest=None, fits=True, compressed=(), **members):
+    """Write a file anew with other members (None for no such), and a digest that fits, or not."""
     files = {**_members(path), **members}
     if manifest is not None:
         files["manifest.json"] = json.dumps(manifest).encode()
-    if fits:
-        files["manifest.sha256"] = hashlib.sha256(files["manifest.json"]).hexdigest().encode()
-    with zipfile.ZipFile(path, "w", compression) as archive:
+    files = {name: content for name, content in files.items() if content is not None}
+    with zipfile.ZipFile(path, "w") as archive:
+        found = hashlib.sha256(b"".join(files.values())) if fits else hashlib.sha256()
+        archive.comment = found.hexdigest().encode()
         for name, content in files.items():
-            if content is not None:
-                archive.writestr(name, content)
+            deflated = name in compressed
+            archive.writestr(
+                name, content, zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
+            )
 
 
 def _change(path, fits=True, **changes):
@@ -327,78 +331,68 @@ def _export_for(path, *platforms):
     """Change the platforms of a file, in the program, too."""
     exported = deserialize(bytearray(_members(path)["program.bin"]))
     program = bytes(dataclasses.replace(exported, platforms=platforms).serialize())
-    hashes = {"program.bin": hashlib.sha256(program).hexdigest()}
-    manifest = {**_manifest_of(path), "platforms": platforms, "sha256": hashes}
-    _rewrite(path, manifest, **{"program.bin": program})
+    changes = {"platforms": platforms, "sizes": {"program.bin": len(program)}}
+    _rewrite(path, {**_manifest_of(path), **changes}, **{"program.bin": program})
 
 
 def test_foreign_files_are_refused(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("text")
-    with pytest.raises(ValueError, match="wasn't written by"):
-        eqxjit.load(path)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("weights.npy", b"")
-    with pytest.raises(ValueError, match="wasn't written by"):
-        eqxjit.load(path)
-    with pytest.raises(FileNotFoundError):
-        eqxjit.load(tmp_path / "none")
     path = saved(tmp_path, mlp(), X)
     _change(path, format="another")
-    with pytest.raises(ValueError, match="wasn't written by"):
-        eqxjit.load(path)
+    other = tmp_path / "file"
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("weights.npy", b"")
+    text = tmp_path / "text"
+    text.write_text("text")
+    for file in (path, other, text):
+        with pytest.raises(ValueError, match="wasn't written by"):
+            eqxjit.load(file)
+    with pytest.raises(FileNotFoundError):
+        eqxjit.load(tmp_path / "none")
 
 
 def test_other_platforms_are_refused(tmp_path, monkeypatch):
     path = saved(tmp_path, mlp(), X)
     _export_for(path, "cpu", "tpu")
     eqxjit.load(path)
-    _export_for(path, "tpu")
-    with pytest.raises(ValueError, match="was saved for tpu, and this is cpu"):
-        eqxjit.load(path)
-    _export_for(path, "rocm")
-    with pytest.raises(ValueError, match="was saved for rocm, and this is cpu"):
-        eqxjit.load(path)
-    with monkeypatch.context() as patch:
-        # To JAX's `default_backend` that is a "gpu", as one of CUDA's is.
-        inside.set_platform(patch, "rocm")
-        eqxjit.load(path)
+    for platform in ("tpu", "rocm"):
+        _export_for(path, platform)
+        with pytest.raises(ValueError, match=f"was saved for {platform}, and this is cpu"):
+            eqxjit.load(path)
+    # To JAX's `default_backend` that is a "gpu", as one of CUDA's is.
+    inside.set_platform(monkeypatch, "rocm")
+    eqxjit.load(path)
 
 
-def test_newer_versions_say_so_whatever_else_they_lack(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, r"by eqxjit \d.*, in version 9 of the format; this release reads version 2\. Upgrade"),
+        ({"eqxjit": None}, r"by another eqxjit, in version 9 of the format; .*\. Upgrade eqxjit"),
+        ({"version": 1}, r"by eqxjit \d.*, in version 1 of the format; .*\. Save it again"),
+    ],
+)
+def test_other_versions_say_so_whatever_else_they_lack(tmp_path, changes, text):
     path = saved(tmp_path, mlp(), X)
-    _change(path, version=2)
-    told = (
-        r"by eqxjit \d.*, in version 2 of the format; this release reads up to 1\. Upgrade eqxjit"
-    )
-    with pytest.raises(ValueError, match=told):
-        eqxjit.load(path)
-    told = r"by a later eqxjit, in version 3 of the format; this release reads up to 1\. Upgrade"
-    bare = {"format": "eqxjit.freeze", "version": 3}
-    for changes in (
-        {"program.bin": None},
-        {"program.bin": None, "manifest.sha256": None, "fits": False},
-        {"other.bin": b"", "compression": zipfile.ZIP_DEFLATED},
+    whole = {**_manifest_of(path), "version": 9, **changes}
+    bare = {name: whole[name] for name in ("format", "version", "eqxjit")}
+    for manifest, kwargs in (
+        (whole, {}),
+        (bare, {"program.bin": None}),
+        (bare, {"fits": False}),
+        (bare, {"other.bin": bytes(1000), "compressed": ["other.bin"]}),
     ):
         path = saved(tmp_path, mlp(), X)
-        stored = changes.pop("compression", zipfile.ZIP_STORED)
-        _rewrite(path, bare, **changes)
-        if stored != zipfile.ZIP_STORED:
-            with zipfile.ZipFile(path, "a", stored) as archive:
-                archive.writestr("more.bin", bytes(1000))
-        with pytest.raises(ValueError, match=told):
+        _rewrite(path, manifest, **kwargs)
+        with pytest.raises(ValueError, match=text):
             eqxjit.load(path)
 
 
-def test_checksums_are_checked(tmp_path):
-    path = saved(tmp_path, mlp(), X)
-    hashes = _manifest_of(path)["sha256"]
-    _change(path, fits=False, name="another")
-    with pytest.raises(ValueError, match="damaged: a checksum differs"):
-        eqxjit.load(path)
-    _change(path, sha256={**hashes, "program.bin": "0" * 64})
-    with pytest.raises(ValueError, match="damaged: a checksum differs"):
-        eqxjit.load(path)
+def test_the_checksum_is_checked(tmp_path):
+    for change in ({"name": "another"}, {"jax": "0.0"}):
+        path = saved(tmp_path, mlp(), X)
+        _change(path, fits=False, **change)
+        with pytest.raises(ValueError, match="damaged: its checksum differs"):
+            eqxjit.load(path)
 
 
 # --- Files that were made by hand -------------------------------------------------------------
@@ -423,35 +417,36 @@ def test_what_the_manifest_does_not_name_is_refused(tmp_path, name, compression)
     path = saved(tmp_path, mlp(), X)
     with zipfile.ZipFile(path, "a", compression) as archive:
         archive.writestr(name, bytes(2**23))
-    assert_refused(path, f"damaged.*: it holds `{name}`, which its manifest doesn't name")
+    assert_refused(path, "damaged.*: its parts aren't those that its manifest names")
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "manifest.sha256", "program.bin"])
+@pytest.mark.parametrize("name", ["manifest.json", "program.bin"])
 def test_compressed_members_are_refused(tmp_path, name):
     path = saved(tmp_path, mlp(), X)
-    files = _members(path)
-    with zipfile.ZipFile(path, "w") as archive:
-        for other, content in files.items():
-            if other != name:
-                archive.writestr(other, content)
-        archive.writestr(name, bytes(2**23), zipfile.ZIP_DEFLATED)
+    _rewrite(path, compressed=[name], **{name: bytes(2**23)})
     assert_refused(path, f"damaged.*: `{name}` is compressed")
 
 
-def test_missing_members_are_named(tmp_path):
-    for name in ("manifest.json", "manifest.sha256", "program.bin"):
+def test_members_of_another_size_are_refused(tmp_path):
+    path = saved(tmp_path, mlp(), X)
+    _rewrite(path, **{"program.bin": bytes(2**23)})
+    assert_refused(path, "damaged.*: `program.bin` isn't of the size that its manifest says")
+
+
+def test_missing_members_are_refused(tmp_path):
+    for name in ("manifest.json", "program.bin"):
         path = saved(tmp_path, mlp(), X)
-        _rewrite(path, fits=False, **{name: None})
-        with pytest.raises(ValueError, match=rf"(lacks `{name}`|no item named '{name}')"):
+        _rewrite(path, **{name: None})
+        with pytest.raises(ValueError, match=rf"(its parts aren't|no item named '{name}')"):
             eqxjit.load(path)
 
 
 def test_members_that_overlap_are_refused(tmp_path):
     """Each names the rest of the file: many of them would take far more memory than the file."""
     path = saved(tmp_path, mlp(), X)
-    arrays = [{"dtype": "uint8", "shape": [2**18 - 1000 * i]} for i in range(9)]
-    hashes = dict.fromkeys(["program.bin", *(f"array-{i}.bin" for i in range(9))], "")
-    _change(path, arrays=arrays, sha256=hashes)
+    arrays = [["uint8", [2**18 - 1000 * i]] for i in range(9)]
+    sizes = dict.fromkeys(["program.bin", *(f"array-{i}.bin" for i in range(9))], 0)
+    _change(path, arrays=arrays, sizes=sizes)
     with zipfile.ZipFile(path, "a") as archive:
         content, infos = b"", []
         for i in reversed(range(9)):
@@ -475,7 +470,7 @@ def test_members_that_overlap_are_refused(tmp_path):
 
 def test_a_manifest_that_is_nested_deeply_is_refused(tmp_path):
     for depth in (2000, 100_000):
-        for field in ("inputs", "output", "paths"):
+        for field in ("inputs", "output", "arrays"):
             path = saved(tmp_path, mlp(), X)
             text = json.dumps({**_manifest_of(path), field: "here"})
             nested = '{"list": [' * depth + '{"value": 1}' + "]}" * depth
@@ -494,7 +489,7 @@ def _places(node, place=()):
 
 def _mutants(manifest):
     """Yield a manifest with one wrong value, or without one, for all of its values."""
-    values = [None, True, -1, 10**30, 1.5, "x", "\ud800", [], {}, [[1]], {"array": 0}]
+    values = [None, True, -1, 10**30, 1.5, "x", "\ud800", [], {}, [[1]], {"array": "x"}]
     for *place, last in _places(manifest):
         for value in (*values, "delete", "repeat"):
             mutant = copy.deepcopy(manifest)
@@ -536,7 +531,7 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
         except ValueError as error:
             if "` was saved for" not in str(error):
                 raise
-    assert n_refused > 1000
+    assert n_refused > 700
 
 
 @pytest.mark.parametrize(
@@ -552,13 +547,13 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
         ("parameters", []),
         ("n_first", -1),
         ("n_first", 1.0),
-        ("avals", ["int32[4]"]),
-        ("paths", []),
-        ("inputs", {"tuple": [{"list": [{"array": 0}]}, {"dict": {}}]}),
-        ("output", {"array": 1}),
-        ("output", {"tuple": [{"array": 0}, {"array": 0}]}),
+        ("inputs", {"tuple": [{"tuple": [{"array": "int32[4]"}]}, {"dict": {}}]}),
+        ("inputs", {"tuple": [{"list": [{"array": "float32[4]"}]}, {"dict": {}}]}),
+        ("inputs", {"tuple": [{"tuple": []}, {"dict": {}}]}),
+        ("output", {"array": "float32[4]"}),
+        ("output", {"tuple": [{"array": "float32[3]"}, {"array": "float32[3]"}]}),
         ("output", {"float": "0x1p9999"}),
-        ("sha256", {}),
+        ("sizes", {}),
         ("platforms", "cpu"),
         ("platforms", ["cpu", "tpu"]),
     ],
@@ -576,22 +571,31 @@ def test_the_wrong_field_is_named(tmp_path, field, value):
 
 
 @pytest.mark.parametrize(
-    "array",
-    [
-        {"dtype": "float32", "shape": [5]},
-        {"dtype": "int32", "shape": [3]},
-        {"dtype": "object", "shape": [3]},
-        {"dtype": "float32"},
-        {"dtype": "float32", "shape": [3.0]},
-    ],
+    "array", [["float32", [5]], ["int32", [3]], ["object", [3]], ["float32"], ["float32", [3.0]]]
 )
 def test_wrong_arrays_are_refused(tmp_path, array):
-    weights = jnp.ones(3)
-    path = saved(tmp_path, eqx.Partial(jnp.add, weights), jnp.ones(3), bound=0)
-    assert _manifest_of(path)["arrays"] == [{"dtype": "float32", "shape": [3]}]
+    path = saved(tmp_path, eqx.Partial(jnp.add, jnp.ones(3)), jnp.ones(3), bound=0)
+    assert _manifest_of(path)["arrays"] == [["float32", [3]]]
     _change(path, arrays=[array])
     with pytest.raises(ValueError, match="no valid `arrays`"):
         eqxjit.load(path)
+
+
+def test_an_interruption_is_no_damage(tmp_path, monkeypatch):
+    """What a signal handler raises while a file is read goes on its way."""
+    path = saved(tmp_path, mlp(), X)
+    interruptions = [TimeoutError("late")]
+    deserialize = inside.deserialiser()
+
+    def interrupted(content):
+        if interruptions:
+            raise interruptions.pop()
+        return deserialize(content)
+
+    inside.set_deserialiser(monkeypatch, interrupted)
+    with pytest.raises(TimeoutError, match="late"):
+        eqxjit.load(path)
+    assert eqxjit.load(path)(X).shape == (3,)
 
 
 # --- Mistakes ---------------------------------------------------------------------------------
@@ -712,6 +716,12 @@ def test_what_it_was_not_saved_for_is_the_same_error_once_other_shapes_are_refus
     assert "np.float32(2.0)" in before[1]
     loaded.compile(jnp.ones(3), jnp.float32(2), other_shapes="raise")
     assert list(errors()) == before
+
+
+def test_a_shape_for_an_array_is_named(tmp_path):
+    for fun in (jnp.sin, lambda x: x.shape, mlp()):
+        with pytest.raises(TypeError, match=r"is the tuple \(4,\).*jax.ShapeDtypeStruct\(\(4,\)"):
+            eqxjit.freeze(fun).save(tmp_path / "f.eqxjit", (4,))
 
 
 def test_errors_of_files_name_the_file_of_the_user(tmp_path):

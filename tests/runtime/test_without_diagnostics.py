@@ -79,7 +79,7 @@ def test_donation_and_errors():
 
 def test_freezing():
     frozen = eqxjit.freeze(Model(X))
-    frozen.compile(jax.ShapeDtypeStruct((3,), jnp.float32), other_shapes="raise", warm=True)
+    frozen.compile(jax.ShapeDtypeStruct((3,), jnp.float32), other_shapes="raise")
     assert frozen(X).tolist() == (X**3).tolist()
     with pytest.raises(eqxjit.TooManyTracesError, match="compiled ahead of time"):
         frozen(jnp.ones((2, 3)))

@@ -12,7 +12,7 @@ from eqxjit import _compat
 from eqxjit._core import slow as _slow
 from eqxjit._core import table as _table
 from eqxjit._deploy import install as _install
-from eqxjit._deploy import save as _save
+from eqxjit._deploy import load as _load
 from eqxjit._diagnostics import history as _history
 from eqxjit._diagnostics import log as _log
 
@@ -71,7 +71,17 @@ def specialize_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def set_platform(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     """Make it seem that JAX runs on another platform, as its exported programs call it."""
-    monkeypatch.setattr(_save, "default_export_platform", lambda: platform)
+    monkeypatch.setattr(_load, "default_export_platform", lambda: platform)
+
+
+def deserialiser() -> Any:
+    """JAX's function that reads the program of a saved file."""
+    return _load.deserialize
+
+
+def set_deserialiser(monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
+    """Read the programs of saved files by another function than JAX's."""
+    monkeypatch.setattr(_load, "deserialize", read)
 
 
 def forget_storms() -> None:

@@ -43,7 +43,7 @@ def load(path: str) -> eqxjit.types.FrozenFunction[..., Any]:
     model = eqxjit.load(path)
     # Should an image of another shape or dtype ever get as far as this, it is an error, and not a
     # compilation while everybody waits.
-    model.compile(_IMAGE, other_shapes="raise", warm=True)
+    model.compile(_IMAGE, other_shapes="raise")
     output = model(np.zeros(_IMAGE.shape, _IMAGE.dtype))
     if np.shape(output) != (10,) or not np.isclose(np.sum(output), 1, atol=1e-3):
         raise ValueError(f"{path} holds {model!r}, which doesn't return ten probabilities.")

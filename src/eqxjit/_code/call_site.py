@@ -81,7 +81,7 @@ def _path_from(here: str, home: str, filename: str) -> str:
     if not os.path.isabs(filename):
         return filename
     filename = os.path.normpath(filename)
-    # The working directory is known without symbolic links.
+    # The working directory comes without symbolic links.
     return (
         _below(here, filename, "")
         or _below(here, os.path.realpath(filename), "")

@@ -1,4 +1,4 @@
-"""HTML for notebooks and for pages of their own: tables that suit a light and a dark ground.
+"""HTML for notebooks and for whole pages: tables that suit a light and a dark ground.
 
 JupyterLab drops style sheets, and positions, from notebooks that came from elsewhere. So all style
 is inline, and of what it keeps.

@@ -22,7 +22,7 @@ _LONGEST_NAME = 22
 
 
 class Constants:
-    """A source of names, each given once, and the values of those that are constants.
+    """A source of names, none of them twice, and the values of those that are constants.
 
     - `namespace`: the constants by name: the globals of the generated function.
     """
@@ -35,7 +35,7 @@ class Constants:
         self.namespace: dict[str, Any] = {}
         self._taken = {as_read(name) for name in taken}
         self._by_id: dict[int, str] = {}
-        #: The last number that each name was given.
+        #: The last number of each name.
         self._numbers: dict[str, int] = {}
 
     def helper(self, verb: str, kind: type) -> str:

@@ -1,4 +1,4 @@
-"""Leaves our own frames out of the tracebacks that users see, whatever shows them.
+"""Leaves our frames out of the tracebacks that users see, whatever shows them.
 
 JAX's filter does so for printed tracebacks alone, and only where it isn't switched off.
 """
@@ -13,7 +13,7 @@ from .files import OUR_FILES
 def trim() -> None:
     """Trim the traceback of the exception that the caller handles, before `raise`.
 
-    Of our frames the caller's stays, which stands for the jitted call, and the innermost of all.
+    Of our frames two are left: the caller's, which stands for the jitted call, and the innermost.
     """
     error = sys.exception()
     assert error is not None
@@ -46,5 +46,5 @@ class _Trimming:
             error.__traceback__ = _trimmed(error.__traceback__)
 
 
-#: For functions that aren't generated. (Not a generator, which would add frames of its own.)
+#: For functions that aren't generated. (Not a generator, which would add frames.)
 trimming = _Trimming()

@@ -41,8 +41,8 @@ _S = TypeVar("_S")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
-# Options of `FrozenFunction.compile`.
-_OF_FROZEN = ("other_shapes", "warm")
+# An option of `FrozenFunction.compile`.
+_OF_FROZEN = "other_shapes"
 
 # What tools read of a function that is written in Python.
 _OF_PYTHON_FUNCTIONS = frozenset(
@@ -143,7 +143,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
         **Raises:**
 
-        - `TypeError`, for `warm` and `other_shapes`, which only a frozen function's `compile` has.
+        - `TypeError`, for `other_shapes`, which only a frozen function's `compile` has.
 
         !!! example
 
@@ -170,13 +170,12 @@ class JitFunction(CallableBySlot, Generic[P, T]):
     def _check_options(self, kwargs: dict[str, Any]) -> None:
         """Raise for an option that `compile` of a frozen function alone has."""
         names = [parameter.name for parameter in self._function.signature.parameters]
-        for name in _OF_FROZEN:
-            if name in kwargs and name not in names:
-                raise TypeError(
-                    f"`compile` of {self!r}: `{name}` is an option of a frozen function's "
-                    "`compile` (`eqxjit.freeze`). For an argument of that name, write "
-                    f"`.lower(..., {name}=...).compile()`."
-                )
+        if _OF_FROZEN in kwargs and _OF_FROZEN not in names:
+            raise TypeError(
+                f"`compile` of {self!r}: `{_OF_FROZEN}` is an option of a frozen function's "
+                "`compile` (`eqxjit.freeze`). For an argument of that name, write "
+                f"`.lower(..., {_OF_FROZEN}=...).compile()`."
+            )
 
     def _seconds(self) -> float:
         return sum([trace.seconds.total for trace in self.traces()])

@@ -1,4 +1,4 @@
-"""Arrays end to end in one flat buffer, and out of it again: linear functions of JAX's own.
+"""Arrays end to end in one flat buffer, and out of it again: linear functions made of JAX's.
 
 `lax.split` is transposed to one concatenation. (Indexing is transposed to the sum of as many arrays
 as there are leaves, each as long as the whole buffer.)

@@ -1,15 +1,13 @@
 """`freeze`: a function with its arrays compiled in, for inference with weights that stay."""
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Literal, cast, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
 from .._code.place import place_of
@@ -30,20 +28,17 @@ from .._core.wrapper import (
     register_wrapper,
 )
 from .._fast.signature import Signature
-from .._interruptions import unless_it_raises
-from .._spec.static import CONSTANTS, referents, same
-from .._spec.static import freeze as freeze_static
 from .._spec.tree import combine, resplit, split
-from . import save as _save
-from .save import Path
+from .load import SavedFunction
+from .load import load as read
+from .save import Path, is_symbolic
+from .save import save as write
+from .snapshot import copy_static
 
 OtherShapes = Literal["compile", "raise"]
 
 # A weight matrix of 512 by 512. Larger ones make compiling slower and calls no faster.
 _MAX_CONSTANT_BYTES = 2**20
-
-# The first makes the fast path, the second fills JAX's own caches.
-_WARM_CALLS = 3
 
 
 class FrozenFunction(JitFunction[P, T]):
@@ -58,12 +53,7 @@ class FrozenFunction(JitFunction[P, T]):
         return sum([value.nbytes for value in statics if eqx.is_array(value)])
 
     def compile(
-        self,
-        /,
-        *args: Any,
-        other_shapes: OtherShapes | None = None,
-        warm: bool = False,
-        **kwargs: Any,
+        self, /, *args: Any, other_shapes: OtherShapes | None = None, **kwargs: Any
     ) -> CompileCost:
         """Compile for arguments like these, so that the first call with such need not.
 
@@ -73,10 +63,6 @@ class FrozenFunction(JitFunction[P, T]):
         - `other_shapes`: how a later call is treated that needs another program. `"raise"` raises a
             `TooManyTracesError`, which lists the compiled arguments and how the call's differ.
             `"compile"` compiles it, which is the default. None leaves the setting as it is.
-        - `warm`: whether to run the function, too, until JAX's own caches are filled: the first
-            call is then as fast as all others. It runs six times, with these arguments, and with
-            zeros for a `jax.ShapeDtypeStruct`, as NumPy's and as JAX's in turn. (Callbacks run as
-            well, and `eqx.error_if` may raise.)
 
         **Returns:**
 
@@ -92,7 +78,7 @@ class FrozenFunction(JitFunction[P, T]):
             >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
             >>> frozen = eqxjit.freeze(model)
             >>> shape = jax.ShapeDtypeStruct((4,), jnp.float32)
-            >>> cost = frozen.compile(shape, other_shapes="raise", warm=True)
+            >>> cost = frozen.compile(shape, other_shapes="raise")
             >>> cost.seconds > 0
             True
             >>> frozen(jnp.ones(4)).shape
@@ -102,19 +88,16 @@ class FrozenFunction(JitFunction[P, T]):
         """
         if other_shapes not in (None, *get_args(OtherShapes)):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
-        self._check_keywords("compile", kwargs, "other_shapes", "warm")
-        counter = self._function.table.counter
-        leaves, treedef = jax.tree.flatten((args, kwargs))
-        for leaf in leaves:
-            if isinstance(leaf, jax.ShapeDtypeStruct) and _save.is_symbolic(leaf.shape):
+        self._check_keywords("compile", kwargs, "other_shapes")
+        for leaf in jax.tree.leaves((args, kwargs)):
+            if isinstance(leaf, jax.ShapeDtypeStruct) and is_symbolic(leaf.shape):
                 raise ValueError(
                     f"{leaf} stands for arrays of many shapes, and a program is compiled for one: "
                     "give a size for each dimension. (`save` takes symbolic ones.)"
                 )
         with trimming:
-            program = super().compile(*args, **kwargs)
-            if warm:
-                self._warm(leaves, treedef)
+            cost = super().compile(*args, **kwargs)
+        counter = self._function.table.counter
         if other_shapes == "compile":
             counter.why_sealed = ""
         elif other_shapes == "raise":
@@ -122,16 +105,7 @@ class FrozenFunction(JitFunction[P, T]):
                 f"`{counter.name}` was compiled ahead of time and refuses to compile anything else "
                 '(`other_shapes="raise"`)'
             )
-        return program
-
-    def _warm(self, leaves: list[Any], treedef: Any) -> None:
-        """Call a few times, with arrays of both kinds."""
-        donates = self._function.options.donate != "none"
-        for _ in range(_WARM_CALLS):
-            for as_numpy in (True, False):
-                example = [_concrete(leaf, as_numpy, donates) for leaf in leaves]
-                args, kwargs = treedef.unflatten(example)
-                jax.block_until_ready(cast(Any, self)(*args, **kwargs))
+        return cost
 
     def save(self, path: Path, /, *args: Any, **kwargs: Any) -> None:
         """Save the program for arguments like these, to be loaded by `eqxjit.load`.
@@ -185,7 +159,7 @@ class FrozenFunction(JitFunction[P, T]):
         """
         self._check_keywords("save", kwargs)
         with trimming:
-            _save.save(self._caller, path, args, kwargs)
+            write(self._caller, path, args, kwargs)
 
     def _check_keywords(self, method: str, keywords: Iterable[str], *options: str) -> None:
         signature = self._function.signature
@@ -193,9 +167,9 @@ class FrozenFunction(JitFunction[P, T]):
 
     def __repr__(self) -> str:
         label = self._function.signature.label
-        saved_for = getattr(getattr(self.__wrapped__, "func", None), _save.SAVED_FOR, None)
-        if saved_for is not None:
-            return f"load({label}, saved for {saved_for})"
+        fun = getattr(self.__wrapped__, "func", None)
+        if isinstance(fun, SavedFunction):
+            return f"load({label}, saved for {fun.saved_for})"
         return f"freeze({label}, {self.constant_bytes:,} bytes compiled in)"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -205,23 +179,6 @@ class FrozenFunction(JitFunction[P, T]):
 
 
 register_wrapper(FrozenFunction)
-
-
-def _concrete(leaf: Any, as_numpy: bool, is_donated: bool) -> Any:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return _zeros(leaf, as_numpy)
-    return jnp.copy(leaf) if is_donated and isinstance(leaf, jax.Array) else leaf
-
-
-def _zeros(struct: jax.ShapeDtypeStruct, as_numpy: bool) -> Any:
-    """Return an array for a structure; NumPy's, where such is of the same type to JAX."""
-    zeros = np.zeros(struct.shape, jax.dtypes.canonicalize_dtype(struct.dtype))
-    if getattr(struct, "weak_type", False):
-        scalar = jnp.asarray(zeros.dtype.type(0).item())
-        return jnp.broadcast_to(scalar, struct.shape)
-    if as_numpy and struct.sharding is None:
-        return zeros
-    return jax.device_put(zeros, struct.sharding)
 
 
 @overload
@@ -329,28 +286,17 @@ register_partial(_Partial)
 def _snapshot(tree: Any) -> Any:
     """Return a copy of a tree: of its arrays, and of static containers, as far as they can be."""
     spec, arrays, statics = split(tree)
-    return combine(spec, map(_copy_array, arrays), map(_copy_static, statics))
+    return combine(spec, map(_copy_array, arrays), map(copy_static, statics))
 
 
 def _copy_array(array: Any) -> jax.Array:
     if isinstance(array, Tracer):
         raise ValueError(
-            "`freeze` compiles in arrays, and was given a tracer: call it outside of `jit`, `grad` "
+            "`freeze` compiles in arrays, and got a tracer: call it outside of `jit`, `grad` "
             "and `vmap`."
         )
     # A copy, since the original may be donated, or changed in place if it is NumPy's.
     return jnp.copy(array)
-
-
-def _copy_static(value: Any) -> Any:
-    if type(value) in CONSTANTS or type(value).__eq__ is object.__eq__:
-        return value
-    frozen = freeze_static(value)
-    # What compares by identity is no other object in the copy.
-    memo = {id(referent): referent for referent in referents(frozen)}
-    # An object of the user's may be one that can't be copied.
-    copied = unless_it_raises(lambda: copy.deepcopy(value, {**memo}), value)
-    return copied if unless_it_raises(lambda: same(copied, frozen), False) else value
 
 
 def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -407,14 +353,14 @@ def load(path: Path) -> FrozenFunction[..., Any]:
     **Raises:**
 
     - `ValueError`, if the file wasn't written by `save`, is damaged or wrong in any field, or was
-        written for another platform, or by a later release.
+        written for another platform, or in another version of the format.
     - `OSError`, if it can't be read.
     - `ImportError`, without flatbuffers (`pip install flatbuffers`).
     """
-    fun, arrays = _save.load(path)
+    fun, arrays = read(path)
     loaded: FrozenFunction[..., Any] = freeze(fun, arrays, max_constant_bytes=0)
     table = loaded._function.table
     table.signature.called = f"load({table.signature.label})"
     # Arguments that the file isn't for are its error, whether or not other shapes are refused.
-    table.counter.check = getattr(fun, _save.CHECK)
+    table.counter.check = fun.check
     return loaded

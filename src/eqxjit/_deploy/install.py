@@ -1,7 +1,6 @@
 """`install` and `uninstall`: eqxjit in the place of `equinox.filter_jit`, in a whole process."""
 
 import functools
-import logging
 import sys
 import types
 from collections.abc import Iterator
@@ -9,7 +8,6 @@ from typing import Any, cast
 
 import equinox as eqx
 
-from .._code.files import is_users_module
 from .._code.tracebacks import trim, trimming
 from .._compat import (
     UpstreamWrapper,
@@ -19,13 +17,10 @@ from .._compat import (
     upstream_is_known,
 )
 from .._core.options import Donate
-from .._core.table import names_of
 from .._core.wrapper import JitFunction, filter_jit
 from .._lock import Lock
 
-_logger = logging.getLogger("eqxjit")
-
-# A handler of the log, or garbage collection, may run what installs as well.
+# Garbage collection may run what installs as well.
 _lock = Lock()
 _installations: set["Installation"] = set()
 #: Where upstream's `filter_jit` stood: in which module's namespace, under which name.
@@ -76,12 +71,11 @@ def install() -> Installation:
 
     **Returns:**
 
-    The installation: a context manager, with a method `uninstall`. eqxjit stays installed until
+    The installation: a context manager, with a method `uninstall`. eqxjit is installed until
     each has ended, in whichever order, or until `eqxjit.uninstall()`.
 
-    The logger `eqxjit` warns of functions that stay with upstream: those wrapped before with
-    options of `jax.jit` (`inline=True`), which can't be read back. It names a function that isn't
-    found now when it is called.
+    Functions that were wrapped before with options of `jax.jit` (`inline=True`) go on using
+    upstream's, because the options can't be read back.
 
     !!! example
 
@@ -98,9 +92,6 @@ def install() -> Installation:
     """
     with _lock:
         if not _installations:
-            unredirected = _unredirected()
-            if unredirected:
-                _log_unredirected(unredirected)
             _put_in_place()
         installation = Installation()
         _installations.add(installation)
@@ -111,8 +102,8 @@ def uninstall() -> None:
     """End all installations: `equinox.filter_jit` is upstream's again.
 
     Does nothing if there are none, and leaves a replacement by another tool in place. Functions
-    wrapped meanwhile keep using eqxjit. Programs compiled for functions wrapped before are kept for
-    another installation.
+    wrapped meanwhile keep using eqxjit. Another installation
+    finds the programs of functions wrapped before.
     """
     with _lock:
         for installation in tuple(_installations):
@@ -130,7 +121,7 @@ def _module_namespaces() -> Iterator[dict[str, Any]]:
 
 
 def _put_in_place() -> None:
-    # Another one than upstream's, if another tool has put its own in the public place.
+    # Another one than upstream's, if another tool has put one in the public place.
     public = eqx.filter_jit
     for namespace in _module_namespaces():
         for name, value in tuple(namespace.items()):
@@ -157,15 +148,15 @@ def _put_back() -> None:
 
 # --- Wrappers of upstream's -------------------------------------------------------------------
 
-# Under this name an upstream wrapper keeps its link in its own `__dict__`: a function may hold its
-# wrapper, which makes a plain cycle there, and would live on in a table from wrapper to twin.
+# The name of a wrapper's link in its `__dict__`. A function may refer to its wrapper: there that is
+# a plain cycle, and in a table from wrapper to twin it would keep both alive.
 _LINK = "__eqxjit_link__"
 
 
 class _Link:
     """A link from an upstream wrapper to its twin, eqxjit's wrapper of the same function.
 
-    - `twin`: None, if the function stays with upstream.
+    - `twin`: None, if upstream goes on serving the function.
     """
 
     __slots__ = ("twin",)
@@ -182,10 +173,9 @@ def _twin(wrapper: Any) -> JitFunction[..., Any] | None:
     link = fields_of(wrapper).get(_LINK)
     if link is None:
         donate = upstream_donation(wrapper)
-        if donate is None:
-            _log_unredirected([wrapper])
-            return None
-        twin = filter_jit(wrapper.__wrapped__, donate=cast(Donate, donate))
+        twin = None
+        if donate is not None:
+            twin = filter_jit(wrapper.__wrapped__, donate=cast(Donate, donate))
         # Another thread may have been first: their twins share what is compiled.
         link = fields_of(wrapper)[_LINK] = _Link(twin)
     return link.twin
@@ -224,41 +214,3 @@ _REDIRECTING = {"__call__": _call, "lower": _lower, "__get__": _get}
 
 # As they were when eqxjit was imported: what another tool has put there since may call ours.
 _UPSTREAM: dict[str, Any] = {name: getattr(UpstreamWrapper, name, None) for name in _REDIRECTING}
-
-
-def _unredirected() -> list[Any]:
-    """Return what modules and their classes hold of upstream's, those named before aside."""
-    # Not `gc.get_objects()`: to refer to a tuple that another thread is making breaks that thread.
-    held: list[Any] = []
-    for namespace in _module_namespaces():
-        for value in tuple(namespace.values()):
-            held.append(value)
-            # `isinstance` would ask a proxy for its `__class__`.
-            if issubclass(type(value), type):
-                held.extend(tuple(vars(value).values()))
-    found = {id(obj): obj for obj in held if type(obj) is UpstreamWrapper}.values()
-    return [
-        wrapper
-        for wrapper in found
-        if _LINK not in fields_of(wrapper) and upstream_donation(wrapper) is None
-    ]
-
-
-def _log_unredirected(wrappers: list[Any]) -> None:
-    """Log the wrappers that stay with upstream; each once, as it then has a link."""
-    for wrapper in wrappers:
-        fields_of(wrapper)[_LINK] = _Link(None)
-    names = sorted({f"`{wrapper.__module__}.{names_of(wrapper)[1]}`" for wrapper in wrappers})
-    remedy = " Wrap yours by `eqxjit.filter_jit`, with the same options."
-    has_users = any(is_users_module(wrapper.__module__) for wrapper in wrappers)
-    reason = (
-        "They may have been given options of `jax.jit`, which can't be read back."
-        f"{remedy if has_users else ''}"
-        if upstream_is_known
-        else "The wrappers of this release of Equinox are unknown to eqxjit: import the modules "
-        "after `eqxjit.install()`."
-    )
-    # Not a Python warning: under `-W error` that would fail what works with Equinox.
-    _logger.warning(
-        "`eqxjit.install()` leaves to Equinox's own `filter_jit`: %s. %s", ", ".join(names), reason
-    )

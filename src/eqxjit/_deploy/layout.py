@@ -5,7 +5,6 @@ that comparing two `Packed` compares two addresses, however large the trees are.
 """
 
 import collections
-import copy
 import dataclasses
 import math
 import weakref
@@ -28,8 +27,8 @@ from jax.tree_util import (
 from .._code.text import array_text, short
 from .._compat import PyTreeDef, fields_of, flatten_one_level, is_sharded_aval
 from .._lock import Lock
-from .._spec.static import CONSTANTS, THEMSELVES, freeze, register_reader
-from .._spec.tree import Static, is_array
+from .._spec.static import freeze, register_reader
+from .._spec.tree import is_array
 from .._spec.tree import split as split_tree
 from .buffers import Shape, is_computable, is_key, join, key_data_shape, split
 
@@ -59,7 +58,7 @@ class LeafType:
         if is_key(leaf):
             return cls(leaf.shape, dtype, jr.key_impl(leaf))
         if is_computable(dtype):
-            # A NumPy array of 64 bits becomes one of 32, unless JAX is told otherwise.
+            # A NumPy array of 64 bits becomes one of 32, unless JAX has x64 switched on.
             dtype = jax.dtypes.canonicalize_dtype(dtype)
         return cls(leaf.shape, dtype)
 
@@ -81,9 +80,9 @@ class LeafType:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """The place in which an array of the tree is kept.
+    """The place of an array of the tree.
 
-    - `type`: what it is.
+    - `type`: that of the array.
     - `array`: which of the arrays of a `Packed` holds it.
     - `row`: its place in that buffer; None where the array is the leaf itself.
     """
@@ -98,14 +97,13 @@ class Layout:
 
     - `treedef`, `leaves`: the pytree, with a `Slot` in the place of each array.
     - `members`: for each array of a `Packed`, the indices of the leaves in it.
-    - `content`: what tells it from others.
+    - `content`: its key, under which it is interned.
     """
 
-    content: "_Content"
-
-    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...]):
+    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], content: "_Content"):
         self.treedef = treedef
         self.leaves = leaves
+        self.content = content
         by_array: dict[int, list[int]] = collections.defaultdict(list)
         for index, slot in self.slots():
             by_array[slot.array].append(index)
@@ -151,7 +149,7 @@ class Layout:
         return tuple(arrays)
 
     def tree(self, arrays: Sequence[Any]) -> Any:
-        """Return the tree of which the arrays of a `Packed` are; None in the place of one stays."""
+        """Return the tree of the arrays of a `Packed`, with None where it has None."""
         leaves = list(self.leaves)
         for indices, array in zip(self.members, arrays, strict=True):
             found = self._leaves_in(array, [self.leaves[index] for index in indices])
@@ -188,9 +186,9 @@ class Layout:
         found = [LeafType.of(leaf) if is_array(leaf) else leaf for leaf in leaves]
         if _content_spec(treedef, found) == _content_spec(self.treedef, expected):
             return
-        path, old, new = _first_difference(
-            tree_unflatten(self.treedef, expected), tree_unflatten(treedef, found)
-        )
+        path, old, new = _difference(
+            "tree", tree_unflatten(self.treedef, expected), tree_unflatten(treedef, found)
+        ) or ("tree", "one", "another")
         raise ValueError(
             "`repack` takes a tree of the same structure, shapes and dtypes as the one that was "
             f"packed. There, `{path}` was {old}; here, it is {new}. Pack the tree anew with "
@@ -198,29 +196,11 @@ class Layout:
         )
 
 
-class _ChangeableLayout(Layout):
-    """A layout with static values that can change in place, and that is therefore looked into."""
-
-    @property
-    def content(self) -> "_Content":  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What tells it from others now."""
-        return _Content(_content_spec(self.treedef, self.leaves))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ChangeableLayout) and other.content == self.content
-
-    def __hash__(self) -> int:
-        return hash(self.content)
-
-    def __deepcopy__(self, memo: Any) -> Layout:
-        return _from_skeleton(copy.deepcopy(self._skeleton, memo))
-
-
 # --- Interning --------------------------------------------------------------------------------
 
 
 class _Content:
-    """What tells layouts apart: the spec of the pytree, with a `Slot` for each array.
+    """The key of a layout: the spec of the pytree, with a `Slot` for each array.
 
     Interned, so that two of the same tree are one object, which compares by its address.
     """
@@ -244,20 +224,15 @@ _layouts: weakref.WeakValueDictionary[_Content, Layout] = weakref.WeakValueDicti
 _interning = Lock()
 
 register_reader(Layout, lambda layout: layout.content)
-register_reader(_ChangeableLayout, lambda layout: layout.content)
 
 
 def _interned(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Layout:
-    spec = _content_spec(treedef, leaves)
-    if not _is_settled(spec):
-        return _ChangeableLayout(treedef, leaves)
     with _interning:
-        content = _Content(spec)
+        content = _Content(_content_spec(treedef, leaves))
         content = _contents.setdefault(content, content)
         layout = _layouts.get(content)
         if layout is None:
-            layout = _layouts[content] = Layout(treedef, leaves)
-            layout.content = content
+            layout = _layouts[content] = Layout(treedef, leaves, content)
         return layout
 
 
@@ -268,27 +243,6 @@ def _from_skeleton(skeleton: Any) -> Layout:
 
 def _content_spec(treedef: PyTreeDef, leaves: Iterable[Any]) -> Hashable:
     return split_tree(tree_unflatten(treedef, leaves))[0]
-
-
-def _is_settled(spec: Any) -> bool:
-    """Return whether nothing static can change in place, but for what is compared by identity."""
-    if type(spec) is Static:
-        return _is_fixed(spec.frozen)
-    if type(spec) is not tuple:
-        return True
-    _, _, aux, *children = spec
-    return (type(aux) is not Static or _is_fixed(aux.frozen)) and all(map(_is_settled, children))
-
-
-def _is_fixed(frozen: Any) -> bool:
-    if type(frozen) is tuple:
-        _, cls, _, *parts = frozen
-        if cls is Slot or cls in CONSTANTS:
-            return True
-        return cls in (tuple, frozenset) and all(map(_is_fixed, parts))
-    if type(frozen) is frozenset:
-        return all(map(_is_fixed, frozen))
-    return type(frozen) in THEMSELVES or isinstance(frozen, weakref.ref)
 
 
 # --- Choosing ---------------------------------------------------------------------------------
@@ -361,58 +315,43 @@ def _place(leaf: Any) -> Hashable:
 
 # --- Comparing --------------------------------------------------------------------------------
 
-_ABSENT = "absent"
+_ABSENT = object()
 
 
-def _first_difference(old: Any, new: Any) -> tuple[str, str, str]:
-    """Return the path of what differs in two trees, leaves first, and what it is in each."""
-    pending = [("tree", old, new)]
-    of_metadata = []
-    while pending:
-        path, old, new = pending.pop()
-        old_children, old_treedef = _one_level(old)
-        new_children, new_treedef = _one_level(new)
-        is_leaf = old_treedef.node_data() is None or new_treedef.node_data() is None
-        if type(old) is not type(new) or (is_leaf and freeze(old) != freeze(new)):
-            return path, _text(old), _text(new)
-        if is_leaf:
-            continue
-        for key in {**old_children, **new_children}:
-            if key not in new_children:
-                return path + key, _text(old_children[key]), _ABSENT
-            if key not in old_children:
-                return path + key, _ABSENT, _text(new_children[key])
-        if _metadata_of(old) != _metadata_of(new):
-            of_metadata.append(_metadata_difference(path, old, new))
-        pending += [
-            (path + key, child, new_children[key]) for key, child in reversed(old_children.items())
-        ]
-    return of_metadata[0]
+def _difference(path: str, old: Any, new: Any) -> tuple[str, str, str] | None:
+    """Return where two trees differ first, with what is there in each; None if they don't."""
+    differs = path, _text(old), _text(new)
+    if type(old) is not type(new):
+        return differs
+    olds, news = _one_level(old), _one_level(new)
+    if olds is None or news is None:
+        return differs if freeze(old) != freeze(new) else None
+    for key in {**olds, **news}:
+        found = _difference(path + key, olds.get(key, _ABSENT), news.get(key, _ABSENT))
+        if found is not None:
+            return found
+    _, *metadata = flatten_one_level(old) or ((),)
+    _, *others = flatten_one_level(new) or ((),)
+    if freeze(metadata) != freeze(others):
+        return path, _text(old), "of that type, with other metadata"
+    return None
 
 
-def _one_level(node: Any) -> tuple[dict[str, Any], PyTreeDef]:
+def _one_level(node: Any) -> dict[str, Any] | None:
+    """Return the children of a node by their keys, also the static ones of a Module."""
+    if isinstance(node, eqx.Module):
+        values = fields_of(node)
+        names = [field.name for field in dataclasses.fields(type(node))]
+        return {f".{name}": values[name] for name in names if name in values}
     keyed, treedef = tree_flatten_with_path(node, is_leaf=lambda child: child is not node)
-    return {keystr(path): child for path, child in keyed}, treedef
-
-
-def _metadata_of(node: Any) -> Hashable:
-    _, metadata = flatten_one_level(node) or ((), None)
-    return freeze(metadata)
-
-
-def _metadata_difference(path: str, old: Any, new: Any) -> tuple[str, str, str]:
-    if isinstance(old, eqx.Module):
-        for name in [
-            f.name for f in dataclasses.fields(type(old)) if f.metadata.get("static", False)
-        ]:
-            values = [fields_of(module).get(name) for module in (old, new)]
-            if freeze(values[0]) != freeze(values[1]):
-                return f"{path}.{name}", short(values[0]), short(values[1])
-    return path, f"of type {type(old).__name__}", "of that type, with other metadata"
+    if treedef.node_data() is None:
+        return None
+    return {keystr(path): child for path, child in keyed}
 
 
 def _text(node: Any) -> str:
+    if node is _ABSENT:
+        return "absent"
     if node is None or isinstance(node, LeafType):
         return str(node)
-    _, treedef = _one_level(node)
-    return short(node) if treedef.node_data() is None else f"of type {type(node).__name__}"
+    return short(node) if _one_level(node) is None else f"of type {type(node).__name__}"

@@ -1,9 +1,8 @@
 """`pack`: a pytree's small arrays in flat buffers, so that a call hands over a few arrays only."""
 
-import itertools
+import functools
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import equinox as eqx
@@ -14,13 +13,15 @@ import wadler_lindig as wl
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path
 
 from .._code.text import counted, short
-from .._spec.tree import is_array, split
+from .._interruptions import raise_if_interruption
+from .._spec.tree import combine, is_array, split
 from .layout import Layout, layout_of
+from .snapshot import copy_static
 
 Tree = TypeVar("Tree")
 
 # Copying a larger one costs more than passing it along: `python -m bench leaf_sizes`. With its
-# matrix of 12 KiB in the buffer, a GRU's step took 1.04 of that on the tree; kept as it is, 0.87.
+# matrix of 12 KiB in the buffer, a GRU's step took 1.04 of that on the tree; left as it is, 0.87.
 MAX_LEAF_BYTES = 2**12
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -34,7 +35,7 @@ class _PackedClass(_ModuleClass):
     def __format__(self, spec: str) -> str:
         # JAX formats the class of what it can't take: "different types at key path ...", of a mask.
         return (
-            f"{self!r} (packed by `eqxjit.pack`: write `.unpack()` where the model's own tree is "
+            f"{self!r} (packed by `eqxjit.pack`: write `.unpack()` where the tree of the model is "
             "meant, as beside a mask or labels of its leaves)"
         )
 
@@ -45,7 +46,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
     It is a pytree itself, of a few arrays: differentiate with respect to it, hand it to an
     elementwise optimiser, pass it to jitted functions and return it from them.
 
-    - `arrays`: the buffers, and the arrays that are kept as they are.
+    - `arrays`: the buffers, and the arrays that are left as they are.
     - `layout`: everything static about the pytree. Equal pytrees share one.
     """
 
@@ -95,7 +96,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
         **Returns:**
 
-        A `Packed` of the same layout; `self` stays as it is.
+        A `Packed` of the same layout; `self` isn't changed.
 
         **Raises:**
 
@@ -117,7 +118,8 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
             ```
         """
-        leaves, treedef = _flattened(tree)
+        _taken_apart(tree)
+        leaves, treedef = tree_flatten(tree)
         self.layout.check(leaves, treedef)
         return Packed(self.layout.gather(leaves), self.layout)
 
@@ -130,9 +132,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
                 "`eqx.nn.inference_mode(packed.unpack())`."
             )
             # For Equinox's `hasattr`, an `AttributeError` means that there is nothing to switch.
-            asks = sys._getframe(1).f_globals.get("__name__", "")
-            is_equinox = asks.partition(".")[0] == "equinox"
-            raise (TypeError if is_equinox else AttributeError)(hint)
+            raise TypeError(hint)
         raise AttributeError(
             f"A `Packed` has no attribute {name!r}; the tree in it may. Write "
             f"`packed.unpack().{name}`."
@@ -181,7 +181,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
 
 class Optimiser(Protocol):
-    """What `optax.GradientTransformation` has."""
+    """An optimiser as Optax has it: `optax.GradientTransformation` is one."""
 
     @property
     def init(self) -> Callable[..., Any]: ...
@@ -202,13 +202,14 @@ def pack(
 
     **Arguments:**
 
-    - `tree`: any pytree of arrays, such as a model. It stays as it is.
+    - `tree`: any pytree of arrays, such as a model. It isn't changed, and static lists and dicts
+        in it are copied.
     - `optimiser`: the optimiser that will update the `Packed`: an `optax.GradientTransformation`,
         or another object with its `init` and `update`. It is tried on the tree and on the `Packed`,
         with pseudo-random weights, for two steps of pseudo-random gradients and two of none. (For
         more, if the first ones update nothing, as where gradients are accumulated.) That takes
         about as long as compiling it for both.
-    - `max_leaf_bytes`: arrays of more bytes (4 KiB by default) are kept as they are, the same
+    - `max_leaf_bytes`: arrays of more bytes (4 KiB by default) are left as they are, the same
         objects, because copying them would cost more than it saves. So are those that are sharded,
         on several devices, or on another device than most.
 
@@ -220,8 +221,8 @@ def pack(
 
     - `ValueError`, if the optimiser's updates of the `Packed` aren't those of the tree, to
         rounding. It names the leaf whose updates differ most, and says what to write instead.
-    - `ValueError`, if there is no array among the leaves of the tree, if the tree is a `Packed`, or
-        contains itself, or if `max_leaf_bytes` is negative.
+    - `ValueError`, if there is no array among the leaves of the tree, if the tree is or holds a
+        `Packed`, or contains itself, or if `max_leaf_bytes` is negative.
     - `TypeError`, if `max_leaf_bytes` isn't an integer, or `optimiser` no optimiser.
 
     !!! example
@@ -258,9 +259,13 @@ def pack(
         raise TypeError(f"`max_leaf_bytes` must be an integer; got {max_leaf_bytes!r}.")
     if max_leaf_bytes < 0:
         raise ValueError(f"`max_leaf_bytes` must not be negative; got {max_leaf_bytes}.")
-    if isinstance(tree, Packed):
-        raise ValueError(f"{tree} is packed already. To pack it anew, `unpack` it first.")
-    leaves, treedef = _flattened(tree)
+    spec, arrays, statics = _taken_apart(tree)
+    if any(type(static) is Layout for static in statics):
+        _raise_for_packed(tree)
+    copies = [copy_static(static) for static in statics]
+    if any(copied is not static for copied, static in zip(copies, statics, strict=True)):
+        tree = combine(spec, iter(arrays), iter(copies))
+    leaves, treedef = tree_flatten(tree)
     # An optimiser without a state has none.
     if leaves and not any(map(is_array, leaves)):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")
@@ -271,13 +276,22 @@ def pack(
     return Packed(layout.gather(leaves), layout)
 
 
-def _flattened(tree: Any) -> tuple[list[Any], Any]:
+def _raise_for_packed(tree: Any) -> None:
+    is_packed = lambda node: type(node) is Packed  # noqa: E731
+    for path, node in tree_flatten_with_path(tree, is_leaf=is_packed)[0]:
+        if is_packed(node):
+            raise ValueError(
+                f"`tree{keystr(path)}`, {node}, is packed already. To pack it anew, `unpack` it "
+                "first."
+            )
+
+
+def _taken_apart(tree: Any) -> Any:
     try:
         # Where `tree_flatten` meets a cycle, it doesn't give back the stack that it took.
-        split(tree, is_input=False)
+        return split(tree, is_input=False)
     except RecursionError:
         raise ValueError("A pytree that contains itself can't be packed.") from None
-    return tree_flatten(tree)
 
 
 def _size(n_bytes: float) -> str:
@@ -318,48 +332,53 @@ def _check_optimiser(optimiser: Optimiser, layout: Layout) -> None:
             f"got {short(optimiser)}."
         )
 
-    @eqx.filter_jit
-    def update(*args: Any) -> Any:
-        return optimiser.update(*args)
+    update = eqx.filter_jit(lambda *args: optimiser.update(*args))
 
-    def updates(size: float, wrapped: Callable[[list[Any]], Any]) -> Iterator[tuple[Any, Any]]:
-        """Yield the updates of one step after another, and the optimiser's state."""
-        weights = wrapped(_drawn(layout, 0, 1.0))
-        state = optimiser.init(weights)
-        for step in itertools.count(1):
-            updates, state = update(wrapped(_drawn(layout, step, size)), state, weights)
-            weights = eqx.apply_updates(weights, updates)
-            yield updates, state
+    def stepped(wrap: Any, number: int, size: float, before: Any) -> tuple[Any, Any]:
+        """Return the updates of a step, and the optimiser's state and the weights after it."""
+        if before is None:
+            weights = wrap(_drawn(layout, 0, 1.0))
+            before = optimiser.init(weights), weights
+        state, weights = before
+        updates, state = update(wrap(_drawn(layout, number, size)), state, weights)
+        return updates, (state, eqx.apply_updates(weights, updates))
+
+    def compared(number: int, size: float, before: Any, expected: Any) -> tuple[Any, Any]:
+        """Return how updates of the `Packed` differ from expected ones, and what is after them."""
+        wrap = lambda leaves: Packed(layout.gather(leaves), layout)  # noqa: E731
+        updates, after = stepped(wrap, number, size, before)
+        updates = eqx.filter(updates.unpack(), eqx.is_inexact_array)
+        return jax.tree.map(_difference, expected, updates), after
 
     worst, worst_path = 0.0, ""
     n_steps = _MAX_STEPS
     # Without gradients there is nothing that hides the decay of weights, however small it is.
     for size in (1.0, 0.0):
-        of_tree = updates(size, layout.treedef.unflatten)
-        of_packed = updates(size, lambda leaves: Packed(layout.gather(leaves), layout))
-        step = n_moves = 0
-        while n_moves < _N_MOVES and step < n_steps:
-            step += 1
+        of_tree = of_packed = None
+        number = n_moves = 0
+        while n_moves < _N_MOVES and number < n_steps:
+            number += 1
             try:
-                expected, state = next(of_tree)
-            except Exception as error:
+                expected, of_tree = stepped(layout.treedef.unflatten, number, size, of_tree)
+            except TypeError as error:
                 error.add_note(_NOTE)
                 raise
+            compare = functools.partial(compared, number, size, of_packed, expected)
             try:
-                packed, _ = next(of_packed)
-                got = eqx.filter(packed.unpack(), eqx.is_inexact_array)
-                differences = jax.tree.map(_difference, expected, got)
+                differences, of_packed = compare()
             except Exception as error:
+                # The user's optimiser: a mask, say, that is a tree of the model.
+                raise_if_interruption(error, compare)
                 raise ValueError(
                     "This optimiser doesn't fit a `Packed`: it takes the tree, but raises an error "
                     f"for the `Packed`. {_INSTEAD}"
                 ) from error
             n_moves += any(np.any(update) for update in jax.tree.leaves(expected))
-            tolerance = _rounding((expected, state))
+            tolerance = _rounding((expected, of_tree[0]))
             for path, difference in tree_flatten_with_path(differences)[0]:
                 if difference > max(tolerance, worst):
                     worst, worst_path = difference, f"tree{keystr(path)}"
-        n_steps = step
+        n_steps = number
     if worst:
         raise ValueError(
             f"This optimiser doesn't fit a `Packed`: its updates of `{worst_path}` differ by "

@@ -149,7 +149,7 @@ def use_the_rest(model: eqx.nn.Linear, x: jax.Array) -> None:
     annotated: eqxjit.types.FrozenFunction[[int], str] = frozen
     assert_type(annotated(3), str)
     assert_type(frozen(3), str)
-    assert_type(frozen.compile(x, warm=True).seconds, float)
+    assert_type(frozen.compile(x).seconds, float)
     assert_type(frozen.cache_info().traces, int)
     assert_type(eqxjit.freeze(named, 3)(), str)
     assert_type(eqxjit.freeze(Model(x))(x, 2), jax.Array)
