@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from .._code.files import is_users_module
 from .._code.text import short
 from .._compat import (
     CALLBACK_ERROR_NAME,
@@ -212,10 +213,13 @@ def raise_for_arguments(
 ) -> None:
     """Raise a clearer error than that of an action on arguments, if there is one.
 
-    The action splits them, or keys them; an interruption of it is raised as it is.
+    The action splits them, or keys them. An interruption of it is raised as it is, and an error of
+    a class of the user's never replaced.
     """
     __tracebackhide__ = True
     raise_if_interruption(error, action)
+    if is_users_module(type(error).__module__):
+        return
     clearer = _argument_error(error, arguments)
     if clearer is not None:
         raise clearer from error
