@@ -517,6 +517,8 @@ def test_decorators_in_the_wrong_order_are_told():
         eqxjit.filter_jit(classmethod(new()))
     with pytest.raises(TypeError, match="Put `@property` above `@filter_jit`"):
         eqxjit.filter_jit(property(new()))
+    # That can be called.
+    assert eqxjit.filter_jit(staticmethod(new()))(None, X).tolist() == (X * 2).tolist()
 
 
 # --- Exceptions while tracing -----------------------------------------------------------------

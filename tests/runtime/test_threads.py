@@ -18,9 +18,6 @@ import numpy as np
 import pytest
 
 import eqxjit
-from eqxjit._core import function
-from eqxjit._lock import Weak
-from tests.support import inside
 from tests.support.models import Scaled
 from tests.support.sides import CALLS, both
 
@@ -299,38 +296,6 @@ def test_racing_structures_become_one_entry_each():
     assert f.cache_info().entries == 6
 
 
-def test_a_wrapper_keeps_the_caches_that_it_has_found(monkeypatch):
-    """Also while another thread looks for them, and Equinox's are cleared in between."""
-    f = eqxjit.filter_jit(lambda x, n: x * n)
-    find = function.table_of
-
-    def find_too_late(*of):
-        monkeypatch.setattr(function, "table_of", find)
-        race(lambda i: f(X, i), threads=2)
-        eqx.clear_caches()
-        return find(*of)
-
-    monkeypatch.setattr(function, "table_of", find_too_late)
-    f(X, 2)
-    assert f.cache_info()[:2] == (3, 3)
-
-
-def test_a_trace_ends_where_it_was_begun():
-    """Also if the function has got other traces to go on with meanwhile."""
-    other = eqxjit.filter_jit(lambda x: x)
-
-    def g(x):
-        inside.table(f).counter = inside.table(other).counter
-        return x + 1
-
-    f = eqxjit.filter_jit(g)
-    own = inside.table(f).counter
-    other(X)
-    f(X)
-    assert (own.n_traces, len(own.hook.traces)) == (1, 1)
-    assert len(other.traces()) == 1
-
-
 @pytest.mark.parametrize("clear", ["clear_cache", "jax", "equinox"])
 def test_caches_cleared_in_between(clear):
     f = eqxjit.filter_jit(lambda x, n: {"y": x * n, "n": n})
@@ -482,20 +447,3 @@ def test_warm_calls_change_no_global_state_as_another_thread_sees_it(donate):
     race(work, threads=2)
     assert sum(states.values()) > 10
     assert len(states) == 1
-
-
-def test_what_is_alive_is_found_while_others_are_added():
-    weak, objects = Weak(), [threading.Event() for _ in range(2_000)]
-    first = objects[:10]
-    for each in first:
-        weak.add(each)
-
-    def work(i):
-        if i % 2:
-            for each in objects[i::8]:
-                weak.add(each)
-            return True
-        return all({*map(id, first)} <= {*map(id, weak.alive())} for _ in range(200))
-
-    assert all(race(work, 8))
-    assert len(weak) == len({*map(id, [*first, *(e for i in (1, 3, 5, 7) for e in objects[i::8])])})

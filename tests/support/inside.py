@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from eqxjit import _compat
-from eqxjit._core import slow as _slow
 from eqxjit._core import table as _table
 from eqxjit._deploy import install as _install
 from eqxjit._deploy import save as _save
-from eqxjit._diagnostics import history as _history
 from eqxjit._diagnostics import log as _log
 
 # --- A wrapper --------------------------------------------------------------------------------
@@ -39,11 +37,6 @@ def n_fast(wrapper: Any) -> int:
     return len(table(wrapper).fasts)
 
 
-def trial_order(wrapper: Any) -> list[Any]:
-    """The entries whose fast paths a wrapper tries, in turn."""
-    return [fast.entry for fast in table(wrapper).fasts]
-
-
 def blocks(wrapper: Any) -> list[bool]:
     """Whether the programs of each structure are waited for: all must be classified."""
     assert not any(entry.pending for entry in entries(wrapper))
@@ -62,11 +55,6 @@ def in_progress(wrapper: Any) -> int:
 
 
 # --- Settings ---------------------------------------------------------------------------------
-
-
-def specialize_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave all calls to the slow path, as `EQXJIT_SPECIALIZE=0` does."""
-    monkeypatch.setattr(_slow, "HAS_FAST_PATHS", False)
 
 
 def set_platform(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
@@ -115,10 +103,3 @@ def assert_nothing_installed() -> None:
     assert _install._replaced == []
     assert _install._methods == {}
     assert not _install._installations
-
-
-def count_descriptions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """List the calls that are described from here on."""
-    described, original = [], _history.describe
-    monkeypatch.setattr(_history, "describe", lambda *a: described.append(a) or original(*a))
-    return described
