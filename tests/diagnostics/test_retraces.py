@@ -536,7 +536,7 @@ def test_the_closest_trace_is_one_for_the_same_constants():
 
 
 def test_many_traces_of_which_the_first_are_no_longer_remembered(messages):
-    f, tree = eqxjit.filter_jit(lambda tree, x: x), [X] * 150
+    f, tree = eqxjit.filter_jit(lambda tree, x: x), [X] * 20
     for n in (*range(1, 8), *range(100, 370), *range(8, 12)):
         # What is prepared is counted with none in a row.
         (f if n < 100 else f.lower)(tree, jnp.ones(n))
@@ -1351,7 +1351,7 @@ def test_a_storm_is_logged_once_with_its_causes(storm, messages):
     storm(10)
     assert messages == []
     inside.forget_storms()
-    storm(30)
+    storm(22)
     [message] = messages
     start, *causes, end = message.splitlines()
     place = re.escape(HERE)
@@ -1361,7 +1361,7 @@ def test_a_storm_is_logged_once_with_its_causes(storm, messages):
         assert any(cause in line and "the last time: " in line for line in causes), message
     assert sum("the last time: " in line for line in causes) >= len(STORMS[storm])
     # Nor for other functions that are defined at the same place, where that is the cause.
-    storm(30)
+    storm(12)
     assert len(messages) == (1 if STORMS[storm][0].startswith(AGAIN) else 2)
 
 

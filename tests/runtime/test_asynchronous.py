@@ -324,9 +324,9 @@ def test_disable_jit_classes_nothing():
 # --- Waiting, as it can be seen ---------------------------------------------------------------
 
 
-def _returns_before_it_is_done(call):
+def _returns_before_it_is_done(call, times=10):
     """Whether a call with much to compute returns before the result is there, at least once."""
-    return any(not call().is_ready() for _ in range(10))
+    return any(not call().is_ready() for _ in range(times))
 
 
 def heavy(x):
@@ -363,7 +363,7 @@ def test_upstream_and_block_wait():
     decorated = eqxjit.filter_jit(block=True)(heavy)
     nested = eqxjit.filter_jit(lambda x: eqxjit.filter_jit(heavy)(x), block=True)
     for f in (theirs, ours, decorated, nested):
-        assert not _returns_before_it_is_done(lambda f=f: f(HEAVY))
+        assert not _returns_before_it_is_done(lambda f=f: f(HEAVY), CALLS)
     assert blocks(ours) == blocks(decorated) == blocks(nested) == [True]
 
 
