@@ -235,34 +235,8 @@ def test_a_method_and_a_bound_model():
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: lambda x: x,
-        lambda: jax.jit(lambda x: x),
-        lambda: functools.partial(jnp.clip, min=0),
-        lambda: functools.partial(jax.jit(lambda x: x)),
-        lambda: eqx.filter_jit(lambda x: x).__wrapped__,
-    ],
-    ids=["lambda", "jit", "partial of a ufunc", "partial of a jit", "function"],
-)
-def test_a_callable_made_anew_is_named_with_the_remedy(make):
-    f = eqxjit.filter_jit(lambda m, x: x)
-    f(model(activation=make()), X)
-    f(model(activation=make()), X)
-    [difference] = f.traces()[1].differences
-    assert difference[:2] == ("static value changed", "m.layers[1].activation")
-    assert difference.old == difference.new
-    assert "make it once" in difference.remedy
-    assert "outside `__init__`" in difference.remedy
-
-
-@pytest.mark.parametrize(
     ("old", "new", "remedy"),
     [
-        ({"n": 1}, {"n": 2}, "pass `jnp.asarray(n, dtype=jnp.int32)`"),
-        ({"n": 1.0}, {"n": 2.0}, "pass `jnp.asarray(n, dtype=jnp.float32)`"),
-        ({"n": 1}, {"n": 2.0}, "pass `jnp.asarray(n, dtype=jnp.float32)`"),
-        ({"n": 1j}, {"n": 2.0}, "pass `jnp.asarray(n, dtype=jnp.complex64)`"),
         ({"n": 1}, {"n": 2**31}, ""),
         ({"n": 1.0}, {"n": 1e39}, ""),
         ({"n": 1.0}, {"n": float("inf")}, "dtype=jnp.float32"),
@@ -271,17 +245,9 @@ def test_a_callable_made_anew_is_named_with_the_remedy(make):
         ({"n": "a"}, {"n": "b"}, ""),
         ({"m": model()}, {"m": model(size=5)}, "in a field that isn't static"),
         ({"m": Model([], {"a": 1})}, {"m": Model([], {"a": 2})}, "in a field that isn't static"),
-        ({"x": X}, {"x": 2.0}, "pass `jnp.asarray(x, dtype=jnp.float32)`"),
-        ({"x": X}, {"x": 2}, "pass `jnp.asarray(x, dtype=jnp.float32)`"),
-        ({"x": X.astype(int)}, {"x": 2.5}, "pass `jnp.asarray(x, dtype=jnp.float32)`"),
-        ({"x": X.astype(jnp.bfloat16)}, {"x": 2.5}, "pass `jnp.asarray(x, dtype=jnp.bfloat16)`"),
-        ({"x": jnp.asarray(1.0)}, {"x": 2.5}, "pass `jnp.asarray(x)`"),
-        ({"x": X}, {"x": True}, "pass `jnp.asarray(x, dtype=jnp.float32)`"),
         ({"x": jax.random.key(0)}, {"x": 1}, ""),
         ({"x": jax.random.key(0)}, {"x": True}, ""),
         ({"x": X}, {"x": "text"}, ""),
-        ({"x": jnp.asarray(1.0)}, {"x": jnp.float32(1)}, "give it a dtype"),
-        ({"x": X}, {"x": Y}, "pad it"),
         ({"x": X}, {"x": X[None]}, ""),
     ],
 )
@@ -1000,18 +966,6 @@ def test_the_log_is_silent_unless_asked_for(caplog):
     assert (record.name, record.levelno) == ("eqxjit", logging.WARNING)
 
 
-def test_a_first_trace_is_not_logged(caplog):
-    with eqxjit.explain_retraces():
-        for shift in (1, 2):
-            f = (
-                eqxjit.filter_jit(lambda x, shift=shift: x + shift)
-                if shift == 1
-                else (eqxjit.filter_jit(lambda x: x - 1))
-            )
-            f(X)
-    assert caplog.messages == []
-
-
 def test_a_function_defined_again_is_logged(caplog):
     with eqxjit.explain_retraces():
         for n in range(3):
@@ -1558,14 +1512,6 @@ def test_an_iterator_is_consumed_as_upstream_does(caplog):
         assert [f(X, it)[1].item() for _ in range(CALLS)] == [1] * CALLS
         assert next(it) == 2
     assert len(caplog.messages) == 1
-
-
-def test_iterators_that_were_named_are_bounded(monkeypatch, caplog):
-    remembered = inside.bound_iterators(monkeypatch, 2)
-    f = eqxjit.filter_jit(lambda **its: X)
-    f(**{f"it{i}": itertools.count() for i in range(9)})
-    assert len(caplog.messages) == 9
-    assert len(remembered) == 2
 
 
 @pytest.mark.parametrize("is_seen", [True, False])

@@ -394,18 +394,6 @@ def test_a_numpy_array_changed_in_place_is_seen():
     assert warm.jitted(tree) == array.sum() + 1
 
 
-def test_a_numpy_array_of_the_wrapped_function_changed_in_place_is_seen():
-    """As upstream: the wrapper holds the array that the Module held."""
-    model = Layer(np.zeros(2, np.float32))
-    array = model.weight
-    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-        array[:] = 0
-        f = filter_jit(eqx.Partial(lambda model, x: model.weight.sum() + x, model))
-        for i in range(CALLS):
-            assert f(1.0) == 1 + 2 * i
-            array += 1
-
-
 # --- Static values ----------------------------------------------------------------------------
 
 

@@ -424,26 +424,6 @@ def test_a_bound_model():
         assert placements(results[1]) == placements(results[0])
 
 
-def test_a_method():
-    def model_under(filter_jit):
-        class Model(Layer):
-            @filter_jit
-            def step(self, x):
-                return self.weight, self(x)
-
-        return Model
-
-    classes = [model_under(filter_jit) for filter_jit in (eqx.filter_jit, eqxjit.filter_jit)]
-    for axes in SPLITS.values():
-        like = layer(*axes)
-        results = [
-            [kind(like.weight, like.bias).step(batch("data")) for _ in range(CALLS)]
-            for kind in classes
-        ]
-        assert_same(results[1], results[0])
-        assert placements(results[1]) == placements(results[0])
-
-
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_frozen_model(split):
     """Constants are where `jax.jit` puts those it closes over; what is passed stays where it is."""

@@ -401,13 +401,6 @@ FUNCTIONS = {
     "lru_cache": lambda: functools.lru_cache(lambda x, n=2: x * n),
     "singledispatch": lambda: functools.singledispatch(_renamed()),
     "a class": lambda: lambda x: Plain(x, 2).x * 2,
-    "three hundred parameters": lambda: eval(
-        f"lambda x, {', '.join(f'p{i}=None' for i in range(300))}: x * 2"
-    ),
-    "parameters with names of ours": lambda: eval(
-        "lambda x, jitted=1, otherwise=2, retrace=1, args=1, kwargs=1, fun=1, absent=1, output=1,"
-        "token=1, arrays=1, type=1, len=1, self=1, is_array=1, Array=1: x * otherwise"
-    ),
     "parameters in Greek": lambda: eval("lambda x, λ=2, été=1: x * λ"),
 }
 

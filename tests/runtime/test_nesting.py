@@ -219,20 +219,6 @@ def test_recursion_with_a_static_argument(filter_jit):
 
 
 @both
-def test_recursion_down_a_tree(filter_jit):
-    @filter_jit
-    def total(tree):
-        if isinstance(tree, jax.Array):
-            return tree.sum()
-        return sum(total(subtree) for subtree in tree)
-
-    tree = [jnp.ones(2), [jnp.ones(3), [jnp.ones(4)], []]]
-    for _ in range(CALLS):
-        assert total(tree) == 9
-        assert total(tree[1]) == 7
-
-
-@both
 def test_mutual_recursion(filter_jit):
     @filter_jit
     def even(x, n):

@@ -3,7 +3,6 @@
 Beside this, a test may import the unit that it tests, and use what of it has no underscore.
 """
 
-import collections
 from typing import Any
 
 import pytest
@@ -65,13 +64,6 @@ def set_platform(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
 def forget_storms() -> None:
     """Note no trace so far as the beginning of a storm."""
     _log.streak_of.cache_clear()
-
-
-def bound_iterators(monkeypatch: pytest.MonkeyPatch, many: int) -> collections.OrderedDict:
-    """Remember so many iterators that were logged; return them."""
-    monkeypatch.setattr(_log, "_MAX_LOGGED", many)
-    monkeypatch.setattr(_log, "_logged", collections.OrderedDict())
-    return _log._logged
 
 
 def set_seconds(report: Any, seconds: Any) -> None:
