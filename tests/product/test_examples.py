@@ -1,5 +1,6 @@
 """The worked examples print what the documentation shows, but for seconds and sizes."""
 
+import os
 import re
 import subprocess
 import sys
@@ -46,6 +47,8 @@ def test_an_example_prints_what_is_shown(name):
         capture_output=True,
         text=True,
         timeout=300,
+        # The tests' own is another.
+        env={**os.environ, "COLUMNS": "100"},
         check=True,
     )
     assert words(result.stdout + result.stderr) == words(_SHOWN[name])
