@@ -88,11 +88,15 @@ def bound_iterators(monkeypatch: pytest.MonkeyPatch, many: int) -> collections.O
 
 def set_seconds(report: Any, seconds: Any) -> None:
     """Have a report's only function take so long."""
-    [function] = {event.function for event in report._events}
-    for event in [event for event in report._events if event.trace is None]:
-        report._events.remove(event)
-    for phase, own in vars(seconds).items():
-        report.ended(function, phase, own, False)
+    traced = [event for event in report._events if event.trace is not None]
+    report._events.clear()
+    time = 0.0
+    for event in traced:
+        for phase, total in vars(seconds).items():
+            begins = event._replace(time=time, phase=phase, trace=None)
+            time += total / len(traced)
+            report._events += [begins, begins._replace(time=time, is_end=True)]
+        report._events.append(event)
 
 
 clear_tables = _table._clear_tables

@@ -208,7 +208,7 @@ def describe(call: Any) -> Description:
         if type(spec) is tuple and not is_field:
             part, below = _node(spec, value)
         else:
-            frozen: Hashable = spec.frozen if type(spec) is Static else spec
+            frozen = spec.frozen if isinstance(spec, Static) else spec
             part, below = _static(frozen, value, is_field)
         parts.append(part)
         suffixes, specs, values, n_leaves = below
