@@ -14,7 +14,6 @@ from eqxjit._core import table as _table
 from eqxjit._deploy import install as _install
 from eqxjit._deploy import save as _save
 from eqxjit._diagnostics import history as _history
-from eqxjit._diagnostics import log as _log
 
 # --- A wrapper --------------------------------------------------------------------------------
 
@@ -76,14 +75,14 @@ def set_platform(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
 
 def forget_storms() -> None:
     """Note no trace so far as the beginning of a storm."""
-    _log.streak_of.cache_clear()
+    _history.definition_at.cache_clear()
 
 
 def bound_iterators(monkeypatch: pytest.MonkeyPatch, many: int) -> collections.OrderedDict:
     """Remember so many iterators that were logged; return them."""
-    monkeypatch.setattr(_log, "_MAX_LOGGED", many)
-    monkeypatch.setattr(_log, "_logged", collections.OrderedDict())
-    return _log._logged
+    monkeypatch.setattr(_history, "_MAX_LOGGED", many)
+    monkeypatch.setattr(_history, "_logged", collections.OrderedDict())
+    return _history._logged
 
 
 def set_seconds(report: Any, seconds: Any) -> None:
