@@ -16,7 +16,6 @@ from .._core.events import LOWERING, TRACING, observers
 from .._interruptions import unless_it_raises
 from .._lock import Lock, Weak
 from .._spec.tree import has_tracers, leaf_paths
-from .advice import Change
 from .description import (
     UNKNOWN,
     Description,
@@ -32,11 +31,10 @@ from .differences import (
     OF_ARRAYS,
     UNKNOWN_REASON,
     Difference,
-    causes,
+    compare,
     configuration_differences,
     defined_again,
     differences,
-    distance,
     with_apt_remedies,
 )
 from .log import log, log_iterator, log_streak
@@ -114,10 +112,6 @@ class History(TraceHook):
         self._number = None if home is None else number
         #: Those under way. An interrupt may keep one from its end, but not alive.
         self._begun: Weak[Trace] = Weak()
-        #: The entries that they were made for.
-        self._entries: weakref.WeakKeyDictionary[Trace, weakref.ref[Entry]] = (
-            weakref.WeakKeyDictionary()
-        )
         self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
         #: How many of the remembered traces are from before the last `clear_cache`.
         self._n_cleared = 0
@@ -143,7 +137,7 @@ class History(TraceHook):
 
     def static_differences(self, old: Description, new: Description) -> list[str]:
         """Return how two calls differ in anything but arrays, in words."""
-        found = differences(causes(old, new))
+        found = differences(compare(old, new)[0])
         return [str(difference) for difference in found if difference.category not in OF_ARRAYS]
 
     def begin(self, call: Any, number: int) -> Trace:
@@ -157,13 +151,13 @@ class History(TraceHook):
             is_transformed=has_tracers(call.arrays),
             is_ahead_of_time=call.is_staged,
             invalidation_reasons=call.entry.invalidation_reasons,
+            entry=weakref.ref(call.entry),
         )
         with _lock:
             earlier = self._explain(trace)
-            self._entries[trace] = weakref.ref(call.entry)
             self._begun.add(trace)
         if earlier is not None and _cause(trace) == CACHE:
-            entry = self._entries[earlier]()
+            entry = earlier.entry and earlier.entry()
             # The user's `__eq__` compares, and a node is flattened once more.
             path = unless_it_raises(lambda: _first_difference(entry, call), "")
             if path:
@@ -243,11 +237,14 @@ class History(TraceHook):
         if not latest:
             trace.differences = self._defined_again()
             return None
-        compared = [self._compared(earlier, trace) for earlier in latest]
-        n_least = min(sum(map(len, each)) for each in compared)
-        closest = [i for i, each in enumerate(compared) if sum(map(len, each)) == n_least]
-        index = min(closest, key=lambda i: distance(latest[i].description, trace.description))
-        earlier, (found, changed) = latest[index], compared[index]
+        closest: Any = None
+        for earlier in latest:
+            found, n = compare(earlier.description, trace.description, self.place.is_users)
+            changed = configuration_differences(earlier.configuration, trace.configuration)
+            distance = len(found) + len(changed), n
+            if closest is None or distance < closest[0]:
+                closest = distance, earlier, found, changed
+        _, earlier, found, changed = closest
         trace.configuration = trace.configuration if changed else earlier.configuration
         trace.description = trace.description.sharing(earlier.description)
         if UNKNOWN in (earlier.description, trace.description):
@@ -259,13 +256,6 @@ class History(TraceHook):
         is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
         trace.compared_with = None if is_earlier_cleared else earlier.number
         return earlier
-
-    def _compared(
-        self, earlier: Trace, trace: Trace
-    ) -> tuple[list[list[Change]], list[Difference]]:
-        """Return how two traces differ, in their arguments and in JAX's configuration."""
-        found = causes(earlier.description, trace.description, self.place.is_users)
-        return found, configuration_differences(earlier.configuration, trace.configuration)
 
     def _defined_again(self) -> tuple[Difference, ...]:
         """Return why the first trace of a function is none: another one was defined there."""

@@ -84,6 +84,8 @@ class Trace:
     is_ahead_of_time: bool = False
     #: Why the entry that it made was given up, once it was; shared with the entry.
     invalidation_reasons: list[str] = dataclasses.field(default_factory=list)
+    #: The entry that it made, weakly; None for a copy.
+    entry: Any = None
     #: Of a copy: the arguments and their summary.
     _texts: tuple[dict[str, str], str] | None = None
 
@@ -114,11 +116,11 @@ class Trace:
     def __getstate__(self) -> dict[str, Any]:
         # Without the keys by which parts are compared, which refer to classes weakly.
         state = {**vars(self), "_texts": (dict(self.arguments), self.summary)}
-        del state["description"]
+        del state["description"], state["entry"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, description=UNKNOWN)
+        vars(self).update(state, description=UNKNOWN, entry=None)
 
     def __repr__(self) -> str:
         return (
