@@ -29,7 +29,9 @@ from .._spec.tree import ARRAY, DICT, MODULE, NODE, Spec, Static, children, modu
 # Larger trees aren't described.
 _MAX_PARTS = 50_000
 
+# Longer texts, and larger numbers, are cut short.
 _LONG_TEXT = 40
+_MAX_BITS = 256
 
 # How many constants that an object holds, or a function captured, are part of its text.
 _MAX_CAPTURED = 4
@@ -200,7 +202,9 @@ def describe(call: Any) -> Description:
         if kind in CONSTANTS:
             if spec is None and not is_field:
                 parts.append(_NONE)
-            elif (kind is str or kind is bytes) and len(value) > _LONG_TEXT:
+            elif (kind is int and value.bit_length() > _MAX_BITS) or (
+                (kind is str or kind is bytes) and len(value) > _LONG_TEXT
+            ):
                 parts.append(_long_constant(value, is_field))
             else:
                 parts.append(_constant_part(repr(value), kind.__name__, is_field))
@@ -261,8 +265,12 @@ def _constant_part(text: str, kind: str, is_field: bool) -> StaticPart:
     return StaticPart(text, None, kind, is_field)
 
 
-def _long_constant(value: str | bytes, is_field: bool) -> StaticPart:
-    text = f"{value[:_LONG_TEXT]!r}... ({len(value)} long)"
+def _long_constant(value: Any, is_field: bool) -> StaticPart:
+    if type(value) is int:
+        # Python refuses to write out one of thousands of digits.
+        text = f"int of {value.bit_length():,} bits"
+    else:
+        text = f"{value[:_LONG_TEXT]!r}... ({len(value)} long)"
     return StaticPart(text, hash(value), type(value).__name__, is_field)
 
 

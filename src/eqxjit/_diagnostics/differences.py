@@ -124,7 +124,8 @@ def compare(
         changes += _gone_or_reordered(old, new, {change.path for change in changes}, of_user)
     causes: dict[Hashable, list[Change]] = {}
     for change in changes:
-        causes.setdefault(_made_by(change) or change.path, []).append(change)
+        made_by = _made_by(change) if type(change.new) is StaticPart else None
+        causes.setdefault(made_by or change.path, []).append(change)
     return [*causes.values()], len(differing)
 
 
@@ -193,6 +194,8 @@ def differences(found: list[list[Change]]) -> list[Difference]:
     shown: list[Difference] = []
     # Most arrays of a tree change alike.
     of_arrays: dict[Hashable, list[Difference]] = {}
+    # By the node around a part: the module of the holder.
+    modules: dict[int, str | None] = {}
     for cause in found:
         first = cause[0]
         path, old, new = first[:3]
@@ -200,10 +203,13 @@ def differences(found: list[list[Change]]) -> list[Difference]:
             shown.append(_of_remade(cause))
         elif isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
             # Only the path names the place.
-            alike = (old, new, first.holder and first.holder.module)
+            if first.parent not in modules:
+                modules[first.parent] = first.holder and first.holder.module
+            alike = (old, new, modules[first.parent])
             if alike not in of_arrays:
                 of_arrays[alike] = [*_of_arrays(first, old, new)]
-            shown += [d._replace(path=path) for d in of_arrays[alike]]
+            for difference in of_arrays[alike]:
+                shown.append(Difference(difference[0], path, *difference[2:]))
         elif isinstance(old, ArrayPart) and isinstance(new, StaticPart):
             remedy = advice.for_array_now_static(first)
             shown.append(Difference(NOW_STATIC, path, str(old), str(new), remedy))
