@@ -130,7 +130,7 @@ def compare(
 
 
 def _made_by(change: Change) -> Hashable:
-    """Return which call made an object anew; None if that can't be told."""
+    """Return which call made an object anew; None for any other change."""
     if not change.is_remade:
         return None
     owner = change.owner
@@ -216,12 +216,12 @@ def differences(found: list[list[Change]]) -> list[Difference]:
         elif isinstance(old, StaticPart) and isinstance(new, ArrayPart):
             shown.append(Difference(NOW_ARRAY, path, str(old), str(new)))
         elif isinstance(old, StaticPart) and isinstance(new, StaticPart):
-            texts = _told_apart(old, new)
+            texts = _texts_apart(old, new)
             shown.append(Difference(STATIC_VALUE, path, *texts, advice.for_static(first)))
         else:
             is_argument = first.parent < 0 and None in (old, new)
             category = ARGUMENT if is_argument else STRUCTURE
-            shown.append(Difference(category, path, *_told_apart(old, new)))
+            shown.append(Difference(category, path, *_texts_apart(old, new)))
     return shown
 
 
@@ -255,7 +255,7 @@ def _around_all(cause: list[Change]) -> tuple[str, NodePart]:
     return innermost
 
 
-def _told_apart(old: Part | None, new: Part | None) -> tuple[str, str]:
+def _texts_apart(old: Part | None, new: Part | None) -> tuple[str, str]:
     """Return the texts of two parts, with more details if these are equal."""
     texts = ("absent" if old is None else str(old)), ("absent" if new is None else str(new))
     if texts[0] != texts[1]:

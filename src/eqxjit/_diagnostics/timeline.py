@@ -121,7 +121,7 @@ def spans_of(events: Iterable[Event]) -> list[ReportSpan]:
             begun.append(event)
             nested.append(0.0)
         else:
-            # An interrupt may have kept those above it from their end.
+            # An interrupt may have ended those above it without an event.
             while begun and begun[-1].of != event.of:
                 thread.pop()
             if not begun:

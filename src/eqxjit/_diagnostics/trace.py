@@ -82,7 +82,7 @@ class Trace:
     is_transformed: bool = False
     #: Whether it was made by `lower`, or to be compiled for later calls.
     is_ahead_of_time: bool = False
-    #: Why the entry that it made was given up, once it was; shared with the entry.
+    #: Why its entry serves no call any more; empty while it does, and shared with the entry.
     invalidation_reasons: list[str] = dataclasses.field(default_factory=list)
     #: The entry that it made, weakly; None for a copy.
     entry: Any = None
@@ -129,7 +129,7 @@ class Trace:
         )
 
     def explanation(self) -> str:
-        """Return a line for each difference, with what to do about it where that is known."""
+        """Return a line for each difference, with what to do about it, if anything."""
         lines = [f"  - {line}" for line in listed(self.differences, with_remedies=True)]
         if self.compared_with is not None:
             lines.insert(0, f"  Compared with trace {self.compared_with}:")
