@@ -139,6 +139,41 @@ def test_an_unhashable_static_value_in_the_function_itself():
     assert eqxjit.filter_jit(Model("ab"))(X).tolist() == X.tolist()
 
 
+class Refusal(TypeError):
+    """An error of the user's own."""
+
+
+class Refuses:
+    def __init__(self, hashes):
+        self.hashes = hashes
+
+    def __hash__(self):
+        if self.hashes:
+            return 1
+        raise Refusal("no hash")
+
+    def __eq__(self, other):
+        raise Refusal("no comparison")
+
+
+@pytest.mark.parametrize("hashes", [False, True])
+@pytest.mark.parametrize("place", ["argument", "leaf", "function"])
+def test_an_error_of_the_users_own_class_is_never_replaced(hashes, place):
+    def call():
+        value = Refuses(hashes)
+        if place == "function":
+            return eqxjit.filter_jit(eqx.Partial(fun, value))(X)
+        return f(value if place == "argument" else [value], X)
+
+    fun = new()
+    f = eqxjit.filter_jit(fun)
+    if hashes:
+        call()
+    for _ in range(CALLS):
+        with pytest.raises(Refusal):
+            call()
+
+
 @both
 def test_an_unhashable_value_in_a_static_field_is_compared(filter_jit):
     """It is no bad input there: `==` decides, and a change is seen."""

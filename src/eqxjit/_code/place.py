@@ -53,16 +53,19 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
     is_loaded = site.filename.startswith(OUR_FILES) or (
         isinstance(fun, types.MethodType) and site.filename.startswith(LIBRARY_FILES)
     )
-    key = hash((code, *[function.__code__ for function in _captured(below)]))
+    key = hash((code, *[function.__code__ for function in _captured_functions(below)]))
     return Place("", code.co_qualname, site, key, is_partial, is_loaded=is_loaded)
 
 
-def _captured(fun: types.FunctionType) -> list[types.FunctionType]:
-    """Return the functions that a function captured."""
+def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
+    """Return what a function captured, by the names."""
     # An empty cell raises a `ValueError`; `repr` of a cell runs nothing of the user's.
-    cells = [cell for cell in fun.__closure__ or () if not repr(cell).endswith(": empty>")]
-    values = [cell.cell_contents for cell in cells]
-    return [value for value in values if isinstance(value, types.FunctionType)]
+    cells = zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
+    return [(name, c.cell_contents) for name, c in cells if not repr(c).endswith(": empty>")]
+
+
+def _captured_functions(fun: types.FunctionType) -> list[types.FunctionType]:
+    return [value for _, value in captured(fun) if isinstance(value, types.FunctionType)]
 
 
 def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:
@@ -74,7 +77,7 @@ def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:
         module = below.__self__
     if not isinstance(module, eqx.Module):
         return "", None
-    for function in (fun, *_captured(fun)):
+    for function in (fun, *_captured_functions(fun)):
         name, _, rest = function.__code__.co_qualname.partition(".")
         if rest and name != "api_boundary" and function.__code__.co_filename.startswith(JAX_FILES):
             return name, module

@@ -37,10 +37,6 @@ class _Definition(NamedTuple):
     place: Place
 
 
-def _definition_of(fun: Any, home: types.FunctionType | None) -> _Definition:
-    return _Definition(Signature(fun, *names_of(fun)), place_of(fun, home))
-
-
 class Function:
     """A function under `filter_jit`, taken apart when it is wrapped; a wrapper's copies share it.
 
@@ -81,7 +77,7 @@ class Function:
         self._home = home_of(fun)
 
         def define() -> _Definition:
-            return _definition_of(fun, self._home)
+            return _Definition(Signature(fun, *names_of(fun)), place_of(fun, self._home))
 
         # Much code wraps where it calls, and reading a signature takes longer than such a call.
         # But a frozen function's spec holds its arrays.
@@ -131,7 +127,7 @@ class Function:
 
     @property
     def varies(self) -> bool:
-        """Whether wrappers that share the table may hold other arrays."""
+        """True if wrappers that share the table may hold other arrays."""
         return not self.keeps_arrays and count_arrays(self.spec) > 0
 
     def combine(self, arrays: Sequence[Any]) -> Any:

@@ -275,8 +275,10 @@ class _Tables(_Watched):
         with self.lock:
             self._drop_dead()
             found = self.by_key.get(key)
-            if found is None:
-                found = self.by_key[key] = make(), self.watch(key)
+        # Not under the lock: it may run the user's code. Another thread may be first.
+        made = (make(), self.watch(key)) if found is None else found
+        with self.lock:
+            found = self.by_key.setdefault(key, made)
             self.by_key.move_to_end(key)
             if len(self.by_key) > _MAX_TABLES:
                 self.by_key.popitem(last=False)

@@ -102,8 +102,8 @@ def uninstall() -> None:
     """End all installations: `equinox.filter_jit` is upstream's again.
 
     Does nothing if there are none, and leaves a replacement by another tool in place. Functions
-    wrapped meanwhile keep using eqxjit. Another installation
-    finds the programs of functions wrapped before.
+    wrapped meanwhile keep using eqxjit. Another installation finds the programs of functions
+    wrapped before.
     """
     with _lock:
         for installation in tuple(_installations):

@@ -37,7 +37,8 @@ VALUES = (bool, int, str, type(None))
 
 def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write the program for arguments like these, and the function's arrays."""
-    folder = os.path.dirname(os.fspath(path)) or os.curdir
+    path = os.fsdecode(path)
+    folder = os.path.dirname(path) or os.curdir
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "There is no such folder", folder)
     signature = caller.function.signature
@@ -125,9 +126,9 @@ def digest(contents: Iterable[bytes]) -> bytes:
     return found.hexdigest().encode()
 
 
-def _write(path: Path, members: dict[str, bytes]) -> None:
+def _write(path: str, members: dict[str, bytes]) -> None:
     """Write a file as a whole, or not at all: a server may be loading it."""
-    temporary = f"{os.fspath(path)}.part"
+    temporary = f"{path}.part"
     try:
         with zipfile.ZipFile(temporary, "w") as archive:
             archive.comment = digest(members.values())
@@ -139,7 +140,7 @@ def _write(path: Path, members: dict[str, bytes]) -> None:
             os.remove(temporary)
         if isinstance(error, OSError):
             # The user has no file of the temporary one's name.
-            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+            raise type(error)(error.errno, error.strerror, path) from None
         raise
 
 

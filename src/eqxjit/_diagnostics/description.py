@@ -18,7 +18,7 @@ import jax
 from jax.core import Tracer
 
 from .._code.call_site import CallSite
-from .._code.place import transformation_of
+from .._code.place import captured, transformation_of
 from .._code.text import array_text, counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function
@@ -426,7 +426,7 @@ def _text(value: Any) -> str | PlacedText:
             return value.__qualname__
         code = value.__code__
         site = CallSite(code.co_filename, code.co_firstlineno)
-        return PlacedText(f"`{value.__name__}` at ", site, _holding(_captured(value)))
+        return PlacedText(f"`{value.__name__}` at ", site, _holding(_named_values(value)))
     if isinstance(value, functools.partial):
         arguments = [
             *[str(_text(argument)) for argument in value.args],
@@ -459,15 +459,10 @@ def _placed(before: str, text: str | PlacedText, after: str = "") -> str | Place
     return PlacedText(before + text.before, text.site, text.after + after)
 
 
-def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _named_values(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a function captured, and its defaults, by their names."""
+    yield from captured(function)
     code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:
-            # It is empty.
-            continue
     defaults = function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
     yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)

@@ -55,7 +55,7 @@ class PythonFast:
 
     @property
     def hits(self) -> int:
-        """How many calls it has served."""
+        """The number of calls it has served."""
         return sys.maxsize - operator.length_hint(self._counter)
 
     def instantiate(self, caller: Any, otherwise: Any, jitted: Any) -> Any:
