@@ -47,7 +47,10 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
     transformation, module = ("", None) if home is None else transformation_of(home)
     if transformation or not isinstance(below, types.FunctionType):
         kind = type(fun if module is None else module)
-        return Place(kind.__module__, kind.__qualname__, None, 0, is_partial, transformation)
+        is_ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+        return Place(
+            kind.__module__, kind.__qualname__, None, 0, is_partial, transformation, is_ours
+        )
     code = below.__code__
     site = CallSite(code.co_filename, code.co_firstlineno)
     is_loaded = site.filename.startswith(OUR_FILES) or (
