@@ -216,8 +216,8 @@ def test_the_latest_events_are_remembered(monkeypatch):
     monkeypatch.setattr(report_module, "_MAX_EVENTS", 5)
     recorder = eqxjit.types.CompileReport()
     for name in "abc":
-        recorder.begun(name, "lowering")
-        recorder.ended(name, "lowering", 0.0, False)
+        recorder.add(name, "lowering")
+        recorder.add(name, "lowering", True)
     # The beginning of the first isn't among them.
     assert [each.function for each in recorder.spans] == ["b", "c"]
 

@@ -14,7 +14,6 @@ from eqxjit._core import table as _table
 from eqxjit._deploy import install as _install
 from eqxjit._deploy import load as _load
 from eqxjit._diagnostics import history as _history
-from eqxjit._diagnostics import log as _log
 
 # --- A wrapper --------------------------------------------------------------------------------
 
@@ -86,23 +85,27 @@ def set_deserialiser(monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
 
 def forget_storms() -> None:
     """Note no trace so far as the beginning of a storm."""
-    _log.streak_of.cache_clear()
+    _history.definition_at.cache_clear()
 
 
 def bound_iterators(monkeypatch: pytest.MonkeyPatch, many: int) -> collections.OrderedDict:
     """Remember so many iterators that were logged; return them."""
-    monkeypatch.setattr(_log, "_MAX_LOGGED", many)
-    monkeypatch.setattr(_log, "_logged", collections.OrderedDict())
-    return _log._logged
+    monkeypatch.setattr(_history, "_MAX_LOGGED", many)
+    monkeypatch.setattr(_history, "_logged", collections.OrderedDict())
+    return _history._logged
 
 
 def set_seconds(report: Any, seconds: Any) -> None:
     """Have a report's only function take so long."""
-    [function] = {event.function for event in report._events}
-    for event in [event for event in report._events if event.trace is None]:
-        report._events.remove(event)
-    for phase, own in vars(seconds).items():
-        report.ended(function, phase, own, False)
+    traced = [event for event in report._events if event.trace is not None]
+    report._events.clear()
+    time = 0.0
+    for event in traced:
+        for phase, total in vars(seconds).items():
+            begins = event._replace(time=time, phase=phase, trace=None)
+            time += total / len(traced)
+            report._events += [begins, begins._replace(time=time, is_end=True)]
+        report._events.append(event)
 
 
 clear_tables = _table._clear_tables

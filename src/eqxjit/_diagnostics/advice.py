@@ -243,8 +243,8 @@ _WIDEST: dict[type, type] = {int: jnp.number, float: jnp.inexact, complex: jnp.c
 
 
 def _fits(part: StaticPart, dtype: jnp.dtype) -> bool:
-    if part.module != "builtins":
-        # A class of the user's, of that name.
+    if part.module != "builtins" or part.key is not None:
+        # A class of the user's, of that name; or a number that is too large to be written out.
         return False
     number = _NUMBERS[part.kind](str(part))
     if jnp.issubdtype(dtype, jnp.integer):

@@ -10,7 +10,7 @@ import itertools
 import re
 import types
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -24,12 +24,14 @@ from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function
 from .._interruptions import unless_it_raises
 from .._spec.static import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, freeze
-from .._spec.tree import ARRAY, NODE, Spec, Static, children
+from .._spec.tree import ARRAY, DICT, MODULE, NODE, Spec, Static, children, module_fields
 
 # Larger trees aren't described.
 _MAX_PARTS = 50_000
 
+# Longer texts, and larger numbers, are cut short.
 _LONG_TEXT = 40
+_MAX_BITS = 256
 
 # How many constants that an object holds, or a function captured, are part of its text.
 _MAX_CAPTURED = 4
@@ -153,17 +155,15 @@ UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
 
 _NONE = NodePart("None", None)
 
-# A part that is still to be described: its path, its spec, itself, and whether it is in a static
-# field. In a static object the stand-in of a part takes the place of its spec.
-_Pending = tuple[str, Spec, Any, bool]
-
 
 def named_specs(call: Any, spec: Spec) -> list[tuple[str, Spec, Any]]:
     """Return the arguments of a call by their names, each with its part of a spec of all."""
     args, (_, _, keys, *specs) = spec[3][3:], spec[4]
     names = call.function.signature.path_names(len(args))
-    keywords = [(key, s, call.kwargs[key]) for key, s in zip(keys, specs, strict=True)]
-    return [*zip(names, args, call.args, strict=True), *keywords]
+    named = [*zip(names, args, call.args, strict=True)]
+    for key, below in zip(keys, specs, strict=True):
+        named.append((key, below, call.kwargs[key]))
+    return named
 
 
 def describe(call: Any) -> Description:
@@ -179,49 +179,75 @@ def describe(call: Any) -> Description:
     paths: list[str] = []
     parents: list[int] = []
     parts: list[Part] = []
-    pending = [(name, spec, value, False, -1) for name, spec, value in reversed(named)]
+    # The parts still to be described, the next one last: a path, a spec, a value, whether it is in
+    # a static field, and the index of the node around it.
+    pending: list[Any] = []
+    for path, spec, value in reversed(named):
+        pending.append((path, spec, value, False, -1))
+    # Arrays and constants are described here, because a call for each would be most of the time.
     while pending:
         path, spec, value, is_field, parent = pending.pop()
-        below: list[_Pending] = []
-        if spec is ARRAY:
-            part: Part = _array(value)
-        elif spec is None:
-            part = _NONE
-        elif type(spec) is tuple:
-            part, below = _node(spec, value)
-        else:
-            part, below = _static(spec.frozen, value, is_field)
         index = len(paths)
         paths.append(path)
         parents.append(parent)
+        kind = type(value)
+        if spec is ARRAY:
+            if kind is ArrayImpl:
+                aval, sharding = value.aval, value.sharding if value.committed else None
+                part = _array_part(aval.shape, aval.dtype, aval.weak_type, sharding)
+            else:
+                part = _other_array(value)
+            parts.append(part)
+            continue
+        if kind in CONSTANTS:
+            if spec is None and not is_field:
+                parts.append(_NONE)
+            elif (kind is int and value.bit_length() > _MAX_BITS) or (
+                (kind is str or kind is bytes) and len(value) > _LONG_TEXT
+            ):
+                parts.append(_long_constant(value, is_field))
+            else:
+                parts.append(_constant_part(repr(value), kind.__name__, is_field))
+            continue
+        if type(spec) is tuple and not is_field:
+            part, below = _node(spec, value)
+        else:
+            frozen = spec.frozen if isinstance(spec, Static) else spec
+            part, below = _static(frozen, value, is_field)
         parts.append(part)
-        pending += [
-            (path + suffix, spec, child, is_field or is_field_itself, index)
-            for suffix, spec, child, is_field_itself in reversed(below)
-        ]
+        suffixes, specs, values, n_leaves = below
+        for i in range(len(specs) - 1, -1, -1):
+            is_inner_field = is_field or i >= n_leaves
+            pending.append((path + suffixes[i], specs[i], values[i], is_inner_field, index))
         if len(paths) + len(pending) > _MAX_PARTS:
             return UNKNOWN
     return Description(tuple(paths), tuple(parents), tuple(parts))
 
 
-# --- Arrays ---------------------------------------------------------------------------------------
+# The children of a node: how their paths end, their specs (or in a static field their stand-ins),
+# themselves, and how many of them, the first ones, aren't in a static field.
+_Below = tuple[Sequence[str], Sequence[Spec], Sequence[Any], int]
+_NOTHING: _Below = (), (), (), 0
 
 
-def _array(array: Any) -> ArrayPart:
-    """Return the part of an array, or of the structure that stands for one."""
+# --- Arrays and constants -------------------------------------------------------------------------
+
+
+def _other_array(array: Any) -> ArrayPart:
+    """Return the part of what isn't JAX's own array: a NumPy array, a tracer, a structure."""
     if isinstance(array, jax.ShapeDtypeStruct):
         aval, sharding = array, array.sharding
     else:
-        aval = array.aval if type(array) is ArrayImpl else jax.typeof(array)
+        aval = jax.typeof(array)
         is_put = not isinstance(array, Tracer) and getattr(array, "committed", False)
         sharding = array.sharding if is_put else None
-    placement = "" if sharding is None else _sharding_text(sharding)
-    return _array_part(aval.shape, aval.dtype, getattr(aval, "weak_type", False), placement)
+    return _array_part(aval.shape, aval.dtype, getattr(aval, "weak_type", False), sharding)
 
 
 @functools.lru_cache(maxsize=1024)
-def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, placement: str) -> ArrayPart:
-    """Return the part that arrays of one type share."""
+def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: Any) -> ArrayPart:
+    """Return the part that arrays of one type and place share."""
+    placement = "" if sharding is None else _sharding_text(sharding)
     return ArrayPart(shape, str(dtype), weak_type, placement)
 
 
@@ -233,53 +259,86 @@ def _sharding_text(sharding: Any) -> str:
     return ", ".join(sorted(devices))
 
 
+@functools.lru_cache(maxsize=1024)
+def _constant_part(text: str, kind: str, is_field: bool) -> StaticPart:
+    """Return the part that equal constants share."""
+    return StaticPart(text, None, kind, is_field)
+
+
+def _long_constant(value: Any, is_field: bool) -> StaticPart:
+    if type(value) is int:
+        # Python refuses to write out one of thousands of digits.
+        text = f"int of {value.bit_length():,} bits"
+    else:
+        text = f"{value[:_LONG_TEXT]!r}... ({len(value)} long)"
+    return StaticPart(text, hash(value), type(value).__name__, is_field)
+
+
 # --- Nodes ----------------------------------------------------------------------------------------
 
 
-def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[_Pending]]:
-    kind, cls, _, *specs = spec
-    if kind != NODE:
-        return _part_of_class(cls, len(specs)), children(spec, value)
-    name = cls.__name__
+def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
+    kind, cls, aux = spec[:3]
+    specs = spec[3:]
+    n = len(specs)
+    if kind == NODE:
+        return _registered(cls, specs, spec, value)
+    part = _part_of_class(cls, n)
+    if kind == MODULE:
+        plan = module_fields(cls)
+        assert plan is not None
+        return part, ([*map(".{}".format, aux)], specs, plan.read(fields_of(value)), plan.n_dynamic)
+    if kind == DICT:
+        return part, ([f"[{short(key)}]" for key in aux], specs, [*map(value.get, aux)], n)
+    return part, (_suffixes(cls, n), specs, tuple(value), n)
+
+
+def _suffixes(cls: Any, n: int) -> list[str]:
+    """Return how the paths of a sequence's elements end."""
+    fields = getattr(cls, "_fields", ())
+    return [*(map(".{}".format, fields) if len(fields) == n > 0 else map("[{}]".format, range(n)))]
+
+
+def _registered(
+    cls: Any, specs: tuple[Spec, ...], spec: Spec, value: Any
+) -> tuple[NodePart, _Below]:
+    """Return the part of a node that JAX's registry has, and its children."""
+    name, n = cls.__name__, len(specs)
     # The user's flatten, which may refuse.
-    metadata, below = unless_it_raises(lambda: _flattened(spec, value), (None, []))
+    metadata: Any = unless_it_raises(lambda: flatten_one_level(value)[1], None)  # type: ignore[index]
     if isinstance(metadata, Function):
         # A wrapper of ours, around anybody's function.
         part = NodePart(name, (name, hash(metadata.options.key)), " with other options")
-        return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
+        return part, ([".__wrapped__"], [metadata.spec], [value.__wrapped__], 1)
     if issubclass(cls, dict):
         # JAX sorts the keys of most.
-        is_default = issubclass(cls, collections.defaultdict)
-        factory, keys = metadata if is_default else (None, metadata)
-        named = zip(keys, specs, strict=True)
-        part = _part_of_class(cls, len(specs))
-        if is_default:
+        part = _part_of_class(cls, n)
+        keys = metadata
+        if issubclass(cls, collections.defaultdict):
+            factory, keys = metadata
             detail = _placed(" of ", _text(factory))
             part = NodePart(name, (name, lasting(freeze(factory))), detail)
-        return part, [(f"[{short(key)}]", below, value[key], False) for key, below in named]
+        return part, ([f"[{short(key)}]" for key in keys], specs, [value[key] for key in keys], n)
+    suffixes, values = unless_it_raises(lambda: _flattened(spec, value), ([], []))
+    specs = specs if values else ()
+    if cls is jax.tree_util.Partial:
+        part = _part_of_class(cls, 0)
+        return part, ([*suffixes, ".func"], [*specs, freeze(metadata)], [*values, metadata], n)
     if issubclass(cls, eqx.Module):
         # One with fields that its class doesn't have, such as a wrapper's `__doc__`.
-        shown = {suffix for suffix, *_ in below}
-        rest = [(f".{name}", v) for name, v in fields_of(value).items() if f".{name}" not in shown]
-        below = [*below, *[(suffix, Static(freeze(v)), v, True) for suffix, v in rest]]
-        return _part_of_class(cls, len(specs)), below
-    if cls is jax.tree_util.Partial:
-        return _part_of_class(cls, 0), [(".func", Static(freeze(metadata)), metadata, True), *below]
+        rest = {f".{key}": v for key, v in fields_of(value).items() if f".{key}" not in suffixes}
+        specs = (*specs, *map(freeze, rest.values()))
+        return _part_of_class(cls, n), ([*suffixes, *rest], specs, [*values, *rest.values()], n)
     detail = f" with metadata {short(metadata)}"
     key = (name, weakref.ref(cls), lasting(freeze(metadata)))
-    return NodePart(name, key, detail, cls.__module__), below
+    return NodePart(name, key, detail, cls.__module__), (suffixes, specs, values, n)
 
 
-def _flattened(spec: tuple[Any, ...], value: Any) -> tuple[Any, list[_Pending]]:
-    """Return a registered node's metadata, and its children."""
-    _, metadata = flatten_one_level(value)  # type: ignore[misc]
-    if isinstance(metadata, Function) or isinstance(value, dict):
-        return metadata, []
-    return metadata, [
-        # As JAX writes them in its own errors.
-        (suffix.replace("<flat index ", "").replace(">]", "]"), child_spec, child, is_field)
-        for suffix, child_spec, child, is_field in children(spec, value)
-    ]
+def _flattened(spec: tuple[Any, ...], value: Any) -> tuple[list[str], list[Any]]:
+    """Return how the paths of a registered node's children end, as JAX's errors do, and these."""
+    below = children(spec, value)
+    names = [name.replace("<flat index ", "").replace(">]", "]") for name, *_ in below]
+    return names, [child for _, _, child, _ in below]
 
 
 def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = False) -> NodePart:
@@ -295,69 +354,64 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = 
 # --- Static values --------------------------------------------------------------------------------
 
 
-def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[Part, list[_Pending]]:
+def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[Part, _Below]:
     kind = type(value)
-    if kind in CONSTANTS:
-        return _constant(value, is_field), []
     below = _parts_of(frozen, value)
     if below is None:
         nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__, is_field)
-        return unless_it_raises(lambda: _leaf(frozen, value, is_field), nameless), []
+        return unless_it_raises(lambda: _leaf(frozen, value, is_field), nameless), _NOTHING
     is_opaque = not issubclass(kind, (eqx.Module, tuple, list, dict))
-    return _part_of_class(kind, len(below), is_opaque, is_field), below
+    return _part_of_class(kind, len(below[1]), is_opaque, is_field), below
 
 
-def _constant(value: Any, is_field: bool) -> StaticPart:
-    kind = type(value).__name__
-    if isinstance(value, (str, bytes)) and len(value) > _LONG_TEXT:
-        text = f"{value[:_LONG_TEXT]!r}... ({len(value)} long)"
-        return StaticPart(text, hash(value), kind, is_field)
-    return StaticPart(repr(value), None, kind, is_field)
-
-
-def _parts_of(frozen: Hashable, value: Any) -> list[_Pending] | None:
+def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
     """Return the parts of a static container or dataclass, by its stand-in; None for a leaf."""
-    # Not `strict`: another thread may have changed a list since.
     if type(frozen) is not tuple:
         return None
     reader, kind, names, *parts = frozen
     if reader == ITEMS:
-        fields = getattr(kind, "_fields", None)
-        suffixes = map(".{}".format if fields else "[{}]".format, fields or range(len(parts)))
-        named = [*zip(suffixes, value, strict=False)]
+        suffixes, values = _suffixes(kind, len(parts)), [*value]
     elif names is not None and not issubclass(kind, slice):
-        named = [(f".{name}", getattr(value, name)) for name in names]
+        suffixes, values = [f".{name}" for name in names], [getattr(value, name) for name in names]
     elif reader == PAIRS or issubclass(kind, dict):
-        named = [(f"[{short(key)}]", child) for key, child in dict.items(value)]
+        suffixes = [f"[{short(key)}]" for key in dict.keys(value)]
         # The keys' come first.
-        parts = parts[len(parts) // 2 :]
+        parts, values = parts[len(parts) // 2 :], [*dict.values(value)]
     else:
         return None
-    return [(name, Static(p), child, True) for (name, child), p in zip(named, parts, strict=False)]
+    # Another thread may have changed a list since.
+    n = min(len(suffixes), len(parts), len(values))
+    return suffixes[:n], parts[:n], values[:n], 0
 
 
 def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     kind: Any = type(value)
     name: str = kind.__name__
+    is_function = kind is types.FunctionType
+    transformation, module = transformation_of(value) if is_function else ("", None)
     is_large = type(frozen) is Opaque and issubclass(kind, _CONTAINERS)
-    text = f"{name} of {len(value)}" if is_large else _text_or_class(value)
+    if is_large:
+        text: str | PlacedText = f"{name} of {len(value)}"
+    elif issubclass(kind, type):
+        # The text of `float32` by itself is that of an array of that dtype.
+        owner = "" if value.__module__ == "builtins" else f"{value.__module__}."
+        text = f"class {owner}{value.__qualname__}"
+    else:
+        text = _function_text(value, transformation, module) if is_function else _text(value)
+    code = None if isinstance(value, type) else _unwrapped(value)
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
-    made_at = None if isinstance(value, type) else _unwrapped(value)
-    transformation, module = "", None
-    if isinstance(value, types.FunctionType):
-        transformation, module = transformation_of(value)
-    key = (weakref.ref(kind), id(value) if is_large else lasting(frozen))
+    is_partial = isinstance(value, functools.partial)
     return StaticPart(
         text,
-        key,
+        (weakref.ref(kind), id(value) if is_large else lasting(frozen)),
         name,
         is_field,
-        (value if isinstance(value, types.FunctionType) else kind).__module__ or "",
-        made_at and CallSite(made_at.co_filename, made_at.co_firstlineno),
-        transformation or (made_at.co_qualname.rpartition(".<locals>.")[0] if made_at else ""),
+        (value if is_function else kind).__module__ or "",
+        code and CallSite(code.co_filename, code.co_firstlineno),
+        transformation or (code.co_qualname.rpartition(".<locals>.")[0] if code else ""),
         type(module).__name__ if transformation else "",
         is_alone and not isinstance(value, type),
-        isinstance(value, functools.partial) and not any(map(_is_local, _parts_of_partial(value))),
+        is_partial and not any(map(_is_local, _parts_of_partial(value))),
         holds_iterator(value),
     )
 
@@ -378,18 +432,13 @@ def _is_local(value: Any) -> bool:
 
 def holds_iterator(value: Any) -> bool:
     """Return whether a static value, or a part of a partial, is an iterator."""
-    # By what `collections.abc.Iterator` looks for, which no metaclass has a say in.
-    parts = [value]
-    if isinstance(value, functools.partial):
-        parts += _parts_of_partial(value)
-    return any(all(_defines(type(part), name) for name in _OF_ITERATORS) for part in parts)
-
-
-_OF_ITERATORS = ("__iter__", "__next__")
-
-
-def _defines(kind: type, name: str) -> bool:
-    return any(name in vars(base) for base in kind.__mro__)
+    parts = (value, *_parts_of_partial(value)) if isinstance(value, functools.partial) else (value,)
+    for part in parts:
+        # As `collections.abc.Iterator` looks for these, and no metaclass has a say.
+        names: set[str] = set().union(*map(vars, type(part).__mro__))
+        if "__iter__" in names and "__next__" in names:
+            return True
+    return False
 
 
 def lasting(key: Hashable) -> Hashable:
@@ -407,26 +456,11 @@ def lasting(key: Hashable) -> Hashable:
 # --- Texts ----------------------------------------------------------------------------------------
 
 
-def _text_or_class(value: Any) -> str | PlacedText:
-    """Return the text to show of a static value by itself: `float32` is an array of that dtype."""
-    if not issubclass(type(value), type):
-        return _text(value)
-    owner = "" if value.__module__ == "builtins" else f"{value.__module__}."
-    return f"class {owner}{value.__qualname__}"
-
-
 def _text(value: Any) -> str | PlacedText:
     """Return the text to show of a static value: `repr`, or the name of a callable."""
     kind = type(value)
     if isinstance(value, types.FunctionType):
-        transformation, module = transformation_of(value)
-        if transformation:
-            return f"jax.{transformation} of {type(module).__name__}"
-        if "<" not in value.__qualname__:
-            return value.__qualname__
-        code = value.__code__
-        site = CallSite(code.co_filename, code.co_firstlineno)
-        return PlacedText(f"`{value.__name__}` at ", site, _holding(_named_values(value)))
+        return _function_text(value, *transformation_of(value))
     if isinstance(value, functools.partial):
         arguments = [
             *[str(_text(argument)) for argument in value.args],
@@ -448,6 +482,16 @@ def _text(value: Any) -> str | PlacedText:
         return f"{kind.__name__} object{_holding(getattr(value, '__dict__', {}).items())}"
     # Where something is in memory tells nothing.
     return _ADDRESS.sub("", short(value))
+
+
+def _function_text(fun: Any, transformation: str, module: Any) -> str | PlacedText:
+    if transformation:
+        return f"jax.{transformation} of {type(module).__name__}"
+    if "<" not in fun.__qualname__:
+        return fun.__qualname__
+    code = fun.__code__
+    site = CallSite(code.co_filename, code.co_firstlineno)
+    return PlacedText(f"`{fun.__name__}` at ", site, _holding(_named_values(fun)))
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

@@ -5,7 +5,7 @@ Two steps: the causes, each of one or more parts that differ, and then a text fo
 
 import collections
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from .._code.place import Place
@@ -88,29 +88,49 @@ def listed(differences: tuple[Difference, ...], with_remedies: bool = False) -> 
 # --- Causes ---------------------------------------------------------------------------------------
 
 
-def causes(old: Description, new: Description, of_user: bool = True) -> list[list[Change]]:
-    """Return how a description differs from an older one, outside in: the parts of each cause.
+def compare(
+    old: Description, new: Description, of_user: bool = True
+) -> tuple[list[list[Change]], int]:
+    """Return how a description differs from an older one, and in how many parts.
 
-    Objects below one argument that one call made anew are one cause. The parts of a node that is
-    another altogether aren't compared. `of_user` says that the function is the user's.
+    **Returns:**
+
+    The parts of each cause, outside in: objects below one argument that one call made anew are one
+    cause, and the parts of a node that is another altogether aren't compared. And how many parts
+    are none of the older one's, those in nodes that differ included.
+
+    **Arguments:**
+
+    - `of_user`: whether the function is the user's.
     """
-    found: dict[Hashable, list[Change]] = {}
-    for change in _changed_parts(old, new, of_user):
-        found.setdefault(_made_by(change) or change.path, []).append(change)
-    return [*found.values()]
-
-
-def distance(old: Description, new: Description) -> int:
-    """Return how many parts of a description are none of an older one's: those in nodes that differ
-    included.
-    """
-    old_parts = dict(zip(old.paths, old.parts, strict=True))
-    pairs = zip(new.paths, new.parts, strict=True)
-    return sum([old_parts.get(path) != part for path, part in pairs])
+    has_same_paths = old.paths == new.paths
+    before: Sequence[Part | None] = old.parts
+    if not has_same_paths:
+        before = [*map(dict(zip(old.paths, old.parts, strict=True)).get, new.paths)]
+    pairs = enumerate(zip(before, new.parts, strict=True))
+    # Equal parts are mostly one object.
+    differing = [i for i, (was, part) in pairs if was is not part and was != part]
+    changes: list[Change] = []
+    changed: set[int] = set()
+    for index in differing:
+        parent = inner = new.parents[index]
+        while inner >= 0 and inner not in changed:
+            inner = new.parents[inner]
+        if inner < 0:
+            changed.add(index)
+            path, part = new.paths[index], new.parts[index]
+            changes.append(Change(path, before[index], part, new, parent, of_user))
+    if not has_same_paths:
+        changes += _gone_or_reordered(old, new, {change.path for change in changes}, of_user)
+    causes: dict[Hashable, list[Change]] = {}
+    for change in changes:
+        made_by = _made_by(change) if type(change.new) is StaticPart else None
+        causes.setdefault(made_by or change.path, []).append(change)
+    return [*causes.values()], len(differing)
 
 
 def _made_by(change: Change) -> Hashable:
-    """Return which call made an object anew; None if that can't be told."""
+    """Return which call made an object anew; None for any other change."""
     if not change.is_remade:
         return None
     owner = change.owner
@@ -123,36 +143,18 @@ def _made_by(change: Change) -> Hashable:
     return change.around[0][0], made_at.filename, change.new.maker
 
 
-def _changed_parts(old: Description, new: Description, of_user: bool) -> Iterator[Change]:
-    has_same_paths = old.paths is new.paths or old.paths == new.paths
-    old_parts = dict(zip(old.paths, old.parts, strict=True))
-    changed: set[int] = set()
-    changed_paths: set[str] = set()
-    rows = zip(new.paths, new.parents, new.parts, strict=True)
-    for index, (path, parent, part) in enumerate(rows):
-        if parent in changed:
-            changed.add(index)
-            continue
-        before = old_parts.get(path)
-        if before is not part and before != part:
-            changed.add(index)
-            changed_paths.add(path)
-            yield Change(path, before, part, new, parent, of_user)
-    if has_same_paths:
-        return
+def _gone_or_reordered(
+    old: Description, new: Description, changed: set[str], of_user: bool
+) -> Iterator[Change]:
+    """Yield the parts that the newer one lacks, and the dicts with their keys in another order."""
     remaining = set(new.paths)
     gone: set[int] = set()
     for index, (path, parent, part) in enumerate(zip(*old, strict=True)):
-        if parent in gone or (parent >= 0 and old.paths[parent] in changed_paths):
+        if parent in gone or (parent >= 0 and old.paths[parent] in changed):
             gone.add(index)
         elif path not in remaining:
             gone.add(index)
             yield Change(path, part, None, old, parent, of_user)
-    yield from _reordered(old, new, changed_paths)
-
-
-def _reordered(old: Description, new: Description, changed: set[str]) -> Iterator[Change]:
-    """Yield the dicts that have the same keys in another order."""
     old_labels, new_labels = _labels(old), _labels(new)
     for path, after in new_labels.items():
         before = old_labels.get(path, [])
@@ -192,6 +194,8 @@ def differences(found: list[list[Change]]) -> list[Difference]:
     shown: list[Difference] = []
     # Most arrays of a tree change alike.
     of_arrays: dict[Hashable, list[Difference]] = {}
+    # By the node around a part: the module of the holder.
+    modules: dict[int, str | None] = {}
     for cause in found:
         first = cause[0]
         path, old, new = first[:3]
@@ -199,22 +203,25 @@ def differences(found: list[list[Change]]) -> list[Difference]:
             shown.append(_of_remade(cause))
         elif isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
             # Only the path names the place.
-            alike = (old, new, first.holder and first.holder.module)
+            if first.parent not in modules:
+                modules[first.parent] = first.holder and first.holder.module
+            alike = (old, new, modules[first.parent])
             if alike not in of_arrays:
                 of_arrays[alike] = [*_of_arrays(first, old, new)]
-            shown += [d._replace(path=path) for d in of_arrays[alike]]
+            for difference in of_arrays[alike]:
+                shown.append(Difference(difference[0], path, *difference[2:]))
         elif isinstance(old, ArrayPart) and isinstance(new, StaticPart):
             remedy = advice.for_array_now_static(first)
             shown.append(Difference(NOW_STATIC, path, str(old), str(new), remedy))
         elif isinstance(old, StaticPart) and isinstance(new, ArrayPart):
             shown.append(Difference(NOW_ARRAY, path, str(old), str(new)))
         elif isinstance(old, StaticPart) and isinstance(new, StaticPart):
-            texts = _told_apart(old, new)
+            texts = _texts_apart(old, new)
             shown.append(Difference(STATIC_VALUE, path, *texts, advice.for_static(first)))
         else:
             is_argument = first.parent < 0 and None in (old, new)
             category = ARGUMENT if is_argument else STRUCTURE
-            shown.append(Difference(category, path, *_told_apart(old, new)))
+            shown.append(Difference(category, path, *_texts_apart(old, new)))
     return shown
 
 
@@ -248,7 +255,7 @@ def _around_all(cause: list[Change]) -> tuple[str, NodePart]:
     return innermost
 
 
-def _told_apart(old: Part | None, new: Part | None) -> tuple[str, str]:
+def _texts_apart(old: Part | None, new: Part | None) -> tuple[str, str]:
     """Return the texts of two parts, with more details if these are equal."""
     texts = ("absent" if old is None else str(old)), ("absent" if new is None else str(new))
     if texts[0] != texts[1]:
@@ -308,6 +315,8 @@ def _is_of_size(difference: Difference) -> bool:
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:
     """Return how JAX's configuration differs, as far as traces and programs depend on it."""
+    if old == new:
+        return []
     return [
         Difference(CONFIGURATION, name, old.get(name, "absent"), new.get(name, "absent"))
         for name in {**old, **new}

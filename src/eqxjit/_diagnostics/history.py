@@ -1,38 +1,44 @@
 """The history of one function's traces: it explains each by those before."""
 
 import collections
+import functools
 import types
 import weakref
+from collections.abc import Hashable
 from typing import Any
 
 from .._code.call_site import call_site
 from .._code.place import Place
-from .._compat import trace_configuration
+from .._compat import is_staging, trace_configuration
 from .._core.counter import TraceHook
 from .._core.entry import Entry
 from .._core.events import LOWERING, TRACING, observers
-from .._core.staging import currently_jitting
 from .._interruptions import unless_it_raises
 from .._lock import Lock, Weak
 from .._spec.tree import has_tracers, leaf_paths
-from .advice import Change
-from .description import UNKNOWN, Description, describe, named_specs, summary
+from .description import (
+    UNKNOWN,
+    Description,
+    StaticPart,
+    describe,
+    holds_iterator,
+    named_specs,
+    summary,
+)
 from .differences import (
     CACHE,
     FUNCTION,
     OF_ARRAYS,
     UNKNOWN_REASON,
     Difference,
-    causes,
+    compare,
     configuration_differences,
     defined_again,
     differences,
-    distance,
     with_apt_remedies,
 )
-from .jaxpr_size import measure
-from .log import Streak, log, log_iterators, streak_of
-from .trace import Trace, TraceList
+from .log import log, log_iterator, log_streak
+from .trace import Trace, TraceList, measure
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
 _MAX_REMEMBERED = 256
@@ -41,8 +47,56 @@ _MAX_COMPARED = 16
 # How many parts of descriptions are remembered, a few dozen megabytes: large trees differ in many.
 _MAX_PARTS = 200_000
 
-# How many places are remembered at which functions are defined.
-_MAX_DEFINITIONS = 256
+# How many places are remembered at which functions are defined, the latest.
+_MAX_PLACES = 1024
+
+# After so many traces in a row that were each for something new, a message.
+_MANY = 10
+
+# How many iterators are remembered as logged, by their paths.
+_MAX_LOGGED = 1024
+
+# One lock for all that is remembered here, because making one takes longer than waiting for it.
+_lock = Lock()
+
+
+class _Streak:
+    """The traces in a row of one function, or the functions in a row defined at one place."""
+
+    def __init__(self) -> None:
+        #: How these differ.
+        self.causes: list[tuple[Difference, ...]] = []
+        self.has_function = False
+        self._has_logged = False
+
+    def add(self, trace: Trace, place: Place) -> None:
+        """Count a trace, and log the streak once it is long."""
+        with _lock:
+            if self._has_logged:
+                return
+            self.causes.append(trace.differences)
+            if len(self.causes) < _MANY:
+                return
+            self._has_logged = True
+            causes, self.causes = self.causes, []
+        # Not under the lock: a handler may be anybody's code.
+        log_streak(trace, place, causes)
+
+
+class _Definition(_Streak):
+    """The functions that are defined at one place, and which of them was traced last."""
+
+    latest: int | None = None
+
+
+@functools.lru_cache(maxsize=_MAX_PLACES)
+def definition_at(place: Place) -> _Definition:
+    """Return the definition of a place: the same one for each function that is defined there."""
+    return _Definition()
+
+
+#: The iterators that were logged: the place of the function, and the path.
+_logged: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
 
 
 class History(TraceHook):
@@ -56,22 +110,17 @@ class History(TraceHook):
         self.name = name
         self.place = place
         self._number = None if home is None else number
-        self._lock = Lock()
         #: Those under way. An interrupt may keep one from its end, but not alive.
         self._begun: Weak[Trace] = Weak()
-        #: The entries that they were made for.
-        self._entries: weakref.WeakKeyDictionary[Trace, weakref.ref[Entry]] = (
-            weakref.WeakKeyDictionary()
-        )
         self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
         #: How many of the remembered traces are from before the last `clear_cache`.
         self._n_cleared = 0
-        self._streak = Streak(place)
+        self._streak = _Streak()
 
     @property
     def traces(self) -> TraceList:
         """Those since the cache was last cleared, the oldest first; the latest 256 of them."""
-        with self._lock:
+        with _lock:
             return TraceList(list(self._remembered)[self._n_cleared :])
 
     def describe(self, call: Any) -> Description:
@@ -88,7 +137,7 @@ class History(TraceHook):
 
     def static_differences(self, old: Description, new: Description) -> list[str]:
         """Return how two calls differ in anything but arrays, in words."""
-        found = differences(causes(old, new))
+        found = differences(compare(old, new)[0])
         return [str(difference) for difference in found if difference.category not in OF_ARRAYS]
 
     def begin(self, call: Any, number: int) -> Trace:
@@ -102,13 +151,13 @@ class History(TraceHook):
             is_transformed=has_tracers(call.arrays),
             is_ahead_of_time=call.is_staged,
             invalidation_reasons=call.entry.invalidation_reasons,
+            entry=weakref.ref(call.entry),
         )
-        with self._lock:
+        with _lock:
             earlier = self._explain(trace)
-            self._entries[trace] = weakref.ref(call.entry)
             self._begun.add(trace)
         if earlier is not None and _cause(trace) == CACHE:
-            entry = self._entries[earlier]()
+            entry = earlier.entry and earlier.entry()
             # The user's `__eq__` compares, and a node is flattened once more.
             path = unless_it_raises(lambda: _first_difference(entry, call), "")
             if path:
@@ -122,7 +171,7 @@ class History(TraceHook):
 
     def end(self, record: Trace | None, number: int | None) -> None:
         """Remember a trace that was begun, if it came to its end."""
-        with self._lock:
+        with _lock:
             if record is not None:
                 self._begun.discard(record)
             if record is None or number is None:
@@ -132,7 +181,8 @@ class History(TraceHook):
                 self._n_cleared = max(0, self._n_cleared - 1)
             self._remembered.append(record)
             self._forget_descriptions()
-            self._remember_definition()
+            if self._number is not None:
+                definition_at(self.place).latest = self._number
 
     def spend(self, record: Trace, phase: str, seconds: float, from_cache: bool) -> None:
         if phase == TRACING:
@@ -149,11 +199,20 @@ class History(TraceHook):
         measure(record, call, jaxpr)
         for observer in observers.alive():
             observer.traced(record)
-        log(record)
+        if record.differences:
+            log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
-        if not record.is_ahead_of_time and not currently_jitting():
+        if not record.is_ahead_of_time and not is_staging():
             self._add_to_streak(record)
-        log_iterators(record, self.place, call)
+        for path, kind in _iterators(record, call):
+            key = self.place, path, kind
+            with _lock:
+                is_logged = key in _logged
+                _logged[key] = None
+                if len(_logged) > _MAX_LOGGED:
+                    _logged.popitem(last=False)
+            if not is_logged:
+                log_iterator(record, self.place, path, kind)
 
     def _forget_descriptions(self) -> None:
         # Copied: a signal handler's call may be traced meanwhile, and remembered.
@@ -166,9 +225,9 @@ class History(TraceHook):
 
     def restart(self) -> None:
         """Begin anew. The traces so far are still compared with."""
-        with self._lock:
+        with _lock:
             self._n_cleared = len(self._remembered)
-        self._streak.restart()
+            self._streak.causes.clear()
 
     def _explain(self, trace: Trace) -> Trace | None:
         """Fill in how a trace differs from the closest of those before, and return that."""
@@ -178,11 +237,14 @@ class History(TraceHook):
         if not latest:
             trace.differences = self._defined_again()
             return None
-        compared = [self._compared(earlier, trace) for earlier in latest]
-        n_least = min(sum(map(len, each)) for each in compared)
-        closest = [i for i, each in enumerate(compared) if sum(map(len, each)) == n_least]
-        index = min(closest, key=lambda i: distance(latest[i].description, trace.description))
-        earlier, (found, changed) = latest[index], compared[index]
+        closest: Any = None
+        for earlier in latest:
+            found, n = compare(earlier.description, trace.description, self.place.is_users)
+            changed = configuration_differences(earlier.configuration, trace.configuration)
+            distance = len(found) + len(changed), n
+            if closest is None or distance < closest[0]:
+                closest = distance, earlier, found, changed
+        _, earlier, found, changed = closest
         trace.configuration = trace.configuration if changed else earlier.configuration
         trace.description = trace.description.sharing(earlier.description)
         if UNKNOWN in (earlier.description, trace.description):
@@ -195,37 +257,36 @@ class History(TraceHook):
         trace.compared_with = None if is_earlier_cleared else earlier.number
         return earlier
 
-    def _compared(
-        self, earlier: Trace, trace: Trace
-    ) -> tuple[list[list[Change]], list[Difference]]:
-        """Return how two traces differ, in their arguments and in JAX's configuration."""
-        found = causes(earlier.description, trace.description, self.place.is_users)
-        return found, configuration_differences(earlier.configuration, trace.configuration)
-
     def _defined_again(self) -> tuple[Difference, ...]:
         """Return why the first trace of a function is none: another one was defined there."""
-        with _last_traced_lock:
-            if self._number is None or self.place.is_loaded:
-                return ()
-            if _last_traced.get(self.place, self._number) == self._number:
-                return ()
-        return (defined_again(self.place),)
-
-    def _remember_definition(self) -> None:
-        if self._number is None:
-            return
-        with _last_traced_lock:
-            _last_traced[self.place] = self._number
-            _last_traced.move_to_end(self.place)
-            if len(_last_traced) > _MAX_DEFINITIONS:
-                _last_traced.popitem(last=False)
+        if self._number is None or self.place.is_loaded:
+            return ()
+        latest = definition_at(self.place).latest
+        return () if latest in (None, self._number) else (defined_again(self.place),)
 
     def _add_to_streak(self, trace: Trace) -> None:
         """Count a trace among those in a row, which are logged once they are many."""
-        if _cause(trace) in (None, FUNCTION):
-            streak_of(self.place).add_function(trace)
-        else:
-            self._streak.add(trace)
+        if _cause(trace) not in (None, FUNCTION):
+            self._streak.add(trace, self.place)
+            return
+        definition = definition_at(self.place)
+        with _lock:
+            is_first, definition.has_function = not definition.has_function, True
+        if not is_first and not self.place.is_loaded:
+            definition.add(trace, self.place)
+
+
+def _iterators(trace: Trace, call: Any) -> list[tuple[str, str]]:
+    """Return the paths and types of the static values that are iterators, or hold one."""
+    found: list[tuple[str, str]] = []
+    for path, part in zip(trace.description.paths, trace.description.parts, strict=True):
+        if type(part) is StaticPart and part.is_iterator:
+            found.append((f"`{path}`", part.kind))
+    for static in call.function.statics:
+        if holds_iterator(static):
+            found.append(("the function itself", "partial"))
+            break
+    return found
 
 
 def _cause(trace: Trace) -> str | None:
@@ -259,8 +320,3 @@ def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
     else:
         why = "JAX's own caches no longer hold it (`jax.clear_caches()`)"
     return Difference(CACHE, "", "", why)
-
-
-# Which function of those defined at one place was traced last.
-_last_traced: collections.OrderedDict[Place, int] = collections.OrderedDict()
-_last_traced_lock = Lock()

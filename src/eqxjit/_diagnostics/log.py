@@ -8,14 +8,12 @@ import collections
 import functools
 import logging
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 from .._code.place import Place
 from .._code.text import times
-from .._lock import Lock
 from .advice import for_iterator
-from .description import StaticPart, holds_iterator
 from .differences import Difference, defined_again
 from .trace import Trace
 
@@ -124,122 +122,53 @@ def log(trace: Trace) -> None:
 
 # --- Traced again and again -----------------------------------------------------------------------
 
-# After so many traces in a row that were each for something new, a message.
-_MANY = 10
-
 # How many causes a message names, and how many of those of one trace are counted.
 _MAX_CAUSES = 4
 _MAX_COUNTED = 16
 
-# How many places are remembered at which functions are defined, the most recently used ones.
-_MAX_PLACES = 1024
 
-
-class Streak:
-    """The traces in a row of one function, or the functions in a row defined at one place."""
-
-    def __init__(self, place: Place):
-        self._place = place
-        self._lock = Lock()
-        self._has_function = False
-        self._has_logged = False
-        #: How these differ.
-        self._causes: list[tuple[Difference, ...]] = []
-
-    def restart(self) -> None:
-        """Begin to count anew."""
-        with self._lock:
-            self._causes.clear()
-
-    def add(self, trace: Trace) -> None:
-        """Count a trace, and log the streak once it is long."""
-        with self._lock:
-            if self._has_logged:
-                return
-            self._causes.append(trace.differences)
-            if len(self._causes) < _MANY:
-                return
-            self._has_logged = True
-            message = self._message(trace)
-            self.restart()
-        # Not under the lock: a handler may be anybody's code.
-        _logger.warning("%s", message)
-
-    def add_function(self, trace: Trace) -> None:
-        """Count the first trace of a function, unless it is the first of them all."""
-        with self._lock:
-            is_first, self._has_function = not self._has_function, True
-        if not is_first and not self._place.is_loaded:
-            self.add(trace)
-
-    def _message(self, trace: Trace) -> str:
-        # In how many traces something was a cause, and how it differed the last time.
-        counts: collections.Counter[tuple[str, str]] = collections.Counter()
-        latest: dict[tuple[str, str], Difference] = {}
-        for causes in self._causes:
-            for cause in causes[:_MAX_COUNTED] or (defined_again(self._place),):
-                key = (cause.category, cause.path)
-                counts[key] += 1
-                latest[key] = cause
-        lines = [
-            f"`{trace.function}` was traced {_MANY} times in a row, last for the call at "
-            f"{trace.call_site}:"
-        ]
-        remedies = {""}
-        for key, count in counts.most_common(_MAX_CAUSES):
-            cause = latest[key]
-            lines.append(f"  - {times(count)}, the last time: {cause}")
-            if cause.remedy not in remedies:
-                remedies.add(cause.remedy)
-                lines.append(f"    {cause.remedy}.")
-        if len(counts) > _MAX_CAUSES:
-            lines.append(f"  - and {len(counts) - _MAX_CAUSES} more")
-        lines.append(
-            "Each trace is compiled. Ignore this if you expect only a few more: it is logged once "
-            "per function."
-        )
-        return "\n".join(lines)
-
-
-@functools.lru_cache(maxsize=_MAX_PLACES)
-def streak_of(place: Place) -> Streak:
-    """Return the streak of a place: the same one for each function that is defined there."""
-    return Streak(place)
+def log_streak(trace: Trace, place: Place, streak: list[tuple[Difference, ...]]) -> None:
+    """Log that a function was traced again and again; a streak holds how each trace differed."""
+    # In how many traces something was a cause, and how it differed the last time.
+    counts: collections.Counter[tuple[str, str]] = collections.Counter()
+    latest: dict[tuple[str, str], Difference] = {}
+    for causes in streak:
+        for cause in causes[:_MAX_COUNTED] or (defined_again(place),):
+            key = (cause.category, cause.path)
+            counts[key] += 1
+            latest[key] = cause
+    lines = [
+        f"`{trace.function}` was traced {len(streak)} times in a row, last for the call at "
+        f"{trace.call_site}:"
+    ]
+    remedies = {""}
+    for key, count in counts.most_common(_MAX_CAUSES):
+        cause = latest[key]
+        lines.append(f"  - {times(count)}, the last time: {cause}")
+        if cause.remedy not in remedies:
+            remedies.add(cause.remedy)
+            lines.append(f"    {cause.remedy}.")
+    if len(counts) > _MAX_CAUSES:
+        lines.append(f"  - and {len(counts) - _MAX_CAUSES} more")
+    lines.append(
+        "Each trace is compiled. Ignore this if you expect only a few more: it is logged once "
+        "per function."
+    )
+    _logger.warning("%s", "\n".join(lines))
 
 
 # --- Iterators ------------------------------------------------------------------------------------
 
-# How many iterators are remembered as logged, by their paths.
-_MAX_LOGGED = 1024
 
-_logged: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
-_logged_lock = Lock()
-
-
-def log_iterators(trace: Trace, place: Place, call: Any) -> None:
-    """Log which static values of a complete trace are iterators, each once for a function."""
-    parts = zip(trace.description.paths, trace.description.parts, strict=True)
-    iterators = [
-        (f"`{path}`", part.kind)
-        for path, part in parts
-        if isinstance(part, StaticPart) and part.is_iterator
-    ]
-    if any(map(holds_iterator, call.function.statics)):
-        iterators.append(("the function itself", "partial"))
-    for path, kind in iterators:
-        with _logged_lock:
-            if (place, path, kind) in _logged:
-                continue
-            _logged[place, path, kind] = None
-            if len(_logged) > _MAX_LOGGED:
-                _logged.popitem(last=False)
-        _logger.warning(
-            "`%s`, called at %s: %s. Tracing takes values from it and compiles them in: later "
-            "calls with it take nothing more, and use the same values again.%s",
-            trace.function,
-            trace.call_site,
-            f"{path} holds an iterator"
-            if kind == "partial"
-            else f"{path} is an iterator ({kind}), and static",
-            for_iterator(place),
-        )
+def log_iterator(trace: Trace, place: Place, path: str, kind: str) -> None:
+    """Log that a static value of a complete trace is an iterator, or a partial that holds one."""
+    _logger.warning(
+        "`%s`, called at %s: %s. Tracing takes values from it and compiles them in: later "
+        "calls with it take nothing more, and use the same values again.%s",
+        trace.function,
+        trace.call_site,
+        f"{path} holds an iterator"
+        if kind == "partial"
+        else f"{path} is an iterator ({kind}), and static",
+        for_iterator(place),
+    )

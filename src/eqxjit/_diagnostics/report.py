@@ -55,20 +55,20 @@ class ReportRow(NamedTuple):
     reason: str
 
 
-def _row(function: str, events: list[Event]) -> ReportRow:
+def _row(function: str, spans: list[ReportSpan]) -> ReportRow:
     """Return the row of a function, without its share."""
     seconds = Seconds()
-    ended = [(event, event.own_seconds) for event in events if event.own_seconds is not None]
-    for event, own in ended:
-        setattr(seconds, event.phase, getattr(seconds, event.phase) + own)
-    traces = [event.trace for event in events if event.trace is not None]
+    for span in spans:
+        spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
+        setattr(seconds, span.phase, spent)
+    traces = list(dict.fromkeys(span.trace for span in spans if span.trace is not None))
     largest = max(traces, key=lambda trace: trace.equations or 0, default=None)
     return ReportRow(
         function=function,
-        traces=len(traces) or sum([event.phase == COMPILING for event, _ in ended]),
+        traces=len(traces) or sum([span.phase == COMPILING for span in spans]),
         seconds=seconds,
         share=0.0,
-        persistent_cache_hits=sum([event.from_cache for event, _ in ended]),
+        persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
         equations=None if largest is None else largest.equations,
         busiest_line="" if largest is None else largest.busiest_line,
         reason=_most_repeated([d for trace in traces for d in trace.differences]),
@@ -118,21 +118,8 @@ class CompileReport:
         self._start = time.perf_counter()
         self._events: collections.deque[Event] = collections.deque(maxlen=_MAX_EVENTS)
 
-    # --- As an observer -----------------------------------------------------------------------
-
-    def begun(self, function: str, phase: str) -> None:
-        """Note that a phase begins in this thread."""
-        self._add(function, phase)
-
-    def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """Note that a phase ends in this thread."""
-        self._add(function, phase, seconds, from_cache)
-
-    def traced(self, trace: Trace) -> None:
-        """Note that a trace is complete."""
-        self._add(trace.function, "", None, False, trace)
-
-    def _add(self, *event: Any) -> None:
+    def add(self, *event: Any) -> None:
+        """Record an event of this thread: an `Event`, without its time and its thread."""
         thread = threading.get_ident(), threading.current_thread().name
         self._events.append(Event(time.perf_counter() - self._start, thread, *event))
 
@@ -141,11 +128,10 @@ class CompileReport:
     @property
     def rows(self) -> list[ReportRow]:
         """A row for each function, the costliest first."""
-        by_function: dict[str, list[Event]] = {}
-        for event in self._events.copy():
-            if event.own_seconds is not None or event.trace is not None:
-                by_function.setdefault(event.function, []).append(event)
-        rows = [_row(name, events) for name, events in by_function.items()]
+        by_function: dict[str, list[ReportSpan]] = {}
+        for span in self.spans:
+            by_function.setdefault(span.function, []).append(span)
+        rows = [_row(name, spans) for name, spans in by_function.items()]
         total = sum([row.seconds.total for row in rows])
         rows = [row._replace(share=row.seconds.total / total if total else 0.0) for row in rows]
         return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
@@ -216,12 +202,8 @@ class CompileReport:
         if not rows:
             return block("<p>Nothing was compiled.</p>")
         title = f"<p><b>{self.total_seconds:.3g} s of tracing, lowering and compiling</b></p>"
-        headings = ("function", *_LAYOUTS[0], "traced again for")
-        shown = [_columns(row) for row in rows]
-        cells = [
-            (row.function, *[texts[heading] for heading in _LAYOUTS[0]], row.reason)
-            for row, texts in zip(rows, shown, strict=True)
-        ]
+        cells = [(row.function, *_columns(row).values(), row.reason) for row in rows]
+        headings = ("function", *_columns(rows[0]), "traced again for")
         notes = "".join([f"<p>{escape(note)}</p>" for note in self.notes()])
         return block(title, timeline_html(self.spans), table(headings, cells), notes)
 
@@ -250,7 +232,6 @@ def _columns(row: ReportRow) -> dict[str, str]:
     seconds = row.seconds
     return {
         "traces": str(row.traces),
-        "seconds": f"{seconds.total:.3f}",
         "trace s": f"{seconds.tracing:.3f}",
         "lower s": f"{seconds.lowering:.3f}",
         "compile s": f"{seconds.compiling:.3f}",
@@ -260,104 +241,134 @@ def _columns(row: ReportRow) -> dict[str, str]:
     }
 
 
-# From all that is known to the least that tells something; a total where its parts have no room.
-_LAYOUTS = (
-    ("traces", "trace s", "lower s", "compile s", "share", "cached", "size"),
-    ("traces", "trace s", "lower s", "compile s", "share"),
-    ("traces", "seconds", "share", "cached", "size"),
-    ("traces", "seconds", "share"),
-    ("traces", "seconds"),
-)
+def _few_columns(row: ReportRow) -> dict[str, str]:
+    """Return columns that fit anywhere: a total instead of its parts."""
+    return {"traces": str(row.traces), "seconds": f"{row.seconds.total:.3f}"}
 
 
 def _table(rows: list[ReportRow], width: int) -> list[str]:
     """Return the lines of the table, none of them longer than that."""
-    cells = [_columns(row) for row in rows]
-    widths: dict[str, int] = {}
     name_width = 0
-    for layout in _LAYOUTS:
-        widths = {h: max(len(h), *[len(row[h]) for row in cells]) for h in layout}
+    shown: list[dict[str, str]] = []
+    widths: dict[str, int] = {}
+    for columns in (_columns, _few_columns):
+        shown = [columns(row) for row in rows]
+        shown.insert(0, {heading: heading for heading in shown[0]})
+        widths = {h: max([len(row[h]) for row in shown]) for h in shown[0]}
         # With two spaces before each column.
         name_width = width - sum([2 + w for w in widths.values()])
         if name_width >= _MIN_NAME_WIDTH:
             break
-    texts = [(row.function, f"  {row.reason}") for row in rows]
-    wrapped = [
+    texts = [("function, and why it was traced again",)]
+    texts += [(row.function, f"  {row.reason}") for row in rows]
+    names = [
         [part for text in each for part in textwrap.wrap(text, name_width, subsequent_indent="  ")]
-        for each in [("function, and why it was traced again",), *texts]
+        for each in texts
     ]
-    name_width = max([len(name) for names in wrapped for name in names])
-    total = sum([row.seconds.total for row in rows])
+    name_width = max([len(part) for parts in names for part in parts])
     lines: list[str] = []
-    for names, row in zip(wrapped, [{h: h for h in widths}, *cells], strict=True):
+    for (first, *others), row in zip(names, shown, strict=True):
         numbers = "".join([f"  {row[h]:>{w}}" for h, w in widths.items()])
-        lines += [f"{names[0]:<{name_width}}{numbers}".rstrip(), *names[1:]]
+        lines += [f"{first:<{name_width}}{numbers}".rstrip(), *others]
+    lines.insert(len(names[0]), "─" * len(lines[0]))
+    total = sum([row.seconds.total for row in rows])
     title = f"In all {total:.3g} s of tracing, lowering and compiling"
-    lines.insert(len(wrapped[0]), "─" * len(lines[0]))
     return [*textwrap.wrap(title, width), *lines]
 
 
-class _Recorder:
-    """An observer that fills in a report, as long as it lives."""
-
-    def __init__(self, report: CompileReport):
-        self.begun, self.ended, self.traced = report.begun, report.ended, report.traced
+# --- While it is recorded -------------------------------------------------------------------------
 
 
-class _Live:
-    """An observer that shows the outermost phase under way in each thread.
+class _Observer:
+    """An observer that fills in a report, and shows the outermost phase under way in each thread.
 
     - `show`: shows a text; `hide`: takes away again what that returned.
     """
 
-    def __init__(self, show: Callable[[str], Any], hide: Callable[[Any], object]):
-        self._show, self._hide = show, hide
-        self._local = threading.local()
+    def __init__(
+        self,
+        report: CompileReport,
+        show: Callable[[str], Any] = lambda text: None,
+        hide: Callable[[Any], object] = lambda shown: None,
+    ):
+        self._report, self._show, self._hide = report, show, hide
+        self._shown: dict[int, tuple[str, str, Any]] = {}
 
     def begun(self, function: str, phase: str) -> None:
-        """Show a phase, if it is an outermost one."""
-        depth = getattr(self._local, "depth", 0)
-        if not depth:
-            self._local.shown = self._show(f"{phase} {function}")
-        self._local.depth = depth + 1
+        """Note that a phase begins in this thread."""
+        self._report.add(function, phase)
+        thread = threading.get_ident()
+        if thread not in self._shown:
+            self._shown[thread] = function, phase, self._show(f"{phase} {function}")
 
     def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """Hide it again."""
-        depth = getattr(self._local, "depth", 0)
-        if depth == 1:
-            self._hide(self._local.shown)
-        self._local.depth = max(0, depth - 1)
+        """Note that a phase ends in this thread."""
+        self._report.add(function, phase, True, from_cache)
+        thread = threading.get_ident()
+        shown = self._shown.get(thread)
+        if shown is not None and shown[:2] == (function, phase):
+            del self._shown[thread]
+            self._hide(shown[2])
 
     def traced(self, trace: Trace) -> None:
-        """Do nothing, because the report has it."""
+        """Note that a trace is complete."""
+        self._report.add(trace.function, "", False, False, trace)
 
 
 @contextmanager
-def _live_line() -> Iterator[list[_Live]]:
-    """Show a line on a terminal, with the time that the phase has taken already."""
+def recording(report: CompileReport, *show_and_hide: Any) -> Iterator[None]:
+    """Fill in a report, without printing it."""
+    # It dies with this `with`, even if that is interrupted; a report is read afterwards.
+    observer = _Observer(report, *show_and_hide)
+    try:
+        observers.add(observer)
+        yield
+    finally:
+        observers.discard(observer)
+
+
+@contextmanager
+def _on_terminal(report: CompileReport) -> Iterator[tuple[Any, ...]]:
+    """Show a line on a terminal, with the time that the phase has taken already; then the table."""
+    try:
+        with _progress() as progress:
+            if progress is None:
+                yield ()
+            else:
+                yield lambda text: progress.add_task(text, total=None), progress.remove_task
+    finally:
+        print(report)
+
+
+def _progress() -> Any:
+    """Return a `with` of rich's progress; of None without rich or a terminal."""
     try:
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     except ImportError:
-        yield []
-        return
+        return nullcontext()
     console = Console()
     if not console.is_terminal:
-        yield []
-        return
+        return nullcontext()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield [_Live(lambda text: progress.add_task(text, total=None), progress.remove_task)]
+    return Progress(*columns, console=console, transient=True)
 
 
-def _live_cell(cell: Any) -> _Live:
-    """Return a notebook's cell; what comes next takes its place, in the end the report."""
-    from IPython.display import HTML
+@contextmanager
+def _in_notebook(report: CompileReport) -> Iterator[tuple[Any, ...]]:
+    """Show what is under way in a notebook's cell; the report takes its place in the end."""
+    from IPython.display import HTML, display
 
-    def show(text: str) -> None:
-        cell.update(HTML(block(f"<p>{escape(text)} …</p>")))
+    cell: Any = display(report, display_id=True)
+    try:
+        yield (lambda text: cell.update(HTML(block(f"<p>{escape(text)} …</p>"))),)
+    finally:
+        cell.update(report)
 
-    return _Live(show, lambda shown: None)
+
+def _is_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 @contextmanager
@@ -395,39 +406,6 @@ def compile_report() -> Iterator[CompileReport]:
         ```
     """
     report = CompileReport()
-    display = _notebook_display()
-    cell = None if display is None else display(report, display_id=True)
-    live = _live_line() if cell is None else nullcontext([_live_cell(cell)])
-    try:
-        with live as others, recording(report, *others):
-            yield report
-    finally:
-        if cell is None:
-            print(report)
-        else:
-            cell.update(report)
-
-
-@contextmanager
-def recording(report: CompileReport, *others: Any) -> Iterator[None]:
-    """Fill in a report, and notify other observers, without printing anything."""
-    # They die with this `with`, even if it is interrupted; a report is read afterwards.
-    watching = [_Recorder(report), *others]
-    try:
-        for observer in watching:
-            observers.add(observer)
-        yield
-    finally:
-        for observer in watching:
-            observers.discard(observer)
-
-
-def _notebook_display() -> Any:
-    """Return IPython's `display` in a notebook; None elsewhere."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None or not hasattr(shell, "kernel"):
-        return None
-    from IPython.display import display
-
-    return display
+    showing = _in_notebook(report) if _is_notebook() else _on_terminal(report)
+    with showing as show_and_hide, recording(report, *show_and_hide):
+        yield report

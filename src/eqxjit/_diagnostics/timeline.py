@@ -1,7 +1,6 @@
 """The timeline of a report: what was traced, lowered and compiled when, and why."""
 
 import collections
-import itertools
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -39,6 +38,7 @@ class ReportSpan(NamedTuple):
     - `from_persistent_cache`: whether JAX's persistent cache held the compiled program.
     - `trace`: the `Trace` that it was for, with the reason for it; `None` for a function that isn't
         under eqxjit's `filter_jit`.
+    - `nested_seconds`: how much of `seconds` the spans took that are nested in it.
     """
 
     function: str
@@ -49,10 +49,16 @@ class ReportSpan(NamedTuple):
     depth: int
     from_persistent_cache: bool
     trace: Trace | None
+    nested_seconds: float = 0.0
+
+    @property
+    def end(self) -> float:
+        """When it ended, from the beginning of the report."""
+        return self.start + self.seconds
 
     @property
     def reason(self) -> str:
-        """Why it was made; empty where that isn't known."""
+        """Why it was made; empty for a function that isn't under `filter_jit`."""
         return "" if self.trace is None else self.trace.reason
 
 
@@ -62,8 +68,7 @@ class Event(NamedTuple):
     - `time`, `thread`: when, from the beginning of the report, and in which thread, by its number
         and its name.
     - `function`, `phase`: of which function; the phase of a trace is empty.
-    - `own_seconds`: how long a phase that ends took, without what was compiled within it; None
-        where one begins.
+    - `is_end`: whether a phase ends rather than begins.
     - `from_cache`: whether the program came from JAX's persistent cache.
     - `trace`: the trace that is complete.
     """
@@ -72,7 +77,7 @@ class Event(NamedTuple):
     thread: tuple[int, str]
     function: str
     phase: str = ""
-    own_seconds: float | None = None
+    is_end: bool = False
     from_cache: bool = False
     trace: Trace | None = None
 
@@ -82,38 +87,57 @@ class Event(NamedTuple):
         return self.function, self.phase
 
 
+class _Thread:
+    """One thread, while its events are gone through.
+
+    - `begun`: the phases under way, outside in; `nested`: how many seconds of each were another's.
+    - `untraced`: the indices of the spans that ended, by function, whose trace isn't complete.
+    """
+
+    def __init__(self) -> None:
+        self.begun: list[Event] = []
+        self.nested: list[float] = []
+        self.untraced: dict[str, list[int]] = collections.defaultdict(list)
+
+    def pop(self) -> tuple[Event, float]:
+        """Drop the innermost phase; return it, and how many seconds of it were another's."""
+        return self.begun.pop(), self.nested.pop()
+
+
 def spans_of(events: Iterable[Event]) -> list[ReportSpan]:
     """Return the spans between events, by their start."""
     spans: list[ReportSpan] = []
-    # By thread: the phases under way, outside in; and the places of the ended ones, by function,
-    # whose trace isn't complete yet.
-    threads: Any = collections.defaultdict(lambda: ([], collections.defaultdict(list)))
+    threads: dict[tuple[int, str], _Thread] = collections.defaultdict(_Thread)
     for event in events:
-        under_way, waiting = threads[event.thread]
+        thread = threads[event.thread]
+        begun, nested = thread.begun, thread.nested
         if event.trace is not None:
-            for place in waiting.pop(event.function, ()):
-                spans[place] = spans[place]._replace(trace=event.trace)
-        elif event.own_seconds is None:
-            if event.phase == TRACING and all(e.function != event.function for e in under_way):
+            for index in thread.untraced.pop(event.function, ()):
+                spans[index] = spans[index]._replace(trace=event.trace)
+        elif not event.is_end:
+            if event.phase == TRACING and all(e.function != event.function for e in begun):
                 # Those of a trace that failed.
-                waiting.pop(event.function, None)
-            under_way.append(event)
+                thread.untraced.pop(event.function, None)
+            begun.append(event)
+            nested.append(0.0)
         else:
-            # An interrupt may have kept those above it from their end.
-            while under_way and under_way[-1].of != event.of:
-                under_way.pop()
-            if not under_way:
+            # An interrupt may have ended those above it without an event.
+            while begun and begun[-1].of != event.of:
+                thread.pop()
+            if not begun:
                 continue
-            start = under_way.pop().time
-            around = [of for of, _ in itertools.groupby(under_way, key=lambda e: e.of)]
-            if around[-1:] == [event.of]:
+            start, seconds_nested = thread.pop()
+            if begun and begun[-1].of == event.of:
                 # JAX and eqxjit both report a trace: one span.
+                nested[-1] += seconds_nested
                 continue
-            seconds, thread = event.time - start, event.thread[1]
-            waiting[event.function].append(len(spans))
-            spans.append(
-                ReportSpan(*event.of, start, seconds, thread, len(around), event.from_cache, None)
-            )
+            seconds = event.time - start.time
+            if nested:
+                nested[-1] += seconds
+            depth = sum([i == 0 or begun[i - 1].of != e.of for i, e in enumerate(begun)])
+            thread.untraced[event.function].append(len(spans))
+            shown = start.time, seconds, event.thread[1], depth, event.from_cache
+            spans.append(ReportSpan(*event.of, *shown, None, seconds_nested))
     return sorted(spans, key=lambda span: (span.start, span.depth))
 
 
@@ -146,25 +170,22 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
         return ""
     shown = sorted(spans, key=lambda span: span.seconds)[-_MAX_SHOWN:]
     scale = _Scale(spans)
-    note = (
-        f" The {len(shown):,} longest of {len(spans):,} spans." if len(shown) < len(spans) else ""
-    )
-    keys = [
-        f' <span style="background-color:{colour};color:#111111;white-space:nowrap">'
-        f"&ensp;{phase}&ensp;</span>"
-        for phase, colour in _COLOURS.items()
-    ]
-    title = f"{scale.seconds:.3g} s from the first trace to the last program.{note}{''.join(keys)}"
-    rows: dict[str, dict[int, list[_Bar]]] = {}
-    for span in sorted(shown, key=lambda span: (span.start, span.depth)):
-        rows.setdefault(span.thread, {}).setdefault(span.depth, []).append(_span_bar(span))
+    title = f"{scale.seconds:.3g} s from the first trace to the last program."
+    if len(shown) < len(spans):
+        title += f" The {len(shown):,} longest of {len(spans):,} spans."
+    for phase, colour in _COLOURS.items():
+        style = f"background-color:{colour};color:#111111;white-space:nowrap"
+        title += f' <span style="{style}">&ensp;{phase}&ensp;</span>'
     parts = [f"<p>{title}</p>"]
-    for thread, by_depth in rows.items():
-        if len(rows) > 1:
+    lanes: dict[str, list[list[_Bar]]] = {}
+    for span in sorted(shown, key=lambda span: span.start):
+        rows = lanes.setdefault(span.thread, [[_gap_bar(gap) for gap in scale.gaps]])
+        rows += [[] for _ in range(len(rows), span.depth + 1)]
+        rows[span.depth].append(_span_bar(span))
+    for thread, rows in lanes.items():
+        if len(lanes) > 1:
             parts.append(f"<div>{escape(thread)}</div>")
-        for depth in range(1 + max(by_depth)):
-            gaps = [] if depth else [_gap_bar(gap) for gap in scale.gaps]
-            parts.append(_row(scale, [*by_depth.get(depth, []), *gaps]))
+        parts += [_row(scale, row) for row in rows]
         parts.append('<div style="clear:both;height:8px"></div>')
     return "".join(parts)
 
@@ -182,7 +203,7 @@ class _Scale:
         for span in sorted(spans, key=lambda span: span.start):
             if span.start > end:
                 idle.append((end, span.start))
-            end = max(end, span.start + span.seconds)
+            end = max(end, span.end)
         self.seconds = end - self._start
         busy = self.seconds - sum([after - before for before, after in idle])
         self._widest = max(busy, 1e-9) * _WIDEST_GAP
@@ -201,45 +222,36 @@ class _Scale:
         return 100 * self._shortened(at) / self._width
 
 
-class _Bar(NamedTuple):
-    """A bar of the chart: an interval in seconds, its colour, its text, and its tooltip."""
-
-    start: float
-    end: float
-    colour: str
-    text: str
-    title: str
+# A bar of the chart: its beginning and end in seconds, its colour, its text, and its tooltip.
+_Bar = tuple[float, float, str, str, str]
 
 
 def _row(scale: _Scale, bars: list[_Bar]) -> str:
     """Return a row of bars, each placed from the end of the one before."""
     parts: list[str] = []
     cursor = 0.0
-    for bar in sorted(bars):
-        left, right = max(cursor, scale.percent(bar.start)), scale.percent(bar.end)
+    for start, end, colour, text, title in sorted(bars):
+        left, right = max(cursor, scale.percent(start)), scale.percent(end)
         # Rounded down: a row of more than 100 % would break.
         margin = int((left - cursor) * 1000) / 1000
         width = max(0, int((right - left) * 1000) / 1000)
         cursor += margin + width
-        place = f"margin-left:{margin:.3f}%;width:{width:.3f}%"
-        parts.append(
-            f'<div class="bar" style="{place};{_BAR};background-color:{bar.colour}" '
-            f'title="{escape(bar.title)}">{escape(bar.text) if width > _NARROW else ""}</div>'
-        )
+        style = f"margin-left:{margin:.3f}%;width:{width:.3f}%;{_BAR};background-color:{colour}"
+        label = escape(text) if width > _NARROW else ""
+        parts.append(f'<div class="bar" style="{style}" title="{escape(title)}">{label}</div>')
     return f'<div style="clear:both;height:18px;overflow:hidden">{"".join(parts)}</div>'
 
 
 def _gap_bar(gap: tuple[float, float]) -> _Bar:
     title = f"{gap[1] - gap[0]:.3g} s without tracing or compiling"
-    return _Bar(*gap, "rgba(128,128,128,0.2)", "", title)
+    return *gap, "rgba(128,128,128,0.2)", "", title
 
 
 def _span_bar(span: ReportSpan) -> _Bar:
-    details = [f"{span.function}: {span.phase}, {span.seconds:.3g} s, begun at {span.start:.3g} s"]
+    lines = [f"{span.function}: {span.phase}, {span.seconds:.3g} s, begun at {span.start:.3g} s"]
     if span.from_persistent_cache:
-        details.append("from JAX's persistent cache")
+        lines.append("from JAX's persistent cache")
     if span.trace is not None:
-        details.append(f"trace {span.trace.number}: {span.reason}")
-        details.append(f"called at {span.trace.call_site}")
-    end = span.start + span.seconds
-    return _Bar(span.start, end, _COLOURS[span.phase], span.function, "\n".join(details))
+        lines.append(f"trace {span.trace.number}: {span.reason}")
+        lines.append(f"called at {span.trace.call_site}")
+    return span.start, span.end, _COLOURS[span.phase], span.function, "\n".join(lines)

@@ -1,13 +1,29 @@
-"""The record of one trace: what was traced, for which call, why, and how long it took."""
+"""The record of one trace: what was traced, for which call, why, how long it took, how large."""
 
+import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .._code.call_site import CallSite
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from .._code.call_site import CallSite, location
+from .._code.files import LIBRARY_FILES, is_users
 from .._code.html import block, escape, table
+from .._compat import source_line
+from .._core.events import observers
+from .._core.traced import NotInFlight
+from .._spec.tree import has_tracers
 from .description import UNKNOWN, Description, summary
 from .differences import Difference, listed
+
+# A line stands out if it made so many equations, and so large a share of them.
+_MANY_EQUATIONS = 200
+_LARGE_SHARE = 0.5
+
+# So many equations tell that no line stands out, without looking at all: a line takes microseconds.
+_SAMPLE = 50
+_LARGE_SHARE_OF_SAMPLE = 0.3
 
 
 @dataclasses.dataclass
@@ -66,8 +82,10 @@ class Trace:
     is_transformed: bool = False
     #: Whether it was made by `lower`, or to be compiled for later calls.
     is_ahead_of_time: bool = False
-    #: Why the entry that it made was given up, once it was; shared with the entry.
+    #: Why its entry serves no call any more; empty while it does, and shared with the entry.
     invalidation_reasons: list[str] = dataclasses.field(default_factory=list)
+    #: The entry that it made, weakly; None for a copy.
+    entry: Any = None
     #: Of a copy: the arguments and their summary.
     _texts: tuple[dict[str, str], str] | None = None
 
@@ -98,11 +116,11 @@ class Trace:
     def __getstate__(self) -> dict[str, Any]:
         # Without the keys by which parts are compared, which refer to classes weakly.
         state = {**vars(self), "_texts": (dict(self.arguments), self.summary)}
-        del state["description"]
+        del state["description"], state["entry"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, description=UNKNOWN)
+        vars(self).update(state, description=UNKNOWN, entry=None)
 
     def __repr__(self) -> str:
         return (
@@ -111,7 +129,7 @@ class Trace:
         )
 
     def explanation(self) -> str:
-        """Return a line for each difference, with what to do about it where that is known."""
+        """Return a line for each difference, with what to do about it, if anything."""
         lines = [f"  - {line}" for line in listed(self.differences, with_remedies=True)]
         if self.compared_with is not None:
             lines.insert(0, f"  Compared with trace {self.compared_with}:")
@@ -148,3 +166,64 @@ class TraceList(list[Trace]):
             for trace in self
         ]
         return block(table(headings, rows))
+
+
+# --- Its size -------------------------------------------------------------------------------------
+
+
+def size_of(jaxpr: Any) -> tuple[int, str]:
+    """Return how many equations a closed jaxpr has, nested ones included, and the busiest line.
+
+    That is the user's line that made most of them, with their number; empty if none stands out.
+    """
+    equations = [equation for part in _with_nested(jaxpr.jaxpr) for equation in part.eqns]
+    n_equations = len(equations)
+    if n_equations < _MANY_EQUATIONS:
+        return n_equations, ""
+    sample = equations[:: n_equations // _SAMPLE]
+    _, count = _busiest_line(sample)
+    if count < _LARGE_SHARE_OF_SAMPLE * len(sample):
+        return n_equations, ""
+    line, count = _busiest_line(equations)
+    stands_out = count >= max(_MANY_EQUATIONS, _LARGE_SHARE * n_equations)
+    # Of a library's line there is nothing for the user to change.
+    if line is None or not stands_out or not is_users(line[0]):
+        return n_equations, ""
+    return n_equations, f"{location(*line)} ({count:,})"
+
+
+def _busiest_line(equations: list[Any]) -> tuple[tuple[str, int] | None, int]:
+    """Return the line that made most of the equations, and how many."""
+    lines = [source_line(equation, LIBRARY_FILES) for equation in equations]
+    return collections.Counter(lines).most_common(1)[0]
+
+
+def _with_nested(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """Yield a jaxpr and those in its equations, each as often as it is used."""
+    pending: list[Any] = [jaxpr]
+    while pending:
+        part = pending.pop()
+        yield part
+        for equation in part.eqns:
+            for value in equation.params.values():
+                for nested in value if isinstance(value, (tuple, list)) else (value,):
+                    if isinstance(nested, ClosedJaxpr):
+                        pending.append(nested.jaxpr)
+                    elif isinstance(nested, Jaxpr):
+                        pending.append(nested)
+
+
+def measure(trace: Trace, call: Any, jaxpr: Any) -> None:
+    """Fill in the size of a trace made in a call; `jaxpr` is what JAX lowered, if it did."""
+    jitted, arrays = call.entry.jitted, call.flat
+    # What became part of an outer program is measured there; and asking takes its time.
+    # `EQX_ON_ERROR=breakpoint` jits without a `trace`.
+    asks = (observers or not has_tracers(arrays)) and hasattr(jitted, "trace")
+    if jaxpr is None and asks:
+        try:
+            jaxpr = jitted.trace(*arrays).jaxpr
+        except NotInFlight:
+            # JAX's caches don't hold it: the call failed after it was traced.
+            return
+    if jaxpr is not None:
+        trace.equations, trace.busiest_line = size_of(jaxpr)

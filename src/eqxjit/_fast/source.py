@@ -329,7 +329,10 @@ class _Writer:
             # Not as a constant: the entry goes with the object.
             self.guards.append(f"{bound} is {names.constant(f'ref_{var}', frozen)}() is not None")
         elif type(frozen) in THEMSELVES:
-            constant = names.constant(f"{type(frozen).__name__}_{frozen!s:.20}", frozen)
+            # Python refuses to write out integers of thousands of digits.
+            is_large = type(frozen) is int and frozen.bit_length() > 64
+            text = "large" if is_large else f"{frozen!s:.20}"
+            constant = names.constant(f"{type(frozen).__name__}_{text}", frozen)
             kind = names.named(type(frozen))
             self.guards.append(
                 f"({bound} is {constant}{_OR}{names.named(type)}({var}) is {kind}"
