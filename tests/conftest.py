@@ -1,5 +1,6 @@
 """Settings of the whole suite: how many examples the property tests draw, and how."""
 
+import gc
 import inspect
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,15 @@ settings.load_profile(PROFILE)
 # Doctest would import these: one has classes that don't like to be looked into, the other needs
 # eight devices.
 collect_ignore = ["support/hostile.py", "product/eight_devices.py"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collect_little():
+    """Leave what earlier modules made out of collections, which then take no time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -162,31 +162,6 @@ def test_another_shape_or_dtype_is_jaxs_error(filter_jit):
         assert_same(compiled(X, 2), X * 2)
 
 
-def test_warm_calls_are_specialised():
-    class Scale(eqx.Module):
-        by: jax.Array
-
-        @eqxjit.filter_jit
-        def step(self, x, n=2):
-            return {"y": self.by * x * n, "n": n}
-
-    model = Scale(X)
-    for compiled, arguments in [
-        (eqxjit.filter_jit(run).lower(Scaled(X), X).compile(), (Scaled(X), X)),
-        (eqxjit.filter_jit(Scaled.__call__).lower(Scaled(X), X).compile(), (Scaled(X), X)),
-        (eqxjit.filter_jit(Scaled(X)).lower(X).compile(), (X,)),
-        (model.step.lower(X).compile(), (X,)),
-        (model.step.lower(X, n=3).compile(), (X, 3)),
-    ]:
-        results = [compiled(*arguments) for _ in range(CALLS)]
-        for result in results:
-            assert_same(result, results[0])
-        for _ in range(CALLS):
-            with pytest.raises(ValueError, match="was lowered for other static arguments"):
-                compiled(*arguments[:-1], "text")
-            assert_same(compiled(*arguments), results[0])
-
-
 def test_errors_at_runtime_are_raised_at_the_call():
     harmless = eqxjit.filter_jit(lambda x: x * 2).lower(X).compile()
     harmless(X)

@@ -1,10 +1,7 @@
 """Methods: decorated ones, how they are inherited and combined, and what `model.step` is."""
 
 import abc
-import copy
-import functools
 import inspect
-import pickle
 from typing import Any
 
 import equinox as eqx
@@ -174,17 +171,6 @@ def test_parameters_named_like_the_attributes_of_a_partial(filter_jit):
     for _ in range(CALLS):
         assert_same(model.renamed(func=x), x * x + 2)
         assert_same(model.renamed(x, args=2, keywords=3), x * x + 6)
-
-
-@both
-def test_a_field_changed_on_the_instance_is_seen(filter_jit):
-    Model, _ = make_model(filter_jit)
-    model = Model(x)
-    for field, value in [("weight", 3 * x), ("bias", x), ("bias", 2), ("power", 3), ("bias", 2.5)]:
-        for _ in range(CALLS):
-            assert_same(model(x), model.plain(x))
-        object.__setattr__(model, field, value)
-        assert_same(model(x), model.plain(x))
 
 
 # --- Inheritance ------------------------------------------------------------------------------
@@ -455,16 +441,6 @@ def test_it_goes_into_other_transformations(filter_jit):
 
 
 @both
-def test_it_can_be_wrapped_again(filter_jit):
-    Model, traces = make_model(filter_jit)
-    for i in range(CALLS):
-        f = filter_jit(Model(x + i).step)
-        for _ in range(CALLS):
-            assert_same(f(x).weight, x + i - 0.1 * x)
-    assert traces == ["step"]
-
-
-@both
 def test_equality_and_hash(filter_jit):
     Model, _ = make_model(filter_jit)
     model = Model(3.0)
@@ -512,24 +488,6 @@ def test_wrong_calls(filter_jit):
         assert_same(model.step(x).weight, x - 0.1 * x)
 
 
-@both
-def test_lowering_a_method(filter_jit):
-    Model, _ = make_model(filter_jit)
-    model = Model(x)
-    compiled = Model.step.lower(model, x).compile()
-    for i in range(CALLS):
-        assert_same(compiled(model, x + i).weight, x - 0.1 * (x + i))
-
-
-def test_lowering_a_bound_method():
-    """The instance is filled in when it is lowered and when it is called."""
-    Model, _ = make_model(eqxjit.filter_jit)
-    model = Model(x)
-    compiled = model.step.lower(x).compile()
-    for i in range(CALLS):
-        assert_same(compiled(x + i).weight, x - 0.1 * (x + i))
-
-
 def test_a_bound_method_has_what_the_wrapper_has():
     Model, _ = make_model(eqxjit.filter_jit)
     model = Model(x)
@@ -541,24 +499,3 @@ def test_a_bound_method_has_what_the_wrapper_has():
     assert model.step.cache_info().entries == 0
     with pytest.raises(AttributeError):
         _ = model.step.no_such_name
-
-
-class Saved(eqx.Module):
-    weight: Any
-
-    @eqxjit.filter_jit
-    def step(self, x, rate=1.0):
-        return self.weight * x * rate
-
-
-@pytest.mark.parametrize(
-    "make",
-    [copy.copy, copy.deepcopy, lambda step: pickle.loads(pickle.dumps(step))],
-    ids=["copy", "deepcopy", "pickle"],
-)
-def test_copies_of_a_bound_method(make):
-    step = Saved(x).step
-    again = make(step)
-    assert type(again) is type(step)
-    assert_same(warm(again, x), x * x)
-    assert_same(warm(functools.partial(again, rate=2.0), x), 2 * x * x)

@@ -393,15 +393,6 @@ def test_wrapping_a_bound_method_anew_does_not_retrace(filter_jit):
 
 
 @both
-def test_wrapping_an_equal_module_anew_does_not_retrace(filter_jit):
-    for i in range(CALLS):
-        f = filter_jit(model(i + 1.0))
-        for _ in range(CALLS):
-            f(x)
-    assert traces == [2]
-
-
-@both
 def test_wrapping_another_function_traces_it(filter_jit):
     """A new lambda, or a new `functools.partial`, is another static value."""
     count = []

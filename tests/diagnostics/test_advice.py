@@ -265,10 +265,6 @@ def own_activations():
     return [lambda x: x, lambda x: x + 1]
 
 
-def activated():
-    return Model(config=(lambda x: x), rate=jnp.ones(2))
-
-
 def chained(rate=1e-3):
     return optax.chain(optax.clip(1.0), optax.adam(rate))
 

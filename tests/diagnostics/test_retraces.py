@@ -101,6 +101,7 @@ def model(**changed):
         ({"n": 1}, {"n": True}, [("static value changed", "n", "1", "True")]),
         ({"n": 0.0}, {"n": -0.0}, [("static value changed", "n", "0.0", "-0.0")]),
         ({"n": 1}, {"n": "1"}, [("static value changed", "n", "1", "'1'")]),
+        ({"n": float("nan")}, {"n": 1.0}, [("static value changed", "n", "nan", "1.0")]),
         ({"x": X}, {"x": 2.0}, [("static where an array was", "x", "float32[3]", "2.0")]),
         ({"x": 2}, {"x": X}, [("an array where a static value was", "x", "2", "float32[3]")]),
         ({"x": [X, X]}, {"x": [X, X, Y]}, [("structure changed", "x", "list of 2", "list of 3")]),
@@ -234,34 +235,8 @@ def test_a_method_and_a_bound_model():
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: lambda x: x,
-        lambda: jax.jit(lambda x: x),
-        lambda: functools.partial(jnp.clip, min=0),
-        lambda: functools.partial(jax.jit(lambda x: x)),
-        lambda: eqx.filter_jit(lambda x: x).__wrapped__,
-    ],
-    ids=["lambda", "jit", "partial of a ufunc", "partial of a jit", "function"],
-)
-def test_a_callable_made_anew_is_named_with_the_remedy(make):
-    f = eqxjit.filter_jit(lambda m, x: x)
-    f(model(activation=make()), X)
-    f(model(activation=make()), X)
-    [difference] = f.traces()[1].differences
-    assert difference[:2] == ("static value changed", "m.layers[1].activation")
-    assert difference.old == difference.new
-    assert "make it once" in difference.remedy
-    assert "outside `__init__`" in difference.remedy
-
-
-@pytest.mark.parametrize(
     ("old", "new", "remedy"),
     [
-        ({"n": 1}, {"n": 2}, "pass `jnp.asarray(n, dtype=jnp.int32)`"),
-        ({"n": 1.0}, {"n": 2.0}, "pass `jnp.asarray(n, dtype=jnp.float32)`"),
-        ({"n": 1}, {"n": 2.0}, "pass `jnp.asarray(n, dtype=jnp.float32)`"),
-        ({"n": 1j}, {"n": 2.0}, "pass `jnp.asarray(n, dtype=jnp.complex64)`"),
         ({"n": 1}, {"n": 2**31}, ""),
         ({"n": 1.0}, {"n": 1e39}, ""),
         ({"n": 1.0}, {"n": float("inf")}, "dtype=jnp.float32"),
@@ -270,17 +245,9 @@ def test_a_callable_made_anew_is_named_with_the_remedy(make):
         ({"n": "a"}, {"n": "b"}, ""),
         ({"m": model()}, {"m": model(size=5)}, "in a field that isn't static"),
         ({"m": Model([], {"a": 1})}, {"m": Model([], {"a": 2})}, "in a field that isn't static"),
-        ({"x": X}, {"x": 2.0}, "pass `jnp.asarray(x, dtype=jnp.float32)`"),
-        ({"x": X}, {"x": 2}, "pass `jnp.asarray(x, dtype=jnp.float32)`"),
-        ({"x": X.astype(int)}, {"x": 2.5}, "pass `jnp.asarray(x, dtype=jnp.float32)`"),
-        ({"x": X.astype(jnp.bfloat16)}, {"x": 2.5}, "pass `jnp.asarray(x, dtype=jnp.bfloat16)`"),
-        ({"x": jnp.asarray(1.0)}, {"x": 2.5}, "pass `jnp.asarray(x)`"),
-        ({"x": X}, {"x": True}, "pass `jnp.asarray(x, dtype=jnp.float32)`"),
         ({"x": jax.random.key(0)}, {"x": 1}, ""),
         ({"x": jax.random.key(0)}, {"x": True}, ""),
         ({"x": X}, {"x": "text"}, ""),
-        ({"x": jnp.asarray(1.0)}, {"x": jnp.float32(1)}, "give it a dtype"),
-        ({"x": X}, {"x": Y}, "pad it"),
         ({"x": X}, {"x": X[None]}, ""),
     ],
 )
@@ -535,7 +502,7 @@ def test_the_closest_trace_is_one_for_the_same_constants():
 
 
 def test_many_traces_of_which_the_first_are_no_longer_remembered(messages):
-    f, tree = eqxjit.filter_jit(lambda tree, x: x), [X] * 150
+    f, tree = eqxjit.filter_jit(lambda tree, x: x), [X] * 20
     for n in (*range(1, 8), *range(100, 370), *range(8, 12)):
         # What is prepared is counted with none in a row.
         (f if n < 100 else f.lower)(tree, jnp.ones(n))
@@ -548,54 +515,16 @@ class Unique:
     """Objects of which each is another."""
 
 
-class Name(str):
-    """A text with a class of its own."""
-
-
-@jax.tree_util.register_pytree_node_class
-class Node:
-    """Taken apart, and made anew, by code of its own."""
-
-    def tree_flatten(self):
-        return (), "a constant"
-
-    @classmethod
-    def tree_unflatten(cls, data, children):
-        return cls()
-
-
-class Renamed(collections.namedtuple("Renamed", "a b")):
-    """Its fields are what its own code says."""
-
-    a = property(lambda self: 0)
-
-
-class Shaped(collections.namedtuple("Shaped", "a b")):
-    """Can't be made without arrays."""
-
-    def __new__(cls, a, b):
-        assert a.shape is not None
-        return super().__new__(cls, a, b)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: [Unique()],
-        lambda: Model([], config=Unique()),
-        lambda: Model([], config=[1]),
-        lambda: {Name("a"): 1},
-        lambda: collections.OrderedDict({Unique: 1}),
-        lambda: collections.namedtuple("Pair", "a b")(1, 2),
-        lambda: Renamed(1, 2),
-        lambda: Model([], config=lambda: 1),
-        Node,
-    ],
-)
-def test_what_may_change_or_die_is_described_at_once(make, monkeypatch):
-    described = inside.count_descriptions(monkeypatch)
-    eqxjit.filter_jit(lambda tree: X)([*range(200), make()])
-    assert len(described) == 1
+def test_what_changes_later_is_described_as_it_was():
+    """Also where nobody asks before: a record describes the call that was traced."""
+    config, unique = [1], Unique()
+    f = eqxjit.filter_jit(lambda tree: X)
+    f([*range(200), Model([], config=config), unique])
+    config[0] = 2
+    del unique
+    arguments = f.traces()[0].arguments
+    assert arguments["tree[200].config[0]"] == "1"
+    assert arguments["tree[201]"] == "Unique object"
 
 
 # --- What JAX does by itself ------------------------------------------------------------------
@@ -700,10 +629,6 @@ def configured():
             return self(x)
 
     return Configured
-
-
-def _called_with(model, x):
-    return model(x)
 
 
 class Unhashable:
@@ -847,24 +772,6 @@ def test_a_trace_that_was_nested_is_compiled_for_itself():
     assert inner.cache_info()[:2] == (1, 1)
 
 
-def test_traces_are_pickled_and_copied():
-    f = eqxjit.filter_jit(lambda x, n: x * n)
-    for n in (1, 2):
-        f(X, n)
-    for again in (pickle.loads(pickle.dumps(f.traces())), copy.deepcopy(f.traces())):
-        assert [trace.reason for trace in again] == [trace.reason for trace in f.traces()]
-        assert again[1].arguments == f.traces()[1].arguments
-
-
-@pytest.mark.parametrize(
-    "again", [lambda t: pickle.loads(pickle.dumps(t)), copy.copy, copy.deepcopy]
-)
-def test_a_trace_of_many_constants_is_copied(again):
-    f = eqxjit.filter_jit(lambda x, many: x)
-    f(X, [*range(200)])
-    assert again(f.traces()[0]).arguments["many[5]"] == "5"
-
-
 def test_traces_of_modules_and_of_the_users_objects_are_pickled():
     class Local(eqx.Module):
         w: jax.Array
@@ -1002,13 +909,6 @@ def test_values_that_cannot_be_shown():
     )
 
 
-def test_a_huge_static_value_is_cut_short():
-    f = eqxjit.filter_jit(lambda x, text: x)
-    f(X, "a" * 10_000)
-    f(X, "a" * 9_999 + "b")
-    assert len(repr(f.traces()[1])) < 500
-
-
 def test_a_registered_node_is_looked_into():
     class Pair:
         def __init__(self, one, other, name):
@@ -1064,18 +964,6 @@ def test_the_log_is_silent_unless_asked_for(caplog):
     )
     [record] = caplog.records
     assert (record.name, record.levelno) == ("eqxjit", logging.WARNING)
-
-
-def test_a_first_trace_is_not_logged(caplog):
-    with eqxjit.explain_retraces():
-        for shift in (1, 2):
-            f = (
-                eqxjit.filter_jit(lambda x, shift=shift: x + shift)
-                if shift == 1
-                else (eqxjit.filter_jit(lambda x: x - 1))
-            )
-            f(X)
-    assert caplog.messages == []
 
 
 def test_a_function_defined_again_is_logged(caplog):
@@ -1189,7 +1077,7 @@ def test_contexts_may_overlap(caplog):
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize(("value", "n_messages"), [("1", 1), ("0", 0), ("", 0), ("False", 0)])
+@pytest.mark.parametrize(("value", "n_messages"), [("1", 1), ("False", 0)])
 def test_the_environment_variable(value, n_messages):
     program = """
         import logging, sys
@@ -1267,12 +1155,6 @@ def test_the_limit_counts_a_recursion():
         countdown(X, 3)
     assert countdown(X, 1).tolist() == (X + 1).tolist()
     assert countdown.cache_info().traces == 3
-
-
-@pytest.mark.parametrize("bad", [0, -1, True, 1.5, "2"])
-def test_a_limit_must_be_a_count(bad):
-    with pytest.raises((TypeError, ValueError), match="max_traces"):
-        eqxjit.filter_jit(lambda x: x, max_traces=bad)
 
 
 def test_the_limit_is_per_function_and_options():
@@ -1396,14 +1278,6 @@ def _evicted(n):
         f(X, "ab"[i % 2])
 
 
-def _configured(n):
-    f = eqxjit.filter_jit(lambda x: x)
-    for i in range(n):
-        with jax.numpy_rank_promotion(["allow", "raise"][i % 2]):
-            jax.clear_caches()
-            f(X)
-
-
 AGAIN = "function defined again: another"
 STORMS = {
     _static: ["static value changed: `n` was 9, is 10"],
@@ -1431,7 +1305,7 @@ def test_a_storm_is_logged_once_with_its_causes(storm, messages):
     storm(10)
     assert messages == []
     inside.forget_storms()
-    storm(30)
+    storm(22)
     [message] = messages
     start, *causes, end = message.splitlines()
     place = re.escape(HERE)
@@ -1441,7 +1315,7 @@ def test_a_storm_is_logged_once_with_its_causes(storm, messages):
         assert any(cause in line and "the last time: " in line for line in causes), message
     assert sum("the last time: " in line for line in causes) >= len(STORMS[storm])
     # Nor for other functions that are defined at the same place, where that is the cause.
-    storm(30)
+    storm(12)
     assert len(messages) == (1 if STORMS[storm][0].startswith(AGAIN) else 2)
 
 
@@ -1586,17 +1460,15 @@ ITERATORS = {
 
 
 @pytest.mark.filterwarnings("ignore:Python iterable type:DeprecationWarning")  # JAX's
-@pytest.mark.parametrize("kind", ITERATORS)
 @pytest.mark.parametrize(
-    ("wrap", "path"),
+    ("kind", "wrap", "path"),
     [
-        (lambda it: it, "it"),
-        (lambda it: {"a": [it]}, "it['a'][0]"),
-        (lambda it: Model([it]), "it.layers[0]"),
-        (lambda it: Model([], (1, {"b": it})), "it.config[1]['b']"),
-        (lambda it: Model([], Source(it)), "it.config.batches"),
+        *[(kind, lambda it: it, "it") for kind in ITERATORS],
+        ("count", lambda it: {"a": [it]}, "it['a'][0]"),
+        ("Batches", lambda it: Model([it]), "it.layers[0]"),
+        ("generator", lambda it: Model([], (1, {"b": it})), "it.config[1]['b']"),
+        ("zip", lambda it: Model([], Source(it)), "it.config.batches"),
     ],
-    ids=["argument", "container", "field", "static field", "dataclass"],
 )
 def test_an_iterator_is_named_once(kind, wrap, path, caplog):
     f = eqxjit.filter_jit(lambda x, it: x)
@@ -1638,14 +1510,6 @@ def test_an_iterator_is_consumed_as_upstream_does(caplog):
     assert len(caplog.messages) == 1
 
 
-def test_iterators_that_were_named_are_bounded(monkeypatch, caplog):
-    remembered = inside.bound_iterators(monkeypatch, 2)
-    f = eqxjit.filter_jit(lambda **its: X)
-    f(**{f"it{i}": itertools.count() for i in range(9)})
-    assert len(caplog.messages) == 9
-    assert len(remembered) == 2
-
-
 @pytest.mark.parametrize("is_seen", [True, False])
 def test_what_a_first_call_asks_jax_for(monkeypatch, is_seen):
     """Nothing: what JAX lowers and compiles is seen as it does, by which a trace is both measured
@@ -1676,15 +1540,6 @@ def test_what_a_first_call_asks_jax_for(monkeypatch, is_seen):
 
 
 _JIT = jax.jit
-
-
-@pytest.mark.parametrize("values", [(0.0, -0.0), (1.0, 2.0), (float("nan"), 1.0)])
-def test_floats_are_told_apart_by_their_text(values):
-    f = eqxjit.filter_jit(lambda x, value: x + value)
-    for value in values:
-        f(jnp.ones(3), value)
-    [difference] = f.traces()[1].differences
-    assert (difference.old, difference.new) == tuple(map(repr, values))
 
 
 def frames_of_jax(call):

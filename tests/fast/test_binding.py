@@ -125,25 +125,13 @@ def test_every_call_binds_as_upstream_and_as_python(name):
             theirs = outcome(twins.upstream, *args, **kwargs)
             if isinstance(expected, TypeError):
                 assert type(ours) is type(theirs) is TypeError
+                assert str(expected) in str(ours)
             else:
                 assert_same(ours, expected)
                 assert_same(theirs, expected)
                 accepted += 1
     assert accepted
     assert twins.ours.traces == twins.upstream.traces
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_wrong_call_raises_what_python_raises(name):
-    """A wrong call is a `TypeError` that Python itself would raise, for the user's function."""
-    fun = FUNCTIONS[name]
-    jitted = eqxjit.filter_jit(fun)
-    for args, kwargs in ARGUMENTS * 2:
-        try:
-            fun(*args, **kwargs)
-        except TypeError as error:
-            with pytest.raises(TypeError, match=re.escape(str(error))):
-                jitted(*args, **kwargs)
 
 
 @pytest.mark.parametrize(

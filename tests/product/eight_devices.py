@@ -16,8 +16,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import eqxjit
-from tests.runtime.test_asynchronous import classed
+from tests.runtime.test_asynchronous import LARGE, checked, classed
 from tests.runtime.test_donation import DONATE, ignore_warning, warned
+from tests.support import foreign
 from tests.support.helpers import Counted, Twins, assert_same, assert_specialized
 from tests.support.inside import blocks
 from tests.support.models import arrays
@@ -304,6 +305,20 @@ def test_arrays_of_here_and_there(filter_jit, warm):
         np.testing.assert_array_equal(f(model, x), expected)
 
 
+@both
+def test_default_device_switched_between_calls(filter_jit):
+    first, second, *_ = jax.devices()
+    f = filter_jit(lambda x, n: (x * n, jnp.arange(3)))
+    for _ in range(CALLS):
+        for device in (first, second, None):
+            with jax.default_device(device):
+                outputs = f(np.ones(2, np.float32), 2)
+            assert {output.devices().pop() for output in outputs} == {device or first}
+    committed = jax.device_put(np.ones(2, np.float32), second)
+    for _ in range(CALLS):
+        assert f(committed, 2)[0].devices() == {second}
+
+
 # --- Meshes of the context, explicit axes -----------------------------------------------------
 
 
@@ -409,26 +424,6 @@ def test_a_bound_model():
         assert placements(results[1]) == placements(results[0])
 
 
-def test_a_method():
-    def model_under(filter_jit):
-        class Model(Layer):
-            @filter_jit
-            def step(self, x):
-                return self.weight, self(x)
-
-        return Model
-
-    classes = [model_under(filter_jit) for filter_jit in (eqx.filter_jit, eqxjit.filter_jit)]
-    for axes in SPLITS.values():
-        like = layer(*axes)
-        results = [
-            [kind(like.weight, like.bias).step(batch("data")) for _ in range(CALLS)]
-            for kind in classes
-        ]
-        assert_same(results[1], results[0])
-        assert placements(results[1]) == placements(results[0])
-
-
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_frozen_model(split):
     """Constants are where `jax.jit` puts those it closes over; what is passed stays where it is."""
@@ -517,6 +512,20 @@ def test_a_callback_over_devices_is_waited_for(axes):
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
     assert classed(lambda x: jax.pure_callback(np.asarray, shape, x), x)
     assert classed(lambda x: eqx.error_if(x, x > 1, "above"), x)
+
+
+@foreign.needs_compiler
+def test_a_foreign_call_is_waited_for_on_each_device():
+    foreign.register()
+    f, plain = eqxjit.filter_jit(checked), eqxjit.filter_jit(lambda x: x @ x)
+    for device in jax.devices()[:2] * 2:
+        x = jax.device_put(LARGE, device)
+        for _ in range(CALLS):
+            assert f(x).is_ready()
+            plain(x)
+            with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
+                f(-x)
+        assert (blocks(f), blocks(plain)) == ([True], [False])
 
 
 # --- Transformations, compiling ahead of time -------------------------------------------------

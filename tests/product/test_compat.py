@@ -3,10 +3,6 @@
 import inspect
 import pathlib
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-import optax
 import pytest
 
 from eqxjit import _compat
@@ -67,14 +63,3 @@ def test_private_names_are_imported_in_one_file():
     for file in pathlib.Path(_compat.__file__).parent.rglob("*.py"):
         if file.name != "_compat.py":
             assert not [*filter(is_private, imported_names(file.read_text()))], file.name
-
-
-TREES = [
-    1,
-    None,
-    (1, (2, [3, {}])),
-    {"b": 1, "a": {"c": None}},
-    eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0)),
-    optax.adam(1e-3).init({"w": jnp.ones(2)}),
-    eqx.Partial(max, 2, key=3),
-]

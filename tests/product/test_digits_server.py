@@ -230,16 +230,6 @@ def test_good_and_bad_requests_at_once(server, client, images, expected):
     assert after["traces"] == 1
 
 
-def test_a_slow_client_holds_up_nobody(server, client, images, expected):
-    content = body(images[0]).encode()
-    with server.connect() as slow:
-        slow.sendall(_HEAD % len(content) + content[:50])
-        for i in range(20):
-            assert_answer(client.post("/predict", content=body(images[i])), expected[i])
-        slow.sendall(content[50:])
-        assert slow.recv(1024).startswith(b"HTTP/1.1 200")
-
-
 def test_a_client_that_leaves_is_counted(server, client, images, expected):
     before = report(client)["refused"].get("400", 0)
     with server.connect() as slow:
@@ -249,16 +239,6 @@ def test_a_client_that_leaves_is_counted(server, client, images, expected):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert_answer(client.post("/predict", content=body(images[0])), expected[0])
-
-
-@pytest.mark.parametrize(
-    "pixels",
-    [np.zeros((8, 8)), np.full((8, 8), 16), np.eye(8, dtype=int) * 7, -np.zeros((8, 8))],
-    ids=["darkest", "brightest", "integers", "minus zero"],
-)
-def test_the_ends_of_the_range(client, model, pixels):
-    logits = model(jnp.asarray(pixels, jnp.float32).ravel() / 16)
-    assert_answer(client.post("/predict", content=body(pixels)), np.asarray(jax.nn.softmax(logits)))
 
 
 def test_forms_of_a_request(client, images, expected):
@@ -295,36 +275,20 @@ def with_pixel(pixel):
 _ZEROS = [[0] * 8] * 8
 
 BAD = {
-    "no body": (b"", 400, "isn't JSON"),
     "half an object": ('{"image": [', 400, "isn't JSON"),
     "not UTF-8": (b'{"image": "\xff"}', 400, "isn't JSON"),
     "NaN": (with_pixel("NaN"), 400, "no NaN"),
-    "Infinity": (with_pixel("Infinity"), 400, "no Infinity"),
-    "-Infinity": (with_pixel("-Infinity"), 400, "no -Infinity"),
     "more digits than Python reads": (with_pixel("1" * 5_000), 400, "isn't JSON"),
     "deeply nested": ("[" * 16_000, 400, "isn't JSON|nested too deeply"),
     "too large": (" " * (16 * 1024 + 1), 413, "larger than 16,384 bytes"),
-    "much too large": ("0" * 2_000_000, 413, "larger than 16,384 bytes"),
     "a list": (_ZEROS, 422, "The body is an array"),
-    "a number": (3, 422, "The body is a number"),
-    "null": (None, 422, "The body is null"),
     "another key": ({"picture": _ZEROS}, 422, '"image" as its only key'),
-    "one key more": ({"image": _ZEROS, "id": 1}, 422, '"image" as its only key'),
-    "no rows": ({"image": []}, 422, "image has a length of 0"),
     "a row less": ({"image": _ZEROS[1:]}, 422, "image has a length of 7"),
-    "a row more": ({"image": [*_ZEROS, [0] * 8]}, 422, "image has a length of 9"),
-    "flat": ({"image": [0] * 64}, 422, "image has a length of 64"),
     "a string of 8": ({"image": "12345678"}, 422, "image is a string"),
-    "an object of 8": ({"image": dict.fromkeys("12345678", _ZEROS[0])}, 422, "image is an object"),
     "ragged": ({"image": [*_ZEROS[:7], [0] * 7]}, 422, r"image\[7\] has a length of 7"),
-    "a row too long": ({"image": [[0] * 9, *_ZEROS[:7]]}, 422, r"image\[0\] has a length of 9"),
-    "a string as row": ({"image": [*_ZEROS[:7], "1" * 8]}, 422, r"image\[7\] is a string"),
     "numbers as rows": ({"image": [0] * 8}, 422, r"image\[0\] is a number"),
     "a string as pixel": (with_pixel('"1"'), 422, r"image\[2\]\[5\] is a string"),
-    "half a character": (with_pixel(r'"\ud800"'), 422, r"image\[2\]\[5\] is a string"),
     "a boolean": (with_pixel("true"), 422, r"image\[2\]\[5\] is a boolean"),
-    "null as pixel": (with_pixel("null"), 422, r"image\[2\]\[5\] is null"),
-    "one dimension more": (with_pixel("[0]"), 422, r"image\[2\]\[5\] is an array"),
     "negative": (with_pixel("-0.001"), 422, r"image\[2\]\[5\] is out of range"),
     "too bright": (with_pixel("16.001"), 422, r"image\[2\]\[5\] is out of range"),
     "infinite to a float": (with_pixel("1e999"), 422, r"image\[2\]\[5\] is out of range"),
@@ -349,8 +313,9 @@ def assert_refused(response, status, reason):
     assert re.search(reason, response.json()["error"])
 
 
-@pytest.mark.parametrize("in_parts", [False, True])
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(
+    ("name", "in_parts"), [*[(name, False) for name in BAD], ("NaN", True), ("too large", True)]
+)
 @pytest.mark.usefixtures("still_serves")
 def test_a_bad_body_is_refused_with_the_reason(client, name, in_parts):
     content, status, reason = BAD[name]
@@ -371,14 +336,7 @@ def test_another_content_type_is_refused(client, images, kind):
 
 @pytest.mark.parametrize(
     ("method", "place", "status"),
-    [
-        ("GET", "/predict", 405),
-        ("DELETE", "/predict", 405),
-        ("POST", "/health", 405),
-        ("GET", "/", 404),
-        ("POST", "/predict/1", 404),
-        ("POST", "/predict/", 404),
-    ],
+    [("GET", "/predict", 405), ("POST", "/health", 405), ("POST", "/predict/", 404)],
 )
 @pytest.mark.usefixtures("still_serves")
 def test_another_place_is_refused(client, method, place, status):
@@ -400,23 +358,7 @@ def test_a_body_that_never_ends_is_refused(monkeypatch):
 
 
 def test_a_signal_ends_it_with_a_report(path, images, tmp_path):
-    with serving(path, tmp_path / "log") as server:
-        with httpx.Client(base_url=server.url, **_OPTIONS) as client:
-            for pixels in images[:7]:
-                client.post("/predict", content=body(pixels))
-            client.post("/predict", content=b"")
-            last = report(client)
-            # With a connection that is kept alive, and a request that never ends.
-            with server.connect() as slow:
-                slow.sendall(_HEAD % 100 + b"{")
-                start = time.monotonic()
-                printed = server.end(signal.SIGTERM)
-                assert time.monotonic() - start < 10
-    assert printed["model"] == last["model"]
-    assert (printed["model"]["count"], printed["refused"]) == (7, {"400": 1})
-
-
-def test_a_signal_ends_it_cleanly_with_half_a_request_sent(path, tmp_path):
+    """Also while requests are half sent."""
     with serving(path, tmp_path / "log") as server, contextlib.ExitStack() as stack:
         head = _HEAD % 100
         halves = [head[: len(head) // 2], head, head + b'{"image": [', b"POST"]
@@ -425,11 +367,14 @@ def test_a_signal_ends_it_cleanly_with_half_a_request_sent(path, tmp_path):
             client.sendall(half)
         # Until all are being read.
         with httpx.Client(base_url=server.url, **_OPTIONS) as client:
-            report(client)
+            for pixels in images[:7]:
+                client.post("/predict", content=body(pixels))
+            last = report(client)
         start = time.monotonic()
         printed = server.end(signal.SIGTERM)
         assert time.monotonic() - start < 10
-        assert printed["refused"] == {}
+        assert printed["model"] == last["model"]
+        assert (printed["model"]["count"], printed["refused"]) == (7, {})
         for client, half in zip(clients, halves, strict=True):
             answer = client.recv(4096)
             assert answer[:12] == (b"HTTP/1.1 503" if len(half) >= len(head) else b"")
@@ -478,7 +423,6 @@ def test_what_cannot_be_served_ends_it_with_the_reason(server, path, tmp_path):
     ("fun", "example", "message"),
     [
         (lambda x: x[0], np.zeros((8, 8), np.float32), "doesn't return ten probabilities"),
-        (lambda x: x.ravel()[:10], np.zeros((8, 8), np.float32), "doesn't return ten"),
         (lambda x: x * jnp.nan, np.zeros((8, 8), np.float32), "doesn't return ten"),
         (lambda x: x[:10], np.zeros(64, np.float32), r"saved for float32\[64\]"),
     ],

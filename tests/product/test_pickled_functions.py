@@ -158,15 +158,23 @@ def _environment(*paths):
 PARALLEL = """
     import multiprocessing, sys
     import jax.numpy as jnp, numpy as np
+    from eqxjit import filter_jit
     from tests.support import picklable
 
+    @filter_jit
+    def of_main(x, n): return x * n
+
     if __name__ == "__main__":
+        model = picklable.Model(jnp.ones(2) * 3, picklable.decorated)
+        of_main(jnp.ones(2), 1), model.step(jnp.ones(2))
         for method in ("spawn", "forkserver"):
             with multiprocessing.get_context(method).Pool(1) as pool:
                 out, n = pool.apply(picklable.decorated, (np.ones(2),))
                 print(method, out.tolist(), n)
+                print(pool.apply(of_main, (np.ones(2), 3)).tolist())
+                print(pool.apply(model.step, (np.ones(2),)).tolist())
+                print(pool.apply(filter_jit(model), (np.ones(2),))[0].tolist())
         import joblib
-        from eqxjit import filter_jit
 
         @filter_jit
         def local(x): return x * 5
@@ -189,7 +197,7 @@ def test_pools(tmp_path):
     )
     assert made.returncode == 0, made.stderr[-3000:]
     assert made.stdout.splitlines() == [
-        "spawn [2.0, 2.0] 2",
-        "forkserver [2.0, 2.0] 2",
+        *("spawn [2.0, 2.0] 2", "[3.0, 3.0]", "[3.0, 3.0]", "[6.0, 6.0]"),
+        *("forkserver [2.0, 2.0] 2", "[3.0, 3.0]", "[3.0, 3.0]", "[6.0, 6.0]"),
         "[[5.0], [5.0]]",
     ]

@@ -3,12 +3,9 @@
 import asyncio
 import copy
 import gc
-import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
 
 import cloudpickle
 import equinox as eqx
@@ -131,46 +128,6 @@ def test_closures_go_by_value_with_cloudpickle():
         pickle.dumps(local)
 
 
-BY_VALUE = """
-    import sys, cloudpickle, equinox, eqxjit, jax.numpy as jnp
-    filter_jit = {"equinox": equinox, "eqxjit": eqxjit}[sys.argv[1]].filter_jit
-
-    @filter_jit
-    def decorated(x):
-        return x * 2
-
-    def user(x):
-        return decorated(x) + 1
-
-    for _ in range(4):
-        decorated(jnp.ones(2))
-    things = {"function": decorated, "user": user}
-    with open(sys.argv[2], "wb") as file:
-        cloudpickle.dump(things[sys.argv[3]], file)
-"""
-
-LOAD = """
-    import pickle, sys, jax.numpy as jnp
-    with open(sys.argv[1], "rb") as file:
-        thing = pickle.load(file)
-    for _ in range(4):
-        print(thing(jnp.ones(2)).tolist())
-"""
-
-
-# Not a class by value: Equinox registers a Module before cloudpickle fills in its fields.
-@pytest.mark.parametrize("thing", ["function", "user"])
-@pytest.mark.slow
-def test_cloudpickle_by_value(thing, tmp_path):
-    """What a script or a notebook defines goes to a worker that has never seen its source."""
-    path = str(tmp_path / "thing")
-    run(BY_VALUE, "eqxjit", path, thing)
-    result = "[3.0, 3.0]\n" if thing == "user" else "[2.0, 2.0]\n"
-    assert run(LOAD, path) == result * 4
-    run(BY_VALUE, "equinox", path, thing)
-    assert run(LOAD, path) == result * 4
-
-
 # --- Other processes --------------------------------------------------------------------------
 
 
@@ -199,63 +156,6 @@ def test_a_fork_after_warm_up():
         print(picklable.decorated.cache_info().traces)
     """
     assert run(program) == "1\n"
-
-
-@pytest.mark.slow
-def test_a_spawned_pool(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        """
-import multiprocessing
-
-import jax.numpy as jnp
-from tests.support import picklable
-
-import eqxjit
-
-
-@eqxjit.filter_jit
-def of_main(x, n):
-    return x * n, n
-
-
-def call(f, *args):
-    results = [f(*args) for _ in range(4)]
-    return results[-1]
-
-
-if __name__ == "__main__":
-    x = jnp.ones(2)
-    model = picklable.Model(x * 3, picklable.decorated)
-    for _ in range(4):
-        of_main(x, 1), picklable.decorated(x), model.step(x)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        y, n = pool.apply(call, (of_main, x, 3))
-        print(y.tolist(), n)
-        print(pool.apply(of_main, (x, 3))[0].tolist())
-        print(pool.apply(picklable.decorated, (x,))[0].tolist())
-        print(pool.apply(picklable.elsewhere, (x, 5))[0].tolist())
-        print(pool.apply(model.step, (x,)).tolist())
-        print(pool.apply(call, (eqxjit.filter_jit(model), x))[0].tolist())
-"""
-    )
-    result = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.splitlines() == [
-        "[3.0, 3.0] 3",
-        "[3.0, 3.0]",
-        "[2.0, 2.0]",
-        "[5.0, 5.0]",
-        "[3.0, 3.0]",
-        "[6.0, 6.0]",
-    ]
 
 
 # --- The turns of one thread ------------------------------------------------------------------

@@ -17,7 +17,6 @@ import eqxjit
 from tests.runtime.test_nesting import shard_map
 from tests.support import foreign
 from tests.support.inside import blocks
-from tests.support.processes import run
 from tests.support.sides import CALLS, both
 
 X = jnp.arange(1.0, 4.0)
@@ -253,7 +252,7 @@ def _changes(what, warm):
 
 
 @pytest.mark.parametrize("what", ["shape", "dtype", "x64", "precision"])
-@pytest.mark.parametrize("warm", [1, 2, CALLS])
+@pytest.mark.parametrize("warm", [1, CALLS])
 def test_another_program_of_a_warm_entry_is_classed_anew(what, warm):
     f, other = _changes(what, warm)
     assert blocks(f) == [False]
@@ -290,7 +289,7 @@ def test_a_trace_made_inside_a_transformation_is_classed_by_the_first_call_outsi
         assert (blocks(checking), blocks(plain)) == ([True], [False])
 
 
-@pytest.mark.parametrize("warm", [1, 2, CALLS])
+@pytest.mark.parametrize("warm", [1, CALLS])
 def test_a_trace_made_inside_another_is_not_forgotten(warm):
     """JAX keeps it: the first call outside that it serves compiles it, but doesn't trace."""
     f = eqxjit.filter_jit(lambda x: sequential_callback(x) if x.shape == (3,) else x * 2)
@@ -322,27 +321,12 @@ def test_disable_jit_classes_nothing():
 # --- EQX_ON_ERROR -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [("raise", True), ("nan", False), ("off", False), ("breakpoint", True)]
-)
-def test_eqx_on_error_decides_the_class(value, expected):
-    program = """
-        import equinox as eqx, eqxjit, jax.numpy as jnp
-        from tests.support.inside import blocks
-        f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
-        for _ in range(4):
-            f(jnp.ones(2))
-        print(blocks(f))
-    """
-    assert run(program, EQX_ON_ERROR=value) == f"[{expected}]\n"
-
-
 # --- Waiting, as it can be seen ---------------------------------------------------------------
 
 
-def _returns_before_it_is_done(call):
+def _returns_before_it_is_done(call, times=10):
     """Whether a call with much to compute returns before the result is there, at least once."""
-    return any(not call().is_ready() for _ in range(10))
+    return any(not call().is_ready() for _ in range(times))
 
 
 def heavy(x):
@@ -379,7 +363,7 @@ def test_upstream_and_block_wait():
     decorated = eqxjit.filter_jit(block=True)(heavy)
     nested = eqxjit.filter_jit(lambda x: eqxjit.filter_jit(heavy)(x), block=True)
     for f in (theirs, ours, decorated, nested):
-        assert not _returns_before_it_is_done(lambda f=f: f(HEAVY))
+        assert not _returns_before_it_is_done(lambda f=f: f(HEAVY), CALLS)
     assert blocks(ours) == blocks(decorated) == blocks(nested) == [True]
 
 
@@ -437,7 +421,7 @@ class TestForeignCalls:
                 # It was the call that raised, not what came after it.
                 assert returned == []
 
-    @pytest.mark.parametrize("warm", [1, 2, CALLS])
+    @pytest.mark.parametrize("warm", [1, CALLS])
     def test_a_specialised_call_learns_to_wait(self, warm):
         f = eqxjit.filter_jit(lambda x: checked(x) if x.shape == LARGE.shape else x @ x)
         small = jnp.eye(16)
@@ -448,7 +432,7 @@ class TestForeignCalls:
                 f(-LARGE)
             f(small)
 
-    @pytest.mark.parametrize("warm", [1, 2, CALLS])
+    @pytest.mark.parametrize("warm", [1, CALLS])
     def test_a_program_traced_inside_another_is_waited_for_at_once(self, warm):
         f = eqxjit.filter_jit(lambda x: checked(x) if x.shape == LARGE.shape else x @ x)
         jax.jit(f)(LARGE)
@@ -481,27 +465,3 @@ class TestForeignCalls:
             assert compiled(LARGE).is_ready()
             with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
                 compiled(-LARGE)
-
-    def test_another_device(self):
-        program = """
-            import jax, jax.numpy as jnp, eqxjit
-            from tests.support import foreign
-            from tests.runtime.test_asynchronous import CALLS, LARGE, blocks, checked
-            foreign.register()
-            first, second = jax.devices()
-            f = eqxjit.filter_jit(checked)
-            plain = eqxjit.filter_jit(lambda x: x @ x)
-            for device in (first, second, first, second):
-                x = jax.device_put(LARGE, device)
-                for _ in range(CALLS):
-                    assert f(x).is_ready()
-                    plain(x)
-                    try:
-                        f(-x)
-                    except jax.errors.JaxRuntimeError as error:
-                        assert "a negative number" in str(error)
-                    else:
-                        raise AssertionError(device)
-                assert (blocks(f), blocks(plain)) == ([True], [False])
-        """
-        run(program, XLA_FLAGS="--xla_force_host_platform_device_count=2")

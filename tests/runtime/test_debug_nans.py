@@ -99,23 +99,6 @@ def test_arguments_that_were_donated():
             f(deleted)
 
 
-# No closure: JAX tells what refers to a leak, and fails on some closures.
-_leaked: list[jax.Array] = []
-
-
-@both
-def test_checking_leaks(filter_jit):
-    leaks = filter_jit(lambda x: _leaked.append(x) or x)
-    inner = filter_jit(lambda x: x * 2)
-    outer = filter_jit(lambda model, x: inner(x) + model(x))
-    model = eqx.nn.Linear(3, 3, key=jax.random.key(0))
-    with jax.checking_leaks():
-        for _ in range(CALLS):
-            outer(model, GOOD)
-            with pytest.raises(Exception, match="Leaked trace"):
-                leaks(GOOD)
-
-
 @both
 def test_the_reuse_of_a_key(filter_jit):
     twice = filter_jit(lambda key: jax.random.normal(key) + jax.random.uniform(key))

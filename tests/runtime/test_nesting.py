@@ -12,7 +12,6 @@ from jax.sharding import Mesh, PartitionSpec
 import eqxjit
 from tests.support.helpers import assert_same
 from tests.support.hiding import needs
-from tests.support.processes import run
 from tests.support.sides import CALLS, both, since_jax_0_9
 
 try:
@@ -220,20 +219,6 @@ def test_recursion_with_a_static_argument(filter_jit):
 
 
 @both
-def test_recursion_down_a_tree(filter_jit):
-    @filter_jit
-    def total(tree):
-        if isinstance(tree, jax.Array):
-            return tree.sum()
-        return sum(total(subtree) for subtree in tree)
-
-    tree = [jnp.ones(2), [jnp.ones(3), [jnp.ones(4)], []]]
-    for _ in range(CALLS):
-        assert total(tree) == 9
-        assert total(tree[1]) == 7
-
-
-@both
 def test_mutual_recursion(filter_jit):
     @filter_jit
     def even(x, n):
@@ -264,46 +249,6 @@ def test_recursion_into_the_call_in_progress_is_refused(filter_jit):
     depths[:] = [0]
     for x in (1.0, 2.0, 3.0, 4.0):
         assert f(jnp.array(x)) == x
-
-
-@both
-def test_shard_map_over_devices(filter_jit):
-    program = """
-        import sys, equinox, eqxjit, jax, jax.numpy as jnp, numpy as np
-        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-        from tests.runtime.test_nesting import shard_map
-        filter_jit = {"equinox": equinox, "eqxjit": eqxjit}[sys.argv[1]].filter_jit
-
-        mesh = Mesh(np.array(jax.devices()), ("i",))
-        assert mesh.size == 4
-
-        @filter_jit
-        def local(x, n):
-            return jax.lax.psum(x, "i") * n
-
-        @filter_jit
-        def everywhere(x, n):
-            return shard_map(lambda x: local(x, n), mesh=mesh, in_specs=P("i"), out_specs=P("i"))(x)
-
-        x = jnp.arange(8.0)
-        for n in (2, 3) * 4:
-            expected = np.tile(x.reshape(4, 2).sum(0), 4) * n
-            np.testing.assert_array_equal(everywhere(x, n), expected)
-            np.testing.assert_array_equal(jax.grad(lambda x: everywhere(x, n).sum())(x), 4.0 * n)
-
-        @filter_jit
-        def double(x):
-            return x * 2
-
-        sharded = jax.device_put(x, NamedSharding(mesh, P("i")))
-        replicated = jax.device_put(x, NamedSharding(mesh, P()))
-        for _ in range(4):
-            assert double(sharded).sharding == sharded.sharding
-            assert double(replicated).sharding == replicated.sharding
-            assert double(x).devices() == x.devices()
-    """
-    name = filter_jit.__module__.partition(".")[0]
-    run(program, name, XLA_FLAGS="--xla_force_host_platform_device_count=4")
 
 
 # --- Contexts ---------------------------------------------------------------------------------
@@ -402,21 +347,6 @@ def test_checking_leaks_finds_a_leak_and_nothing_else(filter_jit):
 
 
 @both
-def test_debug_nans_names_the_nan(filter_jit):
-    @filter_jit
-    def root(x, n):
-        return jnp.sqrt(x) * n
-
-    positive, negative = jnp.array([1.0, 4.0]), jnp.array([-1.0, 4.0])
-    for _ in range(CALLS):
-        with jax.debug_nans(True):
-            assert_same(root(positive, 2), jnp.array([2.0, 4.0]))
-            with pytest.raises(FloatingPointError, match="nan"):
-                root(negative, 2)
-        assert jnp.isnan(root(negative, 2)[0])
-
-
-@both
 def test_enable_x64_switched_between_calls(filter_jit):
     @filter_jit
     def f(x, n):
@@ -431,47 +361,6 @@ def test_enable_x64_switched_between_calls(filter_jit):
         assert {double["sum"].dtype, double["new"].dtype} == {jnp.dtype("float64")}
         np.testing.assert_allclose(double["sum"], numbers.sum() * 3, rtol=1e-15)
         _assert_close(single["sum"], np.float32(double["sum"]))
-
-
-@both
-def test_matmul_precision_switched_between_calls(filter_jit):
-    seen = []
-
-    @filter_jit
-    def f(x):
-        seen.append(jax.config.jax_default_matmul_precision)
-        return x @ x
-
-    for _ in range(CALLS):
-        f(jnp.eye(2))
-        with jax.default_matmul_precision("float32"):
-            f(jnp.eye(2))
-    assert seen == [None, "float32"]
-
-
-@both
-def test_default_device_switched_between_calls(filter_jit):
-    program = """
-        import sys, equinox, eqxjit, jax, jax.numpy as jnp, numpy as np
-        filter_jit = {"equinox": equinox, "eqxjit": eqxjit}[sys.argv[1]].filter_jit
-        first, second = jax.devices()
-
-        @filter_jit
-        def f(x, n):
-            return x * n, jnp.arange(3)
-
-        for _ in range(5):
-            for device in (first, second, None):
-                with jax.default_device(device):
-                    outputs = f(np.ones(2, np.float32), 2)
-                where = {output.devices().pop() for output in outputs}
-                assert where == {device or first}, (where, device)
-        committed = jax.device_put(np.ones(2, np.float32), second)
-        for _ in range(5):
-            assert f(committed, 2)[0].devices() == {second}
-    """
-    name = filter_jit.__module__.partition(".")[0]
-    run(program, name, XLA_FLAGS="--xla_force_host_platform_device_count=2")
 
 
 # --- Cleared caches ---------------------------------------------------------------------------

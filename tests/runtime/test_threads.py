@@ -1,9 +1,7 @@
 """Eight threads at once: no wrong result, no foreign exception, no process-global state touched."""
 
-import collections
 import contextlib
 import gc
-import itertools
 import logging
 import os
 import sys
@@ -18,9 +16,6 @@ import numpy as np
 import pytest
 
 import eqxjit
-from eqxjit._core import function
-from eqxjit._lock import Weak
-from tests.support import inside
 from tests.support.models import Scaled
 from tests.support.sides import CALLS, both
 
@@ -78,16 +73,6 @@ def test_one_wrapper_and_many_structures(filter_jit):
             np.testing.assert_array_equal(out["y"], X * x * scale * n)
             assert out["n"] == n
             assert out["model"].scale == scale
-
-    race(work)
-
-
-@both
-def test_different_wrappers(filter_jit):
-    def work(i):
-        f = filter_jit(lambda model, x: model(x) + i)
-        for step in range(15):
-            np.testing.assert_array_equal(f(Scaled(X, step % 3), X), X * X * (step % 3) + i)
 
     race(work)
 
@@ -299,38 +284,6 @@ def test_racing_structures_become_one_entry_each():
     assert f.cache_info().entries == 6
 
 
-def test_a_wrapper_keeps_the_caches_that_it_has_found(monkeypatch):
-    """Also while another thread looks for them, and Equinox's are cleared in between."""
-    f = eqxjit.filter_jit(lambda x, n: x * n)
-    find = function.table_of
-
-    def find_too_late(*of):
-        monkeypatch.setattr(function, "table_of", find)
-        race(lambda i: f(X, i), threads=2)
-        eqx.clear_caches()
-        return find(*of)
-
-    monkeypatch.setattr(function, "table_of", find_too_late)
-    f(X, 2)
-    assert f.cache_info()[:2] == (3, 3)
-
-
-def test_a_trace_ends_where_it_was_begun():
-    """Also if the function has got other traces to go on with meanwhile."""
-    other = eqxjit.filter_jit(lambda x: x)
-
-    def g(x):
-        inside.table(f).counter = inside.table(other).counter
-        return x + 1
-
-    f = eqxjit.filter_jit(g)
-    own = inside.table(f).counter
-    other(X)
-    f(X)
-    assert (own.n_traces, len(own.hook.traces)) == (1, 1)
-    assert len(other.traces()) == 1
-
-
 @pytest.mark.parametrize("clear", ["clear_cache", "jax", "equinox"])
 def test_caches_cleared_in_between(clear):
     f = eqxjit.filter_jit(lambda x, n: {"y": x * n, "n": n})
@@ -450,52 +403,3 @@ def test_a_call_in_progress_changes_no_global_state(donate):
             changed[filter_jit].append([now != before for now in seen])
     assert changed[eqx.filter_jit] == [[True]] * CALLS
     assert changed[eqxjit.filter_jit] == [[False]] * CALLS
-
-
-@pytest.mark.parametrize("donate", ["none", "all"])
-@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-def test_warm_calls_change_no_global_state_as_another_thread_sees_it(donate):
-    f = eqxjit.filter_jit(lambda model, x, n: (model(x) * n, n), donate=donate)
-
-    def call():
-        return f(Scaled(X + 0, 2), X + 0, 3)
-
-    for _ in range(CALLS):
-        call()
-    states = collections.Counter()
-    done = threading.Event()
-
-    def work(i):
-        if i:
-            try:
-                for n in itertools.count():
-                    call()
-                    # They may all be made before the other thread runs at all.
-                    if n > 300 and sum(states.values()) > 10:
-                        break
-            finally:
-                done.set()
-        else:
-            while not done.is_set():
-                states[str(_state())] += 1
-
-    race(work, threads=2)
-    assert sum(states.values()) > 10
-    assert len(states) == 1
-
-
-def test_what_is_alive_is_found_while_others_are_added():
-    weak, objects = Weak(), [threading.Event() for _ in range(2_000)]
-    first = objects[:10]
-    for each in first:
-        weak.add(each)
-
-    def work(i):
-        if i % 2:
-            for each in objects[i::8]:
-                weak.add(each)
-            return True
-        return all({*map(id, first)} <= {*map(id, weak.alive())} for _ in range(200))
-
-    assert all(race(work, 8))
-    assert len(weak) == len({*map(id, [*first, *(e for i in (1, 3, 5, 7) for e in objects[i::8])])})

@@ -188,22 +188,6 @@ def test_a_large_array_inside_the_function_is_not_copied():
     assert allocated_by(lambda: f(jnp.ones(()))) < _LARGE
 
 
-def recorded(inputs, leaves):
-    """What a jitted function is given, and whether the call waits for its output."""
-    given, waited = [], []
-    inputs.call(lambda *arrays: given.extend(arrays), leaves, waited.append)
-    return given, bool(waited)
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.int8, np.bool_, np.ones])
-def test_arrays_of_numpy_take_the_specialised_call(kind):
-    f = eqxjit.filter_jit(lambda xs: [x + 1 for x in xs])
-    xs = [kind(i) for i in range(6)]
-    for _ in range(CALLS):
-        out = f(xs)
-    jax.tree.map(np.testing.assert_array_equal, out, [x + 1 for x in map(jnp.asarray, xs)])
-
-
 def test_a_later_trace_of_a_structure_may_read_more():
     """An array that the first program doesn't read is copied for another program that does."""
 

@@ -552,40 +552,6 @@ def test_the_key_of_plain_modules_refers_to_nothing():
 # --- Keys of dicts ----------------------------------------------------------------------------
 
 
-class _Hashed:
-    """A key with an `==` of its own."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def __eq__(self, other):
-        return type(other) is _Hashed and self.value == other.value
-
-    def __hash__(self):
-        return hash(self.value)
-
-
-_KEYS = [
-    lambda: [(1, "a"), (2, "b")],
-    lambda: [(2, "b"), (1, "a")],
-    lambda: [(True, "a"), (2, "b")],
-    lambda: [(1.0, "a"), (2, "b")],
-    lambda: [(1, "a"), (2, "c")],
-    lambda: [(1, "a"), 2],
-    lambda: [(1, "a"), ((2, "b"),)],
-    lambda: [((1,), "a"), ((2,), "b")],
-    lambda: [((True,), "a"), ((2,), "b")],
-    lambda: [(0.0, "a"), (2, "b")],
-    lambda: [(-0.0, "a"), (2, "b")],
-    lambda: [1, 2.5],
-    lambda: [True, 2.5],
-    lambda: [_Hashed(1), _Hashed(2)],
-    lambda: [_Hashed(True), _Hashed(2)],
-    lambda: [frozenset({1}), frozenset({2})],
-    lambda: [frozenset({True}), frozenset({2})],
-]
-
-
 class Tagged(tuple):
     """Has an `==` of its own, which looks at more than the items."""
 

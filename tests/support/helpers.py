@@ -3,47 +3,18 @@
 import functools
 import math
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
-import pytest
 from jax.tree_util import keystr, tree_flatten_with_path, tree_structure
 
 import eqxjit
-from tests.support.hiding import needs
-from tests.support.places import OUR_FILES
 from tests.support.sides import CALLS
 
 SPECIALIZING = os.environ.get("EQXJIT_SPECIALIZE") != "0"
-
-#: Marks of a module's tests: of calls that the native back end makes alone.
-OF_FRAMELESS_CALLS = [
-    needs("jax._src.pjit", why="no call of JAX's is known by its frame"),
-    pytest.mark.skipif(
-        not eqxjit.native_enabled() or not SPECIALIZING,
-        reason="nothing is specialised, or not natively",
-    ),
-]
-
-
-def our_frames(call: Callable[[], Any]) -> list[str]:
-    """The functions of ours whose frames a call makes."""
-    names: list[str] = []
-
-    def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(OUR_FILES):
-            names.append(frame.f_code.co_name)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return names
 
 
 class Counted:

@@ -24,10 +24,6 @@ def needs(*modules: str, why: str):
     return pytest.mark.skipif(HIDDEN in modules, reason=f"{HIDDEN} is gone: {why}")
 
 
-#: Marks tests of Modules whose fields are guarded one by one.
-reads_fields = needs("equinox._module._flatten", why="Modules are read through the registry")
-
-
 def is_private(name: str) -> bool:
     """Whether a name of JAX or Equinox, with the modules before it, isn't for others to use."""
     return name.startswith("jaxlib.") or bool(re.match(r"(jax|equinox)\..*?\b_(?!_)", name))

@@ -33,210 +33,82 @@ def _raise(kind=RuntimeError):
     raise kind("hostile")
 
 
-class EqRaises(Numbered):
-    def __eq__(self, other):
-        _raise()
-
-    __hash__ = object.__hash__
+def _kind(name, base=Numbered, **members):
+    return type(name, (base,), {"__module__": __name__, **members})
 
 
-class EqRaisesAndHashCollides(EqRaises):
-    def __hash__(self):
-        return 1
+def _raising(kind=RuntimeError):
+    return lambda *_: _raise(kind)
 
 
-class EqReturnsArray(Numbered):
-    def __eq__(self, other):
-        return jnp.array([True, False])
-
-    def __hash__(self):
-        return 1
+def _one(self):
+    return 1
 
 
-class EqReturnsNothing(Numbered):
-    def __eq__(self, other):
-        return None
-
-    def __hash__(self):
-        return 1
-
-
-class EqReturnsUntestable(Numbered):
-    def __eq__(self, other):
-        return BoolRaises(1)
-
-    def __hash__(self):
-        return 1
-
-
-class EqIsNeverTrue(Numbered):
-    """Not even of itself, like NaN."""
-
-    def __eq__(self, other):
-        return False
-
-    def __hash__(self):
-        return 1
-
-
-class EqIsAlwaysTrue(Numbered):
-    def __eq__(self, other):
-        return True
-
-    def __hash__(self):
-        return 1
-
-
-class EqAlternates(Numbered):
-    """Raises every other time."""
-
+def _in_turn(one, other):
+    """Does the one and the other in turn."""
     turns = itertools.count()
-
-    def __eq__(self, other):
-        if next(self.turns) % 2:
-            _raise()
-        return type(other) is EqAlternates and number_of(self) == number_of(other)
-
-    def __hash__(self):
-        return 1
+    return lambda *args: (other if next(turns) % 2 else one)(*args)
 
 
-class EqRecurs(Numbered):
-    def __eq__(self, other):
-        return self == other
-
-    def __hash__(self):
-        return 1
+def _same_number(self, other):
+    return type(other) is type(self) and number_of(self) == number_of(other)
 
 
-class EqOfAnotherType(Numbered):
-    """Equal to the plain number, with its hash."""
-
-    def __eq__(self, other):
-        return number_of(self) == (number_of(other) if isinstance(other, Numbered) else other)
-
-    def __hash__(self):
-        return hash(number_of(self))
+def _equals_its_number(self, other):
+    return number_of(self) == (number_of(other) if isinstance(other, Numbered) else other)
 
 
-class HashRaises(Numbered):
-    def __hash__(self):
-        _raise()
+_array = jnp.array([True, False])
+_count = itertools.count()
 
+EqRaises = _kind("EqRaises", __eq__=_raising(), __hash__=object.__hash__)
+#: Raises every other time.
+EqAlternates = _kind("EqAlternates", __eq__=_in_turn(_same_number, _raising()), __hash__=_one)
+EqIsAlwaysTrue = _kind("EqIsAlwaysTrue", __eq__=lambda *_: True, __hash__=_one)
+BoolRaises = _kind("BoolRaises", __bool__=_raising())
+HashAndEqRaise = _kind("HashAndEqRaise", __eq__=_raising(), __hash__=_raising())
+GetattributeRaises = _kind("GetattributeRaises", __getattribute__=_raising())
+GetattributeRaisesAttributeError = _kind(
+    "GetattributeRaisesAttributeError", __getattribute__=_raising(AttributeError)
+)
+ClassRaises = _kind("ClassRaises", __class__=property(_raising()))
 
-class HashAndEqRaise(EqRaises):
-    def __hash__(self):
-        _raise()
-
-
-class HashChanges(Numbered):
-    turns = itertools.count()
-
-    def __eq__(self, other):
-        return type(other) is HashChanges and number_of(self) == number_of(other)
-
-    def __hash__(self):
-        return next(self.turns)
-
-
-class HashIsNoNumber(Numbered):
-    def __hash__(self):
-        return "hash"  # type: ignore[return-value]
-
-
-class Unhashable(Numbered):
-    __hash__ = None  # type: ignore[assignment]
-
-
-class GetattributeRaises(Numbered):
-    def __getattribute__(self, name):
-        _raise()
-
-
-class GetattributeRaisesAttributeError(Numbered):
-    def __getattribute__(self, name):
-        _raise(AttributeError)
-
-
-class GetattrAnswersAnything(Numbered):
-    def __getattr__(self, name):
-        return lambda *args, **kwargs: self
-
-
-class ClassIsAnArray(Numbered):
-    __class__ = jax.Array  # type: ignore[assignment]
-
-
-class ClassIsANumpyArray(Numbered):
-    __class__ = np.ndarray  # type: ignore[assignment]
-
-
-class ClassIsAModule(Numbered):
-    __class__ = eqx.Module  # type: ignore[assignment]
-
-
-class ClassIsATuple(Numbered):
-    __class__ = tuple  # type: ignore[assignment]
-
-
-class ClassIsADict(Numbered):
-    __class__ = dict  # type: ignore[assignment]
-
-
-class ClassRaises(Numbered):
-    @property
-    def __class__(self):
-        _raise()
-
-
-class DictRaises(Numbered):
-    @property
-    def __dict__(self):
-        _raise()
-
-
-class DictIsNone(Numbered):
-    __dict__ = None  # type: ignore[assignment]
-
-
-class ReprRaises(Numbered):
-    def __repr__(self):
-        _raise()
-
-
-class ReprRaisesAndUnhashable(ReprRaises):
-    __hash__ = None  # type: ignore[assignment]
-
-
-class BoolRaises(Numbered):
-    def __bool__(self):
-        _raise()
-
-
-class LenAndIterRaise(Numbered):
-    def __len__(self):
-        _raise()
-
-    def __iter__(self):
-        _raise()
-
-
-class IterIsEndless(Numbered):
-    def __iter__(self):
-        return itertools.repeat(self)
-
-    def __len__(self):
-        return 2**40
-
-
-class ArrayProtocol(Numbered):
-    """Not an array to Equinox, though NumPy would make one of it."""
-
-    def __array__(self, dtype=None, copy=None):
-        return np.ones(3, dtype)
-
-    def __jax_array__(self):
-        return jnp.ones(3)
+_OTHERS = [
+    _kind("EqRaisesAndHashCollides", __eq__=_raising(), __hash__=_one),
+    _kind("EqReturnsArray", __eq__=lambda *_: _array, __hash__=_one),
+    _kind("EqReturnsNothing", __eq__=lambda *_: None, __hash__=_one),
+    _kind("EqReturnsUntestable", __eq__=lambda *_: BoolRaises(1), __hash__=_one),
+    # Not even of itself, like NaN.
+    _kind("EqIsNeverTrue", __eq__=lambda *_: False, __hash__=_one),
+    _kind("EqRecurs", __eq__=lambda self, other: self == other, __hash__=_one),
+    # Equal to the plain number, with its hash.
+    _kind(
+        "EqOfAnotherType", __eq__=_equals_its_number, __hash__=lambda self: hash(number_of(self))
+    ),
+    _kind("HashRaises", __hash__=_raising()),
+    _kind("HashChanges", __eq__=_same_number, __hash__=lambda self: next(_count)),
+    _kind("HashIsNoNumber", __hash__=lambda self: "hash"),
+    _kind("Unhashable", __hash__=None),
+    _kind("GetattrAnswersAnything", __getattr__=lambda self, name: lambda *_, **__: self),
+    _kind("ClassIsAnArray", __class__=jax.Array),
+    _kind("ClassIsANumpyArray", __class__=np.ndarray),
+    _kind("ClassIsAModule", __class__=eqx.Module),
+    _kind("ClassIsATuple", __class__=tuple),
+    _kind("ClassIsADict", __class__=dict),
+    _kind("DictRaises", __dict__=property(_raising())),
+    _kind("DictIsNone", __dict__=None),
+    _kind("ReprRaises", __repr__=_raising()),
+    _kind("ReprRaisesAndUnhashable", __repr__=_raising(), __hash__=None),
+    _kind("LenAndIterRaise", __len__=_raising(), __iter__=_raising()),
+    _kind("IterIsEndless", __iter__=itertools.repeat, __len__=lambda self: 2**40),
+    # Not an array to Equinox, though NumPy would make one of it.
+    _kind(
+        "ArrayProtocol",
+        __array__=lambda self, dtype=None, copy=None: np.ones(3, dtype),
+        __jax_array__=lambda self: jnp.ones(3),
+    ),
+]
 
 
 class WithoutWeakReferences:
@@ -325,45 +197,10 @@ class Colour(enum.Enum):
 
 
 VALUES = [
-    EqRaises,
-    EqRaisesAndHashCollides,
-    EqReturnsArray,
-    EqReturnsNothing,
-    EqReturnsUntestable,
-    EqIsNeverTrue,
-    EqIsAlwaysTrue,
-    EqAlternates,
-    EqRecurs,
-    EqOfAnotherType,
-    HashRaises,
-    HashAndEqRaise,
-    HashChanges,
-    HashIsNoNumber,
-    Unhashable,
-    GetattributeRaises,
-    GetattributeRaisesAttributeError,
-    GetattrAnswersAnything,
-    ClassIsAnArray,
-    ClassIsANumpyArray,
-    ClassIsAModule,
-    ClassIsATuple,
-    ClassIsADict,
-    ClassRaises,
-    DictRaises,
-    DictIsNone,
-    ReprRaises,
-    ReprRaisesAndUnhashable,
-    BoolRaises,
-    LenAndIterRaise,
-    IterIsEndless,
-    ArrayProtocol,
-    WithoutWeakReferences,
-    IntOfItsOwn,
-    FloatThatLies,
-    TupleOfItsOwn,
-    WithHostileMetaclass,
-    NamelessClass,
-    Colour,
+    *(EqRaises, EqAlternates, EqIsAlwaysTrue, HashAndEqRaise, BoolRaises, ClassRaises),
+    *(GetattributeRaises, GetattributeRaisesAttributeError, *_OTHERS),
+    *(WithoutWeakReferences, IntOfItsOwn, FloatThatLies, TupleOfItsOwn),
+    *(WithHostileMetaclass, NamelessClass, Colour),
 ]
 
 #: Those whose `==` calls different ones equal: which number counts is then anyone's guess.

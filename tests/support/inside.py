@@ -3,13 +3,11 @@
 Beside this, a test may import the unit that it tests, and use what of it has no underscore.
 """
 
-import collections
 from typing import Any
 
 import pytest
 
 from eqxjit import _compat
-from eqxjit._core import slow as _slow
 from eqxjit._core import table as _table
 from eqxjit._deploy import install as _install
 from eqxjit._deploy import load as _load
@@ -38,11 +36,6 @@ def n_fast(wrapper: Any) -> int:
     return len(table(wrapper).fasts)
 
 
-def trial_order(wrapper: Any) -> list[Any]:
-    """The entries whose fast paths a wrapper tries, in turn."""
-    return [fast.entry for fast in table(wrapper).fasts]
-
-
 def blocks(wrapper: Any) -> list[bool]:
     """Whether the programs of each structure are waited for: all must be classified."""
     assert not any(entry.pending for entry in entries(wrapper))
@@ -63,11 +56,6 @@ def in_progress(wrapper: Any) -> int:
 # --- Settings ---------------------------------------------------------------------------------
 
 
-def specialize_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave all calls to the slow path, as `EQXJIT_SPECIALIZE=0` does."""
-    monkeypatch.setattr(_slow, "HAS_FAST_PATHS", False)
-
-
 def set_platform(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     """Make it seem that JAX runs on another platform, as its exported programs call it."""
     monkeypatch.setattr(_load, "default_export_platform", lambda: platform)
@@ -86,13 +74,6 @@ def set_deserialiser(monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
 def forget_storms() -> None:
     """Note no trace so far as the beginning of a storm."""
     _history.definition_at.cache_clear()
-
-
-def bound_iterators(monkeypatch: pytest.MonkeyPatch, many: int) -> collections.OrderedDict:
-    """Remember so many iterators that were logged; return them."""
-    monkeypatch.setattr(_history, "_MAX_LOGGED", many)
-    monkeypatch.setattr(_history, "_logged", collections.OrderedDict())
-    return _history._logged
 
 
 def set_seconds(report: Any, seconds: Any) -> None:
@@ -128,10 +109,3 @@ def assert_nothing_installed() -> None:
     assert _install._replaced == []
     assert _install._methods == {}
     assert not _install._installations
-
-
-def count_descriptions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """List the calls that are described from here on."""
-    described, original = [], _history.describe
-    monkeypatch.setattr(_history, "describe", lambda *a: described.append(a) or original(*a))
-    return described
