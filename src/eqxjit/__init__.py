@@ -11,7 +11,7 @@ from ._core.counter import TooManyTracesError
 from ._core.counter import install as _install_hook
 from ._core.donation import _Pattern
 from ._core.options import Options as _Options
-from ._core.staging import currently_jitting
+from ._core.traced import currently_jitting
 from ._core.wrapper import (
     _blank,
     _found_or_blank,

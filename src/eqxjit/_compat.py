@@ -280,26 +280,69 @@ except ImportError:
 # --- Lowered programs -------------------------------------------------------------------------
 
 
-def lowered_operations(module: Any) -> list[tuple[str, str]] | None:
-    """Return the name of each operation in a lowered program and, for a custom call, its target.
+# Custom calls that JAX emits itself and that report trouble by NaNs or not at all. A target that
+# isn't listed here counts as a foreign call: waiting in vain is slow, not waiting loses an error.
+_HARMLESS_TARGETS = frozenset(
+    {
+        "Sharding",
+        "SPMDFullToShardShape",
+        "SPMDShardToFullShape",
+        "LayoutConstraint",
+        "AllocateBuffer",
+        "ApproxTopK",
+        "TopK",
+        "mhlo.topk",
+        "mhlo.erf",
+        "Qr",
+        "ProductOfElementaryHouseholderReflectors",
+        "annotate_device_placement",
+        "xla.sdy.FuncResultSharding",
+        "xla.sdy.GlobalToLocalShape",
+        "xla.sdy.LocalToGlobalShape",
+    }
+)
+_HARMLESS_PREFIXES = (
+    "lapack_",
+    "cusolver_",
+    "cublas_",
+    "cusparse_",
+    "cu_",
+    "hipsolver_",
+    "hipblas_",
+    "__cublas",
+    "__cudnn",
+    "mhlo.",
+    "chlo.",
+    "stablehlo.",
+)
+# How a TPU talks to its host in the middle of a program.
+_HOST_TRANSFERS = frozenset({"stablehlo.send", "stablehlo.recv", "stablehlo.outfeed"})
 
-    None where JAX no longer lowers to a module that can be walked.
+
+def may_raise(module: Any) -> bool:
+    """Return whether a StableHLO program can raise once it runs; True if that is unclear.
+
+    Only host callbacks and foreign calls can. The lowered module shows them all, also those that a
+    primitive hides from the jaxpr (lineax's solve, Equinox's `noinline`).
     """
-    found: list[tuple[str, str]] = []
     # Not `walk`, which turns an interrupt in what it calls into another error.
     pending: list[Any] = [module]
     try:
         while pending:
             operation = pending.pop().operation
-            name = operation.name
-            is_call = name == "stablehlo.custom_call"
-            found.append((name, operation.attributes["call_target_name"].value if is_call else ""))
+            if operation.name in _HOST_TRANSFERS:
+                return True
+            if operation.name == "stablehlo.custom_call":
+                target = operation.attributes["call_target_name"].value
+                if target not in _HARMLESS_TARGETS and not target.startswith(_HARMLESS_PREFIXES):
+                    return True
             for region in operation.regions:
                 for block in region.blocks:
                     pending.extend(block.operations)
     except (AttributeError, KeyError, TypeError):
-        return None
-    return found
+        # JAX no longer lowers to a module that can be walked.
+        return True
+    return False
 
 
 def jaxpr_lowered_in(frame: FrameType) -> Any:

@@ -1,11 +1,17 @@
-"""Tells what the user's code raises from what interrupts it.
+"""What holds wherever a signal handler, another thread or a fork comes in between.
 
 A signal handler, or another thread, may raise wherever Python runs. Who catches what the user's
-code raises asks here whether that is raised again: an interruption isn't, and goes on its way.
+code raises asks here whether that is raised again: an interruption isn't, and goes on its way. A
+lock isn't left locked by either; and, without one, a set of what is alive takes additions by other
+threads.
 """
 
+import functools
+import os
+import threading
+import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -43,3 +49,95 @@ def unless_it_raises(action: Callable[[], T], otherwise: T) -> T:
     except Exception as error:
         raise_if_interruption(error, action)
         return otherwise
+
+
+# --- Locks, and sets of what is alive -------------------------------------------------------------
+
+_WITH = ("__enter__", "__exit__")
+
+
+class _Held:
+    """A context manager without a frame of its own, and without a call that hooks are told of.
+
+    A hook may raise, and then what was to be called isn't: a lock would stay locked. `with` calls
+    what these slots hold, and hooks aren't told of a `partial`.
+    """
+
+    __slots__ = _WITH
+
+    def __init__(self, *with_: Callable[..., Any]):
+        for name, function in zip(_WITH, with_, strict=True):
+            setattr(self, name, functools.partial(function))
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> bool: ...
+
+        def __exit__(self, *_: object) -> None: ...
+
+
+class Lock(_Held):
+    """A lock for `with`: re-entrant, as garbage collection and signal handlers may come anywhere.
+
+    - `attempt`: for `with` as well, but doesn't wait: it gives False if another thread has the
+        lock, and then raises a `RuntimeError` at its end.
+    """
+
+    __slots__ = ("__weakref__", "attempt")
+
+    def __init__(self) -> None:
+        self.renew()
+        _locks.add(self)
+
+    def renew(self) -> None:
+        """Forget who has the lock; who is within its `with` releases the old one."""
+        lock = threading.RLock()
+        super().__init__(lock.__enter__, lock.__exit__)
+        self.attempt = _Held(functools.partial(lock.acquire, blocking=False), lock.__exit__)
+
+
+class Weak(Generic[T]):
+    """A set of objects, by identity, each as long as it lives.
+
+    Unlike a `WeakSet` it runs no Python when one dies: an exception of a signal handler, raised
+    there, would go nowhere.
+    """
+
+    __slots__ = ("_refs",)
+
+    def __init__(self) -> None:
+        self._refs: set[weakref.ref[T]] = set()
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def add(self, value: T) -> None:
+        """Add an object."""
+        self._refs.add(weakref.ref(value, self._refs.discard))
+
+    def discard(self, value: T) -> None:
+        """Remove an object, if it is there."""
+        self._refs.discard(weakref.ref(value))
+
+    def alive(self) -> list[T]:
+        """Return the objects, to which another thread may add at any moment."""
+        # The copy is made in one step.
+        values = []
+        for ref in self._refs.copy():
+            value = ref()
+            if value is not None:
+                values.append(value)
+        return values
+
+
+_locks: Weak[Lock] = Weak()
+
+
+def _renew_locks() -> None:
+    for lock in _locks.alive():
+        lock.renew()
+
+
+# A thread that has one isn't there in the child of a fork, where none would release it.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

@@ -3,7 +3,7 @@
 Most of these are made by a function or a method of the same page of the API; none need be called.
 """
 
-from ._code.call_site import CallSite
+from ._code.place import CallSite
 from ._core.ahead import CompileCost, Compiled, Lowered
 from ._core.table import CacheInfo
 from ._core.wrapper import BoundJitFunction, JitFunction

@@ -36,7 +36,7 @@ def test_what_is_the_users(monkeypatch):
         "/home/me/a\0b.py",
     ):
         assert is_users(filename)
-    for module in ("builtins", "json", "functools", "jax.numpy", "eqxjit._lock", "sys"):
+    for module in ("builtins", "json", "functools", "jax.numpy", "eqxjit._interruptions", "sys"):
         assert not is_users_module(module)
     for module in (__name__, "__main__", "of nobody", None):
         assert is_users_module(module) == (module is not None)

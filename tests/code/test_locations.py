@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from eqxjit._code.call_site import CallSite, location
+from eqxjit._code.place import CallSite, location
 from tests.support.places import make_site_packages
 from tests.support.processes import run
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks")
 ALL_LOCKED = """
     import gc, os, signal, threading, warnings, jax.numpy as jnp
     import eqxjit
-    from eqxjit._lock import Lock
+    from eqxjit._interruptions import Lock
 
     warnings.simplefilter("ignore")  # JAX warns of the fork.
     f = eqxjit.filter_jit(lambda x: x + 1)
@@ -50,7 +50,7 @@ ALL_LOCKED = """
 # The thread that forks has the lock itself: it goes on in the child.
 LOCKED_BY_THE_FORK = """
     import os, signal, threading
-    from eqxjit._lock import Lock
+    from eqxjit._interruptions import Lock
 
     lock = Lock()
     with lock:

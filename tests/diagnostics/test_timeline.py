@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from eqxjit._code.html import table as html_table
+from eqxjit._code.text import table as html_table
 from eqxjit._diagnostics import report as report_module
 from eqxjit._diagnostics import timeline
 

@@ -17,7 +17,6 @@ LAYERS = [
         "_native",
         "_interruptions",
         "_compat",
-        "_lock",
         "_code",
         "_spec",
         "_fast",

@@ -1,6 +1,12 @@
-"""Short texts: for values of the user's, whatever their `repr` does, for arrays and for numbers."""
+"""Texts that users read: short ones of values, arrays and numbers, and tables in HTML.
 
-from collections.abc import Iterable
+JupyterLab drops style sheets, and positions, from notebooks that came from elsewhere. So all style
+is inline, and of what it keeps.
+"""
+
+import html
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .._interruptions import raise_if_interruption
@@ -38,3 +44,54 @@ def times(count: int) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a number of things, in words."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+# --- HTML, on a light or a dark ground ------------------------------------------------------------
+
+_CELL = "padding:2px 12px 2px 0;vertical-align:top;border-bottom:1px solid rgba(128,128,128,0.3)"
+_NUMBER = re.compile(r"[\d.,e+-]*%?")
+
+
+def escape(text: object) -> str:
+    """Return text as HTML, quotes included."""
+    return html.escape(str(text))
+
+
+def block(*parts: str) -> str:
+    """Return parts as one block."""
+    style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4"
+    return f'<div class="eqxjit" style="{style}">{"".join(parts)}</div>'
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table, which scrolls where it is too wide; numbers are aligned to the right."""
+    rows = [[_shown(cell) for cell in row] for row in rows]
+    is_number = [
+        any(row[i] for row in rows) and all(_NUMBER.fullmatch(row[i]) for row in rows)
+        for i in range(len(headings))
+    ]
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        aligned = ["right" if number else "left" for number in is_number]
+        return "".join(
+            [
+                f'<{tag} style="text-align:{align};{_CELL}">{cell}</{tag}>'
+                for align, cell in zip(aligned, cells, strict=True)
+            ]
+        )
+
+    body = "".join([f"<tr>{line('td', row)}</tr>" for row in rows])
+    head = line("th", [escape(heading) for heading in headings])
+    return (
+        '<div style="overflow-x:auto"><table class="eqxjit" '
+        'style="border-collapse:collapse;margin:6px 0">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _shown(cell: object) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.3g}"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return escape(cell).replace("\n", "<br>")

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._compat import call_directly
+from .._compat import call_directly, may_raise
 from .._fast.make import fast_path, link
 from .._interruptions import unless_it_raises
 from .calls import Call, make
-from .effects import may_raise
 from .entry import Entry, Output, wait_for
 from .errors import raise_for_shapes
 from .events import OpenTrace, reopened

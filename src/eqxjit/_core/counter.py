@@ -7,10 +7,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .._code.call_site import call_site
-from .._code.place import Place
+from .._code.place import Place, call_site
 from .._code.text import times
-from .._lock import Lock, Weak
+from .._interruptions import Lock, Weak
 
 _MAX_LISTED = 32
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from .._compat import native_back_end, wrapped_by_tracer
-from .._lock import Weak
+from .._interruptions import Weak
 from .._spec.static import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
 from .options import Options

@@ -14,11 +14,10 @@ from typing import Any, Protocol
 
 import jax
 
-from .._compat import inputs_read_in, is_staging, jaxpr_lowered_in, module_compiled_in
-from .._lock import Weak
+from .._compat import inputs_read_in, is_staging, jaxpr_lowered_in, may_raise, module_compiled_in
+from .._interruptions import Weak
 from .calls import Call, in_flight
 from .donation import hide_donation_warning
-from .effects import may_raise
 
 TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
 _PHASES = {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .._code.place import Place, place_of
 from .._compat import MISSING
 from .._fast.signature import Signature
-from .._lock import Lock
+from .._interruptions import Lock
 from .._spec.tree import Spec, combine, count_arrays, split
 from .errors import not_callable, raise_for_arguments
 from .options import Options

@@ -11,13 +11,13 @@ from typing import Any, cast
 import jax
 from jax.tree_util import tree_map
 
-from .._code.tracebacks import trimming
+from .._code.tracebacks import trim, trimming
+from .._compat import may_raise
 from .._fast.make import fast_path, link, set_up
 from .._fast.source import TooLarge, write
 from .._interruptions import raise_if_interruption
 from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
 from .calls import Call, make
-from .effects import may_raise
 from .entry import Entry, Output, arrays_of, out_of, wait_for
 from .errors import call_error, note_tracers, raise_for_arguments
 from .events import close_trace
@@ -58,14 +58,20 @@ class Caller:
     def first_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call, and have the fast paths of the function tried from now on."""
         __tracebackhide__ = True
-        with trimming:
+        try:
             return self.link()(*args, **kwargs)
+        except BaseException:
+            trim()
+            raise
 
     def slow_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call, where no fast path matches."""
         __tracebackhide__ = True
-        with trimming:
+        try:
             return self.bind(self.call, args, kwargs)
+        except BaseException:
+            trim()
+            raise
 
     def bind(self, action: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return `action(args, kwargs)`, with the arguments bound to the function's parameters."""
@@ -246,8 +252,11 @@ class Caller:
     ) -> Any:
         """Settle a call of a fast path."""
         __tracebackhide__ = True
-        with trimming:
+        try:
             return self.settle(output, self.call_of(entry, args, kwargs))
+        except BaseException:
+            trim()
+            raise
 
     def failed_fast(
         self, error: BaseException, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]

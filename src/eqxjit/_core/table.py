@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, TypeVar
 import equinox as eqx
 import jax
 
-from .._code import html
+from .._code import text
 from .._code.place import Place
 from .._compat import clear_with_equinox
 from .._fast.signature import Signature
-from .._lock import Lock, Weak
+from .._interruptions import Lock, Weak
 from .._spec.static import referents
 from .._spec.tree import Spec
 from .counter import TraceCounter, make_hook
@@ -56,7 +56,7 @@ class CacheInfo(NamedTuple):
 
     def _repr_html_(self) -> str:
         cells = ["no limit" if cell is None else cell for cell in self]
-        return html.block(html.table(self._fields, [cells]))
+        return text.block(text.table(self._fields, [cells]))
 
 
 class _Watched:

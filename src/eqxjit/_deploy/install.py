@@ -18,7 +18,7 @@ from .._compat import (
 )
 from .._core.options import Donate
 from .._core.wrapper import JitFunction, filter_jit
-from .._lock import Lock
+from .._interruptions import Lock
 
 # Garbage collection may run what installs as well.
 _lock = Lock()

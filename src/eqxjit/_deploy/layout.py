@@ -26,7 +26,7 @@ from jax.tree_util import (
 
 from .._code.text import array_text, short
 from .._compat import PyTreeDef, fields_of, flatten_one_level, is_sharded_aval
-from .._lock import Lock
+from .._interruptions import Lock
 from .._spec.static import freeze, register_reader
 from .._spec.tree import is_array
 from .._spec.tree import split as split_tree

@@ -17,8 +17,7 @@ import equinox as eqx
 import jax
 from jax.core import Tracer
 
-from .._code.call_site import CallSite
-from .._code.place import captured, transformation_of
+from .._code.place import CallSite, captured, transformation_of
 from .._code.text import array_text, counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function

@@ -7,14 +7,12 @@ import weakref
 from collections.abc import Hashable
 from typing import Any
 
-from .._code.call_site import call_site
-from .._code.place import Place
+from .._code.place import Place, call_site
 from .._compat import is_staging, trace_configuration
 from .._core.counter import TraceHook
 from .._core.entry import Entry
 from .._core.events import LOWERING, TRACING, observers
-from .._interruptions import unless_it_raises
-from .._lock import Lock, Weak
+from .._interruptions import Lock, Weak, unless_it_raises
 from .._spec.tree import has_tracers, leaf_paths
 from .description import (
     UNKNOWN,

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from .._code.html import escape
+from .._code.text import escape
 from .._core.events import COMPILING, LOWERING, TRACING
 from .trace import Trace
 

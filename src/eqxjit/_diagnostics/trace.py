@@ -7,9 +7,9 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from .._code.call_site import CallSite, location
 from .._code.files import LIBRARY_FILES, is_users
-from .._code.html import block, escape, table
+from .._code.place import CallSite, location
+from .._code.text import block, escape, table
 from .._compat import source_line
 from .._core.events import observers
 from .._core.traced import NotInFlight

@@ -9,10 +9,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .._code.location import location_of
-from .._code.names import Constants, can_be_written
-from .._code.source import define
-from .._code.tracebacks import trim
+from .._code.place import location_of
+from .._code.source import Constants, can_be_written, define
 from .._interruptions import raise_if_interruption
 
 POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
@@ -191,13 +189,7 @@ def _define_binder(parameters: tuple[inspect.Parameter, ...]) -> Callable[..., A
                 lines.append(f"            {kwargs}[{name!r}] = {name}")
         elif parameter.kind == VAR_KEYWORD:
             lines.append(f"        {kwargs}.update({name})")
-    lines += [
-        "        try:",
-        f"            return {receive}((*{args},), {kwargs})",
-        f"        except {names.named(BaseException)}:",
-        f"            {names.named(trim)}()",
-        "            raise",
-    ]
+    lines.append(f"        return {receive}((*{args},), {kwargs})")
     lines.append(f"    return {bind}")
     source = "\n".join(lines) + "\n"
     return define("make_receiver", "arguments", source, names.namespace)

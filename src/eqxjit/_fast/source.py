@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 
-from .._code.names import Constants, can_be_written
-from .._code.source import define, indented, wrapped
+from .._code.source import Constants, can_be_written, define, indented, wrapped
 from .._code.text import counted
 from .._code.tracebacks import trim
 from .._compat import ArrayImpl, fields_of, flatten_one_level, unflatten_node
