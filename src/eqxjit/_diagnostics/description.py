@@ -355,7 +355,8 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = 
 
 def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[Part, _Below]:
     kind = type(value)
-    below = _parts_of(frozen, value)
+    # A class of the user's may refuse to be walked.
+    below = unless_it_raises(lambda: _parts_of(frozen, value), None)
     if below is None:
         nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__, is_field)
         return unless_it_raises(lambda: _leaf(frozen, value, is_field), nameless), _NOTHING
