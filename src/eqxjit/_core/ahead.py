@@ -283,15 +283,13 @@ def lower(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowe
     """Trace and lower what a call would run."""
     __tracebackhide__ = True
 
-    def stage(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            return caller.stage(lambda jitted: jitted.lower, args, kwargs)
-        except Exception as error:
-            # The user's or JAX's, which may come of a shape that was passed for an array.
-            raise_for_shapes(error, caller.function.signature.named(args, kwargs))
-            raise
-
-    call, lowered, trace = caller.bind(stage, args, kwargs)
+    args, kwargs = caller.bind(args, kwargs)
+    try:
+        call, lowered, trace = caller.stage(lambda jitted: jitted.lower, args, kwargs)
+    except Exception as error:
+        # The user's or JAX's, which may come of a shape that was passed for an array.
+        raise_for_shapes(error, caller.function.signature.named(args, kwargs))
+        raise
     return Lowered(caller, call, lowered, trace)
 
 

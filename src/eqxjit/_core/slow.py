@@ -68,14 +68,16 @@ class Caller:
         """Call, where no fast path matches."""
         __tracebackhide__ = True
         try:
-            return self.bind(self.call, args, kwargs)
+            return self.call(*self.bind(args, kwargs))
         except BaseException:
             trim()
             raise
 
-    def bind(self, action: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return `action(args, kwargs)`, with the arguments bound to the function's parameters."""
-        return self.function.signature.binder(action)(*args, **kwargs)
+    def bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments, bound to the function's parameters."""
+        return self.function.signature.bind(args, kwargs)
 
     def call(
         self,
@@ -239,11 +241,9 @@ class Caller:
 
     def call_of(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Return the call in flight whose arguments these are."""
-
-        def taken_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-            return Call(self.function, self.fun_arrays, args, kwargs, split((args, kwargs)))
-
-        call: Call = self.bind(taken_apart, args, kwargs)
+        args, kwargs = self.bind(args, kwargs)
+        parts = split((args, kwargs))
+        call = Call(self.function, self.fun_arrays, args, kwargs, parts)
         call.entry = entry
         return call
 
@@ -282,7 +282,7 @@ class Caller:
         """Make a call in which a guard raised: what the slow path doesn't meet, too, is raised."""
         __tracebackhide__ = True
         with trimming:
-            return self.bind(lambda args, kwargs: self.call(args, kwargs, error), args, kwargs)
+            return self.call(*self.bind(args, kwargs), error)
 
     def source(self) -> str | None:
         """Return the fast path of the function's latest call in Python; None without one."""

@@ -44,26 +44,24 @@ def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, An
     signature = caller.function.signature
     _check_scopes(args, kwargs)
 
-    def stage(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            return caller.stage(export, args, kwargs)
-        except NotImplementedError as error:
-            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-            if frame.f_globals.get("__name__") != export.__module__:
-                # The function itself raised it.
-                raise
-            raise ValueError(
-                f"`{signature.label}` can't be saved ({error}): a file can't hold Python to call "
-                "back, as of `jax.debug.print`, `jax.pure_callback` or `eqx.error_if`. Save a "
-                "function without; the environment variable `EQX_ON_ERROR=off` takes out Equinox's "
-                "checks."
-            ) from error
-        except (AttributeError, IndexError, TypeError, ValueError) as error:
-            # These come of a shape in the place of an array.
-            raise_for_shapes(error, signature.named(args, kwargs))
+    args, kwargs = caller.bind(args, kwargs)
+    try:
+        call, exported, _ = caller.stage(export, args, kwargs)
+    except NotImplementedError as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") != export.__module__:
+            # The function itself raised it.
             raise
-
-    call, exported, _ = caller.bind(stage, args, kwargs)
+        raise ValueError(
+            f"`{signature.label}` can't be saved ({error}): a file can't hold Python to call "
+            "back, as of `jax.debug.print`, `jax.pure_callback` or `eqx.error_if`. Save a "
+            "function without; the environment variable `EQX_ON_ERROR=off` takes out Equinox's "
+            "checks."
+        ) from error
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        # These come of a shape in the place of an array.
+        raise_for_shapes(error, signature.named(args, kwargs))
+        raise
     entry = call.entry
     if len(entry.outs) != 1:
         raise ValueError(

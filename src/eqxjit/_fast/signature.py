@@ -1,10 +1,8 @@
 """Binds a call's arguments to the user's parameters, as `inspect.Signature.bind` does upstream.
 
-The binding itself is CPython's: a generated function has the user's signature, so that keyword
-arguments cost nothing and a wrong call is a `TypeError` that names the user's function.
+Fast paths don't need it: C binds by itself, and generated functions have the user's signature.
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,7 +45,7 @@ class Signature:
         function has no signature that can be read, `*args, **kwargs`.
     """
 
-    __slots__ = ("_make_receiver", "called", "location", "name", "parameters", "qualname")
+    __slots__ = ("_inspected", "called", "location", "name", "parameters", "qualname")
 
     def __init__(self, fun: Callable[..., Any], name: str, qualname: str):
         try:
@@ -64,43 +62,51 @@ class Signature:
         self.called = qualname if inspect.isroutine(fun) else f"filter_jit({self.label})"
         self.location = location_of(fun)
         self.parameters = tuple(map(_bare, signature.parameters.values()))
-        self._make_receiver: Any = None
+        self._inspected = inspect.Signature(self.parameters)
 
     @property
     def label(self) -> str:
         """The function's name in a list: the qualified one, where that is short."""
         return self.qualname.rpartition("<locals>.")[2]
 
-    def binder(self, receive: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
-        """Return a function of the user's signature that passes on `receive(args, kwargs)`.
+    def bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the `args` and `kwargs` of a call's `inspect.BoundArguments`, without defaults.
 
-        `args` and `kwargs` are those of `inspect.BoundArguments`: what can be positional is, up to
-        the first parameter left out, and defaults aren't filled in.
+        **Raises:**
+
+        - `TypeError`, Python's own for the user's function, if that doesn't take these arguments.
         """
-        if self._make_receiver is None:
-            self._make_receiver = _define_binder(self.parameters)
-        binder = self._make_receiver(receive)
-        binder.__name__ = self.name
-        binder.__qualname__ = self.called
-        return binder
+        try:
+            bound = self._inspected.bind(*args, **kwargs)
+        except TypeError:
+            # Says more than `inspect`'s, and names the function.
+            self._define_receiver()(*args, **kwargs)
+            raise
+        return bound.args, bound.kwargs
+
+    def _define_receiver(self) -> Any:
+        """Define a function that does nothing with the user's parameters."""
+        names = self.names()
+        header = self.header(names.constant("absent", absent))
+        receiver = define(
+            "receiver", "arguments", f"def receiver({header}): ...\n", names.namespace
+        )
+        receiver.__name__, receiver.__qualname__ = self.name, self.called
+        return receiver
 
     def arguments_among(
         self, variables: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return `(args, kwargs)` of a call, from the variables of a function of this signature."""
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for parameter in self.parameters:
-            value = variables[parameter.name]
-            if parameter.kind == VAR_POSITIONAL:
-                args.extend(value)
-            elif parameter.kind == VAR_KEYWORD:
-                kwargs.update(value)
-            elif parameter.kind == KEYWORD_ONLY:
-                kwargs[parameter.name] = value
-            else:
-                args.append(value)
-        return self.binder(lambda args, kwargs: (args, kwargs))(*args, **kwargs)
+        passed = {
+            parameter.name: variables[parameter.name]
+            for parameter in self.parameters
+            if variables[parameter.name] is not absent
+        }
+        bound = inspect.BoundArguments(self._inspected, passed)  # type: ignore[arg-type]
+        return bound.args, bound.kwargs
 
     def names(self) -> Constants:
         """Return names for generated code: none clashes with a parameter's."""
@@ -108,7 +114,8 @@ class Signature:
 
     def header(self, default: str) -> str:
         """Return the user's parameters as source, with a variable's name for each default."""
-        return _header(self.parameters, default)
+        # All defaults are `absent`.
+        return str(self._inspected)[1:-1].replace(f"={absent}", f"={default}")
 
     def forwarded(self) -> str:
         """Return the source of the arguments that pass a call on to another of this signature."""
@@ -139,60 +146,6 @@ class Signature:
             if parameter.name == name and parameter.kind != POSITIONAL_ONLY:
                 break
         return name
-
-
-def _header(parameters: tuple[inspect.Parameter, ...], default: str) -> str:
-    # All defaults are `absent`.
-    return str(inspect.Signature(parameters))[1:-1].replace(f"={absent}", f"={default}")
-
-
-# Many functions have the same parameters, such as `(model, x)`.
-@functools.lru_cache(maxsize=256)
-def _define_binder(parameters: tuple[inspect.Parameter, ...]) -> Callable[..., Any]:
-    """Define what makes the binders of all functions that have these parameters."""
-    names = Constants(parameter.name for parameter in parameters)
-    receive, bind, missing = (
-        names.variable("receive"),
-        names.variable("fun"),
-        names.constant("absent", absent),
-    )
-    args, kwargs = names.variable("args"), names.variable("kwargs")
-    lines = [
-        f"def make_receiver({receive}):",
-        f"    def {bind}({_header(parameters, missing)}):",
-    ]
-    positional = [p for p in parameters if p.kind in (POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD)]
-    required = [p for p in positional if p.default is inspect.Parameter.empty]
-    lines.append(f"        {args} = [{', '.join(p.name for p in required)}]")
-    lines.append(f"        {kwargs} = {{}}")
-    for parameter in positional[len(required) :]:
-        name = parameter.name
-        lines.append(f"        if {name} is not {missing}:")
-        if parameter.kind == POSITIONAL_ONLY or parameter is positional[len(required)]:
-            lines.append(f"            {args}.append({name})")
-        else:
-            # Behind a parameter left out, an argument can only be passed by its name.
-            before = positional[positional.index(parameter) - 1].name
-            lines.append(f"            if {kwargs} or {before} is {missing}:")
-            lines.append(f"                {kwargs}[{name!r}] = {name}")
-            lines.append("            else:")
-            lines.append(f"                {args}.append({name})")
-    for parameter in parameters:
-        name = parameter.name
-        if parameter.kind == VAR_POSITIONAL:
-            lines.append(f"        {args}.extend({name})")
-        elif parameter.kind == KEYWORD_ONLY:
-            if parameter.default is inspect.Parameter.empty:
-                lines.append(f"        {kwargs}[{name!r}] = {name}")
-            else:
-                lines.append(f"        if {name} is not {missing}:")
-                lines.append(f"            {kwargs}[{name!r}] = {name}")
-        elif parameter.kind == VAR_KEYWORD:
-            lines.append(f"        {kwargs}.update({name})")
-    lines.append(f"        return {receive}((*{args},), {kwargs})")
-    lines.append(f"    return {bind}")
-    source = "\n".join(lines) + "\n"
-    return define("make_receiver", "arguments", source, names.namespace)
 
 
 def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
