@@ -60,7 +60,7 @@ class Path:
 
     def split(self, *args: Any, **kwargs: Any) -> Any:
         """A call, as the slow path takes it apart."""
-        return self.caller.bind(self.caller.split, args, kwargs)
+        return self.caller.split(*self.caller.bind(args, kwargs))
 
     def expected(self, call: Any) -> Taken:
         """What the slow path takes of a call, and what it makes of the output."""
@@ -71,7 +71,7 @@ class Path:
         """What is taken and made of a call; None if it doesn't match."""
         if isinstance(self.fast, PythonFast):
             return self._in_python(args, kwargs)
-        call = self.caller.bind(lambda args, kwargs: (args, kwargs), args, kwargs)
+        call = self.caller.bind(args, kwargs)
         args, kwargs = call
         found = self.fast.match(self.caller.fun_arrays, *args, **kwargs)
         if found is None:

@@ -105,7 +105,7 @@ class TraceCounter:
         self._begun: Weak[Any] = Weak()
 
     def begin(self, trace: Any) -> None:
-        """Begin a trace, to be followed by `end`; give it the hook's record.
+        """Begin a trace, which `end` must follow, also if this raises; give it the hook's record.
 
         **Raises:**
 
@@ -120,19 +120,15 @@ class TraceCounter:
             if not why_not and limit is not None and number > limit:
                 why_not = f"`{self.name}` may be traced {times(limit)} (`max_traces={limit}`)"
             self._begun.add(trace)
-        try:
-            trace.record = self.hook.begin(trace.call, number)
-            if why_not:
-                if self.check is not None:
-                    self.check(trace.call.args, trace.call.kwargs)
-                raise TooManyTracesError(
-                    f"{why_not}, and the call at {call_site()} would be trace {number}.\n"
-                    f"{self.hook.explain(trace.record)}"
-                    f"{self._compiled() if is_sealed else ''}"
-                )
-        except BaseException:
-            self.end(trace, is_made=False)
-            raise
+        trace.record = self.hook.begin(trace.call, number)
+        if why_not:
+            if self.check is not None:
+                self.check(trace.call.args, trace.call.kwargs)
+            raise TooManyTracesError(
+                f"{why_not}, and the call at {call_site()} would be trace {number}.\n"
+                f"{self.hook.explain(trace.record)}"
+                f"{self._compiled() if is_sealed else ''}"
+            )
 
     def _compiled(self) -> str:
         """Return what is compiled, a line each, if it is more than the error explains already."""

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -26,6 +26,8 @@ from .._compat import (
 from .._interruptions import raise_if_interruption, raised_by, unless_it_raises
 from .._spec.static import freeze
 from .._spec.tree import is_array
+
+T = TypeVar("T")
 
 # What Equinox's callback raises: the user's message, and then a long explanation.
 _MESSAGE = re.compile(rf"{CALLBACK_ERROR_NAME}: (.*?)\n\n\n-{{20}}\n", re.DOTALL)
@@ -208,21 +210,25 @@ def _is_shape(value: Any) -> bool:
     return type(value) in (tuple, list) and bool(value) and all(type(n) is int for n in value)
 
 
-def raise_for_arguments(
-    error: Exception, action: Callable[[], Any], arguments: list[tuple[str, Any]]
-) -> None:
-    """Raise a clearer error than that of an action on arguments, if there is one.
+def with_argument_errors(
+    action: Callable[[], T], arguments: Callable[[], list[tuple[str, Any]]]
+) -> T:
+    """Return what an action on arguments returns: it splits them, or looks them up.
 
-    The action splits them, or keys them. An interruption of it is raised as it is, and an error of
-    a class of the user's never replaced.
+    A clearer error is raised in place of the action's, if there is one. An interruption is raised
+    as it is, and an error of a class of the user's never replaced.
     """
     __tracebackhide__ = True
-    raise_if_interruption(error, action)
-    if is_users_module(type(error).__module__):
-        return
-    clearer = _argument_error(error, arguments)
-    if clearer is not None:
-        raise clearer from error
+    try:
+        return action()
+    except Exception as error:
+        # A flatten, `__hash__` or `__eq__` of the user's.
+        raise_if_interruption(error, action)
+        if not is_users_module(type(error).__module__):
+            clearer = _argument_error(error, arguments())
+            if clearer is not None:
+                raise clearer from error
+        raise
 
 
 def _argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> ValueError | None:

@@ -56,8 +56,7 @@ class OpenTrace:
 
     - `call`: the call in flight that needs it.
     - `record`: the hook's.
-    - `is_traced`: whether the user's function has returned.
-    - `user_raised`: whether it has raised, or a node of theirs.
+    - `is_traced`: whether the user's function has returned, and what it returned was read.
     - `jaxpr`: the first that JAX lowers afterwards.
     - `inputs_read`: which of its inputs XLA reads, None where that can't be found out.
     - `may_raise`: whether a program that JAX compiles afterwards can raise; None if there is none.
@@ -71,14 +70,12 @@ class OpenTrace:
         "jaxpr",
         "may_raise",
         "record",
-        "user_raised",
     )
 
     def __init__(self, call: Call):
         self.call = call
         self.record: Any = None
         self.is_traced = False
-        self.user_raised = False
         self.jaxpr: Any = None
         self.inputs_read: frozenset[int] | None = None
         self.may_raise: bool | None = None

@@ -11,7 +11,7 @@ from .._compat import MISSING
 from .._fast.signature import Signature
 from .._interruptions import Lock
 from .._spec.tree import Spec, combine, count_arrays, split
-from .errors import not_callable, raise_for_arguments
+from .errors import not_callable, with_argument_errors
 from .options import Options
 from .table import Table, home_of, names_of, table_of, tables_of
 
@@ -156,8 +156,4 @@ def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
         spec, arrays, statics = split(fun)
         return Function(fun, spec, statics, options), tuple(arrays)
 
-    try:
-        return take()
-    except Exception as error:
-        raise_for_arguments(error, take, [("fun", fun)])
-        raise
+    return with_argument_errors(take, lambda: [("fun", fun)])

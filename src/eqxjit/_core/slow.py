@@ -4,6 +4,7 @@ Bind the arguments, split them, find the entry of their spec or add one, call it
 settle what was traced meanwhile, and combine the output. A fast path is a guarded replay of this.
 """
 
+import functools
 import os
 import weakref
 from typing import Any, cast
@@ -19,7 +20,7 @@ from .._interruptions import raise_if_interruption
 from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
 from .calls import Call, make
 from .entry import Entry, Output, arrays_of, out_of, wait_for
-from .errors import call_error, note_tracers, raise_for_arguments
+from .errors import call_error, note_tracers, with_argument_errors
 from .events import close_trace
 from .function import Function
 from .numpy_inputs import owned, take, take_noting
@@ -121,12 +122,9 @@ class Caller:
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Return a call, taken apart; an error names a bad argument."""
         __tracebackhide__ = True
-        try:
-            return Call(self.function, self.fun_arrays, args, kwargs, split((args, kwargs)))
-        except Exception as error:
-            named = self.function.signature.named(args, kwargs)
-            raise_for_arguments(error, lambda: split((args, kwargs)), named)
-            raise
+        named = functools.partial(self.function.signature.named, args, kwargs)
+        parts = with_argument_errors(lambda: split((args, kwargs)), named)
+        return Call(self.function, self.fun_arrays, args, kwargs, parts)
 
     def find_or_add(self, call: Call) -> Entry:
         """Return the entry that serves a call, new where there is none."""
@@ -145,13 +143,9 @@ class Caller:
     def find(self, call: Call) -> Entry | None:
         """Return the entry of a call's spec, if there is one; an error names a bad argument."""
         __tracebackhide__ = True
-        try:
-            return self.table.find(call.spec)
-        except Exception as error:
-            # Looking it up compares static objects.
-            named = self.function.signature.named(call.args, call.kwargs)
-            raise_for_arguments(error, lambda: self.table.find(call.spec), named)
-            raise
+        named = functools.partial(self.function.signature.named, call.args, call.kwargs)
+        # Looking it up compares static objects.
+        return with_argument_errors(lambda: self.table.find(call.spec), named)
 
     def settle(self, output: Output, call: Call) -> Any:
         """Return the result of a call, after the end of a trace that was made in it.
@@ -344,7 +338,7 @@ class Caller:
                 trace.hook.complete(trace.record, call, trace.jaxpr)
         self.table.drop_untraced(entry)
         if isinstance(error, Exception):
-            user_raised = trace is not None and trace.user_raised
+            user_raised = trace is not None and not trace.is_traced
             self.explain(error, call.args, call.kwargs, user_raised)
 
     def explain(

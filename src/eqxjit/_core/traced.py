@@ -94,18 +94,15 @@ class TracedFunction:
 def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
     trace = OpenTrace(call)
     counter = call.function.table.counter
-    # Before the user's code runs: it may raise.
-    counter.begin(trace)
     is_made = False
-    entry.begin(trace)
-    open_trace(trace)
     try:
+        # Before the user's code runs: it may raise.
+        counter.begin(trace)
+        entry.begin(trace)
+        open_trace(trace)
         with tracing(trace):
             output = entry.describe(_run(entry, call, leaves), call.all_statics)
         is_made = True
-    except BaseException:
-        trace.user_raised = True
-        raise
     finally:
         counter.end(trace, is_made)
         entry.was_traced |= is_made

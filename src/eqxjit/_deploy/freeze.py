@@ -14,7 +14,7 @@ from .._code.place import place_of
 from .._code.text import short
 from .._code.tracebacks import trimming
 from .._core.ahead import CompileCost
-from .._core.errors import raise_for_arguments
+from .._core.errors import with_argument_errors
 from .._core.function import Function
 from .._core.options import DEFAULT_MAXSIZE, check_options, nearest
 from .._core.table import Table, home_of, names_of
@@ -258,12 +258,10 @@ def freeze(
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
     _check_signature(fun, args, kwargs)
     remaining = _Partial(fun, *args, **kwargs)
-    take = functools.partial(_snapshot, remaining)
-    try:
-        spec, leaves, statics = split(take())
-    except Exception as error:
-        raise_for_arguments(error, take, [("fun", fun), ("args", args), ("kwargs", kwargs)])
-        raise
+    spec, leaves, statics = with_argument_errors(
+        lambda: split(_snapshot(remaining)),
+        lambda: [("fun", fun), ("args", args), ("kwargs", kwargs)],
+    )
     spec, passed, statics = resplit(
         spec,
         iter(leaves),
