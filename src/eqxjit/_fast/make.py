@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .._compat import ArrayImpl, flatten_one_level, native_back_end, unflatten_node
+from .._compat import (
+    DEBUGGING,
+    ArrayImpl,
+    flatten_one_level,
+    native_back_end,
+    unflatten_node,
+)
 from .._interruptions import raise_if_interruption
 from .._spec.static import Opaque, same
 from .._spec.tree import ARRAY, DICT, split
@@ -118,7 +124,12 @@ def fast_path(
         except (RecursionError, MemoryError) as error:
             raise_if_interruption(error, make)
             return None
-    return fast if _does_the_same(fast, call, output, result) else None
+    if _does_the_same(fast, call, output, result):
+        return fast
+    if DEBUGGING and split((call.args, call.kwargs))[0] == call.spec:
+        # Nor has what ran changed the arguments: it is a bug of the fast path.
+        raise AssertionError(f"the fast path of `{entry.label}` doesn't do what the slow path did")
+    return None
 
 
 def native_fast(call: Any, jitted: Any) -> Any:
