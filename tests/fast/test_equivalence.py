@@ -439,7 +439,7 @@ def test_a_fast_path_that_differs_is_an_error_when_debugging(monkeypatch, debugg
     monkeypatch.setattr("eqxjit._fast.make.DEBUGGING", debugging)
     f = eqxjit.filter_jit(lambda x: x + 1)
     if debugging:
-        with pytest.raises(AssertionError, match="the fast path of `.*<lambda>`"):
+        with pytest.raises(AssertionError, match=r"the fast path of `.*<lambda>`"):
             f(X)
     else:
         for _ in range(3):
