@@ -76,9 +76,9 @@ class PythonFast:
 
 
 def native_enabled() -> bool:
-    """Return whether calls are carried out in C: the native back end is built, and not disabled.
+    """Return whether calls run in C: the native back end is built, and not disabled.
 
-    Without it generated Python serves, with the same results.
+    Otherwise calls run in generated Python, with the same results.
 
     !!! example
 
