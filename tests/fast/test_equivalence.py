@@ -431,15 +431,26 @@ def test_what_a_trace_returns_comes_out_as_from_the_slow_path():
         assert_same(f(tree, X, 2, k=[X]), expected)
 
 
+class Unmatched:
+    """A fast path that doesn't match."""
+
+    def __init__(self, *_):
+        pass
+
+    def match(self, *_, **__):
+        return None
+
+
 @pytest.mark.skipif(not SPECIALIZING, reason="no fast path is made")
 @pytest.mark.parametrize("debugging", [True, False])
-def test_a_fast_path_that_differs_is_an_error_when_debugging(monkeypatch, debugging):
+def test_a_fast_path_that_never_matches_is_an_error_when_debugging(monkeypatch, debugging):
     """`EQXJIT_DEBUG=1`; otherwise it is no fast path, and calls are slow and right."""
-    monkeypatch.setattr("eqxjit._fast.make._does_the_same", lambda *_: False)
+    monkeypatch.setattr("eqxjit._fast.make.native_fast", Unmatched)
+    monkeypatch.setattr("eqxjit._fast.make.PythonFast", Unmatched)
     monkeypatch.setattr("eqxjit._fast.make.DEBUGGING", debugging)
     f = eqxjit.filter_jit(lambda x: x + 1)
     if debugging:
-        with pytest.raises(AssertionError, match=r"the fast path of `.*<lambda>`"):
+        with pytest.raises(AssertionError, match=r"the fast path of `.*<lambda>` doesn't match"):
             f(X)
     else:
         for _ in range(3):

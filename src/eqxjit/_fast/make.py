@@ -124,12 +124,7 @@ def fast_path(
         except (RecursionError, MemoryError) as error:
             raise_if_interruption(error, make)
             return None
-    if _does_the_same(fast, call, output, result):
-        return fast
-    if DEBUGGING and split((call.args, call.kwargs))[0] == call.spec:
-        # Nor has what ran changed the arguments: it is a bug of the fast path.
-        raise AssertionError(f"the fast path of `{entry.label}` doesn't do what the slow path did")
-    return None
+    return fast if _does_the_same(fast, call, output, result) else None
 
 
 def native_fast(call: Any, jitted: Any) -> Any:
@@ -171,6 +166,10 @@ def _does_the_same(fast: Any, call: Any, output: Any, result: Any) -> bool:
     try:
         passed, made = _run(fast, call, output)
     except _NoMatch:
+        if DEBUGGING and split((call.args, call.kwargs))[0] == call.spec:
+            raise AssertionError(
+                f"the fast path of `{call.entry.label}` doesn't match the call it was made for"
+            ) from None
         # What ran has changed the arguments.
         return False
     except Exception as error:
