@@ -1,13 +1,13 @@
 """`python -m eqxjit script.py`: runs a script, or a module, with eqxjit installed.
 
-For a script that you can't edit. It runs as under `python script.py`, but it and its libraries use
-eqxjit's `filter_jit` in place of Equinox's. JAX and Equinox are imported before it, so set a
-variable that they read at import, such as `JAX_ENABLE_X64`, outside the script.
+For a script that can't be edited: it runs as under `python script.py`, and `equinox.filter_jit` is
+eqxjit's in it and in the libraries that it uses. JAX and Equinox are imported before it: a variable
+that they read at import, such as `JAX_ENABLE_X64`, must be set outside of the script.
 
-`--report FILE` also writes when and why each function was traced and compiled, as a page (`.html`)
-or as a Chrome trace (`.json`). `--explain` logs why functions were traced again.
+With `--report FILE` it also writes what was traced and compiled, when and why: a page for `.html`,
+a Chrome trace for `.json`. With `--explain` the log says why functions were traced again.
 
-`python -m eqxjit --info` runs nothing. It prints versions, devices, the back end and the switches
+`python -m eqxjit --info` runs nothing: it prints versions, devices, the back end and the switches
 that are set.
 """
 
