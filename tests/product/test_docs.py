@@ -10,7 +10,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 import eqxjit
 from bench.__main__ import COMMANDS
-from tests.support.helpers import SPECIALIZING
+from tests.support import helpers
 from tests.support.processes import ROOT
 
 _PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
@@ -97,7 +97,7 @@ def test_functions_exist_where_contributors_are_sent():
     assert names - known <= {"CHANGELOG.md", "inside.py", "jax.jit", "native.c"}
 
 
-@pytest.mark.skipif(not SPECIALIZING, reason="the walk ends with a fast path")
+@pytest.mark.skipif(not helpers.SPECIALIZING, reason="the walk ends with a fast path")
 def test_contributors_walk_through_a_first_call(capsys):
     """Its steps are among the functions that the page's snippet prints, in that order."""
     steps = re.findall(r"^\| `(\w+/\w+\.py)` \| `([\w.]+)` \|", _CONTRIBUTING.read_text(), re.M)
