@@ -67,14 +67,8 @@ def native_back_end() -> Any:
     return _native
 
 
-#: `EQXJIT_DEBUG=1` raises what else would be swallowed, because it isn't the user's error.
+#: `EQXJIT_DEBUG=1` makes an error of a bug that would otherwise only make calls slower.
 DEBUGGING = os.environ.get("EQXJIT_DEBUG", "0") not in ("", "0")
-
-
-def raise_if_debugging(error: BaseException) -> None:
-    """Raise an error that is about to be swallowed, under `EQXJIT_DEBUG=1`."""
-    if DEBUGGING:
-        raise error
 
 
 class _Delegate:

@@ -1,6 +1,6 @@
-"""The types of what eqxjit returns, for annotations and `isinstance`.
+"""The types of eqxjit's results, for annotations and `isinstance`.
 
-Most of these are made by a function or a method of the same page of the API; none need be called.
+Functions and methods of eqxjit make them, so that you needn't call them.
 """
 
 from ._code.place import CallSite

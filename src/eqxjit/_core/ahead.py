@@ -26,9 +26,9 @@ _LONGEST = 100
 class CompileCost(NamedTuple):
     """The cost of compiling a function ahead of time.
 
-    - `seconds`: of tracing, lowering and compiling; 0 if that was done before.
+    - `seconds`: the time of tracing, lowering and compiling; 0 if that was done before.
     - `executable_bytes`: the size of the executable as JAX would store it, constants included;
-        `None` where the backend can't tell.
+        `None` if the backend can't tell.
     """
 
     seconds: float
@@ -66,11 +66,12 @@ class Lowered:
         return self.lowered.as_text()
 
     def cost_analysis(self) -> Any:
-        """Estimate what the program costs before XLA optimises it.
+        """Estimate the cost of the program before XLA optimises it.
 
         **Returns:**
 
-        As `Compiled.cost_analysis`. Fusion lowers the bytes, and may change the operations.
+        The same as `Compiled.cost_analysis`. Fusion lowers the bytes, and may change the
+        operations.
         """
         return self.lowered.cost_analysis()
 
@@ -92,14 +93,14 @@ class Lowered:
 class Compiled(CallableBySlot):
     """A compiled function for one call's structure, shapes and static arguments.
 
-    Called as the function is, and as fast as a warm call of that.
+    Call it like the function itself. It is as fast as a warm call.
 
     - `compiled`: the `jax.stages.Compiled`.
 
     A call raises
 
     - a `ValueError`, if the structure or a static argument isn't the one it was lowered with;
-    - what JAX raises for arrays of another shape or dtype.
+    - JAX's error, if an array has another shape or dtype.
     """
 
     __slots__ = ("__weakref__", "_caller", "bound", "compiled")
@@ -128,7 +129,7 @@ class Compiled(CallableBySlot):
 
     @property
     def executable_bytes(self) -> int | None:
-        """The size of the executable as JAX would store it; `None` where the backend can't tell."""
+        """The size of the executable as JAX would store it; `None` if the backend can't tell."""
 
         def size() -> int:
             return len(self.compiled.runtime_executable().serialize())  # type: ignore[union-attr]
@@ -137,7 +138,7 @@ class Compiled(CallableBySlot):
         return unless_it_raises(size, None)
 
     def cost_analysis(self) -> Any:
-        """Estimate what one call costs, as XLA does from the optimised program; nothing is run.
+        """Estimate the cost of one call, as XLA does from the optimised program; nothing is run.
 
         **Returns:**
 
@@ -148,8 +149,8 @@ class Compiled(CallableBySlot):
         - `"bytes accessed"`: bytes read and written by all operations; `"bytes accessed0{}"` and
             so on are those of one operand, `"bytes accessedout{}"` those of the output.
 
-        Which keys there are is up to the backend. The body of a loop whose number of steps XLA
-        doesn't know counts once. `None` where the backend has no analysis.
+        The keys depend on the backend. The body of a loop counts once if XLA doesn't know its
+        number of steps. `None` if the backend has no analysis.
 
         !!! example
 
@@ -175,9 +176,9 @@ class Compiled(CallableBySlot):
         - `argument_size_in_bytes`, `output_size_in_bytes`: the arrays passed and returned;
         - `alias_size_in_bytes`: how much of the output reuses donated arguments;
         - `temp_size_in_bytes`: intermediate results, at their peak;
-        - `generated_code_size_in_bytes`: the program itself, 0 on backends that don't tell.
+        - `generated_code_size_in_bytes`: the program itself, 0 if the backend can't tell.
 
-        `None` where the backend has no analysis.
+        `None` if the backend has no analysis.
 
         !!! example
 

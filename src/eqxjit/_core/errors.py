@@ -94,23 +94,23 @@ def _why_invalid(array: np.ndarray | np.generic) -> str:
     """Return why JAX can't trace an array, and what to do about that."""
     if isinstance(array, np.ma.MaskedArray):
         return (
-            "is a NumPy masked array, which JAX can't trace. Pass `.filled(...)` of it, and its "
-            "mask as another array."
+            "is a NumPy masked array, which JAX can't trace. Pass its `.filled(...)`, and its mask "
+            "as another array."
         )
     what = f"has dtype {array.dtype}, which JAX can't trace:"
     if array.dtype.kind in "mM":
         return (
-            f"{what} pass times as numbers, as by `(t - t0) / np.timedelta64(1, 's')`; or, to "
-            "have it static, as a `datetime.datetime` or a tuple of those."
+            f"{what} pass times as numbers, for example `(t - t0) / np.timedelta64(1, 's')`. For a "
+            "static value, pass a `datetime.datetime`, or a tuple of those."
         )
     if array.dtype.kind in "SUO":
         return (
-            f"{what} turn what it holds into numbers; or, to have it static, into tuples, as by "
+            f"{what} convert its items to numbers. For a static value, pass tuples, for example "
             "`tuple(a.tolist())`."
         )
     if array.dtype.names is not None:
-        return f"{what} pass its fields as arrays, in a dict, say."
-    return f"{what} convert it to one of JAX's, as by `.astype(np.float32)`."
+        return f"{what} pass its fields as arrays, for example in a dict."
+    return f"{what} convert it, for example by `.astype(np.float32)`."
 
 
 # How XLA begins to say that a buffer was deleted, in JAX 0.8 and 0.10 alike.
@@ -250,9 +250,9 @@ def _argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> Value
             suffix, value, problem, reason = found
             return ValueError(
                 f"The static value `{path}{suffix}` of type `{type(value).__name__}` {problem}: "
-                f"{reason}. All that isn't an array is static, and static values must be hashable "
-                "and comparable: make it an array, a tuple or a frozen dataclass, or give its "
-                "class an `__eq__` and a `__hash__`."
+                f"{reason}. Everything that isn't an array is static, and static values must be "
+                "hashable and comparable: make it an array, a tuple or a frozen dataclass, or give "
+                "its class an `__eq__` and a `__hash__`."
             )
     return None
 

@@ -14,10 +14,10 @@ from .._spec.static import freeze
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
 # Upstream decides these itself; and these were its arguments before Equinox 0.10.
-_BY_TYPE = "Pass arrays for what is to be traced, and anything else for what is to be static."
+_BY_TYPE = "To trace a value, pass it as an array; to make it static, as anything else."
 _PLACED = (
-    "Place arrays before the call by `jax.device_put`, or in the function and before it by "
-    "`eqx.filter_shard`."
+    "Place arrays by `jax.device_put` before the call, or by `eqx.filter_shard` before it or in "
+    "the function."
 )
 _INSTEAD = {
     "static_argnums": _BY_TYPE,

@@ -133,9 +133,8 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         **Arguments:**
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array, alone
-            or within a Module (`eqx.filter_eval_shape`). What decides which program a call needs
-            must be the same as in that call: shape, dtype, `weak_type`, and `sharding` if the array
-            will be put on a device explicitly.
+            or within a Module (`eqx.filter_eval_shape`). Shape, dtype and `weak_type` must be those
+            of the later call, and also `sharding` if that array is on a device explicitly.
 
         **Returns:**
 
@@ -143,7 +142,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
         **Raises:**
 
-        - `TypeError`, for `other_shapes`, which only a frozen function's `compile` has.
+        - `TypeError`, for `other_shapes`, which is an option of frozen functions only.
 
         !!! example
 
@@ -198,7 +197,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         return self._function.table.info()
 
     def traces(self) -> list[Any]:
-        """Return the record of each trace, the oldest first: for what, why, and how long it took.
+        """Return the record of each trace, the oldest first: its arguments, reason and time.
 
         **Returns:**
 
@@ -231,7 +230,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
         **Returns:**
 
-        Python source; where C makes the call, of what that does. `None` if there is no fast path.
+        Python source, also if C makes the call. `None` if there is no fast path.
         """
         return self._caller.source()
 
@@ -339,8 +338,8 @@ def _hash(fun: Any, key: tuple[Any, ...]) -> int:
         return hash(key)
     except TypeError as error:
         raise TypeError(
-            f"`{fun!r}` can't be hashed, as it holds what can't be ({error}). Where a function of "
-            "JAX's must hash it, such as `jax.lax.scan` or `switch`, pass a lambda that calls it."
+            f"`{fun!r}` can't be hashed, because it holds something unhashable ({error}). If a JAX "
+            "function must hash it, as `jax.lax.scan` or `switch`, pass a lambda that calls it."
         ) from None
 
 
@@ -515,36 +514,34 @@ def filter_jit(
 ) -> Any:
     """Compile a function: JAX and NumPy arrays in its arguments are traced, all else is static.
 
-    A drop-in replacement for `equinox.filter_jit` whose calls are faster. It differs where Equinox
-    returns a wrong result (`f(x, 1)`, `f(x, True)` and `f(x, 1.0)` have a program each), and it
+    A drop-in replacement for `equinox.filter_jit` with faster calls. It compares static values
+    with their types, so that `f(x, 1)`, `f(x, True)` and `f(x, 1.0)` each have a program, and it
     doesn't wait for computations that can't raise.
 
     **Arguments:**
 
     - `fun`: a pure function or another callable, such as a Module, a bound method or a
         `functools.partial`. Without it, as in `@filter_jit(donate="all")`, a decorator is returned.
-    - `donate`: the arrays whose buffers JAX may reuse for the outputs. They can't be used after the
-        call.
+    - `donate`: the arrays whose buffers JAX may reuse for the outputs, and which are deleted.
         - `"all"`: all arrays. JAX's warning about unusable buffers is hidden.
-        - `"all-except-first"`: all arrays but those in the first argument.
+        - `"all-except-first"`: all arrays except those in the first argument.
         - `"warn"`, `"warn-except-first"`: the same, with the warning.
         - `"none"`: no arrays; the default.
     - `block`: whether each call waits for its computation, as in Equinox. By default a call waits
         only if the program can raise at runtime (it holds a callback or a foreign call, such as
-        `eqx.error_if`), or if it is short and reads a large NumPy array, which may be overwritten
-        once the call has returned. Other NumPy arrays are copied.
-    - `maxsize`: how many static structures may be compiled at a time. Beyond it, the least
-        recently used one is dropped. `None` for no limit.
-    - `max_traces`: the number of traces until the cache is cleared, counted over
-        all wrappers of the function under these options; for a Module, over those with equal static
-        fields. `None` for no limit. A call that needs one more raises a `TooManyTracesError`, which
-        explains why.
+        `eqx.error_if`), or if it reads a NumPy array of more than 16 KiB, which you may overwrite
+        once the call has returned. A call copies smaller ones.
+    - `maxsize`: how many static structures are compiled at a time. Further ones replace the least
+        recently used. `None` for no limit.
+    - `max_traces`: how many traces are allowed until the cache is cleared, over all wrappers of the
+        function under these options; for a Module, over those with equal static fields. `None` for
+        no limit. A call that needs one more raises a `TooManyTracesError`, which explains why.
     - `**jitkwargs`: further arguments of `jax.jit`, such as `inline` or `compiler_options`.
 
     **Returns:**
 
-    A callable with the signature of `fun`, and with `lower`, `traces`, `cache_info`, `clear_cache`
-    and `__wrapped__`. It is a pytree, whose leaves are the arrays in `fun`.
+    A `JitFunction`, with the signature of `fun`. It is a pytree, whose leaves are the arrays in
+    `fun`.
 
     **Raises:**
 

@@ -11,7 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .._compat import ArrayImpl, flatten_one_level, native_back_end, unflatten_node
+from .._compat import (
+    DEBUGGING,
+    ArrayImpl,
+    flatten_one_level,
+    native_back_end,
+    unflatten_node,
+)
 from .._interruptions import raise_if_interruption
 from .._spec.static import Opaque, same
 from .._spec.tree import ARRAY, DICT, split
@@ -70,9 +76,9 @@ class PythonFast:
 
 
 def native_enabled() -> bool:
-    """Return whether calls are carried out in C: the native back end is built, and not disabled.
+    """Return whether calls run in C: the native back end is built, and not disabled.
 
-    Without it generated Python serves, with the same results.
+    Otherwise calls run in generated Python, with the same results.
 
     !!! example
 
@@ -160,6 +166,11 @@ def _does_the_same(fast: Any, call: Any, output: Any, result: Any) -> bool:
     try:
         passed, made = _run(fast, call, output)
     except _NoMatch:
+        # Not once, because a flatten of the user's may vary.
+        if DEBUGGING and all(split((call.args, call.kwargs))[0] == call.spec for _ in range(3)):
+            raise AssertionError(
+                f"the fast path of `{call.entry.label}` doesn't match the call it was made for"
+            ) from None
         # What ran has changed the arguments.
         return False
     except Exception as error:
