@@ -8,10 +8,9 @@ processes that take turns. Competitors take turns in each process, and a ratio i
 same processes.
 """
 
-import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean, median
 
 import jax
@@ -20,14 +19,11 @@ from rich.table import Table
 
 import eqxjit
 
-from ..harness.environment import write
-from ..harness.measure import options
-from ..harness.printing import met_or_missed, wide_console
-from ..harness.processes import output_of
+from ..harness.environment import record
+from ..harness.measure import chosen, effort, options
+from ..harness.printing import table_of, wide_console
+from ..harness.processes import figures_of
 from ..models.shape_rows import ROWS
-
-LATER_TARGET = 1.1  # of the floor, natively
-OLDER_TARGET = 1.0  # of Equinox
 
 PROCESSES = 2  # of each row and back end: they share the rounds
 
@@ -44,23 +40,17 @@ Figures = dict[str, dict[str, list[list[float]]]]  # of a process: see the probe
 
 def main(argv: list[str]) -> int:
     """Check that all competitors agree, time them, report and write."""
-    parser = options("shapes", __doc__, rounds=16)
-    parser.add_argument("--quick", action="store_true", help="2 short rounds")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose names have this")
-    args = parser.parse_args(argv)
-    console = wide_console(150)
+    args = options("shapes", __doc__, rounds=16).parse_args(argv)
+    console = wide_console()
     # As in the processes of the rows: the setting is recorded.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
     back_ends = ["eqxjit", "python"] if eqxjit.native_enabled() else ["python"]
-    rounds, seconds = (2, 0.005) if args.quick else (args.rounds, 0.03)
+    rounds, seconds = effort(args)
     processes = 1 if args.quick else min(PROCESSES, rounds)
-    chosen = [
-        name
-        for name in ROWS
-        if not args.only or any(part.lower() in name.lower() for part in args.only)
+    runs = [
+        (name, ours) for name in chosen(ROWS, args) for _ in range(processes) for ours in back_ends
     ]
-    runs = [(name, ours) for name in chosen for _ in range(processes) for ours in back_ends]
     found: dict[str, dict[str, list[Figures]]] = {}
     for name, ours in track(runs, "rows", console=console, transient=True):
         figures = _figures(name, ours, math.ceil(rounds / processes), seconds)
@@ -74,20 +64,14 @@ def main(argv: list[str]) -> int:
         for of in (min, median)
     )
     console.print(_table(best))
-    for line in _verdicts(best):
-        console.print(line)
-
-    if args.output or not (args.quick or args.only):
-        report = {"rounds": rounds, "best_us": best, "median_us": middle}
-        console.print(f"written: {write('shapes', report, args.output)}")
+    record("shapes", {"rounds": rounds, "best_us": best, "median_us": middle}, args)
     return 0
 
 
 def _figures(name: str, ours: str, rounds: int, seconds: float) -> Figures:
     environment = {**os.environ, **({"EQXJIT_NATIVE": "0"} if ours == "python" else {})}
     arguments = (name, str(rounds), str(seconds))
-    output = output_of("bench.probes.shapes", *arguments, environment=environment)
-    figures = json.loads(output.splitlines()[-1])
+    figures: Figures = figures_of("bench.probes.shapes", *arguments, environment=environment)
     for by_competitor in figures.values():
         by_competitor[ours] = by_competitor.pop("eqxjit")
     return figures
@@ -110,46 +94,21 @@ def _microseconds(
 
 def _table(best: dict[str, Row]) -> Table:
     ratios = [(ours, to) for to in ("floor", "eqx") for ours in next(iter(best.values()))]
-    table = Table(title="µs per call, best round", row_styles=["", "dim"])
-    table.add_column("row", no_wrap=True)
-    table.add_column("calls of", no_wrap=True)
     competitors = ("floor", "jit", "eqx", "eqxjit", "python")
-    for column in (*competitors, *(f"{ours} / {to}" for ours, to in ratios)):
-        table.add_column(column, justify="right")
+    lines: list[Sequence[object]] = []
     for name, row in best.items():
         for column, calls in COLUMNS.items():
             # The others are nearly the same in both: those beside the native back end, if any.
             times = {
                 k: v for by_column in reversed(row.values()) for k, v in by_column[column].items()
             }
-            table.add_row(
-                name if column == "first" else "",
-                calls,
-                *(f"{times[each]:.1f}" if each in times else "-" for each in competitors),
-                *(f"{_ratio(row, ours, to, column):.2f}" for ours, to in ratios),
-                end_section=column == "older",
-            )
-    return table
-
-
-def _verdicts(best: dict[str, Row]) -> list[str]:
-    """A line for each target and back end: its worst row."""
-    lines = []
-    for column, ours, to, target in (
-        ("later", "eqxjit", "floor", LATER_TARGET),
-        ("older", "eqxjit", "eqx", OLDER_TARGET),
-        ("older", "python", "eqx", OLDER_TARGET),
-    ):
-        found = {name: _ratio(row, ours, to, column) for name, row in best.items() if ours in row}
-        if found:
-            worst = max(found, key=found.__getitem__)
             lines.append(
-                f"{met_or_missed(found[worst] <= target)}: {COLUMNS[column]}, worst {ours} / {to} "
-                f"({worst}) is {found[worst]:.2f}, at most {target}"
+                (
+                    name,
+                    calls,
+                    *map(times.get, competitors),
+                    *(row[ours][column][ours] / row[ours][column][to] for ours, to in ratios),
+                )
             )
-    return lines
-
-
-def _ratio(row: Row, ours: str, to: str, column: str) -> float:
-    times = row[ours][column]
-    return times[ours] / times[to]
+    headings = ("row", "calls of", *competitors, *(f"{ours} / {to}" for ours, to in ratios))
+    return table_of("µs per call, best round", headings, lines)

@@ -1,16 +1,20 @@
 """What was measured, and on which machine: the facts beside every figure."""
 
+import argparse
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import psutil
+
+import eqxjit
 
 RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = (
@@ -19,7 +23,6 @@ PACKAGES = (
     "jaxlib",
     "equinox",
     "numpy",
-    "flax",
     "optax",
     "diffrax",
     "lineax",
@@ -30,9 +33,10 @@ PACKAGES = (
 
 
 def facts() -> dict[str, Any]:
-    """Commit, versions, machine and settings, ready for JSON."""
+    """Commit, command, versions, machine and settings, ready for JSON."""
     return {
         "commit": _commit(),
+        "command": f"python -m bench {' '.join(sys.argv[1:])}",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
         "machine": {
@@ -43,6 +47,7 @@ def facts() -> dict[str, Any]:
             "devices": [device.device_kind for device in jax.devices()],
         },
         "settings": {
+            "native": eqxjit.native_enabled(),
             "jax_cpu_enable_async_dispatch": jax.config.read("jax_cpu_enable_async_dispatch"),
             "environment": {
                 name: value
@@ -53,17 +58,15 @@ def facts() -> dict[str, Any]:
     }
 
 
-def results(name: str, folder: Path | None) -> Path:
-    """The path of a command's JSON, in `RESULTS` if in no other folder."""
-    return (folder or RESULTS) / f"{name}-{jax.default_backend()}.json"
-
-
-def write(name: str, report: dict[str, Any], folder: Path | None) -> Path:
-    """Write a report, with the facts, and return its path."""
-    path = results(name, folder)
+def record(name: str, report: dict[str, Any], args: argparse.Namespace) -> None:
+    """Write a report with the facts: a partial or quick one only where `--output` asks for it."""
+    if args.output is None and (args.quick or args.only):
+        return
+    folder = args.output or RESULTS
+    path = folder / f"{name}-{jax.default_backend()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(facts() | report, indent=1) + "\n")
-    return path
+    print(f"written: {path}")
 
 
 def _commit() -> str:

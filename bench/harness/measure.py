@@ -6,7 +6,7 @@ import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
@@ -147,10 +147,29 @@ def options(command: str, description: str | None, rounds: int) -> argparse.Argu
     parser.add_argument(
         "--rounds", type=int, default=rounds, help=f"9 or more, for figures to quote ({rounds})"
     )
+    parser.add_argument("--quick", action="store_true", help="2 short rounds, to see that it runs")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose names have this")
     parser.add_argument(
-        "--output", type=Path, help="folder for what is written (bench/results, if all is timed)"
+        "--output", type=Path, help="folder for the record (bench/results, if all is timed)"
     )
     return parser
+
+
+Named = TypeVar("Named")
+
+
+def chosen(rows: Mapping[str, Named], args: argparse.Namespace) -> dict[str, Named]:
+    """The rows that `--only` asks for; all without it."""
+    parts = [part.lower() for part in args.only or [""]]
+    found = {name: row for name, row in rows.items() if any(p in name.lower() for p in parts)}
+    if not found:
+        raise SystemExit(f"There is no such row. There are: {', '.join(rows)}")
+    return found
+
+
+def effort(args: argparse.Namespace, seconds: float = 0.03) -> tuple[int, float]:
+    """How many rounds, and for how many seconds a case runs in each."""
+    return (2, seconds / 6) if args.quick else (args.rounds, seconds)
 
 
 def _calls_within(timer: timeit.Timer, seconds: float) -> int:

@@ -203,8 +203,3 @@ def incremented(tree: Any) -> Any:
 def selu(x: Array, alpha: float = 1.67, scale: float = 1.05) -> Array:
     """The activation function of JAX's quickstart."""
     return scale * jnp.where(x > 0, x, alpha * jnp.exp(x) - alpha)
-
-
-def random_walk(key: PRNGKeyArray, realisations: int, steps: int) -> Array:
-    """Gaussian random walks, each the running sum of normal steps."""
-    return jnp.cumsum(jr.normal(key, (realisations, steps)), axis=1)

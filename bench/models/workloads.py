@@ -6,30 +6,32 @@ from functools import partial
 from typing import Literal
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from ..harness.competitors import FILTER_JITS, Cases, FilterJit, jitted
 from ..harness.measure import Case
-from . import nnx_models
 from .networks import (
     ConvNet,
     DropoutNet,
     Transformer,
     batch_forward,
+    batched,
     call,
     incremented,
-    random_walk,
     sample_of,
     selu,
     training_step,
     tree_of,
 )
-from .unchecked import unchecked
+from .solves import SOLVES, solve
 
-Group = Literal["small", "large", "style", "tree in", "tree in and out", "compute"]
+Group = Literal["small", "large", "style", "tree in", "tree in and out", "compute", "devices", "library"]
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,13 @@ class Workload:
     build: Callable[[], Cases]
     calls: int = 1  # in one statement
     leaves: int | None = None  # of a tree workload
-    compute_bound: bool = False  # to be within noise of jax.jit, rather than faster
+    devices: int = 1  # virtual ones, to be timed by the CPU time of the calling thread
 
 
 def identity() -> Cases:
     """The benchmark of equinox#973."""
     arguments = {"model": eqx.nn.Identity(), "x": jnp.ones((1, 1))}
-    return jitted(call, arguments) | nnx_models.identity(arguments["x"])
+    return jitted(call, arguments)
 
 
 def _mlp(width: int) -> eqx.nn.MLP:
@@ -56,17 +58,15 @@ def _mlp(width: int) -> eqx.nn.MLP:
 def mlp(width: int) -> Cases:
     """An MLP of three layers, one example."""
     model, x = _mlp(width), jnp.linspace(-1.0, 1.0, 4)
-    return jitted(call, {"model": model, "x": x}) | nnx_models.mlp(model, x)
+    return jitted(call, {"model": model, "x": x})
 
 
 def gru() -> Cases:
     """A GRU step, the hidden state fed back."""
     cell = eqx.nn.GRUCell(4, 32, key=jr.key(0))
-    # nnx's cell has no second bias: without it both compute the same.
-    cell = eqx.tree_at(lambda cell: cell.bias_n, cell, jnp.zeros(32))
     x, h = jnp.linspace(-1.0, 1.0, 4), jnp.zeros(32)
     step = lambda cell, x, h: cell(x, h)  # noqa: E731
-    return jitted(step, {"cell": cell, "x": x, "h": h}, ("h",)) | nnx_models.gru(cell, x, h)
+    return jitted(step, {"cell": cell, "x": x, "h": h}, ("h",))
 
 
 def lstm() -> Cases:
@@ -74,7 +74,7 @@ def lstm() -> Cases:
     cell = eqx.nn.LSTMCell(4, 32, key=jr.key(0))
     x, hc = jnp.linspace(-1.0, 1.0, 4), (jnp.zeros(32), jnp.zeros(32))
     step = lambda cell, x, hc: cell(x, hc)  # noqa: E731
-    return jitted(step, {"cell": cell, "x": x, "hc": hc}, ("hc",)) | nnx_models.lstm(cell, x, hc)
+    return jitted(step, {"cell": cell, "x": x, "hc": hc}, ("hc",))
 
 
 def _training(
@@ -94,8 +94,7 @@ def mlp_training(donate: bool) -> Cases:
     """An adam step on a batch of 8; model and optimiser state fed back."""
     model, optimiser = _mlp(32), optax.adam(1e-3)
     x = jr.normal(jr.key(1), (8, 4))
-    cases = _training(model, optimiser, x, jnp.sin(x), donate)
-    return cases | nnx_models.mlp_training(model, optimiser, x, jnp.sin(x), donate)
+    return _training(model, optimiser, x, jnp.sin(x), donate)
 
 
 def conv_net() -> Cases:
@@ -103,22 +102,20 @@ def conv_net() -> Cases:
     model, state = eqx.nn.make_with_state(ConvNet)(key=jr.key(0))
     images = jr.normal(jr.key(1), (4, 1, 8, 8))
     arguments = {"model": model, "state": state, "images": images}
-    cases = jitted(batch_forward, arguments, ("state", "logits"))
-    return cases | nnx_models.conv_net(model, images)
+    return jitted(batch_forward, arguments, ("state", "logits"))
 
 
 def transformer() -> Cases:
     """A transformer of 12 small blocks, 8 tokens."""
     model, x = Transformer(key=jr.key(0)), jr.normal(jr.key(1), (8, 16))
-    return jitted(call, {"model": model, "x": x}) | nnx_models.transformer(model, x)
+    return jitted(call, {"model": model, "x": x})
 
 
 def transformer_training() -> Cases:
     """An adamw step of that transformer on a batch of 2."""
     model, optimiser = Transformer(key=jr.key(0)), optax.adamw(1e-3)
     x = jr.normal(jr.key(1), (2, 8, 16))
-    cases = _training(model, optimiser, x, jnp.sin(x))
-    return cases | nnx_models.transformer_training(model, optimiser, x, jnp.sin(x))
+    return _training(model, optimiser, x, jnp.sin(x))
 
 
 def bound_model() -> Cases:
@@ -207,16 +204,12 @@ def alternating() -> Cases:
 
 def tree_in(leaves: int) -> Cases:
     """All leaves are handed to XLA; ten are added up, so that the computation costs nothing."""
-    tree = tree_of(leaves)
-    by_hand = {"unchecked": unchecked(sample_of, tree, rebuild=False)}
-    return jitted(sample_of, {"tree": tree}, keep_unused=True) | by_hand
+    return jitted(sample_of, {"tree": tree_of(leaves)}, keep_unused=True)
 
 
 def tree_in_and_out(leaves: int) -> Cases:
     """Every leaf in, every leaf out."""
-    tree = tree_of(leaves)
-    by_hand = {"unchecked": unchecked(incremented, tree, rebuild=True)}
-    return jitted(incremented, {"tree": tree}) | by_hand
+    return jitted(incremented, {"tree": tree_of(leaves)})
 
 
 def selu_million() -> Cases:
@@ -224,13 +217,16 @@ def selu_million() -> Cases:
     return jitted(selu, {"x": jr.normal(jr.key(0), (1_000_000,))})
 
 
-def random_walks() -> Cases:
-    """1,000 realisations of 1,000 steps; the counts are static."""
+def sharded(devices: int) -> Cases:
+    """The MLP on a batch that is split over so many devices, its weights on each.
 
-    def walks(key: Array) -> Array:
-        return random_walk(key, 1_000, 1_000)
-
-    return jitted(walks, {"key": jr.key(0)})
+    Nothing but dispatch grows with the devices: each computes one example, and tells no other.
+    """
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), "batch")
+    everywhere, by_batch = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ([], ["batch"]))
+    model = eqx.filter_shard(_mlp(32), everywhere)
+    x = jax.device_put(jr.normal(jr.key(1), (devices, 4)), by_batch)
+    return jitted(batched, {"model": model, "x": x})
 
 
 SIZES = (10, 100, 1_000, 10_000)
@@ -240,7 +236,7 @@ WORKLOADS: dict[str, Workload] = {
     "MLP 32": Workload("small", partial(mlp, 32)),
     "MLP 64": Workload("small", partial(mlp, 64)),
     "MLP 128": Workload("small", partial(mlp, 128)),
-    "MLP 256": Workload("small", partial(mlp, 256), compute_bound=True),
+    "MLP 256": Workload("small", partial(mlp, 256)),
     "GRUCell": Workload("small", gru),
     "LSTMCell": Workload("small", lstm),
     "MLP + adam": Workload("small", partial(mlp_training, donate=False)),
@@ -260,6 +256,7 @@ WORKLOADS: dict[str, Workload] = {
         )
         for n in SIZES
     },
-    "SELU": Workload("compute", selu_million, compute_bound=True),
-    "random walks": Workload("compute", random_walks, compute_bound=True),
+    "SELU": Workload("compute", selu_million),
+    **{f"MLP on {n} devices": Workload("devices", partial(sharded, n), devices=n) for n in (2, 8)},
+    **{name: Workload("library", partial(solve, name)) for name in SOLVES},
 }
