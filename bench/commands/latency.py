@@ -21,18 +21,14 @@ import jax
 import numpy as np
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 
-from ..harness import pictures
-from ..harness.environment import write
-from ..harness.measure import options
-from ..harness.printing import met_or_missed, wide_console
-from ..models.inference import CLOSURE, FLATTENED, FROZEN, MODELS, Cases, FixedModel, jax_cases
+from ..harness.environment import record
+from ..harness.measure import chosen, effort, options
+from ..harness.printing import table_of, wide_console
+from ..models.inference import CLOSURE, FLATTENED, MODELS, Cases, FixedModel, jax_cases
 
-ONNX_RUNTIME = "ONNX Runtime"
 CALLS = 500  # of each competitor, each round
 PERCENTILES = (50, 99, 99.9)
-CLOSURE_TARGET = 1.10  # p50 of a frozen model, of a bare closure's
 
 Percentiles = dict[str, list[float]]  # microseconds, by competitor
 
@@ -48,7 +44,7 @@ class Peer:
 
 TORCH = ("torch",)
 PEERS = {
-    ONNX_RUNTIME: Peer("onnx", "onnx_runtime", ("onnxruntime", "onnx", "onnxscript", "torch")),
+    "ONNX Runtime": Peer("onnx", "onnx_runtime", ("onnxruntime", "onnx", "onnxscript", "torch")),
     "PyTorch": Peer("pytorch", "eager", TORCH),
     "torch.jit.freeze": Peer("pytorch", "jit_freeze", TORCH),
     "torch.compile": Peer("pytorch", "compiled", TORCH),
@@ -56,42 +52,41 @@ PEERS = {
 
 
 def main(argv: list[str]) -> int:
-    """Check that all competitors agree, time them, report, write and draw."""
-    parser = options("latency", f"{__doc__}\n{CALLS} calls a round.", rounds=100)
-    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
-    args = parser.parse_args(argv)
+    """Check that all competitors agree, time them, report and write."""
+    args = options("latency", f"{__doc__}\n{CALLS} calls a round.", rounds=100).parse_args(argv)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     console = wide_console(150)
+    rounds, _ = effort(args)
+    models = chosen(MODELS, args)
 
     skipped: dict[str, str] = {}
     cases: dict[str, Cases] = {}
-    with Progress(console=console) as progress:
-        task = progress.add_task("", total=len(args.only) + args.rounds)
-        for name in args.only:
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(models) + rounds)
+        for name, build in models.items():
             progress.update(task, description=f"{name}: compiling, checking")
-            fixed = MODELS[name]()
+            fixed = build()
             cases[name] = jax_cases(fixed) | _peers(fixed, skipped)
             _check(name, cases[name])
             progress.advance(task)
-        times = _times(cases, args.rounds, progress, task)
+        times = _times(cases, rounds, progress, task)
 
+    columns = ("", *(f"p{p:g}" for p in PERCENTILES), "p50, of closure", "p50, of flattened")
     for name, rows in times.items():
-        console.print(_table(name, rows))
+        lines = [
+            (way, *us, us[0] / rows[CLOSURE][0], us[0] / rows[FLATTENED][0])
+            for way, us in rows.items()
+        ]
+        console.print(table_of(f"{name}: µs per call", columns, lines))
     for peer, reason in skipped.items():
         console.print(f"[yellow]skipped[/]: {peer} ({escape(reason)})")
-    for line in _verdicts(times):
-        console.print(line)
-
-    if args.output or len(args.only) == len(MODELS):
-        report = {
-            "calls": args.rounds * CALLS,
-            "percentiles": PERCENTILES,
-            "models": {name: {"us": rows} for name, rows in times.items()},
-            "skipped": skipped,
-        }
-        written = write("latency", report, args.output)
-        pictures.latencies(times, written.with_suffix(".png"))
-        console.print(f"written: {written} and a picture beside it")
+    report = {
+        "calls": rounds * CALLS,
+        "percentiles": PERCENTILES,
+        "models": {name: {"us": rows} for name, rows in times.items()},
+        "skipped": skipped,
+    }
+    record("latency", report, args)
     return 0
 
 
@@ -162,35 +157,3 @@ def _times(
         }
         for model, rows in cases.items()
     }
-
-
-def _table(model: str, rows: Percentiles) -> Table:
-    table = Table(title=f"{model}: µs per call", row_styles=["", "dim"])
-    table.add_column("", no_wrap=True)
-    for name in (*(f"p{p:g}" for p in PERCENTILES), "p50, of closure", "p50, of flattened"):
-        table.add_column(name, justify="right")
-    for name, figures in rows.items():
-        table.add_row(
-            name,
-            *(f"{us:.2f}" for us in figures),
-            f"{figures[0] / rows[CLOSURE][0]:.2f}",
-            f"{figures[0] / rows[FLATTENED][0]:.2f}",
-        )
-    return table
-
-
-def _verdicts(times: dict[str, Percentiles]) -> list[str]:
-    """A line for each target: what it is, what came out."""
-    lines = []
-    for model, rows in times.items():
-        limits = {CLOSURE: CLOSURE_TARGET, FLATTENED: 1.0}
-        if model == "MLP" and ONNX_RUNTIME in rows:
-            limits[ONNX_RUNTIME] = 1.0
-        for other, limit in limits.items():
-            ratio = rows[FROZEN][0] / rows[other][0]
-            verdict = met_or_missed(ratio <= limit)
-            lines.append(
-                f"{verdict}: {model}, p50 of {FROZEN} over {other} is {ratio:.3f}, "
-                f"at most {limit:.2f}"
-            )
-    return lines

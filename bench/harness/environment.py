@@ -16,7 +16,8 @@ import psutil
 
 import eqxjit
 
-RESULTS = Path(__file__).parents[1] / "results"
+from .records import RESULTS, ROOT
+
 PACKAGES = (
     "eqxjit",
     "jax",
@@ -79,7 +80,7 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(RESULTS.parents[1]), *arguments]
+    command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -141,16 +141,20 @@ def race_all(
     return races
 
 
-def options(command: str, description: str | None, rounds: int) -> argparse.ArgumentParser:
-    """The options that the timing commands have in common."""
+def options(
+    command: str, description: str | None, rounds: int | None = None
+) -> argparse.ArgumentParser:
+    """The options that the commands have in common; those of timing, where there are rounds."""
     parser = argparse.ArgumentParser(prog=f"python -m bench {command}", description=description)
-    parser.add_argument(
-        "--rounds", type=int, default=rounds, help=f"9 or more, for figures to quote ({rounds})"
-    )
-    parser.add_argument("--quick", action="store_true", help="2 short rounds, to see that it runs")
+    parser.set_defaults(quick=False)
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=rounds, help=f"of timing ({rounds})")
+        parser.add_argument(
+            "--quick", action="store_true", help="a short run, to see that it works"
+        )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose names have this")
     parser.add_argument(
-        "--output", type=Path, help="folder for the record (bench/results, if all is timed)"
+        "--output", type=Path, help="folder for the record (bench/results, if all is measured)"
     )
     return parser
 

@@ -5,10 +5,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[2]
+from .records import ROOT
 
 
 def figures_of(module: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> Any:
@@ -18,11 +17,11 @@ def figures_of(module: str, *arguments: str, environment: Mapping[str, str] = os
 
     - `SystemExit`, with its standard error, if it fails.
     """
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     finished = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env={**environment, "PYTHONPATH": path},
-        cwd=_ROOT,
+        cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

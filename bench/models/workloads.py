@@ -31,7 +31,9 @@ from .networks import (
 )
 from .solves import SOLVES, solve
 
-Group = Literal["small", "large", "style", "tree in", "tree in and out", "compute", "devices", "library"]
+Group = Literal[
+    "small", "large", "style", "tree in", "tree in and out", "compute", "devices", "library"
+]
 
 
 @dataclass(frozen=True)
