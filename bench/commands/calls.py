@@ -9,8 +9,6 @@ processes. Its figure is given as on the floor of the first ones: times one floo
 
 import math
 import os
-from collections.abc import Callable
-from statistics import median
 
 import jax
 from rich.progress import track
@@ -47,15 +45,13 @@ def main(argv: list[str]) -> int:
         for name, workload in track([*workloads.items()], "workloads", console=console)
     }
 
-    def microseconds(name: str, of: Callable[[list[float]], float]) -> Microseconds:
+    times: dict[str, Microseconds] = {}
+    for name, (here, python) in figures.items():
         scale = 1e6 / workloads[name].calls
-        here, python = figures[name]
-        found = {each: of(rounds) * scale for each, rounds in here.items()}
+        times[name] = {each: min(rounds) * scale for each, rounds in here.items()}
         if python:
-            found["python"] = found["floor"] * of(python["eqxjit"]) / of(python["floor"])
-        return found
-
-    times = {name: microseconds(name, min) for name in figures}
+            of_floor = min(python["eqxjit"]) / min(python["floor"])
+            times[name]["python"] = times[name]["floor"] * of_floor
     rows = [
         (
             name,
@@ -67,11 +63,7 @@ def main(argv: list[str]) -> int:
     columns = ("workload", *COMPETITORS, "of floor", "of jit", "of eqx")
     console.print(table_of("µs per call, best round", columns, rows))
     report = {
-        name: {
-            "group": workload.group,
-            "best_us": times[name],
-            "median_us": microseconds(name, median),
-        }
+        name: {"group": workload.group, "best_us": times[name]}
         for name, workload in workloads.items()
     }
     record("calls", {"rounds": rounds, "workloads": report}, args)
@@ -101,5 +93,5 @@ def _figures(name: str, workload: Workload, rounds: int, seconds: float) -> tupl
     for _ in range(processes):
         run(here)
         if eqxjit.native_enabled():
-            run(python, "--only", "floor", "eqxjit", EQXJIT_NATIVE="0")
+            run(python, "floor", "eqxjit", EQXJIT_NATIVE="0")
     return here, python

@@ -184,10 +184,10 @@ def group_table(name: str) -> str:
 def shapes_table() -> str:
     """Tabulate the ratios of `bench shapes` to Equinox."""
     columns = {"first": "first shape", "later": "later ones", "older": "older, after a trace"}
-    lines = []
-    for row, by_back_end in record("shapes")["best_us"].items():
-        ours, us = next(iter(by_back_end.items()))
-        lines.append((row, *(_ratio(us[column][ours] / us[column]["eqx"]) for column in columns)))
+    lines = [
+        (name, *(_ratio(row[column]["eqxjit"] / row[column]["eqx"]) for column in columns))
+        for name, row in record("shapes")["best_us"].items()
+    ]
     return _table(("as a multiple of Equinox", *columns.values()), lines)
 
 
@@ -236,12 +236,11 @@ def ways_table() -> str:
 
 
 def first_calls_table() -> str:
-    """Tabulate imports, first calls, new shapes and traces of nested calls; not later calls."""
+    """Tabulate imports, first calls, new shapes and traces of nested calls."""
     lines = [
         (f"{probe}: {figure}", _ms(best["eqx"]), _ms(best["eqxjit"]))
         for probe, figures in record("startup")["probes"].items()
         for figure, best in figures.items()
-        if "call" not in figure or figure == "first call"
     ]
     return _table(("milliseconds", "Equinox", "eqxjit"), lines)
 

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 os.environ["XLA_FLAGS"] = (
@@ -23,7 +22,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from ..harness.environment import record
-from ..harness.measure import chosen, effort, options
+from ..harness.measure import agree, chosen, effort, options
 from ..harness.printing import table_of, wide_console
 from ..models.inference import CLOSURE, FLATTENED, MODELS, Cases, FixedModel, jax_cases
 
@@ -33,21 +32,13 @@ PERCENTILES = (50, 99, 99.9)
 Percentiles = dict[str, list[float]]  # microseconds, by competitor
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Another package's way to call the model: where it is written, and what that needs."""
-
-    module: str
-    function: str
-    packages: tuple[str, ...]
-
-
+# How other packages call the model: where that is written, and what it needs.
 TORCH = ("torch",)
 PEERS = {
-    "ONNX Runtime": Peer("onnx", "onnx_runtime", ("onnxruntime", "onnx", "onnxscript", "torch")),
-    "PyTorch": Peer("pytorch", "eager", TORCH),
-    "torch.jit.freeze": Peer("pytorch", "jit_freeze", TORCH),
-    "torch.compile": Peer("pytorch", "compiled", TORCH),
+    "ONNX Runtime": ("onnx", "onnx_runtime", ("onnxruntime", "onnx", "onnxscript", "torch")),
+    "PyTorch": ("pytorch", "eager", TORCH),
+    "torch.jit.freeze": ("pytorch", "jit_freeze", TORCH),
+    "torch.compile": ("pytorch", "compiled", TORCH),
 }
 
 
@@ -67,7 +58,8 @@ def main(argv: list[str]) -> int:
             progress.update(task, description=f"{name}: compiling, checking")
             fixed = build()
             cases[name] = jax_cases(fixed) | _peers(fixed, skipped)
-            _check(name, cases[name])
+            with _surroundings():
+                agree(cases[name], CLOSURE, 3, rtol=1e-4, atol=1e-5)
             progress.advance(task)
         times = _times(cases, rounds, progress, task)
 
@@ -92,15 +84,15 @@ def main(argv: list[str]) -> int:
 
 def _peers(fixed: FixedModel, skipped: dict[str, str]) -> Cases:
     cases: Cases = {}
-    for name, peer in PEERS.items():
-        missing = [p for p in peer.packages if importlib.util.find_spec(p) is None]
+    for name, (module, function, packages) in PEERS.items():
+        missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if missing:
             skipped[name] = f'no {", ".join(missing)}: pip install -e ".[bench,peers]"'
         if name in skipped:
             continue
-        module = importlib.import_module(f"bench.peers.{peer.module}")
+        peer = importlib.import_module(f"bench.peers.{module}")
         try:
-            cases[name] = getattr(module, peer.function)(fixed)
+            cases[name] = getattr(peer, function)(fixed)
         except Exception as error:
             # It may lack a compiler, say: that is no reason to time nobody.
             skipped[name] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -111,21 +103,6 @@ def _surroundings() -> contextlib.AbstractContextManager[Any]:
     """What PyTorch's calls want around them, where it is imported."""
     pytorch = sys.modules.get("bench.peers.pytorch")
     return pytorch.surroundings() if pytorch else contextlib.nullcontext()
-
-
-def _check(model: str, cases: Cases) -> None:
-    """Three calls of each competitor must give what the closure gives."""
-    with _surroundings():
-        [expected] = cases[CLOSURE].run(3)
-        for name, case in cases.items():
-            [got] = case.run(3)
-            np.testing.assert_allclose(
-                np.asarray(got),
-                np.asarray(expected),
-                rtol=1e-4,
-                atol=1e-5,
-                err_msg=f"{model}: {name}",
-            )
 
 
 def _times(

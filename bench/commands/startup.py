@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 from rich.progress import track
 
 from ..harness.environment import record
@@ -38,6 +39,8 @@ def main(argv: list[str]) -> int:
     """Run every probe under each competitor, and every way, in turn; report and write."""
     args = options("startup", __doc__, rounds=3).parse_args(argv)
     console = wide_console(110)
+    # As in the processes: the setting is recorded.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     rounds = 1 if args.quick else args.rounds
     rows = chosen({**PROBES, **MODELS}, args)
 

@@ -7,14 +7,12 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 
 import jax
-import numpy as np
 
 from ..harness.competitors import FILTER_JITS
 from ..harness.environment import record
-from ..harness.measure import Case, chosen, effort, options, race_all
+from ..harness.measure import Case, agree, chosen, effort, options, race_all
 from ..harness.printing import table_of, wide_console
 from ..models.static_rows import ROWS, SERIES, Row
 
@@ -37,24 +35,20 @@ def main(argv: list[str]) -> int:
     console = wide_console(120)
 
     rounds, seconds = effort(args, 0.02)
-    builders = {name: partial(_cases, name, make) for name, make in chosen(rows(), args).items()}
+    builders = {name: partial(_cases, make) for name, make in chosen(rows(), args).items()}
     races = race_all(builders, rounds, console, seconds, time.thread_time)
-    best, middle = (
-        {name: race.microseconds(of) for name, race in races.items()} for of in (min, median)
-    )
+    best = {name: race.microseconds() for name, race in races.items()}
     lines = [
         (name, row["eqx"], row["eqxjit"], row["eqxjit"] / row["eqx"]) for name, row in best.items()
     ]
     columns = ("row", "eqx", "eqxjit", "eqxjit / eqx")
     console.print(table_of("µs of CPU time, best round", columns, lines))
-    record("statics", {"rounds": rounds, "best_us": best, "median_us": middle}, args)
+    record("statics", {"rounds": rounds, "best_us": best}, args)
     return 0
 
 
-def _cases(name: str, make: Callable[[], Row]) -> dict[str, Case]:
+def _cases(make: Callable[[], Row]) -> dict[str, Case]:
     row = make()
     cases = {side: row(filter_jit) for side, filter_jit in FILTER_JITS.items()}
-    outputs = {side: jax.tree.leaves(case.run(3)) for side, case in cases.items()}
-    for ours, theirs in zip(outputs["eqxjit"], outputs["eqx"], strict=True):
-        np.testing.assert_array_equal(ours, theirs, err_msg=name)
+    agree(cases, "eqx", 3, rtol=0)
     return cases

@@ -3,11 +3,13 @@
 import argparse
 import time
 import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
@@ -74,14 +76,17 @@ class Case:
         return tuple(self.names().values())
 
 
-def in_turn(cases: Sequence[Case]) -> Case:
-    """The statement of all cases, with the values of each in turn; none may feed the next call."""
-    first = cases[0]
-    return Case(
-        f"for {', '.join(first.names())} in examples: {first.statement}",
-        lambda: {"examples": [tuple(case.names().values()) for case in cases]},
-        first.outputs,
-    )
+def agree(cases: Mapping[str, Case], expected: str, calls: int, **tolerances: float) -> None:
+    """Run each case so many times; its arrays must be those of the expected one."""
+    arrays = _arrays(cases[expected].run(calls))
+    for name, case in cases.items():
+        for ours, theirs in zip(_arrays(case.run(calls)), arrays, strict=True):
+            np.testing.assert_allclose(ours, theirs, err_msg=name, **tolerances)
+
+
+def _arrays(outputs: Any) -> list[Any]:
+    """Return the arrays in the outputs, of any package."""
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(outputs) if hasattr(leaf, "__array__")]
 
 
 class Race:
@@ -110,9 +115,9 @@ class Race:
         # So that nobody always follows the same neighbour.
         self._order.append(self._order.pop(0))
 
-    def microseconds(self, of: Callable[[list[float]], float] = min) -> dict[str, float]:
-        """The best round of each case, or what else `of` makes of its rounds."""
-        return {name: of(figures) * 1e6 for name, figures in self.figures.items()}
+    def microseconds(self) -> dict[str, float]:
+        """The best round of each case."""
+        return {name: min(figures) * 1e6 for name, figures in self.figures.items()}
 
 
 def race_all(

@@ -23,12 +23,10 @@ class Row:
 
     - `build`: the cases of so many shapes: those known, then others.
     - `known`: how many shapes are.
-    - `in_turn`: whether the later ones are timed in turn, rather than each by itself.
     """
 
     build: Callable[[int], list[Cases]]
     known: int = 3
-    in_turn: bool = False
 
 
 def _mlp() -> eqx.nn.MLP:
@@ -83,5 +81,5 @@ ROWS: Mapping[str, Row] = {
     "GRU step": Row(gru),
     "MLP + adam, donated": Row(training),
     "4 dtypes": Row(dtypes, known=len(DTYPES)),
-    "8 batch sizes in turn": Row(mlp, known=8, in_turn=True),
+    "8 batch sizes": Row(mlp, known=8),
 }

@@ -5,7 +5,6 @@ Each probe prints its figures, seconds by name, as JSON.
 
 import gc
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -35,49 +34,37 @@ def imports(name: str) -> Figures:
     return {IMPORT: equinox if name == "eqx" else seconds(lambda: __import__("eqxjit"))}
 
 
-def later_calls(call: Callable[[], Any]) -> Figures:
-    """The slowest of the twenty calls after the first, in one of which eqxjit may specialise, and
-    their median.
-    """
-    times = [seconds(call) for _ in range(20)]
-    return {"slowest later call": max(times), "warm call": statistics.median(times)}
-
-
 def first_calls(workload: str, name: str) -> Figures:
-    """The first call, traced and compiled, those after it, and the first with another batch."""
+    """The first call, traced and compiled, and the first with another batch."""
     import equinox as eqx
-    import jax
     import jax.numpy as jnp
     import jax.random as jr
     import optax
 
     from ..models.networks import Transformer, batched, call, training_step
 
+    fun, width, model = batched, 4, eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0))
     if workload == "transformer":
-        fun, width, given = call, 16, (Transformer(key=jr.key(0)),)
-    else:
-        fun, width, given = batched, 4, (eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0)),)
-    examples = [(*given, jnp.ones((size, width))) for size in (8, 9)]
+        fun, width, model = call, 16, Transformer(key=jr.key(0))
+    examples = [{"model": model, "x": jnp.ones((size, width))} for size in (8, 9)]
     if workload == "MLP + adam":
         optimiser = optax.adam(1e-3)
-        state = optimiser.init(eqx.filter(given, eqx.is_inexact_array)[0])
-        fun = training_step(optimiser)
-        examples = [(*given, state, x, x) for _, x in examples]
-    jax.block_until_ready(eqx.filter(examples, eqx.is_array))
-    return _figures(name, fun, *examples)
+        fun, state = training_step(optimiser), optimiser.init(eqx.filter(model, eqx.is_array))
+        examples = [{**example, "opt_state": state, "y": example["x"]} for example in examples]
+    return _figures(name, fun, examples)
 
 
-def _figures(name: str, fun: Callable[..., Any], *examples: tuple[Any, ...]) -> Figures:
-    """Calls with the first of two examples, then one with the other, whose shape is new."""
+def _figures(name: str, fun: Callable[..., Any], examples: list[dict[str, Any]]) -> Figures:
+    """A call with the first of two examples, then one with the other, whose shape is new."""
+    import equinox as eqx
     import jax
 
-    from ..harness.competitors import prepared
+    from ..harness.competitors import jitted_over
 
-    first, other = prepared(name, fun, *examples)
-    run = lambda call=first: jax.block_until_ready(call())  # noqa: E731
-    return (
-        {"first call": seconds(run)} | later_calls(run) | {"new shape": seconds(lambda: run(other))}
-    )
+    # Not to be waited for in a call.
+    jax.block_until_ready(eqx.filter(examples, eqx.is_array))
+    first, other = (cases[name].sampler() for cases in jitted_over(fun, examples))
+    return {"first call": first(1)[0], "new shape": other(1)[0]}
 
 
 def nested(name: str) -> Figures:
@@ -117,7 +104,7 @@ def nested(name: str) -> Figures:
 
 
 def wide(kind: str, name: str) -> Figures:
-    """A tree of many leaves: the first call, those after it, and the first with another shape."""
+    """A tree of many leaves: the first call, and the first with another shape."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
@@ -140,7 +127,7 @@ def wide(kind: str, name: str) -> Figures:
     }
     tree = trees[kind]()
     jax.block_until_ready((array, x, longer, x + 1, longer + 1))
-    return _figures(name, lambda tree, x: x + 1, (tree, x), (tree, longer))
+    return _figures(name, lambda tree, x: x + 1, [{"tree": tree, "x": x} for x in (x, longer)])
 
 
 PROBES: dict[str, Callable[[str], Figures]] = {
@@ -157,4 +144,9 @@ PROBES: dict[str, Callable[[str], Figures]] = {
 }
 
 if __name__ == "__main__":
+    if sys.argv[1] != "import":
+        import jax
+
+        # So that a first call ends with its results.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     print(json.dumps(PROBES[sys.argv[1]](sys.argv[2])))

@@ -47,6 +47,7 @@ def gradient(model: Any, x: Any) -> Any:
 
 def main(name: str, way: str, folder: Path) -> dict[str, float]:
     """Return the seconds until both functions have been called, and of each phase."""
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     model, x = MODELS[name]()
     jax.block_until_ready(eqx.filter((model, x), eqx.is_array))
     functions = {"predict": predict, "gradient": gradient}
