@@ -8,13 +8,14 @@ import argparse
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 from ..harness.records import RECORDS, RESULTS, ROOT, group, mean_ratio, ratios, record, rows
 from .pictures import PICTURES
 
+_CALLS = ("µs per call", "Equinox", "eqxjit", "floor")
 _PLACE = re.compile(r"(<!-- figures: (.*?) -->).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -97,14 +98,12 @@ def times(of: str, row: str, way: str, other: str) -> str:
 
 def between(name: str, way: str, other: str) -> str:
     """Give the least and the greatest ratio in a group of workloads."""
-    found = ratios(group(name), way, other)
-    return f"{_ratio(min(found))} to {_ratio(max(found))}"
+    return _span(ratios(group(name), way, other), ".2f")
 
 
 def added(name: str) -> str:
     """Give the least and the most that Equinox adds to the floor in a group of workloads."""
-    found = [row["eqx"] - row["floor"] for row in group(name).values()]
-    return f"{min(found):,.0f} to {max(found):,.0f}"
+    return _span([row["eqx"] - row["floor"] for row in group(name).values()], ",.0f")
 
 
 def share() -> str:
@@ -124,7 +123,7 @@ def leaf(direction: str) -> str:
 def statics() -> str:
     """Sum up the ratios of `bench statics`."""
     found = ratios(rows("statics"), "eqxjit", "eqx")
-    return f"{_ratio(min(found))} to {_ratio(max(found))}, {_ratio(median(found))} in the middle"
+    return f"{_span(found, '.2f')}, {_ratio(median(found))} in the middle"
 
 
 def facts(name: str) -> str:
@@ -153,9 +152,9 @@ def calls_table() -> str:
         "transformer": "transformer forward, 12 blocks",
         "1,000 leaves in": "a tree of 1,000 arrays, passed",
     }
-    ways = ("eqx", "eqxjit", "floor")
-    lines = [(name, *(us("calls", row, way) for way in ways)) for row, name in names.items()]
-    return _table(("µs per call", "Equinox", "eqxjit", "floor"), lines)
+    found = rows("calls")
+    lines = [(name, *_each(found[row], "eqx", "eqxjit", "floor")) for row, name in names.items()]
+    return _table(_CALLS, lines)
 
 
 def means_table() -> str:
@@ -174,11 +173,8 @@ def means_table() -> str:
 
 def group_table(name: str) -> str:
     """Tabulate the workloads of a group."""
-    lines = [
-        (row, *(_us(us[way]) for way in ("floor", "eqx", "eqxjit")))
-        for row, us in group(name).items()
-    ]
-    return _table(("µs per call", "floor", "Equinox", "eqxjit"), lines)
+    lines = [(row, *_each(us, "eqx", "eqxjit", "floor")) for row, us in group(name).items()]
+    return _table(_CALLS, lines)
 
 
 def shapes_table() -> str:
@@ -194,13 +190,10 @@ def shapes_table() -> str:
 def training_table() -> str:
     """Tabulate the steps of training."""
     lines = [
-        (f"{name}: {task['arrays']} arrays", *(_us(task["us"][way]) for way in _STEPS))
+        (f"{name}: {task['arrays']} arrays", *_each(task["us"], "eqx", "eqxjit", "packed"))
         for name, task in record("training")["tasks"].items()
     ]
     return _table(("µs a step", "Equinox", "eqxjit", "packed"), lines)
-
-
-_STEPS = ("eqx", "eqxjit", "packed")
 
 
 def packing_table() -> str:
@@ -238,7 +231,7 @@ def ways_table() -> str:
 def first_calls_table() -> str:
     """Tabulate imports, first calls, new shapes and traces of nested calls."""
     lines = [
-        (f"{probe}: {figure}", _ms(best["eqx"]), _ms(best["eqxjit"]))
+        (f"{probe}: {figure}", _us(best["eqx"] * 1e3), _us(best["eqxjit"] * 1e3))
         for probe, figures in record("startup")["probes"].items()
         for figure, best in figures.items()
     ]
@@ -293,14 +286,18 @@ def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in every).replace("|  |", "| |")
 
 
+def _each(times: Mapping[str, float], *ways: str) -> list[str]:
+    return [_us(times.get(way)) for way in ways]
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    return f"{min(values):{form}} to {max(values):{form}}"
+
+
 def _us(microseconds: float | None) -> str:
     if microseconds is None:
         return "-"
     return f"{microseconds:,.{0 if microseconds >= 100 else 1}f}"
-
-
-def _ms(seconds: float) -> str:
-    return _us(seconds * 1e3)
 
 
 def _ratio(value: float) -> str:

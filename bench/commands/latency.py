@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 os.environ["XLA_FLAGS"] = (
@@ -19,7 +20,7 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import numpy as np
 from rich.markup import escape
-from rich.progress import Progress
+from rich.progress import track
 
 from ..harness.environment import record
 from ..harness.measure import agree, chosen, effort, options
@@ -30,7 +31,6 @@ CALLS = 500  # of each competitor, each round
 PERCENTILES = (50, 99, 99.9)
 
 Percentiles = dict[str, list[float]]  # microseconds, by competitor
-
 
 # How other packages call the model: where that is written, and what it needs.
 TORCH = ("torch",)
@@ -52,16 +52,12 @@ def main(argv: list[str]) -> int:
 
     skipped: dict[str, str] = {}
     cases: dict[str, Cases] = {}
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(models) + rounds)
-        for name, build in models.items():
-            progress.update(task, description=f"{name}: compiling, checking")
-            fixed = build()
-            cases[name] = jax_cases(fixed) | _peers(fixed, skipped)
-            with _surroundings():
-                agree(cases[name], CLOSURE, 3, rtol=1e-4, atol=1e-5)
-            progress.advance(task)
-        times = _times(cases, rounds, progress, task)
+    for name, build in models.items():
+        fixed = build()
+        cases[name] = jax_cases(fixed) | _peers(fixed, skipped)
+        with _surroundings():
+            agree(cases[name], CLOSURE, 3, rtol=1e-4, atol=1e-5)
+    times = _times(cases, track(range(rounds), "rounds", console=console, transient=True))
 
     columns = ("", *(f"p{p:g}" for p in PERCENTILES), "p50, of closure", "p50, of flattened")
     for name, rows in times.items():
@@ -105,9 +101,7 @@ def _surroundings() -> contextlib.AbstractContextManager[Any]:
     return pytorch.surroundings() if pytorch else contextlib.nullcontext()
 
 
-def _times(
-    cases: dict[str, Cases], rounds: int, progress: Progress, task: Any
-) -> dict[str, Percentiles]:
+def _times(cases: dict[str, Cases], rounds: Iterable[Any]) -> dict[str, Percentiles]:
     """Each competitor's percentiles, from calls of all models taken in turn."""
     samplers = {
         (model, name): case.sampler()
@@ -121,12 +115,10 @@ def _times(
             samplers[key](CALLS)
         gc.collect()
         gc.freeze()
-        for _ in range(rounds):
-            progress.update(task, description="calling")
+        for _ in rounds:
             for key in order:
                 samples[key] += samplers[key](CALLS)
             order.append(order.pop(0))
-            progress.advance(task)
     return {
         model: {
             name: [float(us) for us in np.percentile(samples[model, name], PERCENTILES) * 1e6]

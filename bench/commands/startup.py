@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     # As in the processes: the setting is recorded.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     rounds = 1 if args.quick else args.rounds
-    rows = chosen({**PROBES, **MODELS}, args)
+    rows = chosen({**dict.fromkeys(PROBES), **MODELS}, args)
 
     probes: dict[str, dict[str, dict[str, float]]] = {}
     names = [name for name in PROBES if name in rows]

@@ -12,15 +12,12 @@ compiling, with JAX's caches emptied before.
 
 import gc
 import time
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.tree_util as jtu
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 from rich.table import Table
 
 from ..harness.environment import record
@@ -42,32 +39,24 @@ def main(argv: list[str]) -> int:
     first_calls = 1 if args.quick else args.first_calls
     rows: dict[str, dict[str, Any]] = {}
     for name, build in chosen(TASKS, args).items():
-        rows[name] = row = _row(name, build(), rounds, seconds, first_calls, console)
-        console.print(_table(name, row))
+        task = build()
+        first = _first_calls(task, first_calls)
+        cases = {way: build(task) for way, build in (WAYS | KEPT).items()}
+        _check(name, cases)
+        race = Race(cases, seconds)
+        for _ in track(range(rounds), name, console=console, transient=True):
+            race.round()
+        us = race.microseconds()
+        us["scan"] /= SCANNED
+        arrays = eqx.filter(carry_of(task, task.model), eqx.is_array)
+        n_arrays = len(jax.tree.leaves(arrays))
+        rows[name] = {"arrays": n_arrays, "us": us, "first_call_s": first}
+        console.print(_table(name, rows[name]))
     record("training", {"rounds": rounds, "tasks": rows}, args)
     return 0
 
 
-def _row(
-    name: str, task: Task, rounds: int, seconds: float, n_first_calls: int, console: Console
-) -> dict[str, Any]:
-    """Time a task: microseconds of a step and seconds of the first call, by way."""
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task(name, total=n_first_calls + 1 + rounds)
-        first = _first_calls(task, n_first_calls, lambda: progress.advance(bar))
-        cases = {way: build(task) for way, build in (WAYS | KEPT).items()}
-        _check(name, cases)
-        progress.advance(bar)
-        race = Race(cases, seconds)
-        for _ in range(rounds):
-            race.round()
-            progress.advance(bar)
-    us = race.microseconds()
-    us["scan"] /= SCANNED
-    return {"arrays": _n_arrays(task), "us": us, "first_call_s": first}
-
-
-def _first_calls(task: Task, times: int, advance: Callable[[], None]) -> dict[str, float]:
+def _first_calls(task: Task, times: int) -> dict[str, float]:
     """Each way's shortest first call, of several with all caches emptied."""
     seconds: dict[str, float] = dict.fromkeys(WAYS, float("inf"))
     for _ in range(times):
@@ -83,7 +72,6 @@ def _first_calls(task: Task, times: int, advance: Callable[[], None]) -> dict[st
             exec(code, names)
             jax.block_until_ready(names["loss"])
             seconds[way] = min(seconds[way], time.perf_counter() - start)
-        advance()
     return seconds
 
 
@@ -93,10 +81,6 @@ def _check(name: str, cases: dict[str, Case]) -> None:
     for way, case in cases.items():
         _, loss = case.run(1 if way == "scan" else SCANNED)
         np.testing.assert_allclose(loss, expected, rtol=1e-3, err_msg=f"{name}: {way}")
-
-
-def _n_arrays(task: Task) -> int:
-    return len([a for a in jtu.tree_leaves(carry_of(task, task.model)) if eqx.is_array(a)])
 
 
 def _table(name: str, row: dict[str, Any]) -> Table:

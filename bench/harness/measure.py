@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
 Clock = Callable[[], float]
 
@@ -131,18 +131,11 @@ def race_all(
 
     A slow minute of the machine then costs none its minimum.
     """
-    races: dict[str, Race] = {}
-    with Progress(console=console) as progress:
-        task = progress.add_task("", total=len(builders) * (1 + rounds))
-        for name, build in builders.items():
-            progress.update(task, description=f"{name}: compiling, checking")
-            races[name] = Race(build(), seconds, clock)
-            progress.advance(task)
-        for _ in range(rounds):
-            for name, race in races.items():
-                progress.update(task, description=name)
-                race.round()
-                progress.advance(task)
+    groups = track([*builders.items()], "compiling, checking", console=console, transient=True)
+    races = {name: Race(build(), seconds, clock) for name, build in groups}
+    for _ in track(range(rounds), "rounds", console=console, transient=True):
+        for race in races.values():
+            race.round()
     return races
 
 

@@ -23,9 +23,8 @@ from .networks import (
     batch_forward,
     batched,
     call,
-    incremented,
     sample_of,
-    selu,
+    small_mlp,
     training_step,
     tree_of,
 )
@@ -53,13 +52,9 @@ def identity() -> Cases:
     return jitted(call, arguments)
 
 
-def _mlp(width: int) -> eqx.nn.MLP:
-    return eqx.nn.MLP(4, 4, width, depth=2, key=jr.key(0))
-
-
 def mlp(width: int) -> Cases:
     """An MLP of three layers, one example."""
-    model, x = _mlp(width), jnp.linspace(-1.0, 1.0, 4)
+    model, x = small_mlp(width), jnp.linspace(-1.0, 1.0, 4)
     return jitted(call, {"model": model, "x": x})
 
 
@@ -94,7 +89,7 @@ def _training(
 
 def mlp_training(donate: bool) -> Cases:
     """An adam step on a batch of 8; model and optimiser state fed back."""
-    model, optimiser = _mlp(32), optax.adam(1e-3)
+    model, optimiser = small_mlp(), optax.adam(1e-3)
     x = jr.normal(jr.key(1), (8, 4))
     return _training(model, optimiser, x, jnp.sin(x), donate)
 
@@ -122,7 +117,7 @@ def transformer_training() -> Cases:
 
 def bound_model() -> Cases:
     """`filter_jit(model)(x)`; the floor and `jax.jit` are given the arrays of the model."""
-    model, x = _mlp(32), jnp.linspace(-1.0, 1.0, 4)
+    model, x = small_mlp(), jnp.linspace(-1.0, 1.0, 4)
 
     def bound(filter_jit: FilterJit) -> Case:
         f = filter_jit(model)
@@ -134,7 +129,7 @@ def bound_model() -> Cases:
 
 def method() -> Cases:
     """`model.step(x)`, a decorated method."""
-    mlp, x = _mlp(32), jnp.linspace(-1.0, 1.0, 4)
+    mlp, x = small_mlp(), jnp.linspace(-1.0, 1.0, 4)
 
     def decorated(filter_jit: FilterJit) -> Case:
         class Model(eqx.Module):
@@ -157,13 +152,13 @@ def keywords() -> Cases:
     def shifted(model: eqx.nn.MLP, x: Array, shift: Array, scale: float = 2.0) -> Array:
         return scale * model(x) + shift
 
-    arguments = {"model": _mlp(32), "x": jnp.linspace(-1.0, 1.0, 4), "shift": jnp.ones(4)}
+    arguments = {"model": small_mlp(), "x": jnp.linspace(-1.0, 1.0, 4), "shift": jnp.ones(4)}
     return jitted(shifted, arguments, call="f(model, x=x, shift=shift)")
 
 
 def star_arguments() -> Cases:
     """`f(model, *xs)`; the floor and `jax.jit` are given one tuple instead."""
-    model, xs = _mlp(32), tuple(jnp.full(4, float(i)) for i in range(3))
+    model, xs = small_mlp(), tuple(jnp.full(4, float(i)) for i in range(3))
 
     def summed(model: eqx.nn.MLP, *xs: Array) -> Array:
         return model(sum(xs, start=jnp.zeros(())))
@@ -211,12 +206,13 @@ def tree_in(leaves: int) -> Cases:
 
 def tree_in_and_out(leaves: int) -> Cases:
     """Every leaf in, every leaf out."""
+    incremented = lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree)  # noqa: E731
     return jitted(incremented, {"tree": tree_of(leaves)})
 
 
 def selu_million() -> Cases:
     """One million elements."""
-    return jitted(selu, {"x": jr.normal(jr.key(0), (1_000_000,))})
+    return jitted(jax.nn.selu, {"x": jr.normal(jr.key(0), (1_000_000,))})
 
 
 def sharded(devices: int) -> Cases:
@@ -226,7 +222,7 @@ def sharded(devices: int) -> Cases:
     """
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), "batch")
     everywhere, by_batch = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ([], ["batch"]))
-    model = eqx.filter_shard(_mlp(32), everywhere)
+    model = eqx.filter_shard(small_mlp(), everywhere)
     x = jax.device_put(jr.normal(jr.key(1), (devices, 4)), by_batch)
     return jitted(batched, {"model": model, "x": x})
 
@@ -236,8 +232,6 @@ SIZES = (10, 100, 1_000, 10_000)
 WORKLOADS: dict[str, Workload] = {
     "Identity": Workload("small", identity),
     "MLP 32": Workload("small", partial(mlp, 32)),
-    "MLP 64": Workload("small", partial(mlp, 64)),
-    "MLP 128": Workload("small", partial(mlp, 128)),
     "MLP 256": Workload("small", partial(mlp, 256)),
     "GRUCell": Workload("small", gru),
     "LSTMCell": Workload("small", lstm),
