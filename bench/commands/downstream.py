@@ -21,23 +21,12 @@ from ..harness.environment import record
 from ..harness.measure import chosen, options
 from ..harness.printing import table_of
 from ..harness.records import ROOT
+from ..probes.downstream import WORK
 
 _PINS = ROOT / "bench" / "downstream.txt"
 SIDES = ("equinox", "eqxjit")
-PACKAGES = ("quadax", "flowjax", "distreqx", "dlux", "quax", "diffrax", "optimistix", "lineax")
 # For the example of parallelism.
 _EIGHT_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-# Equinox's own.
-EXAMPLES = (
-    "rnn",
-    "cnn",
-    "bert",
-    "vision_transformer",
-    "score_based_diffusion",
-    "stateful",
-    "parallelism",
-)
-WORK = (*PACKAGES, *EXAMPLES)
 
 
 def main(argv: list[str]) -> int:
@@ -55,7 +44,7 @@ def main(argv: list[str]) -> int:
     python = _installed(args.environment, console)
     versions = pinned()
     rows: dict[str, dict[str, Any]] = {}
-    for package in track([*chosen(dict.fromkeys(WORK), args)], "packages", console=console):
+    for package in track([*chosen(WORK, args)], "packages", console=console):
         found = {side: _run(python, package, side) for side in SIDES}
         rows[package] = {
             "version": versions.get(package, versions["equinox"]),

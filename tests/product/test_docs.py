@@ -9,6 +9,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 import eqxjit
 from bench.__main__ import COMMANDS
+from bench.commands import figures
 from tests.support.processes import ROOT
 
 _PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
@@ -47,6 +48,13 @@ def test_commands_exist(page):
     assert set(re.findall(r"python -m bench (\w+)", text)) <= set(COMMANDS)
     assert set(re.findall(r"python -m bench\.examples\.(\w+)", text)) <= examples
     assert set(re.findall(r"bench/examples/(\w+)", text)) <= examples
+
+
+def test_figures_are_those_on_record():
+    """`python -m bench figures` writes them; none of them was measured anywhere else."""
+    files = figures.written()
+    assert len(files) > len(_PAGES)
+    assert [named(path) for path, text in files.items() if text != path.read_text()] == []
 
 
 def test_each_layer_has_its_place():
