@@ -76,12 +76,14 @@ class Case:
         return tuple(self.names().values())
 
 
-def agree(cases: Mapping[str, Case], expected: str, calls: int, **tolerances: float) -> None:
+def agree(
+    cases: Mapping[str, Case], expected: str, calls: int, rtol: float, atol: float = 0
+) -> None:
     """Run each case so many times; its arrays must be those of the expected one."""
     arrays = _arrays(cases[expected].run(calls))
     for name, case in cases.items():
         for ours, theirs in zip(_arrays(case.run(calls)), arrays, strict=True):
-            np.testing.assert_allclose(ours, theirs, err_msg=name, **tolerances)
+            np.testing.assert_allclose(ours, theirs, rtol, atol, err_msg=name)
 
 
 def _arrays(outputs: Any) -> list[Any]:
