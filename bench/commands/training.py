@@ -30,7 +30,7 @@ from ..models.training_tasks import TASKS, Task
 def main(argv: list[str]) -> int:
     """Check that all ways agree, time them, report and write."""
     parser = options("training", __doc__, rounds=15)
-    parser.add_argument("--first-calls", type=int, default=3, help="of each, the fastest counts")
+    parser.add_argument("--first-calls", type=int, default=2, help="of each, the fastest counts")
     args = parser.parse_args(argv)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     console = wide_console(120)
