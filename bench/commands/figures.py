@@ -51,14 +51,15 @@ def rendered(text: str) -> str:
     """Write the figures into each place of a text."""
 
     def place(match: re.Match[str]) -> str:
-        opening, name, end = match.groups()
+        start, end = match.span()
+        opening, name, closing = match.groups()
         what, *arguments = shlex.split(name)
-        is_block = text[: match.start()].endswith("\n")
-        if is_block and text[match.end()] != "\n":
+        is_block = text[:start].endswith("\n") or not start
+        if is_block and text[end : end + 1] != "\n":
             # Markdown takes a line that opens with a comment for HTML to its end.
             raise SystemExit(f"`{name}` opens a line of a sentence: wrap it elsewhere.")
         around = "\n\n" if is_block else ""
-        return f"{opening}{around}{FIGURES[what](*arguments)}{around}{end}"
+        return f"{opening}{around}{FIGURES[what](*arguments)}{around}{closing}"
 
     return _PLACE.sub(place, text)
 
