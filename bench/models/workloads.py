@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import equinox as eqx
 import jax
@@ -30,16 +29,12 @@ from .networks import (
 )
 from .solves import SOLVES, solve
 
-Group = Literal[
-    "small", "large", "style", "tree in", "tree in and out", "compute", "devices", "library"
-]
-
 
 @dataclass(frozen=True)
 class Workload:
     """How to build the cases, and how to read their figures."""
 
-    group: Group
+    group: str  # of those whose figures are read together
     build: Callable[[], Cases]
     calls: int = 1  # in one statement
     leaves: int | None = None  # of a tree workload
