@@ -129,3 +129,10 @@ def bench(session: nox.Session) -> None:
     """Run one benchmark: `nox -s bench -- calls --quick`."""
     session.install("-e", ".[bench]")
     session.run("python", "-m", "bench", *session.posargs)
+
+
+@nox.session(python="3.11")
+def records(session: nox.Session) -> None:
+    """Make all records of the benchmarks anew, and write their figures; on a quiet machine."""
+    session.install("-e", ".[bench,peers]")
+    session.run("python", "-m", "bench", "all")

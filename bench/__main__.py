@@ -10,18 +10,12 @@ COMMANDS = {
     "shapes": "one function called with several shapes: later ones, older ones after a trace",
     "statics": "configurations, structures in turn, deep and large trees, against Equinox",
     "training": "a step of training, packed and not, against every way to write it",
-    "leaf_sizes": "a packed step for several sizes of what shares a buffer",
     "latency": "p50 to p99.9 of small fixed models, against ONNX Runtime, PyTorch and JAX itself",
-    "advice": "what each advice of the latency guide is worth",
-    "styles": "each way to call a model: what a call costs, and how many programs it compiles",
-    "libraries": "small solves by diffrax, optimistix and lineax, before and after `install`",
     "downstream": "packages built on Equinox, and its own examples: the same outcomes under both?",
     "startup": "importing, first calls, new shapes, nested calls while tracing, faster starts",
-    "devices": "the cost of a call against the number of devices",
-    "overlap": "how much host work hides behind asynchronous computation",
-    "memory": "what a process keeps after many warm calls, static values, and models",
-    "pictures": "draw the pictures of calls and latency anew, from the figures on record",
-    "soak": "random structures, functions and call orders under threads, checked",
+    "figures": "write the figures on record into README, pages and pictures; --check, --stale",
+    "pictures": "draw the pictures of calls, training and latency from the figures on record",
+    "all": "make all records anew, one after the other, then `figures`",
 }
 
 

@@ -17,6 +17,7 @@ from rich.table import Table
 
 import eqxjit
 
+from ..harness.printing import table_of
 from ..models.digits import Epoch, accuracy, digits, train
 
 
@@ -49,20 +50,12 @@ def main(argv: list[str]) -> int:
 
 
 def _table(runs: dict[str, list[Epoch]]) -> Table:
-    table = Table(title="µs per training step")
-    for column in ("", "best epoch", "median epoch"):
-        table.add_column(column, justify="right")
-    figures = {name: [epoch.microseconds for epoch in run] for name, run in runs.items()}
-    rows = {
-        # The first epoch compiles: it counts only where there is no other.
-        name: (min(row[1:] or row), median(row[1:] or row))
-        for name, row in figures.items()
-    }
-    for name, row in rows.items():
-        table.add_row(name, *(f"{figure:,.1f}" for figure in row))
-    upstream, ours = rows.values()
-    table.add_row("speed-up", *(f"{a / b:.2f}x" for a, b in zip(upstream, ours, strict=True)))
-    return table
+    # The first epoch compiles: it counts only where there is no other.
+    figures = [[epoch.microseconds for epoch in run[1:] or run] for run in runs.values()]
+    lines = [(name, min(row), median(row)) for name, row in zip(runs, figures, strict=True)]
+    ratios = (theirs / ours for theirs, ours in zip(lines[0][1:], lines[1][1:], strict=True))
+    columns = ("", "best epoch", "median epoch")
+    return table_of("µs per training step", columns, [*lines, ("times as fast", *ratios)])
 
 
 def _differences(upstream: list[Epoch], ours: list[Epoch]) -> list[str]:

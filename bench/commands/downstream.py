@@ -4,7 +4,6 @@ The packages of `bench/downstream.txt` are installed into an environment of thei
 does some work there under both; results and errors must be the same, to the last bit.
 """
 
-import argparse
 import inspect
 import json
 import os
@@ -16,65 +15,47 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.progress import track
 
-from ..harness.environment import write
+from ..harness.environment import record
+from ..harness.measure import chosen, options
+from ..harness.printing import table_of
+from ..harness.records import ROOT
+from ..probes.downstream import WORK
 
-_ROOT = Path(__file__).parents[2]
-_PINS = Path(__file__).parents[1] / "downstream.txt"
+_PINS = ROOT / "bench" / "downstream.txt"
 SIDES = ("equinox", "eqxjit")
-PACKAGES = ("quadax", "flowjax", "distreqx", "dlux", "quax", "diffrax", "optimistix", "lineax")
 # For the example of parallelism.
 _EIGHT_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-# Equinox's own.
-EXAMPLES = (
-    "rnn",
-    "cnn",
-    "bert",
-    "vision_transformer",
-    "score_based_diffusion",
-    "stateful",
-    "parallelism",
-)
-WORK = (*PACKAGES, *EXAMPLES)
 
 
 def main(argv: list[str]) -> int:
     """Install, run each package's work under both, compare, report, write."""
-    parser = argparse.ArgumentParser(prog="python -m bench downstream", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=WORK, default=WORK)
+    parser = options("downstream", __doc__)
     parser.add_argument(
         "--environment",
         type=Path,
-        default=_ROOT / "build" / "downstream",
+        default=ROOT / "build" / "downstream",
         help="where to install the packages (build/downstream)",
     )
-    parser.add_argument("--output", type=Path, help="folder for what is written (bench/results)")
     args = parser.parse_args(argv)
     console = Console()
 
     python = _installed(args.environment, console)
     versions = pinned()
-    table = Table(title="packages built on Equinox, under both")
-    for column in ("package", "calls of filter_jit", "Equinox's own, installed", "outcomes"):
-        table.add_column(column)
-    rows: dict[str, Any] = {}
-    for package in args.only:
+    rows: dict[str, dict[str, Any]] = {}
+    for package in track([*chosen(WORK, args)], "packages", console=console):
         found = {side: _run(python, package, side) for side in SIDES}
-        digests = {digest for side in SIDES for digest in found[side]["digests"]}
-        calls = [found[side]["calls"] for side in SIDES]
         rows[package] = {
             "version": versions.get(package, versions["equinox"]),
-            "calls": calls[0],
-            "calls_left": calls[1],
-            "same": len(digests) == 1,
+            "calls": found["equinox"]["calls"],
+            "calls_left": found["eqxjit"]["calls"],
+            "same": len({digest for side in SIDES for digest in found[side]["digests"]}) == 1,
         }
-        same = "[green]the same[/]" if len(digests) == 1 else "[red]they differ[/]"
-        name = f"{package} {versions[package]}" if package in PACKAGES else f"equinox: {package}"
-        table.add_row(name, *(f"{n:,}" for n in calls), same)
-    console.print(table)
-    if args.output or len(rows) == len(WORK):
-        console.print(f"written: {write('downstream', {'packages': rows}, args.output)}")
+    columns = ("package or example", "version", "calls", "left to Equinox", "same outcomes")
+    lines = [(name, *row.values()) for name, row in rows.items()]
+    console.print(table_of("packages built on Equinox, under both", columns, lines))
+    record("downstream", {"installed": versions, "packages": rows}, args)
     return 0 if all(row["same"] and not row["calls_left"] for row in rows.values()) else 1
 
 
@@ -102,11 +83,11 @@ def _run(python: Path, package: str, side: str) -> dict[str, Any]:
     import eqxjit
 
     # Not installed there: found by its path.
-    paths = [str(_ROOT), str(Path(inspect.getfile(eqxjit)).parents[1])]
+    paths = [str(ROOT), str(Path(inspect.getfile(eqxjit)).parents[1])]
     finished = subprocess.run(
         [str(python), "-m", "bench.probes.downstream", package, side],
         env={**os.environ, **_EIGHT_DEVICES, "PYTHONPATH": os.pathsep.join(paths)},
-        cwd=_ROOT,
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )

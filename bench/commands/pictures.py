@@ -1,36 +1,129 @@
-"""`bench pictures`: draws the pictures of `calls` and `latency` from the figures on record."""
+"""`bench pictures`: draws the pictures of README and pages from the figures on record.
+
+Bars with few words in large letters, which can be read at a width of 400 pixels; transparent, in
+colours that can be read on white and on black. Written by hand as SVG: equal records make equal
+files.
+"""
 
 import argparse
-import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from html import escape
 
-from ..harness import pictures
-from ..harness.environment import RESULTS
+from ..harness.records import RESULTS, rows
+
+TEXT = "#767c85"
+WIDTH, BAR, GAP, FONT = 560, 20, 4, 17
+ROOM = 70  # beside the longest bar, for its figure
+
+COLOURS = {
+    "Equinox": "#d9534f",
+    "jax.jit on trees": "#4a90d9",
+    "ONNX Runtime": "#4a90d9",
+    "eqxjit": "#2f9e5a",
+    "eqxjit.freeze": "#2f9e5a",
+    "eqxjit, packed": "#c98a1b",
+}
+
+Bars = Mapping[str, Mapping[str, float]]  # by heading and label
 
 
 def main(argv: list[str]) -> int:
-    """Draw each picture whose figures are in the folder."""
-    parser = argparse.ArgumentParser(prog="python -m bench pictures", description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
-    folder = parser.parse_args(argv).folder
-    for path in sorted(folder.glob("calls-*.json")):
-        _calls(json.loads(path.read_text())["workloads"], path)
-    for path in sorted(folder.glob("latency-*.json")):
-        models = json.loads(path.read_text())["models"]
-        times = {name: model["us"] for name, model in models.items()}
-        pictures.latencies(times, path.with_suffix(".png"))
+    """Write all pictures."""
+    argparse.ArgumentParser(prog="python -m bench pictures", description=__doc__).parse_args(argv)
+    for name, draw in PICTURES.items():
+        (RESULTS / f"{name}.svg").write_text(draw())
     return 0
 
 
-def _calls(workloads: dict[str, Any], path: Path) -> None:
-    platform = path.stem.partition("-")[2]
-    times = {name: workload["best_us"] for name, workload in workloads.items()}
-    groups: dict[str, dict[int, Any]] = {}
-    for name, workload in workloads.items():
-        if " leaves " in name:
-            n_leaves = int(name.split()[0].replace(",", ""))
-            groups.setdefault(workload["group"], {})[n_leaves] = times[name]
-    pictures.overview(times, path.with_name(f"overview-{platform}.png"))
-    pictures.ratios(times, path.with_name(f"ratios-{platform}.png"))
-    pictures.leaves(groups, path.with_name(f"leaves-{platform}.png"))
+def overview() -> str:
+    """Draw calls of a few workloads, as multiples of the floor."""
+    labels = {"eqx": "Equinox", "jit": "jax.jit on trees", "eqxjit": "eqxjit"}
+    headings = {
+        "MLP 32": "MLP",
+        "GRUCell": "GRU step",
+        "MLP + adam": "MLP + adam step",
+        "transformer": "transformer of 12 blocks",
+    }
+    title = "Time of a call, as a multiple of the floor"
+    return _drawn(title, _over_floor("calls", headings, labels))
+
+
+def training() -> str:
+    """Draw steps of training, as multiples of the floor."""
+    labels = {"eqx": "Equinox", "eqxjit": "eqxjit", "packed": "eqxjit, packed"}
+    headings = {name: name for name in rows("training")}
+    title = "Time of a step, as a multiple of the floor"
+    return _drawn(title, _over_floor("training", headings, labels))
+
+
+def latency() -> str:
+    """Draw calls of models whose weights stay, in microseconds."""
+    labels = {
+        "equinox.filter_jit": "Equinox",
+        "ONNX Runtime": "ONNX Runtime",
+        "eqxjit.freeze": "eqxjit.freeze",
+    }
+    bars = {
+        model: {label: ways[way] for way, label in labels.items() if way in ways}
+        for model, ways in rows("latency").items()
+    }
+    return _drawn("Median time of a call, µs", bars)
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "overview": overview,
+    "training": training,
+    "latency": latency,
+}
+
+
+def _over_floor(record: str, headings: Mapping[str, str], labels: Mapping[str, str]) -> Bars:
+    return {
+        heading: {label: times[way] / times["floor"] for way, label in labels.items()}
+        for name, heading in headings.items()
+        for times in [rows(record)[name]]
+    }
+
+
+def _drawn(title: str, bars: Bars) -> str:
+    """Draw a legend, then for each heading a bar for each label, all to one scale."""
+    labels = list(dict.fromkeys(label for group in bars.values() for label in group))
+    scale = (WIDTH - ROOM) / max(max(group.values()) for group in bars.values())
+    parts: list[str] = []
+    y = FONT
+
+    def text(x: float, words: str, weight: str = "normal") -> None:
+        parts.append(f'<text x="{x:.0f}" y="{y}" font-weight="{weight}">{escape(words)}</text>')
+
+    text(0, title, "bold")
+    y += FONT + 2 * GAP
+    x = 0.0
+    for label in labels:
+        parts.append(
+            f'<rect x="{x:.0f}" y="{y - 14}" width="16" height="16" fill="{COLOURS[label]}"/>'
+        )
+        text(x + 22, label)
+        # By the width of an average letter, as nothing here measures text.
+        x += 50 + 0.55 * FONT * len(label)
+    for heading, group in bars.items():
+        y += FONT + 4 * GAP
+        text(0, heading)
+        y += 2 * GAP
+        for label, value in group.items():
+            width = f"{value * scale:.1f}"
+            parts.append(
+                f'<rect y="{y}" width="{width}" height="{BAR}" fill="{COLOURS[label]}"/>'
+                f'<text x="{value * scale + 6:.1f}" y="{y + 16}">{_figure(value)}</text>'
+            )
+            y += BAR + GAP
+    height = y + GAP
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"'
+        f' viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}"'
+        f' font-family="sans-serif" font-size="{FONT}" fill="{TEXT}">'
+    )
+    return "\n".join([head, *parts, "</svg>", ""])
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"

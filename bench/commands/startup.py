@@ -1,39 +1,32 @@
 """`bench startup`: importing, first calls, new shapes, nested calls in a trace: fresh processes.
 
 And the ways to get two functions of a model ready: cold, from JAX's persistent cache, side by
-side in threads, loaded from files.
+side in threads, loaded from files. Each figure is that of the best process.
 """
 
-import argparse
-import json
 import os
 import tempfile
-from pathlib import Path
+from collections.abc import Iterable
+from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+import jax
+from rich.progress import track
 
-from ..harness.environment import facts
-from ..harness.printing import met_or_missed, wide_console
-from ..harness.processes import output_of
+from ..harness.environment import record
+from ..harness.measure import chosen, options
+from ..harness.printing import table_of, wide_console
+from ..harness.processes import figures_of
 from ..probes.startup import PROBES, Figures
 from ..probes.ways_to_start import MODELS
 
-IMPORT_TARGET = 0.1  # of importing Equinox, once that is imported
-FIRST_CALL_TARGET = 1.05  # of upstream: first calls and new shapes
-NESTED_TARGET = 1.0  # of upstream
-LATER_CALL_TARGET = 2  # of a warm call; or as many as the second call of `jax.jit` itself takes
+COMPETITORS = ("floor", "eqx", "eqxjit")
+# In these, `jax.jit` on flat arrays has no part.
+WITHOUT_FLOOR = ("import", "nested")
 
-Row = tuple[str, str]  # probe, figure
-
-# What the other probes run is `jax.jit` on flat arrays, too.
-COMPETITORS = {"import": ("eqx", "eqxjit"), "nested": ("eqx", "eqxjit")}
-
-# What each way is called, what runs it, and whether it finds the persistent cache filled.
+# The name of each way, what runs it, and whether it finds the persistent cache filled.
 WAYS = (
     ("Equinox, cold", "equinox", False),
-    ("cold", "eqxjit", False),
+    ("eqxjit, cold", "eqxjit", False),
     ("persistent cache", "eqxjit", True),
     ("side by side", "side by side", False),
     ("side by side, persistent cache", "side by side", True),
@@ -43,63 +36,60 @@ WAYS = (
 
 
 def main(argv: list[str]) -> int:
-    """Run every probe under both, in turn, several times; report the minima."""
-    parser = argparse.ArgumentParser(prog="python -m bench startup", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    choices = [*PROBES, *MODELS]
-    parser.add_argument("--only", nargs="+", choices=choices, default=choices)
-    parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
-    args = parser.parse_args(argv)
+    """Run every probe under each competitor, and every way, in turn; report and write."""
+    args = options("startup", __doc__, rounds=3).parse_args(argv)
     console = wide_console(110)
+    # As in the processes: the setting is recorded.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    rounds = 1 if args.quick else args.rounds
+    rows = chosen({**dict.fromkeys(PROBES), **MODELS}, args)
 
-    figures: dict[Row, dict[str, list[float]]] = {}
+    probes: dict[str, dict[str, dict[str, float]]] = {}
+    names = [name for name in PROBES if name in rows]
+    # In each round the other way round, so that nobody always follows the same neighbour.
     runs = [
         (probe, name)
-        for probe in args.only
-        if probe in PROBES
-        for name in COMPETITORS.get(probe, ("floor", "eqx", "eqxjit"))
+        for n in range(rounds)
+        for probe in names
+        for name in COMPETITORS[:: -1 if n % 2 else 1]
+        if name != "floor" or probe not in WITHOUT_FLOOR
     ]
-    with Progress(console=console) as progress:
-        task = progress.add_task("", total=args.repeats * len(runs))
-        for _ in range(args.repeats):
-            for probe, name in runs:
-                progress.update(task, description=f"{probe}, {name}")
-                for figure, value in _run(probe, name).items():
-                    figures.setdefault((probe, figure), {}).setdefault(name, []).append(value)
-                progress.advance(task)
-            runs.reverse()
-
-    best = {
-        row: {name: min(values) for name, values in by_name.items()}
-        for row, by_name in sorted(figures.items(), key=lambda item: args.only.index(item[0][0]))
-    }
-    if best:
-        console.print(_table(best))
-    ways = {model: _ways(model, args.repeats, console) for model in args.only if model in MODELS}
-    for model, rows in ways.items():
-        console.print(_ways_table(model, rows))
-    if args.output:
-        rows = [
-            {"probe": probe, "figure": figure, "best_seconds": times}
-            for (probe, figure), times in best.items()
+    for probe, name in track(runs, "probes", console=console, transient=True):
+        for figure, seconds in _probe(probe, name).items():
+            best = probes.setdefault(probe, {}).setdefault(figure, {})
+            best[name] = min(seconds, best.get(name, seconds))
+    if probes:
+        lines = [
+            (
+                f"{probe}: {figure}",
+                *(1e3 * best[name] if name in best else None for name in COMPETITORS),
+                best["eqxjit"] / best["eqx"],
+            )
+            for probe, figures in probes.items()
+            for figure, best in figures.items()
         ]
-        report = facts() | {"repeats": args.repeats, "figures": rows, "ways": ways}
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
+        console.print(table_of("milliseconds", ("", *COMPETITORS, "eqxjit / eqx"), lines))
+
+    ways: dict[str, dict[str, Figures]] = {}
+    for model in (name for name in MODELS if name in rows):
+        ways[model] = _ways(model, track(range(rounds), model, console=console, transient=True))
+        lines = [(way, *figures.values()) for way, figures in ways[model].items()]
+        columns = ("", *next(iter(ways[model].values())))
+        console.print(table_of(f"{model}: seconds, phases of both added up", columns, lines))
+    record("startup", {"rounds": rounds, "probes": probes, "ways": ways}, args)
     return 0
 
 
-def _run(probe: str, name: str) -> Figures:
-    """One probe in a process of its own."""
+def _probe(probe: str, name: str) -> Figures:
     # An installed package comes with its bytecode: compiling it isn't part of importing.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    output = output_of("bench.probes.startup", probe, name, environment=environment)
-    return json.loads(output.splitlines()[-1])
+    return figures_of("bench.probes.startup", probe, name, environment=environment)
 
 
-def _ways(model: str, repeats: int, console: Console) -> dict[str, Figures]:
+def _ways(model: str, rounds: Iterable[Any]) -> dict[str, Figures]:
     """The best process of each way to get a model ready, the ways in turn."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION_CACHE")}
-    with tempfile.TemporaryDirectory() as folder, Progress(console=console) as progress:
+    with tempfile.TemporaryDirectory() as folder:
         cached = plain | {
             "JAX_COMPILATION_CACHE_DIR": f"{folder}/cache",
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -108,70 +98,14 @@ def _ways(model: str, repeats: int, console: Console) -> dict[str, Figures]:
 
         def run(way: str, is_cached: bool) -> Figures:
             environment = cached if is_cached else plain
-            output = output_of(
+            return figures_of(
                 "bench.probes.ways_to_start", model, way, folder, environment=environment
             )
-            return json.loads(output.splitlines()[-1])
 
-        task = progress.add_task(f"{model}: filling caches", total=repeats * len(WAYS))
         for way in ("save", "eqxjit", "loaded"):
             run(way, True)
-        found: dict[str, list[Figures]] = {}
-        for _ in range(repeats):
-            for name, way, is_cached in WAYS:
-                progress.update(task, description=f"{model}, {name}")
-                found.setdefault(name, []).append(run(way, is_cached))
-                progress.advance(task)
+        found = [{name: run(way, warm) for name, way, warm in WAYS} for _ in rounds]
     return {
-        name: min(figures, key=lambda row: row["until both are called"])
-        for name, figures in found.items()
+        name: min((ways[name] for ways in found), key=lambda row: row["until both are called"])
+        for name, _, _ in WAYS
     }
-
-
-def _ways_table(model: str, rows: dict[str, Figures]) -> Table:
-    table = Table(title=f"{model}: seconds, best process; the phases of both functions added up")
-    table.add_column("")
-    for column in next(iter(rows.values())):
-        table.add_column(column, justify="right")
-    for name, figures in rows.items():
-        table.add_row(name, *(f"{value:.2f}" for value in figures.values()))
-    return table
-
-
-def _table(best: dict[Row, dict[str, float]]) -> Table:
-    table = Table(title="milliseconds, best process")
-    table.add_column("", no_wrap=True)
-    for column in ("floor", "eqx", "eqxjit", "eqxjit / eqx", "target"):
-        table.add_column(column, justify="right")
-    for (probe, figure), times in best.items():
-        table.add_row(
-            f"{probe}: {figure}",
-            *(
-                f"{times[name] * 1e3:,.2f}" if name in times else "-"
-                for name in ("floor", "eqx", "eqxjit")
-            ),
-            f"{times['eqxjit'] / times['eqx']:.3f}",
-            _verdict(probe, figure, times, best.get((probe, "warm call"), {})),
-        )
-    return table
-
-
-def _verdict(probe: str, figure: str, times: dict[str, float], warm: dict[str, float]) -> str:
-    ours, theirs = times["eqxjit"], times["eqx"]
-    if probe == "import":
-        return _met(ours <= theirs * IMPORT_TARGET, str(IMPORT_TARGET))
-    if figure in ("first call", "new shape"):
-        return _met(ours <= theirs * FIRST_CALL_TARGET, str(FIRST_CALL_TARGET))
-    if figure == "warm call":  # `bench calls` tells more
-        return ""
-    if figure == "slowest later call":
-        warm_calls = {name: times[name] / warm[name] for name in ("floor", "eqxjit")}
-        target = max(LATER_CALL_TARGET, warm_calls["floor"])
-        return _met(
-            warm_calls["eqxjit"] <= target, f"{target:.2f} warm calls, {warm_calls['eqxjit']:.2f}"
-        )
-    return _met(ours <= theirs * NESTED_TARGET, str(NESTED_TARGET))
-
-
-def _met(holds: bool, target: str) -> str:
-    return f"{target} {met_or_missed(holds)}"

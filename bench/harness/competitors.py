@@ -7,7 +7,6 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -77,30 +76,6 @@ def jitted_over(
             "jit": case(tree_jit, eqx.filter(dict(arguments), eqx.is_array)),
             **{name: case(f, arguments) for name, f in filtered.items()},
         }
-        for arguments in examples
-    ]
-
-
-def prepared(
-    name: str, fun: Callable[..., Any], *examples: tuple[Any, ...]
-) -> list[Callable[[], Any]]:
-    """Calls of `fun` under the floor or one of the `filter_jit`s, one with each of the examples.
-
-    Those are alike but for the shapes of their arrays.
-    """
-    if name != "floor":
-        f = FILTER_JITS[name](fun)
-        return [partial(f, *arguments) for arguments in examples]
-    dynamic, static = eqx.partition(examples[0], eqx.is_array)
-    treedef = jtu.tree_structure(dynamic)
-
-    def on_list(leaves: list[jax.Array]) -> list[jax.Array]:
-        out = fun(*eqx.combine(jtu.tree_unflatten(treedef, leaves), static))
-        return jtu.tree_leaves(eqx.filter(out, eqx.is_array))
-
-    flat_jit = jax.jit(on_list)
-    return [
-        partial(flat_jit, jtu.tree_leaves(eqx.filter(arguments, eqx.is_array)))
         for arguments in examples
     ]
 

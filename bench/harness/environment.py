@@ -1,25 +1,29 @@
 """What was measured, and on which machine: the facts beside every figure."""
 
+import argparse
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import psutil
 
-RESULTS = Path(__file__).parents[1] / "results"
+import eqxjit
+
+from .records import RESULTS, ROOT
+
 PACKAGES = (
     "eqxjit",
     "jax",
     "jaxlib",
     "equinox",
     "numpy",
-    "flax",
     "optax",
     "diffrax",
     "lineax",
@@ -30,9 +34,10 @@ PACKAGES = (
 
 
 def facts() -> dict[str, Any]:
-    """Commit, versions, machine and settings, ready for JSON."""
+    """Commit, command, versions, machine and settings, ready for JSON."""
     return {
         "commit": _commit(),
+        "command": f"python -m bench {' '.join(sys.argv[1:])}",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
         "machine": {
@@ -43,6 +48,7 @@ def facts() -> dict[str, Any]:
             "devices": [device.device_kind for device in jax.devices()],
         },
         "settings": {
+            "native": eqxjit.native_enabled(),
             "jax_cpu_enable_async_dispatch": jax.config.read("jax_cpu_enable_async_dispatch"),
             "environment": {
                 name: value
@@ -53,17 +59,15 @@ def facts() -> dict[str, Any]:
     }
 
 
-def results(name: str, folder: Path | None) -> Path:
-    """The path of a command's JSON, in `RESULTS` if in no other folder."""
-    return (folder or RESULTS) / f"{name}-{jax.default_backend()}.json"
-
-
-def write(name: str, report: dict[str, Any], folder: Path | None) -> Path:
-    """Write a report, with the facts, and return its path."""
-    path = results(name, folder)
+def record(name: str, report: dict[str, Any], args: argparse.Namespace) -> None:
+    """Write a report with the facts: a partial or quick one only where `--output` asks for it."""
+    if args.output is None and (args.quick or args.only):
+        return
+    folder = args.output or RESULTS
+    path = folder / f"{name}-{jax.default_backend()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(facts() | report, indent=1) + "\n")
-    return path
+    print(f"written: {path}")
 
 
 def _commit() -> str:
@@ -76,7 +80,7 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(RESULTS.parents[1]), *arguments]
+    command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -3,13 +3,15 @@
 import argparse
 import time
 import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
+import numpy as np
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
 Clock = Callable[[], float]
 
@@ -74,14 +76,19 @@ class Case:
         return tuple(self.names().values())
 
 
-def in_turn(cases: Sequence[Case]) -> Case:
-    """The statement of all cases, with the values of each in turn; none may feed the next call."""
-    first = cases[0]
-    return Case(
-        f"for {', '.join(first.names())} in examples: {first.statement}",
-        lambda: {"examples": [tuple(case.names().values()) for case in cases]},
-        first.outputs,
-    )
+def agree(
+    cases: Mapping[str, Case], expected: str, calls: int, rtol: float, atol: float = 0
+) -> None:
+    """Run each case so many times; its arrays must be those of the expected one."""
+    arrays = _arrays(cases[expected].run(calls))
+    for name, case in cases.items():
+        for ours, theirs in zip(_arrays(case.run(calls)), arrays, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol, atol, err_msg=name)
+
+
+def _arrays(outputs: Any) -> list[Any]:
+    """Return the arrays in the outputs, of any package."""
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(outputs) if hasattr(leaf, "__array__")]
 
 
 class Race:
@@ -110,9 +117,9 @@ class Race:
         # So that nobody always follows the same neighbour.
         self._order.append(self._order.pop(0))
 
-    def microseconds(self, of: Callable[[list[float]], float] = min) -> dict[str, float]:
-        """The best round of each case, or what else `of` makes of its rounds."""
-        return {name: of(figures) * 1e6 for name, figures in self.figures.items()}
+    def microseconds(self) -> dict[str, float]:
+        """The best round of each case."""
+        return {name: min(figures) * 1e6 for name, figures in self.figures.items()}
 
 
 def race_all(
@@ -126,31 +133,47 @@ def race_all(
 
     A slow minute of the machine then costs none its minimum.
     """
-    races: dict[str, Race] = {}
-    with Progress(console=console) as progress:
-        task = progress.add_task("", total=len(builders) * (1 + rounds))
-        for name, build in builders.items():
-            progress.update(task, description=f"{name}: compiling, checking")
-            races[name] = Race(build(), seconds, clock)
-            progress.advance(task)
-        for _ in range(rounds):
-            for name, race in races.items():
-                progress.update(task, description=name)
-                race.round()
-                progress.advance(task)
+    groups = track([*builders.items()], "compiling, checking", console=console, transient=True)
+    races = {name: Race(build(), seconds, clock) for name, build in groups}
+    for _ in track(range(rounds), "rounds", console=console, transient=True):
+        for race in races.values():
+            race.round()
     return races
 
 
-def options(command: str, description: str | None, rounds: int) -> argparse.ArgumentParser:
-    """The options that the timing commands have in common."""
+def options(
+    command: str, description: str | None, rounds: int | None = None
+) -> argparse.ArgumentParser:
+    """The options that the commands have in common; those of timing, where there are rounds."""
     parser = argparse.ArgumentParser(prog=f"python -m bench {command}", description=description)
+    parser.set_defaults(quick=False)
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=rounds, help=f"of timing ({rounds})")
+        parser.add_argument(
+            "--quick", action="store_true", help="a short run, to see that it works"
+        )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows whose names have this")
     parser.add_argument(
-        "--rounds", type=int, default=rounds, help=f"9 or more, for figures to quote ({rounds})"
-    )
-    parser.add_argument(
-        "--output", type=Path, help="folder for what is written (bench/results, if all is timed)"
+        "--output", type=Path, help="folder for the record (bench/results, if all is measured)"
     )
     return parser
+
+
+Named = TypeVar("Named")
+
+
+def chosen(rows: Mapping[str, Named], args: argparse.Namespace) -> dict[str, Named]:
+    """The rows that `--only` asks for; all without it."""
+    parts = [part.lower() for part in args.only or [""]]
+    found = {name: row for name, row in rows.items() if any(p in name.lower() for p in parts)}
+    if not found:
+        raise SystemExit(f"There is no such row. There are: {', '.join(rows)}")
+    return found
+
+
+def effort(args: argparse.Namespace, seconds: float = 0.03) -> tuple[int, float]:
+    """How many rounds, and for how many seconds a case runs in each."""
+    return (2, seconds / 6) if args.quick else (args.rounds, seconds)
 
 
 def _calls_within(timer: timeit.Timer, seconds: float) -> int:

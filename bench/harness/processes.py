@@ -1,30 +1,31 @@
 """Fresh processes for what a process can do only once: importing, first calls, settings of XLA."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
-_ROOT = Path(__file__).parents[2]
+from .records import ROOT
 
 
-def output_of(module: str, *arguments: str, environment: Mapping[str, str]) -> str:
-    """What `python -m module arguments...` prints, in this environment and with this import path.
+def figures_of(module: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> Any:
+    """What `python -m module arguments...` prints last, as JSON, in this environment.
 
     **Raises:**
 
-    - `SystemExit`, with what it wrote to its standard error, if it fails.
+    - `SystemExit`, with its standard error, if it fails.
     """
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     finished = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env={**environment, "PYTHONPATH": path},
-        cwd=_ROOT,
+        cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
     )
     if finished.returncode:
         raise SystemExit(f"{module} {' '.join(arguments)} failed:\n{finished.stderr}")
-    return finished.stdout
+    return json.loads(finished.stdout.splitlines()[-1])

@@ -21,7 +21,7 @@ import numpy as np
 import eqxjit
 
 from ..harness.measure import Case
-from .networks import Transformer, call, small_conv_net
+from .networks import Transformer, call, small_conv_net, small_mlp
 
 CLOSURE = "jax.jit, closure"
 FLATTENED = "jax.jit, flattened"
@@ -60,8 +60,7 @@ class GRUStep(eqx.Module):
 
 def mlp() -> FixedModel:
     """The MLP 4-32-32-4, one example."""
-    model = eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0))
-    return FixedModel(model, jnp.linspace(-1.0, 1.0, 4))
+    return FixedModel(small_mlp(), jnp.linspace(-1.0, 1.0, 4))
 
 
 def gru() -> FixedModel:

@@ -23,6 +23,11 @@ def batched(model: Callable[[Array], Array], x: Array) -> Array:
     return jax.vmap(model)(x)
 
 
+def small_mlp(width: int = 32) -> eqx.nn.MLP:
+    """Three layers, from and to 4 features."""
+    return eqx.nn.MLP(4, 4, width, depth=2, key=jr.key(0))
+
+
 def mean_squared_error(model: Callable[..., Array], x: Array, y: Array) -> Array:
     """The loss of a batch."""
     return jnp.mean((jax.vmap(model)(x) - y) ** 2)
@@ -193,18 +198,3 @@ def sample_of(tree: Any) -> Array:
     """The sum of ten leaves spread over the tree."""
     leaves = jax.tree.leaves(tree)
     return sum(leaves[:: max(1, len(leaves) // 10)], start=jnp.zeros(()))
-
-
-def incremented(tree: Any) -> Any:
-    """The tree with one added to every leaf."""
-    return jax.tree.map(lambda leaf: leaf + 1, tree)
-
-
-def selu(x: Array, alpha: float = 1.67, scale: float = 1.05) -> Array:
-    """The activation function of JAX's quickstart."""
-    return scale * jnp.where(x > 0, x, alpha * jnp.exp(x) - alpha)
-
-
-def random_walk(key: PRNGKeyArray, realisations: int, steps: int) -> Array:
-    """Gaussian random walks, each the running sum of normal steps."""
-    return jnp.cumsum(jr.normal(key, (realisations, steps)), axis=1)

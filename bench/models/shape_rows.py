@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array
 
 from ..harness.competitors import Cases, jitted_over
-from .networks import batched, training_step
+from .networks import Transformer, batched, call, small_mlp, training_step
 
 FIRST_BATCH = 8
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32)
@@ -23,16 +23,10 @@ class Row:
 
     - `build`: the cases of so many shapes: those known, then others.
     - `known`: how many shapes are.
-    - `in_turn`: whether the later ones are timed in turn, rather than each by itself.
     """
 
     build: Callable[[int], list[Cases]]
     known: int = 3
-    in_turn: bool = False
-
-
-def _mlp() -> eqx.nn.MLP:
-    return eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0))
 
 
 def _inputs(count: int) -> list[Array]:
@@ -41,7 +35,7 @@ def _inputs(count: int) -> list[Array]:
 
 
 def _mlp_over(inputs: list[Array]) -> list[Cases]:
-    model = _mlp()
+    model = small_mlp()
     return jitted_over(batched, [{"model": model, "x": x} for x in inputs])
 
 
@@ -63,13 +57,20 @@ def gru(shapes: int) -> list[Cases]:
 
 def training(shapes: int) -> list[Cases]:
     """An adam step; model and optimiser state donated and fed back."""
-    model, optimiser = _mlp(), optax.adam(1e-3)
+    model, optimiser = small_mlp(), optax.adam(1e-3)
     state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
     examples = [
         {"model": model, "opt_state": state, "x": x, "y": jnp.sin(x)} for x in _inputs(shapes)
     ]
     outputs = ("model", "opt_state", "loss")
     return jitted_over(training_step(optimiser), examples, outputs, donate=True)
+
+
+def transformer(shapes: int) -> list[Cases]:
+    """A transformer of 12 small blocks: for first calls alone, as each trace takes seconds."""
+    model = Transformer(key=jr.key(0))
+    xs = [jnp.ones((FIRST_BATCH + i, 16)) for i in range(shapes)]
+    return jitted_over(call, [{"model": model, "x": x} for x in xs])
 
 
 def dtypes(shapes: int) -> list[Cases]:
@@ -83,5 +84,5 @@ ROWS: Mapping[str, Row] = {
     "GRU step": Row(gru),
     "MLP + adam, donated": Row(training),
     "4 dtypes": Row(dtypes, known=len(DTYPES)),
-    "8 batch sizes in turn": Row(mlp, known=8, in_turn=True),
+    "8 batch sizes": Row(mlp, known=8),
 }

@@ -85,8 +85,7 @@ class Chain(eqx.Module):
 
 IN_MODULE, AS_ARGUMENT = "in a Module", "as an argument"
 ANEW = ", made anew"
-ACTIVATIONS = (jax.nn.relu, jax.nn.gelu, jax.nn.silu, jnp.tanh)
-DTYPES = (np.dtype("float32"), np.dtype("int32"), jnp.dtype("bfloat16"))
+CHOICES = (*Mode, np.dtype("float32"), jnp.dtype("bfloat16"), jax.nn.relu, jax.nn.gelu, jnp.tanh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +112,8 @@ def _layers(size: int) -> dict[str, Any]:
     return {f"layer {i}": {**layer, "shape": [i, 3]} for i in range(size // 5)}
 
 
-def _chosen(size: int, of: tuple[Any, ...]) -> list[Any]:
-    return [of[i % len(of)] for i in range(size)]
+def _choices(size: int) -> dict[str, Any]:
+    return _named([CHOICES[i % len(CHOICES)] for i in range(size)])
 
 
 def _leaky(size: int, partial: Callable[..., Any]) -> list[Any]:
@@ -145,9 +144,7 @@ KINDS: Mapping[str, Kind] = {
         lambda size: Named("name", 0.5, tuple(range(size))),
         lambda c: Named(c.name, c.rate, (*[*c.sizes],)),
     ),
-    "dict of enums": Kind(lambda size: _named(_chosen(size, tuple(Mode))), dict),
-    "dict of dtypes": Kind(lambda size: _named(_chosen(size, DTYPES)), dict),
-    "dict of callables": Kind(lambda size: _named(_chosen(size, ACTIVATIONS)), dict),
+    "dict of enums, dtypes, functions": Kind(_choices, dict),
     # Those of functools are equal only to themselves.
     "dict of functools.partials": Kind(lambda size: _named(_leaky(size, functools.partial)), dict),
     "list of jax Partials": Kind(

@@ -8,8 +8,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import optax
-from jax.flatten_util import ravel_pytree
 
 import eqxjit
 
@@ -25,9 +23,8 @@ DONATE = "all-except-first"
 Builder = Callable[[Task], Case]
 
 
-def step_of(task: Task, optimiser: optax.GradientTransformation | None = None) -> Callable:
+def step_of(task: Task) -> Callable[..., Any]:
     """A step `(batch, model, state, opt_state) -> ((model, state, opt_state), loss)`, on trees."""
-    optimiser = optimiser or task.optimiser
 
     def step(batch: Any, model: Any, state: Any, opt_state: Any) -> Any:
         def loss_of(model: Any) -> Any:
@@ -35,7 +32,7 @@ def step_of(task: Task, optimiser: optax.GradientTransformation | None = None) -
 
         (loss, state), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(model)
         weights = eqx.filter(model, eqx.is_inexact_array)
-        updates, opt_state = optimiser.update(grads, opt_state, weights)
+        updates, opt_state = task.optimiser.update(grads, opt_state, weights)
         return (eqx.apply_updates(model, updates), state, opt_state), loss
 
     return step
@@ -59,10 +56,9 @@ def packed_step_of(task: Task) -> Callable:
     return step
 
 
-def carry_of(task: Task, model: Any, optimiser: optax.GradientTransformation | None = None) -> Any:
+def carry_of(task: Task, model: Any) -> Any:
     """What a step is given beside the batch: model, state and optimiser state."""
-    init = (optimiser or task.optimiser).init
-    return (model, task.state, init(eqx.filter(model, eqx.is_inexact_array)))
+    return (model, task.state, task.optimiser.init(eqx.filter(model, eqx.is_inexact_array)))
 
 
 def _case(function: Any, batch: Any, carry: Any, donated: bool = True) -> Case:
@@ -97,27 +93,10 @@ def floor(task: Task, steps: int = 1) -> Case:
     )
 
 
-def on_trees(task: Task, flatten: bool = False) -> Case:
+def on_trees(task: Task) -> Case:
     """`jax.jit` over trees of arrays, what is static closed over."""
-    optimiser = optax.flatten(task.optimiser) if flatten else task.optimiser
-    dynamic, static = eqx.partition(carry_of(task, task.model, optimiser), eqx.is_array)
-    step = step_of(task, optimiser)
-
-    def on_arrays(batch: Any, *dynamic: Any) -> Any:
-        carry, loss = step(batch, *eqx.combine(dynamic, static))
-        return eqx.filter(carry, eqx.is_array), loss
-
-    return _case(jax.jit(on_arrays, donate_argnums=(1, 2, 3)), task.batch, dynamic)
-
-
-def raveled(task: Task) -> Case:
-    """`jax.jit` over one vector of weights, which the loss unravels and the optimiser sees."""
-    weights, rest = eqx.partition(task.model, eqx.is_inexact_array)
-    vector, unravel = ravel_pytree(weights)
-    carry = (vector, *carry_of(task, vector)[1:])
-    dynamic, static = eqx.partition(carry, eqx.is_array)
-    loss = lambda v, state, *batch: task.loss(eqx.combine(unravel(v), rest), state, *batch)  # noqa: E731
-    step = step_of(Task(vector, task.optimiser, loss, task.batch))
+    dynamic, static = eqx.partition(carry_of(task, task.model), eqx.is_array)
+    step = step_of(task)
 
     def on_arrays(batch: Any, *dynamic: Any) -> Any:
         carry, loss = step(batch, *eqx.combine(dynamic, static))
@@ -143,8 +122,6 @@ def packed(task: Task, donate: Any = DONATE, **options: Any) -> Case:
 WAYS: dict[str, Builder] = {
     "floor": floor,
     "jit": on_trees,
-    "ravel": raveled,
-    "optax.flatten": functools.partial(on_trees, flatten=True),
     "scan": functools.partial(floor, steps=SCANNED),
     "eqx": functools.partial(filtered, filter_jit=eqx.filter_jit),
     "eqxjit": functools.partial(filtered, filter_jit=eqxjit.filter_jit),

@@ -49,11 +49,6 @@ def deep_mlp() -> Task:
     return _mlp_task(20, 32, optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)))
 
 
-def deeper_mlp() -> Task:
-    """An MLP of 61 layers with adam: 367 arrays."""
-    return _mlp_task(60, 32, optax.adam(1e-3))
-
-
 def several_megabytes() -> Task:
     """An MLP of 12 layers of width 256 with adam: 2.9 MB of weights."""
     return _mlp_task(12, 256, optax.adam(1e-3))
@@ -104,58 +99,11 @@ def transformer() -> Task:
     return Task(Transformer(key=jr.key(0)), optax.adamw(1e-3), _regression, (x, jnp.sin(x)))
 
 
-class _ActorCritic(eqx.Module):
-    actor: eqx.nn.MLP
-    critic: eqx.nn.MLP
-
-    def __init__(self, key: PRNGKeyArray) -> None:
-        keys = jr.split(key)
-        self.actor = eqx.nn.MLP(4, 2, 32, 2, jnp.tanh, key=keys[0])
-        self.critic = eqx.nn.MLP(4, "scalar", 32, 2, jnp.tanh, key=keys[1])
-
-
-def policy() -> Task:
-    """A PPO update of an actor and a critic with clipping and adam, 32 transitions: 38 arrays.
-
-    The state is the key for the minibatch's order, and a running mean of the rewards.
-    """
-
-    def loss(
-        model: _ActorCritic, state: Any, seen: Array, actions: Array, old: Array, returns: Array
-    ) -> tuple[Array, Any]:
-        key, mean = state
-        key, subkey = jr.split(key)
-        order = jr.permutation(subkey, len(seen))[:16]
-        seen, actions, old, returns = (a[order] for a in (seen, actions, old, returns))
-        mean = 0.99 * mean + 0.01 * jnp.mean(returns)
-        logs = jax.nn.log_softmax(jax.vmap(model.actor)(seen))
-        taken = jnp.take_along_axis(logs, actions[:, None], axis=1)[:, 0]
-        values = jax.vmap(model.critic)(seen)
-        advantages = jax.lax.stop_gradient(returns - mean - values)
-        ratio = jnp.exp(taken - old)
-        gains = jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages)
-        entropy = -jnp.sum(jnp.exp(logs) * logs, axis=1)
-        errors = (returns - mean - values) ** 2
-        return jnp.mean(0.5 * errors - gains - 0.01 * entropy), (key, mean)
-
-    keys = jr.split(jr.key(1), 3)
-    batch = (
-        jr.normal(keys[0], (32, 4)),
-        jr.randint(keys[1], (32,), 0, 2),
-        jnp.full(32, jnp.log(0.5)),
-        jr.normal(keys[2], (32,)),
-    )
-    optimiser = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-3))
-    return Task(_ActorCritic(jr.key(0)), optimiser, loss, batch, (jr.key(2), jnp.zeros(())))
-
-
 TASKS: dict[str, Callable[[], Task]] = {
     "MLP + adam": mlp,
     "deep MLP + adamw": deep_mlp,
-    "deeper MLP + adam": deeper_mlp,
     "GRU + rmsprop": gru,
     "CNN, BatchNorm + adam": conv_net,
     "transformer + adamw": transformer,
     "several MB + adam": several_megabytes,
-    "PPO + adam": policy,
 }

@@ -3,70 +3,62 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from ..harness.competitors import FILTER_JITS, Cases, FilterJit, jitted
 from ..harness.measure import Case
-from . import nnx_models
 from .networks import (
     ConvNet,
     DropoutNet,
     Transformer,
     batch_forward,
+    batched,
     call,
-    incremented,
-    random_walk,
     sample_of,
-    selu,
+    small_mlp,
     training_step,
     tree_of,
 )
-from .unchecked import unchecked
-
-Group = Literal["small", "large", "style", "tree in", "tree in and out", "compute"]
+from .solves import SOLVES, solve
 
 
 @dataclass(frozen=True)
 class Workload:
     """How to build the cases, and how to read their figures."""
 
-    group: Group
+    group: str  # of those whose figures are read together
     build: Callable[[], Cases]
     calls: int = 1  # in one statement
     leaves: int | None = None  # of a tree workload
-    compute_bound: bool = False  # to be within noise of jax.jit, rather than faster
+    devices: int = 1  # virtual ones, to be timed by the CPU time of the calling thread
 
 
 def identity() -> Cases:
     """The benchmark of equinox#973."""
     arguments = {"model": eqx.nn.Identity(), "x": jnp.ones((1, 1))}
-    return jitted(call, arguments) | nnx_models.identity(arguments["x"])
-
-
-def _mlp(width: int) -> eqx.nn.MLP:
-    return eqx.nn.MLP(4, 4, width, depth=2, key=jr.key(0))
+    return jitted(call, arguments)
 
 
 def mlp(width: int) -> Cases:
     """An MLP of three layers, one example."""
-    model, x = _mlp(width), jnp.linspace(-1.0, 1.0, 4)
-    return jitted(call, {"model": model, "x": x}) | nnx_models.mlp(model, x)
+    model, x = small_mlp(width), jnp.linspace(-1.0, 1.0, 4)
+    return jitted(call, {"model": model, "x": x})
 
 
 def gru() -> Cases:
     """A GRU step, the hidden state fed back."""
     cell = eqx.nn.GRUCell(4, 32, key=jr.key(0))
-    # nnx's cell has no second bias: without it both compute the same.
-    cell = eqx.tree_at(lambda cell: cell.bias_n, cell, jnp.zeros(32))
     x, h = jnp.linspace(-1.0, 1.0, 4), jnp.zeros(32)
     step = lambda cell, x, h: cell(x, h)  # noqa: E731
-    return jitted(step, {"cell": cell, "x": x, "h": h}, ("h",)) | nnx_models.gru(cell, x, h)
+    return jitted(step, {"cell": cell, "x": x, "h": h}, ("h",))
 
 
 def lstm() -> Cases:
@@ -74,7 +66,7 @@ def lstm() -> Cases:
     cell = eqx.nn.LSTMCell(4, 32, key=jr.key(0))
     x, hc = jnp.linspace(-1.0, 1.0, 4), (jnp.zeros(32), jnp.zeros(32))
     step = lambda cell, x, hc: cell(x, hc)  # noqa: E731
-    return jitted(step, {"cell": cell, "x": x, "hc": hc}, ("hc",)) | nnx_models.lstm(cell, x, hc)
+    return jitted(step, {"cell": cell, "x": x, "hc": hc}, ("hc",))
 
 
 def _training(
@@ -92,10 +84,9 @@ def _training(
 
 def mlp_training(donate: bool) -> Cases:
     """An adam step on a batch of 8; model and optimiser state fed back."""
-    model, optimiser = _mlp(32), optax.adam(1e-3)
+    model, optimiser = small_mlp(), optax.adam(1e-3)
     x = jr.normal(jr.key(1), (8, 4))
-    cases = _training(model, optimiser, x, jnp.sin(x), donate)
-    return cases | nnx_models.mlp_training(model, optimiser, x, jnp.sin(x), donate)
+    return _training(model, optimiser, x, jnp.sin(x), donate)
 
 
 def conv_net() -> Cases:
@@ -103,27 +94,25 @@ def conv_net() -> Cases:
     model, state = eqx.nn.make_with_state(ConvNet)(key=jr.key(0))
     images = jr.normal(jr.key(1), (4, 1, 8, 8))
     arguments = {"model": model, "state": state, "images": images}
-    cases = jitted(batch_forward, arguments, ("state", "logits"))
-    return cases | nnx_models.conv_net(model, images)
+    return jitted(batch_forward, arguments, ("state", "logits"))
 
 
 def transformer() -> Cases:
     """A transformer of 12 small blocks, 8 tokens."""
     model, x = Transformer(key=jr.key(0)), jr.normal(jr.key(1), (8, 16))
-    return jitted(call, {"model": model, "x": x}) | nnx_models.transformer(model, x)
+    return jitted(call, {"model": model, "x": x})
 
 
 def transformer_training() -> Cases:
     """An adamw step of that transformer on a batch of 2."""
     model, optimiser = Transformer(key=jr.key(0)), optax.adamw(1e-3)
     x = jr.normal(jr.key(1), (2, 8, 16))
-    cases = _training(model, optimiser, x, jnp.sin(x))
-    return cases | nnx_models.transformer_training(model, optimiser, x, jnp.sin(x))
+    return _training(model, optimiser, x, jnp.sin(x))
 
 
 def bound_model() -> Cases:
     """`filter_jit(model)(x)`; the floor and `jax.jit` are given the arrays of the model."""
-    model, x = _mlp(32), jnp.linspace(-1.0, 1.0, 4)
+    model, x = small_mlp(), jnp.linspace(-1.0, 1.0, 4)
 
     def bound(filter_jit: FilterJit) -> Case:
         f = filter_jit(model)
@@ -135,7 +124,7 @@ def bound_model() -> Cases:
 
 def method() -> Cases:
     """`model.step(x)`, a decorated method."""
-    mlp, x = _mlp(32), jnp.linspace(-1.0, 1.0, 4)
+    mlp, x = small_mlp(), jnp.linspace(-1.0, 1.0, 4)
 
     def decorated(filter_jit: FilterJit) -> Case:
         class Model(eqx.Module):
@@ -158,13 +147,13 @@ def keywords() -> Cases:
     def shifted(model: eqx.nn.MLP, x: Array, shift: Array, scale: float = 2.0) -> Array:
         return scale * model(x) + shift
 
-    arguments = {"model": _mlp(32), "x": jnp.linspace(-1.0, 1.0, 4), "shift": jnp.ones(4)}
+    arguments = {"model": small_mlp(), "x": jnp.linspace(-1.0, 1.0, 4), "shift": jnp.ones(4)}
     return jitted(shifted, arguments, call="f(model, x=x, shift=shift)")
 
 
 def star_arguments() -> Cases:
     """`f(model, *xs)`; the floor and `jax.jit` are given one tuple instead."""
-    model, xs = _mlp(32), tuple(jnp.full(4, float(i)) for i in range(3))
+    model, xs = small_mlp(), tuple(jnp.full(4, float(i)) for i in range(3))
 
     def summed(model: eqx.nn.MLP, *xs: Array) -> Array:
         return model(sum(xs, start=jnp.zeros(())))
@@ -207,30 +196,30 @@ def alternating() -> Cases:
 
 def tree_in(leaves: int) -> Cases:
     """All leaves are handed to XLA; ten are added up, so that the computation costs nothing."""
-    tree = tree_of(leaves)
-    by_hand = {"unchecked": unchecked(sample_of, tree, rebuild=False)}
-    return jitted(sample_of, {"tree": tree}, keep_unused=True) | by_hand
+    return jitted(sample_of, {"tree": tree_of(leaves)}, keep_unused=True)
 
 
 def tree_in_and_out(leaves: int) -> Cases:
     """Every leaf in, every leaf out."""
-    tree = tree_of(leaves)
-    by_hand = {"unchecked": unchecked(incremented, tree, rebuild=True)}
-    return jitted(incremented, {"tree": tree}) | by_hand
+    incremented = lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree)  # noqa: E731
+    return jitted(incremented, {"tree": tree_of(leaves)})
 
 
 def selu_million() -> Cases:
     """One million elements."""
-    return jitted(selu, {"x": jr.normal(jr.key(0), (1_000_000,))})
+    return jitted(jax.nn.selu, {"x": jr.normal(jr.key(0), (1_000_000,))})
 
 
-def random_walks() -> Cases:
-    """1,000 realisations of 1,000 steps; the counts are static."""
+def sharded(devices: int) -> Cases:
+    """The MLP on a batch that is split over so many devices, its weights on each.
 
-    def walks(key: Array) -> Array:
-        return random_walk(key, 1_000, 1_000)
-
-    return jitted(walks, {"key": jr.key(0)})
+    Nothing but dispatch grows with the devices: each computes one example, and tells no other.
+    """
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), "batch")
+    everywhere, by_batch = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ([], ["batch"]))
+    model = eqx.filter_shard(small_mlp(), everywhere)
+    x = jax.device_put(jr.normal(jr.key(1), (devices, 4)), by_batch)
+    return jitted(batched, {"model": model, "x": x})
 
 
 SIZES = (10, 100, 1_000, 10_000)
@@ -238,9 +227,7 @@ SIZES = (10, 100, 1_000, 10_000)
 WORKLOADS: dict[str, Workload] = {
     "Identity": Workload("small", identity),
     "MLP 32": Workload("small", partial(mlp, 32)),
-    "MLP 64": Workload("small", partial(mlp, 64)),
-    "MLP 128": Workload("small", partial(mlp, 128)),
-    "MLP 256": Workload("small", partial(mlp, 256), compute_bound=True),
+    "MLP 256": Workload("small", partial(mlp, 256)),
     "GRUCell": Workload("small", gru),
     "LSTMCell": Workload("small", lstm),
     "MLP + adam": Workload("small", partial(mlp_training, donate=False)),
@@ -258,8 +245,9 @@ WORKLOADS: dict[str, Workload] = {
         f"{n:,} leaves in and out": Workload(
             "tree in and out", partial(tree_in_and_out, n), leaves=n
         )
-        for n in SIZES
+        for n in SIZES[:-1]  # 10,000 take minutes to compile
     },
-    "SELU": Workload("compute", selu_million, compute_bound=True),
-    "random walks": Workload("compute", random_walks, compute_bound=True),
+    "SELU": Workload("compute", selu_million),
+    **{f"MLP on {n} devices": Workload("devices", partial(sharded, n), devices=n) for n in (2, 8)},
+    **{name: Workload("library", partial(solve, name)) for name in SOLVES},
 }

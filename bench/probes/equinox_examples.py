@@ -225,7 +225,9 @@ def stateful() -> Iterator[Any]:
 
 def parallelism() -> Iterator[Any]:
     """Train on a batch that is sharded over all devices: eight, where the environment says so."""
-    mesh = jax.make_mesh((jax.device_count(),), ("batch",), axis_types=(_auto(),))
+    mesh = jax.make_mesh(
+        (jax.device_count(),), ("batch",), axis_types=(jax.sharding.AxisType.Auto,)
+    )
     by_batch = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     yield jax.device_count()
@@ -249,10 +251,6 @@ def parallelism() -> Iterator[Any]:
         loss, model = make_step((x, y), model)
         yield loss
     yield eqx.filter(model, eqx.is_array)
-
-
-def _auto() -> Any:
-    return jax.sharding.AxisType.Auto
 
 
 EXAMPLES: dict[str, Callable[[], Iterator[Any]]] = {

@@ -5,16 +5,12 @@ Each probe prints its figures, seconds by name, as JSON.
 
 import gc
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 Figures = dict[str, float]
-
-IMPORT = "equinox, then eqxjit"
 
 
 def seconds(action: Callable[[], Any]) -> float:
@@ -32,68 +28,29 @@ def imports(name: str) -> Figures:
     """
     gc.disable()
     equinox = seconds(lambda: __import__("equinox"))
-    return {IMPORT: equinox if name == "eqx" else seconds(lambda: __import__("eqxjit"))}
+    return {
+        "equinox, then eqxjit": equinox if name == "eqx" else seconds(lambda: __import__("eqxjit"))
+    }
 
 
-def later_calls(call: Callable[[], Any]) -> Figures:
-    """The slowest of the twenty calls after the first, in one of which eqxjit may specialise, and
-    their median.
-    """
-    times = [seconds(call) for _ in range(20)]
-    return {"slowest later call": max(times), "warm call": statistics.median(times)}
-
-
-def first_calls(workload: str, name: str) -> Figures:
-    """The first call, traced and compiled, those after it, and the first with another batch."""
-    import equinox as eqx
-    import jax
-    import jax.numpy as jnp
-    import jax.random as jr
-    import optax
-
-    from ..models.networks import Transformer, batched, call, training_step
-
-    if workload == "transformer":
-        fun, width, given = call, 16, (Transformer(key=jr.key(0)),)
-    else:
-        fun, width, given = batched, 4, (eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0)),)
-    examples = [(*given, jnp.ones((size, width))) for size in (8, 9)]
-    if workload == "MLP + adam":
-        optimiser = optax.adam(1e-3)
-        state = optimiser.init(eqx.filter(given, eqx.is_inexact_array)[0])
-        fun = training_step(optimiser)
-        examples = [(*given, state, x, x) for _, x in examples]
-    jax.block_until_ready(eqx.filter(examples, eqx.is_array))
-    return _figures(name, fun, *examples)
-
-
-def _figures(name: str, fun: Callable[..., Any], *examples: tuple[Any, ...]) -> Figures:
-    """Calls with the first of two examples, then one with the other, whose shape is new."""
-    import jax
-
-    from ..harness.competitors import prepared
-
-    first, other = prepared(name, fun, *examples)
-    run = lambda call=first: jax.block_until_ready(call())  # noqa: E731
-    return (
-        {"first call": seconds(run)} | later_calls(run) | {"new shape": seconds(lambda: run(other))}
-    )
+def _figures(name: str, examples: list[Any]) -> Figures:
+    """A call of the first of two cases, then one of the other, whose shape is new."""
+    first, other = (cases[name].sampler() for cases in examples)
+    return {"first call": first(1)[0], "new shape": other(1)[0]}
 
 
 def nested(name: str) -> Figures:
     """Tracing a function that calls jitted functions: one a hundred times; fifty, each wrapped anew
     and called once.
     """
-    import equinox as eqx
     import jax
     import jax.numpy as jnp
-    import jax.random as jr
 
     from ..harness.competitors import FILTER_JITS
-    from ..models.networks import call
+    from ..models.networks import call, small_mlp
 
     filter_jit = FILTER_JITS[name]
-    model, x = eqx.nn.MLP(4, 4, 32, depth=2, key=jr.key(0)), jnp.ones(4)
+    model, x = small_mlp(), jnp.ones(4)
     inner = filter_jit(call)
 
     def trace(functions: Iterable[Callable[..., Any]]) -> None:
@@ -117,44 +74,64 @@ def nested(name: str) -> Figures:
 
 
 def wide(kind: str, name: str) -> Figures:
-    """A tree of many leaves: the first call, those after it, and the first with another shape."""
+    """A tree of many leaves: the first call, and the first with another shape."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
+
+    from ..harness.competitors import jitted_over
+    from ..models.networks import Affine
 
     class Layer(eqx.Module):
         weight: jax.Array
         index: int = eqx.field(static=True)
 
-    class Affine(eqx.Module):
-        weight: jax.Array
-        bias: jax.Array
-
     array, x, longer = jnp.ones(()), jnp.ones(3), jnp.ones(4)
     trees = {
-        "arrays": lambda: [array] * 1_000,
-        "modules": lambda: [Affine(array, array) for _ in range(300)],
-        "floats": lambda: [float(i) for i in range(20_000)],
-        "layers": lambda: [Layer(array, i) for i in range(2_000)],
-        "lists": lambda: [[i, 0.5, True, array] for i in range(2_000)],
+        "1,000 arrays": lambda: [array] * 1_000,
+        "300 Modules": lambda: [Affine(array, array, "name") for _ in range(300)],
+        "20,000 floats": lambda: [float(i) for i in range(20_000)],
+        "2,000 layers that differ": lambda: [Layer(array, i) for i in range(2_000)],
+        "2,000 lists that differ": lambda: [[i, 0.5, True, array] for i in range(2_000)],
     }
     tree = trees[kind]()
-    jax.block_until_ready((array, x, longer, x + 1, longer + 1))
-    return _figures(name, lambda tree, x: x + 1, (tree, x), (tree, longer))
+    jax.block_until_ready((array, x + 1, longer + 1))
+    examples = [{"tree": tree, "x": x} for x in (x, longer)]
+    return _figures(name, jitted_over(lambda tree, x: x + 1, examples))
 
 
-PROBES: dict[str, Callable[[str], Figures]] = {
-    "import": imports,
-    "MLP": partial(first_calls, "MLP"),
-    "MLP + adam": partial(first_calls, "MLP + adam"),
-    "transformer": partial(first_calls, "transformer"),
-    "nested": nested,
-    "1,000 arrays": partial(wide, "arrays"),
-    "300 Modules": partial(wide, "modules"),
-    "20,000 floats": partial(wide, "floats"),
-    "2,000 layers that differ": partial(wide, "layers"),
-    "2,000 lists that differ": partial(wide, "lists"),
-}
+def main(probe: str, name: str) -> Figures:
+    """Run a probe under one of the competitors."""
+    if probe == "import":
+        return imports(name)
+    import jax
+
+    from ..models import shape_rows
+
+    # So that a first call ends with its results.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    rows = {
+        "MLP": shape_rows.mlp,
+        "MLP + adam": shape_rows.training,
+        "transformer": shape_rows.transformer,
+    }
+    if probe in rows:
+        return _figures(name, rows[probe](2))
+    return nested(name) if probe == "nested" else wide(probe, name)
+
+
+PROBES = (
+    "import",
+    "MLP",
+    "MLP + adam",
+    "transformer",
+    "nested",
+    "1,000 arrays",
+    "300 Modules",
+    "20,000 floats",
+    "2,000 layers that differ",
+    "2,000 lists that differ",
+)
 
 if __name__ == "__main__":
-    print(json.dumps(PROBES[sys.argv[1]](sys.argv[2])))
+    print(json.dumps(main(sys.argv[1], sys.argv[2])))

@@ -10,6 +10,7 @@ from sybil.parsers.markdown import PythonCodeBlockParser
 
 import eqxjit
 from bench.__main__ import COMMANDS
+from bench.commands import figures
 from tests.support import helpers
 from tests.support.processes import ROOT
 
@@ -51,6 +52,23 @@ def test_commands_exist(page):
     assert set(re.findall(r"python -m bench (\w+)", text)) <= set(COMMANDS)
     assert set(re.findall(r"python -m bench\.examples\.(\w+)", text)) <= examples
     assert set(re.findall(r"bench/examples/(\w+)", text)) <= examples
+
+
+def test_figures_are_those_on_record():
+    """`python -m bench figures` writes them; none of them was measured anywhere else."""
+    files = figures.written()
+    assert len(files) > len(_PAGES)
+    assert [named(path) for path, text in files.items() if text != path.read_text()] == []
+
+
+def test_a_place_for_figures_is_filled():
+    rounds = figures.rounds("calls")
+    text = "in <!-- figures: rounds calls --><!-- end --> rounds"
+    assert figures.rendered(text) == text.replace("--><!--", f"-->{rounds}<!--")
+    table = "<!-- figures: group-table devices -->\nold\n<!-- end -->\n"
+    assert "| MLP on 2 devices |" in figures.rendered(table)
+    with pytest.raises(SystemExit, match="opens a line"):
+        figures.rendered("<!-- figures: rounds calls --><!-- end --> rounds")
 
 
 def test_each_layer_has_its_place():

@@ -30,7 +30,6 @@ def test_an_example_of_equinox(example):
 
 
 def test_each_package_is_pinned_and_has_work():
-    pins = downstream.pinned()
-    assert {"jax", "jaxlib", "equinox", *downstream.PACKAGES} == pins.keys()
-    assert list(WORK) == list(downstream.WORK)
-    assert len(downstream.PACKAGES) >= 5
+    packages = WORK.keys() - EXAMPLES.keys()
+    assert {"jax", "jaxlib", "equinox", *packages} == downstream.pinned().keys()
+    assert len(packages) >= 5

@@ -1,0 +1,305 @@
+"""`bench figures`: writes the figures on record into README, the pages and the pictures.
+
+A place for figures is `<!-- figures: NAME ARGUMENTS -->`, what was written there last, and
+`<!-- end -->`: a block if it opens a line, else a part of a sentence.
+"""
+
+import argparse
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from ..harness.records import RECORDS, RESULTS, ROOT, group, mean_ratio, ratios, record, rows
+from .pictures import PICTURES
+
+_CALLS = ("µs per call", "Equinox", "eqxjit", "floor")
+_PLACE = re.compile(r"(<!-- figures: (.*?) -->).*?(<!-- end -->)", re.DOTALL)
+
+
+def main(argv: list[str]) -> int:
+    """Write what differs; or list it, or the records that are older than what they measure."""
+    parser = argparse.ArgumentParser(prog="python -m bench figures", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing: list what differs")
+    parser.add_argument(
+        "--stale", action="store_true", help="list the records that are older than their source"
+    )
+    args = parser.parse_args(argv)
+    if args.stale:
+        found = [line for name in RECORDS if (line := stale(name))]
+    else:
+        texts = written()
+        found = [path for path, text in texts.items() if text != _text(path)]
+        if not args.check:
+            for path in found:
+                path.write_text(texts[path])
+    print(*found, sep="\n", end="\n" if found else "")
+    return int(bool(found) and (args.check or args.stale))
+
+
+def written() -> dict[Path, str]:
+    """Return each file that has figures, as the records want it."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
+    return {page: rendered(page.read_text()) for page in pages} | {
+        RESULTS / f"{name}.svg": draw() for name, draw in PICTURES.items()
+    }
+
+
+def rendered(text: str) -> str:
+    """Write the figures into each place of a text."""
+
+    def place(match: re.Match[str]) -> str:
+        start, end = match.span()
+        opening, name, closing = match.groups()
+        what, *arguments = shlex.split(name)
+        is_block = text[:start].endswith("\n") or not start
+        if is_block and text[end : end + 1] != "\n":
+            # Markdown takes a line that opens with a comment for HTML to its end.
+            raise SystemExit(f"`{name}` opens a line of a sentence: wrap it elsewhere.")
+        around = "\n\n" if is_block else ""
+        return f"{opening}{around}{FIGURES[what](*arguments)}{around}{closing}"
+
+    return _PLACE.sub(place, text)
+
+
+def stale(name: str) -> str | None:
+    """Say why a record is older than eqxjit or than the command that made it, if it is."""
+    commit = record(name).get("commit", "")
+    paths = ("src/eqxjit", f"bench/commands/{name}.py")
+    last = _git("log", "-1", "--format=%h", "--", *paths).stdout.strip()
+    if not commit:
+        return f"{name}: of an unknown commit"
+    if commit.endswith("+"):
+        return f"{name}: of sources that differ from commit {commit[:-1]}"
+    # An error, such as that of a commit that is gone, isn't an ancestor, either.
+    if _git("merge-base", "--is-ancestor", last, commit).returncode:
+        return f"{name}: of {commit}, which hasn't {last}"
+    return None
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
+def us(of: str, row: str, way: str) -> str:
+    """Give the microseconds of a row's way."""
+    return _us(rows(of)[row].get(way))
+
+
+def times(of: str, row: str, way: str, other: str) -> str:
+    """Give the ratio of a row's way to another way."""
+    return _ratio(rows(of)[row][way] / rows(of)[row][other])
+
+
+def between(name: str, way: str, other: str) -> str:
+    """Give the least and the greatest ratio in a group of workloads."""
+    return _span(ratios(group(name), way, other), ".2f")
+
+
+def added(name: str) -> str:
+    """Give the least and the most that Equinox adds to the floor in a group of workloads."""
+    return _span([row["eqx"] - row["floor"] for row in group(name).values()], ",.0f")
+
+
+def share() -> str:
+    """Give eqxjit's part of what a call costs under Equinox, in words, rounded up."""
+    words = {0.2: "a fifth", 0.25: "a quarter", 0.34: "a third", 0.5: "half"}
+    mean = mean_ratio(group("small"), "eqxjit", "eqx")
+    return next(word for limit, word in words.items() if mean <= limit)
+
+
+def leaf(direction: str) -> str:
+    """Give the microseconds that the floor takes for each array that goes in or out."""
+    passed, returned = (rows("calls")[f"1,000 leaves {way}"] for way in ("in", "in and out"))
+    total = passed["floor"] if direction == "in" else returned["floor"] - passed["floor"]
+    return _ratio(total / 1_000)
+
+
+def statics() -> str:
+    """Sum up the ratios of `bench statics`."""
+    found = ratios(rows("statics"), "eqxjit", "eqx")
+    return f"{_span(found, '.2f')}, {_ratio(median(found))} in the middle"
+
+
+def facts(name: str) -> str:
+    """Give the machine, the versions and the commit of a record."""
+    found = record(name)
+    machine, versions = found["machine"], found["versions"]
+    commit = found.get("commit", "unknown")
+    return (
+        f"{machine['logical_cpus']} cores ({machine['processor']}), Python {versions['python']}, "
+        f"JAX {versions['jax']}, Equinox {versions['equinox']}, eqxjit at commit {commit}"
+    )
+
+
+def rounds(name: str) -> str:
+    """Give the number of rounds of a record."""
+    return str(record(name)["rounds"])
+
+
+def calls_table() -> str:
+    """Tabulate a few workloads."""
+    names = {
+        "Identity": "`eqx.nn.Identity`",
+        "MLP 32": "MLP forward",
+        "GRUCell": "GRU step",
+        "MLP + adam, donated": "MLP + adam step, donated",
+        "transformer": "transformer forward, 12 blocks",
+        "1,000 leaves in": "a tree of 1,000 arrays, passed",
+    }
+    found = rows("calls")
+    lines = [(name, *_each(found[row], "eqx", "eqxjit", "floor")) for row, name in names.items()]
+    return _table(_CALLS, lines)
+
+
+def means_table() -> str:
+    """Tabulate the geometric means over workloads, natively and in Python."""
+    others = {"floor": "the floor", "jit": "`jax.jit` on trees", "eqx": "`equinox.filter_jit`"}
+    lines = [
+        (
+            f"{name}, {which}",
+            *(_ratio(mean_ratio(group(*groups), way, to)) for way in ("eqxjit", "python")),
+        )
+        for to, name in others.items()
+        for which, groups in (("small models", ("small",)), ("all", ()))
+    ]
+    return _table(("as a multiple of", "native", "in Python"), lines)
+
+
+def group_table(name: str) -> str:
+    """Tabulate the workloads of a group."""
+    lines = [(row, *_each(us, "eqx", "eqxjit", "floor")) for row, us in group(name).items()]
+    return _table(_CALLS, lines)
+
+
+def shapes_table() -> str:
+    """Tabulate the ratios of `bench shapes` to Equinox."""
+    columns = {"first": "first shape", "later": "later ones", "older": "older, after a trace"}
+    lines = [
+        (name, *(_ratio(row[column]["eqxjit"] / row[column]["eqx"]) for column in columns))
+        for name, row in record("shapes")["best_us"].items()
+    ]
+    return _table(("as a multiple of Equinox", *columns.values()), lines)
+
+
+def training_table() -> str:
+    """Tabulate the steps of training."""
+    lines = [
+        (f"{name}: {task['arrays']} arrays", *_each(task["us"], "eqx", "eqxjit", "packed"))
+        for name, task in record("training")["tasks"].items()
+    ]
+    return _table(("µs a step", "Equinox", "eqxjit", "packed"), lines)
+
+
+def packing_table() -> str:
+    """Tabulate what packing compares with."""
+    lines = []
+    for name, task in record("training")["tasks"].items():
+        us, first = task["us"], task["first_call_s"]
+        first_call = _ratio(first["packed"] / first["eqxjit"])
+        lines.append((name, _ratio(us["packed"] / us["floor"]), _us(us["scan"]), first_call))
+    columns = ("", "packed / floor", "ten steps a call, µs a step", "first call, packed / not")
+    return _table(columns, lines)
+
+
+def latency_table() -> str:
+    """Tabulate p50 and p99 of three models."""
+    models = record("latency")["models"]
+    names = ("MLP", "CNN", "transformer")
+    lines = [
+        (way, *("{:.1f} / {:.0f}".format(*models[name]["us"][way]) for name in names))
+        for way in models["MLP"]["us"]
+    ]
+    return _table(("p50 / p99, µs", *names), lines)
+
+
+def ways_table() -> str:
+    """Tabulate the seconds of each way to get two functions ready."""
+    models = record("startup")["ways"]
+    lines = [
+        (way, *(f"{ways[way]['until both are called']:.2f}" for ways in models.values()))
+        for way in next(iter(models.values()))
+    ]
+    return _table(("seconds", *models), lines)
+
+
+def first_calls_table() -> str:
+    """Tabulate imports, first calls, new shapes and traces of nested calls."""
+    lines = [
+        (f"{probe}: {figure}", _us(best["eqx"] * 1e3), _us(best["eqxjit"] * 1e3))
+        for probe, figures in record("startup")["probes"].items()
+        for figure, best in figures.items()
+    ]
+    return _table(("milliseconds", "Equinox", "eqxjit"), lines)
+
+
+def downstream_table() -> str:
+    """Tabulate the packages built on Equinox."""
+    lines = []
+    for name, row in record("downstream")["packages"].items():
+        version = record("downstream")["installed"].get(name)
+        label = f"{name} {version}" if version else f"Equinox's example: {name.replace('_', ' ')}"
+        outcomes = "the same" if row["same"] else "**they differ**"
+        lines.append((label, str(row["calls"]), str(row["calls_left"]), outcomes))
+    return _table(("", "calls", "left to Equinox", "outcomes"), lines)
+
+
+def installed(name: str) -> str:
+    """Give the version of a package that `bench downstream` installed."""
+    return record("downstream")["installed"][name]
+
+
+FIGURES: dict[str, Callable[..., str]] = {
+    figure.__name__.replace("_", "-"): figure
+    for figure in (
+        us,
+        times,
+        between,
+        added,
+        share,
+        leaf,
+        statics,
+        facts,
+        rounds,
+        installed,
+        calls_table,
+        means_table,
+        group_table,
+        shapes_table,
+        training_table,
+        packing_table,
+        latency_table,
+        ways_table,
+        first_calls_table,
+        downstream_table,
+    )
+}
+
+
+def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    every = [columns, ["---"] * len(columns), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in every).replace("|  |", "| |")
+
+
+def _each(times: Mapping[str, float], *ways: str) -> list[str]:
+    return [_us(times.get(way)) for way in ways]
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    return f"{min(values):{form}} to {max(values):{form}}"
+
+
+def _us(microseconds: float | None) -> str:
+    if microseconds is None:
+        return "-"
+    return f"{microseconds:,.{0 if microseconds >= 100 else 1}f}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}"

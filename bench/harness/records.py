@@ -1,0 +1,56 @@
+"""The records of `bench/results`, as others read them.
+
+Only the standard library is imported, because a test without the benchmarks' packages reads them.
+"""
+
+import functools
+import json
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench" / "results"
+#: What writes a record, in the order of `bench all`.
+RECORDS = ("calls", "shapes", "statics", "training", "latency", "startup", "downstream")
+
+Times = dict[str, float]  # microseconds by way of calling
+
+
+@functools.cache
+def record(name: str) -> dict[str, Any]:
+    """Read the record of a command, made on a CPU."""
+    return json.loads((RESULTS / f"{name}-cpu.json").read_text())
+
+
+def rows(name: str) -> dict[str, Times]:
+    """Read the times of each row: of the best round, or the median where each call was timed."""
+    found = record(name)
+    if name == "calls":
+        return {row: workload["best_us"] for row, workload in found["workloads"].items()}
+    if name == "training":
+        return {row: task["us"] for row, task in found["tasks"].items()}
+    if name == "latency":
+        medians = {row: model["us"].items() for row, model in found["models"].items()}
+        return {row: {way: us[0] for way, us in ways} for row, ways in medians.items()}
+    return found["best_us"]
+
+
+def group(*names: str) -> dict[str, Times]:
+    """Read the times of the workloads of `bench calls` that are in these groups, or of all."""
+    workloads = record("calls")["workloads"]
+    return {
+        row: workload["best_us"]
+        for row, workload in workloads.items()
+        if not names or workload["group"] in names
+    }
+
+
+def ratios(times: dict[str, Times], way: str, of: str) -> list[float]:
+    """Divide, in each row that has both, the time of one way by that of another."""
+    return [row[way] / row[of] for row in times.values() if way in row and of in row]
+
+
+def mean_ratio(times: dict[str, Times], way: str, of: str) -> float:
+    """Return the geometric mean of the rows' ratios."""
+    return geometric_mean(ratios(times, way, of))
