@@ -1,8 +1,9 @@
 """`freeze`: a function with its arrays compiled in, for inference with weights that stay."""
 
+import copy
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, overload
 
 import equinox as eqx
@@ -28,12 +29,14 @@ from .._core.wrapper import (
     register_wrapper,
 )
 from .._fast.signature import Signature
+from .._interruptions import unless_it_raises
+from .._spec.static import CONSTANTS, referents, same
+from .._spec.static import freeze as stand_in
 from .._spec.tree import combine, resplit, split
 from .load import SavedFunction
 from .load import load as read
 from .save import Path, is_symbolic
 from .save import save as write
-from .snapshot import copy_static
 
 OtherShapes = Literal["compile", "raise"]
 
@@ -161,9 +164,9 @@ class FrozenFunction(JitFunction[P, T]):
         with trimming:
             write(self._caller, path, args, kwargs)
 
-    def _check_keywords(self, method: str, keywords: Iterable[str], *options: str) -> None:
-        signature = self._function.signature
-        _check_keywords(f"`{method}` of {self!r}", signature.parameters, keywords, *options)
+    def _check_keywords(self, method: str, kwargs: dict[str, Any], *options: str) -> None:
+        parameters = self._function.signature.parameters
+        _check_arguments(f"`{method}` of {self!r}", parameters, (), kwargs, *options)
 
     def __repr__(self) -> str:
         label = self._function.signature.label
@@ -256,7 +259,9 @@ def freeze(
         options, fun = fun._function.options, fun.__wrapped__
     if not callable(fun):
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
-    _check_signature(fun, args, kwargs)
+    names = names_of(fun)
+    parameters = Signature(fun, *names).parameters
+    _check_arguments(f"`freeze` of `{names[1]}`", parameters, args, kwargs, "max_constant_bytes")
     remaining = _Partial(fun, *args, **kwargs)
     take = functools.partial(_snapshot, remaining)
     try:
@@ -270,7 +275,7 @@ def freeze(
         iter(statics),
         lambda leaf: eqx.is_array(leaf) and leaf.nbytes > max_constant_bytes,
     )
-    signature = Signature(remaining, *names_of(fun))
+    signature = Signature(remaining, *names)
     signature.called = f"freeze({signature.label})"
     table = Table(signature, options, place_of(fun, home_of(fun)))
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
@@ -299,40 +304,34 @@ def _copy_array(array: Any) -> jax.Array:
     return jnp.copy(array)
 
 
-def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    try:
-        signature = inspect.signature(fun)
-    except ValueError:
-        # A builtin.
-        return
-    of = f"`freeze` of `{names_of(fun)[1]}`"
-    _check_keywords(of, signature.parameters.values(), kwargs, "max_constant_bytes")
+def copy_static(value: Any) -> Any:
+    """Return a copy of a static object; the object itself where it can't change, or be copied."""
+    if type(value) in CONSTANTS or type(value).__eq__ is object.__eq__:
+        return value
+    frozen = stand_in(value)
+    # What compares by identity is no other object in the copy.
+    memo = {id(referent): referent for referent in referents(frozen)}
+    # An object of the user's may be one that can't be copied.
+    copied = unless_it_raises(lambda: copy.deepcopy(value, {**memo}), value)
+    return copied if unless_it_raises(lambda: same(copied, frozen), False) else value
+
+
+def _check_arguments(
+    of: str,
+    parameters: Sequence[inspect.Parameter],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *options: str,
+) -> None:
+    """Raise for arguments that no parameter takes; name the parameter or option that is meant."""
+    signature = inspect.Signature(parameters)
     try:
         signature.bind_partial(*args, **kwargs)
     except TypeError as error:
-        names = ", ".join(map(_parameter_text, signature.parameters.values()))
-        raise TypeError(f"{of}: {error}. Its parameters are `({names})`.") from None
-
-
-def _parameter_text(parameter: inspect.Parameter) -> str:
-    """Return a parameter's name, with the stars that it has."""
-    return str(parameter.replace(annotation=parameter.empty, default=parameter.empty))
-
-
-def _check_keywords(
-    of: str, parameters: Collection[inspect.Parameter], keywords: Iterable[str], *options: str
-) -> None:
-    """Raise for a keyword that no parameter takes, and name the nearest one or option."""
-    if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    names = [parameter.name for parameter in parameters]
-    for keyword in keywords:
-        if keyword not in names:
-            hint = nearest(keyword, [*options, *names])
-            raise TypeError(
-                f"{of}: got an unexpected keyword argument {keyword!r}"
-                f"{f': {hint}' if hint else '.'}"
-            )
+        names = [*options, *signature.parameters]
+        hints = [nearest(keyword, names) for keyword in kwargs if keyword not in names]
+        hint = next(filter(None, hints), f"its parameters are `{signature}`.")
+        raise TypeError(f"{of}: {error}: {hint}") from None
 
 
 def load(path: Path) -> FrozenFunction[..., Any]:

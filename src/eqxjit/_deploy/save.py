@@ -102,7 +102,6 @@ def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, An
         "inputs": written(inputs, "(args, kwargs)"),
         "output": written(output, "output"),
         "arrays": [[aval.dtype.name, list(aval.shape)] for aval in fun_avals],
-        "sizes": {name: len(content) for name, content in members.items()},
     }
     _write(path, {MANIFEST: json.dumps(manifest, indent=1).encode(), **members})
 
@@ -135,13 +134,13 @@ def _write(path: str, members: dict[str, bytes]) -> None:
             for name, content in members.items():
                 archive.writestr(name, content)
         os.replace(temporary, path)
-    except BaseException as error:
+    except OSError as error:
+        # The user has no file of the temporary one's name.
+        raise type(error)(error.errno, error.strerror, path) from None
+    finally:
+        # It is there where something was raised.
         with contextlib.suppress(OSError):
             os.remove(temporary)
-        if isinstance(error, OSError):
-            # The user has no file of the temporary one's name.
-            raise type(error)(error.errno, error.strerror, path) from None
-        raise
 
 
 def is_symbolic(shape: tuple[Any, ...]) -> bool:
