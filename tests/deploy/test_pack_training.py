@@ -282,7 +282,7 @@ def test_what_looks_at_leaves_is_refused_whatever_they_are(tree):
 
 def test_leaves_that_are_not_trained():
     tree = [model(), jnp.arange(3), jnp.arange(2), jr.key(0), jr.key(1), "text", None, jnp.ones(0)]
-    assert len(eqxjit.pack(tree, optimiser=optax.adam(1e-3)).arrays) == 3
+    assert len(eqxjit.pack(tree, optimiser=optax.adam(1e-3)).arrays) == 4
     eqxjit.pack(tree[1:5], optimiser=optax.adam(1e-3))
     with pytest.raises(ValueError, match=r"its updates of `tree\[0\].layers"):
         eqxjit.pack(tree, optimiser=optax.lamb(1e-3))
@@ -365,6 +365,7 @@ def test_help_names_what_does_not_fit():
     first, *_ = eqxjit.pack.__doc__.partition("\n\n")
     for name in ("LAMB", "LARS", "Muon", "Adafactor", "clipping", "mask", "shapes", "names"):
         assert name in first
+    assert "without it nothing is checked" in first
 
 
 def test_an_average_of_the_weights():

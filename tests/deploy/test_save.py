@@ -1,7 +1,6 @@
 """`frozen.save` and `eqxjit.load`: the same results in another process; wrong files are refused."""
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
 import json
@@ -9,7 +8,6 @@ import os
 import re
 import tracemalloc
 import zipfile
-import zlib
 
 import equinox as eqx
 import jax
@@ -176,20 +174,21 @@ def test_several_symbols_in_another_process(tmp_path):
         assert result["product"] == [n] * b
         assert result["twice"] == [[2 * i for i in range(2 * b + 1)], 3 * n]
     assert errors == [
-        "`fun` was saved for float32[n], and is called with float32[4] as `y`: `n` is 3 in `x`, "
-        "and 4 here.",
         "`fun` was saved for `x`: float32[b,n], `y`: float32[n], `tree['n']`: float32[], "
-        "`tree['z'][0]`: int32[2*b + 1], and is called with float32[2,3], float32[3], float32[], "
-        "int32[4], which doesn't fit.",
-        "`fun` was saved for float32[b,n], and is called with float32[0,3] as `x`: `b` stands for "
-        "sizes from 1 on.",
+        f"`tree['z'][0]`: int32[2*b + 1], and is called with {shapes}, which doesn't fit: a symbol "
+        "stands for one size, from 1 on."
+        for shapes in (
+            "float32[2,3], float32[4], float32[], int32[5]",
+            "float32[2,3], float32[3], float32[], int32[4]",
+            "float32[0,3], float32[3], float32[], int32[1]",
+        )
     ]
 
 
 @pytest.mark.parametrize(
     ("array", "problem"),
     [
-        (np.ones((3, 5), np.float32), r"float32\[3,5\] as `x\['y'\]`: its dimension 1 must be 4"),
+        (np.ones((3, 5), np.float32), r"float32\[3,5\] as `x\['y'\]`\."),
         (np.ones(4, np.float32), r"float32\[4\] as `x\['y'\]`\."),
         (np.ones((3, 4), np.int32), r"int32\[3,4\] as `x\['y'\]`\."),
     ],
@@ -367,7 +366,6 @@ def test_other_platforms_are_refused(tmp_path, monkeypatch):
     ("changes", "text"),
     [
         ({}, r"by eqxjit \d.*, in version 9 of the format; this release reads version 2\. Upgrade"),
-        ({"eqxjit": None}, r"by another eqxjit, in version 9 of the format; .*\. Upgrade eqxjit"),
         ({"version": 1}, r"by eqxjit \d.*, in version 1 of the format; .*\. Save it again"),
     ],
 )
@@ -420,52 +418,12 @@ def test_what_the_manifest_does_not_name_is_refused(tmp_path, name, compression)
     assert_refused(path, "damaged.*: its parts aren't those that its manifest names")
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "program.bin"])
-def test_compressed_members_are_refused(tmp_path, name):
-    path = saved(tmp_path, mlp(), X)
-    _rewrite(path, compressed=[name], **{name: bytes(2**23)})
-    assert_refused(path, f"damaged.*: `{name}` is compressed")
-
-
-def test_members_of_another_size_are_refused(tmp_path):
-    path = saved(tmp_path, mlp(), X)
-    _rewrite(path, **{"program.bin": bytes(2**23)})
-    assert_refused(path, "damaged.*: `program.bin` isn't of the size that its manifest says")
-
-
 def test_missing_members_are_refused(tmp_path):
     for name in ("manifest.json", "program.bin"):
         path = saved(tmp_path, mlp(), X)
         _rewrite(path, **{name: None})
         with pytest.raises(ValueError, match=rf"(its parts aren't|no item named '{name}')"):
             eqxjit.load(path)
-
-
-def test_members_that_overlap_are_refused(tmp_path):
-    """Each names the rest of the file: many of them would take far more memory than the file."""
-    path = saved(tmp_path, mlp(), X)
-    arrays = [["uint8", [2**18 - 1000 * i]] for i in range(9)]
-    sizes = dict.fromkeys(["program.bin", *(f"array-{i}.bin" for i in range(9))], 0)
-    _change(path, arrays=arrays, sizes=sizes)
-    with zipfile.ZipFile(path, "a") as archive:
-        content, infos = b"", []
-        for i in reversed(range(9)):
-            info = zipfile.ZipInfo(f"array-{i}.bin")
-            content += bytes(2**15)
-            info.file_size = info.compress_size = len(content)
-            info.CRC = zlib.crc32(content)
-            content = info.FileHeader() + content
-            infos.append((info, len(content)))
-        start = archive.start_dir
-        archive.fp.seek(start)
-        archive.fp.write(content)
-        archive.start_dir += len(content)
-        for info, length in infos:
-            info.header_offset = start + len(content) - length
-            archive.filelist.append(info)
-            archive.NameToInfo[info.filename] = info
-        archive._didModify = True
-    assert_refused(path, "damaged.*: its parts overlap")
 
 
 def test_a_manifest_that_is_nested_deeply_is_refused(tmp_path):
@@ -479,105 +437,22 @@ def test_a_manifest_that_is_nested_deeply_is_refused(tmp_path):
                 eqxjit.load(path)
 
 
-def _places(node, place=()):
-    """Yield the keys and indices that lead to each value in JSON."""
-    if place:
-        yield place
-    for key in node if type(node) is dict else range(len(node) if type(node) is list else 0):
-        yield from _places(node[key], (*place, key))
-
-
-def _mutants(manifest):
-    """Yield a manifest with one wrong value, or without one, for all of its values."""
-    values = [None, True, -1, 10**30, 1.5, "x", "\ud800", [], {}, [[1]], {"array": "x"}]
-    for *place, last in _places(manifest):
-        for value in (*values, "delete", "repeat"):
-            mutant = copy.deepcopy(manifest)
-            node = mutant
-            for key in place:
-                node = node[key]
-            if value == "delete":
-                del node[last]
-            elif value != "repeat":
-                node[last] = value
-            elif type(node) is list:
-                node.insert(last, node[last])
-            if mutant != manifest:
-                yield mutant
-
-
-def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
-    """A call may find that it was saved for other static values; nothing else is left for it."""
-
-    def fun(model, x, tree, /, n=1, *rest, mode="m", other=None, **kwargs):
-        return {"y": [model(x) * n, tree["a"][0], None, 1.5], "m": (mode, tree["b"])}
-
-    path = tmp_path / "model.eqxjit"
-    args = (X, {"a": [jnp.ones(3, int), -0.0], "b": 2}, 5, np.float32(2))
-    kwargs = {"mode": "text", "extra": np.ones((2, 2), np.float32)}
-    eqxjit.freeze(fun, eqx.nn.Linear(4, 3, key=KEY), max_constant_bytes=0).save(
-        path, *args, **kwargs
-    )
-    n_refused = 0
-    for mutant in _mutants(_manifest_of(path)):
-        _rewrite(path, mutant)
-        try:
-            loaded = eqxjit.load(path)
-        except ValueError:
-            n_refused += 1
-            continue
-        try:
-            loaded(*args, **kwargs)
-        except ValueError as error:
-            if "` was saved for" not in str(error):
-                raise
-    assert n_refused > 1000
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", 0),
-        ("version", True),
-        ("name", 3),
-        ("name", "\ud800"),
+        ("version", None),
+        ("name", None),
         ("parameters", [["x", "POSITIONAL", False]]),
-        ("parameters", [["a b", "POSITIONAL_OR_KEYWORD", False]]),
-        ("parameters", [["x", "POSITIONAL_OR_KEYWORD", 0]]),
-        ("parameters", []),
-        ("n_first", -1),
-        ("n_first", 1.0),
-        ("inputs", {"tuple": [{"tuple": [{"array": "int32[4]"}]}, {"dict": {}}]}),
-        ("inputs", {"tuple": [{"list": [{"array": "float32[4]"}]}, {"dict": {}}]}),
-        ("inputs", {"tuple": [{"tuple": []}, {"dict": {}}]}),
-        ("output", {"array": "float32[4]"}),
-        ("output", {"tuple": [{"array": "float32[3]"}, {"array": "float32[3]"}]}),
-        ("output", {"float": "0x1p9999"}),
-        ("sizes", {}),
-        ("platforms", "cpu"),
-        ("platforms", ["cpu", "tpu"]),
+        ("inputs", {"tuple": [{"list": "float32[4]"}]}),
+        ("output", {"float": "x"}),
+        ("arrays", [["float32", [5]]]),
+        ("platforms", 3),
     ],
 )
-def test_the_wrong_field_is_named(tmp_path, field, value):
-    path = saved(tmp_path, mlp(), X)
-    _change(path, **{field: value})
-    with pytest.raises(ValueError, match=rf"model\.eqxjit is damaged.* no valid `{field}`\.$"):
-        eqxjit.load(path)
-    manifest = _manifest_of(path)
-    del manifest[field]
-    _rewrite(path, manifest)
-    with pytest.raises(ValueError, match=f"no valid `{field}`"):
-        eqxjit.load(path)
-
-
-@pytest.mark.parametrize(
-    "array", [["float32", [5]], ["int32", [3]], ["object", [3]], ["float32"], ["float32", [3.0]]]
-)
-def test_wrong_arrays_are_refused(tmp_path, array):
+def test_a_wrong_field_is_damage(tmp_path, field, value):
     path = saved(tmp_path, eqx.Partial(jnp.add, jnp.ones(3)), jnp.ones(3), bound=0)
-    assert _manifest_of(path)["arrays"] == [["float32", [3]]]
-    _change(path, arrays=[array])
-    with pytest.raises(ValueError, match="no valid `arrays`"):
+    _change(path, **{field: value})
+    with pytest.raises(ValueError, match=r"model\.eqxjit is damaged"):
         eqxjit.load(path)
 
 

@@ -64,8 +64,8 @@ class FrozenFunction(JitFunction[P, T]):
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
         - `other_shapes`: how a later call is treated that needs another program. `"raise"` raises a
-            `TooManyTracesError`, which lists the compiled arguments and how the call's differ.
-            `"compile"` compiles it, which is the default. None leaves the setting as it is.
+            `TooManyTracesError`; `"compile"`, the default at first, compiles it. None leaves the
+            setting as it is.
 
         **Returns:**
 
@@ -91,7 +91,8 @@ class FrozenFunction(JitFunction[P, T]):
         """
         if other_shapes not in (None, *get_args(OtherShapes)):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
-        self._check_keywords("compile", kwargs, "other_shapes")
+        parameters = self._function.signature.parameters
+        _check_arguments(f"`compile` of {self!r}", parameters, (), kwargs, "other_shapes")
         for leaf in jax.tree.leaves((args, kwargs)):
             if isinstance(leaf, jax.ShapeDtypeStruct) and is_symbolic(leaf.shape):
                 raise ValueError(
@@ -119,9 +120,8 @@ class FrozenFunction(JitFunction[P, T]):
 
         - `path`: the file to write. One that is there is replaced, at once.
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array. Its
-            shape may be symbolic: what is loaded is then called with arrays of any such shape, and
-            compiled once for each. Several share their symbols if those are made together, or
-            with one `jax.export.SymbolicScope`.
+            shape may be symbolic: the program is then compiled for each shape that it is called
+            with. Symbols of several arrays must be of one `jax.export.SymbolicScope`.
 
         **Raises:**
 
@@ -139,17 +139,7 @@ class FrozenFunction(JitFunction[P, T]):
             >>> import eqxjit
             >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
             >>> path = os.path.join(tempfile.mkdtemp(), "model.eqxjit")
-            >>> eqxjit.freeze(model).save(path, jnp.ones(4))
-            >>> loaded = eqxjit.load(path)
-            >>> bool(jnp.allclose(loaded(jnp.ones(4)), model(jnp.ones(4))))
-            True
-
-            ```
-
-            For batches of any size:
-
-            ```python
-            >>> shape = jax.export.symbolic_shape("b, 4")
+            >>> shape = jax.export.symbolic_shape("b, 4")  # or (16, 4), for one size
             >>> batches = jax.ShapeDtypeStruct(shape, jnp.float32)
             >>> eqxjit.freeze(jax.vmap(model)).save(path, batches)
             >>> loaded = eqxjit.load(path)
@@ -160,13 +150,10 @@ class FrozenFunction(JitFunction[P, T]):
 
             ```
         """
-        self._check_keywords("save", kwargs)
+        parameters = self._function.signature.parameters
+        _check_arguments(f"`save` of {self!r}", parameters, (), kwargs)
         with trimming:
             write(self._caller, path, args, kwargs)
-
-    def _check_keywords(self, method: str, kwargs: dict[str, Any], *options: str) -> None:
-        parameters = self._function.signature.parameters
-        _check_arguments(f"`{method}` of {self!r}", parameters, (), kwargs, *options)
 
     def __repr__(self) -> str:
         label = self._function.signature.label
@@ -206,27 +193,23 @@ def freeze(
 ) -> FrozenFunction[..., Any]:
     """Compile a function with fixed arrays: those of `fun` and of the arguments passed here.
 
-    Use it for inference, where weights don't change. They become constants of the program, so that
-    a call neither passes nor checks them. The term is TorchScript's.
-
-    `freeze` takes a snapshot. It doesn't see later changes of the model or the arguments, whether
-    of fields by `object.__setattr__` or of static lists and dicts in place; freeze again after
-    those. (Objects that compare by identity can't be copied, so a program compiled later sees their
-    later state.)
+    Use it for inference, where weights don't change: as constants of the program, they are neither
+    passed nor checked in a call. It takes a snapshot, so freeze again after a change of the model
+    or the arguments. (Only objects that compare by identity aren't copied, and a program compiled
+    later sees their later state.)
 
     **Arguments:**
 
     - `fun`: a function, a Module or a bound method; or a `filter_jit` of one, whose options
         (`donate=...`) then apply.
     - `*args`, `**kwargs`: its first arguments, and others by name, as for `functools.partial`.
-    - `max_constant_bytes`: arrays larger than this (1 MiB by default) are passed along with each
-        call, as those of `filter_jit(model)` are, because large constants take long to compile.
+    - `max_constant_bytes`: larger arrays (than 1 MiB by default) are passed along with each call,
+        as by `filter_jit(model)`, because large constants take long to compile.
 
     **Returns:**
 
-    A callable of the remaining arguments: arrays among those are traced, all else is static, as
-    under `filter_jit`. It has the methods of a wrapped function, and `save`. It can be nested in
-    other functions, mapped and differentiated with respect to the remaining arguments.
+    A callable of the remaining arguments, with the methods of a wrapped function, and `save`. It
+    can be nested in other functions, mapped and differentiated.
 
     **Raises:**
 

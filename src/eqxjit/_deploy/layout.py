@@ -63,13 +63,11 @@ class Slot:
     """The place of an array of the tree.
 
     - `type`: that of the array.
-    - `array`: which of the arrays of a `Packed` holds it.
-    - `row`: its place in that buffer; None where the array is the leaf itself.
+    - `array`: which of the arrays of a `Packed` holds it, or is it.
     """
 
     type: LeafType
     array: int
-    row: int | None
 
 
 class Layout:
@@ -77,13 +75,13 @@ class Layout:
 
     - `treedef`, `leaves`: the pytree, with a `Slot` in the place of each array.
     - `members`: for each array of a `Packed`, the indices of the leaves in it.
-    - `content`: what stands for it, and for no other, in a spec.
+    - `spec`: that of the pytree, with a `Slot` for each array.
     """
 
-    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], content: "_Content"):
+    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], spec: Hashable):
         self.treedef = treedef
         self.leaves = leaves
-        self.content = content
+        self.spec = spec
         by_array: dict[int, list[int]] = collections.defaultdict(list)
         for index, slot in self.slots():
             by_array[slot.array].append(index)
@@ -117,11 +115,10 @@ class Layout:
     def gather(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arrays of a `Packed`, from the leaves of a tree; None for those that are."""
         arrays = []
-        for indices in self.members:
-            found = [leaves[index] for index in indices]
-            slot = self.leaves[indices[0]]
-            is_whole = slot.row is None or found[0] is None
-            arrays.append(found[0] if is_whole else _join(found, slot.type.dtype))
+        for first, *others in self.members:
+            found = [leaves[first], *[leaves[index] for index in others]]
+            is_whole = not others or found[0] is None
+            arrays.append(found[0] if is_whole else _join(found, self.leaves[first].type.dtype))
         return tuple(arrays)
 
     def tree(self, arrays: Sequence[Any]) -> Any:
@@ -134,7 +131,7 @@ class Layout:
         return tree_unflatten(self.treedef, leaves)
 
     def _leaves_in(self, array: Any, slots: list[Slot]) -> Sequence[Any]:
-        if slots[0].row is None or array is None:
+        if len(slots) == 1 or array is None:
             return [array] * len(slots)
         if not is_array(array):
             raise TypeError(
@@ -159,9 +156,9 @@ class Layout:
         expected = [leaf.type if type(leaf) is Slot else leaf for leaf in self.leaves]
         found = [LeafType.of(leaf) if is_array(leaf) else leaf for leaf in leaves]
         old, new = tree_unflatten(self.treedef, expected), tree_unflatten(treedef, found)
-        specs = split_tree(old)[0], split_tree(new)[0]
-        if specs[0] != specs[1]:
-            path, was, is_now = _difference("tree", *specs, old, new)
+        of_old, of_new = split_tree(old)[0], split_tree(new)[0]
+        if of_old != of_new:
+            path, was, is_now = _difference("tree", (of_old, old), (of_new, new))
             raise ValueError(
                 "`repack` takes a tree of the same structure, shapes and dtypes as the one that "
                 f"was packed. There, `{path}` was {was}; here, it is {is_now}. Pack the tree anew "
@@ -169,44 +166,45 @@ class Layout:
             )
 
 
-def _difference(path: str, old: Any, new: Any, was: Any, is_now: Any) -> tuple[str, str, str]:
-    """Return where two trees differ first, by their specs, and what is there in each."""
-    if type(old) is type(new) is tuple and old[:3] == new[:3] and len(old) == len(new):
-        for one, other in zip(children(old, was), children(new, is_now), strict=True):
-            if one[1] != other[1]:
-                return _difference(path + one[0], one[1], other[1], one[2], other[2])
-    return path, short(was), short(is_now)
+# The spec of what isn't there.
+_ABSENT = ..., None
+
+
+def _difference(path: str, old: tuple[Any, Any], new: tuple[Any, Any]) -> tuple[str, str, str]:
+    """Return where two trees, each after its spec, differ first, and what is there in each."""
+    if type(old[0]) is type(new[0]) is tuple and old[0][1] is new[0][1]:
+        olds, news = (
+            {name: (spec, child) for name, spec, child, _ in children(*tree)} for tree in (old, new)
+        )
+        for name in {**olds, **news}:
+            one, other = olds.get(name, _ABSENT), news.get(name, _ABSENT)
+            if one[0] != other[0]:
+                return _difference(path + name, one, other)
+    return path, _text(*old), _text(*new)
+
+
+def _text(spec: Any, tree: Any) -> str:
+    if type(spec) is tuple:
+        return f"of type {type(tree).__name__}"
+    return "absent" if spec is ... else short(tree)
 
 
 # --- Interning --------------------------------------------------------------------------------
 
 
-class _Content:
-    """A stand-in for a layout: one object for all layouts of a spec, which hold it one by one.
-
-    - `layout`: the layout that is alive, weakly, because entries of jitted functions hold this.
-    """
-
-    __slots__ = ("__weakref__", "layout")
-
-    layout: weakref.ref[Layout]
-
-
-# By the spec of a pytree, with a `Slot` for each array.
-_contents: weakref.WeakValueDictionary[Hashable, _Content] = weakref.WeakValueDictionary()
+# By their specs, which entries of jitted functions hold.
+_layouts: weakref.WeakValueDictionary[Hashable, Layout] = weakref.WeakValueDictionary()
 _interning = Lock()
 
-register_reader(Layout, lambda layout: layout.content)
+register_reader(Layout, lambda layout: layout.spec)
 
 
 def _interned(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Layout:
+    spec = split_tree(tree_unflatten(treedef, leaves))[0]
     with _interning:
-        spec = split_tree(tree_unflatten(treedef, leaves))[0]
-        content = _contents.setdefault(spec, _Content())
-        layout = content.layout() if hasattr(content, "layout") else None
+        layout = _layouts.get(spec)
         if layout is None:
-            layout = Layout(treedef, leaves, content)
-            content.layout = weakref.ref(layout)
+            layout = _layouts[spec] = Layout(treedef, leaves, spec)
         return layout
 
 
@@ -237,8 +235,8 @@ def layout_of(leaves: Sequence[Any], treedef: PyTreeDef, max_leaf_bytes: int) ->
     groups += [group for indices in by_dtype.values() for group in _bounded(indices, shapes)]
     described = list(leaves)
     for array, group in enumerate(sorted(groups)):
-        for row, index in enumerate(group):
-            described[index] = Slot(types[index], array, row if len(group) > 1 else None)
+        for index in group:
+            described[index] = Slot(types[index], array)
     return _interned(treedef, tuple(described))
 
 

@@ -6,7 +6,7 @@ The digest in it fits what `save` wrote and nothing else, so that no field is ch
 import inspect
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import jax
@@ -137,16 +137,17 @@ class SavedFunction:
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the arrays in arguments; raise for arguments that it wasn't saved for."""
         spec, leaves, statics = split((args, kwargs))
-        types = [jax.typeof(leaf) for leaf in leaves]
         if spec != self._spec:
-            called_with = _shown(*combine(spec, map(str, types), iter(statics)))
+            called_with = _shown(*combine(spec, _texts(leaves), iter(statics)))
             raise ValueError(
                 f"`{self.__name__}` was saved for {self.saved_for}, and is called with "
                 f"{called_with}.{self._hint((args, kwargs))}"
             )
-        rows = zip(self._saved, self._avals, types, self._paths, strict=True)
-        for saved, aval, passed, path in rows:
-            if str(passed) != saved and not _fits(aval, passed):
+        for saved, aval, passed, path in zip(
+            self._saved, self._avals, map(jax.typeof, leaves), self._paths, strict=True
+        ):
+            # JAX compares those with symbols.
+            if str(passed) not in (saved, str(aval)) and not is_symbolic(aval.shape):
                 raise ValueError(
                     f"`{self.__name__}` was saved for {saved}, and is called with {passed} as "
                     f"`{path}`."
@@ -162,15 +163,15 @@ class SavedFunction:
             if not any(is_symbolic(aval.shape) for aval in self._avals):
                 raise
             saved = ", ".join(map("`{}`: {}".format, self._paths, self._saved))
-            passed = ", ".join(str(jax.typeof(leaf)) for leaf in leaves)
             raise ValueError(
-                f"`{self.__name__}` was saved for {saved}, and is called with {passed}, which "
-                "doesn't fit: a symbol stands for one size, from 1 on."
+                f"`{self.__name__}` was saved for {saved}, and is called with "
+                f"{', '.join(_texts(leaves))}, which doesn't fit: a symbol stands for one size, "
+                "from 1 on."
             ) from error
         return combine(self._out_spec, iter(arrays_of(results)), iter(self._out_statics))
 
     def _hint(self, inputs: Any) -> str:
-        """Return what to write in the place of Python's numbers, if some are passed for arrays."""
+        """Return what to pass in the place of Python's numbers, if some are passed for arrays."""
         expected, structure = jax.tree.flatten(self._inputs)
         passed, passed_structure = jax.tree.flatten(inputs)
         if passed_structure != structure:
@@ -178,14 +179,9 @@ class SavedFunction:
         pairs = zip(expected, passed, strict=True)
         leaves = [leaf for one, leaf in pairs if isinstance(one, np.ndarray)]
         hints = [
-            # Of NumPy's scalars, which are made faster, where NumPy has such.
-            f"`{'np' if aval.dtype.isbuiltin == 1 else 'jnp'}.{aval.dtype.type.__name__}({leaf!r})`"
-            f" as `{path}`"
-            for aval, leaf, path in zip(self._avals, leaves, self._paths, strict=True)
+            f"`{path}` as {saved}"
+            for path, saved, leaf in zip(self._paths, self._saved, leaves, strict=True)
             if type(leaf) in (bool, int, float, complex)
-            and aval.shape == ()
-            and isinstance(aval.dtype, np.dtype)
-            and jnp.result_type(aval.dtype, leaf) == aval.dtype
         ]
         return f" A Python number isn't an array: pass {', '.join(hints)}." if hints else ""
 
@@ -202,20 +198,6 @@ def _signature(parameters: list[Any]) -> inspect.Signature:
             )
             for name, kind, is_optional in [(arrays, "POSITIONAL_ONLY", False), *parameters]
         ]
-    )
-
-
-def _fits(saved: Any, passed: Any) -> bool:
-    """Return whether an array fits a type of the program, symbols aside."""
-    if not is_symbolic(saved.shape):
-        return str(saved) == str(passed)
-    return (
-        saved.dtype == passed.dtype
-        and len(saved.shape) == len(passed.shape)
-        and not any(
-            isinstance(size, int) and size != other
-            for size, other in zip(saved.shape, passed.shape, strict=True)
-        )
     )
 
 
@@ -260,6 +242,10 @@ def _built(tree: Any) -> Any:
         items = [*map(_built, content)]
         return tuple(items) if kind == "tuple" else items
     return content
+
+
+def _texts(leaves: list[Any]) -> Iterator[str]:
+    return (str(jax.typeof(leaf)) for leaf in leaves)
 
 
 def _shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """`pack`: a pytree's small arrays in flat buffers, so that a call hands over a few arrays only."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 import jax
@@ -73,10 +73,9 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
         **Returns:**
 
-        A tree of the same structure, with the same static values, shapes and dtypes; weak types
-        have become strong, and NumPy arrays JAX's. Where an array here is `None`, as after
-        `equinox.filter`, so are the leaves that were in it. Leading axes, as `jax.vmap` and
-        `jax.lax.scan` add them, are added to each leaf.
+        A tree of the same structure, static values, shapes and dtypes; weak types have become
+        strong, and NumPy arrays JAX's. Where an array here is `None`, so are the leaves that were
+        in it. Leading axes, as `jax.vmap` and `jax.lax.scan` add them, are added to each leaf.
 
         **Raises:**
 
@@ -86,17 +85,14 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
         !!! example
 
             ```python
-            >>> import equinox as eqx
             >>> import jax
             >>> import jax.numpy as jnp
             >>> import eqxjit
-            >>> params = eqxjit.pack(eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0)))
-            >>> params
-            Packed(4 arrays in 1 buffer, 132 B)
-            >>> loss = lambda params, x: jnp.mean(params.unpack()(x) ** 2)
-            >>> gradient = eqx.filter_jit(eqx.filter_grad(loss))(params, jnp.ones(2))
-            >>> gradient.unpack().layers[0].weight.shape
-            (8, 2)
+            >>> packed = eqxjit.pack({"w": jnp.ones((2, 3)), "b": jnp.zeros(3)})
+            >>> packed
+            Packed(2 arrays in 1 buffer, 36 B)
+            >>> jax.grad(lambda packed: packed.unpack()["w"].sum())(packed).unpack()["w"].shape
+            (2, 3)
 
             ```
         """
@@ -115,21 +111,19 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
         **Raises:**
 
-        - `ValueError`, if the structure, a static value, a shape or a dtype is another. It says
-            where, and what is there in both.
+        - `ValueError`, which says where the structure, a static value, a shape or a dtype differs.
 
         !!! example
 
             ```python
-            >>> import jax
             >>> import jax.numpy as jnp
             >>> import eqxjit
-            >>> packed = eqxjit.pack({"mean": jnp.zeros(3), "count": jnp.zeros(())})
-            >>> packed.repack({"mean": jnp.ones(3), "count": jnp.ones(())}).unpack()["mean"].sum()
+            >>> packed = eqxjit.pack([jnp.zeros(3), jnp.zeros(())])
+            >>> packed.repack([jnp.ones(3), jnp.ones(())]).unpack()[0].sum()
             Array(3., dtype=float32)
-            >>> packed.repack({"mean": jnp.ones(4), "count": jnp.ones(())})
+            >>> packed.repack([jnp.ones(4), jnp.ones(())])
             Traceback (most recent call last):
-            ValueError: ...`tree['mean']` was float32[3]; here, it is float32[4]...
+            ValueError: ...`tree[0]` was float32[3]; here, it is float32[4]...
 
             ```
         """
@@ -185,18 +179,8 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
         return wl.TextDoc(repr(self))
 
 
-class Optimiser(Protocol):
-    """An optimiser as Optax has it: `optax.GradientTransformation` is one."""
-
-    @property
-    def init(self) -> Callable[..., Any]: ...
-
-    @property
-    def update(self) -> Callable[..., Any]: ...
-
-
 def pack(
-    tree: Tree, *, optimiser: Optimiser | None = None, max_leaf_bytes: int = MAX_LEAF_BYTES
+    tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = MAX_LEAF_BYTES
 ) -> Packed[Tree]:
     """Pack the small arrays of a pytree into flat buffers. Optimisers that look at whole leaves,
     their shapes or their names don't fit a buffer: LAMB, LARS, Muon, Adafactor, clipping leaf by
@@ -248,12 +232,8 @@ def pack(
         ...     updates, opt_state = optimiser.update(grads, opt_state, params)
         ...     return eqx.apply_updates(params, updates), opt_state, loss
         >>> x, y = jnp.ones((4, 2)), jnp.ones((4, 1))
-        >>> for _ in range(100):
-        ...     params, opt_state, loss = train_step(params, opt_state, x + 0, y + 0)
-        >>> bool(loss < 0.01)
-        True
-        >>> model = params.unpack()
-        >>> eqxjit.pack(model, optimiser=optax.lamb(1e-2))
+        >>> params, opt_state, loss = train_step(params, opt_state, x, y)
+        >>> eqxjit.pack(params.unpack(), optimiser=optax.lamb(1e-2))
         Traceback (most recent call last):
         ValueError: This optimiser doesn't fit a `Packed`: its updates of `tree...` differ...
 
@@ -318,7 +298,7 @@ _NOTE = (
 )
 
 
-def _check_optimiser(optimiser: Optimiser, layout: Layout) -> None:
+def _check_optimiser(optimiser: Any, layout: Layout) -> None:
     """Raise if an optimiser's updates of a `Packed` aren't those of the tree, to rounding."""
     if not all(callable(getattr(optimiser, name, None)) for name in ("init", "update")):
         raise TypeError(

@@ -42,7 +42,6 @@ def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, An
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "There is no such folder", folder)
     signature = caller.function.signature
-    _check_scopes(args, kwargs)
 
     def stage(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -146,24 +145,6 @@ def _write(path: str, members: dict[str, bytes]) -> None:
 def is_symbolic(shape: tuple[Any, ...]) -> bool:
     """Return whether some dimension has no size yet."""
     return not all(isinstance(size, int) for size in shape)
-
-
-def _check_scopes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise for symbolic dimensions that JAX can't relate, before it does so at length."""
-    scopes = {
-        id(size.scope): str(leaf.shape)
-        for leaf in jax.tree.leaves((args, kwargs))
-        if isinstance(leaf, jax.ShapeDtypeStruct)
-        for size in leaf.shape
-        if hasattr(size, "scope")
-    }
-    if len(scopes) > 1:
-        raise ValueError(
-            f"The symbols in {' and '.join(scopes.values())} are of different scopes, so that "
-            "equal names don't mean equal sizes: make them all with one "
-            "`scope = jax.export.SymbolicScope()` and `jax.export.symbolic_shape(..., "
-            "scope=scope)`."
-        )
 
 
 # --- Trees ------------------------------------------------------------------------------------
