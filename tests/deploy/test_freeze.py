@@ -396,9 +396,7 @@ def test_an_unknown_option_is_named_with_the_nearest(tmp_path):
         match = rf"`compile` of freeze\(Model, .*'{keyword}': did you mean `{nearest}`\?"
         with pytest.raises(TypeError, match=match):
             frozen.compile(X, **{keyword: "raise"})
-    with pytest.raises(
-        TypeError, match=r"`save` of .* argument 'zzz': its parameters are `\(x, n=\.\.\.\)`\.$"
-    ):
+    with pytest.raises(TypeError, match=r"freeze\(Model\)\(\) got .* keyword argument 'zzz'"):
         frozen.save(tmp_path / "model", X, zzz=1)
     # What takes any keyword takes that.
     program = eqxjit.freeze(lambda x, **kwargs: x * kwargs["other_shape"]).compile(X, other_shape=3)

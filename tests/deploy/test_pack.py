@@ -708,9 +708,8 @@ def test_nothing_to_pack(tree):
 
 def test_packing_twice():
     packed = eqxjit.pack(mlp())
-    for tree, path in [(packed, "tree"), ([1, {"a": (packed,)}], r"tree\[1\]\['a'\]\[0\]")]:
-        match = rf"`{path}`, Packed\(.*, is packed already.*`unpack` it first"
-        with pytest.raises(ValueError, match=match):
+    for tree in (packed, [1, {"a": (packed,)}]):
+        with pytest.raises(ValueError, match=r"Packed\(.* is packed already.*`unpack` that first"):
             eqxjit.pack(tree)
     again = eqxjit.pack(packed.unpack(), max_leaf_bytes=0)
     assert_same(again.unpack(), packed.unpack())

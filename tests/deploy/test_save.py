@@ -121,6 +121,10 @@ def test_what_is_loaded_can_be_compiled_ahead_nested_and_saved_again(tmp_path):
 # --- Batches of any size ----------------------------------------------------------------------
 
 
+def text(array):
+    return str(jax.typeof(array))
+
+
 def struct(shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -186,19 +190,15 @@ def test_several_symbols_in_another_process(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("array", "problem"),
-    [
-        (np.ones((3, 5), np.float32), r"float32\[3,5\] as `x\['y'\]`\."),
-        (np.ones(4, np.float32), r"float32\[4\] as `x\['y'\]`\."),
-        (np.ones((3, 4), np.int32), r"int32\[3,4\] as `x\['y'\]`\."),
-    ],
+    "array", [np.ones((3, 5), np.float32), np.ones(4, np.float32), np.ones((3, 4), np.int32)]
 )
-def test_what_does_not_fit_symbols_is_refused(tmp_path, array, problem):
+def test_what_does_not_fit_symbols_is_refused(tmp_path, array):
     shape = jax.export.symbolic_shape("b, 4")
     loaded = eqxjit.load(saved(tmp_path, lambda x: x["y"] * 2, {"y": struct(shape)}))
+    told = rf"for `x\['y'\]`: float32\[b,4\], and is called with {re.escape(text(array))}, which"
     for _ in range(CALLS):
         loaded({"y": np.ones((3, 4), np.float32)})
-        with pytest.raises(ValueError, match=rf"for float32\[b,4\], and is called with {problem}"):
+        with pytest.raises(ValueError, match=told):
             loaded({"y": array})
 
 
@@ -213,7 +213,7 @@ def test_symbols_go_on_being_symbols_when_saved_again(tmp_path):
 def test_symbols_of_two_scopes_are_refused(tmp_path):
     shapes = [jax.export.symbolic_shape("b, 4") for _ in range(2)]
     frozen = eqxjit.freeze(lambda x, y: x + y)
-    with pytest.raises(ValueError, match=r"\(b, 4\) and \(b, 4\) are of different scopes"):
+    with pytest.raises(ValueError, match="Invalid mixing of symbolic scopes"):
         frozen.save(tmp_path / "model", *map(struct, shapes))
     scope = jax.export.SymbolicScope()
     shapes = [jax.export.symbolic_shape("b, 4", scope=scope) for _ in range(2)]
@@ -242,12 +242,6 @@ def test_what_only_pickle_could_write_is_refused(tmp_path, fun, args, message):
     with pytest.raises(ValueError, match=message):
         saved(tmp_path, fun, *args)
     assert os.listdir(tmp_path) == []
-
-
-def test_large_arrays_of_keys_are_refused(tmp_path):
-    keys = jax.random.split(KEY, 10)
-    with pytest.raises(ValueError, match="larger `max_constant_bytes`"):
-        saved(tmp_path, eqx.Partial(lambda keys, x: x, keys), X, bound=0)
 
 
 def test_what_cannot_be_written_leaves_nothing_behind(tmp_path):
@@ -476,38 +470,20 @@ def test_an_interruption_is_no_damage(tmp_path, monkeypatch):
 # --- Mistakes ---------------------------------------------------------------------------------
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    frozen = eqxjit.freeze(mlp())
-    for folder in (tmp_path / "missing", tmp_path / "missing" / "too"):
-        with pytest.raises(FileNotFoundError) as caught:
-            frozen.save(folder / "z.eqxjit", X)
-        assert caught.value.filename == str(folder)
-        assert "z.eqxjit" not in str(caught.value)
-
-
 def test_numbers_in_the_place_of_arrays(tmp_path):
-    """Python's are static: the error says how to write them as arrays."""
-
-    def fun(x, tree, *, flag, y):
-        return x * tree["n"] + jnp.where(flag, y, 0)
-
-    tree = {"n": np.int32(3), "k": 2}
+    """Python's are static: the error says so, but not of a number where one was saved."""
     path = tmp_path / "fun.eqxjit"
-    eqxjit.freeze(fun).save(path, np.float32(2), tree, flag=np.bool_(True), y=jnp.bfloat16(1))
-    loaded = eqxjit.load(path)
-    with pytest.raises(ValueError, match=r"pass `np.float32\(2.0\)` as `x`\."):
-        loaded(2.0, tree, flag=np.bool_(True), y=jnp.bfloat16(1))
-    told = (
-        r"pass `np.float32\(2\)` as `x`, `np.int32\(3\)` as `tree\['n'\]`, `np.bool_?\(True\)` as "
-        r"`flag`, `jnp.bfloat16\(1.5\)` as `y`\."
+    eqxjit.freeze(lambda x, tree: x * tree["n"]).save(
+        path, np.float32(2), {"n": np.int32(3), "k": 2}
     )
-    with pytest.raises(ValueError, match=told):
-        loaded(2, {"n": 3, "k": 2}, flag=True, y=1.5)
-    # These wouldn't be what they are.
-    for number in (2.5, 1j, "3", None):
+    loaded = eqxjit.load(path)
+    for x, n, k, is_told in [(2.0, np.int32(3), 2, True), (np.float32(2), 3, 2, True)] + [
+        (np.float32(2), np.int32(3), 4, False),
+        (np.float32(2), None, "2", False),
+    ]:
         with pytest.raises(ValueError, match=r"and is called with") as caught:
-            loaded(np.float32(2), {"n": number, "k": 2}, flag=np.bool_(True), y=jnp.bfloat16(1))
-        assert "pass `" not in str(caught.value)
+            loaded(x, {"n": n, "k": k})
+        assert ("pass `np.float32(2.0)`, say" in str(caught.value)) == is_told
 
 
 def test_a_weak_type(tmp_path):
@@ -588,7 +564,7 @@ def test_what_it_was_not_saved_for_is_the_same_error_once_other_shapes_are_refus
             yield str(raised.value)
 
     before = list(errors())
-    assert "np.float32(2.0)" in before[1]
+    assert "pass `np.float32(" in before[1]
     loaded.compile(jnp.ones(3), jnp.float32(2), other_shapes="raise")
     assert list(errors()) == before
 

@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args, overload
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
 from .._code.place import place_of
 from .._code.text import short
@@ -32,7 +31,7 @@ from .._fast.signature import Signature
 from .._interruptions import unless_it_raises
 from .._spec.static import CONSTANTS, referents, same
 from .._spec.static import freeze as stand_in
-from .._spec.tree import combine, resplit, split
+from .._spec.tree import combine, has_tracers, resplit, split
 from .load import SavedFunction
 from .load import load as read
 from .save import Path, is_symbolic
@@ -74,18 +73,13 @@ class FrozenFunction(JitFunction[P, T]):
         !!! example
 
             ```python
-            >>> import equinox as eqx
             >>> import jax
             >>> import jax.numpy as jnp
             >>> import eqxjit
-            >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
-            >>> frozen = eqxjit.freeze(model)
-            >>> shape = jax.ShapeDtypeStruct((4,), jnp.float32)
-            >>> cost = frozen.compile(shape, other_shapes="raise")
+            >>> frozen = eqxjit.freeze(jnp.add, jnp.ones(4))
+            >>> cost = frozen.compile(jax.ShapeDtypeStruct((4,), jnp.float32), other_shapes="raise")
             >>> cost.seconds > 0
             True
-            >>> frozen(jnp.ones(4)).shape
-            (2,)
 
             ```
         """
@@ -150,8 +144,6 @@ class FrozenFunction(JitFunction[P, T]):
 
             ```
         """
-        parameters = self._function.signature.parameters
-        _check_arguments(f"`save` of {self!r}", parameters, (), kwargs)
         with trimming:
             write(self._caller, path, args, kwargs)
 
@@ -186,10 +178,7 @@ def freeze(
 
 
 def freeze(
-    fun: Any,
-    *args: Any,
-    max_constant_bytes: int = _MAX_CONSTANT_BYTES,
-    **kwargs: Any,
+    fun: Any, *args: Any, max_constant_bytes: int = _MAX_CONSTANT_BYTES, **kwargs: Any
 ) -> FrozenFunction[..., Any]:
     """Compile a function with fixed arrays: those of `fun` and of the arguments passed here.
 
@@ -274,17 +263,13 @@ register_partial(_Partial)
 def _snapshot(tree: Any) -> Any:
     """Return a copy of a tree: of its arrays, and of static containers, as far as they can be."""
     spec, arrays, statics = split(tree)
-    return combine(spec, map(_copy_array, arrays), map(copy_static, statics))
-
-
-def _copy_array(array: Any) -> jax.Array:
-    if isinstance(array, Tracer):
+    if has_tracers(arrays):
         raise ValueError(
             "`freeze` compiles in arrays, and got a tracer: call it outside of `jit`, `grad` "
             "and `vmap`."
         )
-    # A copy, since the original may be donated, or changed in place if it is NumPy's.
-    return jnp.copy(array)
+    # Copies, since arrays may be donated, or changed in place if they are NumPy's.
+    return combine(spec, map(jnp.copy, arrays), map(copy_static, statics))
 
 
 def copy_static(value: Any) -> Any:
@@ -334,8 +319,8 @@ def load(path: Path) -> FrozenFunction[..., Any]:
 
     **Raises:**
 
-    - `ValueError`, if the file wasn't written by `save`, is damaged or wrong in any field, or was
-        written for another platform, or in another version of the format.
+    - `ValueError`, if the file wasn't written by `save`, is damaged, or was written for another
+        platform or in another version of the format.
     - `OSError`, if it can't be read.
     - `ImportError`, without flatbuffers (`pip install flatbuffers`).
     """

@@ -35,39 +35,19 @@ _SHOWN = 12
 Shape = tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class LeafType:
-    """The abstract value of an array, weak type aside."""
-
-    shape: Shape
-    dtype: Any
-
-    @classmethod
-    def of(cls, leaf: Any) -> "LeafType":
-        """Return the type that an array has inside a jitted function."""
-        # A NumPy array of 64 bits becomes one of 32, unless JAX has x64 switched on.
-        computable = _is_computable(leaf.dtype)
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if computable else leaf.dtype
-        return cls(leaf.shape, dtype)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    def __repr__(self) -> str:
-        return array_text(self.dtype, self.shape)
-
-
 @dataclasses.dataclass(frozen=True)
 class Slot:
     """The place of an array of the tree.
 
-    - `type`: that of the array.
+    - `type`: that of the array inside a jitted function, weak type aside.
     - `array`: which of the arrays of a `Packed` holds it, or is it.
     """
 
-    type: LeafType
+    type: jax.ShapeDtypeStruct
     array: int
+
+    def __str__(self) -> str:
+        return array_text(self.type.dtype, self.type.shape)
 
 
 class Layout:
@@ -91,9 +71,6 @@ class Layout:
         """Yield the index of each array among the leaves, and its slot."""
         return ((i, leaf) for i, leaf in enumerate(self.leaves) if type(leaf) is Slot)
 
-    def __copy__(self) -> "Layout":
-        return self
-
     def __deepcopy__(self, memo: Any) -> "Layout":
         # Nothing in it can change, and what is compared by identity would have to be traced anew.
         return self
@@ -108,7 +85,7 @@ class Layout:
 
     def __repr__(self) -> str:
         # JAX's errors show it for two structures that differ.
-        types = [str(slot.type) for _, slot in self.slots()]
+        types = [str(slot) for _, slot in self.slots()]
         shown = types[:_SHOWN] + ["..."] * (len(types) > _SHOWN)
         return f"<layout of {len(types)} arrays: {', '.join(shown)}>"
 
@@ -153,8 +130,8 @@ class Layout:
 
     def check(self, leaves: Sequence[Any], treedef: PyTreeDef) -> None:
         """Raise where a tree has another layout, and say where."""
-        expected = [leaf.type if type(leaf) is Slot else leaf for leaf in self.leaves]
-        found = [LeafType.of(leaf) if is_array(leaf) else leaf for leaf in leaves]
+        expected = [Slot(leaf.type, 0) if type(leaf) is Slot else leaf for leaf in self.leaves]
+        found = [Slot(_type_of(leaf), 0) if is_array(leaf) else leaf for leaf in leaves]
         old, new = tree_unflatten(self.treedef, expected), tree_unflatten(treedef, found)
         of_old, of_new = split_tree(old)[0], split_tree(new)[0]
         if of_old != of_new:
@@ -186,6 +163,8 @@ def _difference(path: str, old: tuple[Any, Any], new: tuple[Any, Any]) -> tuple[
 def _text(spec: Any, tree: Any) -> str:
     if type(spec) is tuple:
         return f"of type {type(tree).__name__}"
+    if type(tree) is Slot:
+        return str(tree)
     return "absent" if spec is ... else short(tree)
 
 
@@ -218,7 +197,7 @@ def _from_skeleton(skeleton: Any) -> Layout:
 
 def layout_of(leaves: Sequence[Any], treedef: PyTreeDef, max_leaf_bytes: int) -> Layout:
     """Return the layout in which leaves up to a size share buffers."""
-    types = {index: LeafType.of(leaf) for index, leaf in enumerate(leaves) if is_array(leaf)}
+    types = {index: _type_of(leaf) for index, leaf in enumerate(leaves) if is_array(leaf)}
     places = {index: _place(leaves[index]) for index in types}
     counts = collections.Counter([p for p in places.values() if p not in (_ANYWHERE, _APART)])
     # Where most of them are; what isn't anywhere yet follows.
@@ -260,6 +239,13 @@ def _bounded(indices: list[int], shapes: dict[int, Shape]) -> Iterator[list[int]
         lengths = range(3 * MAX_LEAVES_PER_BUFFER // 4, MAX_LEAVES_PER_BUFFER + 1)
         length = max(lengths, key=repeated)
     return (indices[i : i + length] for i in range(0, len(indices), length))
+
+
+def _type_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    # A NumPy array of 64 bits becomes one of 32, unless JAX has x64 switched on.
+    computable = _is_computable(leaf.dtype)
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if computable else leaf.dtype
+    return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
 
 def _is_computable(dtype: Any) -> bool:

@@ -7,6 +7,7 @@ import inspect
 import json
 import zipfile
 from collections.abc import Callable, Iterator
+from inspect import Parameter
 from typing import Any, BinaryIO
 
 import jax
@@ -31,6 +32,8 @@ from .save import (
     digest,
     is_symbolic,
 )
+
+_NUMBERS = " A Python number isn't an array: pass `np.float32(2.0)`, say, in the place of `2.0`."
 
 
 class _Refused(Exception):
@@ -139,9 +142,11 @@ class SavedFunction:
         spec, leaves, statics = split((args, kwargs))
         if spec != self._spec:
             called_with = _shown(*combine(spec, _texts(leaves), iter(statics)))
+            has_numbers = any(type(value) in (bool, int, float, complex) for value in statics)
+            is_hint = has_numbers and len(leaves) < len(self._saved)
             raise ValueError(
                 f"`{self.__name__}` was saved for {self.saved_for}, and is called with "
-                f"{called_with}.{self._hint((args, kwargs))}"
+                f"{called_with}.{_NUMBERS if is_hint else ''}"
             )
         for saved, aval, passed, path in zip(
             self._saved, self._avals, map(jax.typeof, leaves), self._paths, strict=True
@@ -170,33 +175,14 @@ class SavedFunction:
             ) from error
         return combine(self._out_spec, iter(arrays_of(results)), iter(self._out_statics))
 
-    def _hint(self, inputs: Any) -> str:
-        """Return what to pass in the place of Python's numbers, if some are passed for arrays."""
-        expected, structure = jax.tree.flatten(self._inputs)
-        passed, passed_structure = jax.tree.flatten(inputs)
-        if passed_structure != structure:
-            return ""
-        pairs = zip(expected, passed, strict=True)
-        leaves = [leaf for one, leaf in pairs if isinstance(one, np.ndarray)]
-        hints = [
-            f"`{path}` as {saved}"
-            for path, saved, leaf in zip(self._paths, self._saved, leaves, strict=True)
-            if type(leaf) in (bool, int, float, complex)
-        ]
-        return f" A Python number isn't an array: pass {', '.join(hints)}." if hints else ""
-
 
 def _signature(parameters: list[Any]) -> inspect.Signature:
     """Return the signature of a function of the arrays and of the parameters in a manifest."""
     arrays = "_".join(["arrays", *[name for name, _, _ in parameters]])
     return inspect.Signature(
         [
-            inspect.Parameter(
-                name,
-                getattr(inspect.Parameter, kind),
-                default=None if is_optional else inspect.Parameter.empty,
-            )
-            for name, kind, is_optional in [(arrays, "POSITIONAL_ONLY", False), *parameters]
+            Parameter(name, getattr(Parameter, kind), default=None if optional else Parameter.empty)
+            for name, kind, optional in [(arrays, "POSITIONAL_ONLY", False), *parameters]
         ]
     )
 
@@ -204,28 +190,18 @@ def _signature(parameters: list[Any]) -> inspect.Signature:
 def _refusing(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return the same, with an error that says what to do where it is mapped or differentiated."""
 
-    def refuse(text: str) -> Callable[..., Any]:
-        def rule(*_: Any) -> Any:
-            raise NotImplementedError(
-                f"`{name}` was loaded from a file, which holds a program {text}"
-            )
-
-        return rule
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(
+            f"`{name}` was loaded from a file, which holds a program for fixed shapes and without "
+            "derivatives: it can't be under `jax.vmap`, `jax.grad` or `jax.jvp`. Call it in a "
+            "loop, as by `jax.lax.map`; or save `jax.vmap` of the function, or a function that "
+            "returns the gradient, too."
+        )
 
     mapped = jax.custom_batching.custom_vmap(lambda *arrays: call(*arrays))
-    mapped.def_vmap(
-        refuse(
-            "for fixed shapes: it can't be under `jax.vmap`. Call it in a loop, as by "
-            "`jax.lax.map`, or save `jax.vmap` of the function."
-        )
-    )
+    mapped.def_vmap(refuse)
     differentiated = jax.custom_jvp(lambda *arrays: mapped(*arrays))
-    differentiated.defjvp(
-        refuse(
-            "without its derivatives: it can't be under `jax.grad` or `jax.jvp`. Differentiate the "
-            "function that it was made of, or save a function that returns the gradient, too."
-        )
-    )
+    differentiated.defjvp(refuse)
     return differentiated
 
 
