@@ -676,21 +676,16 @@ def test_inference_mode_is_of_the_unpacked():
 
 def test_unpacking_what_is_no_longer_a_packed_tree():
     packed = eqxjit.pack(mlp())
-    with pytest.raises(TypeError, match=r"takes apart arrays.*holds True"):
+    with pytest.raises(ValueError, match=r"takes apart arrays.*holds True"):
         jax.tree.map(lambda _: True, packed).unpack()
-    with pytest.raises(ValueError, match=r"last axis.*of shape \(1,\)"):
+    with pytest.raises(ValueError, match=r"last axis.* holds Array"):
         jax.tree.map(lambda a: a[:1], packed).unpack()
 
 
-@pytest.mark.parametrize("size", [1.5, "1", None, True])
-def test_sizes_that_are_no_integers(size):
-    with pytest.raises(TypeError, match="max_leaf_bytes"):
+@pytest.mark.parametrize("size", [1.5, "1", None, True, -1])
+def test_sizes_that_are_none(size):
+    with pytest.raises(ValueError if size == -1 else TypeError, match="max_leaf_bytes"):
         eqxjit.pack([], max_leaf_bytes=size)
-
-
-def test_negative_size():
-    with pytest.raises(ValueError, match="max_leaf_bytes"):
-        eqxjit.pack([], max_leaf_bytes=-1)
 
 
 def test_a_tree_that_contains_itself():

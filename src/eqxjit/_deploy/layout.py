@@ -110,17 +110,12 @@ class Layout:
     def _leaves_in(self, array: Any, slots: list[Slot]) -> Sequence[Any]:
         if len(slots) == 1 or array is None:
             return [array] * len(slots)
-        if not is_array(array):
-            raise TypeError(
-                f"`unpack` takes apart arrays; this `Packed` holds {short(array)} in place of "
-                "one. A function that is mapped over it (`jax.tree.map`) gives one value for all "
-                "leaves of a buffer."
-            )
         size = sum([slot.type.size for slot in slots])
-        if array.shape[-1:] != (size,):
+        if not is_array(array) or array.shape[-1:] != (size,):
             raise ValueError(
                 f"`unpack` takes apart arrays whose last axis has the length that was packed, "
-                f"{size}; this `Packed` holds one of shape {array.shape}."
+                f"{size}; this `Packed` holds {short(array)} in place of one. A function that is "
+                "mapped over it (`jax.tree.map`) gives one value for all leaves of a buffer."
             )
         shapes = tuple([slot.type.shape for slot in slots])
         if array.dtype == jax.dtypes.float0:

@@ -118,8 +118,8 @@ class SavedFunction:
     def __init__(self, manifest: dict[str, Any], exported: Exported):
         name = self.__name__ = self.__qualname__ = manifest["name"]
         self.__signature__ = _signature(manifest["parameters"])
-        args, kwargs = self._inputs = _built(manifest["inputs"])
-        self._spec, leaves, _ = split(self._inputs)
+        args, kwargs = _built(manifest["inputs"])
+        self._spec, leaves, _ = split((args, kwargs))
         # With a `~` for a weak type, which the program itself doesn't have.
         self._saved = list(map(str, leaves))
         # The order of the leaves: JAX's, which sorts the names.

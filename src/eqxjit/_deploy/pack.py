@@ -81,8 +81,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
         **Raises:**
 
-        - `TypeError` or `ValueError`, if an array here was replaced by something else, or has
-            another length.
+        - `ValueError`, if an array here was replaced by something else, or has another length.
 
         !!! example
 
@@ -329,7 +328,6 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
 def _drawn(layout: Layout, step: int, size: float) -> list[Any]:
     """Return pseudo-random leaves, the same for the same step; None for what isn't trained."""
     leaves: list[Any] = [None] * len(layout.leaves)
-    n_elements = sum([slot.type.size for _, slot in layout.slots()])
     for index, slot in layout.slots():
         dtype = slot.type.dtype
         if not jnp.issubdtype(dtype, jnp.inexact):
@@ -337,8 +335,6 @@ def _drawn(layout: Layout, step: int, size: float) -> list[Any]:
         draw = np.random.default_rng((step, index))
         # Of many sizes, and above what clipping of leaves lets pass.
         scale = size * (10 ** (draw.uniform() + step % 2) if step else 1.0)
-        # The sum of all squares is no infinity, as it might be in float16.
-        scale *= min(1.0, (float(jnp.finfo(dtype).max) / max(n_elements, 1)) ** 0.5 / 400)
         real, imaginary = draw.standard_normal((2, *slot.type.shape))
         is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
         values = real + 1j * imaginary if is_complex else real
