@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import tracemalloc
 import zipfile
 
 import equinox as eqx
@@ -300,7 +299,7 @@ def _manifest_of(path):
     return json.loads(_members(path)["manifest.json"])
 
 
-def _rewrite(path, manifest=None, fits=True, compressed=(), **members):
+def _rewrite(path, manifest=None, fits=True, **members):
     """Write a file anew with other members (None for no such), and a digest that fits, or not."""
     files = {**_members(path), **members}
     if manifest is not None:
@@ -310,10 +309,7 @@ def _rewrite(path, manifest=None, fits=True, compressed=(), **members):
         found = hashlib.sha256(b"".join(files.values())) if fits else hashlib.sha256()
         archive.comment = found.hexdigest().encode()
         for name, content in files.items():
-            deflated = name in compressed
-            archive.writestr(
-                name, content, zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
-            )
+            archive.writestr(name, content)
 
 
 def _change(path, fits=True, **changes):
@@ -324,8 +320,7 @@ def _export_for(path, *platforms):
     """Change the platforms of a file, in the program, too."""
     exported = deserialize(bytearray(_members(path)["program.bin"]))
     program = bytes(dataclasses.replace(exported, platforms=platforms).serialize())
-    changes = {"platforms": platforms, "sizes": {"program.bin": len(program)}}
-    _rewrite(path, {**_manifest_of(path), **changes}, **{"program.bin": program})
+    _rewrite(path, {**_manifest_of(path), "platforms": platforms}, **{"program.bin": program})
 
 
 def test_foreign_files_are_refused(tmp_path):
@@ -371,7 +366,7 @@ def test_other_versions_say_so_whatever_else_they_lack(tmp_path, changes, text):
         (whole, {}),
         (bare, {"program.bin": None}),
         (bare, {"fits": False}),
-        (bare, {"other.bin": bytes(1000), "compressed": ["other.bin"]}),
+        (bare, {"other.bin": bytes(1000)}),
     ):
         path = saved(tmp_path, mlp(), X)
         _rewrite(path, manifest, **kwargs)
@@ -390,26 +385,14 @@ def test_the_checksum_is_checked(tmp_path):
 # --- Files that were made by hand -------------------------------------------------------------
 
 
-def assert_refused(path, message):
-    """A file is refused, and what is large in it isn't read."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError, match=message):
-            eqxjit.load(path)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 2**21
-
-
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("name", ["extra.bin", "array-0.bin", "program.bin"])
-def test_what_the_manifest_does_not_name_is_refused(tmp_path, name, compression):
+def test_what_the_manifest_does_not_name_is_refused(tmp_path, name):
     path = saved(tmp_path, mlp(), X)
-    with zipfile.ZipFile(path, "a", compression) as archive:
-        archive.writestr(name, bytes(2**23))
-    assert_refused(path, "damaged.*: its parts aren't those that its manifest names")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, bytes(100))
+    with pytest.raises(ValueError, match="damaged: its parts aren't those"):
+        eqxjit.load(path)
 
 
 def test_missing_members_are_refused(tmp_path):
