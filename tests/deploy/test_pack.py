@@ -682,16 +682,16 @@ def test_unpacking_what_is_no_longer_a_packed_tree():
         jax.tree.map(lambda a: a[:1], packed).unpack()
 
 
-@pytest.mark.parametrize("size", [1.5, "1", None, True, -1])
-def test_sizes_that_are_none(size):
-    with pytest.raises(ValueError if size == -1 else TypeError, match="max_leaf_bytes"):
+@pytest.mark.parametrize("size", [1.5, "1", None, True])
+def test_sizes_that_are_no_integers(size):
+    with pytest.raises(TypeError, match="max_leaf_bytes"):
         eqxjit.pack([], max_leaf_bytes=size)
 
 
 def test_a_tree_that_contains_itself():
     tree = []
     tree.append(tree)
-    with pytest.raises(ValueError, match="contains itself"):
+    with pytest.raises(RecursionError):
         eqxjit.pack(tree)
 
 

@@ -29,13 +29,10 @@ from .._core.wrapper import (
 )
 from .._fast.signature import Signature
 from .._interruptions import unless_it_raises
-from .._spec.static import CONSTANTS, referents, same
-from .._spec.static import freeze as stand_in
+from .._spec import static
 from .._spec.tree import combine, has_tracers, resplit, split
-from .load import SavedFunction
-from .load import load as read
-from .save import Path, is_symbolic
-from .save import save as write
+from .load import SavedFunction, read
+from .save import Path, is_symbolic, write
 
 OtherShapes = Literal["compile", "raise"]
 
@@ -274,14 +271,14 @@ def _snapshot(tree: Any) -> Any:
 
 def copy_static(value: Any) -> Any:
     """Return a copy of a static object; the object itself where it can't change, or be copied."""
-    if type(value) in CONSTANTS or type(value).__eq__ is object.__eq__:
+    if type(value) in static.CONSTANTS or type(value).__eq__ is object.__eq__:
         return value
-    frozen = stand_in(value)
+    frozen = static.freeze(value)
     # What compares by identity is no other object in the copy.
-    memo = {id(referent): referent for referent in referents(frozen)}
+    memo = {id(referent): referent for referent in static.referents(frozen)}
     # An object of the user's may be one that can't be copied.
     copied = unless_it_raises(lambda: copy.deepcopy(value, {**memo}), value)
-    return copied if unless_it_raises(lambda: same(copied, frozen), False) else value
+    return copied if unless_it_raises(lambda: static.same(copied, frozen), False) else value
 
 
 def _check_arguments(

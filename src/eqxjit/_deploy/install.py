@@ -57,9 +57,8 @@ def install() -> Installation:
     such as `inline=True`, which can't be read back.) A module that imports or wraps something
     meanwhile keeps using eqxjit permanently.
 
-    Libraries then see how eqxjit differs: a call doesn't wait for a computation that can't raise,
-    and static values are compared with their types. Processes that are spawned, rather than forked,
-    have to install for themselves.
+    Libraries then see how eqxjit differs from Equinox. Processes that are spawned, rather than
+    forked, have to install for themselves.
 
     **Returns:**
 
@@ -141,16 +140,11 @@ def _put_back() -> None:
 _LINK = "__eqxjit_link__"
 
 
-class _Link:
+class _Link(types.SimpleNamespace):
     """A link from an upstream wrapper to its twin, eqxjit's wrapper of the same function.
 
     - `twin`: None, if upstream goes on serving the function.
     """
-
-    __slots__ = ("twin",)
-
-    def __init__(self, twin: JitFunction[..., Any] | None):
-        self.twin = twin
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         # `None`: what a wrapper is deep-copied or pickled to has no link yet.
@@ -165,7 +159,7 @@ def _twin(wrapper: Any) -> JitFunction[..., Any] | None:
         if donate is not None:
             twin = filter_jit(wrapper.__wrapped__, donate=cast(Donate, donate))
         # Another thread may have been first: their twins share what is compiled.
-        link = fields_of(wrapper)[_LINK] = _Link(twin)
+        link = fields_of(wrapper)[_LINK] = _Link(twin=twin)
     return link.twin
 
 

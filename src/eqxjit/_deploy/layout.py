@@ -205,8 +205,7 @@ def layout_of(leaves: Sequence[Any], treedef: PyTreeDef, max_leaf_bytes: int) ->
             by_dtype[kind.dtype].append(index)
         else:
             groups.append([index])
-    shapes = {index: kind.shape for index, kind in types.items()}
-    groups += [group for indices in by_dtype.values() for group in _bounded(indices, shapes)]
+    groups += [group for indices in by_dtype.values() for group in _bounded(indices, types)]
     described = list(leaves)
     for array, group in enumerate(sorted(groups)):
         for index in group:
@@ -214,17 +213,17 @@ def layout_of(leaves: Sequence[Any], treedef: PyTreeDef, max_leaf_bytes: int) ->
     return _interned(treedef, tuple(described))
 
 
-def _bounded(indices: list[int], shapes: dict[int, Shape]) -> Iterator[list[int]]:
+def _bounded(indices: list[int], types: dict[int, jax.ShapeDtypeStruct]) -> Iterator[list[int]]:
     """Split what could share a buffer so that buffers of equal layers are alike.
 
     XLA compiles a computation once for all leaves that have the same shape and the same offset.
     """
     length = len(indices)
     if length > MAX_LEAVES_PER_BUFFER:
-        counts = collections.Counter([shapes[index] for index in indices])
+        counts = collections.Counter([types[index].shape for index in indices])
         # What occurs once would shift the offsets of all that follows.
-        indices = sorted(indices, key=lambda index: counts[shapes[index]] == 1)
-        of = [shapes[index] for index in indices]
+        indices = sorted(indices, key=lambda index: counts[types[index].shape] == 1)
+        of = [types[index].shape for index in indices]
 
         def repeated(length: int) -> tuple[int, int]:
             # In halves, because a longer buffer is worth more than a few repeats.

@@ -21,17 +21,7 @@ from .._core.entry import arrays_of
 from .._fast.signature import Signature
 from .._interruptions import raise_if_interruption
 from .._spec.tree import ARRAY, combine, leaf_paths, split
-from .save import (
-    FORMAT,
-    MANIFEST,
-    PROGRAM,
-    VERSION,
-    Path,
-    arguments_among,
-    array_name,
-    digest,
-    is_symbolic,
-)
+from .save import FORMAT, MANIFEST, PROGRAM, VERSION, Path, arguments_among, digest, is_symbolic
 
 _NUMBERS = " A Python number isn't an array: pass `np.float32(2.0)`, say, in the place of `2.0`."
 
@@ -40,7 +30,7 @@ class _Refused(Exception):
     """The reason why a file isn't loaded: the rest of a sentence that begins with its path."""
 
 
-def load(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
+def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
     """Read a file, and check it: return the function in it, and the arrays to pass to it first."""
     with open(path, "rb") as file:
         try:
@@ -62,7 +52,7 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
     with zipfile.ZipFile(file) as archive:
         manifest = json.loads(archive.read(MANIFEST))
         _check_version(manifest)
-        names = [MANIFEST, PROGRAM, *map(array_name, range(len(manifest["arrays"])))]
+        names = [MANIFEST, PROGRAM, *[f"array-{i}.bin" for i in range(len(manifest["arrays"]))]]
         if archive.namelist() != names:
             raise _Refused("is damaged: its parts aren't those that its manifest names.")
         _, program, *arrays = contents = [archive.read(name) for name in names]

@@ -195,8 +195,8 @@ def pack(
 
     - `ValueError`, if the optimiser's updates of the `Packed` aren't those of the tree, to
         rounding. It names the leaf whose updates differ most, and says what to write instead.
-    - `ValueError`, if there is no array among the leaves of the tree, if the tree is or holds a
-        `Packed`, or contains itself, or if `max_leaf_bytes` is negative.
+    - `ValueError`, if there is no array among the leaves of the tree, or if it is, or holds, a
+        `Packed`.
     - `TypeError`, if `max_leaf_bytes` isn't an integer, or `optimiser` no optimiser.
 
     !!! example
@@ -222,13 +222,8 @@ def pack(
     """
     if isinstance(max_leaf_bytes, bool) or not isinstance(max_leaf_bytes, int):
         raise TypeError(f"`max_leaf_bytes` must be an integer; got {max_leaf_bytes!r}.")
-    if max_leaf_bytes < 0:
-        raise ValueError(f"`max_leaf_bytes` must not be negative; got {max_leaf_bytes}.")
-    try:
-        # Where `tree_flatten` meets a cycle, it doesn't give back the stack that it took.
-        spec, arrays, statics = split(tree, is_input=False)
-    except RecursionError:
-        raise ValueError("A pytree that contains itself can't be packed.") from None
+    # Before `tree_flatten`, which doesn't give back the stack that it took for a cycle.
+    spec, arrays, statics = split(tree, is_input=False)
     if any(type(static) is Layout for static in statics):
         raise ValueError(
             f"{short(tree)} is packed already, or holds a `Packed`. To pack it anew, `unpack` that "
@@ -261,8 +256,7 @@ _INSTEAD = (
 )
 
 _NOTE = (
-    "`eqxjit.pack` tried this optimiser on the tree itself, by `optimiser.init(params)` and "
-    "`optimiser.update(grads, opt_state, params)`. If it takes more arguments, bind them: "
+    "`eqxjit.pack` called `optimiser.update(grads, opt_state, params)`. If it takes more, bind it: "
     "`optimiser=optax.GradientTransformation(optimiser.init, functools.partial(optimiser.update, "
     "value=1.0))`."
 )
@@ -312,7 +306,11 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
                     "This optimiser doesn't fit a `Packed`: it takes the tree, but raises an error "
                     f"for the `Packed`. {_INSTEAD}"
                 ) from error
-            tolerance = _rounding((expected, weights))
+            # What may be due to rounding, in the coarsest dtype.
+            arrays = jax.tree.leaves(eqx.filter((expected, weights), eqx.is_inexact_array))
+            tolerance = 1e-4 + 8 * max(
+                [float(jnp.finfo(array.dtype).eps) for array in arrays], default=0.0
+            )
             pairs = tree_flatten_with_path(differences)[0]
             path, worst = max(pairs, key=lambda pair: pair[1], default=((), 0.0))
             if worst > tolerance:
@@ -351,9 +349,3 @@ def _difference(of_tree: Any, of_packed: Any) -> float:
         return 1.0
     size = max(np.abs(one).sum(), np.abs(other).sum())
     return float(np.abs(one - other).sum() / size) if size else 0.0
-
-
-def _rounding(tree: Any) -> float:
-    """Return a difference that may be due to rounding, in the coarsest dtype of a tree."""
-    arrays = jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))
-    return 1e-4 + 8 * max([float(jnp.finfo(array.dtype).eps) for array in arrays], default=0.0)

@@ -32,7 +32,7 @@ Path = str | os.PathLike[str]
 VALUES = (bool, int, str, type(None))
 
 
-def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write the program for arguments like these, and the function's arrays."""
     signature = caller.function.signature
 
@@ -62,17 +62,18 @@ def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, An
             "save it before it is called."
         )
     avals, fun_avals = arguments_among(exported.in_avals, entry.n_first, entry.n_fun)
-    inputs = combine(call.spec, map(placeholder, avals), iter(call.statics))
+    # An array of its type's text stands for each array in what is written.
+    inputs = combine(call.spec, (np.asarray(str(aval)) for aval in avals), iter(call.statics))
     for name, argument in signature.named(*inputs):
         # For the error, which names the argument.
         written(argument, name)
-    output = caller.combine([*map(placeholder, exported.out_avals)], call)
+    output = caller.combine([np.asarray(str(aval)) for aval in exported.out_avals], call)
     try:
         members = {PROGRAM: bytes(exported.serialize())}
     except ImportError as error:
         raise ImportError("Saving needs flatbuffers: `pip install flatbuffers`.") from error
     for i, array in enumerate(caller.fun_arrays):
-        members[array_name(i)] = np.asarray(array).tobytes()
+        members[f"array-{i}.bin"] = np.asarray(array).tobytes()
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -96,11 +97,6 @@ def arguments_among(flat: Any, n_first: int, n_fun: int) -> tuple[list[Any], lis
     """Return those of the arguments' arrays and those of the function's, of all in JAX's order."""
     end = n_first + n_fun
     return [*flat[:n_first], *flat[end:]], [*flat[n_first:end]]
-
-
-def array_name(index: int) -> str:
-    """Return the name of the member of a file that holds an array."""
-    return f"array-{index}.bin"
 
 
 def digest(contents: Iterable[bytes]) -> bytes:
@@ -135,11 +131,6 @@ def is_symbolic(shape: tuple[Any, ...]) -> bool:
 
 
 # --- Trees ------------------------------------------------------------------------------------
-
-
-def placeholder(aval: Any) -> np.ndarray:
-    """Return what stands for an array in a tree that is written: an array of its type's text."""
-    return np.asarray(str(aval))
 
 
 def written(tree: Any, path: str) -> Any:
