@@ -1,6 +1,6 @@
 """Loads a file that `save.py` wrote, and restores the function.
 
-The digest in it fits what `save` wrote and nothing else, so that no field is checked on its own.
+The digest in it fits what `save` wrote and nothing else, so that no single field is checked.
 """
 
 import inspect
