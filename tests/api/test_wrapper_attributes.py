@@ -387,10 +387,7 @@ class TestRepr:
 
     def test_of_an_installation(self):
         with eqxjit.install() as installation:
-            assert re.fullmatch(
-                r"<Installation: active, equinox\.filter_jit replaced in \d+ modules>",
-                repr(installation),
-            )
+            assert repr(installation) == "<Installation: active>"
         assert repr(installation) == "<Installation: ended>"
 
     def test_tells_what_is_donated(self):

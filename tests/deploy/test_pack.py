@@ -57,7 +57,7 @@ def assert_unpacked(packed, tree):
     for (index, slot), leaf in zip(
         packed.layout.slots(), filter(eqx.is_array, jax.tree.leaves(tree)), strict=True
     ):
-        if slot.row is None:
+        if len(packed.layout.members[slot.array]) == 1:
             assert unpacked[index] is packed.arrays[slot.array] is leaf
         else:
             assert not getattr(unpacked[index], "weak_type", False)
@@ -155,7 +155,8 @@ def test_typed_keys():
         "old": jr.PRNGKey(5),
     }
     packed = eqxjit.pack(tree)
-    assert len(packed.arrays) == 1
+    assert packed.arrays[0] is tree["key"]
+    assert len(packed.arrays) == 5
     assert_unpacked(packed, tree)
     drawn = eqxjit.filter_jit(lambda p: jr.normal(p.unpack()["other"][1][0]))(packed)
     assert drawn == jr.normal(tree["other"][1][0])
@@ -359,7 +360,7 @@ def test_static_values_are_a_snapshot():
     assert [*warm(f, eqxjit.pack(tree), jnp.ones(2))] == [3, 3]
     other = eqxjit.pack(Listing([jnp.ones(2), jnp.zeros(2)], ["a"]))
     assert other.layout is packed.layout
-    with pytest.raises(ValueError, match=r"`tree.options\[1\]` was absent; here, it is 'b'"):
+    with pytest.raises(ValueError, match=r"`tree.options` was \['a'\]; here, it is \['a', 'b'\]"):
         packed.repack(tree)
 
 
@@ -499,10 +500,10 @@ def test_evaluated_shapes():
     ("tree", "text"),
     [
         ([jnp.ones(10), jnp.ones(())], "Packed(2 arrays in 1 buffer, 44 B)"),
-        ([jnp.ones(500)] * 2 + [jnp.ones(2, int)] * 2, "Packed(4 arrays in 2 buffers, 4.0 KB)"),
+        ([jnp.ones(500)] * 2 + [jnp.ones(2, int)] * 2, "Packed(4 arrays in 2 buffers, 4,016 B)"),
         (
             [jnp.ones(2), jnp.ones(2), jnp.ones(300_000)],
-            "Packed(2 arrays in 1 buffer, 1 as it is, 1.2 MB)",
+            "Packed(2 arrays in 1 buffer, 1 as it is, 1,200,016 B)",
         ),
         ([jnp.ones(2), jnp.ones(2, int)], "Packed(0 arrays in 0 buffers, 2 as they are, 16 B)"),
         (None, "Packed(0 arrays in 0 buffers, 0 B)"),
@@ -511,7 +512,7 @@ def test_evaluated_shapes():
 def test_printed(tree, text):
     packed = eqxjit.pack(tree)
     assert repr(packed) == str(packed) == eqx.tree_pformat(packed) == text
-    assert repr(eqx.filter(packed, lambda _: False)) == text
+    assert repr(eqx.filter(packed, lambda _: False)).startswith(text.rpartition(", ")[0])
     assert "0x" not in repr(packed.layout)
     assert eqx.tree_pformat([packed]) == f"[{text}]"
 
@@ -580,7 +581,7 @@ def test_wrong_repacks_are_refused(change, texts):
 
 def test_static_values_are_compared_by_type():
     packed = eqxjit.pack(model(sizes=(1,)))
-    with pytest.raises(ValueError, match=r"`tree\.sizes\[0\]` was 1; here, it is True"):
+    with pytest.raises(ValueError, match=r"`tree\.sizes` was \(1,\); here, it is \(True,\)"):
         packed.repack(model(sizes=(True,)))
     with pytest.raises(ValueError, match=r"tree\[1\]` was 1; here, it is 1.0"):
         eqxjit.pack([jnp.ones(2), 1]).repack([jnp.ones(2), 1.0])
@@ -654,15 +655,20 @@ def test_an_ensemble_is_printed_with_all_its_bytes():
 
 
 def test_inference_mode_is_of_the_unpacked():
-    """It looks for attributes, and would find none."""
-    packed = eqxjit.pack([mlp(), eqx.nn.Dropout(0.5)])
-    with pytest.raises(TypeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
-        eqx.nn.inference_mode((packed, None))
-    with pytest.raises(TypeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
-        packed.inference  # noqa: B018
+    """It looks for attributes, and would find none; `hasattr` is everybody's."""
+    packed, without = eqxjit.pack([mlp(), eqx.nn.Dropout(0.5)]), eqxjit.pack(mlp())
+    for switch in (
+        lambda: eqx.nn.inference_mode((packed, None)),
+        lambda: eqx.nn.inference_mode(packed, value=False),
+        lambda: eqx.tree_at(lambda p: p.inference, packed, True),
+        lambda: bool(packed.inference),
+    ):
+        with pytest.raises(TypeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
+            switch()
+    assert hasattr(packed, "inference")
     unpacked = eqx.nn.inference_mode(packed.unpack())
     assert eqxjit.pack(unpacked).unpack()[1].inference
-    without = eqxjit.pack(mlp())
+    assert not hasattr(without, "inference")
     assert eqx.nn.inference_mode(without).layout is without.layout
     with pytest.raises(AttributeError, match=r"packed\.unpack\(\)\.inference"):
         without.inference  # noqa: B018
@@ -670,9 +676,9 @@ def test_inference_mode_is_of_the_unpacked():
 
 def test_unpacking_what_is_no_longer_a_packed_tree():
     packed = eqxjit.pack(mlp())
-    with pytest.raises(TypeError, match=r"takes apart arrays.*holds True"):
+    with pytest.raises(ValueError, match=r"takes apart arrays.*holds True"):
         jax.tree.map(lambda _: True, packed).unpack()
-    with pytest.raises(ValueError, match=r"last axis.*of shape \(1,\)"):
+    with pytest.raises(ValueError, match=r"last axis.* holds Array"):
         jax.tree.map(lambda a: a[:1], packed).unpack()
 
 
@@ -680,11 +686,6 @@ def test_unpacking_what_is_no_longer_a_packed_tree():
 def test_sizes_that_are_no_integers(size):
     with pytest.raises(TypeError, match="max_leaf_bytes"):
         eqxjit.pack([], max_leaf_bytes=size)
-
-
-def test_negative_size():
-    with pytest.raises(ValueError, match="max_leaf_bytes"):
-        eqxjit.pack([], max_leaf_bytes=-1)
 
 
 def test_a_tree_that_contains_itself():
@@ -703,8 +704,7 @@ def test_nothing_to_pack(tree):
 def test_packing_twice():
     packed = eqxjit.pack(mlp())
     for tree, path in [(packed, "tree"), ([1, {"a": (packed,)}], r"tree\[1\]\['a'\]\[0\]")]:
-        match = rf"`{path}`, Packed\(.*, is packed already.*`unpack` it first"
-        with pytest.raises(ValueError, match=match):
+        with pytest.raises(ValueError, match=f"`{path}` is packed already.*`unpack` it first"):
             eqxjit.pack(tree)
     again = eqxjit.pack(packed.unpack(), max_leaf_bytes=0)
     assert_same(again.unpack(), packed.unpack())

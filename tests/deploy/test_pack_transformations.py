@@ -67,19 +67,22 @@ def along(packed, tangent):
     return arrays(packed.repack(eqx.combine(tangent, static)))
 
 
-def test_grad(packed, x):
-    gradient = eqx.filter_grad(packed_loss)(packed, x)
+GRADIENTS = {
+    "grad": eqx.filter_grad,
+    "jitted": lambda loss: eqxjit.filter_jit(eqx.filter_grad(loss)),
+    "with the value": lambda loss: lambda p, x: eqx.filter_value_and_grad(loss)(p, x)[1],
+    "checkpoint": lambda loss: eqx.filter_grad(eqx.filter_checkpoint(loss)),
+    "for each example": lambda loss: (
+        lambda p, x: jax.vmap(lambda row: eqx.filter_grad(loss)(p, row[None]))(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("transform", GRADIENTS.values(), ids=GRADIENTS)
+def test_gradients(transform, packed, x):
+    gradient = warm(transform(packed_loss), packed, x)
     assert gradient.layout is packed.layout
-    assert_close(gradient, eqx.filter_grad(loss)(model(), x))
-    jitted = warm(eqxjit.filter_jit(eqx.filter_grad(packed_loss)), packed, x)
-    assert_close(jitted, eqx.filter_grad(loss)(model(), x))
-
-
-def test_value_and_grad_inside_a_step(packed, x):
-    value, gradient = eqxjit.filter_jit(eqx.filter_value_and_grad(packed_loss))(packed, x)
-    expected, wanted = eqx.filter_value_and_grad(loss)(model(), x)
-    np.testing.assert_allclose(value, expected, rtol=1e-6)
-    assert_close(gradient, wanted)
+    assert_close(gradient, transform(loss)(model(), x))
 
 
 def test_jvp(packed, x, tangent):
@@ -163,14 +166,6 @@ def test_vmap_along_another_axis(x, axis):
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-def test_gradients_for_each_example(packed, x):
-    per_example = jax.vmap(
-        lambda x: eqx.filter_grad(packed_loss)(packed, x[None]), in_axes=0, out_axes=0
-    )(x)
-    expected = jax.vmap(lambda x: eqx.filter_grad(loss)(model(), x[None]))(x)
-    assert_close(per_example, expected)
-
-
 def test_jacobians(x):
     packed = eqxjit.pack(model())
     dynamic, static = eqx.partition(packed, eqx.is_inexact_array)
@@ -178,11 +173,6 @@ def test_jacobians(x):
     forward, reverse = jax.jacfwd(f)(dynamic), jax.jacrev(f)(dynamic)
     np.testing.assert_allclose(forward.arrays[0], reverse.arrays[0], rtol=1e-5, atol=1e-6)
     assert reverse.unpack().layers[0].weight.shape == (4, 4, 4)
-
-
-def test_checkpoint(packed, x):
-    rematerialised = eqx.filter_checkpoint(packed_loss)
-    assert_close(eqx.filter_grad(rematerialised)(packed, x), eqx.filter_grad(loss)(model(), x))
 
 
 def test_scan(packed, x):

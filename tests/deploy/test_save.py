@@ -123,6 +123,10 @@ def test_what_is_loaded_can_be_compiled_ahead_nested_and_saved_again(tmp_path):
 # --- Batches of any size ----------------------------------------------------------------------
 
 
+def text(array):
+    return str(jax.typeof(array))
+
+
 def struct(shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -176,30 +180,27 @@ def test_several_symbols_in_another_process(tmp_path):
         assert result["product"] == [n] * b
         assert result["twice"] == [[2 * i for i in range(2 * b + 1)], 3 * n]
     assert errors == [
-        "`fun` was saved for float32[n], and is called with float32[4] as `y`: `n` is 3 in `x`, "
-        "and 4 here.",
         "`fun` was saved for `x`: float32[b,n], `y`: float32[n], `tree['n']`: float32[], "
-        "`tree['z'][0]`: int32[2*b + 1], and is called with float32[2,3], float32[3], float32[], "
-        "int32[4], which doesn't fit.",
-        "`fun` was saved for float32[b,n], and is called with float32[0,3] as `x`: `b` stands for "
-        "sizes from 1 on.",
+        f"`tree['z'][0]`: int32[2*b + 1], and is called with {shapes}, which doesn't fit: a symbol "
+        "stands for one size, from 1 on."
+        for shapes in (
+            "float32[2,3], float32[4], float32[], int32[5]",
+            "float32[2,3], float32[3], float32[], int32[4]",
+            "float32[0,3], float32[3], float32[], int32[1]",
+        )
     ]
 
 
 @pytest.mark.parametrize(
-    ("array", "problem"),
-    [
-        (np.ones((3, 5), np.float32), r"float32\[3,5\] as `x\['y'\]`: its dimension 1 must be 4"),
-        (np.ones(4, np.float32), r"float32\[4\] as `x\['y'\]`\."),
-        (np.ones((3, 4), np.int32), r"int32\[3,4\] as `x\['y'\]`\."),
-    ],
+    "array", [np.ones((3, 5), np.float32), np.ones(4, np.float32), np.ones((3, 4), np.int32)]
 )
-def test_what_does_not_fit_symbols_is_refused(tmp_path, array, problem):
+def test_what_does_not_fit_symbols_is_refused(tmp_path, array):
     shape = jax.export.symbolic_shape("b, 4")
     loaded = eqxjit.load(saved(tmp_path, lambda x: x["y"] * 2, {"y": struct(shape)}))
+    told = rf"for `x\['y'\]`: float32\[b,4\], and is called with {re.escape(text(array))}, which"
     for _ in range(CALLS):
         loaded({"y": np.ones((3, 4), np.float32)})
-        with pytest.raises(ValueError, match=rf"for float32\[b,4\], and is called with {problem}"):
+        with pytest.raises(ValueError, match=told):
             loaded({"y": array})
 
 
@@ -214,7 +215,7 @@ def test_symbols_go_on_being_symbols_when_saved_again(tmp_path):
 def test_symbols_of_two_scopes_are_refused(tmp_path):
     shapes = [jax.export.symbolic_shape("b, 4") for _ in range(2)]
     frozen = eqxjit.freeze(lambda x, y: x + y)
-    with pytest.raises(ValueError, match=r"\(b, 4\) and \(b, 4\) are of different scopes"):
+    with pytest.raises(ValueError, match="Invalid mixing of symbolic scopes"):
         frozen.save(tmp_path / "model", *map(struct, shapes))
     scope = jax.export.SymbolicScope()
     shapes = [jax.export.symbolic_shape("b, 4", scope=scope) for _ in range(2)]
@@ -243,12 +244,6 @@ def test_what_only_pickle_could_write_is_refused(tmp_path, fun, args, message):
     with pytest.raises(ValueError, match=message):
         saved(tmp_path, fun, *args)
     assert os.listdir(tmp_path) == []
-
-
-def test_large_arrays_of_keys_are_refused(tmp_path):
-    keys = jax.random.split(KEY, 10)
-    with pytest.raises(ValueError, match="larger `max_constant_bytes`"):
-        saved(tmp_path, eqx.Partial(lambda keys, x: x, keys), X, bound=0)
 
 
 def test_what_cannot_be_written_leaves_nothing_behind(tmp_path):
@@ -331,8 +326,7 @@ def _export_for(path, *platforms):
     """Change the platforms of a file, in the program, too."""
     exported = deserialize(bytearray(_members(path)["program.bin"]))
     program = bytes(dataclasses.replace(exported, platforms=platforms).serialize())
-    changes = {"platforms": platforms, "sizes": {"program.bin": len(program)}}
-    _rewrite(path, {**_manifest_of(path), **changes}, **{"program.bin": program})
+    _rewrite(path, {**_manifest_of(path), "platforms": platforms}, **{"program.bin": program})
 
 
 def test_foreign_files_are_refused(tmp_path):
@@ -367,7 +361,6 @@ def test_other_platforms_are_refused(tmp_path, monkeypatch):
     ("changes", "text"),
     [
         ({}, r"by eqxjit \d.*, in version 9 of the format; this release reads version 2\. Upgrade"),
-        ({"eqxjit": None}, r"by another eqxjit, in version 9 of the format; .*\. Upgrade eqxjit"),
         ({"version": 1}, r"by eqxjit \d.*, in version 1 of the format; .*\. Save it again"),
     ],
 )
@@ -379,7 +372,7 @@ def test_other_versions_say_so_whatever_else_they_lack(tmp_path, changes, text):
         (whole, {}),
         (bare, {"program.bin": None}),
         (bare, {"fits": False}),
-        (bare, {"other.bin": bytes(1000), "compressed": ["other.bin"]}),
+        (bare, {"other.bin": bytes(1000)}),
     ):
         path = saved(tmp_path, mlp(), X)
         _rewrite(path, manifest, **kwargs)
@@ -417,20 +410,14 @@ def test_what_the_manifest_does_not_name_is_refused(tmp_path, name, compression)
     path = saved(tmp_path, mlp(), X)
     with zipfile.ZipFile(path, "a", compression) as archive:
         archive.writestr(name, bytes(2**23))
-    assert_refused(path, "damaged.*: its parts aren't those that its manifest names")
+    assert_refused(path, "damaged: its parts (aren't those that its manifest names|are compressed)")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "program.bin"])
 def test_compressed_members_are_refused(tmp_path, name):
     path = saved(tmp_path, mlp(), X)
     _rewrite(path, compressed=[name], **{name: bytes(2**23)})
-    assert_refused(path, f"damaged.*: `{name}` is compressed")
-
-
-def test_members_of_another_size_are_refused(tmp_path):
-    path = saved(tmp_path, mlp(), X)
-    _rewrite(path, **{"program.bin": bytes(2**23)})
-    assert_refused(path, "damaged.*: `program.bin` isn't of the size that its manifest says")
+    assert_refused(path, "damaged: its parts are compressed")
 
 
 def test_missing_members_are_refused(tmp_path):
@@ -445,8 +432,7 @@ def test_members_that_overlap_are_refused(tmp_path):
     """Each names the rest of the file: many of them would take far more memory than the file."""
     path = saved(tmp_path, mlp(), X)
     arrays = [["uint8", [2**18 - 1000 * i]] for i in range(9)]
-    sizes = dict.fromkeys(["program.bin", *(f"array-{i}.bin" for i in range(9))], 0)
-    _change(path, arrays=arrays, sizes=sizes)
+    _change(path, arrays=arrays)
     with zipfile.ZipFile(path, "a") as archive:
         content, infos = b"", []
         for i in reversed(range(9)):
@@ -465,7 +451,7 @@ def test_members_that_overlap_are_refused(tmp_path):
             archive.filelist.append(info)
             archive.NameToInfo[info.filename] = info
         archive._didModify = True
-    assert_refused(path, "damaged.*: its parts overlap")
+    assert_refused(path, "damaged: its parts are compressed, or overlap")
 
 
 def test_a_manifest_that_is_nested_deeply_is_refused(tmp_path):
@@ -537,7 +523,6 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", 0),
         ("version", True),
         ("name", 3),
         ("name", "\ud800"),
@@ -553,15 +538,14 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
         ("output", {"array": "float32[4]"}),
         ("output", {"tuple": [{"array": "float32[3]"}, {"array": "float32[3]"}]}),
         ("output", {"float": "0x1p9999"}),
-        ("sizes", {}),
         ("platforms", "cpu"),
         ("platforms", ["cpu", "tpu"]),
     ],
 )
-def test_the_wrong_field_is_named(tmp_path, field, value):
+def test_a_wrong_field_is_refused(tmp_path, field, value):
     path = saved(tmp_path, mlp(), X)
     _change(path, **{field: value})
-    with pytest.raises(ValueError, match=rf"model\.eqxjit is damaged.* no valid `{field}`\.$"):
+    with pytest.raises(ValueError, match=r"model\.eqxjit is damaged"):
         eqxjit.load(path)
     manifest = _manifest_of(path)
     del manifest[field]
@@ -577,7 +561,7 @@ def test_wrong_arrays_are_refused(tmp_path, array):
     path = saved(tmp_path, eqx.Partial(jnp.add, jnp.ones(3)), jnp.ones(3), bound=0)
     assert _manifest_of(path)["arrays"] == [["float32", [3]]]
     _change(path, arrays=[array])
-    with pytest.raises(ValueError, match="no valid `arrays`"):
+    with pytest.raises(ValueError, match="is damaged"):
         eqxjit.load(path)
 
 
@@ -601,38 +585,15 @@ def test_an_interruption_is_no_damage(tmp_path, monkeypatch):
 # --- Mistakes ---------------------------------------------------------------------------------
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    frozen = eqxjit.freeze(mlp())
-    for folder in (tmp_path / "missing", tmp_path / "missing" / "too"):
-        with pytest.raises(FileNotFoundError) as caught:
-            frozen.save(folder / "z.eqxjit", X)
-        assert caught.value.filename == str(folder)
-        assert "z.eqxjit" not in str(caught.value)
-
-
 def test_numbers_in_the_place_of_arrays(tmp_path):
-    """Python's are static: the error says how to write them as arrays."""
-
-    def fun(x, tree, *, flag, y):
-        return x * tree["n"] + jnp.where(flag, y, 0)
-
-    tree = {"n": np.int32(3), "k": 2}
-    path = tmp_path / "fun.eqxjit"
-    eqxjit.freeze(fun).save(path, np.float32(2), tree, flag=np.bool_(True), y=jnp.bfloat16(1))
-    loaded = eqxjit.load(path)
-    with pytest.raises(ValueError, match=r"pass `np.float32\(2.0\)` as `x`\."):
-        loaded(2.0, tree, flag=np.bool_(True), y=jnp.bfloat16(1))
-    told = (
-        r"pass `np.float32\(2\)` as `x`, `np.int32\(3\)` as `tree\['n'\]`, `np.bool_?\(True\)` as "
-        r"`flag`, `jnp.bfloat16\(1.5\)` as `y`\."
-    )
-    with pytest.raises(ValueError, match=told):
-        loaded(2, {"n": 3, "k": 2}, flag=True, y=1.5)
-    # These wouldn't be what they are.
-    for number in (2.5, 1j, "3", None):
+    """Python's are static: the error says so, but not of a number where one was saved."""
+    x, n = np.float32(2), np.int32(3)
+    loaded = eqxjit.load(saved(tmp_path, lambda x, tree: x * tree["n"], x, {"n": n, "k": 2}))
+    wrong = [(2.0, n, 2, True), (x, 3, 2, True), (x, n, 4, False)]
+    for x, n, k, is_told in wrong:
         with pytest.raises(ValueError, match=r"and is called with") as caught:
-            loaded(np.float32(2), {"n": number, "k": 2}, flag=np.bool_(True), y=jnp.bfloat16(1))
-        assert "pass `" not in str(caught.value)
+            loaded(x, {"n": n, "k": k})
+        assert ("pass `np.float32(2.0)`, say" in str(caught.value)) == is_told
 
 
 def test_a_weak_type(tmp_path):
@@ -713,7 +674,7 @@ def test_what_it_was_not_saved_for_is_the_same_error_once_other_shapes_are_refus
             yield str(raised.value)
 
     before = list(errors())
-    assert "np.float32(2.0)" in before[1]
+    assert "pass `np.float32(" in before[1]
     loaded.compile(jnp.ones(3), jnp.float32(2), other_shapes="raise")
     assert list(errors()) == before
 

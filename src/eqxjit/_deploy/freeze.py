@@ -1,14 +1,14 @@
 """`freeze`: a function with its arrays compiled in, for inference with weights that stay."""
 
+import copy
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, overload
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
 from .._code.place import place_of
 from .._code.text import short
@@ -28,12 +28,11 @@ from .._core.wrapper import (
     register_wrapper,
 )
 from .._fast.signature import Signature
-from .._spec.tree import combine, resplit, split
-from .load import SavedFunction
-from .load import load as read
-from .save import Path, is_symbolic
-from .save import save as write
-from .snapshot import copy_static
+from .._interruptions import unless_it_raises
+from .._spec import static
+from .._spec.tree import combine, has_tracers, resplit, split
+from .load import SavedFunction, read
+from .save import Path, is_symbolic, write
 
 OtherShapes = Literal["compile", "raise"]
 
@@ -61,8 +60,8 @@ class FrozenFunction(JitFunction[P, T]):
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
         - `other_shapes`: how a later call is treated that needs another program. `"raise"` raises a
-            `TooManyTracesError`, which lists the compiled arguments and how the call's differ.
-            `"compile"` compiles it, which is the default. None leaves the setting as it is.
+            `TooManyTracesError`; `"compile"`, the default at first, compiles it. None leaves the
+            setting as it is.
 
         **Returns:**
 
@@ -71,24 +70,20 @@ class FrozenFunction(JitFunction[P, T]):
         !!! example
 
             ```python
-            >>> import equinox as eqx
             >>> import jax
             >>> import jax.numpy as jnp
             >>> import eqxjit
-            >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
-            >>> frozen = eqxjit.freeze(model)
-            >>> shape = jax.ShapeDtypeStruct((4,), jnp.float32)
-            >>> cost = frozen.compile(shape, other_shapes="raise")
+            >>> frozen = eqxjit.freeze(jnp.add, jnp.ones(4))
+            >>> cost = frozen.compile(jax.ShapeDtypeStruct((4,), jnp.float32), other_shapes="raise")
             >>> cost.seconds > 0
             True
-            >>> frozen(jnp.ones(4)).shape
-            (2,)
 
             ```
         """
         if other_shapes not in (None, *get_args(OtherShapes)):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
-        self._check_keywords("compile", kwargs, "other_shapes")
+        parameters = self._function.signature.parameters
+        _check_arguments(f"`compile` of {self!r}", parameters, (), kwargs, "other_shapes")
         for leaf in jax.tree.leaves((args, kwargs)):
             if isinstance(leaf, jax.ShapeDtypeStruct) and is_symbolic(leaf.shape):
                 raise ValueError(
@@ -116,9 +111,8 @@ class FrozenFunction(JitFunction[P, T]):
 
         - `path`: the file to write. One that is there is replaced, at once.
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array. Its
-            shape may be symbolic: what is loaded is then called with arrays of any such shape, and
-            compiled once for each. Several share their symbols if those are made together, or
-            with one `jax.export.SymbolicScope`.
+            shape may be symbolic: the program is then compiled for each shape that it is called
+            with. Symbols of several arrays must be of one `jax.export.SymbolicScope`.
 
         **Raises:**
 
@@ -136,17 +130,7 @@ class FrozenFunction(JitFunction[P, T]):
             >>> import eqxjit
             >>> model = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
             >>> path = os.path.join(tempfile.mkdtemp(), "model.eqxjit")
-            >>> eqxjit.freeze(model).save(path, jnp.ones(4))
-            >>> loaded = eqxjit.load(path)
-            >>> bool(jnp.allclose(loaded(jnp.ones(4)), model(jnp.ones(4))))
-            True
-
-            ```
-
-            For batches of any size:
-
-            ```python
-            >>> shape = jax.export.symbolic_shape("b, 4")
+            >>> shape = jax.export.symbolic_shape("b, 4")  # or (16, 4), for one size
             >>> batches = jax.ShapeDtypeStruct(shape, jnp.float32)
             >>> eqxjit.freeze(jax.vmap(model)).save(path, batches)
             >>> loaded = eqxjit.load(path)
@@ -157,13 +141,8 @@ class FrozenFunction(JitFunction[P, T]):
 
             ```
         """
-        self._check_keywords("save", kwargs)
         with trimming:
             write(self._caller, path, args, kwargs)
-
-    def _check_keywords(self, method: str, keywords: Iterable[str], *options: str) -> None:
-        signature = self._function.signature
-        _check_keywords(f"`{method}` of {self!r}", signature.parameters, keywords, *options)
 
     def __repr__(self) -> str:
         label = self._function.signature.label
@@ -196,34 +175,27 @@ def freeze(
 
 
 def freeze(
-    fun: Any,
-    *args: Any,
-    max_constant_bytes: int = _MAX_CONSTANT_BYTES,
-    **kwargs: Any,
+    fun: Any, *args: Any, max_constant_bytes: int = _MAX_CONSTANT_BYTES, **kwargs: Any
 ) -> FrozenFunction[..., Any]:
     """Compile a function with fixed arrays: those of `fun` and of the arguments passed here.
 
-    Use it for inference, where weights don't change. They become constants of the program, so that
-    a call neither passes nor checks them. The term is TorchScript's.
-
-    `freeze` takes a snapshot. It doesn't see later changes of the model or the arguments, whether
-    of fields by `object.__setattr__` or of static lists and dicts in place; freeze again after
-    those. (Objects that compare by identity can't be copied, so a program compiled later sees their
-    later state.)
+    Use it for inference, where weights don't change: as constants of the program, they are neither
+    passed nor checked in a call. It takes a snapshot, so freeze again after a change of the model
+    or the arguments. (Only objects that compare by identity aren't copied, and a program compiled
+    later sees their later state.)
 
     **Arguments:**
 
     - `fun`: a function, a Module or a bound method; or a `filter_jit` of one, whose options
         (`donate=...`) then apply.
     - `*args`, `**kwargs`: its first arguments, and others by name, as for `functools.partial`.
-    - `max_constant_bytes`: arrays larger than this (1 MiB by default) are passed along with each
-        call, as those of `filter_jit(model)` are, because large constants take long to compile.
+    - `max_constant_bytes`: larger arrays (than 1 MiB by default) are passed along with each call,
+        as by `filter_jit(model)`, because large constants take long to compile.
 
     **Returns:**
 
-    A callable of the remaining arguments: arrays among those are traced, all else is static, as
-    under `filter_jit`. It has the methods of a wrapped function, and `save`. It can be nested in
-    other functions, mapped and differentiated with respect to the remaining arguments.
+    A callable of the remaining arguments, with the methods of a wrapped function, and `save`. It
+    can be nested in other functions, mapped and differentiated.
 
     **Raises:**
 
@@ -256,7 +228,9 @@ def freeze(
         options, fun = fun._function.options, fun.__wrapped__
     if not callable(fun):
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
-    _check_signature(fun, args, kwargs)
+    names = names_of(fun)
+    parameters = Signature(fun, *names).parameters
+    _check_arguments(f"`freeze` of `{names[1]}`", parameters, args, kwargs, "max_constant_bytes")
     remaining = _Partial(fun, *args, **kwargs)
     spec, leaves, statics = with_argument_errors(
         lambda: split(_snapshot(remaining)),
@@ -268,7 +242,7 @@ def freeze(
         iter(statics),
         lambda leaf: eqx.is_array(leaf) and leaf.nbytes > max_constant_bytes,
     )
-    signature = Signature(remaining, *names_of(fun))
+    signature = Signature(remaining, *names)
     signature.called = f"freeze({signature.label})"
     table = Table(signature, options, place_of(fun, home_of(fun)))
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
@@ -284,53 +258,43 @@ register_partial(_Partial)
 def _snapshot(tree: Any) -> Any:
     """Return a copy of a tree: of its arrays, and of static containers, as far as they can be."""
     spec, arrays, statics = split(tree)
-    return combine(spec, map(_copy_array, arrays), map(copy_static, statics))
-
-
-def _copy_array(array: Any) -> jax.Array:
-    if isinstance(array, Tracer):
+    if has_tracers(arrays):
         raise ValueError(
             "`freeze` compiles in arrays, and got a tracer: call it outside of `jit`, `grad` "
             "and `vmap`."
         )
-    # A copy, since the original may be donated, or changed in place if it is NumPy's.
-    return jnp.copy(array)
+    # Copies, since arrays may be donated, or changed in place if they are NumPy's.
+    return combine(spec, map(jnp.copy, arrays), map(copy_static, statics))
 
 
-def _check_signature(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    try:
-        signature = inspect.signature(fun)
-    except ValueError:
-        # A builtin.
-        return
-    of = f"`freeze` of `{names_of(fun)[1]}`"
-    _check_keywords(of, signature.parameters.values(), kwargs, "max_constant_bytes")
+def copy_static(value: Any) -> Any:
+    """Return a copy of a static object; the object itself where it can't change, or be copied."""
+    if type(value) in static.CONSTANTS or type(value).__eq__ is object.__eq__:
+        return value
+    frozen = static.freeze(value)
+    # What compares by identity is no other object in the copy.
+    memo = {id(referent): referent for referent in static.referents(frozen)}
+    # An object of the user's may be one that can't be copied.
+    copied = unless_it_raises(lambda: copy.deepcopy(value, {**memo}), value)
+    return copied if unless_it_raises(lambda: static.same(copied, frozen), False) else value
+
+
+def _check_arguments(
+    of: str,
+    parameters: Sequence[inspect.Parameter],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *options: str,
+) -> None:
+    """Raise for arguments that no parameter takes; name the parameter or option that is meant."""
+    signature = inspect.Signature(parameters)
     try:
         signature.bind_partial(*args, **kwargs)
     except TypeError as error:
-        names = ", ".join(map(_parameter_text, signature.parameters.values()))
-        raise TypeError(f"{of}: {error}. Its parameters are `({names})`.") from None
-
-
-def _parameter_text(parameter: inspect.Parameter) -> str:
-    """Return a parameter's name, with the stars that it has."""
-    return str(parameter.replace(annotation=parameter.empty, default=parameter.empty))
-
-
-def _check_keywords(
-    of: str, parameters: Collection[inspect.Parameter], keywords: Iterable[str], *options: str
-) -> None:
-    """Raise for a keyword that no parameter takes, and name the nearest one or option."""
-    if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    names = [parameter.name for parameter in parameters]
-    for keyword in keywords:
-        if keyword not in names:
-            hint = nearest(keyword, [*options, *names])
-            raise TypeError(
-                f"{of}: got an unexpected keyword argument {keyword!r}"
-                f"{f': {hint}' if hint else '.'}"
-            )
+        names = [*options, *signature.parameters]
+        hints = [nearest(keyword, names) for keyword in kwargs if keyword not in names]
+        hint = next(filter(None, hints), f"its parameters are `{signature}`.")
+        raise TypeError(f"{of}: {error}: {hint}") from None
 
 
 def load(path: Path) -> FrozenFunction[..., Any]:
@@ -350,8 +314,8 @@ def load(path: Path) -> FrozenFunction[..., Any]:
 
     **Raises:**
 
-    - `ValueError`, if the file wasn't written by `save`, is damaged or wrong in any field, or was
-        written for another platform, or in another version of the format.
+    - `ValueError`, if the file wasn't written by `save`, is damaged, or was written for another
+        platform or in another version of the format.
     - `OSError`, if it can't be read.
     - `ImportError`, without flatbuffers (`pip install flatbuffers`).
     """

@@ -3,7 +3,7 @@
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import equinox as eqx
@@ -23,10 +23,6 @@ from .._interruptions import Lock
 # Garbage collection may run what installs as well.
 _lock = Lock()
 _installations: set["Installation"] = set()
-#: Where upstream's `filter_jit` stood: in which module's namespace, under which name.
-_replaced: list[tuple[dict[str, Any], str, Any]] = []
-#: Methods of upstream's wrapper that others stand in for.
-_methods: dict[str, Any] = {}
 
 
 class Installation:
@@ -43,10 +39,7 @@ class Installation:
                     _put_back()
 
     def __repr__(self) -> str:
-        if self not in _installations:
-            return "<Installation: ended>"
-        n_modules = len({id(namespace) for namespace, _, _ in _replaced})
-        return f"<Installation: active, equinox.filter_jit replaced in {n_modules} modules>"
+        return f"<Installation: {'active' if self in _installations else 'ended'}>"
 
     def __enter__(self) -> "Installation":
         return self
@@ -60,22 +53,17 @@ def install() -> Installation:
 
     From then on `equinox.filter_jit` is eqxjit's, wherever a module looks it up or has imported it.
     What was wrapped by upstream's before, such as `diffrax.diffeqsolve`, calls (and `lower`s) an
-    eqxjit wrapper of the same function instead. A module that imports or wraps something
+    eqxjit wrapper of the same function instead. (Not if it was wrapped with options of `jax.jit`
+    such as `inline=True`, which can't be read back.) A module that imports or wraps something
     meanwhile keeps using eqxjit permanently.
 
-    Libraries then see how eqxjit differs: a call doesn't wait for a computation that can't raise,
-    and static values are compared with their types, so that `f(x, 1)` and `f(x, True)` are two
-    programs. Processes that are spawned, rather than forked, have to install for themselves.
-
-    Can be called any number of times, from any thread.
+    Libraries then see how eqxjit differs from Equinox. Processes that are spawned, rather than
+    forked, have to install for themselves.
 
     **Returns:**
 
     The installation: a context manager, with a method `uninstall`. eqxjit is installed until
     each has ended, in whichever order, or until `eqxjit.uninstall()`.
-
-    Functions that were wrapped before with options of `jax.jit` (`inline=True`) go on using
-    upstream's, because the options can't be read back.
 
     !!! example
 
@@ -102,48 +90,47 @@ def uninstall() -> None:
     """End all installations: `equinox.filter_jit` is upstream's again.
 
     Does nothing if there are none, and leaves a replacement by another tool in place. Functions
-    wrapped meanwhile keep using eqxjit. Another installation finds the programs of functions
-    wrapped before.
+    wrapped meanwhile keep using eqxjit.
     """
     with _lock:
         for installation in tuple(_installations):
             installation.uninstall()
 
 
-# --- Names in modules -------------------------------------------------------------------------
+# --- What is replaced -------------------------------------------------------------------------
 
-
-def _module_namespaces() -> Iterator[dict[str, Any]]:
-    for module in tuple(sys.modules.values()):
-        if issubclass(type(module), types.ModuleType):
-            # Not `vars`, by which a module that waits for its first use would be loaded.
-            yield object.__getattribute__(module, "__dict__")
+#: What was put where: a namespace, how to write to it, a name, and its value then and before.
+_replaced: list[tuple[Any, Callable[[str, Any], None], str, Any, Any]] = []
 
 
 def _put_in_place() -> None:
     # Another one than upstream's, if another tool has put one in the public place.
     public = eqx.filter_jit
-    for namespace in _module_namespaces():
+    for module in tuple(sys.modules.values()):
+        if not issubclass(type(module), types.ModuleType):
+            continue
+        # Not `vars`, by which a module that waits for its first use would be loaded.
+        namespace = object.__getattribute__(module, "__dict__")
         for name, value in tuple(namespace.items()):
             if value is public or value is upstream_filter_jit:
-                namespace[name] = filter_jit
-                _replaced.append((namespace, name, value))
+                _replace(namespace, namespace.__setitem__, name, filter_jit)
     if upstream_is_known:
+        # Past Equinox's metaclass.
+        write = functools.partial(type.__setattr__, UpstreamWrapper)
         for name, method in _REDIRECTING.items():
-            _methods[name] = vars(UpstreamWrapper)[name]
-            # Past Equinox's metaclass.
-            type.__setattr__(UpstreamWrapper, name, method)
+            _replace(vars(UpstreamWrapper), write, name, method)
+
+
+def _replace(namespace: Any, write: Callable[[str, Any], None], name: str, value: Any) -> None:
+    _replaced.append((namespace, write, name, value, namespace[name]))
+    write(name, value)
 
 
 def _put_back() -> None:
     while _replaced:
-        namespace, name, value = _replaced.pop()
-        if namespace.get(name) is filter_jit:
-            namespace[name] = value
-    while _methods:
-        name, method = _methods.popitem()
-        if vars(UpstreamWrapper)[name] is _REDIRECTING[name]:
-            type.__setattr__(UpstreamWrapper, name, method)
+        namespace, write, name, value, before = _replaced.pop()
+        if namespace.get(name) is value:
+            write(name, before)
 
 
 # --- Wrappers of upstream's -------------------------------------------------------------------
@@ -153,16 +140,11 @@ def _put_back() -> None:
 _LINK = "__eqxjit_link__"
 
 
-class _Link:
+class _Link(types.SimpleNamespace):
     """A link from an upstream wrapper to its twin, eqxjit's wrapper of the same function.
 
     - `twin`: None, if upstream goes on serving the function.
     """
-
-    __slots__ = ("twin",)
-
-    def __init__(self, twin: JitFunction[..., Any] | None):
-        self.twin = twin
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         # `None`: what a wrapper is deep-copied or pickled to has no link yet.
@@ -177,7 +159,7 @@ def _twin(wrapper: Any) -> JitFunction[..., Any] | None:
         if donate is not None:
             twin = filter_jit(wrapper.__wrapped__, donate=cast(Donate, donate))
         # Another thread may have been first: their twins share what is compiled.
-        link = fields_of(wrapper)[_LINK] = _Link(twin)
+        link = fields_of(wrapper)[_LINK] = _Link(twin=twin)
     return link.twin
 
 

@@ -1,7 +1,7 @@
 """Loads a file that `save.py` wrote: checks all that is in it, and restores the function.
 
-Only what the manifest names is read, and only as many bytes as it says. Whatever is wrong in a file
-raises here, because a call comes too late.
+Whatever is wrong in a file raises here, because a call comes too late; and nothing in it takes more
+memory than on disk.
 """
 
 import inspect
@@ -9,8 +9,9 @@ import itertools
 import json
 import os
 import zipfile
-from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO, TypeVar
+from collections.abc import Callable, Iterator
+from inspect import Parameter
+from typing import Any, BinaryIO
 
 import jax
 import jax.custom_batching
@@ -22,8 +23,7 @@ from .._code.text import array_text, short
 from .._core.entry import arrays_of
 from .._fast.signature import Signature
 from .._interruptions import raise_if_interruption
-from .._spec.tree import combine, split
-from .buffers import is_computable
+from .._spec.tree import ARRAY, combine, leaf_paths, split
 from .save import (
     FORMAT,
     MANIFEST,
@@ -32,12 +32,54 @@ from .save import (
     VERSION,
     Path,
     arguments_among,
-    array_name,
     digest,
     is_symbolic,
 )
 
-T = TypeVar("T")
+_NUMBERS = " A Python number isn't an array: pass `np.float32(2.0)`, say, in the place of `2.0`."
+
+
+class _Refused(Exception):
+    """The reason why a file isn't loaded: the rest of a sentence that begins with its path."""
+
+
+def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
+    """Read a file, and check it: return the function in it, and the arrays to pass to it first."""
+    with open(path, "rb") as file:
+        try:
+            return _read(file)
+        except ImportError as error:
+            raise ImportError("Loading needs flatbuffers: `pip install flatbuffers`.") from error
+        except _Refused as refused:
+            raise ValueError(f"{path} {refused}") from refused.__cause__
+        except Exception as error:
+            # A flipped bit may look like another compression, an encryption, a wrong offset.
+            raise_if_interruption(error, lambda: _read(file))
+            problem = short(error, 200)
+            raise ValueError(
+                f"{path} is damaged, or wasn't written by `frozen.save`: {problem}."
+            ) from error
+
+
+def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
+    with zipfile.ZipFile(file) as archive:
+        if sum([info.file_size for info in archive.infolist()]) > os.fstat(file.fileno()).st_size:
+            raise _Refused("is damaged: its parts are compressed, or overlap.")
+        manifest = json.loads(archive.read(MANIFEST))
+        _check(manifest)
+        names = [MANIFEST, PROGRAM, *[f"array-{i}.bin" for i in range(len(manifest["arrays"]))]]
+        if archive.namelist() != names:
+            raise _Refused("is damaged: its parts aren't those that its manifest names.")
+        _, program, *arrays = contents = [archive.read(name) for name in names]
+        if archive.comment != digest(contents):
+            raise _Refused("is damaged: its checksum differs. Copy or save it again.")
+    fun = SavedFunction(manifest, _exported(manifest, program))
+    types = manifest["arrays"]
+    return fun, [
+        jnp.asarray(np.frombuffer(content, jnp.dtype(dtype)).reshape(shape))
+        for content, (dtype, shape) in zip(arrays, types, strict=True)
+    ]
+
 
 # The fields of a manifest beside its format and version, and their types as `_fits` reads them.
 _FIELDS: dict[str, Any] = {
@@ -50,97 +92,23 @@ _FIELDS: dict[str, Any] = {
     "inputs": dict,
     "output": dict,
     "arrays": [(str, [int])],
-    "sizes": dict,
 }
 
-_KINDS = {kind.name: kind for kind in type(inspect.Parameter.KEYWORD_ONLY)}
 
-
-class _Refused(Exception):
-    """The reason why a file isn't loaded: the rest of a sentence that begins with its path."""
-
-
-def load(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
-    """Read a file, and check it: return the function in it, and the arrays to pass to it first."""
-    with open(path, "rb") as file:
-        try:
-            return _attempt(lambda: _read(file))
-        except _Refused as refused:
-            raise ValueError(f"{path} {refused}") from refused.__cause__
-
-
-def _attempt(action: Callable[[], T], refused: _Refused | None = None) -> T:
-    """Return what an action returns; refuse the file if its content makes the action raise."""
-    try:
-        return action()
-    except (ImportError, _Refused):
-        raise
-    except Exception as error:
-        # A flipped bit may look like another compression, an encryption, a wrong offset.
-        raise_if_interruption(error, action)
-        raise (refused or _damaged(short(error, 200))) from error
-
-
-def _damaged(problem: str) -> _Refused:
-    return _Refused(f"is damaged, or wasn't written by `frozen.save`: {problem}.")
-
-
-def _invalid(field: str) -> _Refused:
-    return _damaged(f"its manifest has no valid `{field}`")
-
-
-def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
-    with zipfile.ZipFile(file) as archive:
-        content = _content(archive, MANIFEST)
-        manifest = _checked(json.loads(content))
-        names = [PROGRAM, *map(array_name, range(len(manifest["arrays"])))]
-        if [*manifest["sizes"]] != names:
-            raise _invalid("sizes")
-        infos = archive.infolist()
-        if sorted(info.filename for info in infos) != sorted([MANIFEST, *names]):
-            raise _damaged("its parts aren't those that its manifest names")
-        if sum([info.compress_size for info in infos]) > os.fstat(file.fileno()).st_size:
-            raise _damaged("its parts overlap")
-        members = {name: _content(archive, name, manifest["sizes"][name]) for name in names}
-        if archive.comment != digest([content, *members.values()]):
-            raise _Refused("is damaged: its checksum differs. Copy or save it again.")
-    exported = _program(manifest, members[PROGRAM])
-    fun = SavedFunction(manifest, exported)
-    # The function has found the types to be those of the program.
-    arrays = [
-        jnp.asarray(np.frombuffer(members[name], jnp.dtype(dtype)).reshape(shape))
-        for name, (dtype, shape) in zip(names[1:], manifest["arrays"], strict=True)
-    ]
-    return fun, arrays
-
-
-def _content(archive: zipfile.ZipFile, name: str, size: int | None = None) -> bytes:
-    """Return the content of a member, which takes no more memory than on disk."""
-    info = archive.getinfo(name)
-    if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-        raise _damaged(f"`{name}` is compressed")
-    if size is not None and info.file_size != size:
-        raise _damaged(f"`{name}` isn't of the size that its manifest says")
-    return archive.read(info)
-
-
-def _checked(manifest: Any) -> dict[str, Any]:
-    """Return a manifest whose fields are of the right types."""
+def _check(manifest: Any) -> None:
+    """Refuse a manifest of another format, or with a field that is missing or of a wrong type."""
     if type(manifest) is not dict or manifest.get("format") != FORMAT:
         raise _Refused("wasn't written by `frozen.save`.")
-    version, writer = manifest.get("version"), manifest.get("eqxjit")
-    if type(version) is not int or version < 1:
-        raise _invalid("version")
-    if version != VERSION:
+    version = manifest.get("version")
+    if type(version) is int and version != VERSION:
         remedy = "Upgrade eqxjit" if version > VERSION else "Save it again under this one"
         raise _Refused(
-            f"was written by {f'eqxjit {writer}' if type(writer) is str else 'another eqxjit'}, in "
-            f"version {version} of the format; this release reads version {VERSION}. {remedy}."
+            f"was written by eqxjit {manifest.get('eqxjit', '(unknown)')}, in version {version} of "
+            f"the format; this release reads version {VERSION}. {remedy}."
         )
-    for field, schema in _FIELDS.items():
+    for field, schema in {"version": int, **_FIELDS}.items():
         if not _fits(manifest.get(field), schema):
-            raise _invalid(field)
-    return manifest
+            raise _Refused(f"is damaged: its manifest has no valid `{field}`.")
 
 
 def _fits(value: Any, schema: Any) -> bool:
@@ -152,23 +120,23 @@ def _fits(value: Any, schema: Any) -> bool:
     return type(value) is schema
 
 
-def _program(manifest: Mapping[str, Any], content: bytes) -> Exported:
+def _exported(manifest: dict[str, Any], program: bytes) -> Exported:
     platform, platforms = default_export_platform(), manifest["platforms"]
     if platform not in platforms:
         raise _Refused(
             f"was saved for {', '.join(platforms)}, and this is {platform}. Save it there."
         )
-    unreadable = _Refused(
-        f"was saved under jax {manifest['jax']}, whose program jax {jax.__version__} can't read. "
-        "Save it again under this one."
-    )
     try:
-        exported = _attempt(lambda: deserialize(bytearray(content)), unreadable)
-    except ImportError as error:
-        raise ImportError("Loading needs flatbuffers: `pip install flatbuffers`.") from error
-    if list(exported.platforms) != platforms:
-        raise _invalid("platforms")
-    return exported
+        return deserialize(bytearray(program))
+    except ImportError:
+        raise
+    except Exception as error:
+        # JAX raises many kinds for what an older or a newer one has written.
+        raise_if_interruption(error, lambda: deserialize(bytearray(program)))
+        raise _Refused(
+            f"was saved under jax {manifest['jax']}, whose program jax {jax.__version__} can't "
+            "read. Save it again under this one."
+        ) from error
 
 
 class SavedFunction:
@@ -179,57 +147,61 @@ class SavedFunction:
     - `saved_for`: the arguments that it was saved for, in words.
     """
 
-    def __init__(self, manifest: Mapping[str, Any], exported: Exported):
-        name, n_first, arrays = manifest["name"], manifest["n_first"], manifest["arrays"]
-        avals, fun_avals = arguments_among(exported.in_avals, n_first, len(arrays))
-        inputs = _attempt(lambda: _built(manifest["inputs"]), _invalid("inputs"))
-        self._spec, leaves, _ = split(inputs)
-        output = _attempt(lambda: _built(manifest["output"]), _invalid("output"))
-        self._out_spec, outs, self._out_statics = split(output)
+    def __init__(self, manifest: dict[str, Any], exported: Exported):
+        name = self.__name__ = self.__qualname__ = manifest["name"]
+        self.__signature__ = _signature(manifest["parameters"])
+        args, kwargs = _built(manifest["inputs"])
+        bound = self.__signature__.bind(None, *args, **kwargs)
+        self._spec, leaves, _ = split((args, kwargs))
         # With a `~` for a weak type, which the program itself doesn't have.
         self._saved = list(map(str, leaves))
-        is_tree = type(inputs) is tuple and list(map(type, inputs)) == [tuple, dict]
-        # Where a function returns no array, its program does.
-        out_avals = exported.out_avals if outs else []
-        for field, is_valid in {
-            # JAX passes it on as UTF-8.
-            "name": name.isprintable(),
-            "n_first": 0 <= n_first <= len(exported.in_avals) - len(arrays),
-            "arrays": list(map(str, fun_avals)) == list(itertools.starmap(array_text, arrays)),
-            "inputs": is_tree and _strong(leaves) == _strong(avals),
-            "output": _strong(outs) == _strong(out_avals),
-        }.items():
-            if not is_valid:
-                raise _invalid(field)
-        self.__name__ = self.__qualname__ = name
-        self.__signature__ = _attempt(
-            lambda: _signature(manifest["parameters"], *inputs), _invalid("parameters")
+        # The order of the leaves: JAX's, which sorts the names.
+        kwargs = {key: kwargs[key] for key in sorted(kwargs)}
+        self._paths = [
+            path
+            for top, value in Signature(self, name, name).named((None, *args), kwargs)[1:]
+            for path, spec, _ in leaf_paths(split(value)[0], value, top)
+            if spec is ARRAY
+        ]
+        self._n_first, types = manifest["n_first"], manifest["arrays"]
+        self._avals, fun_avals = arguments_among(exported.in_avals, self._n_first, len(types))
+        self._out_spec, outs, self._out_statics = split(_built(manifest["output"]))
+        is_sound = (
+            name.isprintable()
+            and list(exported.platforms) == manifest["platforms"]
+            and 0 <= self._n_first <= len(self._avals)
+            and list(map(str, fun_avals)) == list(itertools.starmap(array_text, types))
+            # Calls are bound likewise, or none would be the one that was saved.
+            and (bound.args[1:], bound.kwargs) == (args, kwargs)
+            and _strong(leaves) == _strong(self._avals)
+            # Where a function returns no array, its program does.
+            and (not outs or _strong(outs) == _strong(exported.out_avals))
         )
-        names = Signature(self, name, name).path_names(1 + len(inputs[0]))[1:]
-        self._paths = _paths(names, inputs)
-        self._avals, self._n_first, self._expected = avals, n_first, inputs
-        self._call = _without_transformations(exported.call, name, bool(exported.in_avals))
-        self.saved_for = _shown(*inputs)
+        if not is_sound:
+            raise _Refused("is damaged: its manifest doesn't fit its program.")
+        # Without arrays there is nothing to transform.
+        self._call = _refusing(exported.call, name) if exported.in_avals else exported.call
+        self.saved_for = _shown(args, kwargs)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the arrays in arguments; raise for arguments that it wasn't saved for."""
         spec, leaves, statics = split((args, kwargs))
-        texts = [str(jax.typeof(leaf)) for leaf in leaves]
         if spec != self._spec:
-            called_with = _shown(*combine(spec, iter(texts), iter(statics)))
+            called_with = _shown(*combine(spec, _texts(leaves), iter(statics)))
+            has_numbers = any(type(value) in (bool, int, float, complex) for value in statics)
+            is_hint = has_numbers and len(leaves) < len(self._saved)
             raise ValueError(
                 f"`{self.__name__}` was saved for {self.saved_for}, and is called with "
-                f"{called_with}.{self._hint((args, kwargs))}"
+                f"{called_with}.{_NUMBERS if is_hint else ''}"
             )
-        sizes: dict[str, tuple[Any, str]] = {}
-        for saved, aval, leaf, text, path in zip(
-            self._saved, self._avals, leaves, texts, self._paths, strict=True
+        for saved, aval, passed, path in zip(
+            self._saved, self._avals, map(jax.typeof, leaves), self._paths, strict=True
         ):
-            problem = None if text == saved else _mismatch(aval, jax.typeof(leaf), path, sizes)
-            if problem is not None:
+            # JAX compares those with symbols.
+            if str(passed) not in (saved, str(aval)) and not is_symbolic(aval.shape):
                 raise ValueError(
-                    f"`{self.__name__}` was saved for {saved}, and is called with {text} as "
-                    f"`{path}`{problem}."
+                    f"`{self.__name__}` was saved for {saved}, and is called with {passed} as "
+                    f"`{path}`."
                 )
         return leaves
 
@@ -241,125 +213,42 @@ class SavedFunction:
         except ValueError as error:
             if not any(is_symbolic(aval.shape) for aval in self._avals):
                 raise
-            # Not a plain symbol in some dimension, but a formula.
             saved = ", ".join(map("`{}`: {}".format, self._paths, self._saved))
-            passed = ", ".join(str(jax.typeof(leaf)) for leaf in leaves)
             raise ValueError(
-                f"`{self.__name__}` was saved for {saved}, and is called with {passed}, which "
-                "doesn't fit."
+                f"`{self.__name__}` was saved for {saved}, and is called with "
+                f"{', '.join(_texts(leaves))}, which doesn't fit: a symbol stands for one size, "
+                "from 1 on."
             ) from error
         return combine(self._out_spec, iter(arrays_of(results)), iter(self._out_statics))
 
-    def _hint(self, inputs: Any) -> str:
-        """Return what to write in the place of Python's numbers, if some are passed for arrays."""
-        expected, structure = jax.tree.flatten(self._expected)
-        passed, passed_structure = jax.tree.flatten(inputs)
-        if passed_structure != structure:
-            return ""
-        pairs = zip(expected, passed, strict=True)
-        leaves = [leaf for one, leaf in pairs if isinstance(one, np.ndarray)]
-        hints = [
-            f"`{_scalar_class(aval.dtype)}({leaf!r})` as `{path}`"
-            for aval, leaf, path in zip(self._avals, leaves, self._paths, strict=True)
-            if type(leaf) in (bool, int, float, complex)
-            and aval.shape == ()
-            and is_computable(aval.dtype)
-            and jnp.result_type(aval.dtype, leaf) == aval.dtype
+
+def _signature(parameters: list[Any]) -> inspect.Signature:
+    """Return the signature of a function of the arrays and of the parameters in a manifest."""
+    arrays = "_".join(["arrays", *[name for name, _, _ in parameters]])
+    return inspect.Signature(
+        [
+            Parameter(name, getattr(Parameter, kind), default=None if optional else Parameter.empty)
+            for name, kind, optional in [(arrays, "POSITIONAL_ONLY", False), *parameters]
         ]
-        return f" A Python number isn't an array: pass {', '.join(hints)}." if hints else ""
+    )
 
 
-def _strong(avals: Any) -> list[str]:
-    """Return the texts of arrays' types, without the mark of a weak one."""
-    return [str(aval).removeprefix("~") for aval in avals]
-
-
-def _paths(names: list[str], inputs: Any) -> list[str]:
-    """Return which part of the arguments each array is."""
-    paths: list[str] = []
-    for (side, top, *rest), leaf in jax.tree_util.tree_flatten_with_path(inputs)[0]:
-        if isinstance(leaf, np.ndarray):
-            name = names[top.idx] if side.idx == 0 else top.key
-            paths.append(f"{name}{jax.tree_util.keystr(tuple(rest))}")
-    return paths
-
-
-def _without_transformations(
-    call: Callable[..., Any], name: str, has_arrays: bool
-) -> Callable[..., Any]:
+def _refusing(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return the same, with an error that says what to do where it is mapped or differentiated."""
-    if not has_arrays:
-        # Nothing to map.
-        return call
 
-    @jax.custom_batching.custom_vmap
-    def mapped(*arrays: Any) -> Any:
-        return call(*arrays)
-
-    @mapped.def_vmap
-    def _(axis_size: int, *_: Any) -> Any:
+    def refuse(*_: Any) -> Any:
         raise NotImplementedError(
-            f"`{name}` was loaded from a file, which holds a program for fixed shapes: it can't be "
-            f"under `jax.vmap`. Call it in a loop, as by `jax.lax.map`, or save "
-            f"`jax.vmap` of the function for batches of {axis_size}."
+            f"`{name}` was loaded from a file, which holds a program for fixed shapes and without "
+            "derivatives: it can't be under `jax.vmap`, `jax.grad` or `jax.jvp`. Call it in a "
+            "loop, as by `jax.lax.map`; or save `jax.vmap` of the function, or a function that "
+            "returns the gradient, too."
         )
 
-    @jax.custom_jvp
-    def differentiated(*arrays: Any) -> Any:
-        return mapped(*arrays)
-
-    @differentiated.defjvp
-    def _(*_: Any) -> Any:
-        raise NotImplementedError(
-            f"`{name}` was loaded from a file, which holds a program without its derivatives: it "
-            "can't be under `jax.grad` or `jax.jvp`. Differentiate the function that it was made "
-            "of, or save a function that returns the gradient, too."
-        )
-
+    mapped = jax.custom_batching.custom_vmap(lambda *arrays: call(*arrays))
+    mapped.def_vmap(refuse)
+    differentiated = jax.custom_jvp(lambda *arrays: mapped(*arrays))
+    differentiated.defjvp(refuse)
     return differentiated
-
-
-def _mismatch(saved: Any, passed: Any, path: str, sizes: dict[str, tuple[Any, str]]) -> str | None:
-    """Return how an array differs from the saved one, or None; `sizes` holds each symbol's."""
-    if not is_symbolic(saved.shape):
-        return None if str(saved) == str(passed) else ""
-    if saved.dtype != passed.dtype or len(saved.shape) != len(passed.shape):
-        return ""
-    for axis, (size, other) in enumerate(zip(saved.shape, passed.shape, strict=True)):
-        if isinstance(size, int):
-            if size != other:
-                return f": its dimension {axis} must be {size}, and is {other}"
-        elif str(size).isidentifier():
-            if other == 0:
-                return f": `{size}` stands for sizes from 1 on"
-            first, where = sizes.setdefault(str(size), (other, path))
-            if first != other:
-                return f": `{size}` is {first} in `{where}`, and {other} here"
-    return None
-
-
-def _scalar_class(dtype: np.dtype) -> str:
-    name = dtype.type.__name__
-    return f"{'np' if hasattr(np, name) else 'jnp'}.{name}"
-
-
-def _signature(
-    parameters: list[tuple[str, str, bool]], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> inspect.Signature:
-    """Return the signature of a function of the arrays and of arguments that it was saved for."""
-    names = [name for name, _, _ in parameters]
-    arrays = inspect.Parameter("_".join(["arrays", *names]), inspect.Parameter.POSITIONAL_ONLY)
-    signature = inspect.Signature([arrays, *itertools.starmap(_parameter, parameters)])
-    bound = signature.bind(None, *args, **kwargs)
-    # Calls are bound likewise, or none would be the one that was saved.
-    if (bound.args[1:], bound.kwargs) != (args, kwargs):
-        raise ValueError(f"the arguments are bound as {bound}")
-    return signature
-
-
-def _parameter(name: str, kind: str, is_optional: bool) -> inspect.Parameter:
-    default = None if is_optional else inspect.Parameter.empty
-    return inspect.Parameter(name, _KINDS[kind], default=default)
 
 
 def _built(tree: Any) -> Any:
@@ -367,16 +256,25 @@ def _built(tree: Any) -> Any:
     [(kind, content)] = tree.items()
     if kind == "array" and type(content) is str:
         return np.asarray(content)
-    if kind == "value" and type(content) in VALUES:
-        return content
     if kind == "float" and type(content) is str:
         return float.fromhex(content)
     if kind == "dict" and type(content) is dict:
         return {key: _built(item) for key, item in content.items()}
     if kind in ("tuple", "list") and type(content) is list:
-        items = map(_built, content)
-        return tuple(items) if kind == "tuple" else list(items)
+        items = [*map(_built, content)]
+        return tuple(items) if kind == "tuple" else items
+    if kind == "value" and type(content) in VALUES:
+        return content
     raise ValueError(f"no tree is written as {short(tree)}")
+
+
+def _strong(avals: Any) -> list[str]:
+    """Return the texts of arrays' types, without the mark of a weak one."""
+    return [str(aval).removeprefix("~") for aval in avals]
+
+
+def _texts(leaves: list[Any]) -> Iterator[str]:
+    return (str(jax.typeof(leaf)) for leaf in leaves)
 
 
 def _shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -1,30 +1,30 @@
 """`pack`: a pytree's small arrays in flat buffers, so that a call hands over a few arrays only."""
 
-import functools
-import math
-from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+import itertools
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import wadler_lindig as wl
-from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path
+from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves
 
 from .._code.text import counted, short
+from .._core.errors import with_argument_errors
 from .._interruptions import raise_if_interruption
-from .._spec.tree import combine, is_array, split
+from .._spec.tree import combine, is_array, leaf_paths, split
+from .freeze import copy_static
 from .layout import Layout, layout_of
-from .snapshot import copy_static
 
 Tree = TypeVar("Tree")
 
-# Copying a larger one costs more than passing it along: `python -m bench leaf_sizes`. With its
-# matrix of 12 KiB in the buffer, a GRU's step took 1.04 of that on the tree; left as it is, 0.87.
+# Copying a larger one costs more than passing it along: with its matrix of 12 KiB in the buffer, a
+# GRU's step took 1.04 of the time of that on the tree; with the matrix left as it is, 0.87.
 MAX_LEAF_BYTES = 2**12
 
-_UNITS = ("B", "KB", "MB", "GB", "TB")
+_MISTAKEN = "A `Packed` {}; the tree in it may. Write `packed.unpack(){}`, in the jitted function."
 
 _ModuleClass: Any = type(eqx.Module)
 
@@ -38,6 +38,24 @@ class _PackedClass(_ModuleClass):
             f"{self!r} (packed by `eqxjit.pack`: write `.unpack()` where the tree of the model is "
             "meant, as beside a mask or labels of its leaves)"
         )
+
+
+class _Flag:
+    """The `inference` of a `Packed`: there, but refused where it would be read or replaced.
+
+    Equinox asks `hasattr` for it, and then flattens what is to be replaced.
+    """
+
+    def refuse(self, *_: Any) -> Any:
+        raise TypeError(
+            "`equinox.nn.inference_mode` doesn't see what is in a `Packed`. Write "
+            "`eqx.nn.inference_mode(packed.unpack())`."
+        )
+
+    __bool__ = refuse
+
+
+jax.tree_util.register_pytree_node(_Flag, _Flag.refuse, lambda *_: _Flag())
 
 
 class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
@@ -58,30 +76,25 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
         **Returns:**
 
-        A tree of the same structure, with the same static values, shapes and dtypes; weak types
-        have become strong, and NumPy arrays JAX's. Where an array here is `None`, as after
-        `equinox.filter`, so are the leaves that were in it. Leading axes, as `jax.vmap` and
-        `jax.lax.scan` add them, are added to each leaf.
+        A tree of the same structure, static values, shapes and dtypes; weak types have become
+        strong, and NumPy arrays JAX's. Where an array here is `None`, so are the leaves that were
+        in it. Leading axes, as `jax.vmap` and `jax.lax.scan` add them, are added to each leaf.
 
         **Raises:**
 
-        - `TypeError` or `ValueError`, if an array here was replaced by something
-            else, or has another length.
+        - `ValueError`, if an array here was replaced by something else, or has another length.
 
         !!! example
 
             ```python
-            >>> import equinox as eqx
             >>> import jax
             >>> import jax.numpy as jnp
             >>> import eqxjit
-            >>> params = eqxjit.pack(eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0)))
-            >>> params
-            Packed(4 arrays in 1 buffer, 132 B)
-            >>> loss = lambda params, x: jnp.mean(params.unpack()(x) ** 2)
-            >>> gradient = eqx.filter_jit(eqx.filter_grad(loss))(params, jnp.ones(2))
-            >>> gradient.unpack().layers[0].weight.shape
-            (8, 2)
+            >>> packed = eqxjit.pack({"w": jnp.ones((2, 3)), "b": jnp.zeros(3)})
+            >>> packed
+            Packed(2 arrays in 1 buffer, 36 B)
+            >>> jax.grad(lambda packed: packed.unpack()["w"].sum())(packed).unpack()["w"].shape
+            (2, 3)
 
             ```
         """
@@ -100,61 +113,42 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
         **Raises:**
 
-        - `ValueError`, if the structure, a static value, a shape or a dtype is another. It says
-            where, and what is there in both.
+        - `ValueError`, which says where the structure, a static value, a shape or a dtype differs.
 
         !!! example
 
             ```python
-            >>> import jax
             >>> import jax.numpy as jnp
             >>> import eqxjit
-            >>> packed = eqxjit.pack({"mean": jnp.zeros(3), "count": jnp.zeros(())})
-            >>> packed.repack({"mean": jnp.ones(3), "count": jnp.ones(())}).unpack()["mean"].sum()
+            >>> packed = eqxjit.pack([jnp.zeros(3), jnp.zeros(())])
+            >>> packed.repack([jnp.ones(3), jnp.ones(())]).unpack()[0].sum()
             Array(3., dtype=float32)
-            >>> packed.repack({"mean": jnp.ones(4), "count": jnp.ones(())})
+            >>> packed.repack([jnp.ones(4), jnp.ones(())])
             Traceback (most recent call last):
-            ValueError: ...`tree['mean']` was float32[3]; here, it is float32[4]...
+            ValueError: ...`tree[0]` was float32[3]; here, it is float32[4]...
 
             ```
         """
-        _taken_apart(tree)
         leaves, treedef = tree_flatten(tree)
         self.layout.check(leaves, treedef)
         return Packed(self.layout.gather(leaves), self.layout)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(f"'Packed' object has no attribute {name!r}")
-        if name == "inference" and self.layout.has_attribute(name):
-            hint = (
-                "`equinox.nn.inference_mode` doesn't see what is in a `Packed`. Write "
-                "`eqx.nn.inference_mode(packed.unpack())`."
-            )
-            # For Equinox's `hasattr`, an `AttributeError` means that there is nothing to switch.
-            raise TypeError(hint)
-        raise AttributeError(
-            f"A `Packed` has no attribute {name!r}; the tree in it may. Write "
-            f"`packed.unpack().{name}`."
-        )
+        if name == "inference":
+            has_flag = lambda node: hasattr(node, name)  # noqa: E731
+            if any(map(has_flag, tree_leaves(self.layout.skeleton, is_leaf=has_flag))):
+                # Without it, Equinox would find nothing to switch, and say nothing.
+                return _Flag()
+        raise AttributeError(_MISTAKEN.format(f"has no attribute {name!r}", f".{name}"))
 
     def __getitem__(self, key: Any) -> Any:
-        raise TypeError(
-            "A `Packed` can't be indexed or iterated over; the tree in it may. Write "
-            f"`packed.unpack()[{key!r}]`."
-        )
+        raise TypeError(_MISTAKEN.format("can't be indexed or iterated over", f"[{key!r}]"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(
-            "A `Packed` can't be called; the tree in it may. Write `packed.unpack()(...)`, inside "
-            "the jitted function."
-        )
+        raise TypeError(_MISTAKEN.format("can't be called", "(...)"))
 
     def _refuse(self, other: Any) -> Any:
-        raise TypeError(
-            "A `Packed` isn't an array, and can't be computed with; the tree in it may. Write "
-            "`packed.unpack()`, or `jax.tree.map` for all arrays."
-        )
+        raise TypeError(_MISTAKEN.format("isn't an array, and can't be computed with", ""))
 
     __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = _refuse
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = _refuse
@@ -165,37 +159,19 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
         parts = [f"{counted(n_shared, 'array')} in {counted(len(shared), 'buffer')}"]
         if n_alone:
             parts.append(f"{n_alone} as {'it is' if n_alone == 1 else 'they are'}")
-        parts.append(_size(self._n_bytes()))
+        parts.append(f"{sum([getattr(array, 'nbytes', 0) for array in self.arrays]):,} B")
         return f"Packed({', '.join(parts)})"
-
-    def _n_bytes(self) -> int:
-        """Return how many bytes the arrays have that are here, or had, where one is no array."""
-        sizes = [getattr(array, "nbytes", None) for array in self.arrays]
-        for _, slot in self.layout.slots():
-            if not isinstance(sizes[slot.array], int):
-                sizes.append(slot.type.n_bytes)
-        return sum([size for size in sizes if isinstance(size, int)])
 
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
         return wl.TextDoc(repr(self))
 
 
-class Optimiser(Protocol):
-    """An optimiser as Optax has it: `optax.GradientTransformation` is one."""
-
-    @property
-    def init(self) -> Callable[..., Any]: ...
-
-    @property
-    def update(self) -> Callable[..., Any]: ...
-
-
 def pack(
-    tree: Tree, *, optimiser: Optimiser | None = None, max_leaf_bytes: int = MAX_LEAF_BYTES
+    tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = MAX_LEAF_BYTES
 ) -> Packed[Tree]:
     """Pack the small arrays of a pytree into flat buffers. Optimisers that look at whole leaves,
     their shapes or their names don't fit a buffer: LAMB, LARS, Muon, Adafactor, clipping leaf by
-    leaf, weight decay with a mask. Pass `optimiser` to make sure that yours fits.
+    leaf, weight decay with a mask. Pass `optimiser`, because without it nothing is checked.
 
     Each array that a jitted function takes or returns costs some microseconds, which is most of a
     training step of a small model. A packed model consists of a few arrays.
@@ -204,14 +180,13 @@ def pack(
 
     - `tree`: any pytree of arrays, such as a model. It isn't changed, and static lists and dicts
         in it are copied.
-    - `optimiser`: the optimiser that will update the `Packed`: an `optax.GradientTransformation`,
-        or another object with its `init` and `update`. It is tried on the tree and on the `Packed`,
-        with pseudo-random weights, for two steps of pseudo-random gradients and two of none. (For
-        more, if the first ones update nothing, as where gradients are accumulated.) That takes
-        about as long as compiling it for both.
+    - `optimiser`: an `optax.GradientTransformation`, or another object with its `init` and
+        `update`. It is tried on the tree and on the `Packed`, with pseudo-random weights, for some
+        steps with pseudo-random gradients and some with none. That takes about as long as compiling
+        it for both.
     - `max_leaf_bytes`: arrays of more bytes (4 KiB by default) are left as they are, the same
-        objects, because copying them would cost more than it saves. So are those that are sharded,
-        on several devices, or on another device than most.
+        objects, because copying them would cost more than it saves. So are typed keys of random
+        numbers, and arrays that are sharded or on another device than most.
 
     **Returns:**
 
@@ -221,8 +196,8 @@ def pack(
 
     - `ValueError`, if the optimiser's updates of the `Packed` aren't those of the tree, to
         rounding. It names the leaf whose updates differ most, and says what to write instead.
-    - `ValueError`, if there is no array among the leaves of the tree, if the tree is or holds a
-        `Packed`, or contains itself, or if `max_leaf_bytes` is negative.
+    - `ValueError`, if there is no array among the leaves of the tree, or if it is, or holds, a
+        `Packed`.
     - `TypeError`, if `max_leaf_bytes` isn't an integer, or `optimiser` no optimiser.
 
     !!! example
@@ -234,22 +209,13 @@ def pack(
         >>> import optax
         >>> import eqxjit
         >>> model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
-        >>> optimiser = optax.adam(1e-2)
-        >>> params = eqxjit.pack(model, optimiser=optimiser)
-        >>> opt_state = optimiser.init(eqx.filter(params, eqx.is_inexact_array))
+        >>> params = eqxjit.pack(model, optimiser=optax.adam(1e-2))
         >>> @eqxjit.filter_jit(donate="all")
-        ... def train_step(params, opt_state, x, y):
-        ...     loss_of = lambda p: jnp.mean((jax.vmap(p.unpack())(x) - y) ** 2)
-        ...     loss, grads = eqx.filter_value_and_grad(loss_of)(params)
-        ...     updates, opt_state = optimiser.update(grads, opt_state, params)
-        ...     return eqx.apply_updates(params, updates), opt_state, loss
-        >>> x, y = jnp.ones((4, 2)), jnp.ones((4, 1))
-        >>> for _ in range(100):
-        ...     params, opt_state, loss = train_step(params, opt_state, x + 0, y + 0)
-        >>> bool(loss < 0.01)
-        True
-        >>> model = params.unpack()
-        >>> eqxjit.pack(model, optimiser=optax.lamb(1e-2))
+        ... def sgd_step(params, x):
+        ...     grads = eqx.filter_grad(lambda p: jnp.sum(p.unpack()(x) ** 2))(params)
+        ...     return eqx.apply_updates(params, jax.tree.map(lambda g: -0.1 * g, grads))
+        >>> params = sgd_step(params, jnp.ones(2))
+        >>> eqxjit.pack(params.unpack(), optimiser=optax.lamb(1e-2))
         Traceback (most recent call last):
         ValueError: This optimiser doesn't fit a `Packed`: its updates of `tree...` differ...
 
@@ -257,15 +223,15 @@ def pack(
     """
     if isinstance(max_leaf_bytes, bool) or not isinstance(max_leaf_bytes, int):
         raise TypeError(f"`max_leaf_bytes` must be an integer; got {max_leaf_bytes!r}.")
-    if max_leaf_bytes < 0:
-        raise ValueError(f"`max_leaf_bytes` must not be negative; got {max_leaf_bytes}.")
-    spec, arrays, statics = _taken_apart(tree)
+    # Before `tree_flatten`, which doesn't give back the stack that it took for a cycle.
+    spec, arrays, statics = with_argument_errors(
+        lambda: split(tree, is_input=False), lambda: [("tree", tree)]
+    )
     if any(type(static) is Layout for static in statics):
-        _raise_for_packed(tree)
-    copies = [copy_static(static) for static in statics]
-    if any(copied is not static for copied, static in zip(copies, statics, strict=True)):
-        tree = combine(spec, iter(arrays), iter(copies))
-    leaves, treedef = tree_flatten(tree)
+        found = [path for path, _, value in leaf_paths(spec, tree, "tree") if type(value) is Layout]
+        path = found[0].removesuffix(".layout")
+        raise ValueError(f"`{path}` is packed already. To pack it anew, `unpack` it first.")
+    leaves, treedef = tree_flatten(combine(spec, iter(arrays), map(copy_static, statics)))
     # An optimiser without a state has none.
     if leaves and not any(map(is_array, leaves)):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")
@@ -274,31 +240,6 @@ def pack(
         with jax.ensure_compile_time_eval():
             _check_optimiser(optimiser, layout)
     return Packed(layout.gather(leaves), layout)
-
-
-def _raise_for_packed(tree: Any) -> None:
-    is_packed = lambda node: type(node) is Packed  # noqa: E731
-    for path, node in tree_flatten_with_path(tree, is_leaf=is_packed)[0]:
-        if is_packed(node):
-            raise ValueError(
-                f"`tree{keystr(path)}`, {node}, is packed already. To pack it anew, `unpack` it "
-                "first."
-            )
-
-
-def _taken_apart(tree: Any) -> Any:
-    try:
-        # Where `tree_flatten` meets a cycle, it doesn't give back the stack that it took.
-        return split(tree, is_input=False)
-    except RecursionError:
-        raise ValueError("A pytree that contains itself can't be packed.") from None
-
-
-def _size(n_bytes: float) -> str:
-    power = 0
-    while n_bytes >= 1000 and power < len(_UNITS) - 1:
-        n_bytes, power = n_bytes / 1000, power + 1
-    return f"{n_bytes:.1f} {_UNITS[power]}" if power else f"{n_bytes} B"
 
 
 # --- Optimisers -------------------------------------------------------------------------------
@@ -317,95 +258,87 @@ _INSTEAD = (
 )
 
 _NOTE = (
-    "`eqxjit.pack` tried this optimiser on the tree itself, by `optimiser.init(params)` and "
-    "`optimiser.update(grads, opt_state, params)`. If it takes more arguments, bind them: "
+    "`eqxjit.pack` called `optimiser.update(grads, opt_state, params)`. If it takes more, bind it: "
     "`optimiser=optax.GradientTransformation(optimiser.init, functools.partial(optimiser.update, "
     "value=1.0))`."
 )
 
 
-def _check_optimiser(optimiser: Optimiser, layout: Layout) -> None:
+def _check_optimiser(optimiser: Any, layout: Layout) -> None:
     """Raise if an optimiser's updates of a `Packed` aren't those of the tree, to rounding."""
     if not all(callable(getattr(optimiser, name, None)) for name in ("init", "update")):
         raise TypeError(
             "`optimiser` must have `init` and `update`, as an `optax.GradientTransformation` has; "
             f"got {short(optimiser)}."
         )
-
     update = eqx.filter_jit(lambda *args: optimiser.update(*args))
 
-    def stepped(wrap: Any, number: int, size: float, before: Any) -> tuple[Any, Any]:
-        """Return the updates of a step, and the optimiser's state and the weights after it."""
-        if before is None:
-            weights = wrap(_drawn(layout, 0, 1.0))
-            before = optimiser.init(weights), weights
-        state, weights = before
-        updates, state = update(wrap(_drawn(layout, number, size)), state, weights)
-        return updates, (state, eqx.apply_updates(weights, updates))
+    def steps(wrap: Any, size: float) -> Iterator[tuple[Any, Any]]:
+        """Yield the updates of each step with gradients of a size, and the weights after it."""
+        weights = wrap(_drawn(layout, 0, 1.0))
+        state = optimiser.init(weights)
+        for number in itertools.count(1):
+            updates, state = update(wrap(_drawn(layout, number, size)), state, weights)
+            weights = eqx.apply_updates(weights, updates)
+            yield updates, weights
 
-    def compared(number: int, size: float, before: Any, expected: Any) -> tuple[Any, Any]:
-        """Return how updates of the `Packed` differ from expected ones, and what is after them."""
-        wrap = lambda leaves: Packed(layout.gather(leaves), layout)  # noqa: E731
-        updates, after = stepped(wrap, number, size, before)
-        updates = eqx.filter(updates.unpack(), eqx.is_inexact_array)
-        return jax.tree.map(_difference, expected, updates), after
+    def steps_of_packed(size: float) -> Iterator[Any]:
+        for updates, _ in steps(lambda leaves: Packed(layout.gather(leaves), layout), size):
+            yield eqx.filter(updates.unpack(), eqx.is_inexact_array)
 
-    worst, worst_path = 0.0, ""
     n_steps = _MAX_STEPS
     # Without gradients there is nothing that hides the decay of weights, however small it is.
     for size in (1.0, 0.0):
-        of_tree = of_packed = None
+        of_tree, of_packed = steps(layout.treedef.unflatten, size), steps_of_packed(size)
         number = n_moves = 0
         while n_moves < _N_MOVES and number < n_steps:
             number += 1
             try:
-                expected, of_tree = stepped(layout.treedef.unflatten, number, size, of_tree)
+                expected, weights = next(of_tree)
             except TypeError as error:
                 error.add_note(_NOTE)
                 raise
-            compare = functools.partial(compared, number, size, of_packed, expected)
             try:
-                differences, of_packed = compare()
+                differences = jax.tree.map(_difference, expected, next(of_packed))
             except Exception as error:
                 # The user's optimiser: a mask, say, that is a tree of the model.
-                raise_if_interruption(error, compare)
+                again = itertools.islice(steps_of_packed(size), number)
+                raise_if_interruption(error, lambda again=again: [*again])
                 raise ValueError(
                     "This optimiser doesn't fit a `Packed`: it takes the tree, but raises an error "
                     f"for the `Packed`. {_INSTEAD}"
                 ) from error
+            # What may be due to rounding, in the coarsest dtype.
+            arrays = jax.tree.leaves(eqx.filter((expected, weights), eqx.is_inexact_array))
+            tolerance = 1e-4 + 8 * max(
+                [float(jnp.finfo(array.dtype).eps) for array in arrays], default=0.0
+            )
+            pairs = tree_flatten_with_path(differences)[0]
+            path, worst = max(pairs, key=lambda pair: pair[1], default=((), 0.0))
+            if worst > tolerance:
+                raise ValueError(
+                    "This optimiser doesn't fit a `Packed`: its updates of `tree"
+                    f"{keystr(path)}` differ by {worst:.1%} from those of the tree itself, as a "
+                    f"buffer hides leaves, their shapes and their names. {_INSTEAD}"
+                )
             n_moves += any(np.any(update) for update in jax.tree.leaves(expected))
-            tolerance = _rounding((expected, of_tree[0]))
-            for path, difference in tree_flatten_with_path(differences)[0]:
-                if difference > max(tolerance, worst):
-                    worst, worst_path = difference, f"tree{keystr(path)}"
         n_steps = number
-    if worst:
-        raise ValueError(
-            f"This optimiser doesn't fit a `Packed`: its updates of `{worst_path}` differ by "
-            f"{worst:.1%} from those of the tree itself, as a buffer hides leaves, their shapes "
-            f"and their names. {_INSTEAD}"
-        )
 
 
 def _drawn(layout: Layout, step: int, size: float) -> list[Any]:
     """Return pseudo-random leaves, the same for the same step; None for what isn't trained."""
-    types = {
-        index: slot.type
-        for index, slot in layout.slots()
-        if jnp.issubdtype(slot.type.dtype, jnp.inexact)
-    }
-    n_elements = sum([math.prod(leaf.shape) for leaf in types.values()])
     leaves: list[Any] = [None] * len(layout.leaves)
-    for index, leaf in types.items():
+    for index, slot in layout.slots():
+        dtype = slot.type.dtype
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            continue
         draw = np.random.default_rng((step, index))
         # Of many sizes, and above what clipping of leaves lets pass.
-        scale = 10 ** (draw.uniform() + step % 2) if step else 1.0
-        # The sum of all squares is no infinity, as it might be in float16.
-        scale *= min(1.0, (float(jnp.finfo(leaf.dtype).max) / max(n_elements, 1)) ** 0.5 / 400)
-        values = draw.standard_normal((2, *leaf.shape))
-        is_complex = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
-        values = values[0] + 1j * values[1] if is_complex else values[0]
-        leaves[index] = jax.device_put((size * scale * values).astype(leaf.dtype))
+        scale = size * (10 ** (draw.uniform() + step % 2) if step else 1.0)
+        real, imaginary = draw.standard_normal((2, *slot.type.shape))
+        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+        values = real + 1j * imaginary if is_complex else real
+        leaves[index] = jax.device_put((scale * values).astype(dtype))
     return leaves
 
 
@@ -418,9 +351,3 @@ def _difference(of_tree: Any, of_packed: Any) -> float:
         return 1.0
     size = max(np.abs(one).sum(), np.abs(other).sum())
     return float(np.abs(one - other).sum() / size) if size else 0.0
-
-
-def _rounding(tree: Any) -> float:
-    """Return a difference that may be due to rounding, in the coarsest dtype of a tree."""
-    arrays = jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))
-    return 1e-4 + 8 * max([float(jnp.finfo(array.dtype).eps) for array in arrays], default=0.0)

@@ -11,13 +11,11 @@ import importlib.metadata
 import inspect
 import json
 import os
-import traceback
 import zipfile
 from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.export import export
 
@@ -35,21 +33,18 @@ Path = str | os.PathLike[str]
 VALUES = (bool, int, str, type(None))
 
 
-def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write the program for arguments like these, and the function's arrays."""
     path = os.fsdecode(path)
     folder = os.path.dirname(path) or os.curdir
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "There is no such folder", folder)
     signature = caller.function.signature
-    _check_scopes(args, kwargs)
-
     args, kwargs = caller.bind(args, kwargs)
     try:
         call, exported, _ = caller.stage(export, args, kwargs)
     except NotImplementedError as error:
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") != export.__module__:
+        if "host_callbacks" not in str(error):
             # The function itself raised it.
             raise
         raise ValueError(
@@ -69,22 +64,18 @@ def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, An
             "save it before it is called."
         )
     avals, fun_avals = arguments_among(exported.in_avals, entry.n_first, entry.n_fun)
-    inputs = combine(call.spec, map(placeholder, avals), iter(call.statics))
+    # An array of its type's text stands for each array in what is written.
+    inputs = combine(call.spec, (np.asarray(str(aval)) for aval in avals), iter(call.statics))
     for name, argument in signature.named(*inputs):
         # For the error, which names the argument.
         written(argument, name)
-    output = caller.combine([*map(placeholder, exported.out_avals)], call)
+    output = caller.combine([np.asarray(str(aval)) for aval in exported.out_avals], call)
     try:
         members = {PROGRAM: bytes(exported.serialize())}
     except ImportError as error:
         raise ImportError("Saving needs flatbuffers: `pip install flatbuffers`.") from error
     for i, array in enumerate(caller.fun_arrays):
-        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-            raise ValueError(
-                f"An array of {array.dtype} can't be written as bytes: have it compiled in, by a "
-                "larger `max_constant_bytes`."
-            )
-        members[array_name(i)] = np.asarray(array).tobytes()
+        members[f"array-{i}.bin"] = np.asarray(array).tobytes()
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -100,7 +91,6 @@ def save(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, An
         "inputs": written(inputs, "(args, kwargs)"),
         "output": written(output, "output"),
         "arrays": [[aval.dtype.name, list(aval.shape)] for aval in fun_avals],
-        "sizes": {name: len(content) for name, content in members.items()},
     }
     _write(path, {MANIFEST: json.dumps(manifest, indent=1).encode(), **members})
 
@@ -109,11 +99,6 @@ def arguments_among(flat: Any, n_first: int, n_fun: int) -> tuple[list[Any], lis
     """Return those of the arguments' arrays and those of the function's, of all in JAX's order."""
     end = n_first + n_fun
     return [*flat[:n_first], *flat[end:]], [*flat[n_first:end]]
-
-
-def array_name(index: int) -> str:
-    """Return the name of the member of a file that holds an array."""
-    return f"array-{index}.bin"
 
 
 def digest(contents: Iterable[bytes]) -> bytes:
@@ -133,13 +118,13 @@ def _write(path: str, members: dict[str, bytes]) -> None:
             for name, content in members.items():
                 archive.writestr(name, content)
         os.replace(temporary, path)
-    except BaseException as error:
+    except OSError as error:
+        # The user has no file of the temporary one's name.
+        raise type(error)(error.errno, error.strerror, path) from None
+    finally:
+        # It is there where something was raised.
         with contextlib.suppress(OSError):
             os.remove(temporary)
-        if isinstance(error, OSError):
-            # The user has no file of the temporary one's name.
-            raise type(error)(error.errno, error.strerror, path) from None
-        raise
 
 
 def is_symbolic(shape: tuple[Any, ...]) -> bool:
@@ -147,30 +132,7 @@ def is_symbolic(shape: tuple[Any, ...]) -> bool:
     return not all(isinstance(size, int) for size in shape)
 
 
-def _check_scopes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise for symbolic dimensions that JAX can't relate, before it does so at length."""
-    scopes = {
-        id(size.scope): str(leaf.shape)
-        for leaf in jax.tree.leaves((args, kwargs))
-        if isinstance(leaf, jax.ShapeDtypeStruct)
-        for size in leaf.shape
-        if hasattr(size, "scope")
-    }
-    if len(scopes) > 1:
-        raise ValueError(
-            f"The symbols in {' and '.join(scopes.values())} are of different scopes, so that "
-            "equal names don't mean equal sizes: make them all with one "
-            "`scope = jax.export.SymbolicScope()` and `jax.export.symbolic_shape(..., "
-            "scope=scope)`."
-        )
-
-
 # --- Trees ------------------------------------------------------------------------------------
-
-
-def placeholder(aval: Any) -> np.ndarray:
-    """Return what stands for an array in a tree that is written: an array of its type's text."""
-    return np.asarray(str(aval))
 
 
 def written(tree: Any, path: str) -> Any:
