@@ -4,7 +4,6 @@ Bind the arguments, split them, find the entry of their spec or add one, call it
 settle what was traced meanwhile, and combine the output. A fast path is a guarded replay of this.
 """
 
-import os
 import weakref
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from .._fast.make import fast_path, link, set_up
 from .._fast.source import TooLarge, write
 from .._interruptions import raise_if_interruption
 from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
+from .._switches import switch
 from .calls import Call, make
 from .effects import may_raise
 from .entry import Entry, Output, arrays_of, out_of, wait_for
@@ -27,7 +27,7 @@ from .table import Table
 from .traced import UNTRACED, NotInFlight, is_untraced, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
-HAS_FAST_PATHS = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
+HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False
 
 #: What generated Python calls.
 HELPERS = {"take": take_noting, "wait_for": wait_for}
