@@ -17,7 +17,6 @@ Invariants:
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <math.h>
 #include <string.h>
 #include <structmember.h>
 
@@ -27,8 +26,10 @@ Invariants:
 
 #ifdef _MSC_VER
 #define THREAD_LOCAL __declspec(thread)
+#define NOINLINE __declspec(noinline)
 #else
 #define THREAD_LOCAL _Thread_local
+#define NOINLINE __attribute__((noinline))
 #endif
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
@@ -230,16 +231,6 @@ static PyObject *tuple_of(PyObject *const *items, Py_ssize_t n) {
     return made;
 }
 
-static PyObject *list_of(PyObject *const *items, Py_ssize_t n) {
-    PyObject *made = PyList_New(n);
-    for (Py_ssize_t i = 0; made != NULL && i < n; i++) PyList_SET_ITEM(made, i, Py_NewRef(items[i]));
-    return made;
-}
-
-static PyObject *positional_of(InFlight *call) {
-    return tuple_of(call->args, call->n_args);
-}
-
 static PyObject *keywords_of(InFlight *call) {
     PyObject *made = PyDict_New(), *names = call->kwnames, *const *values = call->args + call->n_args;
     for (Py_ssize_t i = 0; made != NULL && names != NULL && i < PyTuple_GET_SIZE(names); i++) {
@@ -254,7 +245,8 @@ static PyObject *in_flight(PyObject *Py_UNUSED(module), PyObject *entry) {
     if (call == NULL) Py_RETURN_NONE;
     if (call->call != NULL) return Py_NewRef(call->call);
     /* An `N` that is NULL is an error, and the other is released. */
-    return Py_BuildValue("(OONN)", call->caller, call->entry, positional_of(call), keywords_of(call));
+    return Py_BuildValue("(OONN)", call->caller, call->entry, tuple_of(call->args, call->n_args),
+                         keywords_of(call));
 }
 
 static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
@@ -298,19 +290,16 @@ typedef struct {
 typedef struct {
     State *state;
     Fast *fast;
-    PyObject **arrays; /* in JAX's order */
+    PyObject **arrays;  /* in JAX's order */
     PyObject **statics; /* static objects, in the order of the spec */
     Py_ssize_t n_taken, n_static;
     int waits; /* whether a NumPy array is too large to be copied */
     PyObject **block, *small[MANY]; /* room for both, and for a `self` before the arrays */
+    Py_ssize_t n_block;
 } Walk;
 
-static Py_ssize_t size_of_block(Fast *fast) {
-    return 1 + fast->n_arrays + fast->n_statics;
-}
-
 static void end_walk(Walk *walk) {
-    release(walk->block, walk->small, size_of_block(walk->fast));
+    release(walk->block, walk->small, walk->n_block);
 }
 
 /* --- Guards -------------------------------------------------------------------------------------- */
@@ -366,8 +355,7 @@ static int is_referent(PyObject *ref, PyObject *value) {
 #endif
 }
 
-/* Floats by value and sign, because zeros have two, and NaN equals NaN: as their bits, made by `freeze`. A bool
-   is one of two objects. */
+/* Floats by their bits, because zeros have two signs, and NaN equals NaN. A bool is one of two objects. */
 static int same_number(Walk *walk, PyObject *frozen, PyObject *value, PyObject *bits) {
     if (PyBool_Check(value)) return value == bits;
     if (!PyFloat_CheckExact(value) || !PyBytes_CheckExact(bits) || PyBytes_GET_SIZE(bits) != sizeof(double)) {
@@ -375,7 +363,11 @@ static int same_number(Walk *walk, PyObject *frozen, PyObject *value, PyObject *
     }
     double a = PyFloat_AS_DOUBLE(value), b;
     memcpy(&b, PyBytes_AS_STRING(bits), sizeof b);
-    return (a == b && !signbit(a) == !signbit(b)) || (isnan(a) && isnan(b));
+    return memcmp((char *)&a, (char *)&b, sizeof a) == 0 || (a != a && b != b);
+}
+
+static int same_items(Walk *walk, PyObject *frozen, PyObject *value, Py_ssize_t n) {
+    return each_item(walk, same, frozen, value, n);
 }
 
 /* Dicts by their items in order, because a function may go through them. The stand-in has the keys first,
@@ -421,9 +413,9 @@ static int same_parts(Walk *walk, PyObject *frozen, PyObject *value) {
     int is_pairs = reader == PAIRS && PyDict_CheckExact(value);
     if (!is_items && !is_pairs && reader != FIELDS) return same_in_python(walk, frozen, value);
     if (Py_EnterRecursiveCall(" while comparing static objects")) return -1;
-    int is_same = is_items   ? each_item(walk, same, frozen, value, n)
-                  : is_pairs ? same_pairs(walk, frozen, value, n)
-                             : same_fields(walk, frozen, value, n);
+    int (*compare)(Walk *, PyObject *, PyObject *, Py_ssize_t) =
+        is_items ? same_items : is_pairs ? same_pairs : same_fields;
+    int is_same = compare(walk, frozen, value, n);
     Py_LeaveRecursiveCall();
     return is_same;
 }
@@ -498,7 +490,7 @@ static int match_array(Walk *walk, PyObject *value) {
 }
 
 /* A static object is compared with its stand-in, then passed on: the program may return this very one. */
-static int match_static(Walk *walk, PyObject *frozen, PyObject *value) {
+static inline int match_static(Walk *walk, PyObject *frozen, PyObject *value) {
     if (walk->n_static >= walk->fast->n_statics) return malformed();
     walk->statics[walk->n_static++] = Py_NewRef(value);
     return same(walk, frozen, value);
@@ -524,12 +516,13 @@ static int match_sequence(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_
 static int match_values(Walk *walk, PyObject *spec, PyObject *dict, Py_ssize_t n) {
     PyObject *names = PyTuple_GET_ITEM(spec, 2), *key, *item;
     Py_ssize_t position = 0;
+    int in_order = 1;
     if (PyDict_GET_SIZE(dict) != n) return 0;
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *name = PyTuple_GET_ITEM(names, i);
-        /* Mostly they come in the order of the names; a lookup where they don't. */
-        if (!PyDict_Next(dict, &position, &key, &item)) return 0;
-        if (key != name) item = PyDict_GetItemWithError(dict, name);
+        /* Mostly they come in the order of the names, and no hash has to be looked up. */
+        in_order = in_order && PyDict_Next(dict, &position, &key, &item) && key == name;
+        if (!in_order) item = PyDict_GetItemWithError(dict, name);
         if (item == NULL) return PyErr_Occurred() ? -1 : 0;
         int matches = holds(walk, match, PyTuple_GET_ITEM(spec, HEAD + i), item);
         if (matches <= 0) return matches;
@@ -631,16 +624,26 @@ static PyObject *next_static(Make *parts) {
     return Py_NewRef(parts->call_statics[slot - n_fun]);
 }
 
+/* Moves items, with their references, into a new tuple or list, which is full when anybody finds it. */
+static PyObject *move_into(PyObject *made, PyObject **items, Py_ssize_t n) {
+    if (made == NULL || n == 0) return made;
+    memcpy((void *)PySequence_Fast_ITEMS(made), (void *)items, (size_t)n * sizeof(PyObject *));
+    memset((void *)items, 0, (size_t)n * sizeof(PyObject *));
+    return made;
+}
+
 static PyObject *make_sequence(State *Py_UNUSED(state), PyObject *cls, PyObject *aux, PyObject **items,
                                Py_ssize_t n) {
-    if (cls == (PyObject *)&PyList_Type) return list_of(items, n);
-    if (aux == Py_None) return tuple_of(items, n);
+    if (cls == (PyObject *)&PyList_Type) return move_into(PyList_New(n), items, n);
+    if (aux == Py_None) return move_into(PyTuple_New(n), items, n);
     if (aux != Py_True || !PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, &PyTuple_Type)) {
         return PyObject_Vectorcall(cls, items, (size_t)n, NULL);
     }
     /* A named tuple whose class, called, does no more than this. */
-    PyObject *args = Py_BuildValue("(N)", tuple_of(items, n));
+    PyObject *fields = move_into(PyTuple_New(n), items, n);
+    PyObject *args = fields == NULL ? NULL : PyTuple_Pack(1, fields);
     PyObject *made = args == NULL ? NULL : PyTuple_Type.tp_new((PyTypeObject *)cls, args, NULL);
+    Py_XDECREF(fields);
     Py_XDECREF(args);
     return made;
 }
@@ -668,16 +671,34 @@ static PyObject *make_module(State *state, PyObject *cls, PyObject *names, PyObj
 }
 
 static PyObject *make_node(State *state, PyObject *cls, PyObject *metadata, PyObject **items, Py_ssize_t n) {
-    PyObject *children = list_of(items, n);
+    PyObject *children = move_into(PyList_New(n), items, n);
     if (children == NULL) return NULL;
     PyObject *made = PyObject_CallFunctionObjArgs(state->unflatten, cls, metadata, children, NULL);
     Py_DECREF(children);
     return made;
 }
 
-static PyObject *make(Make *parts, PyObject *spec) {
+static PyObject *make(Make *parts, PyObject *spec);
+
+/* Not inlined, because leaves, of which there are most, would pay for its frame. */
+static NOINLINE PyObject *make_branch(Make *parts, PyObject *spec, long kind) {
     static PyObject *(*const by_kind[])(State *, PyObject *, PyObject *, PyObject **, Py_ssize_t) = {
         make_sequence, make_dict, make_module, make_node};
+    Py_ssize_t i = 0, n = PyTuple_GET_SIZE(spec) - HEAD;
+    PyObject *small[16], **children = room(small, 16, n), *made = NULL;
+    if (children == NULL) return NULL;
+    /* Metadata comes before what is below, as in `split`. */
+    PyObject *aux = kind == NODE ? next_static(parts) : Py_NewRef(PyTuple_GET_ITEM(spec, 2));
+    if (aux != NULL) {
+        while (i < n && (children[i] = make(parts, PyTuple_GET_ITEM(spec, HEAD + i))) != NULL) i++;
+        if (i == n) made = by_kind[kind](parts->state, PyTuple_GET_ITEM(spec, 1), aux, children, n);
+        Py_DECREF(aux);
+    }
+    release(children, small, n);
+    return made;
+}
+
+static PyObject *make(Make *parts, PyObject *spec) {
     if (spec == parts->state->array_mark) {
         if (parts->n_taken >= parts->n_arrays) return malformed_object();
         return Py_NewRef(parts->arrays[parts->n_taken++]);
@@ -686,18 +707,7 @@ static PyObject *make(Make *parts, PyObject *spec) {
     if (Py_TYPE(spec) == parts->state->static_type) return next_static(parts);
     long kind = kind_of(parts->state, spec);
     if (kind < 0 || Py_EnterRecursiveCall(" while making an output")) return NULL;
-    Py_ssize_t i = 0, n = PyTuple_GET_SIZE(spec) - HEAD;
-    PyObject *small[16], **children = room(small, 16, n), *made = NULL;
-    if (children != NULL) {
-        /* Metadata comes before what is below, as in `split`. */
-        PyObject *aux = kind == NODE ? next_static(parts) : Py_NewRef(PyTuple_GET_ITEM(spec, 2));
-        if (aux != NULL) {
-            while (i < n && (children[i] = make(parts, PyTuple_GET_ITEM(spec, HEAD + i))) != NULL) i++;
-            if (i == n) made = by_kind[kind](parts->state, PyTuple_GET_ITEM(spec, 1), aux, children, n);
-            Py_DECREF(aux);
-        }
-        release(children, small, n);
-    }
+    PyObject *made = make_branch(parts, spec, kind);
     Py_LeaveRecursiveCall();
     return made;
 }
@@ -825,7 +835,8 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
         int is_cheap = PyLong_CheckExact(frozen) || PyUnicode_CheckExact(frozen);
         if (is_cheap && same(walk, frozen, value) == 0) return 0;
     }
-    walk->block = room(walk->small, MANY, size_of_block(fast));
+    walk->n_block = 1 + fast->n_arrays + fast->n_statics;
+    walk->block = room(walk->small, MANY, walk->n_block);
     if (walk->block == NULL) return -1;
     walk->arrays = walk->block + 1;
     walk->statics = walk->arrays + fast->n_arrays;
@@ -898,7 +909,7 @@ typedef struct {
 
 /* Calls a method of the caller with (first[, entry], args, kwargs). */
 static PyObject *ask_caller(InFlight *call, PyObject *method, PyObject *first, PyObject *entry) {
-    PyObject *args = positional_of(call), *kwargs = keywords_of(call), *result = NULL;
+    PyObject *args = tuple_of(call->args, call->n_args), *kwargs = keywords_of(call), *result = NULL;
     if (args != NULL && kwargs != NULL) {
         result = entry == NULL
                      ? PyObject_CallMethodObjArgs(call->caller, method, first, args, kwargs, NULL)
@@ -1165,8 +1176,6 @@ static struct PyModuleDef module_def = {
     .m_free = module_free,
 };
 
-PyMODINIT_FUNC
-PyInit__native(void)
-{
+PyMODINIT_FUNC PyInit__native(void) {
     return PyModuleDef_Init(&module_def);
 }
