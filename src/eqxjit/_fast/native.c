@@ -163,11 +163,8 @@ static Py_hash_t static_hash(Static *self) {
 static PyObject *static_compare(PyObject *self, PyObject *other, int op) {
     if (Py_TYPE(other) != Py_TYPE(self) || (op != Py_EQ && op != Py_NE)) Py_RETURN_NOTIMPLEMENTED;
     Static *a = (Static *)self, *b = (Static *)other;
-    int equal = a->hash == b->hash;
-    if (equal) {
-        equal = PyObject_RichCompareBool(a->frozen, b->frozen, Py_EQ);
-        if (equal < 0) return NULL;
-    }
+    int equal = a->hash == b->hash ? PyObject_RichCompareBool(a->frozen, b->frozen, Py_EQ) : 0;
+    if (equal < 0) return NULL;
     return PyBool_FromLong(op == Py_EQ ? equal : !equal);
 }
 
@@ -257,8 +254,7 @@ static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
     PyObject *small[33], **arrays = room(small, 33, n + 1);
     if (arrays == NULL) return NULL;
     for (Py_ssize_t i = 0; i < n; i++) arrays[i + 1] = Py_NewRef(PyList_GET_ITEM(args[1], i));
-    PyObject *output = NULL;
-    PyObject *entry = PyObject_GetAttr(args[2], state->entry);
+    PyObject *entry = PyObject_GetAttr(args[2], state->entry), *output = NULL;
     if (entry != NULL) {
         InFlight call = {.entry = entry, .call = args[2]};
         output = call_in_flight(args[0], arrays + 1, n, &call);
@@ -284,7 +280,7 @@ typedef struct {
     char is_stale; /* whether a later program reads arrays that aren't copied */
 } Fast;
 
-/* Most calls need no more pointers than these. */
+/* Most calls need no more pointers. */
 #define MANY 256
 
 typedef struct {
@@ -508,6 +504,7 @@ static int match_leaf(Walk *walk, Static *expected, PyObject *value) {
 }
 
 static int match_sequence(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
+    /* As the class of the spec, unless that is malformed. */
     if (!PyTuple_Check(value) && !PyList_CheckExact(value)) return malformed();
     return each_item(walk, match, spec, value, n);
 }
