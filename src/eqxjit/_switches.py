@@ -2,8 +2,7 @@
 
 import os
 
-_VALUES = dict.fromkeys(("1", "true", "yes", "on"), True)
-_VALUES |= dict.fromkeys(("0", "false", "no", "off"), False)
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def switch(name: str) -> bool | None:
@@ -14,9 +13,9 @@ def switch(name: str) -> bool | None:
     - `ValueError`: for a value that is neither, which would otherwise be taken for one of them.
     """
     value = os.environ.get(name, "")
-    if value and value.lower() not in _VALUES:
+    if value and value.lower() not in _ON + _OFF:
         raise ValueError(
             f"The environment variable `{name}` is {value!r}. It takes `1`, `true`, `yes` or `on`, "
             "and `0`, `false`, `no` or `off`; or unset it."
         )
-    return _VALUES.get(value.lower())
+    return value.lower() in _ON if value else None
