@@ -794,7 +794,7 @@ static PyObject *spec_of(Fast *fast, Py_ssize_t i) {
 
 /* Returns the i-th argument in the order of the spec, borrowed; NULL if the call hasn't got it. `names` are
    those of the parameters that take positional arguments, None where a keyword can't be passed. */
-static PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py_ssize_t i) {
+static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py_ssize_t i) {
     Py_ssize_t n = call->n_args, n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
     if (i < n) return call->args[i];
     PyObject *keys = i < n_args ? names : PyTuple_GET_ITEM(fast->kwargs, 2);
@@ -803,7 +803,7 @@ static PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py_ssize_
     if (!PyUnicode_CheckExact(name)) return NULL;
     for (Py_ssize_t k = 0; k < n_named; k++) {
         /* Mostly they are passed in the order of the spec. */
-        Py_ssize_t at = (i - n + k) % n_named;
+        Py_ssize_t at = i - n + k < n_named ? i - n + k : i - n + k - n_named;
         PyObject *other = PyTuple_GET_ITEM(call->kwnames, at);
         if (other == name || (PyUnicode_CheckExact(other) && PyUnicode_Compare(other, name) == 0)) {
             return call->args[n + at];
