@@ -7,7 +7,6 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 """
 
 import logging
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -27,6 +26,7 @@ else:
     from jax.tree_util import PyTreeDef
 
 from ._interruptions import unless_it_raises
+from ._switches import switch
 
 _T = TypeVar("_T")
 
@@ -43,9 +43,10 @@ except ImportError:
     _native = None
 
 
-if os.environ.get("EQXJIT_NATIVE") == "0":
+_IS_NATIVE = switch("EQXJIT_NATIVE")
+if _IS_NATIVE is False:
     _native = None
-elif os.environ.get("EQXJIT_NATIVE") == "1" and _native is None:
+elif _IS_NATIVE and _native is None:
     raise ImportError(
         "`EQXJIT_NATIVE=1` asks for eqxjit's native back end, which isn't built for this Python. "
         "Install a C compiler and Python's headers, then run "
@@ -57,7 +58,7 @@ def why_back_end() -> str:
     """Return which back end is in use, and why."""
     if _native is not None:
         return "native"
-    if os.environ.get("EQXJIT_NATIVE") == "0":
+    if _IS_NATIVE is False:
         return "Python, because EQXJIT_NATIVE=0"
     return "Python, because the native one isn't built (no C compiler at installation?)"
 
@@ -68,7 +69,7 @@ def native_back_end() -> Any:
 
 
 #: `EQXJIT_DEBUG=1` makes an error of a bug that would otherwise only make calls slower.
-DEBUGGING = os.environ.get("EQXJIT_DEBUG", "0") not in ("", "0")
+DEBUGGING = bool(switch("EQXJIT_DEBUG"))
 
 
 class _Delegate:

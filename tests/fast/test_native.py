@@ -347,6 +347,18 @@ def test_a_fast_path_by_hand():
     assert fast.make({0: [X]}, ())[0] is X
 
 
+def test_keywords_are_found_by_their_text_in_whatever_order():
+    names = tuple("".join(["name", str(i)]) for i in range(3))
+    fast = fast_of((SEQUENCE, tuple, None), (DICT, dict, names, *[ARRAY] * 3), (), b"\1" * 3, 3)
+    for order in itertools.permutations(range(3)):
+        arrays, _ = fast.match((), **{f"name{i}": X + i for i in order})
+        assert [*map(float, [array[0] for array in arrays])] == [0, 1, 2]
+    for other in ("name", "name3", ""):
+        assert fast.match((), **{"name0": X, "name1": X, other: X}) is None
+    odd = {"name0": X, "name1": X, OddText("name2"): X}
+    assert fast.match((), **odd) is None
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -411,9 +423,8 @@ def test_a_fast_path_out_of_bounds_is_refused(wrong):
 )
 def test_a_malformed_spec_matches_nothing(spec, value):
     """Neither a crash nor a match; `same` may be asked about stand-ins of an unknown form."""
-    fast = fast_of((SEQUENCE, tuple, None, spec))
     with contextlib.suppress(SystemError, TypeError, AttributeError):
-        assert fast.match((), value) is None
+        assert fast_of((SEQUENCE, tuple, None, spec)).match((), value) is None
 
 
 @pytest.mark.parametrize(

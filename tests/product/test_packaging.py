@@ -19,6 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import eqxjit
+from eqxjit._switches import switch
 from tests.support.processes import ROOT, run, start
 
 _DOWNSTREAM = pathlib.Path(__file__).parent / "downstream"
@@ -175,6 +176,29 @@ def test_info():
     assert {"jax", "jaxlib", "equinox", "python", "platform", "devices"} < {*info}
     assert "back end   Python, because EQXJIT_NATIVE=0\n" in result.stdout
     assert "EQXJIT_DEBUG=1, EQXJIT_NATIVE=0" in info["switches"]
+
+
+@pytest.mark.parametrize(
+    "name", ["EQXJIT_NATIVE", "EQXJIT_SPECIALIZE", "EQXJIT_DEBUG", "EQXJIT_EXPLAIN_RETRACES"]
+)
+def test_a_switch_that_is_neither_on_nor_off_is_an_error_at_import(name):
+    """It would otherwise be taken for one of them."""
+    result = start("import eqxjit", **{name: "maybe"})
+    last = result.stderr.splitlines()[-1]
+    assert result.returncode == 1
+    assert last.startswith(f"ValueError: The environment variable `{name}` is 'maybe'. It takes")
+    assert all(f"`{value}`" in last for value in ("1", "on", "0", "off"))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("1", True), ("On", True), ("yes", True), ("0", False), ("FALSE", False), ("", None)],
+)
+def test_the_values_of_switches(value, expected, monkeypatch):
+    monkeypatch.setenv("EQXJIT_ANY", value)
+    assert switch("EQXJIT_ANY") is expected
+    monkeypatch.delenv("EQXJIT_ANY")
+    assert switch("EQXJIT_ANY") is None
 
 
 def test_the_native_back_end_can_be_demanded():

@@ -5,7 +5,6 @@ settle what was traced meanwhile, and combine the output. A fast path is a guard
 """
 
 import functools
-import os
 import weakref
 from typing import Any, cast
 
@@ -18,6 +17,7 @@ from .._fast.make import fast_path, link, set_up
 from .._fast.source import TooLarge, write
 from .._interruptions import raise_if_interruption
 from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
+from .._switches import switch
 from .calls import Call, make
 from .entry import Entry, Output, arrays_of, out_of, wait_for
 from .errors import call_error, note_tracers, with_argument_errors
@@ -28,7 +28,7 @@ from .table import Table
 from .traced import UNTRACED, NotInFlight, is_untraced, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
-HAS_FAST_PATHS = os.environ.get("EQXJIT_SPECIALIZE", "1") != "0"
+HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False
 
 #: What generated Python calls.
 HELPERS = {"take": take_noting, "wait_for": wait_for}

@@ -7,12 +7,12 @@ fail what works with Equinox.
 import collections
 import functools
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
 from .._code.place import Place
 from .._code.text import times
+from .._switches import switch
 from .advice import for_iterator
 from .differences import Difference, defined_again
 from .trace import Trace
@@ -21,11 +21,9 @@ _logger = logging.getLogger("eqxjit")
 
 # --- `explain_retraces` ---------------------------------------------------------------------------
 
-_OFF = ("", "0", "false", "no", "off")
-
 # Those for which the log explains: of the environment, of a switch, of each `with`.
 _requests: list[object] = []
-if os.environ.get("EQXJIT_EXPLAIN_RETRACES", "").lower() not in _OFF:
+if switch("EQXJIT_EXPLAIN_RETRACES"):
     _requests.append("EQXJIT_EXPLAIN_RETRACES")
 
 

@@ -11,7 +11,7 @@ Invariants:
   NumPy arrays run Python code, which may change or free any container of the user's.
 - Sizes and items are read anew after each child, for the same reason.
 - Sizes of specs are checked as they are walked: a malformed one is an exception, not a crash.
-- A tuple or list of ours is hidden from the garbage collector, where anybody finds it, until it is full.
+- A tuple or list of ours is made when its items are there: the garbage collector shows it to anybody.
 - A guard that raises is no guard that fails: the exception goes to the slow path.
 */
 
@@ -26,8 +26,10 @@ Invariants:
 
 #ifdef _MSC_VER
 #define THREAD_LOCAL __declspec(thread)
+#define NOINLINE __declspec(noinline)
 #else
 #define THREAD_LOCAL _Thread_local
+#define NOINLINE __attribute__((noinline))
 #endif
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
@@ -120,6 +122,12 @@ static void release(PyObject **found, PyObject **small, Py_ssize_t n) {
 #define COLLECTED_SLOTS(name)                                                                          \
     {Py_tp_traverse, name##_traverse}, {Py_tp_clear, name##_clear}, {Py_tp_dealloc, name##_dealloc}
 
+/* Defines a type of the module, which has these slots. */
+#define TYPE(Type, prefix, more_flags)                                                                 \
+    static PyType_Spec prefix##_spec = {                                                               \
+        .name = "eqxjit._native." #Type, .basicsize = sizeof(Type), .slots = prefix##_slots,           \
+        .flags = Py_TPFLAGS_DEFAULT | (more_flags)};
+
 /* --- Static: a static object in a spec ----------------------------------------------------------- */
 
 typedef struct {
@@ -145,19 +153,8 @@ static PyObject *static_vectorcall(PyObject *type, PyObject *const *args, size_t
     return (PyObject *)self;
 }
 
-static int static_traverse(Static *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->frozen);
-    return 0;
-}
-
-static void static_dealloc(Static *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    Py_DECREF(self->frozen);
-    PyObject_GC_Del(self);
-    Py_DECREF(type);
-}
+#define STATIC_FIELDS(DO) DO(self->frozen);
+COLLECTED(Static, static, STATIC_FIELDS)
 
 static Py_hash_t static_hash(Static *self) {
     return self->hash;
@@ -166,11 +163,8 @@ static Py_hash_t static_hash(Static *self) {
 static PyObject *static_compare(PyObject *self, PyObject *other, int op) {
     if (Py_TYPE(other) != Py_TYPE(self) || (op != Py_EQ && op != Py_NE)) Py_RETURN_NOTIMPLEMENTED;
     Static *a = (Static *)self, *b = (Static *)other;
-    int equal = a->hash == b->hash;
-    if (equal) {
-        equal = PyObject_RichCompareBool(a->frozen, b->frozen, Py_EQ);
-        if (equal < 0) return NULL;
-    }
+    int equal = a->hash == b->hash ? PyObject_RichCompareBool(a->frozen, b->frozen, Py_EQ) : 0;
+    if (equal < 0) return NULL;
     return PyBool_FromLong(op == Py_EQ ? equal : !equal);
 }
 
@@ -184,10 +178,8 @@ static PyType_Slot static_slots[] = {
     {Py_tp_richcompare, static_compare}, {Py_tp_members, static_members},
     {0, NULL}};
 
-static PyType_Spec static_spec = {
-    /* Made by `tp_vectorcall` alone. No `tp_clear`, as of a tuple: a dict may still compare it. */
-    .name = "eqxjit._native.Static", .basicsize = sizeof(Static), .slots = static_slots,
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION};
+/* Made by `tp_vectorcall` alone. No `tp_clear`, as of a tuple: a dict may still compare it. */
+TYPE(Static, static, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION)
 
 /* --- Flags: the base of entries ------------------------------------------------------------------ */
 
@@ -205,9 +197,7 @@ static PyType_Slot flags_slots[] = {
     {Py_tp_doc, "The flags of an entry that a warm call looks at."}, {Py_tp_members, flags_members},
     {0, NULL}};
 
-static PyType_Spec flags_spec = {
-    .name = "eqxjit._native.Flags", .basicsize = sizeof(Flags), .slots = flags_slots,
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE};
+TYPE(Flags, flags, Py_TPFLAGS_BASETYPE)
 
 /* --- Calls in flight ----------------------------------------------------------------------------- */
 
@@ -238,27 +228,22 @@ static PyObject *tuple_of(PyObject *const *items, Py_ssize_t n) {
     return made;
 }
 
-static PyObject *keywords_of(PyObject *const *values, PyObject *kwnames) {
-    PyObject *made = PyDict_New();
-    for (Py_ssize_t i = 0; made != NULL && kwnames != NULL && i < PyTuple_GET_SIZE(kwnames); i++) {
-        if (PyDict_SetItem(made, PyTuple_GET_ITEM(kwnames, i), values[i]) < 0) Py_CLEAR(made);
+static PyObject *keywords_of(InFlight *call) {
+    PyObject *made = PyDict_New(), *names = call->kwnames, *const *values = call->args + call->n_args;
+    for (Py_ssize_t i = 0; made != NULL && names != NULL && i < PyTuple_GET_SIZE(names); i++) {
+        if (PyDict_SetItem(made, PyTuple_GET_ITEM(names, i), values[i]) < 0) Py_CLEAR(made);
     }
     return made;
 }
 
 static PyObject *in_flight(PyObject *Py_UNUSED(module), PyObject *entry) {
-    for (InFlight *call = innermost; call != NULL; call = call->outer) {
-        if (entry != Py_None && call->entry != entry) continue;
-        if (call->call != NULL) return Py_NewRef(call->call);
-        PyObject *args = tuple_of(call->args, call->n_args);
-        PyObject *kwargs = keywords_of(call->args + call->n_args, call->kwnames);
-        PyObject *found = NULL;
-        if (args != NULL && kwargs != NULL) found = PyTuple_Pack(4, call->caller, call->entry, args, kwargs);
-        Py_XDECREF(args);
-        Py_XDECREF(kwargs);
-        return found;
-    }
-    Py_RETURN_NONE;
+    InFlight *call = innermost;
+    while (call != NULL && entry != Py_None && call->entry != entry) call = call->outer;
+    if (call == NULL) Py_RETURN_NONE;
+    if (call->call != NULL) return Py_NewRef(call->call);
+    /* An `N` that is NULL is an error, and the other is released. */
+    return Py_BuildValue("(OONN)", call->caller, call->entry, tuple_of(call->args, call->n_args),
+                         keywords_of(call));
 }
 
 static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
@@ -269,8 +254,7 @@ static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
     PyObject *small[33], **arrays = room(small, 33, n + 1);
     if (arrays == NULL) return NULL;
     for (Py_ssize_t i = 0; i < n; i++) arrays[i + 1] = Py_NewRef(PyList_GET_ITEM(args[1], i));
-    PyObject *output = NULL;
-    PyObject *entry = PyObject_GetAttr(args[2], state->entry);
+    PyObject *entry = PyObject_GetAttr(args[2], state->entry), *output = NULL;
     if (entry != NULL) {
         InFlight call = {.entry = entry, .call = args[2]};
         output = call_in_flight(args[0], arrays + 1, n, &call);
@@ -280,19 +264,74 @@ static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
     return output;
 }
 
+/* --- Fast, and a walk over the arguments of a call ----------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *entry;
+    PyObject *jitted;
+    PyObject *args, *kwargs; /* the specs of the positional arguments and of the others */
+    PyObject *outs;          /* a list of what the entry's traces returned */
+    PyObject *uses;          /* bytes: whether a program reads each array */
+    Py_ssize_t n_arrays;
+    Py_ssize_t n_first, n_fun; /* the function's arrays come after the first */
+    Py_ssize_t n_statics;
+    long long hits, hits_before;
+    char is_stale; /* whether a later program reads arrays that aren't copied */
+} Fast;
+
+/* Most calls need no more pointers. */
+#define MANY 256
+
+typedef struct {
+    State *state;
+    Fast *fast;
+    PyObject **arrays;  /* in JAX's order */
+    PyObject **statics; /* static objects, in the order of the spec */
+    Py_ssize_t n_taken, n_static;
+    int waits; /* whether a NumPy array is too large to be copied */
+    PyObject **block, *small[MANY]; /* room for both, and for a `self` before the arrays */
+    Py_ssize_t n_block;
+} Walk;
+
+static void end_walk(Walk *walk) {
+    release(walk->block, walk->small, walk->n_block);
+}
+
 /* --- Guards -------------------------------------------------------------------------------------- */
 
-/* 1 if a stand-in is that of a value, 0 if not, -1 with an exception. */
-static int same(State *state, PyObject *value, PyObject *frozen);
+/* A guard: 1 if a value has a spec (or a stand-in), 0 if not, -1 with an exception. */
+typedef int (*Guard)(Walk *walk, PyObject *spec, PyObject *value);
+
+static int same(Walk *walk, PyObject *frozen, PyObject *value);
+static int match(Walk *walk, PyObject *spec, PyObject *value);
 
 /* How many guards of this call have run Python. */
 static Py_ssize_t n_in_python = 0;
 
+/* Asks a guard about a part of the user's container, which may lose it meanwhile. */
+static inline int holds(Walk *walk, Guard guard, PyObject *spec, PyObject *value) {
+    Py_INCREF(value);
+    int matches = guard(walk, spec, value);
+    Py_DECREF(value);
+    return matches;
+}
+
+/* Tuples and lists: their class was compared, so their number and each item are all there is. Items of a
+   subclass are its base's, because `split` and `freeze` read them past its `__iter__`, too. */
+static inline int each_item(Walk *walk, Guard guard, PyObject *spec, PyObject *value, Py_ssize_t n) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (PySequence_Fast_GET_SIZE(value) != n) return 0;
+        int matches = holds(walk, guard, PyTuple_GET_ITEM(spec, HEAD + i), PySequence_Fast_GET_ITEM(value, i));
+        if (matches <= 0) return matches;
+    }
+    return PySequence_Fast_GET_SIZE(value) == n;
+}
+
 /* The rule itself, for what is rare. */
-static int same_in_python(State *state, PyObject *value, PyObject *frozen) {
+static int same_in_python(Walk *walk, PyObject *frozen, PyObject *value) {
     n_in_python++;
-    PyObject *args[3] = {NULL, value, frozen};
-    PyObject *answer = PyObject_Vectorcall(state->same, args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    PyObject *answer = PyObject_CallFunctionObjArgs(walk->state->same, value, frozen, NULL);
     if (answer == NULL) return -1;
     int is_same = PyObject_IsTrue(answer);
     Py_DECREF(answer);
@@ -312,84 +351,74 @@ static int is_referent(PyObject *ref, PyObject *value) {
 #endif
 }
 
-static int same_number(State *state, PyObject *value, PyObject *frozen, PyObject *bits) {
+/* Floats by their bits, because zeros have two signs, and NaN equals NaN. A bool is one of two objects. */
+static int same_number(Walk *walk, PyObject *frozen, PyObject *value, PyObject *bits) {
     if (PyBool_Check(value)) return value == bits;
-    if (!PyFloat_CheckExact(value) || !PyBytes_CheckExact(bits) ||
-        PyBytes_GET_SIZE(bits) != sizeof(double)) {
-        return same_in_python(state, value, frozen);
+    if (!PyFloat_CheckExact(value) || !PyBytes_CheckExact(bits) || PyBytes_GET_SIZE(bits) != sizeof(double)) {
+        return same_in_python(walk, frozen, value);
     }
     double a = PyFloat_AS_DOUBLE(value), b;
     memcpy(&b, PyBytes_AS_STRING(bits), sizeof b);
-    /* Zeros have two signs, and NaN equals NaN. */
-    return memcmp(&a, &b, sizeof a) == 0 || (a != a && b != b);
+    return memcmp((char *)&a, (char *)&b, sizeof a) == 0 || (a != a && b != b);
 }
 
-static int same_items(State *state, PyObject *value, PyObject *frozen, Py_ssize_t n) {
-    for (Py_ssize_t i = 0; i < n; i++) {
-        if (PySequence_Fast_GET_SIZE(value) != n) return 0;
-        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
-        int is_same = same(state, item, PyTuple_GET_ITEM(frozen, HEAD + i));
-        Py_DECREF(item);
-        if (is_same <= 0) return is_same;
-    }
-    return PySequence_Fast_GET_SIZE(value) == n;
+static int same_items(Walk *walk, PyObject *frozen, PyObject *value, Py_ssize_t n) {
+    return each_item(walk, same, frozen, value, n);
 }
 
-/* The keys come first in the stand-in, then the values; their order counts. */
-static int same_pairs(State *state, PyObject *value, PyObject *frozen, Py_ssize_t n) {
+/* Dicts by their items in order, because a function may go through them. The stand-in has the keys first,
+   then the values. */
+static int same_pairs(Walk *walk, PyObject *frozen, PyObject *value, Py_ssize_t n) {
     PyObject *key, *item;
     Py_ssize_t position = 0, half = n / 2;
     for (Py_ssize_t i = 0; i < half; i++) {
         /* An `==` of a user's may change the dict in between; `PyDict_Next` never leaves it. */
         if (PyDict_GET_SIZE(value) != half || !PyDict_Next(value, &position, &key, &item)) return 0;
-        Py_INCREF(key);
         Py_INCREF(item);
-        int is_same = same(state, key, PyTuple_GET_ITEM(frozen, HEAD + i));
-        if (is_same > 0) is_same = same(state, item, PyTuple_GET_ITEM(frozen, HEAD + half + i));
-        Py_DECREF(key);
+        int is_same = holds(walk, same, PyTuple_GET_ITEM(frozen, HEAD + i), key);
+        if (is_same > 0) is_same = same(walk, PyTuple_GET_ITEM(frozen, HEAD + half + i), item);
         Py_DECREF(item);
         if (is_same <= 0) return is_same;
     }
     return PyDict_GET_SIZE(value) == half;
 }
 
-static int same_fields(State *state, PyObject *value, PyObject *frozen, Py_ssize_t n) {
+/* Dataclasses and slices by the fields that their `==` compares, which was generated and does no more. */
+static int same_fields(Walk *walk, PyObject *frozen, PyObject *value, Py_ssize_t n) {
     PyObject *names = PyTuple_GET_ITEM(frozen, 2);
     if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != n) return malformed();
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *field = PyObject_GetAttr(value, PyTuple_GET_ITEM(names, i));
         if (field == NULL) return -1;
-        int is_same = same(state, field, PyTuple_GET_ITEM(frozen, HEAD + i));
+        int is_same = same(walk, PyTuple_GET_ITEM(frozen, HEAD + i), field);
         Py_DECREF(field);
         if (is_same <= 0) return is_same;
     }
     return 1;
 }
 
-static int same_parts(State *state, PyObject *value, PyObject *frozen) {
+/* Values that are read into parts: by their very class, then as its reader has them. */
+static int same_parts(Walk *walk, PyObject *frozen, PyObject *value) {
     Py_ssize_t n = PyTuple_GET_SIZE(frozen) - HEAD;
     if (n < 0 || !PyLong_CheckExact(PyTuple_GET_ITEM(frozen, 0))) return malformed();
     if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(frozen, 1)) return 0;
     long reader = PyLong_AsLong(PyTuple_GET_ITEM(frozen, 0));
-    if (reader == NUMBER && n > 0) return same_number(state, value, frozen, PyTuple_GET_ITEM(frozen, HEAD));
-    int (*compare)(State *, PyObject *, PyObject *, Py_ssize_t) = NULL;
-    if (reader == ITEMS && (PyTuple_Check(value) || PyList_Check(value))) compare = same_items;
+    if (reader == NUMBER && n > 0) return same_number(walk, frozen, value, PyTuple_GET_ITEM(frozen, HEAD));
+    int is_items = reader == ITEMS && (PyTuple_Check(value) || PyList_Check(value));
     /* The order of other dicts isn't that of their memory. */
-    else if (reader == PAIRS && PyDict_CheckExact(value)) {
-        compare = same_pairs;
-    }
-    else if (reader == FIELDS) {
-        compare = same_fields;
-    }
-    if (compare == NULL) return same_in_python(state, value, frozen);
+    int is_pairs = reader == PAIRS && PyDict_CheckExact(value);
+    if (!is_items && !is_pairs && reader != FIELDS) return same_in_python(walk, frozen, value);
     if (Py_EnterRecursiveCall(" while comparing static objects")) return -1;
-    int is_same = compare(state, value, frozen, n);
+    int (*compare)(Walk *, PyObject *, PyObject *, Py_ssize_t) =
+        is_items ? same_items : is_pairs ? same_pairs : same_fields;
+    int is_same = compare(walk, frozen, value, n);
     Py_LeaveRecursiveCall();
     return is_same;
 }
 
-/* By the object's `hash` and `==`, as a dict finds a key. */
-static int same_opaque(State *state, PyObject *value, PyObject *frozen) {
+/* By the object's class, its `hash` and `==`, as a dict finds a key: Equinox asks no more either. */
+static int same_opaque(Walk *walk, PyObject *frozen, PyObject *value) {
+    State *state = walk->state;
     PyObject *expected = PyObject_GetAttr(frozen, state->value);
     PyObject *hash = expected == NULL ? NULL : PyObject_GetAttr(frozen, state->hash);
     int is_same = hash == NULL ? -1 : Py_TYPE(value) == Py_TYPE(expected);
@@ -400,7 +429,7 @@ static int same_opaque(State *state, PyObject *value, PyObject *frozen) {
     if (is_same > 0 && value != expected) {
         /* NumPy's `==` has no single answer. */
         is_same = PyObject_TypeCheck(value, (PyTypeObject *)state->ndarray_type)
-                      ? same_in_python(state, value, frozen)
+                      ? same_in_python(walk, frozen, value)
                       : PyObject_RichCompareBool(value, expected, Py_EQ);
     }
     Py_XDECREF(expected);
@@ -408,7 +437,7 @@ static int same_opaque(State *state, PyObject *value, PyObject *frozen) {
     return is_same;
 }
 
-static int same(State *state, PyObject *value, PyObject *frozen) {
+static int same(Walk *walk, PyObject *frozen, PyObject *value) {
     PyTypeObject *type = Py_TYPE(frozen);
     /* Those that stand for themselves: exact types, whose `==` is Python's. */
     if (type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBytes_Type) {
@@ -416,181 +445,150 @@ static int same(State *state, PyObject *value, PyObject *frozen) {
     }
     if (frozen == Py_None) return value == Py_None;
     if (PyWeakref_CheckRef(frozen)) return is_referent(frozen, value);
-    if (type == &PyTuple_Type) return same_parts(state, value, frozen);
-    if ((PyObject *)type == state->opaque_type) return same_opaque(state, value, frozen);
-    return same_in_python(state, value, frozen);
+    if (type == &PyTuple_Type) return same_parts(walk, frozen, value);
+    if ((PyObject *)type == walk->state->opaque_type) return same_opaque(walk, frozen, value);
+    return same_in_python(walk, frozen, value);
 }
 
-/* What a walk over the arguments of a call takes from them. */
-typedef struct {
-    State *state;
-    PyObject **arrays; /* in JAX's order: room for n_arrays */
-    Py_ssize_t n_arrays, n_taken;
-    Py_ssize_t n_first, n_fun; /* the function's come after the first */
-    const char *uses;          /* a byte for each array: whether a program reads it */
-    int waits;                 /* whether a NumPy array is too large to be copied */
-    PyObject **statics;        /* static objects, in the order of the spec: room for n_statics */
-    Py_ssize_t n_statics, n_static;
-} Walk;
-
-/* Returns what to pass for a leaf: a new reference, NULL without an exception for what is no array. */
-static PyObject *passed_for(State *state, PyObject *leaf, int is_used, int *waits) {
-    if ((PyObject *)Py_TYPE(leaf) == state->array_type) return Py_NewRef(leaf);
+/* Takes an array as it is passed on, in its place. That it is one suffices: JAX compares shapes and dtypes. */
+static int take_array(Walk *walk, PyObject *leaf, Py_ssize_t place) {
+    State *state = walk->state;
     PyTypeObject *type = Py_TYPE(leaf);
-    if (type == &PyTuple_Type || type == &PyList_Type || type == &PyDict_Type ||
-        type == &PyLong_Type || type == &PyFloat_Type || type == &PyUnicode_Type ||
-        type == &PyBool_Type || leaf == Py_None) {
-        return NULL;
+    if ((PyObject *)type == state->array_type) {
+        walk->arrays[place] = Py_NewRef(leaf);
+        return 1;
+    }
+    /* No arrays, without asking Python. */
+    if (type == &PyTuple_Type || type == &PyList_Type || type == &PyDict_Type || type == &PyLong_Type ||
+        type == &PyFloat_Type || type == &PyUnicode_Type || type == &PyBool_Type || leaf == Py_None) {
+        return 0;
     }
     int is_ndarray = PyObject_TypeCheck(leaf, (PyTypeObject *)state->ndarray_type);
-    if (is_ndarray && !is_used) return Py_NewRef(leaf);
+    /* Nobody sees a change of what no program reads, so it isn't copied. */
+    if (is_ndarray && !PyBytes_AS_STRING(walk->fast->uses)[place]) {
+        walk->arrays[place] = Py_NewRef(leaf);
+        return 1;
+    }
     PyObject *array = PyObject_CallOneArg(state->take, leaf);
-    if (array == Py_NotImplemented) Py_CLEAR(array);
-    if (array == leaf && is_ndarray) *waits = 1;
-    return array;
+    if (array == NULL) return -1;
+    if (array == leaf && is_ndarray) walk->waits = 1;
+    if (array != Py_NotImplemented) walk->arrays[place] = array;
+    else Py_DECREF(array);
+    return array != Py_NotImplemented;
 }
 
 static int match_array(Walk *walk, PyObject *value) {
-    Py_ssize_t i = walk->n_taken + (walk->n_taken >= walk->n_first ? walk->n_fun : 0);
-    if (i >= walk->n_arrays) return malformed();
-    PyObject *array = passed_for(walk->state, value, walk->uses[i], &walk->waits);
-    if (array == NULL) return PyErr_Occurred() ? -1 : 0;
-    walk->arrays[i] = array;
+    Fast *fast = walk->fast;
+    Py_ssize_t place = walk->n_taken + (walk->n_taken >= fast->n_first ? fast->n_fun : 0);
+    if (place >= fast->n_arrays) return malformed();
     walk->n_taken++;
-    return 1;
+    return take_array(walk, value, place);
 }
 
-static int keep(Walk *walk, PyObject *value) {
-    if (walk->n_static >= walk->n_statics) return malformed();
+/* A static object is compared with its stand-in, then passed on: the program may return this very one. */
+static inline int match_static(Walk *walk, PyObject *frozen, PyObject *value) {
+    if (walk->n_static >= walk->fast->n_statics) return malformed();
     walk->statics[walk->n_static++] = Py_NewRef(value);
-    return 1;
+    return same(walk, frozen, value);
 }
 
-static int match_static(Walk *walk, PyObject *value, Static *expected) {
-    if (keep(walk, value) < 0) return -1;
+/* That its class isn't a node is asked on each call where it may have been registered meanwhile. */
+static int match_leaf(Walk *walk, Static *expected, PyObject *value) {
     if (expected->ask) {
         PyObject *flat = PyObject_CallOneArg(walk->state->flatten, value);
         if (flat == NULL) return -1;
-        int is_leaf = flat == Py_None;
         Py_DECREF(flat);
-        if (!is_leaf) return 0;
+        if (flat != Py_None) return 0;
     }
-    return same(walk->state, value, expected->frozen);
+    return match_static(walk, expected->frozen, value);
 }
-
-static int match(Walk *walk, PyObject *spec, PyObject *value);
 
 static int match_sequence(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
+    /* As the class of the spec, unless that is malformed. */
     if (!PyTuple_Check(value) && !PyList_CheckExact(value)) return malformed();
-    for (Py_ssize_t i = 0; i < n; i++) {
-        if (PySequence_Fast_GET_SIZE(value) != n) return 0;
-        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
-        int matches = match(walk, PyTuple_GET_ITEM(spec, HEAD + i), item);
-        Py_DECREF(item);
-        if (matches <= 0) return matches;
-    }
-    return PySequence_Fast_GET_SIZE(value) == n;
+    return each_item(walk, match, spec, value, n);
 }
 
-static int match_dict(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
-    PyObject *keys = PyTuple_GET_ITEM(spec, 2), *key, *item;
-    if (!PyTuple_CheckExact(keys) || PyTuple_GET_SIZE(keys) != n || !PyDict_CheckExact(value)) {
-        return malformed();
-    }
-    if (PyDict_GET_SIZE(value) != n) return 0;
-    /* A key of a class derived from `str` equals a text, too. */
+/* As many keys as the spec has names, and each of these: hence no others. */
+static int match_values(Walk *walk, PyObject *spec, PyObject *dict, Py_ssize_t n) {
+    PyObject *names = PyTuple_GET_ITEM(spec, 2), *key, *item;
     Py_ssize_t position = 0;
-    while (PyDict_Next(value, &position, &key, &item)) if (!PyUnicode_CheckExact(key)) return 0;
+    int in_order = 1;
+    if (PyDict_GET_SIZE(dict) != n) return 0;
     for (Py_ssize_t i = 0; i < n; i++) {
-        item = PyDict_GetItemWithError(value, PyTuple_GET_ITEM(keys, i));
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        /* Mostly they come in the order of the names, and no hash has to be looked up. */
+        in_order = in_order && PyDict_Next(dict, &position, &key, &item) && key == name;
+        if (!in_order) item = PyDict_GetItemWithError(dict, name);
         if (item == NULL) return PyErr_Occurred() ? -1 : 0;
-        Py_INCREF(item);
-        int matches = match(walk, PyTuple_GET_ITEM(spec, HEAD + i), item);
-        Py_DECREF(item);
+        int matches = holds(walk, match, PyTuple_GET_ITEM(spec, HEAD + i), item);
         if (matches <= 0) return matches;
     }
-    return PyDict_GET_SIZE(value) == n;
+    return PyDict_GET_SIZE(dict) == n;
 }
 
+/* Dicts by key, whatever their order: JAX sorts them, and so does the spec. */
+static int match_dict(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
+    if (!PyDict_CheckExact(value)) return malformed();
+    /* A key of a class derived from `str` equals a text, too, by an `==` of its own. */
+    PyObject *key;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(value, &position, &key, NULL)) if (!PyUnicode_CheckExact(key)) return 0;
+    return match_values(walk, spec, value, n);
+}
+
+/* Modules by all that their `__dict__` holds: the spec has the static fields, too. */
 static int match_module(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
-    PyObject *names = PyTuple_GET_ITEM(spec, 2);
-    if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != n) return malformed();
     /* Past `Module.__getattribute__`, which is Python. */
     PyObject *fields = PyObject_GenericGetDict(value, NULL);
     if (fields == NULL) return -1;
-    int matches = PyDict_CheckExact(fields) && PyDict_GET_SIZE(fields) == n;
-    Py_ssize_t position = 0;
-    for (Py_ssize_t i = 0; matches > 0 && i < n; i++) {
-        PyObject *name = PyTuple_GET_ITEM(names, i), *key, *item;
-        /* Mostly they come in the order of the names; a lookup where they don't. */
-        if (!PyDict_Next(fields, &position, &key, &item)) {
-            matches = 0;
-            break;
-        }
-        if (key != name) {
-            item = PyDict_GetItemWithError(fields, name);
-            if (item == NULL) {
-                matches = PyErr_Occurred() ? -1 : 0;
-                break;
-            }
-        }
-        Py_INCREF(item);
-        matches = match(walk, PyTuple_GET_ITEM(spec, HEAD + i), item);
-        Py_DECREF(item);
-    }
-    if (matches > 0 && PyDict_GET_SIZE(fields) != n) matches = 0;
+    int matches = PyDict_CheckExact(fields) ? match_values(walk, spec, fields, n) : 0;
     Py_DECREF(fields);
     return matches;
 }
 
-/* A node of JAX's registry: its flatten runs on every call. */
+/* A node of JAX's registry by what its flatten returns, which is all that JAX has of it: metadata, and
+   children. It is the user's, and runs on every call. */
 static int match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
-    State *state = walk->state;
-    PyObject *metadata = PyTuple_GET_ITEM(spec, 2);
-    if (Py_TYPE(metadata) != state->static_type) return malformed();
     n_in_python++;
-    PyObject *flat = PyObject_CallOneArg(state->flatten, value);
-    if (flat == NULL) return -1;
-    int matches = 0;
-    if (flat != Py_None) {
-        if (!PyTuple_CheckExact(flat) || PyTuple_GET_SIZE(flat) != 2) {
-            Py_DECREF(flat);
-            return malformed();
-        }
-        matches = keep(walk, PyTuple_GET_ITEM(flat, 1));
-        if (matches > 0) matches = same(state, PyTuple_GET_ITEM(flat, 1), ((Static *)metadata)->frozen);
-        PyObject *children = NULL;
-        if (matches > 0) {
-            children = PySequence_Tuple(PyTuple_GET_ITEM(flat, 0));
-            matches = children == NULL ? -1 : PyTuple_GET_SIZE(children) == n;
-        }
-        for (Py_ssize_t i = 0; matches > 0 && i < n; i++) {
-            matches = match(walk, PyTuple_GET_ITEM(spec, HEAD + i), PyTuple_GET_ITEM(children, i));
-        }
-        Py_XDECREF(children);
+    PyObject *flat = PyObject_CallOneArg(walk->state->flatten, value), *children = NULL;
+    int matches = flat == NULL ? -1 : flat != Py_None;
+    if (matches > 0 && (!PyTuple_CheckExact(flat) || PyTuple_GET_SIZE(flat) != 2)) matches = malformed();
+    if (matches > 0) {
+        Static *metadata = (Static *)PyTuple_GET_ITEM(spec, 2);
+        matches = match_static(walk, metadata->frozen, PyTuple_GET_ITEM(flat, 1));
     }
-    Py_DECREF(flat);
+    if (matches > 0) {
+        children = PySequence_Tuple(PyTuple_GET_ITEM(flat, 0));
+        matches = children == NULL ? -1 : each_item(walk, match, spec, children, n);
+    }
+    Py_XDECREF(flat);
+    Py_XDECREF(children);
     return matches;
 }
 
-/* Kinds are small numbers, which CPython makes once; -1 with an exception for anything else. */
-static long kind_of(PyObject *spec) {
+/* The kind of a node whose aux is as its kind has it; -1 with an exception for anything else. */
+static long kind_of(State *state, PyObject *spec) {
     if (!PyTuple_CheckExact(spec) || PyTuple_GET_SIZE(spec) < HEAD ||
         !PyLong_CheckExact(PyTuple_GET_ITEM(spec, 0))) {
         return malformed();
     }
-    return PyLong_AsLong(PyTuple_GET_ITEM(spec, 0));
+    PyObject *aux = PyTuple_GET_ITEM(spec, 2);
+    long kind = PyLong_AsLong(PyTuple_GET_ITEM(spec, 0));
+    if (kind == SEQUENCE || (kind == NODE && Py_TYPE(aux) == state->static_type)) return kind;
+    int has_names = PyTuple_CheckExact(aux) && PyTuple_GET_SIZE(aux) == PyTuple_GET_SIZE(spec) - HEAD;
+    return (kind == DICT || kind == MODULE) && has_names ? kind : malformed();
 }
 
-/* 1 if a value has a spec, 0 if not, -1 with an exception. */
 static int match(Walk *walk, PyObject *spec, PyObject *value) {
     static int (*const by_kind[])(Walk *, PyObject *, PyObject *, Py_ssize_t) = {
         match_sequence, match_dict, match_module, match_node};
     if (spec == walk->state->array_mark) return match_array(walk, value);
     if (spec == Py_None) return value == Py_None;
-    if (Py_TYPE(spec) == walk->state->static_type) return match_static(walk, value, (Static *)spec);
-    long kind = kind_of(spec);
-    if (kind < SEQUENCE || kind > NODE) return malformed();
+    if (Py_TYPE(spec) == walk->state->static_type) return match_leaf(walk, (Static *)spec, value);
+    long kind = kind_of(walk->state, spec);
+    if (kind < 0) return -1;
+    /* The very class, because `split` has a subclass in another way, if at all. */
     if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(spec, 1)) return 0;
     if (Py_EnterRecursiveCall(" while matching arguments")) return -1;
     int matches = by_kind[kind](walk, spec, value, PyTuple_GET_SIZE(spec) - HEAD);
@@ -612,8 +610,6 @@ typedef struct {
     Py_ssize_t n_call_statics;
 } Make;
 
-static PyObject *make(Make *parts, PyObject *spec);
-
 static PyObject *next_static(Make *parts) {
     Py_ssize_t i = parts->n_made++;
     if (i >= PyTuple_GET_SIZE(parts->slots) || i >= PyTuple_GET_SIZE(parts->statics)) return malformed_object();
@@ -625,127 +621,133 @@ static PyObject *next_static(Make *parts) {
     return Py_NewRef(parts->call_statics[slot - n_fun]);
 }
 
-static PyObject *make_items(Make *parts, PyObject *spec, Py_ssize_t n, int is_list) {
-    PyObject *made = is_list ? PyList_New(n) : PyTuple_New(n);
+/* Moves items, with their references, into a new tuple or list, which is full when anybody finds it. */
+static PyObject *move_into(PyObject *made, PyObject **items, Py_ssize_t n) {
     if (made == NULL || n == 0) return made;
-    PyObject_GC_UnTrack(made);
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *part = make(parts, PyTuple_GET_ITEM(spec, HEAD + i));
-        if (part == NULL) {
-            Py_DECREF(made);
-            return NULL;
-        }
-        if (is_list) PyList_SET_ITEM(made, i, part);
-        else PyTuple_SET_ITEM(made, i, part);
-    }
-    PyObject_GC_Track(made);
+    memcpy((void *)PySequence_Fast_ITEMS(made), (void *)items, (size_t)n * sizeof(PyObject *));
+    memset((void *)items, 0, (size_t)n * sizeof(PyObject *));
     return made;
 }
 
-static PyObject *make_sequence(Make *parts, PyObject *spec, Py_ssize_t n) {
-    PyObject *cls = PyTuple_GET_ITEM(spec, 1), *aux = PyTuple_GET_ITEM(spec, 2);
-    if (cls == (PyObject *)&PyList_Type) return make_items(parts, spec, n, 1);
-    PyObject *items = make_items(parts, spec, n, 0);
-    if (items == NULL || aux == Py_None) return items;
-    PyObject *made;
-    if (aux == Py_True && PyType_Check(cls) && PyType_IsSubtype((PyTypeObject *)cls, &PyTuple_Type)) {
-        /* A named tuple whose class, called, does no more than this. */
-        PyObject *args = PyTuple_Pack(1, items);
-        made = args == NULL ? NULL : PyTuple_Type.tp_new((PyTypeObject *)cls, args, NULL);
-        Py_XDECREF(args);
+static PyObject *make_sequence(State *Py_UNUSED(state), PyObject *cls, PyObject *aux, PyObject **items,
+                               Py_ssize_t n) {
+    if (cls == (PyObject *)&PyList_Type) return move_into(PyList_New(n), items, n);
+    if (aux == Py_None) return move_into(PyTuple_New(n), items, n);
+    if (aux != Py_True || !PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, &PyTuple_Type)) {
+        return PyObject_Vectorcall(cls, items, (size_t)n, NULL);
     }
-    else {
-        made = PyObject_Call(cls, items, NULL);
-    }
-    Py_DECREF(items);
+    /* A named tuple whose class, called, does no more than this. */
+    PyObject *fields = move_into(PyTuple_New(n), items, n);
+    PyObject *args = fields == NULL ? NULL : PyTuple_Pack(1, fields);
+    PyObject *made = args == NULL ? NULL : PyTuple_Type.tp_new((PyTypeObject *)cls, args, NULL);
+    Py_XDECREF(fields);
+    Py_XDECREF(args);
     return made;
 }
 
-static PyObject *make_dict(Make *parts, PyObject *spec, Py_ssize_t n) {
-    PyObject *keys = PyTuple_GET_ITEM(spec, 2);
-    if (!PyTuple_CheckExact(keys) || PyTuple_GET_SIZE(keys) != n) return malformed_object();
+static PyObject *make_dict(State *Py_UNUSED(state), PyObject *Py_UNUSED(cls), PyObject *keys,
+                           PyObject **values, Py_ssize_t n) {
     PyObject *made = PyDict_New();
     for (Py_ssize_t i = 0; made != NULL && i < n; i++) {
-        PyObject *part = make(parts, PyTuple_GET_ITEM(spec, HEAD + i));
-        if (part == NULL || PyDict_SetItem(made, PyTuple_GET_ITEM(keys, i), part) < 0) Py_CLEAR(made);
-        Py_XDECREF(part);
+        if (PyDict_SetItem(made, PyTuple_GET_ITEM(keys, i), values[i]) < 0) Py_CLEAR(made);
     }
     return made;
 }
 
-static PyObject *make_module(Make *parts, PyObject *spec, Py_ssize_t n) {
-    PyObject *cls = PyTuple_GET_ITEM(spec, 1), *names = PyTuple_GET_ITEM(spec, 2);
-    if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != n || !PyType_Check(cls)) return malformed_object();
+static PyObject *make_module(State *state, PyObject *cls, PyObject *names, PyObject **values, Py_ssize_t n) {
     /* `object.__new__` itself refuses a class whose objects begin otherwise, its slot doesn't. */
-    PyTypeObject *base = (PyTypeObject *)cls;
+    PyTypeObject *base = PyType_Check(cls) ? (PyTypeObject *)cls : &PyType_Type;
     while (base->tp_flags & Py_TPFLAGS_HEAPTYPE) base = base->tp_base;
     if (base != &PyBaseObject_Type) return malformed_object();
-    PyObject *small[32], **values = room(small, 32, n), *made = NULL;
-    if (values == NULL) return NULL;
-    Py_ssize_t i = 0;
-    while (i < n && (values[i] = make(parts, PyTuple_GET_ITEM(spec, HEAD + i))) != NULL) i++;
-    if (i == n) {
-        /* Field by field, past Equinox's `__setattr__`: CPython then makes no dict before somebody asks. */
-        made = PyBaseObject_Type.tp_new((PyTypeObject *)cls, parts->state->empty, NULL);
-        for (i = 0; made != NULL && i < n; i++) {
-            if (PyObject_GenericSetAttr(made, PyTuple_GET_ITEM(names, i), values[i]) < 0) Py_CLEAR(made);
-        }
+    /* Field by field, past Equinox's `__setattr__`: CPython then makes no dict before somebody asks. */
+    PyObject *made = PyBaseObject_Type.tp_new((PyTypeObject *)cls, state->empty, NULL);
+    for (Py_ssize_t i = 0; made != NULL && i < n; i++) {
+        if (PyObject_GenericSetAttr(made, PyTuple_GET_ITEM(names, i), values[i]) < 0) Py_CLEAR(made);
     }
-    release(values, small, n);
     return made;
 }
 
-static PyObject *make_node(Make *parts, PyObject *spec, Py_ssize_t n) {
-    PyObject *metadata = next_static(parts);
-    PyObject *children = metadata == NULL ? NULL : make_items(parts, spec, n, 1);
-    PyObject *made = NULL;
-    if (children != NULL) {
-        PyObject *args[4] = {NULL, PyTuple_GET_ITEM(spec, 1), metadata, children};
-        made = PyObject_Vectorcall(parts->state->unflatten, args + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-        Py_DECREF(children);
+static PyObject *make_node(State *state, PyObject *cls, PyObject *metadata, PyObject **items, Py_ssize_t n) {
+    PyObject *children = move_into(PyList_New(n), items, n);
+    if (children == NULL) return NULL;
+    PyObject *made = PyObject_CallFunctionObjArgs(state->unflatten, cls, metadata, children, NULL);
+    Py_DECREF(children);
+    return made;
+}
+
+static PyObject *make(Make *parts, PyObject *spec);
+
+/* Not inlined, because leaves, of which there are most, would pay for its frame. */
+static NOINLINE PyObject *make_branch(Make *parts, PyObject *spec, long kind) {
+    static PyObject *(*const by_kind[])(State *, PyObject *, PyObject *, PyObject **, Py_ssize_t) = {
+        make_sequence, make_dict, make_module, make_node};
+    Py_ssize_t i = 0, n = PyTuple_GET_SIZE(spec) - HEAD;
+    PyObject *small[16], **children = room(small, 16, n), *made = NULL;
+    if (children == NULL) return NULL;
+    /* Metadata comes before what is below, as in `split`. */
+    PyObject *aux = kind == NODE ? next_static(parts) : Py_NewRef(PyTuple_GET_ITEM(spec, 2));
+    if (aux != NULL) {
+        while (i < n && (children[i] = make(parts, PyTuple_GET_ITEM(spec, HEAD + i))) != NULL) i++;
+        if (i == n) made = by_kind[kind](parts->state, PyTuple_GET_ITEM(spec, 1), aux, children, n);
+        Py_DECREF(aux);
     }
-    Py_XDECREF(metadata);
+    release(children, small, n);
     return made;
 }
 
 static PyObject *make(Make *parts, PyObject *spec) {
-    static PyObject *(*const by_kind[])(Make *, PyObject *, Py_ssize_t) = {
-        make_sequence, make_dict, make_module, make_node};
     if (spec == parts->state->array_mark) {
         if (parts->n_taken >= parts->n_arrays) return malformed_object();
         return Py_NewRef(parts->arrays[parts->n_taken++]);
     }
     if (spec == Py_None) Py_RETURN_NONE;
     if (Py_TYPE(spec) == parts->state->static_type) return next_static(parts);
-    long kind = kind_of(spec);
-    if (kind < SEQUENCE || kind > NODE) return malformed_object();
-    if (Py_EnterRecursiveCall(" while making an output")) return NULL;
-    PyObject *made = by_kind[kind](parts, spec, PyTuple_GET_SIZE(spec) - HEAD);
+    long kind = kind_of(parts->state, spec);
+    if (kind < 0 || Py_EnterRecursiveCall(" while making an output")) return NULL;
+    PyObject *made = make_branch(parts, spec, kind);
     Py_LeaveRecursiveCall();
+    return made;
+}
+
+/* Returns the user's output, from what JAX returned. */
+static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObject *fun_statics,
+                             PyObject *const *call_statics, Py_ssize_t n_call_statics) {
+    Py_ssize_t index = 0;
+    PyObject *arrays = output;
+    /* The number of the trace is a key, because JAX keeps these with the program, and passes them by. */
+    if (PyDict_CheckExact(output)) {
+        PyObject *key;
+        Py_ssize_t position = 0;
+        if (!PyDict_Next(output, &position, &key, &arrays)) return malformed_object();
+        index = PyLong_AsSsize_t(key);
+        if (index == -1 && PyErr_Occurred()) return NULL;
+    }
+    if (index < 0 || index >= PyList_GET_SIZE(fast->outs)) return malformed_object();
+    PyObject *out = PyList_GET_ITEM(fast->outs, index);
+    if (!PyTuple_Check(out) || PyTuple_GET_SIZE(out) != 3 || !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 1)) ||
+        !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 2))) {
+        return malformed_object();
+    }
+    int is_list = PyList_CheckExact(arrays);
+    Make parts = {
+        .state = state, .arrays = is_list ? &PyList_GET_ITEM(arrays, 0) : &arrays,
+        .n_arrays = is_list ? PyList_GET_SIZE(arrays) : 1, .statics = PyTuple_GET_ITEM(out, 1),
+        .slots = PyTuple_GET_ITEM(out, 2), .fun_statics = fun_statics, .call_statics = call_statics,
+        .n_call_statics = n_call_statics};
+    Py_INCREF(out);
+    PyObject *made = make(&parts, PyTuple_GET_ITEM(out, 0));
+    Py_DECREF(out);
     return made;
 }
 
 /* --- Fast: the fast path of an entry ------------------------------------------------------------- */
 
-typedef struct {
-    PyObject_HEAD
-    PyObject *entry;
-    PyObject *jitted;
-    PyObject *args, *kwargs; /* the specs of the positional arguments and of the others */
-    PyObject *outs;          /* a list of what the entry's traces returned */
-    PyObject *uses;          /* bytes: whether a program reads each array */
-    Py_ssize_t n_arrays, n_first, n_fun, n_statics;
-    long long hits, hits_before;
-    char is_stale; /* whether a later program reads arrays that aren't copied */
-} Fast;
-
-/* How many static objects a walk keeps; -1 with an exception. */
+/* How many static objects a walk takes; -1 with an exception. */
 static Py_ssize_t count_statics(State *state, PyObject *spec) {
     if (spec == state->array_mark || spec == Py_None) return 0;
     if (Py_TYPE(spec) == state->static_type) return 1;
-    long kind = kind_of(spec);
-    if (kind < SEQUENCE || kind > NODE) return malformed();
-    if (Py_EnterRecursiveCall(" while reading a spec")) return -1;
+    long kind = kind_of(state, spec);
+    if (kind < 0 || Py_EnterRecursiveCall(" while reading a spec")) return -1;
     Py_ssize_t n = kind == NODE;
     for (Py_ssize_t i = HEAD; n >= 0 && i < PyTuple_GET_SIZE(spec); i++) {
         Py_ssize_t below = count_statics(state, PyTuple_GET_ITEM(spec, i));
@@ -755,194 +757,110 @@ static Py_ssize_t count_statics(State *state, PyObject *spec) {
     return n;
 }
 
-static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    State *state = state_of(type);
-    PyObject *entry, *jitted, *args_spec, *kwargs_spec, *outs, *uses;
-    Py_ssize_t n_arrays, n_first, n_fun;
-    (void)kwargs;
-    if (!PyArg_ParseTuple(args, "O!OO!O!O!Snnn:Fast", state->flags_type, &entry, &jitted,
-                          &PyTuple_Type, &args_spec, &PyTuple_Type, &kwargs_spec, &PyList_Type,
-                          &outs, &uses, &n_arrays, &n_first, &n_fun)) {
-        return NULL;
-    }
-    Py_ssize_t a = count_statics(state, args_spec), b = a < 0 ? -1 : count_statics(state, kwargs_spec);
-    if (a < 0 || b < 0) return NULL;
-    if (n_fun < 0 || n_first < 0 || n_first > n_arrays || n_fun > n_arrays - n_first || PyBytes_GET_SIZE(uses) != n_arrays ||
-        !PyTuple_CheckExact(PyTuple_GET_ITEM(kwargs_spec, 2)) ||
-        PyTuple_GET_SIZE(PyTuple_GET_ITEM(kwargs_spec, 2)) != PyTuple_GET_SIZE(kwargs_spec) - HEAD) return malformed_object();
-    Fast *self = (Fast *)type->tp_alloc(type, 0);
-    if (self == NULL) return NULL;
-    self->entry = Py_NewRef(entry);
-    self->jitted = Py_NewRef(jitted);
-    self->args = Py_NewRef(args_spec);
-    self->kwargs = Py_NewRef(kwargs_spec);
-    self->outs = Py_NewRef(outs);
-    self->uses = Py_NewRef(uses);
-    self->n_arrays = n_arrays;
-    self->n_first = n_first;
-    self->n_fun = n_fun;
-    self->n_statics = a + b;
-    return (PyObject *)self;
-}
-
 #define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); \
     DO(self->outs); DO(self->uses);
 COLLECTED(Fast, fast, FAST_FIELDS)
 
-#define MANY 128
-
-/* A call on its way through a fast path. */
-typedef struct {
-    Walk walk;
-    PyObject *bound_room[16], **bound; /* borrowed: the arguments in the order of the spec */
-    PyObject *arrays_room[MANY + 1], **arrays;
-    PyObject *statics_room[MANY], **statics;
-    Py_ssize_t n_bound;
-} Attempt;
-
-static void end_attempt(Attempt *attempt) {
-    release(attempt->arrays, attempt->arrays_room, attempt->walk.n_arrays + 1);
-    release(attempt->statics, attempt->statics_room, attempt->walk.n_static);
-}
-
-/* The place of a name among others, -1 if it isn't there. */
-static Py_ssize_t find_name(PyObject *names, PyObject *name) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
-        PyObject *other = PyTuple_GET_ITEM(names, i);
-        if (other == name || (PyUnicode_CheckExact(other) && PyUnicode_Compare(other, name) == 0)) return i;
+static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    State *state = state_of(type);
+    Fast new = {0};
+    if (!PyArg_ParseTuple(args, "O!OO!O!O!Snnn:Fast", state->flags_type, &new.entry, &new.jitted,
+                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyList_Type, &new.outs,
+                          &new.uses, &new.n_arrays, &new.n_first, &new.n_fun)) {
+        return NULL;
     }
-    return -1;
+    Py_ssize_t a = count_statics(state, new.args), b = a < 0 ? -1 : count_statics(state, new.kwargs);
+    if (b < 0) return NULL;
+    new.n_statics = a + b;
+    if (new.n_fun < 0 || new.n_first < 0 || new.n_first > new.n_arrays ||
+        new.n_fun > new.n_arrays - new.n_first || PyBytes_GET_SIZE(new.uses) != new.n_arrays ||
+        kind_of(state, new.kwargs) != DICT) {
+        return malformed_object();
+    }
+    Fast *self = (Fast *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    new.ob_base = self->ob_base;
+    *self = new;
+    FAST_FIELDS(Py_INCREF)
+    return (PyObject *)self;
 }
 
-/* Binds arguments as `inspect.BoundArguments` has them: 1 if they are as many, and of the names, of the
-   call that the spec is of. Whether the signature takes them is clear then. */
-static int bind(Fast *fast, PyObject *names, PyObject *const *args, Py_ssize_t n, PyObject *kwnames,
-     PyObject **bound) {
+/* The spec of the i-th argument: those of keywords follow the others. */
+static PyObject *spec_of(Fast *fast, Py_ssize_t i) {
     Py_ssize_t n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
-    Py_ssize_t n_named = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
-    for (Py_ssize_t i = 0; i < n; i++) bound[i] = args[i];
-    for (Py_ssize_t i = 0; i < n_named; i++) {
-        PyObject *name = PyTuple_GET_ITEM(kwnames, i);
-        if (!PyUnicode_CheckExact(name)) return 0;
-        Py_ssize_t place = find_name(names, name);
-        if (place < 0 || place >= n_args) {
-            place = find_name(PyTuple_GET_ITEM(fast->kwargs, 2), name);
-            if (place < 0) return 0;
-            place += n_args;
+    return i < n_args ? PyTuple_GET_ITEM(fast->args, HEAD + i)
+                      : PyTuple_GET_ITEM(fast->kwargs, HEAD + i - n_args);
+}
+
+/* Returns the i-th argument in the order of the spec, borrowed; NULL if the call hasn't got it. `names` are
+   those of the parameters that take positional arguments, None where a keyword can't be passed. */
+static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py_ssize_t i) {
+    Py_ssize_t n = call->n_args, n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
+    if (i < n) return call->args[i];
+    PyObject *keys = i < n_args ? names : PyTuple_GET_ITEM(fast->kwargs, 2);
+    Py_ssize_t place = i < n_args ? i : i - n_args, n_named = PyTuple_GET_SIZE(call->kwnames);
+    PyObject *name = place < PyTuple_GET_SIZE(keys) ? PyTuple_GET_ITEM(keys, place) : Py_None;
+    if (!PyUnicode_CheckExact(name)) return NULL;
+    for (Py_ssize_t k = 0; k < n_named; k++) {
+        /* Mostly they are passed in the order of the spec. */
+        Py_ssize_t at = i - n + k < n_named ? i - n + k : i - n + k - n_named;
+        PyObject *other = PyTuple_GET_ITEM(call->kwnames, at);
+        if (other == name || (PyUnicode_CheckExact(other) && PyUnicode_Compare(other, name) == 0)) {
+            return call->args[n + at];
         }
-        if (bound[place] != NULL) return 0;
-        bound[place] = args[n + i];
     }
-    return 1;
+    return NULL;
 }
 
-/* The spec of the i-th of the bound arguments: the keywords follow the others. */
-static PyObject *spec_of(Fast *fast, Py_ssize_t n_args, Py_ssize_t i) {
-    return i < n_args ? PyTuple_GET_ITEM(fast->args, HEAD + i) : PyTuple_GET_ITEM(fast->kwargs, HEAD + i - n_args);
-}
-
-/* 1 if the arguments match, with their arrays and static objects in `attempt`, 0 if not, -1 with an
-   exception. Only in the first case is `attempt` to be ended. */
-static int match_call(State *state, Fast *fast, PyObject *fun_arrays, PyObject *names, PyObject *const *args,
-           Py_ssize_t n, PyObject *kwnames, int is_one_of_many, Attempt *attempt) {
+/* A guard of a whole call: as many arguments, and of the names, of the one that the spec is of, as
+   `inspect.BoundArguments` has them. Whether the signature takes them is clear then. Their arrays and static
+   objects are in `walk` if it holds; only then is that to be ended. */
+static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays, PyObject *names,
+                      InFlight *call, int is_one_of_many) {
+    Py_ssize_t n = call->n_args, n_named = call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames);
     Py_ssize_t n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
-    Py_ssize_t n_bound = n_args + PyTuple_GET_SIZE(fast->kwargs) - HEAD;
-    Py_ssize_t n_named = kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames);
-    if (n > n_args || n + n_named != n_bound || PyTuple_GET_SIZE(fun_arrays) != fast->n_fun) return 0;
-    PyObject *const *bound = args;
-    int matches = 0;
-    attempt->bound = attempt->bound_room;
-    if (n_named > 0) {
-        attempt->bound = room(attempt->bound_room, 16, n_bound);
-        if (attempt->bound == NULL) return -1;
-        bound = attempt->bound;
-        if (!bind(fast, names, args, n, kwnames, attempt->bound)) goto done;
-    }
-    for (Py_ssize_t i = 0; is_one_of_many && i < n_bound; i++) {
-        /* Numbers and texts among the arguments tell structures apart fastest. */
-        PyObject *spec = spec_of(fast, n_args, i);
+    Py_ssize_t n_all = n_args + PyTuple_GET_SIZE(fast->kwargs) - HEAD;
+    if (n > n_args || n + n_named != n_all || PyTuple_GET_SIZE(fun_arrays) != fast->n_fun) return 0;
+    walk->state = state;
+    walk->fast = fast;
+    for (Py_ssize_t i = 0; (is_one_of_many || n_named > 0) && i < n_all; i++) {
+        PyObject *value = argument(fast, names, call, i), *spec = spec_of(fast, i);
+        if (value == NULL) return 0;
         if (Py_TYPE(spec) != state->static_type) continue;
+        /* Numbers and texts among the arguments tell structures apart fastest. */
         PyObject *frozen = ((Static *)spec)->frozen;
         int is_cheap = PyLong_CheckExact(frozen) || PyUnicode_CheckExact(frozen);
-        if (is_cheap && same(state, bound[i], frozen) == 0) goto done;
+        if (is_cheap && same(walk, frozen, value) == 0) return 0;
     }
-    Walk *walk = &attempt->walk;
-    *walk = (Walk){
-        .state = state, .n_arrays = fast->n_arrays, .n_first = fast->n_first, .n_fun = fast->n_fun,
-        .n_statics = fast->n_statics, .uses = PyBytes_AS_STRING(fast->uses)};
-    matches = -1;
-    attempt->arrays = room(attempt->arrays_room, MANY + 1, fast->n_arrays + 1);
-    if (attempt->arrays == NULL) goto done;
-    attempt->statics = room(attempt->statics_room, MANY, fast->n_statics);
-    if (attempt->statics == NULL) {
-        release(attempt->arrays, attempt->arrays_room, fast->n_arrays + 1);
-        goto done;
-    }
-    walk->arrays = attempt->arrays + 1;
-    walk->statics = attempt->statics;
-    matches = 1;
-    for (Py_ssize_t i = 0; matches > 0 && i < n_bound; i++) {
-        matches = match(walk, spec_of(fast, n_args, i), bound[i]);
+    walk->n_block = 1 + fast->n_arrays + fast->n_statics;
+    walk->block = room(walk->small, MANY, walk->n_block);
+    if (walk->block == NULL) return -1;
+    walk->arrays = walk->block + 1;
+    walk->statics = walk->arrays + fast->n_arrays;
+    walk->n_taken = walk->n_static = walk->waits = 0;
+    int matches = 1;
+    for (Py_ssize_t i = 0; matches > 0 && i < n_all; i++) {
+        matches = match(walk, spec_of(fast, i), argument(fast, names, call, i));
     }
     for (Py_ssize_t i = 0; matches > 0 && i < fast->n_fun; i++) {
-        Py_ssize_t place = fast->n_first + i;
-        PyObject *leaf = PyTuple_GET_ITEM(fun_arrays, i);
-        PyObject *array = passed_for(state, leaf, walk->uses[place], &walk->waits);
-        if (array == NULL) matches = PyErr_Occurred() ? -1 : 0;
-        walk->arrays[place] = array;
+        matches = take_array(walk, PyTuple_GET_ITEM(fun_arrays, i), fast->n_first + i);
     }
     if (matches > 0 && walk->n_taken + fast->n_fun != fast->n_arrays) matches = malformed();
-    if (matches <= 0) end_attempt(attempt);
-done:
-    if (attempt->bound != attempt->bound_room) PyMem_Free((void *)attempt->bound);
+    if (matches <= 0) end_walk(walk);
     return matches;
-}
-
-/* Returns the user's output, from what JAX returned. */
-static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObject *fun_statics,
-            PyObject *const *call_statics, Py_ssize_t n_call_statics) {
-    Py_ssize_t index = 0;
-    PyObject *arrays = output;
-    if (PyDict_CheckExact(output)) {
-        PyObject *key;
-        Py_ssize_t position = 0;
-        if (!PyDict_Next(output, &position, &key, &arrays)) return malformed_object();
-        index = PyLong_AsSsize_t(key);
-        if (index == -1 && PyErr_Occurred()) return NULL;
-    }
-    if (index < 0 || index >= PyList_GET_SIZE(fast->outs)) return malformed_object();
-    PyObject *out = Py_NewRef(PyList_GET_ITEM(fast->outs, index)), *made = NULL;
-    if (!PyTuple_Check(out) || PyTuple_GET_SIZE(out) != 3 || !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 1)) ||
-        !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 2))) {
-        malformed();
-    }
-    else {
-        int is_list = PyList_CheckExact(arrays);
-        Make parts = {
-            .state = state, .arrays = is_list ? &PyList_GET_ITEM(arrays, 0) : &arrays,
-            .n_arrays = is_list ? PyList_GET_SIZE(arrays) : 1, .statics = PyTuple_GET_ITEM(out, 1),
-            .slots = PyTuple_GET_ITEM(out, 2), .fun_statics = fun_statics, .call_statics = call_statics,
-            .n_call_statics = n_call_statics};
-        made = make(&parts, PyTuple_GET_ITEM(out, 0));
-    }
-    Py_DECREF(out);
-    return made;
 }
 
 static PyObject *fast_match(Fast *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
     if (n < 1 || !PyTuple_CheckExact(args[0])) return misused("match(fun_arrays, *args, **kwargs)");
     State *state = state_of(Py_TYPE(self));
-    Attempt attempt;
-    int matches = match_call(state, self, args[0], state->empty, args + 1, n - 1, kwnames, 0, &attempt);
+    InFlight call = {.args = args + 1, .n_args = n - 1, .kwnames = kwnames};
+    Walk walk;
+    int matches = match_call(&walk, state, self, args[0], state->empty, &call, 0);
     if (matches == 0) Py_RETURN_NONE;
     if (matches < 0) return NULL;
-    PyObject *arrays = tuple_of(attempt.walk.arrays, attempt.walk.n_arrays);
-    PyObject *statics = tuple_of(attempt.statics, attempt.walk.n_static), *found = NULL;
-    if (arrays != NULL && statics != NULL) found = PyTuple_Pack(2, arrays, statics);
-    Py_XDECREF(arrays);
-    Py_XDECREF(statics);
-    end_attempt(&attempt);
-    return found;
+    PyObject *arrays = tuple_of(walk.arrays, self->n_arrays), *statics = tuple_of(walk.statics, walk.n_static);
+    end_walk(&walk);
+    return Py_BuildValue("(NN)", arrays, statics);
 }
 
 static PyObject *fast_make(Fast *self, PyObject *args) {
@@ -966,13 +884,12 @@ static PyMemberDef fast_members[] = {
     {"hits_before", T_LONGLONG, offsetof(Fast, hits_before), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot fast_slots[] = {
-    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, uses, n_arrays, n_first, n_fun): the fast " "path of an entry."},
+    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, uses, n_arrays, n_first, n_fun): the fast "
+                "path of an entry."},
     {Py_tp_new, fast_new}, COLLECTED_SLOTS(fast), {Py_tp_members, fast_members},
     {Py_tp_methods, fast_methods}, {0, NULL}};
 
-static PyType_Spec fast_spec = {
-    .name = "eqxjit._native.Fast", .basicsize = sizeof(Fast), .slots = fast_slots,
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE};
+TYPE(Fast, fast, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
 
 /* --- Dispatcher: the call of one wrapper --------------------------------------------------------- */
 
@@ -984,78 +901,58 @@ typedef struct {
     PyObject *fasts;       /* the function's list */
     PyObject *fun_arrays;  /* the function's arrays */
     PyObject *fun_statics; /* and static objects */
-    PyObject *names;       /* of the parameters that take positional arguments; None: by position only */
+    PyObject *names;       /* see `argument` */
 } Dispatcher;
 
-/* Takes the exception that is set, with its traceback. */
-static PyObject *take_exception(void) {
+/* Calls a method of the caller with (first[, entry], args, kwargs). */
+static PyObject *ask_caller(InFlight *call, PyObject *method, PyObject *first, PyObject *entry) {
+    PyObject *args = tuple_of(call->args, call->n_args), *kwargs = keywords_of(call), *result = NULL;
+    if (args != NULL && kwargs != NULL) {
+        result = entry == NULL
+                     ? PyObject_CallMethodObjArgs(call->caller, method, first, args, kwargs, NULL)
+                     : PyObject_CallMethodObjArgs(call->caller, method, first, entry, args, kwargs, NULL);
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return result;
+}
+
+/* The same with the exception that is set, and its traceback: what the caller doesn't raise, it returns. */
+static PyObject *hand_over_error(InFlight *call, PyObject *method, PyObject *entry) {
 #if PY_VERSION_HEX >= 0x030C0000
-    return PyErr_GetRaisedException();
+    PyObject *error = PyErr_GetRaisedException();
 #else
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    if (traceback != NULL) PyException_SetTraceback(value, traceback);
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback != NULL) PyException_SetTraceback(error, traceback);
     Py_XDECREF(type);
     Py_XDECREF(traceback);
-    return value;
 #endif
-}
-
-static void set_exception(PyObject *error) {
-    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-}
-
-/* Calls a method of the caller with (first[, entry], args, kwargs). */
-static PyObject *ask_caller(Dispatcher *self, PyObject *method, PyObject *first, PyObject *entry,
-           PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
-    PyObject *positional = tuple_of(args, n), *keywords = keywords_of(args + n, kwnames);
-    PyObject *result = NULL;
-    if (positional != NULL && keywords != NULL) {
-        PyObject *all[6] = {NULL, self->caller, first, NULL, NULL, NULL};
-        size_t n_all = 2;
-        if (entry != NULL) all[++n_all] = entry;
-        all[++n_all] = positional;
-        all[++n_all] = keywords;
-        result = PyObject_VectorcallMethod(method, all + 1, n_all | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-    }
-    Py_XDECREF(positional);
-    Py_XDECREF(keywords);
+    PyObject *result = ask_caller(call, method, error, entry);
+    Py_DECREF(error);
     return result;
 }
 
 /* Makes a call whose arguments match. */
-static PyObject *call_fast(Dispatcher *self, Fast *fast, Attempt *attempt, PyObject *const *args, Py_ssize_t n,
-          PyObject *kwnames) {
+static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     State *state = self->state;
+    Fast *fast = walk->fast;
     Flags *flags = (Flags *)fast->entry;
-    InFlight call = {
-        .entry = fast->entry, .caller = self->caller, .args = args, .n_args = n, .kwnames = kwnames};
-    PyObject *output = call_in_flight(fast->jitted, attempt->walk.arrays, attempt->walk.n_arrays, &call);
+    PyObject *output = call_in_flight(fast->jitted, walk->arrays, fast->n_arrays, call), *result;
     /* What is pending is waited for when it is settled. */
-    if (output != NULL && !flags->pending && (flags->blocks || attempt->walk.waits || fast->is_stale)) {
+    if (output != NULL && !flags->pending && (flags->blocks || walk->waits || fast->is_stale)) {
         PyObject *done = PyObject_CallOneArg(state->wait_for, output);
         if (done == NULL) Py_CLEAR(output);
         Py_XDECREF(done);
     }
-    if (output == NULL) {
-        PyObject *error = take_exception();
-        PyObject *result = ask_caller(self, state->failed_fast, error, fast->entry, args, n, kwnames);
-        if (result != NULL) {
-            /* It raises, whatever it finds. */
-            Py_DECREF(result);
-            set_exception(error);
-        }
-        Py_DECREF(error);
-        return NULL;
-    }
-    PyObject *result;
+    if (output == NULL) return hand_over_error(call, state->failed_fast, fast->entry);
     if (flags->pending) {
-        result = ask_caller(self, state->settle_fast, output, fast->entry, args, n, kwnames);
+        result = ask_caller(call, state->settle_fast, output, fast->entry);
     }
     else {
         fast->hits++;
-        result = make_output(state, fast, output, self->fun_statics, attempt->statics, attempt->walk.n_static);
+        result = make_output(state, fast, output, self->fun_statics, walk->statics, walk->n_static);
     }
     Py_DECREF(output);
     return result;
@@ -1073,27 +970,26 @@ static void move_to_front(PyObject *fasts, Py_ssize_t i, PyObject *fast) {
 static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Dispatcher *self = (Dispatcher *)callable;
     State *state = self->state;
-    Py_ssize_t n = PyVectorcall_NARGS(n_args_flag);
     PyObject *fasts = self->fasts;
+    InFlight call = {
+        .caller = self->caller, .args = args, .n_args = PyVectorcall_NARGS(n_args_flag), .kwnames = kwnames};
     n_in_python = 0;
     /* The slow path finds a structure by one look-up: where many guards fail in Python it is faster. */
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fasts) && (i == 0 || n_in_python < MANY_IN_PYTHON); i++) {
-        PyObject *fast = PyList_GET_ITEM(fasts, i);
+        PyObject *fast = PyList_GET_ITEM(fasts, i), *result = NULL;
         if (Py_TYPE(fast) != state->fast_type) continue;
         Py_INCREF(fast);
-        Attempt attempt;
-        int matches = match_call(state, (Fast *)fast, self->fun_arrays, self->names, args, n, kwnames,
-                                 PyList_GET_SIZE(fasts) > 1, &attempt);
-        PyObject *result = NULL;
+        call.entry = ((Fast *)fast)->entry;
+        Walk walk;
+        int matches = match_call(&walk, state, (Fast *)fast, self->fun_arrays, self->names, &call,
+                                 PyList_GET_SIZE(fasts) > 1);
         if (matches > 0) {
             if (i > 0) move_to_front(fasts, i, fast);
-            result = call_fast(self, (Fast *)fast, &attempt, args, n, kwnames);
-            end_attempt(&attempt);
+            result = call_fast(self, &walk, &call);
+            end_walk(&walk);
         }
         else if (matches < 0) {
-            PyObject *error = take_exception();
-            result = ask_caller(self, state->interrupted, error, NULL, args, n, kwnames);
-            Py_DECREF(error);
+            result = hand_over_error(&call, state->interrupted, NULL);
         }
         Py_DECREF(fast);
         if (matches != 0) return result;
@@ -1105,28 +1001,23 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
     return result;
 }
 
-static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *caller, *fasts, *fun_arrays, *fun_statics, *names;
-    (void)kwargs;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!:Dispatcher", &caller, &PyList_Type, &fasts, &PyTuple_Type,
-                          &fun_arrays, &PyTuple_Type, &fun_statics, &PyTuple_Type, &names)) {
+#define DISPATCHER_FIELDS(DO) DO(self->caller); DO(self->fasts); DO(self->fun_arrays); \
+    DO(self->fun_statics); DO(self->names);
+COLLECTED(Dispatcher, dispatcher, DISPATCHER_FIELDS)
+
+static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    Dispatcher new = {.vectorcall = dispatch, .state = state_of(type)};
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!:Dispatcher", &new.caller, &PyList_Type, &new.fasts, &PyTuple_Type,
+                          &new.fun_arrays, &PyTuple_Type, &new.fun_statics, &PyTuple_Type, &new.names)) {
         return NULL;
     }
     Dispatcher *self = (Dispatcher *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    self->vectorcall = dispatch;
-    self->state = state_of(type);
-    self->caller = Py_NewRef(caller);
-    self->fasts = Py_NewRef(fasts);
-    self->fun_arrays = Py_NewRef(fun_arrays);
-    self->fun_statics = Py_NewRef(fun_statics);
-    self->names = Py_NewRef(names);
+    new.ob_base = self->ob_base;
+    *self = new;
+    DISPATCHER_FIELDS(Py_INCREF)
     return (PyObject *)self;
 }
-
-#define DISPATCHER_FIELDS(DO) DO(self->caller); DO(self->fasts); DO(self->fun_arrays); \
-    DO(self->fun_statics); DO(self->names);
-COLLECTED(Dispatcher, dispatcher, DISPATCHER_FIELDS)
 
 static PyMemberDef dispatcher_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Dispatcher, vectorcall), READONLY, NULL},
@@ -1137,9 +1028,7 @@ static PyType_Slot dispatcher_slots[] = {
     {Py_tp_new, dispatcher_new}, {Py_tp_call, PyVectorcall_Call}, COLLECTED_SLOTS(dispatcher),
     {Py_tp_members, dispatcher_members}, {0, NULL}};
 
-static PyType_Spec dispatcher_spec = {
-    .name = "eqxjit._native.Dispatcher", .basicsize = sizeof(Dispatcher), .slots = dispatcher_slots,
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE};
+TYPE(Dispatcher, dispatcher, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE)
 
 /* --- Delegate: the base of wrappers ---------------------------------------------------------------- */
 
@@ -1176,7 +1065,9 @@ COLLECTED(Delegate, delegate, DELEGATE_FIELDS)
 
 static PyObject *call_directly(PyObject *module, PyObject *cls) {
     State *state = PyModule_GetState(module);
-    if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, state->delegate_type)) return misused("a subclass of Delegate, please");
+    if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, state->delegate_type)) {
+        return misused("call_directly(cls): a subclass of Delegate");
+    }
     ((PyTypeObject *)cls)->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
     return Py_NewRef(cls);
 }
@@ -1190,9 +1081,8 @@ static PyType_Slot delegate_slots[] = {
     {Py_tp_new, delegate_new}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, delegate_members},
     COLLECTED_SLOTS(delegate), {0, NULL}};
 
-static PyType_Spec delegate_spec = {
-    .name = "eqxjit._native.Delegate", .basicsize = sizeof(Delegate), .slots = delegate_slots,
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_BASETYPE};
+TYPE(Delegate, delegate,
+     Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_BASETYPE)
 
 /* --- The module ---------------------------------------------------------------------------------- */
 
@@ -1210,7 +1100,9 @@ static PyObject *setup(PyObject *module, PyObject *args) {
 
 static PyObject *same_value(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
     if (n_args != 2) return misused("same(value, frozen)");
-    int is_same = same(PyModule_GetState(module), args[0], args[1]);
+    Walk walk;
+    walk.state = PyModule_GetState(module);
+    int is_same = same(&walk, args[1], args[0]);
     return is_same < 0 ? NULL : PyBool_FromLong(is_same);
 }
 
@@ -1227,7 +1119,10 @@ static int module_exec(PyObject *module) {
     const char *texts[] = {"slow_call", "interrupted", "failed_fast", "settle_fast", "entry", "hash", "value"};
     PyObject **names[] = {&state->slow_call, &state->interrupted, &state->failed_fast, &state->settle_fast,
                           &state->entry, &state->hash, &state->value};
-    for (int i = 0; i < 7; i++) if ((*names[i] = PyUnicode_InternFromString(texts[i])) == NULL) return -1;
+    for (int i = 0; i < 7; i++) {
+        *names[i] = PyUnicode_InternFromString(texts[i]);
+        if (*names[i] == NULL) return -1;
+    }
     state->empty = PyTuple_New(0);
     return state->empty == NULL ? -1 : PyModule_AddIntMacro(module, INTERFACE);
 }
@@ -1278,8 +1173,6 @@ static struct PyModuleDef module_def = {
     .m_free = module_free,
 };
 
-PyMODINIT_FUNC
-PyInit__native(void)
-{
+PyMODINIT_FUNC PyInit__native(void) {
     return PyModuleDef_Init(&module_def);
 }
