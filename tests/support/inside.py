@@ -80,12 +80,12 @@ def set_seconds(report: Any, seconds: Any) -> None:
     """Have a report's only function take so long."""
     traced = [event for event in report._events if event.trace is not None]
     report._events.clear()
-    time = 0.0
+    end = 0.0
     for event in traced:
         for phase, total in vars(seconds).items():
-            begins = event._replace(time=time, phase=phase, trace=None)
-            time += total / len(traced)
-            report._events += [begins, begins._replace(time=time, is_end=True)]
+            share = total / len(traced)
+            end += share
+            report._events.append(event._replace(end=end, seconds=share, phase=phase, trace=None))
         report._events.append(event)
 
 

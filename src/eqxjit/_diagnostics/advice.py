@@ -91,8 +91,8 @@ def is_made_by_user(part: StaticPart) -> bool:
 
 _ONCE = "once, at module level, outside `__init__`"
 
-
-_PARTIAL = ", or use `eqx.Partial`, which compares by its parts"
+_BY_PARTS = ", which compares by its parts"
+_PARTIAL = f", or use `eqx.Partial`{_BY_PARTS}"
 
 
 def for_remade(change: Change) -> str:
@@ -102,23 +102,28 @@ def for_remade(change: Change) -> str:
     assert isinstance(new, StaticPart)
     if not (change.of_user or is_made_by_user(new)):
         return ""
-    path = change.path.removesuffix(".__wrapped__")
     once = f"make it {_ONCE}"
     if new.kind == "partial":
-        return f"A `functools.partial` equals itself alone: {once}{_PARTIAL * new.has_equal_parts}"
+        return f"A `functools.partial` equals itself alone: {once}{_PARTIAL * (not new.is_local)}"
     if new.transformed:
-        return _filtered(new.maker, new.transformed)
+        return _filtered(new.maker.removeprefix("jax."), new.transformed)
     if not is_made_by_user(new):
-        return _make_owner_once(change, path)
+        return _make_owner_once([change], change.path.removesuffix(".__wrapped__"))
+    if new.maker.startswith("jax."):
+        return _transformed(new.maker.removeprefix("jax."), new.is_local)
+    if new.kind == "method":
+        return (
+            f"A method is another one where its object is: make that {_ONCE}, or make its class an "
+            f"`equinox.Module`{_BY_PARTS}"
+        )
     if new.made_at:
-        same = f"It is another object of the same code ({new.made_at})"
-        return f"{same}: if it should be the same, {once}"
+        return (
+            f"It is another object of the same code ({new.site}): if it should be the same, {once}"
+        )
+    alone = f"{_with_article(new.kind)} equals itself alone: make it once"
     if _class_of(old) != _class_of(new):
-        return f"A {new.kind} equals itself alone: make it once, and its class"
-    return (
-        f"A {new.kind} equals itself alone: make it once, or give its class an `__eq__` and a "
-        "`__hash__`, as a frozen dataclass has"
-    )
+        return f"{alone}, and its class"
+    return f"{alone}, or give its class an `__eq__` and a `__hash__`, as a frozen dataclass has"
 
 
 def for_remade_parts(path: str, changes: list[Change]) -> str:
@@ -126,20 +131,29 @@ def for_remade_parts(path: str, changes: list[Change]) -> str:
     parts = [change.new for change in changes]
     if any(isinstance(part, StaticPart) and is_made_by_user(part) for part in parts):
         return f"If they should be the same, make them, or `{path}`, {_ONCE}"
-    return _make_owner_once(changes[0], path) if changes[0].of_user else ""
+    return _make_owner_once(changes, path) if changes[0].of_user else ""
 
 
-def _make_owner_once(change: Change, path: str) -> str:
+def _make_owner_once(changes: list[Change], path: str) -> str:
     remedy = f"If it should be the same, make `{path}` once, and pass that each time"
-    holder, part = change.holder, change.new
-    modules = [holder and holder.module, isinstance(part, StaticPart) and part.module]
-    if any(module and module.partition(".")[0] == "optax" for module in modules):
+    first = changes[0]
+    parts = [change.new for change in changes if isinstance(change.new, StaticPart)]
+    modules = [first.holder.module if first.holder else "", *[part.module for part in parts]]
+    # Its functions, or its state, which mostly comes along.
+    is_injected = any("inject_hyperparams" in part.maker for part in parts) or any(
+        name.endswith(".hyperparams") for name in first.description.paths
+    )
+    if not is_injected and any(module.partition(".")[0] == "optax" for module in modules):
         remedy += "; `optax.inject_hyperparams` makes a learning rate an array of its state"
     return remedy
 
 
 def _class_of(part: StaticPart) -> object:
     return part.key[0] if isinstance(part.key, tuple) else None
+
+
+def _with_article(noun: str) -> str:
+    return f"{'An' if noun[0] in 'AEIOUaeiou' else 'A'} {noun}"
 
 
 def _filtered(name: str, kind: str) -> str:
@@ -151,14 +165,31 @@ def _filtered(name: str, kind: str) -> str:
     )
 
 
+def _transformed(name: str, is_local: bool) -> str:
+    """Return what to do about a transformation of a function that is made anew."""
+    filtered = f"filter_{name}"
+    remedy = f"Each call of `jax.{name}` makes another function: make it {_ONCE}"
+    if hasattr(eqx, filtered) and not is_local:
+        remedy += f", or use `eqx.{filtered}`{_BY_PARTS}"
+    return remedy
+
+
 def for_function(place: Place) -> str:
     """Return what to do about a function that is defined, or made, again and again."""
-    if place.transformation:
+    is_local = "<" in place.qualname
+    if place.transformation and place.site is None:
         return _filtered(place.transformation, place.qualname)
-    if place.is_partial and "<" not in place.qualname:
+    if place.is_partial and not is_local:
         return f"A `functools.partial` equals itself alone: make it once{_PARTIAL}"
     if not place.is_users:
         return ""
+    if place.owner:
+        return (
+            f"Make the `{place.owner}` once, outside of loops and of the functions that call it, "
+            "or make what varies in it arrays of an `equinox.Module`"
+        )
+    if place.transformation:
+        return _transformed(place.transformation, is_local)
     return (
         "Define and wrap it once, outside of loops and of the functions that call it, and pass "
         "what varies as arrays"
@@ -275,8 +306,3 @@ def for_weak_type(change: Change, old: ArrayPart) -> str:
         "A weak type comes from a Python number: give it a dtype when it is made, as in "
         f"`jnp.asarray(..., dtype=jnp.{old.dtype})`"
     )
-
-
-def for_iterator(place: Place) -> str:
-    """Return what to do about an iterator, as a further sentence."""
-    return " Pass what it yields instead, as arrays." if place.is_users else ""

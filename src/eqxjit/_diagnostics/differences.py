@@ -4,14 +4,14 @@ Two steps: the causes, each of one or more parts that differ, and then a text fo
 """
 
 import collections
-import itertools
+import os
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from .._code.place import Place
 from . import advice
 from .advice import Change
-from .description import ArrayPart, Description, NodePart, Part, StaticPart
+from .description import LONG_TEXT, ArrayPart, Description, NodePart, Part, StaticPart
 
 SHAPE = "shape"
 DTYPE = "dtype"
@@ -33,8 +33,8 @@ OF_ARRAYS = (SHAPE, DTYPE, WEAK_TYPE, PLACEMENT)
 # Differences of one trace that are spelled out; a new model may differ in every array.
 _MAX_SHOWN = 8
 
-# The same for the keys of a dict in another order, and for objects that one call made.
-_MAX_LABELS = 4
+# The same for objects that one call made.
+_MAX_PARTS = 4
 
 
 class Difference(NamedTuple):
@@ -88,45 +88,70 @@ def listed(differences: tuple[Difference, ...], with_remedies: bool = False) -> 
 # --- Causes ---------------------------------------------------------------------------------------
 
 
-def compare(
-    old: Description, new: Description, of_user: bool = True
-) -> tuple[list[list[Change]], int]:
-    """Return how a description differs from an older one, and in how many parts.
+def distance(old: Description, new: Description) -> int:
+    """Return in how many parts two descriptions differ, those in nodes that differ included."""
+    pairs = zip(_before(old, new), new.parts, strict=True)
+    # Equal parts are mostly one object.
+    n = sum([was is not part and was != part for was, part in pairs])
+    return n if old.paths == new.paths else n + len({*old.paths}.difference(new.paths))
+
+
+def _before(old: Description, new: Description) -> Sequence[Part | None]:
+    """Return the older description's part for each path of the newer one."""
+    if old.paths == new.paths:
+        return old.parts
+    return [*map(dict(zip(old.paths, old.parts, strict=True)).get, new.paths)]
+
+
+def compare(old: Description, new: Description, of_user: bool = True) -> list[list[Change]]:
+    """Return how a description differs from an older one.
 
     **Returns:**
 
     The parts of each cause, outside in: objects below one argument that one call made anew are one
-    cause, and the parts of a node that is another altogether aren't compared. And how many parts
-    are none of the older one's, those in nodes that differ included.
+    cause, and the parts of a node that is another altogether aren't compared.
 
     **Arguments:**
 
     - `of_user`: whether the function is the user's.
     """
-    has_same_paths = old.paths == new.paths
-    before: Sequence[Part | None] = old.parts
-    if not has_same_paths:
-        before = [*map(dict(zip(old.paths, old.parts, strict=True)).get, new.paths)]
-    pairs = enumerate(zip(before, new.parts, strict=True))
-    # Equal parts are mostly one object.
-    differing = [i for i, (was, part) in pairs if was is not part and was != part]
+    before = _before(old, new)
     changes: list[Change] = []
-    changed: set[int] = set()
-    for index in differing:
-        parent = inner = new.parents[index]
-        while inner >= 0 and inner not in changed:
-            inner = new.parents[inner]
-        if inner < 0:
-            changed.add(index)
-            path, part = new.paths[index], new.parts[index]
-            changes.append(Change(path, before[index], part, new, parent, of_user))
-    if not has_same_paths:
-        changes += _gone_or_reordered(old, new, {change.path for change in changes}, of_user)
+    # The indices of the parts that differ, and of those in them.
+    inside: set[int] = set()
+    for index, (path, parent, part) in enumerate(zip(*new, strict=True)):
+        was = before[index]
+        if parent in inside:
+            inside.add(index)
+        elif was is not part and was != part:
+            inside.add(index)
+            changes.append(Change(path, was, part, new, parent, of_user))
+    if old.paths != new.paths:
+        changes += _gone(old, new, {change.path for change in changes}, of_user)
+    if not changes and old.paths != new.paths:
+        # Of the same parts: the first that is elsewhere is in a dict whose keys are.
+        first = next(i for i, path in enumerate(old.paths) if path != new.paths[i])
+        index = new.parents[first]
+        part = new.parts[index]
+        moved = NodePart(f"{part} with its keys in another order", None)
+        changes.append(Change(new.paths[index], part, moved, new, new.parents[index], of_user))
     causes: dict[Hashable, list[Change]] = {}
     for change in changes:
         made_by = _made_by(change) if type(change.new) is StaticPart else None
         causes.setdefault(made_by or change.path, []).append(change)
-    return [*causes.values()], len(differing)
+    return [*causes.values()]
+
+
+def _gone(old: Description, new: Description, changed: set[str], of_user: bool) -> Iterator[Change]:
+    """Yield the parts that the newer description lacks, but for those in what changed."""
+    remaining = set(new.paths)
+    inside: set[int] = set()
+    for index, (path, parent, part) in enumerate(zip(*old, strict=True)):
+        if parent in inside or path in changed:
+            inside.add(index)
+        elif path not in remaining:
+            inside.add(index)
+            yield Change(path, part, None, old, parent, of_user)
 
 
 def _made_by(change: Change) -> Hashable:
@@ -143,73 +168,19 @@ def _made_by(change: Change) -> Hashable:
     return change.around[0][0], made_at.filename, change.new.maker
 
 
-def _gone_or_reordered(
-    old: Description, new: Description, changed: set[str], of_user: bool
-) -> Iterator[Change]:
-    """Yield the parts that the newer one lacks, and the dicts with their keys in another order."""
-    remaining = set(new.paths)
-    gone: set[int] = set()
-    for index, (path, parent, part) in enumerate(zip(*old, strict=True)):
-        if parent in gone or (parent >= 0 and old.paths[parent] in changed):
-            gone.add(index)
-        elif path not in remaining:
-            gone.add(index)
-            yield Change(path, part, None, old, parent, of_user)
-    old_labels, new_labels = _labels(old), _labels(new)
-    for path, after in new_labels.items():
-        before = old_labels.get(path, [])
-        if path not in changed and before != after and sorted(before) == sorted(after):
-            pairs = enumerate(zip(before, after, strict=True))
-            start = next(i for i, (old_label, new_label) in pairs if old_label != new_label)
-            part = new.parts[new.paths.index(path)]
-            was, is_now = [
-                NodePart(f"{part} in the order {_some(labels, start)}", None)
-                for labels in (before, after)
-            ]
-            yield Change(path, was, is_now, new, -1, False)
-
-
-def _some(labels: list[str], start: int) -> str:
-    """Return a few labels, from that one on."""
-    stop = start + _MAX_LABELS
-    shown = ["..."] * (start > 0) + labels[start:stop] + ["..."] * (stop < len(labels))
-    return ", ".join(shown)
-
-
-def _labels(description: Description) -> dict[str, list[str]]:
-    """Return the labels of each node's children, by its path: the keys of a dict, say."""
-    labels: dict[str, list[str]] = collections.defaultdict(list)
-    paths = description.paths
-    for path, parent in zip(paths, description.parents, strict=True):
-        if parent >= 0:
-            labels[paths[parent]].append(path[len(paths[parent]) :].strip("[]"))
-    return labels
-
-
 # --- Texts ----------------------------------------------------------------------------------------
 
 
 def differences(found: list[list[Change]]) -> list[Difference]:
     """Return the text of each cause, with a remedy if there is one."""
     shown: list[Difference] = []
-    # Most arrays of a tree change alike.
-    of_arrays: dict[Hashable, list[Difference]] = {}
-    # By the node around a part: the module of the holder.
-    modules: dict[int, str | None] = {}
     for cause in found:
         first = cause[0]
         path, old, new = first[:3]
         if len(cause) > 1 or (first.is_remade and not _is_by_itself(first)):
             shown.append(_of_remade(cause))
         elif isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
-            # Only the path names the place.
-            if first.parent not in modules:
-                modules[first.parent] = first.holder and first.holder.module
-            alike = (old, new, modules[first.parent])
-            if alike not in of_arrays:
-                of_arrays[alike] = [*_of_arrays(first, old, new)]
-            for difference in of_arrays[alike]:
-                shown.append(Difference(difference[0], path, *difference[2:]))
+            shown += _of_arrays(first, old, new)
         elif isinstance(old, ArrayPart) and isinstance(new, StaticPart):
             remedy = advice.for_array_now_static(first)
             shown.append(Difference(NOW_STATIC, path, str(old), str(new), remedy))
@@ -244,15 +215,15 @@ def _of_remade(cause: list[Change]) -> Difference:
         + (f" is another {change.new}" if _is_by_itself(change) else "")
         for change in cause
     ]
-    text = f"{node}, made anew: {_some(parts, 0)}"
+    more = ["..."] * (len(parts) > _MAX_PARTS)
+    text = f"{node}, made anew: {', '.join([*parts[:_MAX_PARTS], *more])}"
     return Difference(STATIC_VALUE, path, text, text, advice.for_remade_parts(path, cause))
 
 
 def _around_all(cause: list[Change]) -> tuple[str, NodePart]:
     """Return the innermost node that holds all parts of a cause."""
     levels = zip(*[change.around for change in cause], strict=False)
-    *_, (innermost, *_) = itertools.takewhile(lambda nodes: len({p for p, _ in nodes}) == 1, levels)
-    return innermost
+    return [nodes[0] for nodes in levels if len({path for path, _ in nodes}) == 1][-1]
 
 
 def _texts_apart(old: Part | None, new: Part | None) -> tuple[str, str]:
@@ -264,11 +235,20 @@ def _texts_apart(old: Part | None, new: Part | None) -> tuple[str, str]:
         return f"{old}{old.detail}", f"{new}{new.detail}"
     assert isinstance(old, StaticPart)
     assert isinstance(new, StaticPart)
+    if old.text != new.text:
+        # Both are long: from a little before the first character that differs.
+        start = len(os.path.commonprefix([old.text, new.text])) - LONG_TEXT // 4
+        return _excerpt(old.text, start), _excerpt(new.text, start)
     if old.kind != new.kind:
         return f"{old} ({old.kind})", f"{new} ({new.kind})"
-    if old.made_at and new.made_at and old.made_at != new.made_at:
-        return f"{old} ({old.made_at})", f"{new} ({new.made_at})"
+    if old.site != new.site:
+        return f"{old} ({old.site})", f"{new} ({new.site})"
     return texts
+
+
+def _excerpt(text: str, start: int) -> str:
+    stop = start + LONG_TEXT
+    return f"...{text[start:stop]}{'...' if stop < len(text) else ''}"
 
 
 def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
@@ -289,10 +269,15 @@ def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Diffe
 
 def defined_again(place: Place) -> Difference:
     """Return the difference of a function that is one of several, each defined or made anew."""
-    if place.site:
-        text = f"another function made of the same code ({place.site})"
-    elif place.transformation:
-        text = f"another `jax.{place.transformation}` of an object of `{place.qualname}`"
+    # A line of a library's is no help.
+    where = f" ({place.site})" if place.site and place.is_users else ""
+    if place.transformation:
+        of = "" if place.site else "an object of "
+        text = f"another `jax.{place.transformation}` of {of}`{place.qualname}`{where}"
+    elif place.owner:
+        text = f"`{place.qualname}` of another `{place.owner}`"
+    elif where:
+        text = f"another function made of the same code{where}"
     else:
         text = f"another one of `{place.qualname}`"
     return Difference(FUNCTION, "", "", f"{text} was traced before", advice.for_function(place))
@@ -306,11 +291,10 @@ def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
     """
     if len({difference.category for difference in found}) == 1:
         return tuple(found)
-    return tuple(d._replace(remedy="") if _is_of_size(d) else d for d in found)
-
-
-def _is_of_size(difference: Difference) -> bool:
-    return difference.remedy == advice.PAD or advice.NOT_STATIC in difference.remedy
+    return tuple(
+        d._replace(remedy="") if d.remedy == advice.PAD or advice.NOT_STATIC in d.remedy else d
+        for d in found
+    )
 
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:

@@ -3,28 +3,16 @@
 import collections
 import functools
 import types
-import weakref
-from collections.abc import Hashable
 from typing import Any
 
 from .._code.call_site import call_site
 from .._code.place import Place
 from .._compat import is_staging, trace_configuration
 from .._core.counter import TraceHook
-from .._core.entry import Entry
 from .._core.events import LOWERING, TRACING, observers
-from .._interruptions import unless_it_raises
 from .._lock import Lock, Weak
-from .._spec.tree import has_tracers, leaf_paths
-from .description import (
-    UNKNOWN,
-    Description,
-    StaticPart,
-    describe,
-    holds_iterator,
-    named_specs,
-    summary,
-)
+from .._spec.tree import has_tracers
+from .description import UNKNOWN, Description, describe, summary
 from .differences import (
     CACHE,
     FUNCTION,
@@ -35,9 +23,10 @@ from .differences import (
     configuration_differences,
     defined_again,
     differences,
+    distance,
     with_apt_remedies,
 )
-from .log import log, log_iterator, log_streak
+from .log import log, log_streak
 from .trace import Trace, TraceList, measure
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -53,9 +42,6 @@ _MAX_PLACES = 1024
 # After so many traces in a row that were each for something new, a message.
 _MANY = 10
 
-# How many iterators are remembered as logged, by their paths.
-_MAX_LOGGED = 1024
-
 # One lock for all that is remembered here, because making one takes longer than waiting for it.
 _lock = Lock()
 
@@ -66,6 +52,8 @@ class _Streak:
     def __init__(self) -> None:
         #: How these differ.
         self.causes: list[tuple[Difference, ...]] = []
+        #: Of the functions: which was traced last, by its number, and whether one was complete.
+        self.latest: int | None = None
         self.has_function = False
         self._has_logged = False
 
@@ -83,20 +71,10 @@ class _Streak:
         log_streak(trace, place, causes)
 
 
-class _Definition(_Streak):
-    """The functions that are defined at one place, and which of them was traced last."""
-
-    latest: int | None = None
-
-
 @functools.lru_cache(maxsize=_MAX_PLACES)
-def definition_at(place: Place) -> _Definition:
-    """Return the definition of a place: the same one for each function that is defined there."""
-    return _Definition()
-
-
-#: The iterators that were logged: the place of the function, and the path.
-_logged: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
+def definition_at(place: Place) -> _Streak:
+    """Return the streak of a place: the same one for each function that is defined there."""
+    return _Streak()
 
 
 class History(TraceHook):
@@ -137,32 +115,24 @@ class History(TraceHook):
 
     def static_differences(self, old: Description, new: Description) -> list[str]:
         """Return how two calls differ in anything but arrays, in words."""
-        found = differences(compare(old, new)[0])
+        found = differences(compare(old, new))
         return [str(difference) for difference in found if difference.category not in OF_ARRAYS]
 
     def begin(self, call: Any, number: int) -> Trace:
         """Explain a trace that is about to be made."""
         trace = Trace(
             self.name,
-            describe(call),
-            trace_configuration(),
             call_site(),
             number,
+            trace_configuration(),
+            describe(call),
             is_transformed=has_tracers(call.arrays),
             is_ahead_of_time=call.is_staged,
             invalidation_reasons=call.entry.invalidation_reasons,
-            entry=weakref.ref(call.entry),
         )
         with _lock:
-            earlier = self._explain(trace)
+            self._explain(trace)
             self._begun.add(trace)
-        if earlier is not None and _cause(trace) == CACHE:
-            entry = earlier.entry and earlier.entry()
-            # The user's `__eq__` compares, and a node is flattened once more.
-            path = unless_it_raises(lambda: _first_difference(entry, call), "")
-            if path:
-                [cause] = trace.differences
-                trace.differences = (cause._replace(new=f"{cause.new}: `{path}`"),)
         return trace
 
     def explain(self, record: Trace) -> str:
@@ -204,15 +174,6 @@ class History(TraceHook):
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         if not record.is_ahead_of_time and not is_staging():
             self._add_to_streak(record)
-        for path, kind in _iterators(record, call):
-            key = self.place, path, kind
-            with _lock:
-                is_logged = key in _logged
-                _logged[key] = None
-                if len(_logged) > _MAX_LOGGED:
-                    _logged.popitem(last=False)
-            if not is_logged:
-                log_iterator(record, self.place, path, kind)
 
     def _forget_descriptions(self) -> None:
         # Copied: a signal handler's call may be traced meanwhile, and remembered.
@@ -229,33 +190,27 @@ class History(TraceHook):
             self._n_cleared = len(self._remembered)
             self._streak.causes.clear()
 
-    def _explain(self, trace: Trace) -> Trace | None:
-        """Fill in how a trace differs from the closest of those before, and return that."""
+    def _explain(self, trace: Trace) -> None:
+        """Fill in how a trace differs from the closest of those before."""
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
         begun = sorted(self._begun.alive(), key=lambda earlier: earlier.number)
         latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
         if not latest:
             trace.differences = self._defined_again()
-            return None
-        closest: Any = None
-        for earlier in latest:
-            found, n = compare(earlier.description, trace.description, self.place.is_users)
-            changed = configuration_differences(earlier.configuration, trace.configuration)
-            distance = len(found) + len(changed), n
-            if closest is None or distance < closest[0]:
-                closest = distance, earlier, found, changed
-        _, earlier, found, changed = closest
+            return
+        earlier = min(latest, key=lambda earlier: _distance(earlier, trace))
+        changed = configuration_differences(earlier.configuration, trace.configuration)
         trace.configuration = trace.configuration if changed else earlier.configuration
         trace.description = trace.description.sharing(earlier.description)
         if UNKNOWN in (earlier.description, trace.description):
             why = "the arguments are too large to be compared, or can't be"
             trace.differences = (Difference(UNKNOWN_REASON, "", "", why),)
         else:
-            shown = with_apt_remedies([*differences(found), *changed])
+            causes = compare(earlier.description, trace.description, self.place.is_users)
+            shown = with_apt_remedies([*differences(causes), *changed])
             trace.differences = shown or (_why_it_does_not_serve(earlier, trace),)
         is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
         trace.compared_with = None if is_earlier_cleared else earlier.number
-        return earlier
 
     def _defined_again(self) -> tuple[Difference, ...]:
         """Return why the first trace of a function is none: another one was defined there."""
@@ -276,36 +231,15 @@ class History(TraceHook):
             definition.add(trace, self.place)
 
 
-def _iterators(trace: Trace, call: Any) -> list[tuple[str, str]]:
-    """Return the paths and types of the static values that are iterators, or hold one."""
-    found: list[tuple[str, str]] = []
-    for path, part in zip(trace.description.paths, trace.description.parts, strict=True):
-        if type(part) is StaticPart and part.is_iterator:
-            found.append((f"`{path}`", part.kind))
-    for static in call.function.statics:
-        if holds_iterator(static):
-            found.append(("the function itself", "partial"))
-            break
-    return found
+def _distance(earlier: Trace, trace: Trace) -> int:
+    """Return in how many parts and options a trace differs from an earlier one."""
+    changed = configuration_differences(earlier.configuration, trace.configuration)
+    return distance(earlier.description, trace.description) + len(changed)
 
 
 def _cause(trace: Trace) -> str | None:
     """Return the category of the first difference."""
     return trace.differences[0].category if trace.differences else None
-
-
-def _first_difference(entry: Entry | None, call: Any) -> str:
-    """Return the path of the first static value that differs though it looks the same."""
-    if entry is None or entry is call.entry:
-        return ""
-    pairs = zip(named_specs(call, entry.spec), named_specs(call, call.spec), strict=True)
-    for (name, old, value), (_, new, _) in pairs:
-        # Of one structure, or there would be more to say.
-        leaves = zip(leaf_paths(old, value, name), leaf_paths(new, value, name), strict=True)
-        for (path, was, _), (_, is_now, _) in leaves:
-            if was != is_now:
-                return path
-    return ""
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:

@@ -1,4 +1,4 @@
-"""The log: why a function was traced once more, again and again, or with an iterator.
+"""The log: why a function was traced once more, and again and again.
 
 All messages are warnings of the logger `eqxjit`. Not Python warnings: under `-W error` these would
 fail what works with Equinox.
@@ -6,71 +6,88 @@ fail what works with Equinox.
 
 import collections
 import functools
+import inspect
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 from .._code.place import Place
-from .._code.text import times
-from .advice import for_iterator
+from .._code.text import short, times
 from .differences import Difference, defined_again
 from .trace import Trace
 
 _logger = logging.getLogger("eqxjit")
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 # --- `explain_retraces` ---------------------------------------------------------------------------
 
 _OFF = ("", "0", "false", "no", "off")
 
-# Those for which the log explains: of the environment, of a switch, of each `with`.
-_requests: list[object] = []
-if os.environ.get("EQXJIT_EXPLAIN_RETRACES", "").lower() not in _OFF:
-    _requests.append("EQXJIT_EXPLAIN_RETRACES")
+# Those in force: of the environment, of a switch, of each `with`. The last one decides.
+_switches: list[Any] = []
 
 
-class _Explaining:
+def _is_on() -> bool:
+    return bool(_switches) and _switches[-1].on
+
+
+class Explaining:
     """A switch that was set: the end of its `with` sets it back."""
 
     def __init__(self, on: bool):
-        self._on = on
-        self._before: list[object] = []
-        self._switch()
-
-    def _switch(self) -> None:
-        if self._on:
-            _requests.append(self)
-        else:
-            self._before = [*_requests]
-            _requests.clear()
+        self.on = on
+        _switches.append(self)
 
     def __enter__(self) -> None:
-        # Called again, it is a `with` of its own.
-        if self._on and self not in _requests:
-            self._switch()
+        if self not in _switches:
+            # A second `with`, or a decorated function that runs.
+            _switches.append(self)
 
     def __exit__(self, *_: object) -> None:
-        if self in _requests:
-            _requests.remove(self)
-        _requests.extend(self._before)
-        self._before = []
+        if self in _switches:
+            _switches.remove(self)
 
-    def __call__(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        # A decorator: on only while the function runs.
+    def __call__(self, fun: Callable[P, T]) -> Callable[P, T]:
         self.__exit__()
+        if isinstance(fun, type) or not callable(fun) or _runs_later(fun):
+            raise TypeError(
+                f"`explain_retraces` decorates plain functions, not {short(fun)}: write `with "
+                "eqxjit.explain_retraces():` around what calls the function to be explained."
+            )
 
         @functools.wraps(fun)
-        def explained(*args: Any, **kwargs: Any) -> Any:
-            with _Explaining(self._on):
+        def explained(*args: P.args, **kwargs: P.kwargs) -> T:
+            with Explaining(self.on):
                 return fun(*args, **kwargs)
 
         return explained
 
     def __repr__(self) -> str:
-        return f"<retraces are {'' if _requests else 'not '}explained in the log>"
+        return f"<retraces are {'' if _is_on() else 'not '}explained in the log>"
 
 
-def explain_retraces(on: bool | Callable[..., Any] = True) -> Any:
+def _runs_later(fun: Any) -> bool:
+    """Return whether a call of a function only makes what runs it: a coroutine or a generator."""
+    kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    return any(is_kind(fun) for is_kind in kinds)
+
+
+if os.environ.get("EQXJIT_EXPLAIN_RETRACES", "").lower() not in _OFF:
+    Explaining(True)
+
+
+@overload
+def explain_retraces(on: bool = True) -> Explaining: ...
+
+
+@overload
+def explain_retraces(on: Callable[P, T]) -> Callable[P, T]: ...
+
+
+def explain_retraces(on: Any = True) -> Any:
     """Log each trace after a function's first: why it was made, and how long it took.
 
     A switch, a context manager and a decorator, in the manner of `torch.set_grad_enabled`, and for
@@ -79,7 +96,11 @@ def explain_retraces(on: bool | Callable[..., Any] = True) -> Any:
 
     **Arguments:**
 
-    - `on`: `explain_retraces(False)` switches it off.
+    - `on`: `explain_retraces(False)` switches it off. Or the function to decorate.
+
+    **Raises:**
+
+    - `TypeError`, for a class, a coroutine function or a generator function: use a `with` there.
 
     !!! example
 
@@ -100,14 +121,16 @@ def explain_retraces(on: bool | Callable[..., Any] = True) -> Any:
 
         ```
     """
-    if not isinstance(on, bool) and callable(on):
-        return _Explaining(True)(on)
-    return _Explaining(bool(on))
+    if isinstance(on, bool):
+        return Explaining(on)
+    if not callable(on):
+        raise TypeError(f"`on` is True, False or a function to decorate, not {short(on)}.")
+    return Explaining(True)(on)
 
 
 def log(trace: Trace) -> None:
     """Log a trace that is complete, if `explain_retraces` is on."""
-    if not _requests or not trace.differences:
+    if not _is_on() or not trace.differences:
         return
     _logger.warning(
         "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
@@ -155,20 +178,3 @@ def log_streak(trace: Trace, place: Place, streak: list[tuple[Difference, ...]])
         "per function."
     )
     _logger.warning("%s", "\n".join(lines))
-
-
-# --- Iterators ------------------------------------------------------------------------------------
-
-
-def log_iterator(trace: Trace, place: Place, path: str, kind: str) -> None:
-    """Log that a static value of a complete trace is an iterator, or a partial that holds one."""
-    _logger.warning(
-        "`%s`, called at %s: %s. Tracing takes values from it and compiles them in: later "
-        "calls with it take nothing more, and use the same values again.%s",
-        trace.function,
-        trace.call_site,
-        f"{path} holds an iterator"
-        if kind == "partial"
-        else f"{path} is an iterator ({kind}), and static",
-        for_iterator(place),
-    )

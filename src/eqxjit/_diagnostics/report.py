@@ -10,7 +10,13 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    ContextDecorator,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+)
 from typing import Any, NamedTuple
 
 from .._code.html import block, escape, table
@@ -20,8 +26,8 @@ from .differences import Difference
 from .timeline import Event, ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import Seconds, Trace, TraceList
 
-# The latest: a span has two, and a trace one more.
-_MAX_EVENTS = 200_000
+# The latest: a span is one, and a trace one more.
+_MAX_EVENTS = 100_000
 
 # Where neither a terminal nor `COLUMNS` says how much room there is.
 _WIDTH = 100
@@ -118,10 +124,11 @@ class CompileReport:
         self._start = time.perf_counter()
         self._events: collections.deque[Event] = collections.deque(maxlen=_MAX_EVENTS)
 
-    def add(self, *event: Any) -> None:
-        """Record an event of this thread: an `Event`, without its time and its thread."""
+    def add(self, seconds: float, function: str, *rest: Any) -> None:
+        """Record an event of this thread that has just ended: an `Event`."""
         thread = threading.get_ident(), threading.current_thread().name
-        self._events.append(Event(time.perf_counter() - self._start, thread, *event))
+        end = time.perf_counter() - self._start
+        self._events.append(Event(end, seconds, thread, function, *rest))
 
     # --- The table ----------------------------------------------------------------------------
 
@@ -159,7 +166,7 @@ class CompileReport:
 
         Tracing JAX's own operations within a function is part of that function's span.
         """
-        return spans_of(self._events.copy())
+        return spans_of([*self._events])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a file, in the format of its suffix.
@@ -295,15 +302,12 @@ class _Observer:
         self._shown: dict[int, tuple[str, str, Any]] = {}
 
     def begun(self, function: str, phase: str) -> None:
-        """Note that a phase begins in this thread."""
-        self._report.add(function, phase)
         thread = threading.get_ident()
         if thread not in self._shown:
             self._shown[thread] = function, phase, self._show(f"{phase} {function}")
 
     def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """Note that a phase ends in this thread."""
-        self._report.add(function, phase, True, from_cache)
+        self._report.add(seconds, function, phase, from_cache)
         thread = threading.get_ident()
         shown = self._shown.get(thread)
         if shown is not None and shown[:2] == (function, phase):
@@ -311,8 +315,7 @@ class _Observer:
             self._hide(shown[2])
 
     def traced(self, trace: Trace) -> None:
-        """Note that a trace is complete."""
-        self._report.add(trace.function, "", False, False, trace)
+        self._report.add(0.0, trace.function, "", False, trace)
 
 
 @contextmanager
@@ -371,8 +374,27 @@ def _is_notebook() -> bool:
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
-@contextmanager
-def compile_report() -> Iterator[CompileReport]:
+class _Reporting(ContextDecorator):
+    """A `with` that makes a report; a second `with` of it makes another one."""
+
+    def __init__(self) -> None:
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> CompileReport:
+        report = CompileReport()
+        with ExitStack() as stack:
+            show_and_hide = stack.enter_context(
+                _in_notebook(report) if _is_notebook() else _on_terminal(report)
+            )
+            stack.enter_context(recording(report, *show_and_hide))
+            self._entered.append(stack.pop_all())
+        return report
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+
+def compile_report() -> AbstractContextManager[CompileReport]:
     """Print one table of everything that is compiled inside it, the costliest function first.
 
     Functions nested in others are included, and what isn't under `filter_jit`: `jax.jit` and JAX's
@@ -405,7 +427,4 @@ def compile_report() -> Iterator[CompileReport]:
 
         ```
     """
-    report = CompileReport()
-    showing = _in_notebook(report) if _is_notebook() else _on_terminal(report)
-    with showing as show_and_hide, recording(report, *show_and_hide):
-        yield report
+    return _Reporting()

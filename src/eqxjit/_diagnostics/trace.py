@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._code.call_site import CallSite, location
 from .._code.files import LIBRARY_FILES, is_users
-from .._code.html import block, escape, table
+from .._code.html import block, table
 from .._compat import source_line
 from .._core.events import observers
 from .._core.traced import NotInFlight
@@ -68,10 +69,10 @@ class Trace:
     """
 
     function: str
-    description: Description
-    configuration: dict[str, str]
     call_site: CallSite
-    number: int = 0
+    number: int
+    configuration: dict[str, str]
+    description: Description = UNKNOWN
     differences: tuple[Difference, ...] = ()
     compared_with: int | None = None
     seconds: Seconds = dataclasses.field(default_factory=Seconds)
@@ -84,43 +85,32 @@ class Trace:
     is_ahead_of_time: bool = False
     #: Why its entry serves no call any more; empty while it does, and shared with the entry.
     invalidation_reasons: list[str] = dataclasses.field(default_factory=list)
-    #: The entry that it made, weakly; None for a copy.
-    entry: Any = None
-    #: Of a copy: the arguments and their summary.
-    _texts: tuple[dict[str, str], str] | None = None
 
     @property
     def reason(self) -> str:
         """Why it was made: `"first trace"`, or how it differs from the closest one before."""
         return "; ".join(listed(self.differences)) or "first trace"
 
-    @property
+    @functools.cached_property
     def arguments(self) -> Mapping[str, str]:
         """The arguments that it was made for: each part by its path, arrays as `float32[3]`.
 
         Empty for trees that are too large to be described, and for old traces of large trees.
         """
-        if self._texts is not None:
-            return self._texts[0]
         if self.description == UNKNOWN:
             return {}
         return dict(zip(self.description.paths, map(str, self.description.parts), strict=True))
 
-    @property
+    @functools.cached_property
     def summary(self) -> str:
         """The arguments in a few words."""
-        if self._texts is not None:
-            return self._texts[1]
         return ", ".join(summary(self.description))
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the keys by which parts are compared, which refer to classes weakly.
-        state = {**vars(self), "_texts": (dict(self.arguments), self.summary)}
-        del state["description"], state["entry"]
+        state = {**vars(self), "arguments": self.arguments, "summary": self.summary}
+        del state["description"]
         return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, description=UNKNOWN, entry=None)
 
     def __repr__(self) -> str:
         return (
@@ -134,17 +124,6 @@ class Trace:
         if self.compared_with is not None:
             lines.insert(0, f"  Compared with trace {self.compared_with}:")
         return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        title = f"trace {self.number} of {self.function}, called at {self.call_site}"
-        lines = [f"<p>{escape(line)}</p>" for line in listed(self.differences, with_remedies=True)]
-        arguments = table(("argument", ""), self.arguments.items()) if self.arguments else ""
-        return block(
-            f"<p><b>{escape(title)}</b></p>",
-            "".join(lines) or "<p>first trace</p>",
-            arguments,
-            f"<p>{escape(self.seconds)}</p>",
-        )
 
 
 class TraceList(list[Trace]):
