@@ -5,7 +5,6 @@ import dataclasses
 import enum
 import functools
 import importlib.util
-import itertools
 import signal
 import sys
 import textwrap
@@ -213,17 +212,6 @@ def test_raise_maxsize():
     assert "raise `maxsize`" in f.traces()[-1].reason
     g = eqxjit.filter_jit(lambda x, n: x, maxsize=4)
     assert_no_further_trace(g, [(X, str(n)) for n in range(3)], n_to_begin=3)
-
-
-def test_pass_what_an_iterator_yields(caplog):
-    f = eqxjit.filter_jit(lambda x, it: x * next(it))
-    numbers = itertools.count()
-    f(X, numbers), f(X, numbers)
-    [message] = caplog.messages
-    assert "`it` is an iterator (count)" in message
-    assert "Pass what it yields instead, as arrays" in message
-    g = eqxjit.filter_jit(lambda x, i: x * i)
-    assert_no_further_trace(g, [(X, jnp.asarray(i)) for i in itertools.islice(numbers, 5)])
 
 
 # --- Each kind of object ----------------------------------------------------------------------

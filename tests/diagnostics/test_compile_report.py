@@ -51,8 +51,8 @@ def test_rows_of_nested_and_foreign_functions(capsys):
     for name in ("outer", "plain"):
         assert min(found[name].seconds.lowering, found[name].seconds.compiling) > 0
     assert all(row.seconds.tracing > 0 for row in found.values())
-    assert (found["outer"].equations, found["inner"].equations) == (3, 1)
-    assert found["plain"].equations is None
+    assert found["outer"].equations == 3
+    assert found["inner"].equations is found["plain"].equations is None
     totals = [row.seconds.total for row in report.rows]
     assert totals == sorted(totals, reverse=True)
     assert sum(row.share for row in report.rows) == pytest.approx(1)
@@ -100,13 +100,9 @@ def test_its_repr():
         return x
 
     with eqxjit.compile_report() as report:
-        assert repr(report) == "<CompileReport: nothing was compiled>"
+        assert repr(report) == str(report) == "Nothing was compiled."
         eqxjit.filter_jit(slow)(X)
-        text = repr(report)
-    label = report.rows[0].function
-    assert label.endswith("slow")
-    pattern = r"<CompileReport: 1 function in 0\.\d+ s, (.*) 100%>"
-    assert re.fullmatch(pattern, text)[1] == label
+    assert re.search(r"\bslow +1  .* 100% ", repr(report))
 
 
 @needs("jax._src.source_info_util", why="no line of the user's stands out")

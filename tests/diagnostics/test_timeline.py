@@ -181,7 +181,7 @@ def test_names_are_escaped():
     with eqxjit.compile_report() as made:
         f = eqxjit.filter_jit(fun)
         f(X)
-    for text in (made._repr_html_(), f.traces()._repr_html_(), f.traces()[0]._repr_html_()):
+    for text in (made._repr_html_(), f.traces()._repr_html_()):
         page = Page(text)
         assert "script" not in page.seen
         assert "<script>alert('&')</script>" in page.text
@@ -213,12 +213,10 @@ def test_only_the_longest_are_shown(monkeypatch):
 
 
 def test_the_latest_events_are_remembered(monkeypatch):
-    monkeypatch.setattr(report_module, "_MAX_EVENTS", 5)
+    monkeypatch.setattr(report_module, "_MAX_EVENTS", 2)
     recorder = eqxjit.types.CompileReport()
     for name in "abc":
-        recorder.add(name, "lowering")
-        recorder.add(name, "lowering", True)
-    # The beginning of the first isn't among them.
+        recorder.add(0.0, name, "lowering")
     assert [each.function for each in recorder.spans] == ["b", "c"]
 
 
@@ -232,9 +230,6 @@ def test_tables_in_a_notebook(report):
     assert "shape: `x` was float32[3], is float32[2]" in page.text
     assert page.text.count("outer") == 3
     assert isinstance(outer.traces(), list)
-    page = Page(outer.traces()[1]._repr_html_())
-    assert "trace 2 of outer" in page.text
-    assert "float32[3]" in page.text
     page = Page(outer.cache_info()._repr_html_())
     assert "traces" in page.text
     assert "1,024" in page.text

@@ -52,7 +52,7 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
     if isinstance(target, types.MethodType):
         below, owner = target.__func__, target.__self__
     if isinstance(target, eqx.Module) or not isinstance(below, types.FunctionType):
-        kind = type(fun if target is None else target)
+        kind: Any = type(fun if target is None else target)
         is_ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
         return Place(
             kind.__module__, kind.__qualname__, None, 0, is_partial, transformation, "", is_ours
@@ -63,8 +63,8 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
         isinstance(fun, types.MethodType) and site.filename.startswith(LIBRARY_FILES)
     )
     key = hash((code, *[function.__code__ for function in _captured_functions(below)]))
-    owner = "" if owner is None else type(owner).__qualname__
-    return Place("", code.co_qualname, site, key, is_partial, transformation, owner, is_loaded)
+    of: str = "" if owner is None else type(owner).__qualname__
+    return Place("", code.co_qualname, site, key, is_partial, transformation, of, is_loaded)
 
 
 def _owner(fun: Any) -> Any:

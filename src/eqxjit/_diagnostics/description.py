@@ -10,7 +10,7 @@ import re
 import types
 import weakref
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -25,7 +25,7 @@ from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function
 from .._interruptions import unless_it_raises
 from .._spec.static import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, freeze
-from .._spec.tree import ARRAY, NODE, Spec, Static, children
+from .._spec.tree import ARRAY, NODE, Static, children
 
 # Larger trees aren't described.
 _MAX_PARTS = 50_000
@@ -138,14 +138,6 @@ class Description(NamedTuple):
     paths: tuple[str, ...]
     parents: tuple[int, ...]
     parts: tuple[Part, ...]
-
-    def sharing(self, other: "Description") -> "Description":
-        """Return the same, made of the other's objects where equal: most calls are alike."""
-        if self.paths != other.paths or self.parents != other.parents:
-            return self
-        pairs = zip(other.parts, self.parts, strict=True)
-        parts = tuple([old if old is new or old == new else new for old, new in pairs])
-        return Description(other.paths, other.parents, parts)
 
 
 #: Of a call that defies description. (That of a call without arguments is empty.)
@@ -334,16 +326,20 @@ def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
 
 def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     kind: Any = type(value)
+    name: str = kind.__name__
     is_function = kind is types.FunctionType
     transformation, target = transformation_of(value) if is_function else ("", None)
-    is_large = type(frozen) is Opaque and issubclass(kind, _CONTAINERS)
     code = None if isinstance(value, type) else _code_of(value)
     maker = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
+    text = _text(value)
+    if isinstance(value, type):
+        # The text of `float32` by itself is that of an array of that dtype.
+        text = f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
     return StaticPart(
-        f"{kind.__name__} of {len(value)}" if is_large else _text(value),
-        (weakref.ref(kind), id(value) if is_large else lasting(frozen)),
-        kind.__name__,
+        text,
+        (weakref.ref(kind), lasting(frozen)),
+        name,
         is_field,
         (value if is_function else kind).__module__ or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
@@ -353,10 +349,6 @@ def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     )
 
 
-# Those that are compared as in Equinox where they are large.
-_CONTAINERS = (tuple, list, dict, set, frozenset)
-
-
 def lasting(key: Hashable) -> Hashable:
     """Return what tells a stand-in from others, and keeps no object of the user's alive."""
     if isinstance(key, tuple):
@@ -364,8 +356,8 @@ def lasting(key: Hashable) -> Hashable:
     if isinstance(key, type):
         return weakref.ref(key)
     if isinstance(key, Opaque) and key.hash is None:
-        # An unhashable object, by its attributes.
-        return lasting(freeze(getattr(key.value, "__dict__", None)))
+        # An unhashable object, by its attributes; a large container by its address.
+        return lasting(freeze(getattr(key.value, "__dict__", id(key.value))))
     return key if isinstance(key, weakref.ref) else hash(key)
 
 
@@ -385,10 +377,6 @@ def _code_of(value: Any) -> types.CodeType | None:
 def _text(value: Any) -> str:
     """Return the text to show of a static value: `repr`, or the name of a callable."""
     kind = type(value)
-    if isinstance(value, type):
-        # The text of `float32` by itself is that of an array of that dtype.
-        module = "" if value.__module__ == "builtins" else f"{value.__module__}."
-        return f"class {module}{value.__qualname__}"
     if kind is types.FunctionType:
         return _function_text(value)
     if isinstance(value, functools.partial):
@@ -440,20 +428,19 @@ def _holding(named: Iterable[tuple[str, Any]]) -> str:
     return f" with {', '.join(constants[:_MAX_CAPTURED])}" if constants else ""
 
 
-def summary(description: Description) -> Iterator[str]:
-    """Yield each argument in a few words: `x: float32[3]`, `model: MLP of 4 arrays`, `n=3`."""
+def summary(description: Description) -> str:
+    """Return each argument in a few words: `x: float32[3]`, `model: MLP with 4 arrays`, `n=3`."""
     if description == UNKNOWN:
-        yield "..."
-        return
+        return "..."
+    texts: list[str] = []
     paths, parents, parts = description
     starts = [index for index, parent in enumerate(parents) if parent < 0]
     # What is in an argument comes between it and the next one.
     for start, stop in itertools.pairwise([*starts, len(parts)]):
         path, part = paths[start], parts[start]
-        if isinstance(part, StaticPart):
-            yield f"{path}={part}"
-        elif isinstance(part, ArrayPart):
-            yield f"{path}: {part}"
+        if isinstance(part, NodePart):
+            n_arrays = sum([isinstance(inner, ArrayPart) for inner in parts[start:stop]])
+            texts.append(f"{path}: {part} with {counted(n_arrays, 'array')}")
         else:
-            n_arrays = sum(isinstance(inner, ArrayPart) for inner in parts[start:stop])
-            yield f"{path}: {part} with {counted(n_arrays, 'array')}"
+            texts.append(f"{path}{': ' if isinstance(part, ArrayPart) else '='}{part}")
+    return ", ".join(texts)

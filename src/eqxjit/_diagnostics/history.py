@@ -11,7 +11,6 @@ from .._compat import is_staging, trace_configuration
 from .._core.counter import TraceHook
 from .._core.events import LOWERING, TRACING, observers
 from .._lock import Lock, Weak
-from .._spec.tree import has_tracers
 from .description import UNKNOWN, Description, describe, summary
 from .differences import (
     CACHE,
@@ -27,14 +26,14 @@ from .differences import (
     with_apt_remedies,
 )
 from .log import log, log_streak
-from .trace import Trace, TraceList, measure
+from .trace import Trace, TraceList, size_of
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
 _MAX_REMEMBERED = 256
 _MAX_COMPARED = 16
 
-# How many parts of descriptions are remembered, a few dozen megabytes: large trees differ in many.
-_MAX_PARTS = 200_000
+# Larger descriptions are dropped once they are compared with no more: they are many megabytes.
+_MAX_PARTS = 1_000
 
 # How many places are remembered at which functions are defined, the latest.
 _MAX_PLACES = 1024
@@ -102,42 +101,29 @@ class History(TraceHook):
             return TraceList(list(self._remembered)[self._n_cleared :])
 
     def describe(self, call: Any) -> Description:
-        """Describe the arguments of a call."""
         return describe(call)
 
-    def compiled(self) -> list[str]:
-        """Return the arguments of each trace that is remembered, in a few words."""
-        return [self.summary(trace.description) for trace in self.traces]
-
     def summary(self, description: Description) -> str:
-        """Return the arguments of a call in a few words."""
-        return ", ".join(summary(description))
+        return summary(description)
+
+    def compiled(self) -> list[str]:
+        return [trace.summary for trace in self.traces]
 
     def static_differences(self, old: Description, new: Description) -> list[str]:
-        """Return how two calls differ in anything but arrays, in words."""
         found = differences(compare(old, new))
         return [str(difference) for difference in found if difference.category not in OF_ARRAYS]
 
+    def explain(self, record: Trace) -> str:
+        return record.explanation()
+
     def begin(self, call: Any, number: int) -> Trace:
         """Explain a trace that is about to be made."""
-        trace = Trace(
-            self.name,
-            call_site(),
-            number,
-            trace_configuration(),
-            describe(call),
-            is_transformed=has_tracers(call.arrays),
-            is_ahead_of_time=call.is_staged,
-            invalidation_reasons=call.entry.invalidation_reasons,
-        )
+        configuration, reasons = trace_configuration(), call.entry.invalidation_reasons
+        trace = Trace(self.name, call_site(), number, configuration, describe(call), reasons)
         with _lock:
             self._explain(trace)
             self._begun.add(trace)
         return trace
-
-    def explain(self, record: Trace) -> str:
-        """Return how a trace differs from the closest one before."""
-        return record.explanation()
 
     def end(self, record: Trace | None, number: int | None) -> None:
         """Remember a trace that was begun, if it came to its end."""
@@ -150,7 +136,9 @@ class History(TraceHook):
             if len(self._remembered) == _MAX_REMEMBERED:
                 self._n_cleared = max(0, self._n_cleared - 1)
             self._remembered.append(record)
-            self._forget_descriptions()
+            old = [*self._remembered][:-_MAX_COMPARED][-1:]
+            if old and len(old[0].description.parts) > _MAX_PARTS:
+                old[0].description = UNKNOWN
             if self._number is not None:
                 definition_at(self.place).latest = self._number
 
@@ -166,23 +154,23 @@ class History(TraceHook):
 
     def complete(self, record: Trace, call: Any, jaxpr: Any) -> None:
         """Measure a trace, and notify observers and the log."""
-        measure(record, call, jaxpr)
+        if jaxpr is not None:
+            record.equations, record.busiest_line = size_of(jaxpr)
         for observer in observers.alive():
             observer.traced(record)
         if record.differences:
             log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
-        if not record.is_ahead_of_time and not is_staging():
-            self._add_to_streak(record)
-
-    def _forget_descriptions(self) -> None:
-        # Copied: a signal handler's call may be traced meanwhile, and remembered.
-        latest, *others = reversed([*self._remembered])
-        n_parts = len(latest.description.parts)
-        for trace in others:
-            n_parts += len(trace.description.parts)
-            if n_parts > _MAX_PARTS:
-                trace.description = UNKNOWN
+        if call.is_staged or is_staging():
+            return
+        if record.differences and record.differences[0].category != FUNCTION:
+            self._streak.add(record, self.place)
+            return
+        definition = definition_at(self.place)
+        with _lock:
+            is_first, definition.has_function = not definition.has_function, True
+        if not is_first and not self.place.is_loaded:
+            definition.add(record, self.place)
 
     def restart(self) -> None:
         """Begin anew. The traces so far are still compared with."""
@@ -196,12 +184,16 @@ class History(TraceHook):
         begun = sorted(self._begun.alive(), key=lambda earlier: earlier.number)
         latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
         if not latest:
-            trace.differences = self._defined_again()
+            another = None if self._number is None else definition_at(self.place).latest
+            if another not in (None, self._number) and not self.place.is_loaded:
+                trace.differences = (defined_again(self.place),)
             return
         earlier = min(latest, key=lambda earlier: _distance(earlier, trace))
         changed = configuration_differences(earlier.configuration, trace.configuration)
         trace.configuration = trace.configuration if changed else earlier.configuration
-        trace.description = trace.description.sharing(earlier.description)
+        if trace.description.paths == earlier.description.paths:
+            # Most calls are alike; and equal parts are mostly one object.
+            trace.description = trace.description._replace(paths=earlier.description.paths)
         if UNKNOWN in (earlier.description, trace.description):
             why = "the arguments are too large to be compared, or can't be"
             trace.differences = (Difference(UNKNOWN_REASON, "", "", why),)
@@ -212,34 +204,11 @@ class History(TraceHook):
         is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
         trace.compared_with = None if is_earlier_cleared else earlier.number
 
-    def _defined_again(self) -> tuple[Difference, ...]:
-        """Return why the first trace of a function is none: another one was defined there."""
-        if self._number is None or self.place.is_loaded:
-            return ()
-        latest = definition_at(self.place).latest
-        return () if latest in (None, self._number) else (defined_again(self.place),)
-
-    def _add_to_streak(self, trace: Trace) -> None:
-        """Count a trace among those in a row, which are logged once they are many."""
-        if _cause(trace) not in (None, FUNCTION):
-            self._streak.add(trace, self.place)
-            return
-        definition = definition_at(self.place)
-        with _lock:
-            is_first, definition.has_function = not definition.has_function, True
-        if not is_first and not self.place.is_loaded:
-            definition.add(trace, self.place)
-
 
 def _distance(earlier: Trace, trace: Trace) -> int:
     """Return in how many parts and options a trace differs from an earlier one."""
     changed = configuration_differences(earlier.configuration, trace.configuration)
     return distance(earlier.description, trace.description) + len(changed)
-
-
-def _cause(trace: Trace) -> str | None:
-    """Return the category of the first difference."""
-    return trace.differences[0].category if trace.differences else None
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:

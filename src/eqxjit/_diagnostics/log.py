@@ -152,25 +152,21 @@ _MAX_COUNTED = 16
 
 def log_streak(trace: Trace, place: Place, streak: list[tuple[Difference, ...]]) -> None:
     """Log that a function was traced again and again; a streak holds how each trace differed."""
-    # In how many traces something was a cause, and how it differed the last time.
-    counts: collections.Counter[tuple[str, str]] = collections.Counter()
-    latest: dict[tuple[str, str], Difference] = {}
-    for causes in streak:
-        for cause in causes[:_MAX_COUNTED] or (defined_again(place),):
-            key = (cause.category, cause.path)
-            counts[key] += 1
-            latest[key] = cause
+    found = [
+        cause for causes in streak for cause in causes[:_MAX_COUNTED] or (defined_again(place),)
+    ]
+    counts = collections.Counter((cause.category, cause.path) for cause in found)
+    latest = {(cause.category, cause.path): cause for cause in found}
     lines = [
         f"`{trace.function}` was traced {len(streak)} times in a row, last for the call at "
         f"{trace.call_site}:"
     ]
     remedies = {""}
     for key, count in counts.most_common(_MAX_CAUSES):
-        cause = latest[key]
-        lines.append(f"  - {times(count)}, the last time: {cause}")
-        if cause.remedy not in remedies:
-            remedies.add(cause.remedy)
-            lines.append(f"    {cause.remedy}.")
+        lines.append(f"  - {times(count)}, the last time: {latest[key]}")
+        remedy = latest[key].remedy
+        lines += [f"    {remedy}."] * (remedy not in remedies)
+        remedies.add(remedy)
     if len(counts) > _MAX_CAUSES:
         lines.append(f"  - and {len(counts) - _MAX_CAUSES} more")
     lines.append(

@@ -9,18 +9,16 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import (
     AbstractContextManager,
     ContextDecorator,
-    ExitStack,
     contextmanager,
     nullcontext,
 )
 from typing import Any, NamedTuple
 
 from .._code.html import block, escape, table
-from .._code.text import counted
 from .._core.events import COMPILING, observers
 from .differences import Difference
 from .timeline import Event, ReportSpan, chrome_trace, spans_of, timeline_html
@@ -32,8 +30,8 @@ _MAX_EVENTS = 100_000
 # Where neither a terminal nor `COLUMNS` says how much room there is.
 _WIDTH = 100
 
-# The first column has at least this much room, or others are left out.
-_MIN_NAME_WIDTH = 20
+# In less room, columns are left out.
+_WIDE = 80
 
 
 class ReportRow(NamedTuple):
@@ -218,25 +216,19 @@ class CompileReport:
         traces = dict.fromkeys(span.trace for span in self.spans if span.trace is not None)
         return TraceList(traces)._repr_html_() if traces else ""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns
         rows = self.rows
         lines = _table(rows, width) if rows else ["Nothing was compiled."]
         lines += [line for note in self.notes() for line in textwrap.wrap(note, width)]
         return "\n".join(lines)
 
-    def __repr__(self) -> str:
-        rows = self.rows
-        if not rows:
-            return "<CompileReport: nothing was compiled>"
-        what = counted(len(rows), "function")
-        dearest = f"{rows[0].function} {rows[0].share:.0%}"
-        return f"<CompileReport: {what} in {self.total_seconds:.3g} s, {dearest}>"
 
-
-def _columns(row: ReportRow) -> dict[str, str]:
+def _columns(row: ReportRow, is_wide: bool = True) -> dict[str, str]:
     """Return the text of each column but the first, by its heading."""
     seconds = row.seconds
+    if not is_wide:
+        return {"traces": str(row.traces), "seconds": f"{seconds.total:.3f}"}
     return {
         "traces": str(row.traces),
         "trace s": f"{seconds.tracing:.3f}",
@@ -248,39 +240,28 @@ def _columns(row: ReportRow) -> dict[str, str]:
     }
 
 
-def _few_columns(row: ReportRow) -> dict[str, str]:
-    """Return columns that fit anywhere: a total instead of its parts."""
-    return {"traces": str(row.traces), "seconds": f"{row.seconds.total:.3f}"}
-
-
 def _table(rows: list[ReportRow], width: int) -> list[str]:
     """Return the lines of the table, none of them longer than that."""
-    name_width = 0
-    shown: list[dict[str, str]] = []
-    widths: dict[str, int] = {}
-    for columns in (_columns, _few_columns):
-        shown = [columns(row) for row in rows]
-        shown.insert(0, {heading: heading for heading in shown[0]})
-        widths = {h: max([len(row[h]) for row in shown]) for h in shown[0]}
-        # With two spaces before each column.
-        name_width = width - sum([2 + w for w in widths.values()])
-        if name_width >= _MIN_NAME_WIDTH:
-            break
+    cells = [_columns(row, width >= _WIDE) for row in rows]
+    cells.insert(0, {heading: heading for heading in cells[0]})
+    widths = {heading: max([len(row[heading]) for row in cells]) for heading in cells[0]}
+    # With two spaces before each column.
+    most = width - sum(widths.values()) - 2 * len(widths)
     texts = [("function, and why it was traced again",)]
     texts += [(row.function, f"  {row.reason}") for row in rows]
     names = [
-        [part for text in each for part in textwrap.wrap(text, name_width, subsequent_indent="  ")]
+        [part for text in each for part in textwrap.wrap(text, most, subsequent_indent="  ")]
         for each in texts
     ]
-    name_width = max([len(part) for parts in names for part in parts])
-    lines: list[str] = []
-    for (first, *others), row in zip(names, shown, strict=True):
-        numbers = "".join([f"  {row[h]:>{w}}" for h, w in widths.items()])
-        lines += [f"{first:<{name_width}}{numbers}".rstrip(), *others]
-    lines.insert(len(names[0]), "─" * len(lines[0]))
+    longest = max([len(part) for parts in names for part in parts])
     total = sum([row.seconds.total for row in rows])
-    title = f"In all {total:.3g} s of tracing, lowering and compiling"
-    return [*textwrap.wrap(title, width), *lines]
+    lines = textwrap.wrap(f"In all {total:.3g} s of tracing, lowering and compiling", width)
+    for (first, *others), row in zip(names, cells, strict=True):
+        numbers = "".join([f"  {row[heading]:>{w}}" for heading, w in widths.items()])
+        lines += [f"{first:<{longest}}{numbers}".rstrip(), *others]
+        if row is cells[0]:
+            lines.append("─" * (longest + len(numbers)))
+    return lines
 
 
 # --- While it is recorded -------------------------------------------------------------------------
@@ -292,27 +273,22 @@ class _Observer:
     - `show`: shows a text; `hide`: takes away again what that returned.
     """
 
-    def __init__(
-        self,
-        report: CompileReport,
-        show: Callable[[str], Any] = lambda text: None,
-        hide: Callable[[Any], object] = lambda shown: None,
-    ):
+    def __init__(self, report: CompileReport, show: Any = None, hide: Any = None):
         self._report, self._show, self._hide = report, show, hide
         self._shown: dict[int, tuple[str, str, Any]] = {}
 
     def begun(self, function: str, phase: str) -> None:
         thread = threading.get_ident()
-        if thread not in self._shown:
+        if self._show is not None and thread not in self._shown:
             self._shown[thread] = function, phase, self._show(f"{phase} {function}")
 
     def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
         self._report.add(seconds, function, phase, from_cache)
         thread = threading.get_ident()
-        shown = self._shown.get(thread)
-        if shown is not None and shown[:2] == (function, phase):
-            del self._shown[thread]
-            self._hide(shown[2])
+        if self._shown.get(thread, ())[:2] == (function, phase):
+            *_, shown = self._shown.pop(thread)
+            if self._hide is not None:
+                self._hide(shown)
 
     def traced(self, trace: Trace) -> None:
         self._report.add(0.0, trace.function, "", False, trace)
@@ -346,15 +322,12 @@ def _on_terminal(report: CompileReport) -> Iterator[tuple[Any, ...]]:
 def _progress() -> Any:
     """Return a `with` of rich's progress; of None without rich or a terminal."""
     try:
-        from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     except ImportError:
         return nullcontext()
-    console = Console()
-    if not console.is_terminal:
-        return nullcontext()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+    progress = Progress(*columns, transient=True)
+    return progress if progress.console.is_terminal else nullcontext()
 
 
 @contextmanager
@@ -369,29 +342,28 @@ def _in_notebook(report: CompileReport) -> Iterator[tuple[Any, ...]]:
         cell.update(report)
 
 
-def _is_notebook() -> bool:
+@contextmanager
+def _reporting() -> Iterator[CompileReport]:
+    report = CompileReport()
     ipython = sys.modules.get("IPython")
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    is_notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    showing = _in_notebook(report) if is_notebook else _on_terminal(report)
+    with showing as show_and_hide, recording(report, *show_and_hide):
+        yield report
 
 
 class _Reporting(ContextDecorator):
-    """A `with` that makes a report; a second `with` of it makes another one."""
+    """A context manager of which each `with` makes another report."""
 
     def __init__(self) -> None:
-        self._entered: list[ExitStack] = []
+        self._entered: list[Any] = []
 
     def __enter__(self) -> CompileReport:
-        report = CompileReport()
-        with ExitStack() as stack:
-            show_and_hide = stack.enter_context(
-                _in_notebook(report) if _is_notebook() else _on_terminal(report)
-            )
-            stack.enter_context(recording(report, *show_and_hide))
-            self._entered.append(stack.pop_all())
-        return report
+        self._entered.append(_reporting())
+        return self._entered[-1].__enter__()
 
-    def __exit__(self, *error: Any) -> None:
-        self._entered.pop().__exit__(*error)
+    def __exit__(self, *error: object) -> bool | None:
+        return self._entered.pop().__exit__(*error)
 
 
 def compile_report() -> AbstractContextManager[CompileReport]:

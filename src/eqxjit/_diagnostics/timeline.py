@@ -99,7 +99,8 @@ def spans_of(events: Sequence[Event]) -> list[ReportSpan]:
         if event.trace is not None:
             continue
         outer = around[event.thread]
-        while outer and event.end <= spans[outer[-1]].start:
+        # Its middle, because JAX's clock isn't ours.
+        while outer and event.end - event.seconds / 2 <= spans[outer[-1]].start:
             outer.pop()
         start, parent = event.start, spans[outer[-1]] if outer else None
         if parent is not None:
