@@ -216,7 +216,7 @@ def test_the_latest_events_are_remembered(monkeypatch):
     monkeypatch.setattr(report_module, "_MAX_EVENTS", 2)
     recorder = eqxjit.types.CompileReport()
     for name in "abc":
-        recorder.add(0.0, name, "lowering")
+        recorder.add(name, "lowering", 0.0)
     assert [each.function for each in recorder.spans] == ["b", "c"]
 
 
@@ -249,27 +249,14 @@ def test_numbers_are_aligned_to_the_right():
 
 
 def test_a_cell_shows_the_report_alone(monkeypatch, capsys):
-    """One output, which says what is under way, and in the end is the report."""
     shown = []
-
-    class Cell:
-        def update(self, thing):
-            shown.append(thing)
-
-    def display(thing, display_id):
-        shown.append(thing)
-        return Cell()
-
     shell = types.SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setitem(
-        sys.modules, "IPython.display", types.SimpleNamespace(display=display, HTML=str)
-    )
+    display = types.SimpleNamespace(display=shown.append)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
     with eqxjit.compile_report() as made:
         eqxjit.filter_jit(lambda model, x: model(x))(eqx.nn.Identity(), X)
-    assert shown[0] is shown[-1] is made
-    assert "tracing" in shown[1]
-    assert "<lambda>" in Page(shown[1]).text
+    assert shown == [made]
     assert capsys.readouterr().out == ""
     # In a terminal's IPython as in a plain Python.
     del shell.kernel

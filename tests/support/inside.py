@@ -78,15 +78,15 @@ def forget_storms() -> None:
 
 def set_seconds(report: Any, seconds: Any) -> None:
     """Have a report's only function take so long."""
-    traced = [event for event in report._events if event.trace is not None]
+    events = [event for event in report._events if event.trace is not None]
+    of_each = {event.trace: event for event in events}.values()
     report._events.clear()
     end = 0.0
-    for event in traced:
+    for event in of_each:
         for phase, total in vars(seconds).items():
-            share = total / len(traced)
+            share = total / len(of_each)
             end += share
-            report._events.append(event._replace(end=end, seconds=share, phase=phase, trace=None))
-        report._events.append(event)
+            report._events.append(event._replace(end=end, seconds=share, phase=phase))
 
 
 clear_tables = _table._clear_tables

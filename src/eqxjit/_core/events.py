@@ -39,12 +39,13 @@ class Observer(Protocol):
         """Note that a phase begins: `"tracing"`, `"lowering"` or `"compiling"`."""
         ...
 
-    def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """Note the seconds of a phase that ended, with all that was compiled within it."""
-        ...
+    def ended(
+        self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
+    ) -> None:
+        """Note the seconds of a phase that ended, with all that was compiled within it.
 
-    def traced(self, trace: Any) -> None:
-        """Note a trace of ours that is complete."""
+        `record` is the hook's of the trace that it is a part of; None without one.
+        """
         ...
 
 
@@ -154,7 +155,7 @@ def tracing(trace: OpenTrace) -> Iterator[None]:
     finally:
         seconds = time.perf_counter() - start
         trace.hook.spend(trace.record, TRACING, seconds, False)
-        _end_phase(label, TRACING, seconds, False)
+        _end_phase(label, TRACING, seconds, False, trace.record if trace.is_traced else None)
 
 
 def _begin_phase(function: str, phase: str) -> None:
@@ -163,11 +164,11 @@ def _begin_phase(function: str, phase: str) -> None:
         observer.begun(function, phase)
 
 
-def _end_phase(function: str, phase: str, seconds: float, from_cache: bool) -> None:
+def _end_phase(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
     # A call that a hook makes in between may begin to count anew.
     _state.depth = max(0, _state.depth - 1)
     for observer in observers.alive():
-        observer.ended(function, phase, seconds, from_cache)
+        observer.ended(function, phase, seconds, from_cache, record)
 
 
 # --- JAX's events ---------------------------------------------------------------------------------
@@ -248,13 +249,18 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
         from_cache, _state.hits_persistent_cache = _state.hits_persistent_cache, False
     trace = _current()
     call = in_flight() if trace is None else trace.call
+    record = None
     if trace is not None:
-        trace.hook.spend(trace.record, phase, duration_secs, from_cache)
-    elif call is not None and phase != TRACING and call.entry.latest_record is not None:
+        record = trace.record
+    elif call is not None and phase != TRACING:
         # A trace that became part of an outer program is compiled for itself now.
-        hook = call.function.table.counter.hook
-        hook.spend(call.entry.latest_record, phase, duration_secs, from_cache)
-    _end_phase(_label(fun_name, call), phase, duration_secs, from_cache)
+        record = call.entry.latest_record
+    if call is not None and record is not None:
+        call.function.table.counter.hook.spend(record, phase, duration_secs, from_cache)
+    label = _label(fun_name, call)
+    # What JAX compiles meanwhile for itself is no part of it.
+    is_of_call = call is not None and label == call.entry.label
+    _end_phase(label, phase, duration_secs, from_cache, record if is_of_call else None)
 
 
 jax.monitoring.register_event_listener(_on_event)

@@ -108,10 +108,8 @@ def for_remade(change: Change) -> str:
     if new.maker.startswith("jax."):
         return _transformed(new.maker.removeprefix("jax."), new.is_local)
     if new.kind == "method":
-        return (
-            f"A method is another one where its object is: make that {_ONCE}, or make its class an "
-            f"`equinox.Module`{_BY_PARTS}"
-        )
+        owner = f"make its class an `equinox.Module`{_BY_PARTS}"
+        return f"A method of another object is another method: {once}, or {owner}"
     if new.made_at:
         return (
             f"It is another object of the same code ({new.site}): if it should be the same, {once}"

@@ -84,7 +84,8 @@ def distance(old: Description, new: Description) -> int:
     if old.paths != new.paths:
         by_path = dict(zip(old.paths, old.parts, strict=True))
         parts = map(by_path.get, new.paths)
-        n_gone = len(by_path.keys() - {*new.paths})
+        # Or the same paths in another order.
+        n_gone = len(by_path.keys() - {*new.paths}) or 1
     # Equal parts are mostly one object.
     pairs = zip(parts, new.parts, strict=True)
     return n_gone + sum([was is not part and was != part for was, part in pairs])

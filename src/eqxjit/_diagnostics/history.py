@@ -9,7 +9,7 @@ from .._code.call_site import call_site
 from .._code.place import Place
 from .._compat import is_staging, trace_configuration
 from .._core.counter import TraceHook
-from .._core.events import LOWERING, TRACING, observers
+from .._core.events import LOWERING, TRACING
 from .._lock import Lock, Weak
 from .description import UNKNOWN, Description, describe, summary
 from .differences import (
@@ -153,11 +153,9 @@ class History(TraceHook):
             record.from_persistent_cache = from_cache
 
     def complete(self, record: Trace, call: Any, jaxpr: Any) -> None:
-        """Measure a trace, and notify observers and the log."""
+        """Measure a trace, and log it."""
         if jaxpr is not None:
             record.equations, record.busiest_line = size_of(jaxpr)
-        for observer in observers.alive():
-            observer.traced(record)
         if record.differences:
             log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import (
     AbstractContextManager,
     ContextDecorator,
+    ExitStack,
     contextmanager,
-    nullcontext,
 )
 from typing import Any, NamedTuple
 
@@ -22,9 +22,9 @@ from .._code.html import block, escape, table
 from .._core.events import COMPILING, observers
 from .differences import Difference
 from .timeline import Event, ReportSpan, chrome_trace, spans_of, timeline_html
-from .trace import Seconds, Trace, TraceList
+from .trace import Seconds, TraceList
 
-# The latest: a span is one, and a trace one more.
+# The latest.
 _MAX_EVENTS = 100_000
 
 # Where neither a terminal nor `COLUMNS` says how much room there is.
@@ -122,11 +122,18 @@ class CompileReport:
         self._start = time.perf_counter()
         self._events: collections.deque[Event] = collections.deque(maxlen=_MAX_EVENTS)
 
-    def add(self, seconds: float, function: str, *rest: Any) -> None:
-        """Record an event of this thread that has just ended: an `Event`."""
+    def add(
+        self,
+        function: str,
+        phase: str,
+        seconds: float,
+        from_cache: bool = False,
+        trace: Any = None,
+    ) -> None:
+        """Record a phase of this thread that has just ended."""
         thread = threading.get_ident(), threading.current_thread().name
         end = time.perf_counter() - self._start
-        self._events.append(Event(end, seconds, thread, function, *rest))
+        self._events.append(Event(end, seconds, thread, function, phase, from_cache, trace))
 
     # --- The table ----------------------------------------------------------------------------
 
@@ -160,7 +167,7 @@ class CompileReport:
 
     @property
     def spans(self) -> list[ReportSpan]:
-        """The phases of all functions, by the time at which they began; the latest 70,000.
+        """The phases of all functions, by the time at which they began; the latest 100,000.
 
         Tracing JAX's own operations within a function is part of that function's span.
         """
@@ -268,102 +275,68 @@ def _table(rows: list[ReportRow], width: int) -> list[str]:
 
 
 class _Observer:
-    """An observer that fills in a report, and shows the outermost phase under way in each thread.
+    """An observer that fills in a report, and shows on a terminal what is under way."""
 
-    - `show`: shows a text; `hide`: takes away again what that returned.
-    """
-
-    def __init__(self, report: CompileReport, show: Any = None, hide: Any = None):
-        self._report, self._show, self._hide = report, show, hide
-        self._shown: dict[int, tuple[str, str, Any]] = {}
+    def __init__(self, report: CompileReport, is_shown: bool):
+        self._report = report
+        self._is_shown = is_shown and sys.stderr is not None and sys.stderr.isatty()
+        self._n_under_way = 0
 
     def begun(self, function: str, phase: str) -> None:
-        thread = threading.get_ident()
-        if self._show is not None and thread not in self._shown:
-            self._shown[thread] = function, phase, self._show(f"{phase} {function}")
+        self._n_under_way += 1
+        if self._n_under_way == 1:
+            self._show(f"{phase} {function} ...")
 
-    def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        self._report.add(seconds, function, phase, from_cache)
-        thread = threading.get_ident()
-        if self._shown.get(thread, ())[:2] == (function, phase):
-            *_, shown = self._shown.pop(thread)
-            if self._hide is not None:
-                self._hide(shown)
+    def ended(
+        self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
+    ) -> None:
+        self._report.add(function, phase, seconds, from_cache, record)
+        self._n_under_way = max(0, self._n_under_way - 1)
+        if self._n_under_way == 0:
+            self._show("")
 
-    def traced(self, trace: Trace) -> None:
-        self._report.add(0.0, trace.function, "", False, trace)
+    def _show(self, text: str) -> None:
+        if self._is_shown:
+            # In place of what was there.
+            print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def recording(report: CompileReport, *show_and_hide: Any) -> Iterator[None]:
+def recording(report: CompileReport, is_shown: bool = False) -> Iterator[CompileReport]:
     """Fill in a report, without printing it."""
     # It dies with this `with`, even if that is interrupted; a report is read afterwards.
-    observer = _Observer(report, *show_and_hide)
+    observer = _Observer(report, is_shown)
     try:
         observers.add(observer)
-        yield
+        yield report
     finally:
         observers.discard(observer)
 
 
-@contextmanager
-def _on_terminal(report: CompileReport) -> Iterator[tuple[Any, ...]]:
-    """Show a line on a terminal, with the time that the phase has taken already; then the table."""
-    try:
-        with _progress() as progress:
-            if progress is None:
-                yield ()
-            else:
-                yield lambda text: progress.add_task(text, total=None), progress.remove_task
-    finally:
-        print(report)
-
-
-def _progress() -> Any:
-    """Return a `with` of rich's progress; of None without rich or a terminal."""
-    try:
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    except ImportError:
-        return nullcontext()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    progress = Progress(*columns, transient=True)
-    return progress if progress.console.is_terminal else nullcontext()
-
-
-@contextmanager
-def _in_notebook(report: CompileReport) -> Iterator[tuple[Any, ...]]:
-    """Show what is under way in a notebook's cell; the report takes its place in the end."""
-    from IPython.display import HTML, display
-
-    cell: Any = display(report, display_id=True)
-    try:
-        yield (lambda text: cell.update(HTML(block(f"<p>{escape(text)} …</p>"))),)
-    finally:
-        cell.update(report)
-
-
-@contextmanager
-def _reporting() -> Iterator[CompileReport]:
-    report = CompileReport()
+def _print(report: CompileReport) -> None:
     ipython = sys.modules.get("IPython")
-    is_notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
-    showing = _in_notebook(report) if is_notebook else _on_terminal(report)
-    with showing as show_and_hide, recording(report, *show_and_hide):
-        yield report
+    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
+        from IPython.display import display
+
+        display(report)
+    else:
+        print(report)
 
 
 class _Reporting(ContextDecorator):
     """A context manager of which each `with` makes another report."""
 
     def __init__(self) -> None:
-        self._entered: list[Any] = []
+        self._entered: list[ExitStack] = []
 
     def __enter__(self) -> CompileReport:
-        self._entered.append(_reporting())
-        return self._entered[-1].__enter__()
+        stack, report = ExitStack(), CompileReport()
+        stack.callback(_print, report)
+        self._entered.append(stack)
+        return stack.enter_context(recording(report, is_shown=True))
 
-    def __exit__(self, *error: object) -> bool | None:
-        return self._entered.pop().__exit__(*error)
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
 
 
 def compile_report() -> AbstractContextManager[CompileReport]:
@@ -374,8 +347,7 @@ def compile_report() -> AbstractContextManager[CompileReport]:
     function are its own: those of another one under `filter_jit` that is traced within its trace
     are in that one's row. Threads add up. On a terminal, a line shows what is under way meanwhile.
 
-    That line takes `rich` (the extra `report`). In a notebook the cell shows the table and the
-    timeline as HTML.
+    In a notebook the cell shows the table and the timeline as HTML.
 
     **Returns:**
 

@@ -65,72 +65,45 @@ class ReportSpan(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One event of a report: a phase that ended, or a trace that is complete.
+    """A phase that ended, from the beginning of the report.
 
-    - `end`, `seconds`: when it ended, from the beginning of the report, and how long it took.
+    - `end`, `seconds`: when, and how long it took.
     - `thread`: in which thread, by its number and its name.
-    - `function`, `phase`: of which function; the phase of a trace is empty.
-    - `from_cache`: whether the program came from JAX's persistent cache.
-    - `trace`: the trace that is complete.
+    - `function`, `phase`, `from_persistent_cache`, `trace`: as in `ReportSpan`.
     """
 
     end: float
     seconds: float
     thread: tuple[int, str]
     function: str
-    phase: str = ""
-    from_cache: bool = False
+    phase: str
+    from_persistent_cache: bool = False
     trace: Trace | None = None
-
-    @property
-    def start(self) -> float:
-        return self.end - self.seconds
 
 
 def spans_of(events: Sequence[Event]) -> list[ReportSpan]:
     """Return the spans of the phases that ended, by their start."""
-    traces = _traces_of(events)
     spans: list[ReportSpan] = []
     # By thread, the indices of the spans around an event, outside in. A thread's phases end inside
     # out: backwards, each comes right after those that it is nested in.
     around: dict[tuple[int, str], list[int]] = collections.defaultdict(list)
-    for index in reversed(range(len(events))):
-        event = events[index]
-        if event.trace is not None:
-            continue
-        outer = around[event.thread]
+    for end, seconds, thread, function, phase, from_cache, trace in reversed(events):
+        outer, start = around[thread], end - seconds
         # Its middle, because JAX's clock isn't ours.
-        while outer and event.end - event.seconds / 2 <= spans[outer[-1]].start:
+        while outer and end - seconds / 2 <= spans[outer[-1]].start:
             outer.pop()
-        start, parent = event.start, spans[outer[-1]] if outer else None
-        if parent is not None:
-            if event.phase == TRACING and parent[:2] == (event.function, TRACING):
+        if outer:
+            parent = spans[outer[-1]]
+            if phase == TRACING and parent[:2] == (function, phase):
                 # JAX and eqxjit both report a trace: one span.
                 continue
             start = max(start, parent.start)
-            nested = parent.nested_seconds + event.end - start
-            spans[outer[-1]] = parent._replace(nested_seconds=nested)
-        of = event.function, event.phase, start, event.end - start, event.thread[1], len(outer)
+            nested_seconds = parent.nested_seconds + end - start
+            spans[outer[-1]] = parent._replace(nested_seconds=nested_seconds)
         outer.append(len(spans))
-        spans.append(ReportSpan(*of, event.from_cache, traces.get(index)))
+        place = start, end - start, thread[1], len(outer) - 1
+        spans.append(ReportSpan(function, phase, *place, from_cache, trace))
     return sorted(spans, key=lambda span: (span.start, span.depth))
-
-
-def _traces_of(events: Sequence[Event]) -> dict[int, Trace]:
-    """Return the trace that each event was for, by its index."""
-    traces: dict[int, Trace] = {}
-    untraced: dict[Any, list[int]] = collections.defaultdict(list)
-    for index, event in enumerate(events):
-        since = untraced[event.thread, event.function]
-        if event.trace is not None:
-            traces |= dict.fromkeys(since, event.trace)
-            since.clear()
-            continue
-        if event.phase == TRACING:
-            # What ended before it began is of a trace that failed.
-            since[:] = [i for i in since if events[i].end > event.start]
-        since.append(index)
-    return traces
 
 
 def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Trace:
     def __getstate__(self) -> dict[str, Any]:
         # Without the keys by which parts are compared, which refer to classes weakly.
         state = {**vars(self), "arguments": self.arguments, "summary": self.summary}
-        del state["description"]
+        state.pop("description", None)
         return state
 
     def __repr__(self) -> str:
