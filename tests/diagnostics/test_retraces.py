@@ -286,6 +286,63 @@ def test_what_differs_in_structure_is_compared_in_all_else(calls, path):
     assert [d.path for d in f.traces()[2].differences] == [path]
 
 
+def test_a_node_counts_with_all_that_is_in_it():
+    f = eqxjit.filter_jit(lambda tree, n, mode: X)
+    f([X] * 20, 1, "a")
+    f(None, 2, "c")
+    # One node less than the second, but twenty arrays more.
+    f([X] * 20, 2, "b")
+    assert f.traces()[2].compared_with == 1
+    assert [d.path for d in f.traces()[2].differences] == ["n", "mode"]
+    f(None, 2, "b")
+    assert f.traces()[3].compared_with == 2
+
+
+class Labelled:
+    """An object with a long text, and an equality of its own."""
+
+    def __init__(self, label):
+        self.label = label
+
+    def __eq__(self, other):
+        return self.label == other.label
+
+    def __hash__(self):
+        return hash(self.label)
+
+    def __repr__(self):
+        return f"Labelled({self.label})"
+
+
+@pytest.mark.parametrize(
+    ("make", "old", "new"),
+    [
+        (lambda end: "a" * 99 + end, "...aaaaaaaaaa1'", "...aaaaaaaaaa2'"),
+        (lambda end: b"a" * 99 + end.encode(), "...aaaaaaaaaa1'", "...aaaaaaaaaa2'"),
+        (lambda end: Labelled("a" * 99 + end), "...aaaaaaaaaa1)", "...aaaaaaaaaa2)"),
+        (
+            lambda end: "a" * 99 + end + "b" * 99,
+            f"...aaaaaaaaaa1{'b' * 29}...",
+            f"...aaaaaaaaaa2{'b' * 29}...",
+        ),
+    ],
+)
+def test_long_texts_are_shown_where_they_differ(make, old, new):
+    f = eqxjit.filter_jit(lambda text: X)
+    f(make("1")), f(make("2"))
+    [difference] = f.traces()[1].differences
+    assert difference[:4] == ("static value changed", "text", old, new)
+    assert f.traces()[1].arguments["text"].endswith("aaaa...")
+
+
+def test_a_changed_working_directory_is_no_difference(tmp_path, monkeypatch):
+    f, fun = eqxjit.filter_jit(lambda x, fun: x), lambda x: x
+    f(X, fun)
+    monkeypatch.chdir(tmp_path)
+    f(Y, fun)
+    assert [d.category for d in f.traces()[1].differences] == ["shape"]
+
+
 def test_what_is_not_complete_yet_is_compared_with():
     """A recursion, and what other threads trace meanwhile."""
 
@@ -1053,6 +1110,34 @@ def test_explanations_are_switched_on_and_off(caplog):
         with explaining:
             assert_logged(True)
         assert_logged(False)
+
+
+@pytest.mark.parametrize("wrong", ["yes", None, 1, 0])
+def test_a_switch_is_on_or_off(wrong):
+    with pytest.raises(TypeError, match=r"`on` is True, False or a function"):
+        eqxjit.explain_retraces(wrong)
+
+
+async def coroutine(): ...
+
+
+def generator():
+    yield
+
+
+async def generator_of_coroutines():
+    yield
+
+
+@pytest.mark.parametrize("fun", [coroutine, generator, generator_of_coroutines, Config, 3])
+def test_what_runs_later_is_not_decorated(fun, caplog):
+    with pytest.raises(TypeError, match=r"`with eqxjit|`on` is True"):
+        eqxjit.explain_retraces(fun)
+    with pytest.raises(TypeError, match="`with eqxjit"):
+        eqxjit.explain_retraces()(fun)
+    f = eqxjit.filter_jit(lambda x, n: x)
+    f(X, 1), f(X, 2)
+    assert caplog.messages == []
 
 
 def test_contexts_may_overlap(caplog):

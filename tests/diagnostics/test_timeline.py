@@ -216,7 +216,7 @@ def test_the_latest_events_are_remembered(monkeypatch):
     monkeypatch.setattr(report_module, "_MAX_EVENTS", 2)
     recorder = eqxjit.types.CompileReport()
     for name in "abc":
-        recorder.add(name, "lowering", 0.0)
+        recorder.add(name, "lowering", 0.0, False, None)
     assert [each.function for each in recorder.spans] == ["b", "c"]
 
 

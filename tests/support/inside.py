@@ -78,15 +78,14 @@ def forget_storms() -> None:
 
 def set_seconds(report: Any, seconds: Any) -> None:
     """Have a report's only function take so long."""
-    events = [event for event in report._events if event.trace is not None]
-    of_each = {event.trace: event for event in events}.values()
+    spans = {span.trace: span for _, span in report._events if span.trace is not None}.values()
     report._events.clear()
-    end = 0.0
-    for event in of_each:
+    start = 0.0
+    for span in spans:
         for phase, total in vars(seconds).items():
-            share = total / len(of_each)
-            end += share
-            report._events.append(event._replace(end=end, seconds=share, phase=phase))
+            share = total / len(spans)
+            report._events.append((0, span._replace(phase=phase, start=start, seconds=share)))
+            start += share
 
 
 clear_tables = _table._clear_tables

@@ -101,12 +101,10 @@ def for_remade(change: Change) -> str:
     once = f"make it {_ONCE}"
     if new.kind == "partial":
         return f"A `functools.partial` equals itself alone: {once}{_PARTIAL * (not new.is_local)}"
-    if new.transformed:
-        return _filtered(new.maker.removeprefix("jax."), new.transformed)
+    if new.transformed or (new.maker.startswith("jax.") and is_made_by_user(new)):
+        return _transformed(new.maker.removeprefix("jax."), new.transformed, new.is_local)
     if not is_made_by_user(new):
         return _make_owner_once([change], change.path.removesuffix(".__wrapped__"))
-    if new.maker.startswith("jax."):
-        return _transformed(new.maker.removeprefix("jax."), new.is_local)
     if new.kind == "method":
         owner = f"make its class an `equinox.Module`{_BY_PARTS}"
         return f"A method of another object is another method: {once}, or {owner}"
@@ -144,29 +142,25 @@ def _with_article(noun: str) -> str:
     return f"{'An' if noun[0] in 'AEIOUaeiou' else 'A'} {noun}"
 
 
-def _filtered(name: str, kind: str) -> str:
-    filtered = f"filter_{name}"
-    use = f"`eqx.{filtered}`" if hasattr(eqx, filtered) else "Equinox's transformations"
-    return (
-        f"`jax.{name}` makes a function that isn't a pytree: the arrays of the {kind} in it are "
-        f"constants, and each is traced anew. Use {use}, or pass the {kind} as an argument"
-    )
-
-
-def _transformed(name: str, is_local: bool) -> str:
-    """Return what to do about a transformation of a function that is made anew."""
-    filtered = f"filter_{name}"
+def _transformed(name: str, module: str, is_local: bool = False) -> str:
+    """Return what to do about a transformation that is made anew, of a Module or a function."""
+    is_filtered = hasattr(eqx, f"filter_{name}")
+    if module:
+        use = f"`eqx.filter_{name}`" if is_filtered else "Equinox's transformations"
+        return (
+            f"`jax.{name}` makes a function that isn't a pytree: the arrays of the {module} in it "
+            f"are constants, and each is traced anew. Use {use}, or pass the {module} as an "
+            "argument"
+        )
     remedy = f"Each call of `jax.{name}` makes another function: make it {_ONCE}"
-    if hasattr(eqx, filtered) and not is_local:
-        remedy += f", or use `eqx.{filtered}`{_BY_PARTS}"
-    return remedy
+    return remedy + f", or use `eqx.filter_{name}`{_BY_PARTS}" * (is_filtered and not is_local)
 
 
 def for_function(place: Place) -> str:
     """Return what to do about a function that is defined, or made, again and again."""
     is_local = "<" in place.qualname
     if place.transformation and place.site is None:
-        return _filtered(place.transformation, place.qualname)
+        return _transformed(place.transformation, place.qualname)
     if place.is_partial and not is_local:
         return f"A `functools.partial` equals itself alone: make it once{_PARTIAL}"
     if not place.is_users:
@@ -177,7 +171,7 @@ def for_function(place: Place) -> str:
             "or make what varies in it arrays of an `equinox.Module`"
         )
     if place.transformation:
-        return _transformed(place.transformation, is_local)
+        return _transformed(place.transformation, "", is_local)
     return (
         "Define and wrap it once, outside of loops and of the functions that call it, and pass "
         "what varies as arrays"

@@ -227,16 +227,13 @@ def _other_array(array: Any) -> ArrayPart:
 @functools.lru_cache(maxsize=1024)
 def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: Any) -> ArrayPart:
     """Return the part that arrays of one type and place share."""
-    placement = "" if sharding is None else _sharding_text(sharding)
-    return ArrayPart(shape, str(dtype), weak_type, placement)
-
-
-def _sharding_text(sharding: Any) -> str:
+    placement = ""
     if isinstance(sharding, jax.sharding.NamedSharding):
         axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
-        return f"a mesh of {axes} by {sharding.spec}"
-    devices = [f"{device.platform}:{device.id}" for device in sharding.device_set]
-    return ", ".join(sorted(devices))
+        placement = f"a mesh of {axes} by {sharding.spec}"
+    elif sharding is not None:
+        placement = ", ".join(sorted(f"{d.platform}:{d.id}" for d in sharding.device_set))
+    return ArrayPart(shape, str(dtype), weak_type, placement)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -378,7 +375,17 @@ def _text(value: Any) -> str:
     """Return the text to show of a static value: `repr`, or the name of a callable."""
     kind = type(value)
     if kind is types.FunctionType:
-        return _function_text(value)
+        transformation, target = transformation_of(value)
+        if transformation:
+            of = type(target).__name__ if isinstance(target, eqx.Module) else _text(target)
+            return f"jax.{transformation} of {of}"
+        name = value.__qualname__
+        if "<" not in name:
+            return name
+        # A line of a library's is no help, but where in the library.
+        is_ours = is_users(value.__code__.co_filename)
+        name = value.__name__ if is_ours else name.replace(".<locals>", "")
+        return f"`{name}`{_holding(captured(value))}"
     if isinstance(value, functools.partial):
         keywords = [f"{name}={_text(argument)}" for name, argument in value.keywords.items()]
         arguments = ", ".join([*map(_text, value.args), *keywords])
@@ -400,26 +407,6 @@ def _text(value: Any) -> str:
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-def _function_text(fun: types.FunctionType) -> str:
-    transformation, target = transformation_of(fun)
-    if transformation:
-        of = type(target).__name__ if isinstance(target, eqx.Module) else _text(target)
-        return f"jax.{transformation} of {of}"
-    code = fun.__code__
-    if "<" not in fun.__qualname__:
-        return fun.__qualname__
-    # A line of a library's is no help.
-    name = fun.__name__ if is_users(code.co_filename) else fun.__qualname__
-    defaults = fun.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
-    named = [
-        *captured(fun),
-        *zip(names, defaults, strict=True),
-        *(fun.__kwdefaults__ or {}).items(),
-    ]
-    return f"`{name.replace('.<locals>', '')}`{_holding(named)}"
 
 
 def _holding(named: Iterable[tuple[str, Any]]) -> str:

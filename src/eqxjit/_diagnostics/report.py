@@ -22,7 +22,7 @@ from .._code.html import block, escape, table
 from .._core.events import COMPILING, observers
 from .differences import Difference
 from .timeline import Event, ReportSpan, chrome_trace, spans_of, timeline_html
-from .trace import Seconds, TraceList
+from .trace import Seconds, Trace, TraceList
 
 # The latest.
 _MAX_EVENTS = 100_000
@@ -123,17 +123,13 @@ class CompileReport:
         self._events: collections.deque[Event] = collections.deque(maxlen=_MAX_EVENTS)
 
     def add(
-        self,
-        function: str,
-        phase: str,
-        seconds: float,
-        from_cache: bool = False,
-        trace: Any = None,
+        self, function: str, phase: str, seconds: float, from_cache: bool, trace: Trace | None
     ) -> None:
         """Record a phase of this thread that has just ended."""
-        thread = threading.get_ident(), threading.current_thread().name
-        end = time.perf_counter() - self._start
-        self._events.append(Event(end, seconds, thread, function, phase, from_cache, trace))
+        start = time.perf_counter() - self._start - seconds
+        thread = threading.current_thread()
+        span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, trace)
+        self._events.append((threading.get_ident(), span))
 
     # --- The table ----------------------------------------------------------------------------
 
@@ -184,22 +180,6 @@ class CompileReport:
         **Raises:**
 
         - `ValueError`, for another suffix.
-
-        !!! example
-
-            ```python
-            >>> import json, pathlib, tempfile
-            >>> import jax.numpy as jnp
-            >>> import eqxjit
-            >>> with eqxjit.compile_report() as report:
-            ...     _ = eqxjit.filter_jit(lambda x: x + 1)(jnp.ones(2))
-            In all ...
-            >>> path = pathlib.Path(tempfile.mkdtemp()) / "report.json"
-            >>> report.save(path)
-            >>> [e["cat"] for e in json.loads(path.read_text())["traceEvents"] if "cat" in e][:1]
-            ['tracing']
-
-            ```
         """
         path = pathlib.Path(path)
         check_report_path(path)

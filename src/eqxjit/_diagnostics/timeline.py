@@ -64,21 +64,8 @@ class ReportSpan(NamedTuple):
         return "" if self.trace is None else self.trace.reason
 
 
-class Event(NamedTuple):
-    """A phase that ended, from the beginning of the report.
-
-    - `end`, `seconds`: when, and how long it took.
-    - `thread`: in which thread, by its number and its name.
-    - `function`, `phase`, `from_persistent_cache`, `trace`: as in `ReportSpan`.
-    """
-
-    end: float
-    seconds: float
-    thread: tuple[int, str]
-    function: str
-    phase: str
-    from_persistent_cache: bool = False
-    trace: Trace | None = None
+#: A phase that ended: the number of its thread, and its span as if it were nested in none.
+Event = tuple[int, ReportSpan]
 
 
 def spans_of(events: Sequence[Event]) -> list[ReportSpan]:
@@ -86,23 +73,22 @@ def spans_of(events: Sequence[Event]) -> list[ReportSpan]:
     spans: list[ReportSpan] = []
     # By thread, the indices of the spans around an event, outside in. A thread's phases end inside
     # out: backwards, each comes right after those that it is nested in.
-    around: dict[tuple[int, str], list[int]] = collections.defaultdict(list)
-    for end, seconds, thread, function, phase, from_cache, trace in reversed(events):
-        outer, start = around[thread], end - seconds
+    around: dict[int, list[int]] = collections.defaultdict(list)
+    for thread, span in reversed(events):
+        outer, start = around[thread], span.start
         # Its middle, because JAX's clock isn't ours.
-        while outer and end - seconds / 2 <= spans[outer[-1]].start:
+        while outer and start + span.seconds / 2 <= spans[outer[-1]].start:
             outer.pop()
         if outer:
             parent = spans[outer[-1]]
-            if phase == TRACING and parent[:2] == (function, phase):
+            if span.phase == TRACING and parent[:2] == span[:2]:
                 # JAX and eqxjit both report a trace: one span.
                 continue
             start = max(start, parent.start)
-            nested_seconds = parent.nested_seconds + end - start
+            nested_seconds = parent.nested_seconds + span.end - start
             spans[outer[-1]] = parent._replace(nested_seconds=nested_seconds)
-        outer.append(len(spans))
-        place = start, end - start, thread[1], len(outer) - 1
-        spans.append(ReportSpan(function, phase, *place, from_cache, trace))
+        spans.append(span._replace(start=start, seconds=span.end - start, depth=len(outer)))
+        outer.append(len(spans) - 1)
     return sorted(spans, key=lambda span: (span.start, span.depth))
 
 
