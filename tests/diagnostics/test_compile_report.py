@@ -265,16 +265,9 @@ def test_the_live_line_shows_on_a_terminal_only(is_terminal, monkeypatch):
         outer(X)
     shown = [line.removesuffix("\033[K") for line in text.getvalue().split("\r")]
     # Each goes with its phase; what is nested isn't shown.
-    name = rows_named("outer")
-    expected = [part for p in PHASES for part in (f"{p} {name} ...", "")]
+    phases = ("tracing", "lowering", "compiling")
+    expected = [text for phase in phases for text in (f"{phase} outer ...", "")]
     assert shown == (["", *expected] if is_terminal else [""])
-
-
-PHASES = ("tracing", "lowering", "compiling")
-
-
-def rows_named(name):
-    return f"test_the_live_line_shows_on_a_terminal_only.<locals>.{name}"
 
 
 def test_each_with_makes_a_report():

@@ -52,7 +52,9 @@ class Explaining:
 
     def __call__(self, fun: Callable[P, T]) -> Callable[P, T]:
         self.__exit__()
-        if isinstance(fun, type) or not callable(fun) or _runs_later(fun):
+        # A call of these only makes what runs them, and that of a class isn't all that it does.
+        kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+        if any(is_kind(fun) for is_kind in (inspect.isclass, *kinds)) or not callable(fun):
             raise TypeError(
                 f"`explain_retraces` decorates plain functions, not {short(fun)}: write `with "
                 "eqxjit.explain_retraces():` around what calls the function to be explained."
@@ -67,12 +69,6 @@ class Explaining:
 
     def __repr__(self) -> str:
         return f"<retraces are {'' if _is_on() else 'not '}explained in the log>"
-
-
-def _runs_later(fun: Any) -> bool:
-    """Return whether a call of a function only makes what runs it: a coroutine or a generator."""
-    kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
-    return any(is_kind(fun) for is_kind in kinds)
 
 
 if os.environ.get("EQXJIT_EXPLAIN_RETRACES", "").lower() not in _OFF:

@@ -186,7 +186,9 @@ class CompileReport:
         if path.suffix.lower() == ".json":
             text = json.dumps(chrome_trace(self.spans))
         else:
-            text = _PAGE.format(body=self._repr_html_(), traces=self._traces_html())
+            traces = TraceList(dict.fromkeys(s.trace for s in self.spans if s.trace is not None))
+            shown = traces._repr_html_() if traces else ""
+            text = _PAGE.format(body=self._repr_html_(), traces=shown)
         path.write_text(text, encoding="utf-8")
 
     def _repr_html_(self) -> str:
@@ -198,10 +200,6 @@ class CompileReport:
         headings = ("function", *_columns(rows[0]), "traced again for")
         notes = "".join([f"<p>{escape(note)}</p>" for note in self.notes()])
         return block(title, timeline_html(self.spans), table(headings, cells), notes)
-
-    def _traces_html(self) -> str:
-        traces = dict.fromkeys(span.trace for span in self.spans if span.trace is not None)
-        return TraceList(traces)._repr_html_() if traces else ""
 
     def __repr__(self) -> str:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns

@@ -22,6 +22,8 @@ _NARROW = 1.5
 
 _COLOURS = {TRACING: "#4c9be8", LOWERING: "#e8a33d", COMPILING: "#6cbf6c"}
 
+_GREY = "rgba(128,128,128,0.2)"
+
 _BAR = (
     "float:left;height:17px;overflow:hidden;white-space:nowrap;color:#111111;font-size:11px;"
     "line-height:17px;border-radius:2px"
@@ -128,9 +130,13 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
         style = f"background-color:{colour};color:#111111;white-space:nowrap"
         title += f' <span style="{style}">&ensp;{phase}&ensp;</span>'
     parts = [f"<p>{title}</p>"]
+    idle: list[_Bar] = [
+        (start, end, _GREY, "", f"{end - start:.3g} s without tracing or compiling")
+        for start, end in gaps
+    ]
     lanes: dict[str, list[list[_Bar]]] = {}
     for span in sorted(shown, key=lambda span: span.start):
-        rows = lanes.setdefault(span.thread, [[*map(_gap_bar, gaps)]])
+        rows = lanes.setdefault(span.thread, [[*idle]])
         rows += [[] for _ in range(len(rows), span.depth + 1)]
         rows[span.depth].append(_span_bar(span))
     for thread, rows in lanes.items():
@@ -182,11 +188,6 @@ def _row(bars: list[_Bar], place: Callable[[float], float]) -> str:
         label = escape(text) if width > _NARROW else ""
         parts.append(f'<div class="bar" style="{style}" title="{escape(title)}">{label}</div>')
     return f'<div style="clear:both;height:18px;overflow:hidden">{"".join(parts)}</div>'
-
-
-def _gap_bar(gap: tuple[float, float]) -> _Bar:
-    title = f"{gap[1] - gap[0]:.3g} s without tracing or compiling"
-    return *gap, "rgba(128,128,128,0.2)", "", title
 
 
 def _span_bar(span: ReportSpan) -> _Bar:

@@ -172,6 +172,7 @@ def _equations(jaxpr: Any) -> list[Any]:
         equations += part.eqns
         for equation in part.eqns:
             for value in equation.params.values():
-                nested = value if isinstance(value, (tuple, list)) else (value,)
-                parts += [each for each in nested if isinstance(each, (ClosedJaxpr, Jaxpr))]
+                for nested in value if isinstance(value, (tuple, list)) else (value,):
+                    if isinstance(nested, (ClosedJaxpr, Jaxpr)):
+                        parts.append(nested)
     return equations
