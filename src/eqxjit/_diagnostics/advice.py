@@ -165,13 +165,13 @@ def for_function(place: Place) -> str:
         return f"A `functools.partial` equals itself alone: make it once{_PARTIAL}"
     if not place.is_users:
         return ""
+    if place.transformation:
+        return _transformed(place.transformation, "", is_local or bool(place.owner))
     if place.owner:
         return (
             f"Make the `{place.owner}` once, outside of loops and of the functions that call it, "
             "or make what varies in it arrays of an `equinox.Module`"
         )
-    if place.transformation:
-        return _transformed(place.transformation, "", is_local)
     return (
         "Define and wrap it once, outside of loops and of the functions that call it, and pass "
         "what varies as arrays"
