@@ -10,6 +10,7 @@ import types
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eqxjit
@@ -85,6 +86,23 @@ def test_a_span_has_its_trace(report):
         jax.jit(lambda x: x + 3)(X)
     assert [span.trace for span in other.spans] == [None] * len(other.spans)
     assert other.spans[0].reason == ""
+
+
+def test_what_a_callback_compiles_is_no_part_of_the_callers_trace():
+    """A CPU may run it in the thread that calls."""
+
+    def doubled(x):
+        return x * 2
+
+    def host(x):
+        return np.asarray(jax.jit(doubled)(np.ones(3)))
+
+    f = eqxjit.filter_jit(lambda x: jax.pure_callback(host, x, x))
+    with eqxjit.compile_report() as made:
+        f(X)
+    spans = [span for span in made.spans if span.function == "doubled"]
+    assert len(spans) == 3
+    assert {span.trace for span in spans} == {None}
 
 
 def test_a_trace_that_failed_is_no_part_of_the_next():
