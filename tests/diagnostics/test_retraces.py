@@ -335,14 +335,6 @@ def test_long_texts_are_shown_where_they_differ(make, old, new):
     assert f.traces()[1].arguments["text"].endswith("aaaa...")
 
 
-def test_a_changed_working_directory_is_no_difference(tmp_path, monkeypatch):
-    f, fun = eqxjit.filter_jit(lambda x, fun: x), lambda x: x
-    f(X, fun)
-    monkeypatch.chdir(tmp_path)
-    f(Y, fun)
-    assert [d.category for d in f.traces()[1].differences] == ["shape"]
-
-
 def test_what_is_not_complete_yet_is_compared_with():
     """A recursion, and what other threads trace meanwhile."""
 

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,30 +76,34 @@ class Trace:
     from_persistent_cache: bool = False
     equations: int | None = None
     busiest_line: str = ""
+    #: Of a copy: the arguments and their summary.
+    _texts: tuple[Mapping[str, str], str] | None = None
 
     @property
     def reason(self) -> str:
         """Why it was made: `"first trace"`, or how it differs from the closest one before."""
         return "; ".join(listed(self.differences)) or "first trace"
 
-    @functools.cached_property
+    @property
     def arguments(self) -> Mapping[str, str]:
         """The arguments that it was made for: each part by its path, arrays as `float32[3]`.
 
         Empty for trees that are too large to be described, and for old traces of large trees.
         """
+        if self._texts is not None:
+            return self._texts[0]
         if self.description == UNKNOWN:
             return {}
         return dict(zip(self.description.paths, map(str, self.description.parts), strict=True))
 
-    @functools.cached_property
+    @property
     def summary(self) -> str:
         """The arguments in a few words."""
-        return summary(self.description)
+        return summary(self.description) if self._texts is None else self._texts[1]
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the keys by which parts are compared, which refer to classes weakly.
-        state = {**vars(self), "arguments": self.arguments, "summary": self.summary}
+        state = {**vars(self), "_texts": (self.arguments, self.summary)}
         state.pop("description", None)
         return state
 
