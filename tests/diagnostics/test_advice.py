@@ -5,7 +5,6 @@ import dataclasses
 import enum
 import functools
 import importlib.util
-import itertools
 import signal
 import sys
 import textwrap
@@ -18,7 +17,7 @@ import optax
 import pytest
 
 import eqxjit
-from tests.support.places import make_site_packages
+from tests.support.places import make_site_packages, shown
 
 X = jnp.arange(3.0)
 
@@ -215,17 +214,6 @@ def test_raise_maxsize():
     assert_no_further_trace(g, [(X, str(n)) for n in range(3)], n_to_begin=3)
 
 
-def test_pass_what_an_iterator_yields(caplog):
-    f = eqxjit.filter_jit(lambda x, it: x * next(it))
-    numbers = itertools.count()
-    f(X, numbers), f(X, numbers)
-    [message] = caplog.messages
-    assert "`it` is an iterator (count)" in message
-    assert "Pass what it yields instead, as arrays" in message
-    g = eqxjit.filter_jit(lambda x, i: x * i)
-    assert_no_further_trace(g, [(X, jnp.asarray(i)) for i in itertools.islice(numbers, 5)])
-
-
 # --- Each kind of object ----------------------------------------------------------------------
 
 
@@ -267,6 +255,24 @@ def own_activations():
 
 def chained(rate=1e-3):
     return optax.chain(optax.clip(1.0), optax.adam(rate))
+
+
+def loss(x):
+    return (x**2).sum()
+
+
+class Stepper:
+    def step(self, x):
+        return x
+
+
+class StepperModule(eqx.Module):
+    def step(self, x):
+        return x
+
+
+class Env:
+    """An object that equals itself alone."""
 
 
 ADAM = chained()
@@ -373,6 +379,21 @@ KINDS = {
         "Use `eqx.filter_vmap`",
         lambda i: {"f": eqx.filter_vmap(LINEAR)},
     ),
+    "transformed function": (
+        lambda i: {"f": jax.vmap(loss)},
+        "use `eqx.filter_vmap`",
+        lambda i: {"f": eqx.filter_vmap(loss)},
+    ),
+    "transformed function, once": (
+        lambda i: jax.grad(lambda x: x.sum()),
+        "make it once",
+        lambda i: GRADIENT,
+    ),
+    "method": (
+        lambda i: Stepper().step,
+        "make its class an `equinox.Module`",
+        lambda i: StepperModule().step,
+    ),
     "transformed method": (
         lambda i: {"f": jax.vmap(LINEAR.__call__)},
         "pass the Linear as an argument",
@@ -385,6 +406,7 @@ KINDS = {
     ),
     "object of a library": (lambda i: object(), "make `x` once", lambda i: X),
 }
+GRADIENT = jax.grad(lambda x: x.sum())
 JAX_PARTIAL = jax.tree_util.Partial(lambda x: x)
 OWN_OPTIMIZER = own_optimizer()
 JITTED = eqxjit.filter_jit(lambda x: x)
@@ -463,6 +485,86 @@ def test_a_transformed_module(transform, filtered, caplog):
         g = eqxjit.filter_jit(filtered(model))
         g(x)
     assert g.cache_info().traces == 1
+
+
+@pytest.mark.parametrize("name", ["vmap", "grad", "value_and_grad"])
+def test_a_transformed_function(name, caplog):
+    transform, filtered = getattr(jax, name), getattr(eqx, f"filter_{name}")
+    x = jnp.ones((2, 3)) if name == "vmap" else X
+    for _ in range(12):
+        eqxjit.filter_jit(transform(loss))(x)
+    [message] = caplog.messages
+    assert f"another `jax.{name}` of `loss` ({shown(__file__)}:" in message
+    assert f"use `eqx.filter_{name}`" in message
+    for _ in range(3):
+        f = eqxjit.filter_jit(filtered(loss))
+        f(x)
+    assert f.cache_info().traces == 1
+
+
+@pytest.mark.parametrize(
+    ("transform", "text", "advice"),
+    [
+        (lambda fun: fun, "`Stepper.step` of another `Stepper`", "Make the `Stepper` once"),
+        (jax.vmap, "another `jax.vmap` of `Stepper.step`", "another function: make it once"),
+    ],
+)
+def test_the_method_of_another_object(transform, text, advice, caplog):
+    for _ in range(12):
+        eqxjit.filter_jit(transform(Stepper().step))(X)
+    [message] = caplog.messages
+    assert text in message
+    assert advice in message
+    assert "filter_vmap" not in message
+    step = transform(Stepper().step)
+    for _ in range(3):
+        f = eqxjit.filter_jit(step)
+        f(X)
+    assert f.cache_info().traces == 1
+
+
+def test_nothing_to_inject_where_it_is_injected():
+    f = eqxjit.filter_jit(lambda optimizer, state=None: X)
+    f(INJECTED)
+    assert "inject" not in hint(f, injected_anew())
+    g = eqxjit.filter_jit(lambda optimizer, state=None: X)
+    chain = [optax.chain(optax.clip(1.0), injected_anew()) for _ in range(2)]
+    g(chain[0], chain[0].init(X))
+    assert "inject" not in hint(g, chain[1], chain[1].init(X))
+    # A user of others still reads of it.
+    g(chained())
+    assert "`optax.inject_hyperparams`" in hint(g, chained())
+
+
+def injected_anew():
+    return optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
+
+
+def test_a_name_has_its_article():
+    f = eqxjit.filter_jit(lambda env: X)
+    f(Env())
+    assert hint(f, Env()).startswith("An Env equals itself alone")
+    f(Stepper())
+    f(Stepper())
+    assert f.traces()[-1].differences[0].remedy.startswith("A Stepper equals itself alone")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: [optax.clip, optax.adam][i](1.0).update,
+        lambda i: optax.adam(0.1).update,
+        lambda i: jax.grad(loss),
+        lambda i: jax.grad(lambda x: x.sum()),
+    ],
+)
+def test_no_line_of_a_library(make):
+    f = eqxjit.filter_jit(lambda x: X)
+    for i in range(2):
+        f(make(i))
+    [difference] = f.traces()[1].differences
+    texts = [str(difference), difference.remedy, *f.traces()[1].arguments.values()]
+    assert not any("site-packages" in text for text in texts), texts
 
 
 def test_a_partial_that_is_wrapped_again_and_again(caplog):

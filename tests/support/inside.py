@@ -78,15 +78,14 @@ def forget_storms() -> None:
 
 def set_seconds(report: Any, seconds: Any) -> None:
     """Have a report's only function take so long."""
-    traced = [event for event in report._events if event.trace is not None]
+    spans = {span.trace: span for _, span in report._events if span.trace is not None}.values()
     report._events.clear()
-    time = 0.0
-    for event in traced:
+    start = 0.0
+    for span in spans:
         for phase, total in vars(seconds).items():
-            begins = event._replace(time=time, phase=phase, trace=None)
-            time += total / len(traced)
-            report._events += [begins, begins._replace(time=time, is_end=True)]
-        report._events.append(event)
+            share = total / len(spans)
+            report._events.append((0, span._replace(phase=phase, start=start, seconds=share)))
+            start += share
 
 
 clear_tables = _table._clear_tables

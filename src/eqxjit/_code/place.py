@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 
 from .._interruptions import unless_it_raises
 from .files import JAX_FILES, LIBRARY_FILES, OUR_FILES, is_users, is_users_module
@@ -149,7 +150,8 @@ class Place(NamedTuple):
     - `code_hash`: tells functions apart whose lines have one name, as in a session, and those that
         wrap other functions.
     - `is_partial`: whether it is called through a `functools.partial`.
-    - `transformation`: JAX's, if what is called is one of a Module; else empty.
+    - `transformation`: JAX's, if what is called is one of a function or a Module; else empty.
+    - `owner`: the class of the object of which it is a method; else empty.
     - `is_loaded`: whether it is read from a file, by code of a library: its line says nothing.
     """
 
@@ -159,6 +161,7 @@ class Place(NamedTuple):
     code_hash: int = 0
     is_partial: bool = False
     transformation: str = ""
+    owner: str = ""
     is_loaded: bool = False
 
     @property
@@ -170,14 +173,17 @@ class Place(NamedTuple):
 def place_of(fun: Any, home: types.FunctionType | None) -> Place:
     """Return where a function is defined; `home` is the Python function below it, if any."""
     # Decorators have one code for all that they decorate.
-    below = None if home is None else unless_it_raises(lambda: inspect.unwrap(home), None)
+    below: Any = None if home is None else unless_it_raises(lambda: inspect.unwrap(home), None)
     is_partial = type(fun) is functools.partial
-    transformation, module = ("", None) if home is None else transformation_of(home)
-    if transformation or not isinstance(below, types.FunctionType):
-        kind = type(fun if module is None else module)
+    transformation, target = ("", None) if home is None else transformation_of(home)
+    owner = _owner(fun)
+    if isinstance(target, types.MethodType):
+        below, owner = target.__func__, target.__self__
+    if isinstance(target, eqx.Module) or not isinstance(below, types.FunctionType):
+        kind: Any = type(fun if target is None else target)
         is_ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
         return Place(
-            kind.__module__, kind.__qualname__, None, 0, is_partial, transformation, is_ours
+            kind.__module__, kind.__qualname__, None, 0, is_partial, transformation, "", is_ours
         )
     code = below.__code__
     site = CallSite(code.co_filename, code.co_firstlineno)
@@ -185,7 +191,16 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
         isinstance(fun, types.MethodType) and site.filename.startswith(LIBRARY_FILES)
     )
     key = hash((code, *[function.__code__ for function in _captured_functions(below)]))
-    return Place("", code.co_qualname, site, key, is_partial, is_loaded=is_loaded)
+    of: str = "" if owner is None else type(owner).__qualname__
+    return Place("", code.co_qualname, site, key, is_partial, transformation, of, is_loaded)
+
+
+def _owner(fun: Any) -> Any:
+    """Return the object of which a callable is a method; None for any other."""
+    if isinstance(fun, types.MethodType):
+        return fun.__self__
+    # Equinox's bound methods are Modules.
+    return vars(fun).get("__self__") if isinstance(fun, eqx.Module) else None
 
 
 def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
@@ -200,16 +215,19 @@ def _captured_functions(fun: types.FunctionType) -> list[types.FunctionType]:
 
 
 def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:
-    """Return the name of JAX's transformation of a Module, and that; empty and None for others."""
-    # Or of a method of the Module, or of another transformation.
-    module = unless_it_raises(lambda: inspect.unwrap(fun), None)
-    below = getattr(fun, "__wrapped__", None)
-    if isinstance(below, types.MethodType):
-        module = below.__self__
-    if not isinstance(module, eqx.Module):
+    """Return the name of JAX's transformation that a function is, and what it transforms.
+
+    That is a Module also where it is one's method. An empty name and None for other functions.
+    """
+    below = vars(fun).get("__wrapped__")
+    if below is None:
         return "", None
     for function in (fun, *_captured_functions(fun)):
-        name, _, rest = function.__code__.co_qualname.partition(".")
-        if rest and name != "api_boundary" and function.__code__.co_filename.startswith(JAX_FILES):
-            return name, module
+        code = function.__code__
+        name, _, rest = code.co_qualname.partition(".")
+        if rest and hasattr(jax, name) and code.co_filename.startswith(JAX_FILES):
+            target = unless_it_raises(lambda: inspect.unwrap(fun), None)
+            if isinstance(below, types.MethodType) and isinstance(below.__self__, eqx.Module):
+                target = below.__self__
+            return name, target
     return "", None

@@ -27,7 +27,7 @@ _PHASES = {
 }
 _PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
-# More traces or phases under way are left over from interrupts.
+# More traces under way are left over from interrupts.
 _MOST_OPEN = 100
 
 
@@ -38,12 +38,13 @@ class Observer(Protocol):
         """Note that a phase begins: `"tracing"`, `"lowering"` or `"compiling"`."""
         ...
 
-    def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """Note the seconds of a phase that ended, without what was compiled within it."""
-        ...
+    def ended(
+        self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
+    ) -> None:
+        """Note the seconds of a phase that ended, with all that was compiled within it.
 
-    def traced(self, trace: Any) -> None:
-        """Note a trace of ours that is complete."""
+        `record` is the hook's of the trace that it is a part of; None without one.
+        """
         ...
 
 
@@ -90,8 +91,8 @@ class _State(threading.local):
     def __init__(self) -> None:
         #: The traces that aren't settled, outside in.
         self.traces: list[OpenTrace] = []
-        #: The phases under way, outside in: how many seconds of each were nested ones'.
-        self.nested: list[float] = []
+        #: How many phases are under way, one in another.
+        self.depth = 0
         self.hits_persistent_cache = False
         #: What ends the hiding of JAX's warning of donated buffers.
         self.show_warning: Callable[[], None] | None = None
@@ -120,7 +121,7 @@ def close_trace(entry: Any) -> OpenTrace | None:
                 # Others are left over from interrupts: they would keep arrays alive, and their
                 # phases would seem to go on.
                 traces.clear()
-                _state.nested.clear()
+                _state.depth = 0
             return trace
     return None
 
@@ -150,38 +151,20 @@ def tracing(trace: OpenTrace) -> Iterator[None]:
     finally:
         seconds = time.perf_counter() - start
         trace.hook.spend(trace.record, TRACING, seconds, False)
-        _end_phase(label, TRACING, seconds, False)
-
-
-def _push_phase() -> None:
-    _state.nested.append(0.0)
-    del _state.nested[:-_MOST_OPEN]
-
-
-def _pop_phase() -> float:
-    """Return the seconds of what was nested in the innermost phase, which ends."""
-    # A call that a hook makes in between may empty the list.
-    innermost = _state.nested[-1:]
-    del _state.nested[-1:]
-    return sum(innermost)
-
-
-def _add_nested(seconds: float) -> None:
-    if _state.nested:
-        _state.nested[-1] += seconds
+        _end_phase(label, TRACING, seconds, False, trace.record if trace.is_traced else None)
 
 
 def _begin_phase(function: str, phase: str) -> None:
-    _push_phase()
+    _state.depth += 1
     for observer in observers.alive():
         observer.begun(function, phase)
 
 
-def _end_phase(function: str, phase: str, seconds: float, from_cache: bool) -> None:
-    nested = _pop_phase()
-    _add_nested(seconds)
+def _end_phase(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
+    # A call that a hook makes in between may begin to count anew.
+    _state.depth = max(0, _state.depth - 1)
     for observer in observers.alive():
-        observer.ended(function, phase, max(0.0, seconds - nested), from_cache)
+        observer.ended(function, phase, seconds, from_cache, record)
 
 
 # --- JAX's events ---------------------------------------------------------------------------------
@@ -207,9 +190,9 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     phase = _PHASES.get(event)
     if phase is None:
         return
-    if phase == TRACING and (_state.nested or not observers):
+    if phase == TRACING and (_state.depth or not observers):
         # Some versions of JAX report nested traces, too: parts of the outer one to us.
-        _push_phase()
+        _state.depth += 1
         return
     trace = _current()
     call = in_flight() if trace is None else trace.call
@@ -251,8 +234,8 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
     phase = _PHASES.get(event)
     if phase is None:
         return
-    if phase == TRACING and len(_state.nested) > 1:
-        _add_nested(_pop_phase())
+    if phase == TRACING and _state.depth > 1:
+        _state.depth -= 1
         return
     if phase == LOWERING and _state.show_warning is not None:
         show, _state.show_warning = _state.show_warning, None
@@ -262,13 +245,18 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
         from_cache, _state.hits_persistent_cache = _state.hits_persistent_cache, False
     trace = _current()
     call = in_flight() if trace is None else trace.call
+    record = None
     if trace is not None:
-        trace.hook.spend(trace.record, phase, duration_secs, from_cache)
-    elif call is not None and phase != TRACING and call.entry.latest_record is not None:
+        record = trace.record
+    elif call is not None and phase != TRACING:
         # A trace that became part of an outer program is compiled for itself now.
-        hook = call.function.table.counter.hook
-        hook.spend(call.entry.latest_record, phase, duration_secs, from_cache)
-    _end_phase(_label(fun_name, call), phase, duration_secs, from_cache)
+        record = call.entry.latest_record
+    if call is not None and record is not None:
+        call.function.table.counter.hook.spend(record, phase, duration_secs, from_cache)
+    label = _label(fun_name, call)
+    # What JAX compiles meanwhile for itself is no part of it.
+    is_of_call = call is not None and label == call.entry.label
+    _end_phase(label, phase, duration_secs, from_cache, record if is_of_call else None)
 
 
 jax.monitoring.register_event_listener(_on_event)

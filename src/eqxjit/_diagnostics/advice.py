@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._code.files import is_users, is_users_module
 from .._code.place import Place
-from .description import ArrayPart, Description, NodePart, Part, StaticPart
+from .description import ArrayPart, Description, NodePart, StaticPart
 
 #: Where differences of several kinds come together, this part of a remedy doesn't help.
 NOT_STATIC = "in a field that isn't static"
@@ -30,51 +30,49 @@ class Change(NamedTuple):
     """
 
     path: str
-    old: Part | None
-    new: Part | None
+    # Of type `Part | None`, which each remedy narrows.
+    old: Any
+    new: Any
     description: Description
     parent: int
     of_user: bool
 
     @property
     def around(self) -> list[tuple[str, NodePart]]:
-        """The nodes that hold it, and their paths, outside in."""
+        """The nodes that hold it, and their paths, inside out."""
         paths, parents, parts = self.description
         nodes: list[tuple[str, Any]] = []
         index = self.parent
         while index >= 0:
             nodes.append((paths[index], parts[index]))
             index = parents[index]
-        return nodes[::-1]
+        return nodes
 
     @property
-    def holder(self) -> NodePart | None:
-        """The innermost node around it that is no builtin container; None in an argument."""
-        return next((node for _, node in reversed(self.around) if node.module), None)
+    def holder(self) -> str:
+        """The module of the innermost node around it that is no container; empty without one."""
+        return next((node.module for _, node in self.around if node.module), "")
 
     @property
     def is_users(self) -> bool:
         """True where the code around it is the user's, who can put an array here, say."""
-        holder = self.holder
-        return self.of_user if holder is None else is_users_module(holder.module)
+        return is_users_module(self.holder) if self.holder else self.of_user
 
     @property
     def is_remade(self) -> bool:
         """True for objects that look alike, but equal themselves alone."""
         old, new = self.old, self.new
-        return (
-            isinstance(old, StaticPart)
-            and isinstance(new, StaticPart)
-            and old.equals_itself_alone
-            and new.equals_itself_alone
-            and (old.text, old.kind, old.made_at) == (new.text, new.kind, new.made_at)
-        )
+        if not (isinstance(old, StaticPart) and isinstance(new, StaticPart)):
+            return False
+        are_alone = old.equals_itself_alone and new.equals_itself_alone
+        alike = (old.text, old.kind, old.made_at) == (new.text, new.kind, new.made_at)
+        return are_alone and alike
 
     @property
     def owner(self) -> tuple[str, NodePart] | None:
         """The outermost object of a library's class that holds it: the user made that."""
         found = None
-        for path, node in reversed(self.around):
+        for path, node in self.around:
             if node.module and is_users_module(node.module):
                 break
             if node.module:
@@ -91,74 +89,89 @@ def is_made_by_user(part: StaticPart) -> bool:
 
 _ONCE = "once, at module level, outside `__init__`"
 
-
-_PARTIAL = ", or use `eqx.Partial`, which compares by its parts"
+_BY_PARTS = ", which compares by its parts"
+_PARTIAL = f", or use `eqx.Partial`{_BY_PARTS}"
 
 
 def for_remade(change: Change) -> str:
     """Return what to do about one object that equals itself alone."""
-    old, new = change.old, change.new
-    assert isinstance(old, StaticPart)
-    assert isinstance(new, StaticPart)
+    new: StaticPart = change.new
     if not (change.of_user or is_made_by_user(new)):
         return ""
-    path = change.path.removesuffix(".__wrapped__")
     once = f"make it {_ONCE}"
     if new.kind == "partial":
-        return f"A `functools.partial` equals itself alone: {once}{_PARTIAL * new.has_equal_parts}"
-    if new.transformed:
-        return _filtered(new.maker, new.transformed)
+        return f"A `functools.partial` equals itself alone: {once}{_PARTIAL * (not new.is_local)}"
+    if new.transformed or (new.maker.startswith("jax.") and is_made_by_user(new)):
+        return _transformed(new.maker.removeprefix("jax."), new.transformed, new.is_local)
     if not is_made_by_user(new):
-        return _make_owner_once(change, path)
+        return _make_owner_once([change], change.path.removesuffix(".__wrapped__"))
+    if new.kind == "method":
+        owner = f"make its class an `equinox.Module`{_BY_PARTS}"
+        return f"A method of another object is another method: {once}, or {owner}"
     if new.made_at:
-        same = f"It is another object of the same code ({new.made_at})"
-        return f"{same}: if it should be the same, {once}"
-    if _class_of(old) != _class_of(new):
-        return f"A {new.kind} equals itself alone: make it once, and its class"
-    return (
-        f"A {new.kind} equals itself alone: make it once, or give its class an `__eq__` and a "
-        "`__hash__`, as a frozen dataclass has"
-    )
+        return (
+            f"It is another object of the same code ({new.site}): if it should be the same, {once}"
+        )
+    alone = f"{_with_article(new.kind)} equals itself alone: make it once"
+    if change.old.key[:1] != change.new.key[:1]:
+        return f"{alone}, and its class"
+    return f"{alone}, or give its class an `__eq__` and a `__hash__`, as a frozen dataclass has"
 
 
 def for_remade_parts(path: str, changes: list[Change]) -> str:
     """Return what to do about objects that one call made, and that `path` holds."""
-    parts = [change.new for change in changes]
-    if any(isinstance(part, StaticPart) and is_made_by_user(part) for part in parts):
+    if any(is_made_by_user(change.new) for change in changes):
         return f"If they should be the same, make them, or `{path}`, {_ONCE}"
-    return _make_owner_once(changes[0], path) if changes[0].of_user else ""
+    return _make_owner_once(changes, path) if changes[0].of_user else ""
 
 
-def _make_owner_once(change: Change, path: str) -> str:
+def _make_owner_once(changes: list[Change], path: str) -> str:
     remedy = f"If it should be the same, make `{path}` once, and pass that each time"
-    holder, part = change.holder, change.new
-    modules = [holder and holder.module, isinstance(part, StaticPart) and part.module]
-    if any(module and module.partition(".")[0] == "optax" for module in modules):
+    first, parts = changes[0], [change.new for change in changes]
+    modules = [first.holder, *[part.module for part in parts]]
+    # Its functions, or its state, which mostly comes along.
+    is_injected = any("inject_hyperparams" in part.maker for part in parts) or any(
+        path.endswith(".hyperparams") for path in first.description.paths
+    )
+    if not is_injected and any(module.partition(".")[0] == "optax" for module in modules):
         remedy += "; `optax.inject_hyperparams` makes a learning rate an array of its state"
     return remedy
 
 
-def _class_of(part: StaticPart) -> object:
-    return part.key[0] if isinstance(part.key, tuple) else None
+def _with_article(noun: str) -> str:
+    return f"{'An' if noun[0] in 'AEIOUaeiou' else 'A'} {noun}"
 
 
-def _filtered(name: str, kind: str) -> str:
-    filtered = f"filter_{name}"
-    use = f"`eqx.{filtered}`" if hasattr(eqx, filtered) else "Equinox's transformations"
-    return (
-        f"`jax.{name}` makes a function that isn't a pytree: the arrays of the {kind} in it are "
-        f"constants, and each is traced anew. Use {use}, or pass the {kind} as an argument"
-    )
+def _transformed(name: str, module: str, is_local: bool = False) -> str:
+    """Return what to do about a transformation that is made anew, of a Module or a function."""
+    is_filtered = hasattr(eqx, f"filter_{name}")
+    if module:
+        use = f"`eqx.filter_{name}`" if is_filtered else "Equinox's transformations"
+        return (
+            f"`jax.{name}` makes a function that isn't a pytree: the arrays of the {module} in it "
+            f"are constants, and each is traced anew. Use {use}, or pass the {module} as an "
+            "argument"
+        )
+    remedy = f"Each call of `jax.{name}` makes another function: make it {_ONCE}"
+    return remedy + f", or use `eqx.filter_{name}`{_BY_PARTS}" * (is_filtered and not is_local)
 
 
 def for_function(place: Place) -> str:
     """Return what to do about a function that is defined, or made, again and again."""
-    if place.transformation:
-        return _filtered(place.transformation, place.qualname)
-    if place.is_partial and "<" not in place.qualname:
+    is_local = "<" in place.qualname
+    if place.transformation and place.site is None:
+        return _transformed(place.transformation, place.qualname)
+    if place.is_partial and not is_local:
         return f"A `functools.partial` equals itself alone: make it once{_PARTIAL}"
     if not place.is_users:
         return ""
+    if place.transformation:
+        return _transformed(place.transformation, "", is_local or bool(place.owner))
+    if place.owner:
+        return (
+            f"Make the `{place.owner}` once, outside of loops and of the functions that call it, "
+            "or make what varies in it arrays of an `equinox.Module`"
+        )
     return (
         "Define and wrap it once, outside of loops and of the functions that call it, and pass "
         "what varies as arrays"
@@ -167,29 +180,20 @@ def for_function(place: Place) -> str:
 
 # --- Numbers --------------------------------------------------------------------------------------
 
-_NUMBERS: dict[str, type] = {"int": int, "float": float, "complex": complex}
+# The types of Python's numbers, and what a dtype must be so that each of them is one of its own.
+_NUMBERS: dict[str, tuple[type, type]] = {
+    "int": (int, jnp.number),
+    "float": (float, jnp.inexact),
+    "complex": (complex, jnp.complexfloating),
+}
 
 
 def for_static(change: Change) -> str:
-    """Return what to do about a static value that is another now."""
-    old, new = change.old, change.new
-    assert isinstance(old, StaticPart)
-    assert isinstance(new, StaticPart)
+    """Return what to do about a static value that is another now, or was an array."""
     if change.is_remade:
         return for_remade(change)
-    return _as_array(change, _dtype_of(old, new), new.is_field)
-
-
-def for_array_now_static(change: Change) -> str:
-    """Return what to do about a static value where an array was."""
-    old, new = change.old, change.new
-    assert isinstance(old, ArrayPart)
-    assert isinstance(new, StaticPart)
-    return _as_array(change, _dtype_like(old, new), new.is_field)
-
-
-def _as_array(change: Change, dtype: str | None, is_field: bool) -> str:
-    """Return the advice to make a number an array; empty where the user can't."""
+    dtype = _dtype(change.old, change.new)
+    # The user can't make it an array everywhere.
     if dtype is None or not change.is_users:
         return ""
     path = change.path
@@ -202,59 +206,45 @@ def _as_array(change: Change, dtype: str | None, is_field: bool) -> str:
         if len(opaque) == 1 and not opaque[0].is_field:
             remedy += f", or make `{opaque[0]}` an `equinox.Module` with such an array"
         return f"If it varies, {remedy}{_UNLESS}"
-    if change.holder is None:
+    if not change.holder:
         return f"If it varies, pass `jnp.asarray({path}{argument})`{_UNLESS}"
-    where = f", {NOT_STATIC}" if is_field else ""
+    where = f", {NOT_STATIC}" if change.new.is_field else ""
     return f"If it varies, make `{path}` an array, `jnp.asarray(...{argument})`{where}{_UNLESS}"
 
 
-def _dtype_of(*parts: StaticPart) -> str | None:
-    """Return the dtype that JAX gives these numbers; None if some is no number or doesn't fit.
+def _dtype(old: ArrayPart | StaticPart, new: StaticPart) -> str | None:
+    """Return the dtype for a number that varies: that of the array that was there, if it can be.
 
-    Without one, the array would be of a weak type, unlike most others that may come here.
+    None for what is no number, or doesn't fit; empty where a number has that dtype by itself.
     """
-    kinds = [_NUMBERS.get(part.kind) for part in parts]
-    if None in kinds:
-        return None
-    dtype = jnp.result_type(*kinds)
-    return dtype.name if all(_fits(part, dtype) for part in parts) else None
-
-
-def _dtype_like(old: ArrayPart, new: StaticPart) -> str | None:
-    """Return the dtype with which a number is like the array that was there, if it can be.
-
-    It is empty where a number is so by itself.
-    """
-    try:
+    if isinstance(old, ArrayPart):
+        # A key of random numbers has a dtype that only JAX has.
+        if old.dtype.startswith("key"):
+            return None
         dtype = jnp.dtype(old.dtype)
-    except TypeError:
-        # A key of random numbers.
+        if new.kind == "bool":
+            return dtype.name
+        kind, widest = _NUMBERS.get(new.kind, (None, bool))
+        if kind and jnp.issubdtype(dtype, widest) and _fits(new, dtype):
+            return "" if old.weak_type and dtype == jnp.result_type(kind) else dtype.name
+    numbers = [part for part in (old, new) if isinstance(part, StaticPart)]
+    if not _NUMBERS.keys() >= {part.kind for part in numbers}:
         return None
-    if new.kind == "bool":
-        return dtype.name
-    kind = _NUMBERS.get(new.kind)
-    if kind is None or not jnp.issubdtype(dtype, _WIDEST[kind]) or not _fits(new, dtype):
-        return _dtype_of(new)
-    return "" if old.weak_type and dtype == jnp.result_type(kind) else dtype.name
-
-
-# What must hold of a dtype so that each number of a kind is one of its own.
-_WIDEST: dict[type, type] = {int: jnp.number, float: jnp.inexact, complex: jnp.complexfloating}
+    # Without a dtype, the array would be of a weak type, unlike most others that may come here.
+    dtype = jnp.result_type(*[_NUMBERS[part.kind][0] for part in numbers])
+    return dtype.name if all(_fits(part, dtype) for part in numbers) else None
 
 
 def _fits(part: StaticPart, dtype: jnp.dtype) -> bool:
     if part.module != "builtins" or part.key is not None:
         # A class of the user's, of that name; or a number that is too large to be written out.
         return False
-    number = _NUMBERS[part.kind](str(part))
+    number = _NUMBERS[part.kind][0](part.text)
     if jnp.issubdtype(dtype, jnp.integer):
         limits = jnp.iinfo(dtype)
         return int(limits.min) <= number <= int(limits.max)
     largest = float(jnp.finfo(dtype).max)
-    return all(
-        abs(value) <= largest or (isinstance(value, float) and not math.isfinite(value))
-        for value in (number.real, number.imag)
-    )
+    return all(abs(v) <= largest or not math.isfinite(v) for v in (number.real, number.imag))
 
 
 # --- Arrays ---------------------------------------------------------------------------------------
@@ -269,14 +259,9 @@ def for_shape(change: Change, old: ArrayPart, new: ArrayPart) -> str:
 def for_weak_type(change: Change, old: ArrayPart) -> str:
     """Return what to do about another weak type."""
     # The user's own array, whoever's function it goes to.
-    if change.holder is not None and not change.is_users:
+    if change.holder and not change.is_users:
         return ""
     return (
         "A weak type comes from a Python number: give it a dtype when it is made, as in "
         f"`jnp.asarray(..., dtype=jnp.{old.dtype})`"
     )
-
-
-def for_iterator(place: Place) -> str:
-    """Return what to do about an iterator, as a further sentence."""
-    return " Pass what it yields instead, as arrays." if place.is_users else ""

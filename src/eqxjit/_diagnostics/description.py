@@ -3,40 +3,39 @@
 A description outlives the call: it holds texts, and refers to the user's objects weakly at most.
 """
 
-import collections
 import functools
 import inspect
 import itertools
 import re
 import types
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 from jax.core import Tracer
 
+from .._code.files import is_users
 from .._code.place import CallSite, captured, transformation_of
 from .._code.text import array_text, counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function
 from .._interruptions import unless_it_raises
 from .._spec.static import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, freeze
-from .._spec.tree import ARRAY, DICT, MODULE, NODE, Spec, Static, children, module_fields
+from .._spec.tree import ARRAY, NODE, Static, children
 
 # Larger trees aren't described.
 _MAX_PARTS = 50_000
 
-# Longer texts, and larger numbers, are cut short.
-_LONG_TEXT = 40
+# Longer texts are cut where they are shown, and those of objects where they are made.
+LONG_TEXT = 40
+_MAX_TEXT = 1_000
 _MAX_BITS = 256
 
 # How many constants that an object holds, or a function captured, are part of its text.
 _MAX_CAPTURED = 4
-
-
-_OTHER_CLASS = " (another class of that name)"
 
 
 class ArrayPart(NamedTuple):
@@ -60,34 +59,21 @@ class ArrayPart(NamedTuple):
         return f"{self.shape_text}{weak}{f' on {self.placement}' if self.placement else ''}"
 
 
-class PlacedText(NamedTuple):
-    """A text that names a line of code, by a path that depends on the working directory."""
-
-    before: str
-    site: CallSite
-    after: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.before}{self.site}{self.after}"
-
-
 class StaticPart(NamedTuple):
     """A static value.
 
-    - `text`: its text.
+    - `text`: its text, at any length; a function that has no name at module level is in backquotes.
     - `key`: equal, if the text is, to that of another value exactly if one may stand for the other.
     - `kind`: its type's name.
     - `is_field`: whether it is in a static field, rather than in the place of an array.
     - `module`: where a function or the type of anything else is defined.
     - `made_at`: where a callable's code is; None for anything else.
-    - `maker`: the function in which a callable is defined; empty for anything else.
-    - `transformed`: the class of the Module of which it is JAX's transformation, the `maker`.
+    - `maker`: the function in which a callable is defined, or JAX's transformation; or empty.
+    - `transformed`: the class of the Module that is transformed.
     - `equals_itself_alone`: whether it is compared by identity.
-    - `has_equal_parts`: whether it is a partial of a function and of values that all compare.
-    - `is_iterator`: whether to look at its elements takes them, or those of a partial's part.
     """
 
-    text: str | PlacedText
+    text: str
     key: Hashable
     kind: str
     is_field: bool
@@ -96,11 +82,23 @@ class StaticPart(NamedTuple):
     maker: str = ""
     transformed: str = ""
     equals_itself_alone: bool = False
-    has_equal_parts: bool = False
-    is_iterator: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """True for a function, or a partial of one, that has no name at module level."""
+        return self.made_at is not None and "`" in self.text
+
+    @property
+    def site(self) -> str:
+        """The user's line where a callable's code is; empty for anything else."""
+        return str(self.made_at) if self.made_at and is_users(self.made_at.filename) else ""
 
     def __str__(self) -> str:
-        return str(self.text)
+        text = self.text
+        if self.is_local and self.site:
+            # Not a part of the text, because the working directory may change.
+            return f"{text} at {self.site}"
+        return text if len(text) <= LONG_TEXT or self.made_at else f"{text[:LONG_TEXT]}..."
 
 
 class NodePart(NamedTuple):
@@ -116,7 +114,7 @@ class NodePart(NamedTuple):
 
     text: str
     key: Hashable
-    detail: str | PlacedText = _OTHER_CLASS
+    detail: str = " (another class of that name)"
     module: str = ""
     is_opaque: bool = False
     is_field: bool = False
@@ -140,29 +138,11 @@ class Description(NamedTuple):
     parents: tuple[int, ...]
     parts: tuple[Part, ...]
 
-    def sharing(self, other: "Description") -> "Description":
-        """Return the same, made of the other's objects where equal: most calls are alike."""
-        if self.paths != other.paths or self.parents != other.parents:
-            return self
-        pairs = zip(other.parts, self.parts, strict=True)
-        parts = tuple([old if old is new or old == new else new for old, new in pairs])
-        return Description(other.paths, other.parents, parts)
-
 
 #: Of a call that defies description. (That of a call without arguments is empty.)
 UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
 
 _NONE = NodePart("None", None)
-
-
-def named_specs(call: Any, spec: Spec) -> list[tuple[str, Spec, Any]]:
-    """Return the arguments of a call by their names, each with its part of a spec of all."""
-    args, (_, _, keys, *specs) = spec[3][3:], spec[4]
-    names = call.function.signature.path_names(len(args))
-    named = [*zip(names, args, call.args, strict=True)]
-    for key, below in zip(keys, specs, strict=True):
-        named.append((key, below, call.kwargs[key]))
-    return named
 
 
 def describe(call: Any) -> Description:
@@ -172,7 +152,10 @@ def describe(call: Any) -> Description:
 
     The description; `UNKNOWN` for trees that are too large.
     """
-    named = named_specs(call, call.spec)
+    args, (_, _, keys, *specs) = call.spec[3][3:], call.spec[4]
+    names = call.function.signature.path_names(len(args))
+    named = [*zip(names, args, call.args, strict=True)]
+    named += [(key, spec, call.kwargs[key]) for key, spec in zip(keys, specs, strict=True)]
     if call.function.varies:
         named.append(("fun", call.function.spec, call.function.combine(call.fun_arrays)))
     paths: list[str] = []
@@ -180,9 +163,7 @@ def describe(call: Any) -> Description:
     parts: list[Part] = []
     # The parts still to be described, the next one last: a path, a spec, a value, whether it is in
     # a static field, and the index of the node around it.
-    pending: list[Any] = []
-    for path, spec, value in reversed(named):
-        pending.append((path, spec, value, False, -1))
+    pending: list[Any] = [(*each, False, -1) for each in reversed(named)]
     # Arrays and constants are described here, because a call for each would be most of the time.
     while pending:
         path, spec, value, is_field, parent = pending.pop()
@@ -201,12 +182,15 @@ def describe(call: Any) -> Description:
         if kind in CONSTANTS:
             if spec is None and not is_field:
                 parts.append(_NONE)
-            elif (kind is int and value.bit_length() > _MAX_BITS) or (
-                (kind is str or kind is bytes) and len(value) > _LONG_TEXT
-            ):
-                parts.append(_long_constant(value, is_field))
+            elif kind is int and value.bit_length() > _MAX_BITS:
+                # Python refuses to write out one of thousands of digits.
+                text = f"int of {value.bit_length():,} bits"
+                parts.append(StaticPart(text, hash(value), "int", is_field))
             else:
-                parts.append(_constant_part(repr(value), kind.__name__, is_field))
+                text = repr(value)
+                # A cache would keep long texts for good.
+                make = _constant_part if len(text) <= LONG_TEXT else StaticPart
+                parts.append(make(text, None, kind.__name__, is_field))
             continue
         if type(spec) is tuple and not is_field:
             part, below = _node(spec, value)
@@ -214,19 +198,15 @@ def describe(call: Any) -> Description:
             frozen = spec.frozen if isinstance(spec, Static) else spec
             part, below = _static(frozen, value, is_field)
         parts.append(part)
-        suffixes, specs, values, n_leaves = below
-        for i in range(len(specs) - 1, -1, -1):
-            is_inner_field = is_field or i >= n_leaves
-            pending.append((path + suffixes[i], specs[i], values[i], is_inner_field, index))
+        for suffix, inner, child, is_inner_field in reversed(below):
+            pending.append((path + suffix, inner, child, is_field or is_inner_field, index))
         if len(paths) + len(pending) > _MAX_PARTS:
             return UNKNOWN
     return Description(tuple(paths), tuple(parents), tuple(parts))
 
 
-# The children of a node: how their paths end, their specs (or in a static field their stand-ins),
-# themselves, and how many of them, the first ones, aren't in a static field.
-_Below = tuple[Sequence[str], Sequence[Spec], Sequence[Any], int]
-_NOTHING: _Below = (), (), (), 0
+# The children of a node, as of `children`; in a static field, with stand-ins in place of specs.
+_Below = list[tuple[str, Any, Any, bool]]
 
 
 # --- Arrays and constants -------------------------------------------------------------------------
@@ -246,98 +226,51 @@ def _other_array(array: Any) -> ArrayPart:
 @functools.lru_cache(maxsize=1024)
 def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: Any) -> ArrayPart:
     """Return the part that arrays of one type and place share."""
-    placement = "" if sharding is None else _sharding_text(sharding)
+    placement = ""
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
+        placement = f"a mesh of {axes} by {sharding.spec}"
+    elif sharding is not None:
+        placement = ", ".join(sorted(f"{d.platform}:{d.id}" for d in sharding.device_set))
     return ArrayPart(shape, str(dtype), weak_type, placement)
 
 
-def _sharding_text(sharding: Any) -> str:
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
-        return f"a mesh of {axes} by {sharding.spec}"
-    devices = [f"{device.platform}:{device.id}" for device in sharding.device_set]
-    return ", ".join(sorted(devices))
-
-
 @functools.lru_cache(maxsize=1024)
-def _constant_part(text: str, kind: str, is_field: bool) -> StaticPart:
+def _constant_part(text: str, key: None, kind: str, is_field: bool) -> StaticPart:
     """Return the part that equal constants share."""
-    return StaticPart(text, None, kind, is_field)
-
-
-def _long_constant(value: Any, is_field: bool) -> StaticPart:
-    if type(value) is int:
-        # Python refuses to write out one of thousands of digits.
-        text = f"int of {value.bit_length():,} bits"
-    else:
-        text = f"{value[:_LONG_TEXT]!r}... ({len(value)} long)"
-    return StaticPart(text, hash(value), type(value).__name__, is_field)
+    return StaticPart(text, key, kind, is_field)
 
 
 # --- Nodes ----------------------------------------------------------------------------------------
 
 
 def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
-    kind, cls, aux = spec[:3]
-    specs = spec[3:]
-    n = len(specs)
-    if kind == NODE:
-        return _registered(cls, specs, spec, value)
-    part = _part_of_class(cls, n)
-    if kind == MODULE:
-        plan = module_fields(cls)
-        assert plan is not None
-        return part, ([*map(".{}".format, aux)], specs, plan.read(fields_of(value)), plan.n_dynamic)
-    if kind == DICT:
-        return part, ([f"[{short(key)}]" for key in aux], specs, [*map(value.get, aux)], n)
-    return part, (_suffixes(cls, n), specs, tuple(value), n)
-
-
-def _suffixes(cls: Any, n: int) -> list[str]:
-    """Return how the paths of a sequence's elements end."""
-    fields = getattr(cls, "_fields", ())
-    return [*(map(".{}".format, fields) if len(fields) == n > 0 else map("[{}]".format, range(n)))]
-
-
-def _registered(
-    cls: Any, specs: tuple[Spec, ...], spec: Spec, value: Any
-) -> tuple[NodePart, _Below]:
-    """Return the part of a node that JAX's registry has, and its children."""
-    name, n = cls.__name__, len(specs)
+    cls, n = spec[1], len(spec) - 3
+    if spec[0] != NODE:
+        return _part_of_class(cls, n), children(spec, value)
     # The user's flatten, which may refuse.
     metadata: Any = unless_it_raises(lambda: flatten_one_level(value)[1], None)  # type: ignore[index]
+    name = cls.__name__
     if isinstance(metadata, Function):
         # A wrapper of ours, around anybody's function.
         part = NodePart(name, (name, hash(metadata.options.key)), " with other options")
-        return part, ([".__wrapped__"], [metadata.spec], [value.__wrapped__], 1)
-    if issubclass(cls, dict):
-        # JAX sorts the keys of most.
-        part = _part_of_class(cls, n)
-        keys = metadata
-        if issubclass(cls, collections.defaultdict):
-            factory, keys = metadata
-            detail = _placed(" of ", _text(factory))
-            part = NodePart(name, (name, lasting(freeze(factory))), detail)
-        return part, ([f"[{short(key)}]" for key in keys], specs, [value[key] for key in keys], n)
-    suffixes, values = unless_it_raises(lambda: _flattened(spec, value), ([], []))
-    specs = specs if values else ()
+        return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
+    below = unless_it_raises(lambda: children(spec, value), [])
+    if issubclass(cls, defaultdict):
+        factory = value.default_factory
+        key = (name, lasting(freeze(factory)))
+        return NodePart(name, key, f" of {_text(factory)}"), below
     if cls is jax.tree_util.Partial:
-        part = _part_of_class(cls, 0)
-        return part, ([*suffixes, ".func"], [*specs, freeze(metadata)], [*values, metadata], n)
-    if issubclass(cls, eqx.Module):
+        below.append((".func", freeze(metadata), metadata, True))
+    elif issubclass(cls, eqx.Module):
         # One with fields that its class doesn't have, such as a wrapper's `__doc__`.
-        rest = {f".{key}": v for key, v in fields_of(value).items() if f".{key}" not in suffixes}
-        specs = (*specs, *map(freeze, rest.values()))
-        return _part_of_class(cls, n), ([*suffixes, *rest], specs, [*values, *rest.values()], n)
-    detail = f" with metadata {short(metadata)}"
-    key = (name, weakref.ref(cls), lasting(freeze(metadata)))
-    return NodePart(name, key, detail, cls.__module__), (suffixes, specs, values, n)
-
-
-def _flattened(spec: tuple[Any, ...], value: Any) -> tuple[list[str], list[Any]]:
-    """Return how the paths of a registered node's children end, as JAX's errors do, and these."""
-    below = children(spec, value)
-    names = [name.replace("<flat index ", "").replace(">]", "]") for name, *_ in below]
-    return names, [child for _, _, child, _ in below]
+        names = {suffix for suffix, *_ in below}
+        rest = [(f".{name}", v) for name, v in fields_of(value).items() if f".{name}" not in names]
+        below += [(suffix, freeze(v), v, True) for suffix, v in rest]
+    elif not issubclass(cls, dict):
+        key = (name, weakref.ref(cls), lasting(freeze(metadata)))
+        return NodePart(name, key, f" with metadata {short(metadata)}", cls.__module__), below
+    return _part_of_class(cls, n), below
 
 
 def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = False) -> NodePart:
@@ -347,7 +280,9 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = 
         return NodePart(f"{name} of {n}", (name, n))
     if issubclass(cls, dict):
         return NodePart(name, name)
-    return NodePart(name, weakref.ref(cls), _OTHER_CLASS, cls.__module__, is_opaque, is_field)
+    return NodePart(
+        name, weakref.ref(cls), module=cls.__module__, is_opaque=is_opaque, is_field=is_field
+    )
 
 
 # --- Static values --------------------------------------------------------------------------------
@@ -359,9 +294,9 @@ def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[Part, _Below]
     below = unless_it_raises(lambda: _parts_of(frozen, value), None)
     if below is None:
         nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__, is_field)
-        return unless_it_raises(lambda: _leaf(frozen, value, is_field), nameless), _NOTHING
+        return unless_it_raises(lambda: _leaf(frozen, value, is_field), nameless), []
     is_opaque = not issubclass(kind, (eqx.Module, tuple, list, dict))
-    return _part_of_class(kind, len(below[1]), is_opaque, is_field), below
+    return _part_of_class(kind, len(below), is_opaque, is_field), below
 
 
 def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
@@ -369,8 +304,11 @@ def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
     if type(frozen) is not tuple:
         return None
     reader, kind, names, *parts = frozen
+    values: Iterable[Any]
     if reader == ITEMS:
-        suffixes, values = _suffixes(kind, len(parts)), [*value]
+        fields = getattr(kind, "_fields", None)
+        suffixes = [f".{f}" for f in fields] if fields else [f"[{i}]" for i in range(len(parts))]
+        values = [*value]
     elif names is not None and not issubclass(kind, slice):
         suffixes, values = [f".{name}" for name in names], [getattr(value, name) for name in names]
     elif reader == PAIRS or issubclass(kind, dict):
@@ -379,66 +317,33 @@ def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
         parts, values = parts[len(parts) // 2 :], [*dict.values(value)]
     else:
         return None
-    # Another thread may have changed a list since.
-    n = min(len(suffixes), len(parts), len(values))
-    return suffixes[:n], parts[:n], values[:n], 0
+    # Not strict, because another thread may have changed a list since.
+    return [(*each, True) for each in zip(suffixes, parts, values, strict=False)]
 
 
 def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     kind: Any = type(value)
     name: str = kind.__name__
     is_function = kind is types.FunctionType
-    transformation, module = transformation_of(value) if is_function else ("", None)
-    is_large = type(frozen) is Opaque and issubclass(kind, _CONTAINERS)
-    if is_large:
-        text: str | PlacedText = f"{name} of {len(value)}"
-    elif issubclass(kind, type):
-        # The text of `float32` by itself is that of an array of that dtype.
-        owner = "" if value.__module__ == "builtins" else f"{value.__module__}."
-        text = f"class {owner}{value.__qualname__}"
-    else:
-        text = _function_text(value, transformation, module) if is_function else _text(value)
-    code = None if isinstance(value, type) else _unwrapped(value)
+    transformation, target = transformation_of(value) if is_function else ("", None)
+    code = None if isinstance(value, type) else _code_of(value)
+    maker = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
-    is_partial = isinstance(value, functools.partial)
+    text = _text(value)
+    if isinstance(value, type):
+        # The text of `float32` by itself is that of an array of that dtype.
+        text = f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
     return StaticPart(
         text,
-        (weakref.ref(kind), id(value) if is_large else lasting(frozen)),
+        (weakref.ref(kind), lasting(frozen)),
         name,
         is_field,
         (value if is_function else kind).__module__ or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
-        transformation or (code.co_qualname.rpartition(".<locals>.")[0] if code else ""),
-        type(module).__name__ if transformation else "",
+        f"jax.{transformation}" if transformation else maker,
+        type(target).__name__ if isinstance(target, eqx.Module) else "",
         is_alone and not isinstance(value, type),
-        is_partial and not any(map(_is_local, _parts_of_partial(value))),
-        holds_iterator(value),
     )
-
-
-# Those that are compared as in Equinox where they are large.
-_CONTAINERS = (tuple, list, dict, set, frozenset)
-
-
-def _parts_of_partial(value: functools.partial[Any]) -> tuple[Any, ...]:
-    return value.func, *value.args, *value.keywords.values()
-
-
-def _is_local(value: Any) -> bool:
-    """Return whether a value equals itself alone, and isn't defined at module level."""
-    is_alone = isinstance(freeze(value), (weakref.ref, Identity))
-    return is_alone and "<" in getattr(value, "__qualname__", "<")
-
-
-def holds_iterator(value: Any) -> bool:
-    """Return whether a static value, or a part of a partial, is an iterator."""
-    parts = (value, *_parts_of_partial(value)) if isinstance(value, functools.partial) else (value,)
-    for part in parts:
-        # As `collections.abc.Iterator` looks for these, and no metaclass has a say.
-        names: set[str] = set().union(*map(vars, type(part).__mro__))
-        if "__iter__" in names and "__next__" in names:
-            return True
-    return False
 
 
 def lasting(key: Hashable) -> Hashable:
@@ -448,28 +353,45 @@ def lasting(key: Hashable) -> Hashable:
     if isinstance(key, type):
         return weakref.ref(key)
     if isinstance(key, Opaque) and key.hash is None:
-        # An unhashable object, by its attributes.
-        return lasting(freeze(getattr(key.value, "__dict__", None)))
+        # An unhashable object, by its attributes; a large container by its address.
+        return lasting(freeze(getattr(key.value, "__dict__", id(key.value))))
     return key if isinstance(key, weakref.ref) else hash(key)
+
+
+def _code_of(value: Any) -> types.CodeType | None:
+    """Return the code of a callable, whatever it was wrapped in; None without code."""
+    while isinstance(value, (functools.partial, types.MethodType)):
+        value = value.func if isinstance(value, functools.partial) else value.__func__
+    wrapped = inspect.unwrap(value) if callable(value) else None
+    if isinstance(wrapped, types.MethodType):
+        wrapped = wrapped.__func__
+    return wrapped.__code__ if isinstance(wrapped, types.FunctionType) else None
 
 
 # --- Texts ----------------------------------------------------------------------------------------
 
 
-def _text(value: Any) -> str | PlacedText:
+def _text(value: Any) -> str:
     """Return the text to show of a static value: `repr`, or the name of a callable."""
     kind = type(value)
-    if isinstance(value, types.FunctionType):
-        return _function_text(value, *transformation_of(value))
+    if kind is types.FunctionType:
+        transformation, target = transformation_of(value)
+        if transformation:
+            of = type(target).__name__ if isinstance(target, eqx.Module) else _text(target)
+            return f"jax.{transformation} of {of}"
+        name = value.__qualname__
+        if "<" not in name:
+            return name
+        # A line of a library's is no help, but where in the library.
+        is_ours = is_users(value.__code__.co_filename)
+        name = value.__name__ if is_ours else name.replace(".<locals>", "")
+        return f"`{name}`{_holding(captured(value))}"
     if isinstance(value, functools.partial):
-        arguments = [
-            *[str(_text(argument)) for argument in value.args],
-            *[f"{name}={_text(argument)}" for name, argument in value.keywords.items()],
-        ]
-        after = f" with {', '.join(arguments)}" if arguments else ""
-        return _placed("partial of ", _text(value.func), after)
-    if isinstance(value, types.MethodType):
-        return _placed(f"method {value.__qualname__} of ", _text(value.__self__))
+        keywords = [f"{name}={_text(argument)}" for name, argument in value.keywords.items()]
+        arguments = ", ".join([*map(_text, value.args), *keywords])
+        return f"partial of {_text(value.func)}{f' with {arguments}' if arguments else ''}"
+    if kind is types.MethodType:
+        return f"method {value.__qualname__} of {_text(value.__self__)}"
     if callable(value):
         # What `jax.jit` and the like make has a name, too.
         name = getattr(value, "__qualname__", "<")
@@ -477,70 +399,35 @@ def _text(value: Any) -> str | PlacedText:
             return name
         wrapped = inspect.unwrap(value)
         if isinstance(wrapped, types.FunctionType):
-            return _placed(f"{kind.__name__} of ", _text(wrapped))
+            return f"{kind.__name__} of {_text(wrapped)}"
     if kind.__repr__ is object.__repr__:
         return f"{kind.__name__} object{_holding(getattr(value, '__dict__', {}).items())}"
     # Where something is in memory tells nothing.
-    return _ADDRESS.sub("", short(value))
-
-
-def _function_text(fun: Any, transformation: str, module: Any) -> str | PlacedText:
-    if transformation:
-        return f"jax.{transformation} of {type(module).__name__}"
-    if "<" not in fun.__qualname__:
-        return fun.__qualname__
-    code = fun.__code__
-    site = CallSite(code.co_filename, code.co_firstlineno)
-    return PlacedText(f"`{fun.__name__}` at ", site, _holding(_named_values(fun)))
+    return _ADDRESS.sub("", short(value, _MAX_TEXT))
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def _placed(before: str, text: str | PlacedText, after: str = "") -> str | PlacedText:
-    if isinstance(text, str):
-        return f"{before}{text}{after}"
-    return PlacedText(before + text.before, text.site, text.after + after)
-
-
-def _named_values(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function captured, and its defaults, by their names."""
-    yield from captured(function)
-    code = function.__code__
-    defaults = function.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount]
-    yield from zip(names[len(names) - len(defaults) :], defaults, strict=True)
-    yield from (function.__kwdefaults__ or {}).items()
-
-
-def _holding(named: Any) -> str:
+def _holding(named: Iterable[tuple[str, Any]]) -> str:
     """Return the constants among named values as a text: what tells a value from one made alike."""
-    constants = [f"{name}={short(v)}" for name, v in list(named) if type(v) in CONSTANTS]
+    constants = [f"{name}={short(v)}" for name, v in [*named] if type(v) in CONSTANTS]
     return f" with {', '.join(constants[:_MAX_CAPTURED])}" if constants else ""
 
 
-def _unwrapped(value: Any) -> types.CodeType | None:
-    """Return the code of a callable, whatever it was wrapped in; None without code."""
-    while isinstance(value, (functools.partial, types.MethodType)):
-        value = value.func if isinstance(value, functools.partial) else value.__func__
-    wrapped = inspect.unwrap(value) if callable(value) else None
-    return wrapped.__code__ if isinstance(wrapped, types.FunctionType) else None
-
-
-def summary(description: Description) -> Iterator[str]:
-    """Yield each argument in a few words: `x: float32[3]`, `model: MLP of 4 arrays`, `n=3`."""
+def summary(description: Description) -> str:
+    """Return each argument in a few words: `x: float32[3]`, `model: MLP with 4 arrays`, `n=3`."""
     if description == UNKNOWN:
-        yield "..."
-        return
+        return "..."
+    texts: list[str] = []
     paths, parents, parts = description
     starts = [index for index, parent in enumerate(parents) if parent < 0]
     # What is in an argument comes between it and the next one.
     for start, stop in itertools.pairwise([*starts, len(parts)]):
         path, part = paths[start], parts[start]
-        if isinstance(part, StaticPart):
-            yield f"{path}={part}"
-        elif isinstance(part, ArrayPart):
-            yield f"{path}: {part}"
+        if isinstance(part, NodePart):
+            n_arrays = sum([isinstance(inner, ArrayPart) for inner in parts[start:stop]])
+            texts.append(f"{path}: {part} with {counted(n_arrays, 'array')}")
         else:
-            n_arrays = sum(isinstance(inner, ArrayPart) for inner in parts[start:stop])
-            yield f"{path}: {part} with {counted(n_arrays, 'array')}"
+            texts.append(f"{path}{': ' if isinstance(part, ArrayPart) else '='}{part}")
+    return ", ".join(texts)

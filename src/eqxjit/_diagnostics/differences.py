@@ -4,37 +4,26 @@ Two steps: the causes, each of one or more parts that differ, and then a text fo
 """
 
 import collections
-import itertools
-from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from .._code.place import Place
 from . import advice
 from .advice import Change
-from .description import ArrayPart, Description, NodePart, Part, StaticPart
+from .description import LONG_TEXT, ArrayPart, Description, NodePart, Part, StaticPart
 
-SHAPE = "shape"
-DTYPE = "dtype"
-WEAK_TYPE = "weak type"
-PLACEMENT = "sharding or device"
-STATIC_VALUE = "static value changed"
-NOW_STATIC = "static where an array was"
-NOW_ARRAY = "an array where a static value was"
-STRUCTURE = "structure changed"
-ARGUMENT = "argument newly given or left out"
-CONFIGURATION = "configuration changed"
 CACHE = "cache evicted or cleared"
 FUNCTION = "function defined again"
 UNKNOWN_REASON = "not known"
 
 #: What JAX sees of arrays; all else is the static half of a call.
-OF_ARRAYS = (SHAPE, DTYPE, WEAK_TYPE, PLACEMENT)
+OF_ARRAYS = ("shape", "dtype", "weak type", "sharding or device")
 
 # Differences of one trace that are spelled out; a new model may differ in every array.
 _MAX_SHOWN = 8
 
-# The same for the keys of a dict in another order, and for objects that one call made.
-_MAX_LABELS = 4
+# The same for objects that one call made.
+_MAX_PARTS = 4
 
 
 class Difference(NamedTuple):
@@ -88,45 +77,54 @@ def listed(differences: tuple[Difference, ...], with_remedies: bool = False) -> 
 # --- Causes ---------------------------------------------------------------------------------------
 
 
-def compare(
-    old: Description, new: Description, of_user: bool = True
-) -> tuple[list[list[Change]], int]:
-    """Return how a description differs from an older one, and in how many parts.
+def distance(old: Description, new: Description) -> int:
+    """Return in how many parts two descriptions differ, those in nodes that differ included."""
+    parts: Iterable[Part | None] = old.parts
+    n_gone = 0
+    if old.paths != new.paths:
+        by_path = dict(zip(old.paths, old.parts, strict=True))
+        parts = map(by_path.get, new.paths)
+        # Or the same paths in another order.
+        n_gone = len(by_path.keys() - {*new.paths}) or 1
+    # Equal parts are mostly one object.
+    pairs = zip(parts, new.parts, strict=True)
+    return n_gone + sum([was is not part and was != part for was, part in pairs])
+
+
+def compare(old: Description, new: Description, of_user: bool = True) -> list[list[Change]]:
+    """Return how a description differs from an older one; `of_user` says whose the function is.
 
     **Returns:**
 
     The parts of each cause, outside in: objects below one argument that one call made anew are one
-    cause, and the parts of a node that is another altogether aren't compared. And how many parts
-    are none of the older one's, those in nodes that differ included.
-
-    **Arguments:**
-
-    - `of_user`: whether the function is the user's.
+    cause, and the parts of a node that is another altogether aren't compared.
     """
-    has_same_paths = old.paths == new.paths
-    before: Sequence[Part | None] = old.parts
-    if not has_same_paths:
-        before = [*map(dict(zip(old.paths, old.parts, strict=True)).get, new.paths)]
-    pairs = enumerate(zip(before, new.parts, strict=True))
-    # Equal parts are mostly one object.
-    differing = [i for i, (was, part) in pairs if was is not part and was != part]
     changes: list[Change] = []
-    changed: set[int] = set()
-    for index in differing:
-        parent = inner = new.parents[index]
-        while inner >= 0 and inner not in changed:
-            inner = new.parents[inner]
-        if inner < 0:
-            changed.add(index)
-            path, part = new.paths[index], new.parts[index]
-            changes.append(Change(path, before[index], part, new, parent, of_user))
-    if not has_same_paths:
-        changes += _gone_or_reordered(old, new, {change.path for change in changes}, of_user)
+    # The paths of what differs, and of all that is in it.
+    changed: set[str] = set()
+    # First what is there now, then what is there no more.
+    for description, other in ((new, old), (old, new))[: 1 + (old.paths != new.paths)]:
+        parts = dict(zip(other.paths, other.parts, strict=True))
+        for path, parent, part in zip(*description, strict=True):
+            match = parts.get(path)
+            if path in changed or (parent >= 0 and description.paths[parent] in changed):
+                changed.add(path)
+            elif match is not part and match != part:
+                changed.add(path)
+                pair = (match, part) if description is new else (part, match)
+                changes.append(Change(path, *pair, description, parent, of_user))
+    if not changes and old.paths != new.paths:
+        # Of the same parts: the first that is elsewhere is in a dict whose keys are.
+        first = next(i for i, path in enumerate(old.paths) if path != new.paths[i])
+        index = new.parents[first]
+        part = new.parts[index]
+        moved = NodePart(f"{part} with its keys in another order", None)
+        changes.append(Change(new.paths[index], part, moved, new, new.parents[index], of_user))
     causes: dict[Hashable, list[Change]] = {}
     for change in changes:
         made_by = _made_by(change) if type(change.new) is StaticPart else None
         causes.setdefault(made_by or change.path, []).append(change)
-    return [*causes.values()], len(differing)
+    return [*causes.values()]
 
 
 def _made_by(change: Change) -> Hashable:
@@ -136,54 +134,10 @@ def _made_by(change: Change) -> Hashable:
     owner = change.owner
     if owner is not None:
         return owner[0], None
-    assert isinstance(change.new, StaticPart)
-    made_at = change.new.made_at
-    if made_at is None or not change.new.maker or change.parent < 0:
+    made_at, maker = change.new.made_at, change.new.maker
+    if made_at is None or not maker or change.parent < 0:
         return None
-    return change.around[0][0], made_at.filename, change.new.maker
-
-
-def _gone_or_reordered(
-    old: Description, new: Description, changed: set[str], of_user: bool
-) -> Iterator[Change]:
-    """Yield the parts that the newer one lacks, and the dicts with their keys in another order."""
-    remaining = set(new.paths)
-    gone: set[int] = set()
-    for index, (path, parent, part) in enumerate(zip(*old, strict=True)):
-        if parent in gone or (parent >= 0 and old.paths[parent] in changed):
-            gone.add(index)
-        elif path not in remaining:
-            gone.add(index)
-            yield Change(path, part, None, old, parent, of_user)
-    old_labels, new_labels = _labels(old), _labels(new)
-    for path, after in new_labels.items():
-        before = old_labels.get(path, [])
-        if path not in changed and before != after and sorted(before) == sorted(after):
-            pairs = enumerate(zip(before, after, strict=True))
-            start = next(i for i, (old_label, new_label) in pairs if old_label != new_label)
-            part = new.parts[new.paths.index(path)]
-            was, is_now = [
-                NodePart(f"{part} in the order {_some(labels, start)}", None)
-                for labels in (before, after)
-            ]
-            yield Change(path, was, is_now, new, -1, False)
-
-
-def _some(labels: list[str], start: int) -> str:
-    """Return a few labels, from that one on."""
-    stop = start + _MAX_LABELS
-    shown = ["..."] * (start > 0) + labels[start:stop] + ["..."] * (stop < len(labels))
-    return ", ".join(shown)
-
-
-def _labels(description: Description) -> dict[str, list[str]]:
-    """Return the labels of each node's children, by its path: the keys of a dict, say."""
-    labels: dict[str, list[str]] = collections.defaultdict(list)
-    paths = description.paths
-    for path, parent in zip(paths, description.parents, strict=True):
-        if parent >= 0:
-            labels[paths[parent]].append(path[len(paths[parent]) :].strip("[]"))
-    return labels
+    return change.around[-1][0], made_at.filename, maker
 
 
 # --- Texts ----------------------------------------------------------------------------------------
@@ -192,107 +146,114 @@ def _labels(description: Description) -> dict[str, list[str]]:
 def differences(found: list[list[Change]]) -> list[Difference]:
     """Return the text of each cause, with a remedy if there is one."""
     shown: list[Difference] = []
-    # Most arrays of a tree change alike.
-    of_arrays: dict[Hashable, list[Difference]] = {}
-    # By the node around a part: the module of the holder.
-    modules: dict[int, str | None] = {}
     for cause in found:
         first = cause[0]
         path, old, new = first[:3]
         if len(cause) > 1 or (first.is_remade and not _is_by_itself(first)):
             shown.append(_of_remade(cause))
-        elif isinstance(old, ArrayPart) and isinstance(new, ArrayPart):
-            # Only the path names the place.
-            if first.parent not in modules:
-                modules[first.parent] = first.holder and first.holder.module
-            alike = (old, new, modules[first.parent])
-            if alike not in of_arrays:
-                of_arrays[alike] = [*_of_arrays(first, old, new)]
-            for difference in of_arrays[alike]:
-                shown.append(Difference(difference[0], path, *difference[2:]))
-        elif isinstance(old, ArrayPart) and isinstance(new, StaticPart):
-            remedy = advice.for_array_now_static(first)
-            shown.append(Difference(NOW_STATIC, path, str(old), str(new), remedy))
-        elif isinstance(old, StaticPart) and isinstance(new, ArrayPart):
-            shown.append(Difference(NOW_ARRAY, path, str(old), str(new)))
-        elif isinstance(old, StaticPart) and isinstance(new, StaticPart):
-            texts = _texts_apart(old, new)
-            shown.append(Difference(STATIC_VALUE, path, *texts, advice.for_static(first)))
-        else:
-            is_argument = first.parent < 0 and None in (old, new)
-            category = ARGUMENT if is_argument else STRUCTURE
-            shown.append(Difference(category, path, *_texts_apart(old, new)))
+            continue
+        match old, new:
+            case ArrayPart(), ArrayPart():
+                shown += _of_arrays(first, old, new)
+                continue
+            case ArrayPart(), StaticPart():
+                category, remedy = "static where an array was", advice.for_static(first)
+            case StaticPart(), ArrayPart():
+                category, remedy = "an array where a static value was", ""
+            case StaticPart(), StaticPart():
+                category, remedy = "static value changed", advice.for_static(first)
+            case _:
+                is_argument = first.parent < 0 and None in (old, new)
+                category, remedy = "structure changed", ""
+                if is_argument:
+                    category = "argument newly given or left out"
+        shown.append(Difference(category, path, *_texts_apart(old, new), remedy))
     return shown
 
 
 def _is_by_itself(change: Change) -> bool:
     """Return whether the user made an object made anew by itself, not as a part of another."""
     part, owner = change.new, change.owner
-    assert isinstance(part, StaticPart)
-    if owner is None or advice.is_made_by_user(part):
-        return True
-    # Equinox's wrappers and layers make none.
-    return part.kind == "partial" and owner[1].module.startswith("equinox")
+    # Equinox's wrappers and layers make no partials.
+    return (
+        owner is None
+        or advice.is_made_by_user(part)
+        or (part.kind == "partial" and owner[1].module.startswith("equinox"))
+    )
 
 
 def _of_remade(cause: list[Change]) -> Difference:
     """Return the difference of an object whose parts one call made anew."""
     first = cause[0]
-    path, node = first.owner or _around_all(cause)
+    # Or the innermost node that holds them all.
+    levels = zip(*[change.around[::-1] for change in cause], strict=False)
+    around_all = [nodes[0] for nodes in levels if len({path for path, _ in nodes}) == 1]
+    path, node = first.owner or around_all[-1]
     parts = [
         f"`{change.path[len(path) :]}`"
         + (f" is another {change.new}" if _is_by_itself(change) else "")
         for change in cause
     ]
-    text = f"{node}, made anew: {_some(parts, 0)}"
-    return Difference(STATIC_VALUE, path, text, text, advice.for_remade_parts(path, cause))
+    more = ["..."] * (len(parts) > _MAX_PARTS)
+    text = f"{node}, made anew: {', '.join([*parts[:_MAX_PARTS], *more])}"
+    return Difference(
+        "static value changed", path, text, text, advice.for_remade_parts(path, cause)
+    )
 
 
-def _around_all(cause: list[Change]) -> tuple[str, NodePart]:
-    """Return the innermost node that holds all parts of a cause."""
-    levels = zip(*[change.around for change in cause], strict=False)
-    *_, (innermost, *_) = itertools.takewhile(lambda nodes: len({p for p, _ in nodes}) == 1, levels)
-    return innermost
-
-
-def _texts_apart(old: Part | None, new: Part | None) -> tuple[str, str]:
+def _texts_apart(old: Any, new: Any) -> tuple[str, str]:
     """Return the texts of two parts, with more details if these are equal."""
-    texts = ("absent" if old is None else str(old)), ("absent" if new is None else str(new))
-    if texts[0] != texts[1]:
-        return texts
-    if isinstance(old, NodePart) and isinstance(new, NodePart):
+    was, is_now = ["absent" if part is None else str(part) for part in (old, new)]
+    if was != is_now:
+        return was, is_now
+    if isinstance(old, NodePart):
         return f"{old}{old.detail}", f"{new}{new.detail}"
-    assert isinstance(old, StaticPart)
-    assert isinstance(new, StaticPart)
-    if old.kind != new.kind:
-        return f"{old} ({old.kind})", f"{new} ({new.kind})"
-    if old.made_at and new.made_at and old.made_at != new.made_at:
-        return f"{old} ({old.made_at})", f"{new} ({new.made_at})"
-    return texts
+    if old.text != new.text:
+        # Both are long: from a little before the first character that differs.
+        pairs = enumerate(zip(old.text, new.text, strict=False))
+        differs = (i for i, (was, is_now) in pairs if was != is_now)
+        start = next(differs, min(len(old.text), len(new.text))) - LONG_TEXT // 4
+        return _excerpt(old.text, start), _excerpt(new.text, start)
+    for detail, other in ((old.kind, new.kind), (old.site, new.site)):
+        if detail != other:
+            return f"{was} ({detail})", f"{is_now} ({other})"
+    return was, is_now
+
+
+def _excerpt(text: str, start: int) -> str:
+    stop = start + LONG_TEXT
+    return f"...{text[start:stop]}{'...' if stop < len(text) else ''}"
 
 
 def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
     path = change.path
     if old.shape != new.shape:
         remedy = advice.for_shape(change, old, new)
-        yield Difference(SHAPE, path, old.shape_text, new.shape_text, remedy)
+        yield Difference("shape", path, old.shape_text, new.shape_text, remedy)
     if old.dtype != new.dtype:
-        yield Difference(DTYPE, path, old.dtype, new.dtype)
+        yield Difference("dtype", path, old.dtype, new.dtype)
     elif old.weak_type != new.weak_type:
         weak = f"{old.dtype} of weak type"
         texts = (weak, new.dtype) if old.weak_type else (old.dtype, weak)
-        yield Difference(WEAK_TYPE, path, *texts, advice.for_weak_type(change, old))
+        yield Difference("weak type", path, *texts, advice.for_weak_type(change, old))
     if old.placement != new.placement:
         anywhere = "where JAX put it"
-        yield Difference(PLACEMENT, path, old.placement or anywhere, new.placement or anywhere)
+        yield Difference(
+            "sharding or device", path, old.placement or anywhere, new.placement or anywhere
+        )
 
 
 def defined_again(place: Place) -> Difference:
     """Return the difference of a function that is one of several, each defined or made anew."""
-    if place.site:
-        text = f"another function made of the same code ({place.site})"
-    elif place.transformation:
-        text = f"another `jax.{place.transformation}` of an object of `{place.qualname}`"
+    # A line of a library's is no help.
+    where = f" ({place.site})" if place.site and place.is_users else ""
+    if place.transformation:
+        of = "" if place.site else "an object of "
+        text = f"another `jax.{place.transformation}` of {of}`{place.qualname}`{where}"
+    elif place.owner:
+        text = f"`{place.qualname}` of another `{place.owner}`"
+    elif where:
+        text = f"another function made of the same code{where}"
     else:
         text = f"another one of `{place.qualname}`"
     return Difference(FUNCTION, "", "", f"{text} was traced before", advice.for_function(place))
@@ -306,11 +267,10 @@ def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
     """
     if len({difference.category for difference in found}) == 1:
         return tuple(found)
-    return tuple(d._replace(remedy="") if _is_of_size(d) else d for d in found)
-
-
-def _is_of_size(difference: Difference) -> bool:
-    return difference.remedy == advice.PAD or advice.NOT_STATIC in difference.remedy
+    return tuple(
+        d._replace(remedy="") if d.remedy == advice.PAD or advice.NOT_STATIC in d.remedy else d
+        for d in found
+    )
 
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:
@@ -318,7 +278,7 @@ def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[
     if old == new:
         return []
     return [
-        Difference(CONFIGURATION, name, old.get(name, "absent"), new.get(name, "absent"))
+        Difference("configuration changed", name, old.get(name, "absent"), new.get(name, "absent"))
         for name in {**old, **new}
         if old.get(name) != new.get(name)
     ]

@@ -3,26 +3,14 @@
 import collections
 import functools
 import types
-import weakref
-from collections.abc import Hashable
 from typing import Any
 
 from .._code.place import Place, call_site
 from .._compat import is_staging, trace_configuration
 from .._core.counter import TraceHook
-from .._core.entry import Entry
-from .._core.events import LOWERING, TRACING, observers
-from .._interruptions import Lock, Weak, unless_it_raises
-from .._spec.tree import has_tracers, leaf_paths
-from .description import (
-    UNKNOWN,
-    Description,
-    StaticPart,
-    describe,
-    holds_iterator,
-    named_specs,
-    summary,
-)
+from .._core.events import LOWERING, TRACING
+from .._interruptions import Lock, Weak
+from .description import UNKNOWN, Description, describe, summary
 from .differences import (
     CACHE,
     FUNCTION,
@@ -33,26 +21,24 @@ from .differences import (
     configuration_differences,
     defined_again,
     differences,
+    distance,
     with_apt_remedies,
 )
-from .log import log, log_iterator, log_streak
-from .trace import Trace, TraceList, measure
+from .log import log, log_streak
+from .trace import Trace, TraceList, size_of
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
 _MAX_REMEMBERED = 256
 _MAX_COMPARED = 16
 
-# How many parts of descriptions are remembered, a few dozen megabytes: large trees differ in many.
-_MAX_PARTS = 200_000
+# Larger descriptions are dropped once they are compared with no more: they are many megabytes.
+_MAX_PARTS = 1_000
 
 # How many places are remembered at which functions are defined, the latest.
 _MAX_PLACES = 1024
 
 # After so many traces in a row that were each for something new, a message.
 _MANY = 10
-
-# How many iterators are remembered as logged, by their paths.
-_MAX_LOGGED = 1024
 
 # One lock for all that is remembered here, because making one takes longer than waiting for it.
 _lock = Lock()
@@ -64,6 +50,8 @@ class _Streak:
     def __init__(self) -> None:
         #: How these differ.
         self.causes: list[tuple[Difference, ...]] = []
+        #: Of the functions: which was traced last, by its number, and whether one was complete.
+        self.latest: int | None = None
         self.has_function = False
         self._has_logged = False
 
@@ -81,20 +69,10 @@ class _Streak:
         log_streak(trace, place, causes)
 
 
-class _Definition(_Streak):
-    """The functions that are defined at one place, and which of them was traced last."""
-
-    latest: int | None = None
-
-
 @functools.lru_cache(maxsize=_MAX_PLACES)
-def definition_at(place: Place) -> _Definition:
-    """Return the definition of a place: the same one for each function that is defined there."""
-    return _Definition()
-
-
-#: The iterators that were logged: the place of the function, and the path.
-_logged: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
+def definition_at(place: Place) -> _Streak:
+    """Return the streak of a place: the same one for each function that is defined there."""
+    return _Streak()
 
 
 class History(TraceHook):
@@ -122,50 +100,29 @@ class History(TraceHook):
             return TraceList(list(self._remembered)[self._n_cleared :])
 
     def describe(self, call: Any) -> Description:
-        """Describe the arguments of a call."""
         return describe(call)
 
-    def compiled(self) -> list[str]:
-        """Return the arguments of each trace that is remembered, in a few words."""
-        return [self.summary(trace.description) for trace in self.traces]
-
     def summary(self, description: Description) -> str:
-        """Return the arguments of a call in a few words."""
-        return ", ".join(summary(description))
+        return summary(description)
+
+    def compiled(self) -> list[str]:
+        return [trace.summary for trace in self.traces]
 
     def static_differences(self, old: Description, new: Description) -> list[str]:
-        """Return how two calls differ in anything but arrays, in words."""
-        found = differences(compare(old, new)[0])
+        found = differences(compare(old, new))
         return [str(difference) for difference in found if difference.category not in OF_ARRAYS]
+
+    def explain(self, record: Trace) -> str:
+        return record.explanation()
 
     def begin(self, call: Any, number: int) -> Trace:
         """Explain a trace that is about to be made."""
-        trace = Trace(
-            self.name,
-            describe(call),
-            trace_configuration(),
-            call_site(),
-            number,
-            is_transformed=has_tracers(call.arrays),
-            is_ahead_of_time=call.is_staged,
-            invalidation_reasons=call.entry.invalidation_reasons,
-            entry=weakref.ref(call.entry),
-        )
+        configuration, reasons = trace_configuration(), call.entry.invalidation_reasons
+        trace = Trace(self.name, call_site(), number, configuration, describe(call), reasons)
         with _lock:
-            earlier = self._explain(trace)
+            self._explain(trace)
             self._begun.add(trace)
-        if earlier is not None and _cause(trace) == CACHE:
-            entry = earlier.entry and earlier.entry()
-            # The user's `__eq__` compares, and a node is flattened once more.
-            path = unless_it_raises(lambda: _first_difference(entry, call), "")
-            if path:
-                [cause] = trace.differences
-                trace.differences = (cause._replace(new=f"{cause.new}: `{path}`"),)
         return trace
-
-    def explain(self, record: Trace) -> str:
-        """Return how a trace differs from the closest one before."""
-        return record.explanation()
 
     def end(self, record: Trace | None, number: int | None) -> None:
         """Remember a trace that was begun, if it came to its end."""
@@ -178,7 +135,9 @@ class History(TraceHook):
             if len(self._remembered) == _MAX_REMEMBERED:
                 self._n_cleared = max(0, self._n_cleared - 1)
             self._remembered.append(record)
-            self._forget_descriptions()
+            old = [*self._remembered][:-_MAX_COMPARED][-1:]
+            if old and len(old[0].description.parts) > _MAX_PARTS:
+                old[0].description = UNKNOWN
             if self._number is not None:
                 definition_at(self.place).latest = self._number
 
@@ -193,33 +152,22 @@ class History(TraceHook):
             record.from_persistent_cache = from_cache
 
     def complete(self, record: Trace, call: Any, jaxpr: Any) -> None:
-        """Measure a trace, and notify observers and the log."""
-        measure(record, call, jaxpr)
-        for observer in observers.alive():
-            observer.traced(record)
+        """Measure a trace, and log it."""
+        if jaxpr is not None:
+            record.equations, record.busiest_line = size_of(jaxpr)
         if record.differences:
             log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
-        if not record.is_ahead_of_time and not is_staging():
-            self._add_to_streak(record)
-        for path, kind in _iterators(record, call):
-            key = self.place, path, kind
-            with _lock:
-                is_logged = key in _logged
-                _logged[key] = None
-                if len(_logged) > _MAX_LOGGED:
-                    _logged.popitem(last=False)
-            if not is_logged:
-                log_iterator(record, self.place, path, kind)
-
-    def _forget_descriptions(self) -> None:
-        # Copied: a signal handler's call may be traced meanwhile, and remembered.
-        latest, *others = reversed([*self._remembered])
-        n_parts = len(latest.description.parts)
-        for trace in others:
-            n_parts += len(trace.description.parts)
-            if n_parts > _MAX_PARTS:
-                trace.description = UNKNOWN
+        if call.is_staged or is_staging():
+            return
+        if record.differences and record.differences[0].category != FUNCTION:
+            self._streak.add(record, self.place)
+            return
+        definition = definition_at(self.place)
+        with _lock:
+            is_first, definition.has_function = not definition.has_function, True
+        if not is_first and not self.place.is_loaded:
+            definition.add(record, self.place)
 
     def restart(self) -> None:
         """Begin anew. The traces so far are still compared with."""
@@ -227,83 +175,37 @@ class History(TraceHook):
             self._n_cleared = len(self._remembered)
             self._streak.causes.clear()
 
-    def _explain(self, trace: Trace) -> Trace | None:
-        """Fill in how a trace differs from the closest of those before, and return that."""
+    def _explain(self, trace: Trace) -> None:
+        """Fill in how a trace differs from the closest of those before."""
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
         begun = sorted(self._begun.alive(), key=lambda earlier: earlier.number)
         latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
         if not latest:
-            trace.differences = self._defined_again()
-            return None
-        closest: Any = None
-        for earlier in latest:
-            found, n = compare(earlier.description, trace.description, self.place.is_users)
-            changed = configuration_differences(earlier.configuration, trace.configuration)
-            distance = len(found) + len(changed), n
-            if closest is None or distance < closest[0]:
-                closest = distance, earlier, found, changed
-        _, earlier, found, changed = closest
+            another = None if self._number is None else definition_at(self.place).latest
+            if another not in (None, self._number) and not self.place.is_loaded:
+                trace.differences = (defined_again(self.place),)
+            return
+        earlier = min(latest, key=lambda earlier: _distance(earlier, trace))
+        changed = configuration_differences(earlier.configuration, trace.configuration)
         trace.configuration = trace.configuration if changed else earlier.configuration
-        trace.description = trace.description.sharing(earlier.description)
+        if trace.description.paths == earlier.description.paths:
+            # Most calls are alike; and equal parts are mostly one object.
+            trace.description = trace.description._replace(paths=earlier.description.paths)
         if UNKNOWN in (earlier.description, trace.description):
             why = "the arguments are too large to be compared, or can't be"
             trace.differences = (Difference(UNKNOWN_REASON, "", "", why),)
         else:
-            shown = with_apt_remedies([*differences(found), *changed])
+            causes = compare(earlier.description, trace.description, self.place.is_users)
+            shown = with_apt_remedies([*differences(causes), *changed])
             trace.differences = shown or (_why_it_does_not_serve(earlier, trace),)
         is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
         trace.compared_with = None if is_earlier_cleared else earlier.number
-        return earlier
-
-    def _defined_again(self) -> tuple[Difference, ...]:
-        """Return why the first trace of a function is none: another one was defined there."""
-        if self._number is None or self.place.is_loaded:
-            return ()
-        latest = definition_at(self.place).latest
-        return () if latest in (None, self._number) else (defined_again(self.place),)
-
-    def _add_to_streak(self, trace: Trace) -> None:
-        """Count a trace among those in a row, which are logged once they are many."""
-        if _cause(trace) not in (None, FUNCTION):
-            self._streak.add(trace, self.place)
-            return
-        definition = definition_at(self.place)
-        with _lock:
-            is_first, definition.has_function = not definition.has_function, True
-        if not is_first and not self.place.is_loaded:
-            definition.add(trace, self.place)
 
 
-def _iterators(trace: Trace, call: Any) -> list[tuple[str, str]]:
-    """Return the paths and types of the static values that are iterators, or hold one."""
-    found: list[tuple[str, str]] = []
-    for path, part in zip(trace.description.paths, trace.description.parts, strict=True):
-        if type(part) is StaticPart and part.is_iterator:
-            found.append((f"`{path}`", part.kind))
-    for static in call.function.statics:
-        if holds_iterator(static):
-            found.append(("the function itself", "partial"))
-            break
-    return found
-
-
-def _cause(trace: Trace) -> str | None:
-    """Return the category of the first difference."""
-    return trace.differences[0].category if trace.differences else None
-
-
-def _first_difference(entry: Entry | None, call: Any) -> str:
-    """Return the path of the first static value that differs though it looks the same."""
-    if entry is None or entry is call.entry:
-        return ""
-    pairs = zip(named_specs(call, entry.spec), named_specs(call, call.spec), strict=True)
-    for (name, old, value), (_, new, _) in pairs:
-        # Of one structure, or there would be more to say.
-        leaves = zip(leaf_paths(old, value, name), leaf_paths(new, value, name), strict=True)
-        for (path, was, _), (_, is_now, _) in leaves:
-            if was != is_now:
-                return path
-    return ""
+def _distance(earlier: Trace, trace: Trace) -> int:
+    """Return in how many parts and options a trace differs from an earlier one."""
+    changed = configuration_differences(earlier.configuration, trace.configuration)
+    return distance(earlier.description, trace.description) + len(changed)
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:

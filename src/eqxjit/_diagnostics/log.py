@@ -1,4 +1,4 @@
-"""The log: why a function was traced once more, again and again, or with an iterator.
+"""The log: why a function was traced once more, and again and again.
 
 All messages are warnings of the logger `eqxjit`. Not Python warnings: under `-W error` these would
 fail what works with Equinox.
@@ -6,69 +6,82 @@ fail what works with Equinox.
 
 import collections
 import functools
+import inspect
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 from .._code.place import Place
-from .._code.text import times
+from .._code.text import short, times
 from .._switches import switch
-from .advice import for_iterator
 from .differences import Difference, defined_again
 from .trace import Trace
 
 _logger = logging.getLogger("eqxjit")
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 # --- `explain_retraces` ---------------------------------------------------------------------------
 
-# Those for which the log explains: of the environment, of a switch, of each `with`.
-_requests: list[object] = []
-if switch("EQXJIT_EXPLAIN_RETRACES"):
-    _requests.append("EQXJIT_EXPLAIN_RETRACES")
+# Those in force: of the environment, of a switch, of each `with`. The last one decides.
+_switches: list[Any] = []
 
 
-class _Explaining:
+def _is_on() -> bool:
+    return bool(_switches) and _switches[-1].on
+
+
+class Explaining:
     """A switch that was set: the end of its `with` sets it back."""
 
     def __init__(self, on: bool):
-        self._on = on
-        self._before: list[object] = []
-        self._switch()
-
-    def _switch(self) -> None:
-        if self._on:
-            _requests.append(self)
-        else:
-            self._before = [*_requests]
-            _requests.clear()
+        self.on = on
+        _switches.append(self)
 
     def __enter__(self) -> None:
-        # Called again, it is a `with` of its own.
-        if self._on and self not in _requests:
-            self._switch()
+        if self not in _switches:
+            # A second `with`, or a decorated function that runs.
+            _switches.append(self)
 
     def __exit__(self, *_: object) -> None:
-        if self in _requests:
-            _requests.remove(self)
-        _requests.extend(self._before)
-        self._before = []
+        if self in _switches:
+            _switches.remove(self)
 
-    def __call__(self, fun: Callable[..., Any]) -> Callable[..., Any]:
-        # A decorator: on only while the function runs.
+    def __call__(self, fun: Callable[P, T]) -> Callable[P, T]:
         self.__exit__()
+        # A call of these only makes what runs them, and that of a class isn't all that it does.
+        kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+        if any(is_kind(fun) for is_kind in (inspect.isclass, *kinds)) or not callable(fun):
+            raise TypeError(
+                f"`explain_retraces` decorates plain functions, not {short(fun)}: write `with "
+                "eqxjit.explain_retraces():` around what calls the function to be explained."
+            )
 
         @functools.wraps(fun)
-        def explained(*args: Any, **kwargs: Any) -> Any:
-            with _Explaining(self._on):
+        def explained(*args: P.args, **kwargs: P.kwargs) -> T:
+            with Explaining(self.on):
                 return fun(*args, **kwargs)
 
         return explained
 
     def __repr__(self) -> str:
-        return f"<retraces are {'' if _requests else 'not '}explained in the log>"
+        return f"<retraces are {'' if _is_on() else 'not '}explained in the log>"
 
 
-def explain_retraces(on: bool | Callable[..., Any] = True) -> Any:
+if switch("EQXJIT_EXPLAIN_RETRACES"):
+    Explaining(True)
+
+
+@overload
+def explain_retraces(on: bool = True) -> Explaining: ...
+
+
+@overload
+def explain_retraces(on: Callable[P, T]) -> Callable[P, T]: ...
+
+
+def explain_retraces(on: Any = True) -> Any:
     """Log each trace after a function's first: why it was made, and how long it took.
 
     A switch, a context manager and a decorator, in the manner of `torch.set_grad_enabled`, and for
@@ -77,7 +90,11 @@ def explain_retraces(on: bool | Callable[..., Any] = True) -> Any:
 
     **Arguments:**
 
-    - `on`: `explain_retraces(False)` switches it off.
+    - `on`: `explain_retraces(False)` switches it off. Or the function to decorate.
+
+    **Raises:**
+
+    - `TypeError`, for a class, a coroutine function or a generator function: use a `with` there.
 
     !!! example
 
@@ -98,14 +115,16 @@ def explain_retraces(on: bool | Callable[..., Any] = True) -> Any:
 
         ```
     """
-    if not isinstance(on, bool) and callable(on):
-        return _Explaining(True)(on)
-    return _Explaining(bool(on))
+    if isinstance(on, bool):
+        return Explaining(on)
+    if not callable(on):
+        raise TypeError(f"`on` is True, False or a function to decorate, not {short(on)}.")
+    return Explaining(True)(on)
 
 
 def log(trace: Trace) -> None:
     """Log a trace that is complete, if `explain_retraces` is on."""
-    if not _requests or not trace.differences:
+    if not _is_on() or not trace.differences:
         return
     _logger.warning(
         "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
@@ -127,25 +146,21 @@ _MAX_COUNTED = 16
 
 def log_streak(trace: Trace, place: Place, streak: list[tuple[Difference, ...]]) -> None:
     """Log that a function was traced again and again; a streak holds how each trace differed."""
-    # In how many traces something was a cause, and how it differed the last time.
-    counts: collections.Counter[tuple[str, str]] = collections.Counter()
-    latest: dict[tuple[str, str], Difference] = {}
-    for causes in streak:
-        for cause in causes[:_MAX_COUNTED] or (defined_again(place),):
-            key = (cause.category, cause.path)
-            counts[key] += 1
-            latest[key] = cause
+    found = [
+        cause for causes in streak for cause in causes[:_MAX_COUNTED] or (defined_again(place),)
+    ]
+    counts = collections.Counter((cause.category, cause.path) for cause in found)
+    latest = {(cause.category, cause.path): cause for cause in found}
     lines = [
         f"`{trace.function}` was traced {len(streak)} times in a row, last for the call at "
         f"{trace.call_site}:"
     ]
     remedies = {""}
     for key, count in counts.most_common(_MAX_CAUSES):
-        cause = latest[key]
-        lines.append(f"  - {times(count)}, the last time: {cause}")
-        if cause.remedy not in remedies:
-            remedies.add(cause.remedy)
-            lines.append(f"    {cause.remedy}.")
+        lines.append(f"  - {times(count)}, the last time: {latest[key]}")
+        remedy = latest[key].remedy
+        lines += [f"    {remedy}."] * (remedy not in remedies)
+        remedies.add(remedy)
     if len(counts) > _MAX_CAUSES:
         lines.append(f"  - and {len(counts) - _MAX_CAUSES} more")
     lines.append(
@@ -153,20 +168,3 @@ def log_streak(trace: Trace, place: Place, streak: list[tuple[Difference, ...]])
         "per function."
     )
     _logger.warning("%s", "\n".join(lines))
-
-
-# --- Iterators ------------------------------------------------------------------------------------
-
-
-def log_iterator(trace: Trace, place: Place, path: str, kind: str) -> None:
-    """Log that a static value of a complete trace is an iterator, or a partial that holds one."""
-    _logger.warning(
-        "`%s`, called at %s: %s. Tracing takes values from it and compiles them in: later "
-        "calls with it take nothing more, and use the same values again.%s",
-        trace.function,
-        trace.call_site,
-        f"{path} holds an iterator"
-        if kind == "partial"
-        else f"{path} is an iterator ({kind}), and static",
-        for_iterator(place),
-    )

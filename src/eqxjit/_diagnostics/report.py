@@ -9,24 +9,29 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import (
+    AbstractContextManager,
+    ContextDecorator,
+    ExitStack,
+    contextmanager,
+)
 from typing import Any, NamedTuple
 
-from .._code.text import block, counted, escape, table
+from .._code.text import block, escape, table
 from .._core.events import COMPILING, observers
 from .differences import Difference
 from .timeline import Event, ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import Seconds, Trace, TraceList
 
-# The latest: a span has two, and a trace one more.
-_MAX_EVENTS = 200_000
+# The latest.
+_MAX_EVENTS = 100_000
 
 # Where neither a terminal nor `COLUMNS` says how much room there is.
 _WIDTH = 100
 
-# The first column has at least this much room, or others are left out.
-_MIN_NAME_WIDTH = 20
+# In less room, columns are left out.
+_WIDE = 80
 
 
 class ReportRow(NamedTuple):
@@ -117,10 +122,14 @@ class CompileReport:
         self._start = time.perf_counter()
         self._events: collections.deque[Event] = collections.deque(maxlen=_MAX_EVENTS)
 
-    def add(self, *event: Any) -> None:
-        """Record an event of this thread: an `Event`, without its time and its thread."""
-        thread = threading.get_ident(), threading.current_thread().name
-        self._events.append(Event(time.perf_counter() - self._start, thread, *event))
+    def add(
+        self, function: str, phase: str, seconds: float, from_cache: bool, trace: Trace | None
+    ) -> None:
+        """Record a phase of this thread that has just ended."""
+        start = time.perf_counter() - self._start - seconds
+        thread = threading.current_thread()
+        span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, trace)
+        self._events.append((threading.get_ident(), span))
 
     # --- The table ----------------------------------------------------------------------------
 
@@ -154,11 +163,11 @@ class CompileReport:
 
     @property
     def spans(self) -> list[ReportSpan]:
-        """The phases of all functions, by the time at which they began; the latest 70,000.
+        """The phases of all functions, by the time at which they began; the latest 100,000.
 
         Tracing JAX's own operations within a function is part of that function's span.
         """
-        return spans_of(self._events.copy())
+        return spans_of([*self._events])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a file, in the format of its suffix.
@@ -171,29 +180,15 @@ class CompileReport:
         **Raises:**
 
         - `ValueError`, for another suffix.
-
-        !!! example
-
-            ```python
-            >>> import json, pathlib, tempfile
-            >>> import jax.numpy as jnp
-            >>> import eqxjit
-            >>> with eqxjit.compile_report() as report:
-            ...     _ = eqxjit.filter_jit(lambda x: x + 1)(jnp.ones(2))
-            In all ...
-            >>> path = pathlib.Path(tempfile.mkdtemp()) / "report.json"
-            >>> report.save(path)
-            >>> [e["cat"] for e in json.loads(path.read_text())["traceEvents"] if "cat" in e][:1]
-            ['tracing']
-
-            ```
         """
         path = pathlib.Path(path)
         check_report_path(path)
         if path.suffix.lower() == ".json":
             text = json.dumps(chrome_trace(self.spans))
         else:
-            text = _PAGE.format(body=self._repr_html_(), traces=self._traces_html())
+            traces = TraceList(dict.fromkeys(s.trace for s in self.spans if s.trace is not None))
+            shown = traces._repr_html_() if traces else ""
+            text = _PAGE.format(body=self._repr_html_(), traces=shown)
         path.write_text(text, encoding="utf-8")
 
     def _repr_html_(self) -> str:
@@ -206,29 +201,19 @@ class CompileReport:
         notes = "".join([f"<p>{escape(note)}</p>" for note in self.notes()])
         return block(title, timeline_html(self.spans), table(headings, cells), notes)
 
-    def _traces_html(self) -> str:
-        traces = dict.fromkeys(span.trace for span in self.spans if span.trace is not None)
-        return TraceList(traces)._repr_html_() if traces else ""
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns
         rows = self.rows
         lines = _table(rows, width) if rows else ["Nothing was compiled."]
         lines += [line for note in self.notes() for line in textwrap.wrap(note, width)]
         return "\n".join(lines)
 
-    def __repr__(self) -> str:
-        rows = self.rows
-        if not rows:
-            return "<CompileReport: nothing was compiled>"
-        what = counted(len(rows), "function")
-        dearest = f"{rows[0].function} {rows[0].share:.0%}"
-        return f"<CompileReport: {what} in {self.total_seconds:.3g} s, {dearest}>"
 
-
-def _columns(row: ReportRow) -> dict[str, str]:
+def _columns(row: ReportRow, is_wide: bool = True) -> dict[str, str]:
     """Return the text of each column but the first, by its heading."""
     seconds = row.seconds
+    if not is_wide:
+        return {"traces": str(row.traces), "seconds": f"{seconds.total:.3f}"}
     return {
         "traces": str(row.traces),
         "trace s": f"{seconds.tracing:.3f}",
@@ -240,138 +225,99 @@ def _columns(row: ReportRow) -> dict[str, str]:
     }
 
 
-def _few_columns(row: ReportRow) -> dict[str, str]:
-    """Return columns that fit anywhere: a total instead of its parts."""
-    return {"traces": str(row.traces), "seconds": f"{row.seconds.total:.3f}"}
-
-
 def _table(rows: list[ReportRow], width: int) -> list[str]:
     """Return the lines of the table, none of them longer than that."""
-    name_width = 0
-    shown: list[dict[str, str]] = []
-    widths: dict[str, int] = {}
-    for columns in (_columns, _few_columns):
-        shown = [columns(row) for row in rows]
-        shown.insert(0, {heading: heading for heading in shown[0]})
-        widths = {h: max([len(row[h]) for row in shown]) for h in shown[0]}
-        # With two spaces before each column.
-        name_width = width - sum([2 + w for w in widths.values()])
-        if name_width >= _MIN_NAME_WIDTH:
-            break
+    cells = [_columns(row, width >= _WIDE) for row in rows]
+    cells.insert(0, {heading: heading for heading in cells[0]})
+    widths = {heading: max([len(row[heading]) for row in cells]) for heading in cells[0]}
+    # With two spaces before each column.
+    most = width - sum(widths.values()) - 2 * len(widths)
     texts = [("function, and why it was traced again",)]
     texts += [(row.function, f"  {row.reason}") for row in rows]
     names = [
-        [part for text in each for part in textwrap.wrap(text, name_width, subsequent_indent="  ")]
+        [part for text in each for part in textwrap.wrap(text, most, subsequent_indent="  ")]
         for each in texts
     ]
-    name_width = max([len(part) for parts in names for part in parts])
-    lines: list[str] = []
-    for (first, *others), row in zip(names, shown, strict=True):
-        numbers = "".join([f"  {row[h]:>{w}}" for h, w in widths.items()])
-        lines += [f"{first:<{name_width}}{numbers}".rstrip(), *others]
-    lines.insert(len(names[0]), "─" * len(lines[0]))
+    longest = max([len(part) for parts in names for part in parts])
     total = sum([row.seconds.total for row in rows])
-    title = f"In all {total:.3g} s of tracing, lowering and compiling"
-    return [*textwrap.wrap(title, width), *lines]
+    lines = textwrap.wrap(f"In all {total:.3g} s of tracing, lowering and compiling", width)
+    for (first, *others), row in zip(names, cells, strict=True):
+        numbers = "".join([f"  {row[heading]:>{w}}" for heading, w in widths.items()])
+        lines += [f"{first:<{longest}}{numbers}".rstrip(), *others]
+        if row is cells[0]:
+            lines.append("─" * (longest + len(numbers)))
+    return lines
 
 
 # --- While it is recorded -------------------------------------------------------------------------
 
 
 class _Observer:
-    """An observer that fills in a report, and shows the outermost phase under way in each thread.
+    """An observer that fills in a report, and shows on a terminal what is under way."""
 
-    - `show`: shows a text; `hide`: takes away again what that returned.
-    """
-
-    def __init__(
-        self,
-        report: CompileReport,
-        show: Callable[[str], Any] = lambda text: None,
-        hide: Callable[[Any], object] = lambda shown: None,
-    ):
-        self._report, self._show, self._hide = report, show, hide
-        self._shown: dict[int, tuple[str, str, Any]] = {}
+    def __init__(self, report: CompileReport, is_shown: bool):
+        self._report = report
+        self._is_shown = is_shown and sys.stderr is not None and sys.stderr.isatty()
+        self._n_under_way = 0
 
     def begun(self, function: str, phase: str) -> None:
-        """Note that a phase begins in this thread."""
-        self._report.add(function, phase)
-        thread = threading.get_ident()
-        if thread not in self._shown:
-            self._shown[thread] = function, phase, self._show(f"{phase} {function}")
+        self._n_under_way += 1
+        if self._n_under_way == 1:
+            self._show(f"{phase} {function} ...")
 
-    def ended(self, function: str, phase: str, seconds: float, from_cache: bool) -> None:
-        """Note that a phase ends in this thread."""
-        self._report.add(function, phase, True, from_cache)
-        thread = threading.get_ident()
-        shown = self._shown.get(thread)
-        if shown is not None and shown[:2] == (function, phase):
-            del self._shown[thread]
-            self._hide(shown[2])
+    def ended(
+        self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
+    ) -> None:
+        self._report.add(function, phase, seconds, from_cache, record)
+        self._n_under_way = max(0, self._n_under_way - 1)
+        if self._n_under_way == 0:
+            self._show("")
 
-    def traced(self, trace: Trace) -> None:
-        """Note that a trace is complete."""
-        self._report.add(trace.function, "", False, False, trace)
+    def _show(self, text: str) -> None:
+        if self._is_shown:
+            # In place of what was there.
+            print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def recording(report: CompileReport, *show_and_hide: Any) -> Iterator[None]:
+def recording(report: CompileReport, is_shown: bool = False) -> Iterator[CompileReport]:
     """Fill in a report, without printing it."""
     # It dies with this `with`, even if that is interrupted; a report is read afterwards.
-    observer = _Observer(report, *show_and_hide)
+    observer = _Observer(report, is_shown)
     try:
         observers.add(observer)
-        yield
+        yield report
     finally:
         observers.discard(observer)
 
 
-@contextmanager
-def _on_terminal(report: CompileReport) -> Iterator[tuple[Any, ...]]:
-    """Show a line on a terminal, with the time that the phase has taken already; then the table."""
-    try:
-        with _progress() as progress:
-            if progress is None:
-                yield ()
-            else:
-                yield lambda text: progress.add_task(text, total=None), progress.remove_task
-    finally:
+def _print(report: CompileReport) -> None:
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
+        from IPython.display import display
+
+        display(report)
+    else:
         print(report)
 
 
-def _progress() -> Any:
-    """Return a `with` of rich's progress; of None without rich or a terminal."""
-    try:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    except ImportError:
-        return nullcontext()
-    console = Console()
-    if not console.is_terminal:
-        return nullcontext()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True)
+class _Reporting(ContextDecorator):
+    """A context manager of which each `with` makes another report."""
+
+    def __init__(self) -> None:
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> CompileReport:
+        stack, report = ExitStack(), CompileReport()
+        stack.callback(_print, report)
+        self._entered.append(stack)
+        return stack.enter_context(recording(report, is_shown=True))
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
 
 
-@contextmanager
-def _in_notebook(report: CompileReport) -> Iterator[tuple[Any, ...]]:
-    """Show what is under way in a notebook's cell; the report takes its place in the end."""
-    from IPython.display import HTML, display
-
-    cell: Any = display(report, display_id=True)
-    try:
-        yield (lambda text: cell.update(HTML(block(f"<p>{escape(text)} …</p>"))),)
-    finally:
-        cell.update(report)
-
-
-def _is_notebook() -> bool:
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
-
-
-@contextmanager
-def compile_report() -> Iterator[CompileReport]:
+def compile_report() -> AbstractContextManager[CompileReport]:
     """Print one table of everything that is compiled inside it, the costliest function first.
 
     Functions nested in others are included, and what isn't under `filter_jit`: `jax.jit` and JAX's
@@ -379,8 +325,7 @@ def compile_report() -> Iterator[CompileReport]:
     function are its own: those of another one under `filter_jit` that is traced within its trace
     are in that one's row. Threads add up. On a terminal, a line shows what is under way meanwhile.
 
-    That line takes `rich` (the extra `report`). In a notebook the cell shows the table and the
-    timeline as HTML.
+    In a notebook the cell shows the table and the timeline as HTML.
 
     **Returns:**
 
@@ -404,7 +349,4 @@ def compile_report() -> Iterator[CompileReport]:
 
         ```
     """
-    report = CompileReport()
-    showing = _in_notebook(report) if _is_notebook() else _on_terminal(report)
-    with showing as show_and_hide, recording(report, *show_and_hide):
-        yield report
+    return _Reporting()

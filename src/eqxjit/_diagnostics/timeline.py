@@ -2,8 +2,10 @@
 
 import collections
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from .._code.text import escape
 from .._core.events import COMPILING, LOWERING, TRACING
@@ -19,6 +21,8 @@ _WIDEST_GAP = 0.04
 _NARROW = 1.5
 
 _COLOURS = {TRACING: "#4c9be8", LOWERING: "#e8a33d", COMPILING: "#6cbf6c"}
+
+_GREY = "rgba(128,128,128,0.2)"
 
 _BAR = (
     "float:left;height:17px;overflow:hidden;white-space:nowrap;color:#111111;font-size:11px;"
@@ -62,82 +66,31 @@ class ReportSpan(NamedTuple):
         return "" if self.trace is None else self.trace.reason
 
 
-class Event(NamedTuple):
-    """One event of a report: a phase begins or ends, or a trace is complete.
-
-    - `time`, `thread`: when, from the beginning of the report, and in which thread, by its number
-        and its name.
-    - `function`, `phase`: of which function; the phase of a trace is empty.
-    - `is_end`: whether a phase ends rather than begins.
-    - `from_cache`: whether the program came from JAX's persistent cache.
-    - `trace`: the trace that is complete.
-    """
-
-    time: float
-    thread: tuple[int, str]
-    function: str
-    phase: str = ""
-    is_end: bool = False
-    from_cache: bool = False
-    trace: Trace | None = None
-
-    @property
-    def of(self) -> tuple[str, str]:
-        """The function and the phase."""
-        return self.function, self.phase
+#: A phase that ended: the number of its thread, and its span as if it were nested in none.
+Event = tuple[int, ReportSpan]
 
 
-class _Thread:
-    """One thread, while its events are gone through.
-
-    - `begun`: the phases under way, outside in; `nested`: how many seconds of each were another's.
-    - `untraced`: the indices of the spans that ended, by function, whose trace isn't complete.
-    """
-
-    def __init__(self) -> None:
-        self.begun: list[Event] = []
-        self.nested: list[float] = []
-        self.untraced: dict[str, list[int]] = collections.defaultdict(list)
-
-    def pop(self) -> tuple[Event, float]:
-        """Drop the innermost phase; return it, and how many seconds of it were another's."""
-        return self.begun.pop(), self.nested.pop()
-
-
-def spans_of(events: Iterable[Event]) -> list[ReportSpan]:
-    """Return the spans between events, by their start."""
+def spans_of(events: Sequence[Event]) -> list[ReportSpan]:
+    """Return the spans of the phases that ended, by their start."""
     spans: list[ReportSpan] = []
-    threads: dict[tuple[int, str], _Thread] = collections.defaultdict(_Thread)
-    for event in events:
-        thread = threads[event.thread]
-        begun, nested = thread.begun, thread.nested
-        if event.trace is not None:
-            for index in thread.untraced.pop(event.function, ()):
-                spans[index] = spans[index]._replace(trace=event.trace)
-        elif not event.is_end:
-            if event.phase == TRACING and all(e.function != event.function for e in begun):
-                # Those of a trace that failed.
-                thread.untraced.pop(event.function, None)
-            begun.append(event)
-            nested.append(0.0)
-        else:
-            # An interrupt may have ended those above it without an event.
-            while begun and begun[-1].of != event.of:
-                thread.pop()
-            if not begun:
-                continue
-            start, seconds_nested = thread.pop()
-            if begun and begun[-1].of == event.of:
+    # By thread, the indices of the spans around an event, outside in. A thread's phases end inside
+    # out: backwards, each comes right after those that it is nested in.
+    around: dict[int, list[int]] = collections.defaultdict(list)
+    for thread, span in reversed(events):
+        outer, start = around[thread], span.start
+        # Its middle, because JAX's clock isn't ours.
+        while outer and start + span.seconds / 2 <= spans[outer[-1]].start:
+            outer.pop()
+        if outer:
+            parent = spans[outer[-1]]
+            if span.phase == TRACING and parent[:2] == span[:2]:
                 # JAX and eqxjit both report a trace: one span.
-                nested[-1] += seconds_nested
                 continue
-            seconds = event.time - start.time
-            if nested:
-                nested[-1] += seconds
-            depth = sum([i == 0 or begun[i - 1].of != e.of for i, e in enumerate(begun)])
-            thread.untraced[event.function].append(len(spans))
-            shown = start.time, seconds, event.thread[1], depth, event.from_cache
-            spans.append(ReportSpan(*event.of, *shown, None, seconds_nested))
+            start = max(start, parent.start)
+            nested_seconds = parent.nested_seconds + span.end - start
+            spans[outer[-1]] = parent._replace(nested_seconds=nested_seconds)
+        spans.append(span._replace(start=start, seconds=span.end - start, depth=len(outer)))
+        outer.append(len(spans) - 1)
     return sorted(spans, key=lambda span: (span.start, span.depth))
 
 
@@ -169,69 +122,64 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
     if not spans:
         return ""
     shown = sorted(spans, key=lambda span: span.seconds)[-_MAX_SHOWN:]
-    scale = _Scale(spans)
-    title = f"{scale.seconds:.3g} s from the first trace to the last program."
+    times, places, gaps = _scale(spans)
+    title = f"{times[-1] - times[0]:.3g} s from the first trace to the last program."
     if len(shown) < len(spans):
         title += f" The {len(shown):,} longest of {len(spans):,} spans."
     for phase, colour in _COLOURS.items():
         style = f"background-color:{colour};color:#111111;white-space:nowrap"
         title += f' <span style="{style}">&ensp;{phase}&ensp;</span>'
     parts = [f"<p>{title}</p>"]
+    idle: list[_Bar] = [
+        (start, end, _GREY, "", f"{end - start:.3g} s without tracing or compiling")
+        for start, end in gaps
+    ]
     lanes: dict[str, list[list[_Bar]]] = {}
     for span in sorted(shown, key=lambda span: span.start):
-        rows = lanes.setdefault(span.thread, [[_gap_bar(gap) for gap in scale.gaps]])
+        rows = lanes.setdefault(span.thread, [[*idle]])
         rows += [[] for _ in range(len(rows), span.depth + 1)]
         rows[span.depth].append(_span_bar(span))
     for thread, rows in lanes.items():
         if len(lanes) > 1:
             parts.append(f"<div>{escape(thread)}</div>")
-        parts += [_row(scale, row) for row in rows]
+        parts += [_row(row, lambda at: float(np.interp(at, times, places))) for row in rows]
         parts.append('<div style="clear:both;height:8px"></div>')
     return "".join(parts)
 
 
-class _Scale:
-    """A scale from seconds to percents, in which long intervals without a span are short.
+def _scale(
+    spans: Sequence[ReportSpan],
+) -> tuple[list[float], list[float], list[tuple[float, float]]]:
+    """Return a scale on which a long interval without a span, a gap, is short.
 
-    - `seconds`: from the first span's beginning to the last one's end.
-    - `gaps`: the beginning and the end of each interval that is cut.
+    **Returns:**
+
+    Times, where each is, from 0 to 100 (from one to the next the scale is even), and the gaps.
     """
-
-    def __init__(self, spans: Sequence[ReportSpan]):
-        self._start = end = min(span.start for span in spans)
-        idle: list[tuple[float, float]] = []
-        for span in sorted(spans, key=lambda span: span.start):
-            if span.start > end:
-                idle.append((end, span.start))
-            end = max(end, span.end)
-        self.seconds = end - self._start
-        busy = self.seconds - sum([after - before for before, after in idle])
-        self._widest = max(busy, 1e-9) * _WIDEST_GAP
-        self.gaps = [gap for gap in idle if gap[1] - gap[0] > self._widest]
-        self._width = max(self._shortened(end), 1e-9)
-
-    def _shortened(self, at: float) -> float:
-        cut = 0.0
-        for before, after in self.gaps:
-            share = min(max(at - before, 0.0) / (after - before), 1.0)
-            cut += share * (after - before - self._widest)
-        return at - self._start - cut
-
-    def percent(self, at: float) -> float:
-        """Return where a time is, from 0 to 100."""
-        return 100 * self._shortened(at) / self._width
+    times: list[float] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        if times and span.start <= times[-1]:
+            times[-1] = max(times[-1], span.end)
+        else:
+            times += [span.start, span.end]
+    lengths = np.diff(times)
+    widest = max(float(lengths[::2].sum()), 1e-9) * _WIDEST_GAP
+    gaps = [(times[i], times[i + 1]) for i in range(1, len(lengths), 2) if lengths[i] > widest]
+    lengths[1::2] = np.minimum(lengths[1::2], widest)
+    places = np.cumsum([0.0, *lengths])
+    return times, [*(100 * places / max(places[-1], 1e-9))], gaps
 
 
 # A bar of the chart: its beginning and end in seconds, its colour, its text, and its tooltip.
 _Bar = tuple[float, float, str, str, str]
 
 
-def _row(scale: _Scale, bars: list[_Bar]) -> str:
+def _row(bars: list[_Bar], place: Callable[[float], float]) -> str:
     """Return a row of bars, each placed from the end of the one before."""
     parts: list[str] = []
     cursor = 0.0
     for start, end, colour, text, title in sorted(bars):
-        left, right = max(cursor, scale.percent(start)), scale.percent(end)
+        left, right = max(cursor, place(start)), place(end)
         # Rounded down: a row of more than 100 % would break.
         margin = int((left - cursor) * 1000) / 1000
         width = max(0, int((right - left) * 1000) / 1000)
@@ -240,11 +188,6 @@ def _row(scale: _Scale, bars: list[_Bar]) -> str:
         label = escape(text) if width > _NARROW else ""
         parts.append(f'<div class="bar" style="{style}" title="{escape(title)}">{label}</div>')
     return f'<div style="clear:both;height:18px;overflow:hidden">{"".join(parts)}</div>'
-
-
-def _gap_bar(gap: tuple[float, float]) -> _Bar:
-    title = f"{gap[1] - gap[0]:.3g} s without tracing or compiling"
-    return *gap, "rgba(128,128,128,0.2)", "", title
 
 
 def _span_bar(span: ReportSpan) -> _Bar:

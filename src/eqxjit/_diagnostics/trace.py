@@ -2,24 +2,20 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from .._code.files import LIBRARY_FILES, is_users
 from .._code.place import CallSite, location
-from .._code.text import block, escape, table
+from .._code.text import block, table
 from .._compat import source_line
-from .._core.events import observers
-from .._core.traced import NotInFlight
-from .._spec.tree import has_tracers
 from .description import UNKNOWN, Description, summary
 from .differences import Difference, listed
 
-# A line stands out if it made so many equations, and so large a share of them.
+# A line stands out if it made so many equations, and half of them.
 _MANY_EQUATIONS = 200
-_LARGE_SHARE = 0.5
 
 # So many equations tell that no line stands out, without looking at all: a line takes microseconds.
 _SAMPLE = 50
@@ -68,26 +64,20 @@ class Trace:
     """
 
     function: str
-    description: Description
-    configuration: dict[str, str]
     call_site: CallSite
-    number: int = 0
+    number: int
+    configuration: dict[str, str]
+    description: Description = UNKNOWN
+    #: Why its entry serves no call any more; empty while it does, and shared with the entry.
+    invalidation_reasons: list[str] = dataclasses.field(default_factory=list)
     differences: tuple[Difference, ...] = ()
     compared_with: int | None = None
     seconds: Seconds = dataclasses.field(default_factory=Seconds)
     from_persistent_cache: bool = False
     equations: int | None = None
     busiest_line: str = ""
-    #: Whether it was called with tracers.
-    is_transformed: bool = False
-    #: Whether it was made by `lower`, or to be compiled for later calls.
-    is_ahead_of_time: bool = False
-    #: Why its entry serves no call any more; empty while it does, and shared with the entry.
-    invalidation_reasons: list[str] = dataclasses.field(default_factory=list)
-    #: The entry that it made, weakly; None for a copy.
-    entry: Any = None
     #: Of a copy: the arguments and their summary.
-    _texts: tuple[dict[str, str], str] | None = None
+    _texts: tuple[Mapping[str, str], str] | None = None
 
     @property
     def reason(self) -> str:
@@ -109,18 +99,13 @@ class Trace:
     @property
     def summary(self) -> str:
         """The arguments in a few words."""
-        if self._texts is not None:
-            return self._texts[1]
-        return ", ".join(summary(self.description))
+        return summary(self.description) if self._texts is None else self._texts[1]
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the keys by which parts are compared, which refer to classes weakly.
-        state = {**vars(self), "_texts": (dict(self.arguments), self.summary)}
-        del state["description"], state["entry"]
+        state = {**vars(self), "_texts": (self.arguments, self.summary)}
+        state.pop("description", None)
         return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, description=UNKNOWN, entry=None)
 
     def __repr__(self) -> str:
         return (
@@ -134,17 +119,6 @@ class Trace:
         if self.compared_with is not None:
             lines.insert(0, f"  Compared with trace {self.compared_with}:")
         return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        title = f"trace {self.number} of {self.function}, called at {self.call_site}"
-        lines = [f"<p>{escape(line)}</p>" for line in listed(self.differences, with_remedies=True)]
-        arguments = table(("argument", ""), self.arguments.items()) if self.arguments else ""
-        return block(
-            f"<p><b>{escape(title)}</b></p>",
-            "".join(lines) or "<p>first trace</p>",
-            arguments,
-            f"<p>{escape(self.seconds)}</p>",
-        )
 
 
 class TraceList(list[Trace]):
@@ -172,58 +146,36 @@ class TraceList(list[Trace]):
 
 
 def size_of(jaxpr: Any) -> tuple[int, str]:
-    """Return how many equations a closed jaxpr has, nested ones included, and the busiest line.
+    """Return how many equations a jaxpr has, nested ones included, and the busiest line.
 
     That is the user's line that made most of them, with their number; empty if none stands out.
     """
-    equations = [equation for part in _with_nested(jaxpr.jaxpr) for equation in part.eqns]
-    n_equations = len(equations)
-    if n_equations < _MANY_EQUATIONS:
-        return n_equations, ""
-    sample = equations[:: n_equations // _SAMPLE]
-    _, count = _busiest_line(sample)
-    if count < _LARGE_SHARE_OF_SAMPLE * len(sample):
-        return n_equations, ""
-    line, count = _busiest_line(equations)
-    stands_out = count >= max(_MANY_EQUATIONS, _LARGE_SHARE * n_equations)
+    equations = _equations(jaxpr)
+    n = len(equations)
+    if n < _MANY_EQUATIONS:
+        return n, ""
+    line, count = None, 0
+    for sample, share in ((equations[:: n // _SAMPLE], _LARGE_SHARE_OF_SAMPLE), (equations, 0.5)):
+        lines = [source_line(equation, LIBRARY_FILES) for equation in sample]
+        [(line, count)] = collections.Counter(lines).most_common(1)
+        if count < share * len(sample):
+            return n, ""
     # Of a library's line there is nothing for the user to change.
-    if line is None or not stands_out or not is_users(line[0]):
-        return n_equations, ""
-    return n_equations, f"{location(*line)} ({count:,})"
+    if line is None or count < _MANY_EQUATIONS or not is_users(line[0]):
+        return n, ""
+    return n, f"{location(*line)} ({count:,})"
 
 
-def _busiest_line(equations: list[Any]) -> tuple[tuple[str, int] | None, int]:
-    """Return the line that made most of the equations, and how many."""
-    lines = [source_line(equation, LIBRARY_FILES) for equation in equations]
-    return collections.Counter(lines).most_common(1)[0]
-
-
-def _with_nested(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
-    """Yield a jaxpr and those in its equations, each as often as it is used."""
-    pending: list[Any] = [jaxpr]
-    while pending:
-        part = pending.pop()
-        yield part
+def _equations(jaxpr: Any) -> list[Any]:
+    """Return the equations of a jaxpr and of those in it, each as often as it is used."""
+    equations: list[Any] = []
+    parts = [jaxpr]
+    # The list grows while it is gone through.
+    for part in parts:
+        equations += part.eqns
         for equation in part.eqns:
             for value in equation.params.values():
                 for nested in value if isinstance(value, (tuple, list)) else (value,):
-                    if isinstance(nested, ClosedJaxpr):
-                        pending.append(nested.jaxpr)
-                    elif isinstance(nested, Jaxpr):
-                        pending.append(nested)
-
-
-def measure(trace: Trace, call: Any, jaxpr: Any) -> None:
-    """Fill in the size of a trace made in a call; `jaxpr` is what JAX lowered, if it did."""
-    jitted, arrays = call.entry.jitted, call.flat
-    # What became part of an outer program is measured there; and asking takes its time.
-    # `EQX_ON_ERROR=breakpoint` jits without a `trace`.
-    asks = (observers or not has_tracers(arrays)) and hasattr(jitted, "trace")
-    if jaxpr is None and asks:
-        try:
-            jaxpr = jitted.trace(*arrays).jaxpr
-        except NotInFlight:
-            # JAX's caches don't hold it: the call failed after it was traced.
-            return
-    if jaxpr is not None:
-        trace.equations, trace.busiest_line = size_of(jaxpr)
+                    if isinstance(nested, (ClosedJaxpr, Jaxpr)):
+                        parts.append(nested)
+    return equations
