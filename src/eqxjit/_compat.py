@@ -411,13 +411,13 @@ try:
     from equinox._jit import filter_jit as upstream_filter_jit
 
     #: Whether upstream's wrappers can be read: another field might be another option.
-    upstream_is_known: bool = {*UpstreamWrapper.__dataclass_fields__} == {
+    upstream_is_as_expected: bool = {*UpstreamWrapper.__dataclass_fields__} == {
         *("fn", "_signature", "_dynamic_fun", "_static_fun", "_cached"),
         *("filter_warning", "donate_first", "donate_rest"),
     }
 except (ImportError, AttributeError):
     # Wrappers made before `eqxjit.install()` then go on using upstream's.
-    upstream_is_known, _filter_jit_cache = False, None
+    upstream_is_as_expected, _filter_jit_cache = False, None
     upstream_filter_jit = eqx.filter_jit
     _made = type(eqx.filter_jit(lambda: None))
     # If it were a plain function, every function would be taken for a wrapper.
@@ -435,7 +435,7 @@ _DONATIONS = {
 
 def upstream_donation(wrapper: Any) -> str | None:
     """Return the `donate` of an upstream wrapper; None if it can't be read."""
-    if not upstream_is_known or _has_jit_options(wrapper):
+    if not upstream_is_as_expected or _has_jit_options(wrapper):
         return None
     return _DONATIONS.get((wrapper.filter_warning, wrapper.donate_first, wrapper.donate_rest))
 

@@ -56,11 +56,11 @@ def unless_it_raises(action: Callable[[], T], otherwise: T) -> T:
 _WITH = ("__enter__", "__exit__")
 
 
-class _Held:
-    """A context manager without a frame of its own, and without a call that hooks are told of.
+class _With:
+    """A context manager without a frame and without a call that hooks would see.
 
     A hook may raise, and then what was to be called isn't: a lock would stay locked. `with` calls
-    what these slots hold, and hooks aren't told of a `partial`.
+    what these slots hold, and hooks aren't called for a `partial`.
     """
 
     __slots__ = _WITH
@@ -76,7 +76,7 @@ class _Held:
         def __exit__(self, *_: object) -> None: ...
 
 
-class Lock(_Held):
+class Lock(_With):
     """A lock for `with`: re-entrant, as garbage collection and signal handlers may come anywhere.
 
     - `attempt`: for `with` as well, but doesn't wait: it gives False if another thread has the
@@ -93,7 +93,7 @@ class Lock(_Held):
         """Forget who has the lock; who is within its `with` releases the old one."""
         lock = threading.RLock()
         super().__init__(lock.__enter__, lock.__exit__)
-        self.attempt = _Held(functools.partial(lock.acquire, blocking=False), lock.__exit__)
+        self.attempt = _With(functools.partial(lock.acquire, blocking=False), lock.__exit__)
 
 
 class Weak(Generic[T]):

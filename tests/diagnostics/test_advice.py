@@ -293,7 +293,7 @@ LINEAR = eqx.nn.Linear(3, 3, key=jax.random.key(0))
 ACTIVATIONS = own_activations()
 PARTIAL = functools.partial(jnp.dot, 2.0)
 
-OWN_ARGUMENT = "as an argument of its own"
+OWN_ARGUMENT = "as a separate argument"
 
 #: What the calls pass, part of the remedy, and what they pass that follow it, in turn; a number
 #: that varies is `i`.

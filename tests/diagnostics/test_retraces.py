@@ -161,8 +161,8 @@ def model(**changed):
             {"f": eqx.Partial(jnp.subtract, X)},
             [("static value changed", "f.func", None, None)],
         ),
-        ({"x": X}, {"x": X, "n": 1}, [("argument newly given or left out", "n", "absent", "1")]),
-        ({"x": X, "n": 1}, {"x": X}, [("argument newly given or left out", "n", "1", "absent")]),
+        ({"x": X}, {"x": X, "n": 1}, [("argument newly passed or left out", "n", "absent", "1")]),
+        ({"x": X, "n": 1}, {"x": X}, [("argument newly passed or left out", "n", "1", "absent")]),
     ],
 )
 def test_a_difference_has_its_category_and_path(old, new, expected):
@@ -475,7 +475,9 @@ def test_calls_without_arguments():
     assert f.traces()[0].arguments == {}
     assert repr(f.traces()[0]).startswith(f"<trace 1 of <lambda>() at {HERE}:")
     f(X)
-    assert [d[:2] for d in f.traces()[1].differences] == [("argument newly given or left out", "x")]
+    assert [d[:2] for d in f.traces()[1].differences] == [
+        ("argument newly passed or left out", "x")
+    ]
     jax.clear_caches()
     f()
     assert f.traces()[2].differences[0].category == "cache evicted or cleared"
@@ -485,7 +487,7 @@ def test_a_huge_tree_is_not_described():
     f = eqxjit.filter_jit(lambda x, many: x)
     for n in (1, 2):
         f(X, [[n]] * 60_000)
-    assert f.traces()[1].differences[0].category == "not known"
+    assert f.traces()[1].differences[0].category == "unknown"
     assert f.traces()[1].arguments == {}
     assert "(...) at " in repr(f.traces()[1])
 
@@ -1363,7 +1365,7 @@ STORMS = {
     _methods: ["function defined again: `_methods.<locals>.Model.step` of another `_methods."],
     _modules: [f"{AGAIN} one of `_modules.<locals>.Scale`"],
     _activations: ["static value changed: `activation` is another `<lambda>` at "],
-    _cleared: ["cache evicted or cleared: JAX's own caches no longer hold it"],
+    _cleared: ["cache evicted or cleared: JAX's caches no longer hold it"],
     _evicted: ["cache evicted or cleared: its entry was the least recently used of more than 1"],
 }
 

@@ -371,7 +371,7 @@ class Comparison:
         assert [trace.number for trace in traces] == [*range(1, len(traces) + 1)]
         for trace in traces[1:]:
             assert trace.differences
-            assert "not known" not in [difference.category for difference in trace.differences]
+            assert "unknown" not in [difference.category for difference in trace.differences]
         return traced
 
     def _check_statics(

@@ -1,4 +1,8 @@
-"""Tells whose a file is, by the folder that it lies in: ours, a library's or the user's."""
+"""Tells whose a file is, by its folder: ours, a library's or the user's.
+
+And leaves our frames out of the tracebacks that users see, whatever shows them: JAX's filter does
+so for printed tracebacks alone, and only where it isn't switched off.
+"""
 
 import contextlib
 import functools
@@ -6,6 +10,8 @@ import os
 import re
 import sys
 import sysconfig
+from types import TracebackType
+from typing import Any
 
 import equinox
 import jax
@@ -36,7 +42,7 @@ LIBRARY_FILES = (
     *OUR_FILES,
     *JAX_FILES,
     *_below(os.path.dirname(equinox.__file__)),
-    # By which some of our own frames are entered.
+    # By which some of our frames are entered.
     contextlib.__file__,
 )
 
@@ -79,3 +85,46 @@ def _holds_packages(folder: str) -> bool:
     """Return whether packages were installed into a folder: a user's may have the same name."""
     names = unless_it_raises(lambda: os.listdir(folder), [])
     return any(name.endswith((".dist-info", ".egg-info")) for name in names)
+
+
+# --- Tracebacks -----------------------------------------------------------------------------------
+
+
+def trim() -> None:
+    """Trim the traceback of the exception that the caller handles, before `raise`.
+
+    Of our frames two are left: the caller's, which stands for the jitted call, and the innermost.
+    """
+    error = sys.exception()
+    assert error is not None
+    error.__traceback__ = _trimmed(error.__traceback__)
+
+
+def _trimmed(traceback: TracebackType | None) -> TracebackType | None:
+    entries: list[TracebackType] = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    trimmed: TracebackType | None = None
+    for index in reversed(range(len(entries))):
+        entry = entries[index]
+        frame = entry.tb_frame
+        is_end = index in (0, len(entries) - 1)
+        if is_end or not frame.f_code.co_filename.startswith(OUR_FILES):
+            trimmed = TracebackType(trimmed, frame, entry.tb_lasti, entry.tb_lineno)
+    return trimmed
+
+
+class _Trimming:
+    """A context whose exceptions leave it with a trimmed traceback."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is not None:
+            error.__traceback__ = _trimmed(error.__traceback__)
+
+
+#: For functions that aren't generated. (Not a generator, which would add frames.)
+trimming = _Trimming()

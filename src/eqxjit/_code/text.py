@@ -31,11 +31,6 @@ def short(value: Any, limit: int = 40) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def array_text(dtype: Any, shape: Iterable[Any]) -> str:
-    """Return the text of an array's type, as `float32[2,3]`."""
-    return f"{dtype}[{','.join(map(str, shape))}]"
-
-
 def times(count: int) -> str:
     """Return how often, in words: once, or so many times."""
     return "once" if count == 1 else f"{count} times"

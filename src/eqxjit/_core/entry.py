@@ -156,7 +156,7 @@ class Entry(_Flags):
         if self.uses is not None:
             uses = bytes(map(operator.or_, uses, self.uses))
         if uses != self.uses:
-            # Else the very object stays: fast paths compare it by identity.
+            # Only then, because fast paths compare it by identity.
             self.uses = uses
 
     # --- Outputs --------------------------------------------------------------------------------

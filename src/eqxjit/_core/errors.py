@@ -84,7 +84,7 @@ def _invalid_array(
     for path, leaf in _leaves_with_paths(arguments):
         if not issubclass(type(leaf), (np.ndarray, np.generic)):
             continue
-        # An array of another library's may raise an error of its own.
+        # An array of another library's may raise another error.
         if isinstance(raised_by(lambda leaf=leaf: jax.typeof(leaf)), kind):
             return kind(f"The array `{path}` {_why_invalid(leaf)}")
     return None

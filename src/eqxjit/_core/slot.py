@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .._code.tracebacks import trim
+from .._code.files import trim
 from .._compat import Delegate
 
 

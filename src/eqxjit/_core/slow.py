@@ -11,7 +11,7 @@ from typing import Any, cast
 import jax
 from jax.tree_util import tree_map
 
-from .._code.tracebacks import trim, trimming
+from .._code.files import trim, trimming
 from .._compat import may_raise
 from .._fast.make import fast_path, link, set_up
 from .._fast.source import TooLarge, write

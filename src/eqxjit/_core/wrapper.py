@@ -23,8 +23,8 @@ from typing import (
 import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
+from .._code.files import trimming
 from .._code.text import short
-from .._code.tracebacks import trimming
 from .._compat import call_directly
 from .ahead import CompileCost, Lowered, lower
 from .function import STAND_INS, Function, take_apart
@@ -257,7 +257,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         # The static half is shared, and with it what is compiled for it.
         return type(self)(self._function, copy.deepcopy(self._caller.fun_arrays, memo))
 
-    # Not `__reduce__`, which isn't given the protocol.
+    # Not `__reduce__`, to which the protocol isn't passed.
     def __reduce_ex__(self, protocol: Any) -> Any:
         content = self.__wrapped__, self._function.options
         module, qualname = self._function.attributes.get("__module__", ""), self._qualname
@@ -321,7 +321,7 @@ _OF_FUNCTION = _OF_PYTHON_FUNCTIONS | {
 
 
 class _Doc:
-    """The docstring of a bound function: its function's; of the class: its own."""
+    """The docstring of a bound function: its function's; of the class: one about it."""
 
     def __init__(self, of_class: str):
         self.of_class = of_class
@@ -459,7 +459,7 @@ def _wrap(fun: Any, options: Options) -> JitFunction[..., Any]:
 
 
 class Jitted(Protocol[P, T]):
-    """An object whose own `__call__` is wrapped.
+    """An object whose `__call__` is wrapped.
 
     Pyright takes no notice of descriptors where it looks for the `__call__` of a callable.
     """

@@ -10,9 +10,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from .._code.files import trimming
 from .._code.place import place_of
 from .._code.text import short
-from .._code.tracebacks import trimming
 from .._core.ahead import CompileCost
 from .._core.errors import with_argument_errors
 from .._core.function import Function

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import equinox as eqx
 
-from .._code.tracebacks import trim, trimming
+from .._code.files import trim, trimming
 from .._compat import (
     UpstreamWrapper,
     fields_of,
     upstream_donation,
     upstream_filter_jit,
-    upstream_is_known,
+    upstream_is_as_expected,
 )
 from .._core.options import Donate
 from .._core.wrapper import JitFunction, filter_jit
@@ -114,7 +114,7 @@ def _put_in_place() -> None:
         for name, value in tuple(namespace.items()):
             if value is public or value is upstream_filter_jit:
                 _replace(namespace, namespace.__setitem__, name, filter_jit)
-    if upstream_is_known:
+    if upstream_is_as_expected:
         # Past Equinox's metaclass.
         write = functools.partial(type.__setattr__, UpstreamWrapper)
         for name, method in _REDIRECTING.items():

@@ -20,8 +20,9 @@ from jax import lax
 from jax.core import Tracer
 from jax.tree_util import tree_flatten, tree_unflatten
 
-from .._code.text import array_text, short
+from .._code.text import short
 from .._compat import PyTreeDef, is_sharded_aval
+from .._diagnostics.description import array_text
 from .._interruptions import Lock
 from .._spec.static import register_reader
 from .._spec.tree import children, is_array

@@ -180,7 +180,7 @@ def for_function(place: Place) -> str:
 
 # --- Numbers --------------------------------------------------------------------------------------
 
-# The types of Python's numbers, and what a dtype must be so that each of them is one of its own.
+# The types of Python's numbers, and what a dtype must be so that each of them fits it.
 _NUMBERS: dict[str, tuple[type, type]] = {
     "int": (int, jnp.number),
     "float": (float, jnp.inexact),
@@ -201,7 +201,7 @@ def for_static(change: Change) -> str:
     opaque = [node for _, node in change.around if node.is_opaque]
     if opaque:
         # An array in it couldn't be hashed.
-        remedy = f"pass `jnp.asarray({path}{argument})` as an argument of its own"
+        remedy = f"pass `jnp.asarray({path}{argument})` as a separate argument"
         # In a static field a Module couldn't hold arrays either.
         if len(opaque) == 1 and not opaque[0].is_field:
             remedy += f", or make `{opaque[0]}` an `equinox.Module` with such an array"
@@ -258,7 +258,7 @@ def for_shape(change: Change, old: ArrayPart, new: ArrayPart) -> str:
 
 def for_weak_type(change: Change, old: ArrayPart) -> str:
     """Return what to do about another weak type."""
-    # The user's own array, whoever's function it goes to.
+    # The user's array, whoever's function it goes to.
     if change.holder and not change.is_users:
         return ""
     return (

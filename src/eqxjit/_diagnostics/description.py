@@ -19,7 +19,7 @@ from jax.core import Tracer
 
 from .._code.files import is_users
 from .._code.place import CallSite, captured, transformation_of
-from .._code.text import array_text, counted, short
+from .._code.text import counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function
 from .._interruptions import unless_it_raises
@@ -36,6 +36,11 @@ _MAX_BITS = 256
 
 # How many constants that an object holds, or a function captured, are part of its text.
 _MAX_CAPTURED = 4
+
+
+def array_text(dtype: Any, shape: Iterable[Any]) -> str:
+    """Return the text of an array's type, as `float32[2,3]`."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 class ArrayPart(NamedTuple):
@@ -213,7 +218,7 @@ _Below = list[tuple[str, Any, Any, bool]]
 
 
 def _other_array(array: Any) -> ArrayPart:
-    """Return the part of what isn't JAX's own array: a NumPy array, a tracer, a structure."""
+    """Return the part of what isn't an array of JAX's: a NumPy array, a tracer, a structure."""
     if isinstance(array, jax.ShapeDtypeStruct):
         aval, sharding = array, array.sharding
     else:

@@ -14,7 +14,7 @@ from .description import LONG_TEXT, ArrayPart, Description, NodePart, Part, Stat
 
 CACHE = "cache evicted or cleared"
 FUNCTION = "function defined again"
-UNKNOWN_REASON = "not known"
+UNKNOWN_REASON = "unknown"
 
 #: What JAX sees of arrays; all else is the static half of a call.
 OF_ARRAYS = ("shape", "dtype", "weak type", "sharding or device")
@@ -31,9 +31,9 @@ class Difference(NamedTuple):
 
     - `category`: which kind of difference: `"shape"`, `"dtype"`, `"weak type"`, `"sharding or
         device"`, `"static value changed"`, `"static where an array was"`, `"an array where a static
-        value was"`, `"structure changed"`, `"argument newly given or left out"`,
+        value was"`, `"structure changed"`, `"argument newly passed or left out"`,
         `"configuration changed"`, `"cache evicted or cleared"`, `"function defined again"` or
-        `"not known"`.
+        `"unknown"`.
     - `path`: where, in the user's names, such as `model.layers[0].activation`.
     - `old`, `new`: what was there, and what is there now.
     - `remedy`: what to do about it, if anything; else empty.
@@ -166,7 +166,7 @@ def differences(found: list[list[Change]]) -> list[Difference]:
                 is_argument = first.parent < 0 and None in (old, new)
                 category, remedy = "structure changed", ""
                 if is_argument:
-                    category = "argument newly given or left out"
+                    category = "argument newly passed or left out"
         shown.append(Difference(category, path, *_texts_apart(old, new), remedy))
     return shown
 

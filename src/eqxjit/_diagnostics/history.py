@@ -24,7 +24,7 @@ from .differences import (
     distance,
     with_apt_remedies,
 )
-from .log import log, log_streak
+from .log import log, log_streak, switches
 from .trace import Trace, TraceList, size_of
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -143,7 +143,7 @@ class History(TraceHook):
 
     def spend(self, record: Trace, phase: str, seconds: float, from_cache: bool) -> None:
         if phase == TRACING:
-            # What JAX does around the function's own trace included.
+            # What JAX does around the function's trace included.
             record.seconds.tracing = seconds
         elif phase == LOWERING:
             record.seconds.lowering += seconds
@@ -155,7 +155,7 @@ class History(TraceHook):
         """Measure a trace, and log it."""
         if jaxpr is not None:
             record.equations, record.busiest_line = size_of(jaxpr)
-        if record.differences:
+        if switches and record.differences:
             log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         if call.is_staged or is_staging():
@@ -209,7 +209,7 @@ def _distance(earlier: Trace, trace: Trace) -> int:
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
-    """Return why a trace doesn't serve a call that looks just like its own."""
+    """Return why a trace doesn't serve a call that looks just like that of the trace."""
     if earlier.invalidation_reasons:
         why = earlier.invalidation_reasons[-1]
     elif earlier.invalidation_reasons is not trace.invalidation_reasons:
@@ -218,5 +218,5 @@ def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
             "text nor its hash shows"
         )
     else:
-        why = "JAX's own caches no longer hold it (`jax.clear_caches()`)"
+        why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
     return Difference(CACHE, "", "", why)

@@ -25,11 +25,11 @@ T = TypeVar("T")
 # --- `explain_retraces` ---------------------------------------------------------------------------
 
 # Those in force: of the environment, of a switch, of each `with`. The last one decides.
-_switches: list[Any] = []
+switches: list[Any] = []
 
 
 def _is_on() -> bool:
-    return bool(_switches) and _switches[-1].on
+    return bool(switches) and switches[-1].on
 
 
 class Explaining:
@@ -37,16 +37,16 @@ class Explaining:
 
     def __init__(self, on: bool):
         self.on = on
-        _switches.append(self)
+        switches.append(self)
 
     def __enter__(self) -> None:
-        if self not in _switches:
+        if self not in switches:
             # A second `with`, or a decorated function that runs.
-            _switches.append(self)
+            switches.append(self)
 
     def __exit__(self, *_: object) -> None:
-        if self in _switches:
-            _switches.remove(self)
+        if self in switches:
+            switches.remove(self)
 
     def __call__(self, fun: Callable[P, T]) -> Callable[P, T]:
         self.__exit__()

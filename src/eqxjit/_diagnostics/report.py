@@ -39,7 +39,7 @@ class ReportRow(NamedTuple):
 
     - `function`: its name.
     - `traces`: how often it was traced, or compiled once more without tracing.
-    - `seconds`: how long that took, without what has a row of its own: functions under `filter_jit`
+    - `seconds`: how long that took, without what has another row: functions under `filter_jit`
         that were traced meanwhile, and what was compiled meanwhile.
     - `share`: the part of the report's total seconds, from 0 to 1.
     - `persistent_cache_hits`: how many of its programs came from JAX's persistent cache.
@@ -165,7 +165,7 @@ class CompileReport:
     def spans(self) -> list[ReportSpan]:
         """The phases of all functions, by the time at which they began; the latest 100,000.
 
-        Tracing JAX's own operations within a function is part of that function's span.
+        Tracing JAX's operations within a function is part of that function's span.
         """
         return spans_of([*self._events])
 
@@ -321,9 +321,9 @@ def compile_report() -> AbstractContextManager[CompileReport]:
     """Print one table of everything that is compiled inside it, the costliest function first.
 
     Functions nested in others are included, and what isn't under `filter_jit`: `jax.jit` and JAX's
-    own operations, where they aren't traced as a part of another function. The seconds of a
-    function are its own: those of another one under `filter_jit` that is traced within its trace
-    are in that one's row. Threads add up. On a terminal, a line shows what is under way meanwhile.
+    operations, where they aren't traced as a part of another function. The seconds of a function
+    leave out those of another one under `filter_jit` that is traced within its trace, which has
+    another row. Threads add up. On a terminal, a line shows what is under way meanwhile.
 
     In a notebook the cell shows the table and the timeline as HTML.
 

@@ -39,7 +39,7 @@ class ReportSpan(NamedTuple):
         with all that is nested in it.
     - `thread`: the name of the thread.
     - `depth`: how many spans it is nested in.
-    - `from_persistent_cache`: whether JAX's persistent cache held the compiled program.
+    - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
     - `trace`: the `Trace` that it was for, with the reason for it; `None` for a function that isn't
         under eqxjit's `filter_jit`.
     - `nested_seconds`: how much of `seconds` the spans took that are nested in it.

@@ -56,7 +56,7 @@ class Trace:
     - `differences`: how it differs from the closest earlier trace; empty for the first.
     - `compared_with`: the number of that earlier trace; `None` for the first.
     - `seconds`: how long it took.
-    - `from_persistent_cache`: whether JAX's persistent cache held the compiled program.
+    - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
     - `equations`: the size of the jaxpr, nested ones included; `None` where it wasn't looked at,
         because it became part of an outer program.
     - `busiest_line`: the user's line that made most of the equations, and how many, as

@@ -76,7 +76,7 @@ class Signature:
 
         **Raises:**
 
-        - `TypeError`, Python's own for the user's function, if that doesn't take these arguments.
+        - `TypeError`, Python's for the user's function, if that doesn't take these arguments.
         """
         try:
             bound = self._inspected.bind(*args, **kwargs)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 
+from .._code.files import trim
 from .._code.source import Constants, can_be_written, define, indented, wrapped
 from .._code.text import counted
-from .._code.tracebacks import trim
 from .._compat import ArrayImpl, fields_of, flatten_one_level, unflatten_node
 from .._spec.static import THEMSELVES, same
 from .._spec.tree import (
