@@ -15,6 +15,7 @@ ROOT = pathlib.Path(eqxjit.__file__).parent
 LAYERS = [
     *(
         "_native",
+        "_switches",
         "_interruptions",
         "_compat",
         "_code",
