@@ -461,7 +461,7 @@ def test_a_manifest_that_is_nested_deeply_is_refused(tmp_path):
             text = json.dumps({**_manifest_of(path), field: "here"})
             nested = '{"list": [' * depth + '{"value": 1}' + "]}" * depth
             _rewrite(path, **{"manifest.json": text.replace('"here"', nested).encode()})
-            with pytest.raises(ValueError, match="damaged, or wasn't written by"):
+            with pytest.raises(ValueError, match="is damaged"):
                 eqxjit.load(path)
 
 

@@ -543,6 +543,10 @@ def test_calls_of_the_module_that_are_wrong():
 # --- Memory -----------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(
+    sys.version_info[:3] == (3, 13, 0),
+    reason="it crashes by itself: `list(map(lambda x: (x, x), [1] * 50))` with failing allocations",
+)
 def test_every_allocation_may_fail():
     """What follows a `MemoryError` is right; JAX's own code doesn't bear it, and is left out."""
     value = {

@@ -6,7 +6,6 @@ that comparing two `Packed` compares two addresses, however large the trees are.
 
 import collections
 import dataclasses
-import functools
 import math
 import operator
 import weakref
@@ -266,24 +265,32 @@ def _place(leaf: Any) -> Hashable:
 
 # --- Buffers ----------------------------------------------------------------------------------
 
-# Compiled where nothing is traced; inlined in a trace, so that XLA and its transpose see them.
 
-
-@functools.partial(jax.jit, static_argnums=1, inline=True)
 def _join(leaves: Sequence[Any], dtype: np.dtype) -> jax.Array:
     """Return one flat array of this dtype, strongly typed, with the elements of all leaves."""
+    # In a trace not as a separate program, through which XLA and JAX's transpose don't look.
+    is_traced = any(isinstance(leaf, Tracer) for leaf in leaves)
+    return (_concatenate if is_traced else _jitted_concatenate)(leaves, dtype)
+
+
+def _split(buffer: Any, shapes: tuple[Shape, ...]) -> list[jax.Array]:
+    """Return the arrays of which a buffer was made; its leading axes, if any, are theirs, too."""
+    return (_take_apart if isinstance(buffer, Tracer) else _jitted_take_apart)(buffer, shapes)
+
+
+def _concatenate(leaves: Sequence[Any], dtype: np.dtype) -> jax.Array:
     flat = [lax.convert_element_type(lax.reshape(leaf, (leaf.size,)), dtype) for leaf in leaves]
     return lax.concatenate(flat, 0)
 
 
-@functools.partial(jax.jit, static_argnums=1, inline=True)
-def _split(buffer: Any, shapes: tuple[Shape, ...]) -> list[jax.Array]:
-    """Return the arrays of which a buffer was made; its leading axes, if any, are theirs, too.
-
-    Not by indexing, whose transpose is a sum of as many arrays as there are leaves, each as long as
-    the whole buffer: that of `lax.split` is one concatenation.
-    """
+def _take_apart(buffer: Any, shapes: tuple[Shape, ...]) -> list[jax.Array]:
+    # Not by indexing, whose transpose is a sum of as many arrays as there are leaves, each as long
+    # as the whole buffer: that of `lax.split` is one concatenation.
     *leading, _ = buffer.shape
     parts = lax.split(buffer, [math.prod(shape) for shape in shapes], axis=len(leading))
     pairs = zip(parts, shapes, strict=True)
     return [lax.reshape(part, (*leading, *shape)) for part, shape in pairs]
+
+
+_jitted_concatenate = jax.jit(_concatenate, static_argnums=1)
+_jitted_take_apart = jax.jit(_take_apart, static_argnums=1)
