@@ -98,7 +98,7 @@ def versions(session: nox.Session, versions: str) -> None:
     session.install("-e", ".[test]", *OLDER.get(versions, []))
     outcome = f"{session.create_tmp()}/outcome.xml"
     try:
-        session.run("pytest", "-m", "", f"--junitxml={outcome}", *session.posargs)
+        session.run("pytest", f"--junitxml={outcome}", *session.posargs)
     finally:
         session.run("python", ".ci/versions.py", outcome)
 
