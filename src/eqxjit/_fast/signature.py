@@ -84,6 +84,10 @@ class Signature:
             # Says more than `inspect`'s, and names the function.
             self._define_receiver()(*args, **kwargs)
             raise
+        if any(value is absent for value in bound.arguments.values()):
+            # As generated Python passes on what a call left out.
+            passed = {n: v for n, v in bound.arguments.items() if v is not absent}
+            bound = inspect.BoundArguments(self._inspected, passed)  # type: ignore[arg-type]
         return bound.args, bound.kwargs
 
     def _define_receiver(self) -> Any:
