@@ -86,8 +86,9 @@ class Signature:
             raise
         if any(value is absent for value in bound.arguments.values()):
             # As generated Python passes on what a call left out.
-            passed = {n: v for n, v in bound.arguments.items() if v is not absent}
-            bound = inspect.BoundArguments(self._inspected, passed)  # type: ignore[arg-type]
+            return self.arguments_among(
+                {**dict.fromkeys(self._inspected.parameters, absent), **bound.arguments}
+            )
         return bound.args, bound.kwargs
 
     def _define_receiver(self) -> Any:
@@ -108,6 +109,8 @@ class Signature:
             parameter.name: variables[parameter.name]
             for parameter in self.parameters
             if variables[parameter.name] is not absent
+            # `inspect` takes empty ones behind a parameter left out for a keyword.
+            and not (parameter.kind == VAR_POSITIONAL and not variables[parameter.name])
         }
         bound = inspect.BoundArguments(self._inspected, passed)  # type: ignore[arg-type]
         return bound.args, bound.kwargs
