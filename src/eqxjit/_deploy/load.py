@@ -64,7 +64,11 @@ def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
 
 def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
     with zipfile.ZipFile(file) as archive:
-        if sum([info.file_size for info in archive.infolist()]) > os.fstat(file.fileno()).st_size:
+        # Of a compressed part `zipfile` makes all there is, whatever size is written of it.
+        infos = archive.infolist()
+        is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
+        size = sum([max(info.compress_size, info.file_size) for info in infos])
+        if not is_stored or size > os.fstat(file.fileno()).st_size:
             raise _Refused("is damaged: its parts are compressed, or overlap.")
         manifest = json.loads(archive.read(MANIFEST))
         _check(manifest)
