@@ -6,7 +6,7 @@ import linecache
 import re
 import unicodedata
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 #: Where generated files seem to be: in a folder, as those of a package are.
@@ -79,24 +79,17 @@ class Constants:
     - `namespace`: the constants by name: the globals of the generated function.
     """
 
-    __slots__ = ("_by_id", "_numbers", "_taken", "namespace", "tick")
+    __slots__ = ("_by_id", "_numbers", "_taken", "namespace")
 
     def __init__(self, taken: Iterable[str] = ()):
-        #: Called for each name: what writes source for too long can be stopped so.
-        self.tick: Callable[[], None] = lambda: None
         self.namespace: dict[str, Any] = {}
         self._taken = {as_read(name) for name in taken}
         self._by_id: dict[int, str] = {}
         #: The last number of each name.
         self._numbers: dict[str, int] = {}
 
-    def helper(self, verb: str, kind: type) -> str:
-        """Return a name for a function that does something to objects of a class."""
-        return self.variable(f"{verb}_{kind.__name__[: _LONGEST_NAME - len(verb) - 2]}s")
-
     def variable(self, hint: str) -> str:
         """Return a name like the hint, made an identifier, and numbered where it is taken."""
-        self.tick()
         base = re.sub(r"\W+", "_", as_read(hint)).strip("_")
         while len(base) > _LONGEST_NAME and "_" in base:
             base = base.split("_", 1)[1].lstrip("_")
@@ -112,10 +105,6 @@ class Constants:
     def named(self, value: Any) -> str:
         """Return the name of a class or a function, which it has itself."""
         return self.constant(value.__name__, value)
-
-    def key(self, hint: str, key: Any) -> str:
-        """Return the source of a dict's key."""
-        return repr(key) if type(key) in (str, int) else self.constant(hint, key)
 
     def constant(self, hint: str, value: Any) -> str:
         """Return the name of a constant; the same one for the same object."""

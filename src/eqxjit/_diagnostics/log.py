@@ -123,8 +123,8 @@ def explain_retraces(on: Any = True) -> Any:
 
 
 def log(trace: Trace) -> None:
-    """Log a trace that is complete, if `explain_retraces` is on."""
-    if not _is_on() or not trace.differences:
+    """Log a trace that differs from earlier ones, if `explain_retraces` is on."""
+    if not _is_on():
         return
     _logger.warning(
         "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 
 from .._code.files import trim
-from .._code.source import Constants, can_be_written, define, indented, wrapped
+from .._code.source import can_be_written, define, indented, wrapped
 from .._code.text import counted
 from .._compat import ArrayImpl, fields_of, flatten_one_level, unflatten_node
 from .._spec.static import THEMSELVES, same
@@ -108,7 +108,7 @@ class _Writer:
         self.out = out
         self.entry = entry
         self.caller = CALLER_VARIABLE
-        self.names = Constants([p.name for p in signature.parameters])
+        self.names = signature.names()
         self.names.namespace[ENTRY_VARIABLE] = entry
         self.helper = {name: self.names.constant(name, value) for name, value in helpers.items()}
         #: Guards of one argument after the other, the arrays, and the source of each static object.

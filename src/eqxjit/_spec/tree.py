@@ -96,11 +96,6 @@ def is_array(leaf: Any) -> bool:
     return type(leaf) in ARRAY_CLASSES or bool(eqx.is_array(leaf))
 
 
-def is_module_class(kind: type) -> bool:
-    """Return whether a class is one of Modules, which Equinox never frees."""
-    return issubclass(type(kind), _MODULE_METACLASS)
-
-
 @dataclasses.dataclass(frozen=True)
 class ModuleFields:
     """The fields of a class of Modules that keeps them in the `__dict__` of its instances.
