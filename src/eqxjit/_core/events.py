@@ -113,9 +113,9 @@ def close_trace(entry: Any) -> OpenTrace | None:
     Traces inside of it that weren't settled were interrupted.
     """
     traces = _state.traces
-    for index in reversed(range(len(traces))):
-        if traces[index].call.entry is entry:
-            trace = traces[index]
+    # A copy, because a call that a hook makes in between may empty the list.
+    for index, trace in reversed([*enumerate(traces)]):
+        if trace.call.entry is entry:
             traces[:] = [other for other in traces[:index] if other.call.entry is not entry]
             if not is_staging() and in_flight() is None:
                 # Others are left over from interrupts: they would keep arrays alive, and their
@@ -177,8 +177,8 @@ def _on_event(event: str, **_: Any) -> None:
 
 def _current() -> OpenTrace | None:
     """Return the trace that JAX's events in this thread belong to."""
-    trace = _state.traces[-1] if _state.traces else None
-    return trace if trace is not None and trace.is_traced else None
+    latest = _state.traces[-1:]
+    return latest[0] if latest and latest[0].is_traced else None
 
 
 def _label(fun_name: str, call: Call | None) -> str:

@@ -29,7 +29,9 @@ switches: list[Any] = []
 
 
 def _is_on() -> bool:
-    return bool(switches) and switches[-1].on
+    # Looked up once, because another thread may end it.
+    last = switches[-1:]
+    return bool(last) and last[0].on
 
 
 class Explaining:
