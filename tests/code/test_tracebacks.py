@@ -329,3 +329,21 @@ def test_an_exception_that_is_being_handled_keeps_its_traceback():
             f(X, None)
             f.lower(X, None)
     assert handled.__traceback__ is before
+
+
+def test_an_error_of_the_users_that_reads_like_jaxs():
+    """Though it fits an argument, it isn't replaced by ours about that."""
+    deleted = jnp.ones(3)
+    deleted.delete()
+    with pytest.raises(RuntimeError) as complaint:
+        deleted.tolist()
+    error = RuntimeError(str(complaint.value))
+
+    @eqxjit.filter_jit
+    def fail(x):
+        raise error
+
+    for _ in range(CALLS):
+        with pytest.raises(RuntimeError) as caught:
+            fail(deleted)
+        assert caught.value is error

@@ -1227,6 +1227,22 @@ def test_the_limit_counts_a_recursion():
     assert countdown.cache_info().traces == 3
 
 
+def test_the_limit_leaves_out_traces_that_failed():
+    """Also while their errors, and by them their frames, are alive."""
+
+    @eqxjit.filter_jit(max_traces=2)
+    def divided(x, n):
+        return x / (1 // n)
+
+    errors = []
+    for _ in range(5):
+        with pytest.raises(ZeroDivisionError) as caught:
+            divided(X, 0)
+        errors.append(caught.value)
+    assert divided(X, 1).tolist() == divided(Y, 1)[: len(X)].tolist() == X.tolist()
+    assert divided.cache_info().traces == 2
+
+
 def test_the_limit_is_per_function_and_options():
     def fun(x, n):
         return x

@@ -63,3 +63,8 @@ def test_private_names_are_imported_in_one_file():
     for file in pathlib.Path(_compat.__file__).parent.rglob("*.py"):
         if file.name != "_compat.py":
             assert not [*filter(is_private, imported_names(file.read_text()))], file.name
+
+
+def test_a_program_that_cannot_be_read_may_raise():
+    """Waiting for it in vain is slow; not waiting would lose its error."""
+    assert _compat.may_raise(object())
