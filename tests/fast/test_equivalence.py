@@ -17,12 +17,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import eqxjit
-from eqxjit._core.numpy_inputs import MAX_COPIED_BYTES
+from eqxjit._fast.arrays import MAX_COPIED_BYTES
 from eqxjit._fast.source import TooLarge
 from eqxjit._spec.static import MAX_PARTS, Opaque, freeze, same
 from eqxjit._spec.tree import Static, combine, split
 from tests.support import changes, nodes, strategies
-from tests.support.helpers import SPECIALIZING, Own, assert_same
+from tests.support.helpers import Own, assert_same
 from tests.support.paths import PYTHON, C, Path, Taken, each_path
 from tests.support.profile import PROFILE
 from tests.support.strategies import Made
@@ -430,30 +430,3 @@ def test_what_a_trace_returns_comes_out_as_from_the_slow_path():
     expected = theirs(tree, X, 2, k=[X])
     for _ in range(4):
         assert_same(f(tree, X, 2, k=[X]), expected)
-
-
-class Unmatched:
-    """A fast path that doesn't match."""
-
-    def __init__(self, *_):
-        pass
-
-    def match(self, *_, **__):
-        return None
-
-
-@pytest.mark.skipif(not SPECIALIZING, reason="no fast path is made")
-@pytest.mark.parametrize("debugging", [True, False])
-def test_a_fast_path_that_never_matches_is_an_error_when_debugging(monkeypatch, debugging):
-    """`EQXJIT_DEBUG=1`; otherwise it is no fast path, and calls are slow and right."""
-    monkeypatch.setattr("eqxjit._fast.make.native_fast", Unmatched)
-    monkeypatch.setattr("eqxjit._fast.make.PythonFast", Unmatched)
-    monkeypatch.setattr("eqxjit._fast.make.DEBUGGING", debugging)
-    f = eqxjit.filter_jit(lambda x: x + 1)
-    if debugging:
-        with pytest.raises(AssertionError, match=r"the fast path of `.*<lambda>` doesn't match"):
-            f(X)
-    else:
-        for _ in range(3):
-            assert_same(f(X), X + 1)
-        assert f.specialized_source() is None

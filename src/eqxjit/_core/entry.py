@@ -4,11 +4,10 @@ import operator
 import weakref
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
-from .._compat import native_back_end, wrapped_by_tracer
+from .._compat import native_back_end
+from .._fast.arrays import Output
 from .._interruptions import Weak
 from .._spec.static import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
@@ -43,11 +42,6 @@ class Out(NamedTuple):
     spec: Spec
     statics: tuple[Any, ...]
     slots: tuple[int, ...]
-
-
-#: What a traced function returns to JAX: its arrays, or the only one as it is, which saves a list.
-#: Those of a trace whose `Out` isn't the entry's first come under the index of that.
-Output = jax.Array | list[Any] | dict[int, list[Any]]
 
 
 class Entry(_Flags):
@@ -202,25 +196,6 @@ def _are_one(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return all(a is b or type(a) in CONSTANTS for a, b in zip(one, other, strict=True))
 
 
-def arrays_of(output: Output) -> list[Any]:
-    """Return the arrays of an output."""
-    if type(output) is dict:
-        return next(iter(output.values()))
-    return output if type(output) is list else [output]
-
-
 def out_of(entry: Entry, output: Output) -> Out:
     """Return what the trace that made an output returned."""
     return entry.outs[next(iter(output)) if type(output) is dict else 0]
-
-
-def wait_for(output: Output) -> None:
-    """Wait until a program has run, so that its error is raised here."""
-    pending: list[Any] = list(arrays_of(output))
-    while pending:
-        array = pending.pop()
-        if isinstance(array, Tracer):
-            # Under an eager `vmap` or `grad` the program has run all the same.
-            pending.extend(wrapped_by_tracer(array))
-        elif isinstance(array, jax.Array):
-            array.block_until_ready()
