@@ -53,14 +53,14 @@ def strong(leaf):
 def assert_unpacked(packed, tree):
     """A `Packed` gives back the tree: but for leaves that were left alone, which may be weak."""
     assert_same(jax.tree.map(strong, packed.unpack()), jax.tree.map(strong, tree))
-    unpacked = jax.tree.leaves(packed.unpack())
-    for (index, slot), leaf in zip(
-        packed.layout.slots(), filter(eqx.is_array, jax.tree.leaves(tree)), strict=True
-    ):
-        if len(packed.layout.members[slot.array]) == 1:
-            assert unpacked[index] is packed.arrays[slot.array] is leaf
+    unpacked, packed_ones = [
+        [*filter(eqx.is_array, jax.tree.leaves(each))] for each in (packed.unpack(), tree)
+    ]
+    for array, indices in zip(packed.arrays, packed.layout.members, strict=True):
+        if len(indices) == 1:
+            assert unpacked[indices[0]] is array is packed_ones[indices[0]]
         else:
-            assert not getattr(unpacked[index], "weak_type", False)
+            assert not any(getattr(unpacked[index], "weak_type", False) for index in indices)
 
 
 def holds_arrays(tree):
@@ -241,19 +241,6 @@ def test_a_bound_on_the_leaves_of_a_buffer():
 def test_what_fits_one_buffer_is_in_one(n_layers):
     packed = eqxjit.pack([jnp.ones(shape) for shape in n_layers * [(4, 4), (4,)]])
     assert [a.shape for a in packed.arrays] == [(20 * n_layers,)]
-
-
-def test_buffers_of_equal_layers_are_alike():
-    """So that XLA compiles what it does with one for all of them."""
-    layer = [(4, 4), (4,), (2, 4), (4,), (3,)]
-    shapes = [(7, 4), *(layer * 12), (4, 7)]
-    packed = eqxjit.pack([jnp.ones(shape) for shape in shapes])
-    in_buffers = [
-        [packed.layout.leaves[index].type.shape for index in members]
-        for members in packed.layout.members
-    ]
-    # What occurs once would shift all that follows.
-    assert in_buffers == [[(7, 4), (4, 7)], *3 * [4 * layer]]
 
 
 def test_packing_copies():
@@ -655,17 +642,16 @@ def test_an_ensemble_is_printed_with_all_its_bytes():
 
 
 def test_inference_mode_is_of_the_unpacked():
-    """It looks for attributes, and would find none; `hasattr` is everybody's."""
+    """It looks for attributes, and would find none."""
     packed, without = eqxjit.pack([mlp(), eqx.nn.Dropout(0.5)]), eqxjit.pack(mlp())
     for switch in (
         lambda: eqx.nn.inference_mode((packed, None)),
         lambda: eqx.nn.inference_mode(packed, value=False),
         lambda: eqx.tree_at(lambda p: p.inference, packed, True),
-        lambda: bool(packed.inference),
+        lambda: packed.inference,
     ):
         with pytest.raises(TypeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
             switch()
-    assert hasattr(packed, "inference")
     unpacked = eqx.nn.inference_mode(packed.unpack())
     assert eqxjit.pack(unpacked).unpack()[1].inference
     assert not hasattr(without, "inference")
