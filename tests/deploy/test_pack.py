@@ -53,12 +53,12 @@ def strong(leaf):
 def assert_unpacked(packed, tree):
     """A `Packed` gives back the tree: but for leaves that were left alone, which may be weak."""
     assert_same(jax.tree.map(strong, packed.unpack()), jax.tree.map(strong, tree))
-    unpacked, packed_ones = [
+    unpacked, packed_from = [
         [*filter(eqx.is_array, jax.tree.leaves(each))] for each in (packed.unpack(), tree)
     ]
     for array, indices in zip(packed.arrays, packed.layout.members, strict=True):
         if len(indices) == 1:
-            assert unpacked[indices[0]] is array is packed_ones[indices[0]]
+            assert unpacked[indices[0]] is array is packed_from[indices[0]]
         else:
             assert not any(getattr(unpacked[index], "weak_type", False) for index in indices)
 
@@ -642,16 +642,17 @@ def test_an_ensemble_is_printed_with_all_its_bytes():
 
 
 def test_inference_mode_is_of_the_unpacked():
-    """It looks for attributes, and would find none."""
+    """It looks for attributes, and would find none; `hasattr` is everybody's."""
     packed, without = eqxjit.pack([mlp(), eqx.nn.Dropout(0.5)]), eqxjit.pack(mlp())
     for switch in (
         lambda: eqx.nn.inference_mode((packed, None)),
         lambda: eqx.nn.inference_mode(packed, value=False),
         lambda: eqx.tree_at(lambda p: p.inference, packed, True),
-        lambda: packed.inference,
+        lambda: bool(packed.inference),
     ):
         with pytest.raises(TypeError, match=r"inference_mode\(packed\.unpack\(\)\)"):
             switch()
+    assert hasattr(packed, "inference")
     unpacked = eqx.nn.inference_mode(packed.unpack())
     assert eqxjit.pack(unpacked).unpack()[1].inference
     assert not hasattr(without, "inference")

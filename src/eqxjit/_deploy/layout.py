@@ -23,7 +23,7 @@ from .._compat import is_sharded_aval
 from .._diagnostics.description import array_text
 from .._interruptions import Lock
 from .._spec.static import register_reader
-from .._spec.tree import Spec, children, combine, is_array, split
+from .._spec.tree import Spec, Static, children, combine, is_array, split
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.
 MAX_LEAVES_PER_BUFFER = 24
@@ -50,7 +50,8 @@ class Layout:
         self.statics = statics
         self.types = types
         self.members = members
-        self.key: Hashable = (spec, types, members)
+        # Hashed here: where a layout dies, a type's hash in Python might fail or be interrupted.
+        self.key: Hashable = Static((spec, types, members))
 
     def __deepcopy__(self, memo: Any) -> "Layout":
         # Nothing in it can change, and what is compared by identity would have to be traced anew.
@@ -225,18 +226,18 @@ def _place(leaf: Any) -> Hashable:
 
 # --- Buffers ----------------------------------------------------------------------------------
 
-# Inlined, since XLA and JAX's transpose don't look through a program of its own.
-_jit = functools.partial(jax.jit, static_argnums=1, inline=True)
+# Since XLA and JAX's transpose don't look through a program of its own.
+_inlined = functools.partial(jax.jit, static_argnums=1, inline=True)
 
 
-@_jit
+@_inlined
 def _join(leaves: Sequence[Any], dtype: np.dtype) -> jax.Array:
     """Return one flat array of this dtype, strongly typed, with the elements of all leaves."""
     flat = [lax.convert_element_type(lax.reshape(leaf, (leaf.size,)), dtype) for leaf in leaves]
     return lax.concatenate(flat, 0)
 
 
-@_jit
+@_inlined
 def _split(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
     """Return the arrays of which a buffer was made; its leading axes, if any, are theirs, too."""
     # Not by indexing, whose transpose is a sum of as many arrays as there are leaves, each as long
