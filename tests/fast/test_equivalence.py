@@ -4,7 +4,6 @@ It matches exactly if the specs are equal, takes the arrays that `split` takes, 
 `combine` makes: for random trees, also after changes in place.
 """
 
-import collections
 import functools
 from typing import Any
 
@@ -23,7 +22,7 @@ from eqxjit._spec.static import MAX_PARTS, Opaque, freeze, same
 from eqxjit._spec.tree import Static, combine, split
 from tests.support import changes, nodes, strategies
 from tests.support.helpers import SPECIALIZING, Own, assert_same
-from tests.support.paths import PYTHON, C, Path, Taken, each_path
+from tests.support.paths import Path, Taken, each_path
 from tests.support.profile import PROFILE
 from tests.support.strategies import Made
 
@@ -345,19 +344,6 @@ def test_stand_ins_are_compared_alike(pair):
             assert _native.same(value, frozen) == is_same
 
 
-@settings(max_examples=N_EXAMPLES)
-@given(static_values(), strategies._changes)
-def test_a_change_in_place_shows_up_to_the_bound(made, change):
-    holder = [made()]
-    frozen = freeze(holder)
-    before = repr(frozen)
-    changes.apply(change, holder, {})
-    # Stand-ins hold copies, but for objects with a `==` of their own.
-    if "Opaque" not in before:
-        assert repr(frozen) == before
-    assert shrank(frozen) or same(holder, frozen) == bool(freeze(holder) == frozen)
-
-
 @pytest.mark.parametrize("kind", [list, set, dict])
 @pytest.mark.parametrize("n", [MAX_PARTS - 2, MAX_PARTS, MAX_PARTS + 2])
 def test_the_bound_of_parts(kind, n):
@@ -398,38 +384,6 @@ def test_the_bound_of_depth(depth):
 
 
 # --- Both fast paths ----------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not eqxjit.native_enabled(), reason="C isn't built")
-@settings(max_examples=N_EXAMPLES // 2)
-@given(data=st.data())
-def test_both_fast_paths_agree(data):
-    one, other = data.draw(pairs())
-    value, varied = one(), other()
-    native, python = [path_of(kind, anything, outputs, value, x=X) for kind in (C, PYTHON)]
-    for argument in (value, one(), varied):
-        assert assert_equivalent(native, argument, x=X) == assert_equivalent(python, argument, x=X)
-
-
-def test_what_a_trace_returns_comes_out_as_from_the_slow_path():
-    """All kinds of nodes in one output, through the wrapper itself."""
-    tree = {
-        "layers": [nodes.Layer(X * i, [X, 1.5]) for i in range(3)],
-        "pair": nodes.CheckedPair(X),
-        "empty": ((), [], {}, nodes.Nothing(), nodes.Empty()),
-        "bag": nodes.Bag("label", X, 2),
-        "flax": nodes.FlaxState(X, 3),
-        "ordered": collections.OrderedDict(b=X, a=2),
-        "static": (True, 0.0, -0.0, float("nan"), ("a", (1,)), jnp.float32, np.dtype("int32")),
-        "partial": eqx.Partial(nodes.plus_one, X),
-        "wrapper": nodes.wrapper(nodes.plus_one, X),
-    }
-    f, theirs = (
-        jit(lambda t, *rest, k: (k, t, rest)) for jit in (eqxjit.filter_jit, eqx.filter_jit)
-    )
-    expected = theirs(tree, X, 2, k=[X])
-    for _ in range(4):
-        assert_same(f(tree, X, 2, k=[X]), expected)
 
 
 class Unmatched:

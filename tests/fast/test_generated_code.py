@@ -221,35 +221,3 @@ def test_every_frame_of_ours_shows_its_source(filtering):
             ours = [frame for frame in frames if frame[0].startswith(OUR_FILES)]
             assert ours
             assert all(line for _, _, line in ours)
-
-
-class _Unprintable:
-    def __init__(self, say):
-        self.say = say
-
-    def __repr__(self):
-        return self.say()
-
-
-def _raise(error):
-    raise error
-
-
-@specializing
-@pytest.mark.parametrize(
-    "say",
-    [
-        lambda: "NUL \0",
-        lambda: "two\nlines\r\x0c",
-        lambda: "half \ud800",
-        lambda: "x" * 1_000_000,
-        lambda: None,
-        lambda: _raise(ValueError("no")),
-        lambda: _raise(GeneratorExit("no")),
-    ],
-)
-def test_a_static_leaf_of_any_repr_is_specialised(say):
-    # What is compiled goes with the object.
-    static = _Unprintable(say)
-    f = warm(eqxjit.filter_jit(lambda x, n: x), X, static)
-    assert f.specialized_source() is not None

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eqxjit
-from eqxjit._spec.static import NUMBER, freeze
-from eqxjit._spec.tree import ARRAY, DICT, MODULE, NODE, SEQUENCE, Static
+from eqxjit._spec.static import freeze
+from eqxjit._spec.tree import ARRAY, DICT, SEQUENCE, Static
 from tests.support import nodes
 from tests.support.allocations import with_failing_allocation
 from tests.support.helpers import SPECIALIZING, Hooked, Own, assert_same
@@ -395,80 +395,6 @@ def test_a_fast_path_out_of_bounds_is_refused(wrong):
         fast_of(**wrong)
 
 
-@pytest.mark.parametrize(
-    ("spec", "value"),
-    [
-        ((SEQUENCE, dict, None), {}),
-        ((SEQUENCE, set, None), set()),
-        ((DICT, list, ()), []),
-        ((DICT, dict, ("a",)), {}),
-        ((DICT, dict, None), {}),
-        ((DICT, dict, ([],), ARRAY), {"a": X}),
-        ((MODULE, Layer, None), Layer(X)),
-        ((MODULE, Layer, ("weight",)), Layer(X)),
-        ((MODULE, int, ()), 3),
-        ((MODULE, Layer, (1, [], None), ARRAY, None, None), Layer(X)),
-        ((NODE, nodes.Bag, None, ARRAY), nodes.Bag("l", X)),
-        ((NODE, nodes.Bag, "l", ARRAY), nodes.Bag("l", X)),
-        ((SEQUENCE, tuple, None, ARRAY, ARRAY), (X, X)),
-        (Static((NUMBER, list, None)), []),
-        (Static((1, list)), []),
-        (Static(("1", list, None)), []),
-        (Static((3, nodes.Settings, None, 1)), nodes.Settings(1)),
-        (Static((3, nodes.Settings, ("value",))), nodes.Settings(1)),
-        (Static((3, nodes.Settings, ("missing",), 1)), nodes.Settings(1)),
-        (Static((2, dict, None, 1)), {}),
-        (Static((2, dict, None, 1, 2, 3)), {1: 3}),
-    ],
-)
-def test_a_malformed_spec_matches_nothing(spec, value):
-    """Neither a crash nor a match; `same` may be asked about stand-ins of an unknown form."""
-    with contextlib.suppress(SystemError, TypeError, AttributeError):
-        assert fast_of((SEQUENCE, tuple, None, spec)).match((), value) is None
-
-
-@pytest.mark.parametrize(
-    ("out", "output"),
-    [
-        (None, X),
-        ((), X),
-        ((ARRAY, [], ()), X),
-        ((ARRAY, (), ()), []),
-        ((ARRAY, (), ()), {}),
-        ((ARRAY, (), ()), {1: [X]}),
-        ((ARRAY, (), ()), {-1: [X]}),
-        ((ARRAY, (), ()), {"0": [X]}),
-        ((ARRAY, (), ()), {10**30: [X]}),
-        ((Static(1), (), ()), X),
-        ((Static(1), (1,), ()), X),
-        ((Static(1), (), (0,)), X),
-        ((Static(1), (None,), (0,)), X),
-        ((Static(1), (None,), ("0",)), X),
-        ((Static(1), (None,), (10**30,)), X),
-        (((9, list, None), (), ()), X),
-        (((-1, list, None), (), ()), X),
-        (((SEQUENCE, 1, True), (), ()), X),
-        (((SEQUENCE, list, None, ARRAY, ARRAY), (), ()), X),
-        (((DICT, dict, None, ARRAY), (), ()), X),
-        (((DICT, dict, ([],), ARRAY), (), ()), X),
-        (((DICT, dict, (), ARRAY), (), ()), X),
-        (((MODULE, 1, ()), (), ()), X),
-        (((MODULE, list, ()), (), ()), X),
-        (((MODULE, type, ()), (), ()), X),
-        (((MODULE, dict, ()), (), ()), X),
-        (((MODULE, BaseException, ()), (), ()), X),
-        (((MODULE, Layer, (1,), ARRAY), (), ()), X),
-        (((MODULE, Layer, ("weight",)), (), ()), X),
-        (((NODE, nodes.Bag, Static(1), ARRAY), (), ()), X),
-        (((NODE, 1, Static(1), ARRAY), (1,), (-1,)), X),
-    ],
-)
-def test_a_malformed_output_is_an_error(out, output):
-    fast = fast_of(outs=[out])
-    with pytest.raises((SystemError, TypeError, ValueError, AttributeError, OverflowError)):
-        fast.make(output, ())
-
-
 _JUNK = [None, ARRAY, (), 0, 1, 3, -1, 99, "a", ("a",), [], {}, X, Static(1), tuple, list, dict]
 _JUNK += [Layer, type, int, Point, (SEQUENCE, list, None, ARRAY), (DICT, dict, ("a",), ARRAY)]
 _JUNK += [Static(freeze([1, 2.5])), Static((1, list, None, (3, Layer, ("x",), 2)))]
@@ -621,44 +547,4 @@ def test_python_serves_without_it(setting, prelude):
         assert eqx.tree_equal(out, model)
         assert f.specialized_source() is not None
         """
-    )
-
-
-@pytest.mark.parametrize(
-    ("create", "expected"),
-    [
-        ("_testcapi.run_in_subinterp(program)", {"works"}),
-        ("interpreters.run_string(interpreters.create(), program)", {"refused", "works"}),
-    ],
-)
-def test_other_interpreters_have_their_own_or_none(create, expected):
-    """One that shares the GIL may have it; JAX itself can't be imported in either."""
-    pytest.importorskip("_testcapi")
-    printed = run(
-        f"""
-        import importlib, importlib.util
-        import _testcapi
-
-        program = '''if True:
-            from importlib.machinery import ExtensionFileLoader
-            from importlib.util import module_from_spec, spec_from_loader
-
-            loader = ExtensionFileLoader("eqxjit._native", {_native.__file__!r})
-            try:
-                module = module_from_spec(spec_from_loader(loader.name, loader))
-                loader.exec_module(module)
-                value = [10**9]
-                right = module.same(value, (1, list, None, 10**9))
-                print("works" if right and not module.same([1], (1, list, None, 2)) else "is wrong")
-            except ImportError:
-                print("refused")
-        '''
-        names = ("_interpreters", "_xxsubinterpreters")
-        [name, *_] = filter(importlib.util.find_spec, names)
-        interpreters = importlib.import_module(name)
-        {create}
-        """
-    )
-    assert printed.strip() in (
-        expected if sys.version_info < (3, 12) or "run_in" in create else {"refused"}
     )

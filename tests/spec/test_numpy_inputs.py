@@ -186,23 +186,3 @@ def test_a_large_array_inside_the_function_is_not_copied():
     for _ in range(CALLS):
         f(jnp.ones(()))
     assert allocated_by(lambda: f(jnp.ones(()))) < _LARGE
-
-
-def test_a_later_trace_of_a_structure_may_read_more():
-    """An array that the first program doesn't read is copied for another program that does."""
-
-    @functools.partial(eqxjit.filter_jit, keep_unused=True)
-    def f(buffer, x):
-        if x.shape == (2,):
-            return x
-        return slow_sum([x, buffer])[1]
-
-    buffer, x = aligned(), jnp.ones((_SIDE, _SIDE))
-    for _ in range(CALLS):
-        f(buffer, jnp.ones(2))
-    f(buffer, x)
-    for i in range(CALLS):
-        buffer[...] = i
-        result = f(buffer, x)
-        buffer[...] = -1
-        assert float(result) == i * buffer.size
