@@ -151,31 +151,6 @@ def test_filter_shard_inside(split):
         assert (sharded["name"], sharded["n"]) == ("x", 2)
 
 
-def test_a_state_over_a_split_batch():
-    """Statistics are those of the whole batch; the state comes back where it was."""
-
-    class Model(eqx.Module):
-        norm: eqx.nn.BatchNorm
-
-        def __init__(self):
-            self.norm = eqx.nn.BatchNorm(8, "batch", mode="ema")
-
-    def f(model, state, x):
-        return jax.vmap(model.norm, (0, None), (0, None), axis_name="batch")(x, state)
-
-    results = []
-    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-        model, state = eqx.filter_shard(eqx.nn.make_with_state(Model)(), over())
-        jitted = filter_jit(f)
-        for _ in range(2 * CALLS):
-            y, state = jitted(model, state, batch("data"))
-        results.append((y, jax.tree.leaves(state)))
-        results[-1] += (placements(results[-1]),)
-    assert_same(results[1][:2], results[0][:2])
-    assert results[1][2] == results[0][2]
-    assert results[0][0].sharding.spec[0] == "data"
-
-
 # --- Transfers and donation -------------------------------------------------------------------
 
 
