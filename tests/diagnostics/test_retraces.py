@@ -11,6 +11,7 @@ import pickle
 import re
 import sys
 import threading
+import types
 import warnings
 from typing import Any
 
@@ -1243,123 +1244,109 @@ def messages():
     logging.getLogger("eqxjit").removeHandler(handler)
 
 
-def _static(n):
-    f = eqxjit.filter_jit(lambda x, n: x)
-    for i in range(n):
-        f(X, i)
+def one(arguments, fun=lambda x: X, **options):
+    """A storm of calls of one function: how its `i`-th call is made."""
+
+    def made():
+        again = types.FunctionType(fun.__code__, fun.__globals__, fun.__name__)
+        f = eqxjit.filter_jit(again, **options)
+        return lambda i: f(*arguments(i))
+
+    return made
 
 
-def _two_statics(n):
-    f = eqxjit.filter_jit(lambda x, n, mode: x)
-    for i in range(n):
-        f(X, i, str(i))
+def anew(fun, make=lambda i: X):
+    """A storm of functions that are wrapped anew for each call."""
+    return lambda: lambda i: eqxjit.filter_jit(fun(i))(make(i))
 
 
-def _shapes(n):
+class Scale(eqx.Module):
+    by: int = eqx.field(static=True)
+
+    def __call__(self, x):
+        return self.by * x
+
+
+class Stepper:
+    def step(self, x):
+        return x
+
+
+def multiply(i, x):
+    return i * x
+
+
+def cleared():
     f = eqxjit.filter_jit(lambda x: x)
-    for i in range(n):
-        f(jnp.ones(i))
 
-
-def _dtypes_and_shapes(n):
-    f = eqxjit.filter_jit(lambda x: x)
-    for i in range(n):
-        f(jnp.ones(i // 2, [jnp.int32, jnp.float32][i % 2]))
-
-
-def _structures(n):
-    f = eqxjit.filter_jit(lambda tree: jax.tree.leaves(tree))
-    for i in range(n):
-        f([X] * i)
-
-
-def _functions(n):
-    for _ in range(n):
-        eqxjit.filter_jit(lambda x: x)(X)
-
-
-def _functions_around_a_value(n):
-    for i in range(n):
-        eqxjit.filter_jit(lambda x, i=[i]: x * i[0])(X)
-
-
-def _closures(n):
-    for i in range(n):
-        eqxjit.filter_jit(lambda x: x * i)(X)  # noqa: B023
-
-
-def _partials(n):
-    def mul(i, x):
-        return i * x
-
-    for i in range(n):
-        eqxjit.filter_jit(functools.partial(mul, i))(X)
-
-
-def _methods(n):
-    class Model:
-        def step(self, x):
-            return x
-
-    for _ in range(n):
-        eqxjit.filter_jit(Model().step)(X)
-
-
-def _modules(n):
-    class Scale(eqx.Module):
-        by: int = eqx.field(static=True)
-
-        def __call__(self, x):
-            return self.by * x
-
-    for i in range(n):
-        eqxjit.filter_jit(Scale(i))(X)
-
-
-def _activations(n):
-    f = eqxjit.filter_jit(lambda x, activation: activation(x))
-    for _ in range(n):
-        f(X, lambda x: x)
-
-
-def _cleared(n):
-    f = eqxjit.filter_jit(lambda x: x)
-    for _ in range(n):
+    def call(i):
         f(X)
         jax.clear_caches()
 
-
-def _evicted(n):
-    f = eqxjit.filter_jit(lambda x, n: x, maxsize=1)
-    f(X, "a"), f(X, "b")
-    for i in range(n - 2):
-        f(X, "ab"[i % 2])
+    return call
 
 
 AGAIN = "function defined again: another"
 STORMS = {
-    _static: ["static value changed: `n` was 9, is 10"],
-    _two_statics: [
-        "static value changed: `n` was 9, is 10",
-        "static value changed: `mode` was '9', is '10'",
-    ],
-    _shapes: ["shape: `x` was float32[9], is float32[10]"],
-    _dtypes_and_shapes: ["shape: `x` was", "dtype: `x` was float32, is int32"],
-    _structures: ["structure changed: `tree` was list of 9, is list of 10"],
-    _functions: [f"{AGAIN} function made of the same code ({HERE}:"],
-    _functions_around_a_value: [AGAIN],
-    _closures: [f"{AGAIN} function made of the same code ({HERE}:"],
-    _partials: [f"{AGAIN} function made of the same code ({HERE}:"],
-    _methods: ["function defined again: `_methods.<locals>.Model.step` of another `_methods."],
-    _modules: [f"{AGAIN} one of `_modules.<locals>.Scale`"],
-    _activations: ["static value changed: `activation` is another `<lambda>` at "],
-    _cleared: ["cache evicted or cleared: JAX's caches no longer hold it"],
-    _evicted: ["cache evicted or cleared: its entry was the least recently used of more than 1"],
+    "static": (one(lambda i: (X, i), lambda x, n: x), ["static value changed: `n` was 9, is 10"]),
+    "two statics": (
+        one(lambda i: (X, i, str(i)), lambda x, n, mode: x),
+        [
+            "static value changed: `n` was 9, is 10",
+            "static value changed: `mode` was '9', is '10'",
+        ],
+    ),
+    "shapes": (
+        one(lambda i: (jnp.ones(i),), lambda x: x),
+        ["shape: `x` was float32[9], is float32[10]"],
+    ),
+    "dtypes and shapes": (
+        one(lambda i: (jnp.ones(i // 2, [jnp.int32, jnp.float32][i % 2]),), lambda x: x),
+        ["shape: `x` was", "dtype: `x` was float32, is int32"],
+    ),
+    "structures": (
+        one(lambda i: ([X] * i,), lambda tree: X),
+        ["structure changed: `tree` was list of 9, is list of 10"],
+    ),
+    "functions": (
+        anew(lambda i: lambda x: x),
+        [f"{AGAIN} function made of the same code ({HERE}:"],
+    ),
+    "functions around a value": (anew(lambda i: lambda x, i=[i]: x * i[0]), [AGAIN]),
+    "closures": (
+        anew(lambda i: lambda x: x * i),
+        [f"{AGAIN} function made of the same code ({HERE}:"],
+    ),
+    "partials": (
+        anew(lambda i: functools.partial(multiply, i)),
+        [f"{AGAIN} function made of the same code ({HERE}:"],
+    ),
+    "methods": (
+        anew(lambda i: Stepper().step),
+        ["function defined again: `Stepper.step` of another `Stepper"],
+    ),
+    "Modules": (anew(Scale), [f"{AGAIN} one of `Scale`"]),
+    "activations": (
+        one(lambda i: (X, lambda x: x), lambda x, activation: activation(x)),
+        ["static value changed: `activation` is another `<lambda>` at "],
+    ),
+    "cleared": (cleared, ["cache evicted or cleared: JAX's caches no longer hold it"]),
+    "evicted": (
+        one(lambda i: (X, "ab"[i % 2]), lambda x, n: x, maxsize=1),
+        ["cache evicted or cleared: its entry was the least recently used of more than 1"],
+    ),
 }
 
 
-@pytest.mark.parametrize("storm", STORMS, ids=lambda storm: storm.__name__)
-def test_a_storm_is_logged_once_with_its_causes(storm, messages):
+@pytest.mark.parametrize("name", STORMS)
+def test_a_storm_is_logged_once_with_its_causes(name, messages):
+    make, expected = STORMS[name]
+
+    def storm(n):
+        call = make()
+        for i in range(n):
+            call(i)
+
     storm(10)
     assert messages == []
     inside.forget_storms()
@@ -1369,12 +1356,12 @@ def test_a_storm_is_logged_once_with_its_causes(storm, messages):
     place = re.escape(HERE)
     assert re.match(rf"`.*` was traced 10 times in a row, last for the call at {place}:\d+:", start)
     assert "Ignore this if you expect only a few more" in end
-    for cause in STORMS[storm]:
+    for cause in expected:
         assert any(cause in line and "the last time: " in line for line in causes), message
-    assert sum("the last time: " in line for line in causes) >= len(STORMS[storm])
+    assert sum("the last time: " in line for line in causes) >= len(expected)
     # Nor for other functions that are defined at the same place, where that is the cause.
     storm(12)
-    assert len(messages) == (1 if "defined again" in STORMS[storm][0] else 2)
+    assert len(messages) == (1 if "defined again" in expected[0] else 2)
 
 
 def test_causes_are_counted(messages):
