@@ -16,6 +16,7 @@ import optax
 import pytest
 
 import eqxjit
+from tests.support.callables import every_callable
 from tests.support.helpers import assert_same, outcome
 from tests.support.inside import clear_tables
 from tests.support.models import arrays
@@ -65,27 +66,11 @@ def scale(weight, x):
     return weight * x
 
 
-WRAPPED = {
-    "a function": lambda: double,
-    "a jitted function": lambda: jnp.tanh,
-    "a Module": model,
-    "a bound method": lambda: model().shifted,
-    "a decorated bound method": lambda: model().jitted,
-    "an eqx.Partial": lambda: eqx.Partial(scale, jnp.arange(3.0)),
-    "a jax Partial": lambda: jtu.Partial(scale, jnp.arange(3.0)),
-    "a functools.partial": lambda: functools.partial(scale, jnp.arange(3.0)),
-    "a Module of Modules": lambda: eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0)),
-    "filter_grad of a function": lambda: eqx.filter_grad(lambda x: jnp.sum(x**2)),
-    "filter_vmap of a Module": lambda: eqx.filter_vmap(model()),
-    "NumPy arrays": lambda: eqx.Partial(scale, np.arange(3.0, dtype=np.float32)),
-    "a wrapper": lambda: eqxjit.filter_jit(model()),
-}
 x = jnp.arange(3.0) + 1
 
 
-@pytest.mark.parametrize("name", WRAPPED)
-def test_its_arrays_are_those_of_the_function(name):
-    fun = WRAPPED[name]()
+@every_callable
+def test_its_arrays_are_those_of_the_function(fun):
     ours, upstream = eqxjit.filter_jit(fun), eqx.filter_jit(fun)
     assert [*map(id, arrays(ours))] == [*map(id, arrays(fun))] == [*map(id, arrays(upstream))]
     assert_same(ours.__wrapped__, upstream.__wrapped__)
@@ -103,9 +88,8 @@ COPIES = {
 
 
 @pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("name", WRAPPED)
-def test_copies_work_and_share_entries(name, how):
-    fun = WRAPPED[name]()
+@every_callable
+def test_copies_work_and_share_entries(fun, how):
     wrapper = eqxjit.filter_jit(fun)
     expected = wrapper(x)
     compiled = wrapper.cache_info()[:3]
