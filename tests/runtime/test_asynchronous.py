@@ -14,10 +14,10 @@ from jax.experimental import io_callback
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import eqxjit
-from tests.runtime.test_nesting import shard_map
 from tests.support import foreign
 from tests.support.inside import blocks
 from tests.support.sides import CALLS, both
+from tests.support.transformations import TRANSFORMATIONS, points
 
 X = jnp.arange(1.0, 4.0)
 SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
@@ -115,52 +115,26 @@ def test_a_program_that_cannot_raise_is_not(kind):
 # --- Depth ------------------------------------------------------------------------------------
 
 
-def _custom_vjp(f):
-    g = jax.custom_vjp(f)
-    g.defvjp(lambda x: (f(x), None), lambda _, t: (t,))
-    return g
-
-
-def _custom_jvp(f):
-    g = jax.custom_jvp(f)
-    g.defjvp(lambda x, t: (f(*x), t[0]))
-    return g
-
-
-def _in_shard_map(f):
-    mesh = Mesh(np.array(jax.devices()[:1]), ("i",))
-    return shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
-
-
-PLACES = {
-    "jit": jax.jit,
-    "equinox.filter_jit": lambda f: eqx.filter_jit(f),
-    "eqxjit.filter_jit": lambda f: eqxjit.filter_jit(f),
-    "cond": lambda f: lambda x: jax.lax.cond(x[0] > 9, f, lambda x: x, x),
-    "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, 2)[0],
-    "while_loop": lambda f: lambda x: jax.lax.while_loop(lambda x: x[0] < 5, lambda x: f(x) + 1, x),
-    "map": lambda f: lambda x: jax.lax.map(f, x[None]),
-    "checkpoint": jax.checkpoint,
-    "vmap": lambda f: lambda x: jax.vmap(f)(jnp.stack([x, x])),
-    "value_and_grad": lambda f: jax.value_and_grad(lambda x: _custom_vjp(f)(x).sum()),
-    "custom_vjp": _custom_vjp,
-    "custom_jvp": _custom_jvp,
-    "shard_map": _in_shard_map,
-    "five deep": lambda f: jax.jit(
-        lambda x: jax.lax.scan(lambda c, _: (jax.checkpoint(_custom_vjp(f))(c), 0), x, None, 1)[0]
-    ),
-}
-
-
 def sequential_callback(x):
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
     return jax.pure_callback(np.asarray, shape, x, vmap_method="sequential")
 
 
-@pytest.mark.parametrize("place", PLACES)
+@jax.custom_jvp
+def differentiable(x):
+    return sequential_callback(x).sum()
+
+
+@differentiable.defjvp
+def _(x, t):
+    return differentiable(*x), differentiable(*x) * t[0].sum()
+
+
+@pytest.mark.parametrize("place", [name for name in TRANSFORMATIONS if name != "eval_shape"])
 def test_a_callback_is_found_at_any_depth(place):
-    assert classed(PLACES[place](sequential_callback), X)
-    assert not classed(PLACES[place](lambda x: x * 2), X)
+    transform = TRANSFORMATIONS[place]
+    assert classed(lambda xs: transform(differentiable, xs), points())
+    assert not classed(lambda xs: transform(lambda x: x.sum(), xs), points())
 
 
 def test_a_callback_in_a_method_and_in_a_bound_function():
