@@ -152,17 +152,6 @@ def test_other_shapes_and_structures_of_its_arrays(filter_jit):
 
 
 @both
-def test_tree_map_to_what_is_no_array(filter_jit):
-    """As when `eqx.partition` leaves `None` behind, which `eqx.combine` fills again."""
-    f = filter_jit(model())
-    dynamic, static = eqx.partition(f, eqx.is_array)
-    for _ in range(CALLS):
-        assert_same(eqx.combine(dynamic, static)(x), model()(x))
-    shapes = eqx.filter_eval_shape(lambda f: f, f)
-    assert [leaf.shape for leaf in jtu.tree_leaves(shapes) if hasattr(leaf, "shape")] == [(3,), ()]
-
-
-@both
 def test_tree_at_reaches_through_it(filter_jit):
     f = filter_jit(model())
     for i in range(CALLS):
@@ -469,24 +458,6 @@ def test_a_copy_of_a_function_is_another_function(filter_jit):
     wrappers = [filter_jit(triple), filter_jit(double), filter_jit(triple)]
     for _ in range(CALLS):
         assert [float(f(x)[0]) for f in wrappers] == [3, 2, 3]
-
-
-@both
-def test_update_wrapper_on_a_callable_object(filter_jit):
-    def double(x):
-        return 2 * x
-
-    jitted = filter_jit(double)
-    jitted(x), jitted(x)
-
-    class Triple:
-        def __call__(self, x):
-            return 3 * x
-
-    triple = filter_jit(functools.update_wrapper(Triple(), double))
-    for _ in range(CALLS):
-        assert_same(triple(x), 3 * x)
-        assert_same(jitted(x), 2 * x)
 
 
 def test_wrappers_of_equal_modules_share_a_program_and_no_arrays():

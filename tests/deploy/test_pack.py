@@ -440,13 +440,6 @@ def test_copies_have_the_same_layout(how):
     assert_same(twin.unpack(), packed.unpack())
 
 
-def test_tree_equal():
-    packed = eqxjit.pack(mlp())
-    assert eqx.tree_equal(packed, eqxjit.pack(mlp()))
-    assert not eqx.tree_equal(packed, eqxjit.pack(mlp(key=1)))
-    assert not eqx.tree_equal(packed, eqxjit.pack(mlp(width=4)))
-
-
 def test_filtered_and_combined():
     tree = [jnp.ones(2), jnp.arange(3), jnp.ones(3), jnp.arange(2)]
     packed = eqxjit.pack(tree)

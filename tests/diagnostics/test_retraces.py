@@ -24,7 +24,7 @@ import pytest
 
 import eqxjit
 from eqxjit._core import events as _events
-from tests.support import inside
+from tests.support import inside, nodes
 from tests.support.helpers import Counted, Own
 from tests.support.places import JAX_FILES, shown
 from tests.support.processes import run, start
@@ -35,6 +35,7 @@ HERE = shown(__file__)
 
 X = jnp.arange(3.0)
 Y = jnp.arange(4.0)
+KEY = jax.random.key(0)
 
 
 def identity(*args, **kwargs):
@@ -234,28 +235,14 @@ def test_a_method_and_a_bound_model():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "remedy"),
-    [
-        ({"n": 1}, {"n": 2**31}, ""),
-        ({"n": 1.0}, {"n": 1e39}, ""),
-        ({"n": 1.0}, {"n": float("inf")}, "dtype=jnp.float32"),
-        ({"n": 1}, {"n": True}, ""),
-        ({"d": {"n": 1}}, {"d": {"n": 2}}, "pass `jnp.asarray(d['n'], dtype=jnp.int32)`"),
-        ({"n": "a"}, {"n": "b"}, ""),
-        ({"m": model()}, {"m": model(size=5)}, "in a field that isn't static"),
-        ({"m": Model([], {"a": 1})}, {"m": Model([], {"a": 2})}, "in a field that isn't static"),
-        ({"x": jax.random.key(0)}, {"x": 1}, ""),
-        ({"x": jax.random.key(0)}, {"x": True}, ""),
-        ({"x": X}, {"x": "text"}, ""),
-        ({"x": X}, {"x": X[None]}, ""),
-    ],
+    ("old", "new"),
+    [(1, 2**31), (1.0, 1e39), (KEY, 1), (KEY, True), (X, "text"), (X, X[None])],
 )
-def test_remedies(old, new, remedy):
-    f = eqxjit.filter_jit(lambda **kwargs: X)
-    f(**old)
-    f(**new)
+def test_where_nothing_would_help_there_is_no_remedy(old, new):
+    f = eqxjit.filter_jit(lambda x: X)
+    f(old), f(new)
     [difference] = f.traces()[1].differences
-    assert (remedy in difference.remedy) if remedy else not difference.remedy, difference
+    assert not difference.remedy
 
 
 def test_the_closest_earlier_trace_is_compared_with():
@@ -299,28 +286,12 @@ def test_a_node_counts_with_all_that_is_in_it():
     assert f.traces()[3].compared_with == 2
 
 
-class Labelled:
-    """An object with a long text, and an equality of its own."""
-
-    def __init__(self, label):
-        self.label = label
-
-    def __eq__(self, other):
-        return self.label == other.label
-
-    def __hash__(self):
-        return hash(self.label)
-
-    def __repr__(self):
-        return f"Labelled({self.label})"
-
-
 @pytest.mark.parametrize(
     ("make", "old", "new"),
     [
         (lambda end: "a" * 99 + end, "...aaaaaaaaaa1'", "...aaaaaaaaaa2'"),
         (lambda end: b"a" * 99 + end.encode(), "...aaaaaaaaaa1'", "...aaaaaaaaaa2'"),
-        (lambda end: Labelled("a" * 99 + end), "...aaaaaaaaaa1)", "...aaaaaaaaaa2)"),
+        (lambda end: Own("a" * 99 + end), "...aaaaaaaaaa1)", "...aaaaaaaaaa2)"),
         (
             lambda end: "a" * 99 + end + "b" * 99,
             f"...aaaaaaaaaa1{'b' * 29}...",
@@ -925,32 +896,17 @@ def test_values_that_cannot_be_shown():
 
 
 def test_a_registered_node_is_looked_into():
-    class Pair:
-        def __init__(self, one, other, name):
-            self.one, self.other, self.name = one, other, name
-
-    jax.tree_util.register_pytree_with_keys(
-        Pair,
-        lambda p: (
-            (
-                (jax.tree_util.GetAttrKey("one"), p.one),
-                (jax.tree_util.GetAttrKey("other"), p.other),
-            ),
-            p.name,
-        ),
-        lambda name, children: Pair(*children, name),
-    )
-    f = eqxjit.filter_jit(lambda p: p.one)
-    f(Pair(X, [X], "a"))
-    f(Pair(X, [Y], "a"))
-    assert f.traces()[1].differences[0][:2] == ("shape", "p.other[0]")
-    f(Pair(X, [X], "b"))
+    f = eqxjit.filter_jit(lambda p: p.data[0])
+    f(nodes.Record([X, {"b": X}], "a"))
+    f(nodes.Record([X, {"b": Y}], "a"))
+    assert f.traces()[1].differences[0][:2] == ("shape", "p.data[1]['b']")
+    f(nodes.Record([X, {"b": X}], "b"))
     [difference] = f.traces()[2].differences
     assert difference[:4] == (
         "structure changed",
         "p",
-        "Pair with metadata 'a'",
-        "Pair with metadata 'b'",
+        "Record with metadata ('a',)",
+        "Record with metadata ('b',)",
     )
 
 

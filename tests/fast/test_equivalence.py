@@ -305,44 +305,6 @@ def test_split_and_combine_do_what_jax_does(made):
 
 # --- Stand-ins --------------------------------------------------------------------------------
 
-_OTHERS = [Made(nodes.Layer, X, 1, 2), Made(np.arange, 3), Made(jnp.arange, 3), Made(Own, 1)]
-
-
-@st.composite
-def static_values(draw: st.DrawFn) -> Made:
-    ways = [strategies.static_fields, strategies.static_leaves, _large, st.sampled_from(_OTHERS)]
-    return draw(ways[draw(st.integers(0, 3))])
-
-
-@st.composite
-def static_pairs(draw: st.DrawFn) -> tuple[Made, Made]:
-    one = draw(static_values())
-    way = draw(st.integers(0, 5))
-    if way == 0:
-        return one, draw(static_values())
-    if way == 1:
-        return one, one
-    return one, draw(strategies.variations_of(strategies.Arguments((one,), {}))).args[0]
-
-
-@settings(max_examples=2 * N_EXAMPLES)
-@given(static_pairs())
-def test_stand_ins_are_compared_alike(pair):
-    one, other = pair[0](), pair[1]()
-    frozen = freeze(one)
-    for value in (one, other, pair[0](), [one], None):
-        is_same = same(value, frozen)
-        stand_in = freeze(value)
-        # Of what is too large the very object counts, whose stand-ins are made anew.
-        assert is_same == bool(stand_in == frozen)
-        if is_same:
-            assert hash(stand_in) == hash(frozen)
-            assert type(value) is type(one)
-        if eqxjit.native_enabled():
-            from eqxjit import _native
-
-            assert _native.same(value, frozen) == is_same
-
 
 @pytest.mark.parametrize("kind", [list, set, dict])
 @pytest.mark.parametrize("n", [MAX_PARTS - 2, MAX_PARTS, MAX_PARTS + 2])

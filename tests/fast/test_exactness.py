@@ -5,7 +5,7 @@ Each test warms a call up until the specialised call serves it, changes one thin
 
 import collections
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import eqxjit
+from tests.support import nodes
 from tests.support.helpers import Counted, Own, assert_same, assert_specialized
+from tests.support.models import Frozen, Pair, Thawed
 from tests.support.sides import CALLS
 
 
@@ -55,11 +57,6 @@ def layer(**fields):
     return Layer(**{"weight": jnp.arange(2.0), **fields})
 
 
-class Backwards(NamedTuple):
-    a: Any
-    b: Any
-
-
 @jtu.register_pytree_node_class
 class Fickle:
     """A registered node whose number of children depends on its content."""
@@ -76,21 +73,6 @@ class Fickle:
     def tree_unflatten(cls, absent, children):
         children = iter(children)
         return cls([None if is_absent else next(children) for is_absent in absent])
-
-
-@jtu.register_pytree_node_class
-class Labelled:
-    """A registered node with a static part."""
-
-    def __init__(self, item, label):
-        self.item, self.label = item, label
-
-    def tree_flatten(self):
-        return (self.item,), self.label
-
-    @classmethod
-    def tree_unflatten(cls, label, children):
-        return cls(*children, label)
 
 
 # --- Modules changed in place -----------------------------------------------------------------
@@ -304,16 +286,6 @@ def test_a_container_changed_in_place_is_seen(name):
     warm.check(make(), 1)
 
 
-@dataclasses.dataclass(unsafe_hash=True)
-class Thawed:
-    value: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    value: Any
-
-
 #: Where a static value may be, with the way to find it there.
 HIDING_PLACES = {
     "an argument": (lambda v: v, lambda t: t),
@@ -322,7 +294,7 @@ HIDING_PLACES = {
     "a tuple in a static field": (lambda v: layer(rate=(v, 1)), lambda t: t.rate[0]),
     "a list in a static field": (lambda v: layer(rate=[v]), lambda t: t.rate[0]),
     "a dict in a static field": (lambda v: layer(rate={"k": v}), lambda t: t.rate["k"]),
-    "a registered node": (lambda v: Labelled(jnp.ones(2), v), lambda t: t.label),
+    "a registered node": (lambda v: nodes.Bag(v, jnp.ones(2)), lambda t: t.label),
     "a frozen dataclass": (lambda v: Frozen((v,)), lambda t: t.value[0]),
 }
 
@@ -444,7 +416,7 @@ class Owned:
 RETURNED = {
     "static field": (lambda items: layer(modes=items), lambda tree: tree.modes),
     "nested": (lambda items: layer(modes=("a", {"k": items})), lambda tree: tree.modes[1]["k"]),
-    "registered node": (lambda items: Labelled(jnp.ones(2), items), lambda tree: tree.label),
+    "registered node": (lambda items: nodes.Bag(items, jnp.ones(2)), lambda tree: tree.label),
     "static leaf": (lambda items: {"n": Owned(items)}, lambda tree: tree["n"].content),
     "many equal items": (
         lambda items: [layer(modes=items) for _ in range(6)],
@@ -684,12 +656,12 @@ class Tagged(tuple):
         return tuple(self)
 
 
-class BackwardsChild(Backwards):
+class Backwards(Pair):
     def __iter__(self):
         return reversed(tuple(self[i] for i in range(2)))
 
 
-@pytest.mark.parametrize("make", [Tagged, Backwards, BackwardsChild])
+@pytest.mark.parametrize("make", [Tagged, Pair, Backwards])
 def test_named_tuples_with_a_will_of_their_own(make):
     f = eqxjit.filter_jit(lambda t: make(t[1] * 2, t[0]))
     upstream = eqx.filter_jit(lambda t: make(t[1] * 2, t[0]))

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 
 import eqxjit
 from tests.runtime.test_asynchronous import LARGE, checked, classed
-from tests.runtime.test_donation import DONATE, ignore_warning, warned
+from tests.runtime.test_donation import DONATE, ignore_warning
 from tests.support import foreign
 from tests.support.helpers import Counted, Twins, assert_same, assert_specialized
 from tests.support.inside import blocks
@@ -200,28 +200,6 @@ def test_what_is_deleted_and_what_is_reused(split, donate):
         assert None not in seen[0][1]
 
 
-@pytest.mark.parametrize("donate", DONATE)
-@pytest.mark.parametrize("warm", [1, CALLS])
-def test_the_warning_of_what_is_compiled_for_other_devices(donate, warm):
-    """Hidden or shown as upstream does, also in a warm call, and under `grad` and `vmap`."""
-    eighth = SingleDeviceSharding(jax.devices()[7])
-    calls = [
-        lambda f, x: f(x, 2),
-        lambda f, x: jax.grad(lambda x: f(x, 2))(x),
-        lambda f, x: jax.vmap(lambda x: f(x, 2))(x),
-    ]
-    seen = []
-    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-        f = filter_jit(lambda x, n: (x * n).sum(), donate=donate)
-        shown = [warned(f, array(16, 8), 2) for _ in range(warm)]
-        for where in (eighth, over(), over("data"), over("data", "model")):
-            for call in calls * 2:
-                shown.append(warned(call, f, jax.device_put(array(16, 8), where)))
-        seen.append(shown)
-    assert seen[1] == seen[0]
-    assert any(seen[0]) == (donate == "warn")
-
-
 # --- Another sharding, another device ---------------------------------------------------------
 
 
@@ -318,15 +296,6 @@ def test_under_set_mesh(axis_type):
                 assert ("@data" in seen) == (axis_type is AxisType.Explicit)
     if axis_type is AxisType.Explicit:
         assert twins.ours.traces == 4
-
-
-def test_resharding_of_explicit_axes():
-    spec = PartitionSpec("model", "data")
-    with jax.set_mesh(mesh(AxisType.Explicit)):
-        x = jax.device_put(array(8, 8), PartitionSpec("data"))
-        y, seen = PlacedTwins(lambda x: (z := jax.sharding.reshard(x, spec), str(jax.typeof(z))))(x)
-    assert y.sharding.spec == spec
-    assert seen == "float32[8@model,8@data]"
 
 
 # --- shard_map --------------------------------------------------------------------------------
@@ -610,16 +579,6 @@ def test_what_is_sharded_or_elsewhere_is_left_alone():
     assert packed.arrays[1:] == (sharded, replicated, elsewhere)
     assert_same(packed.unpack(), tree)
     assert placements(packed.unpack()) == placements(tree)
-
-
-def test_packed_where_most_are():
-    device = jax.devices()[1]
-    there = [jax.device_put(array(n), device) for n in (2, 3, 4)]
-    tree = [array(5), *there, np.ones(2, np.float32)]
-    packed = eqxjit.pack(tree)
-    assert [a.shape for a in packed.arrays] == [(5,), (11,)]
-    assert packed.arrays[0] is tree[0]
-    assert packed.arrays[1].devices() == {device}
 
 
 def test_a_packed_that_is_replicated():

@@ -101,19 +101,6 @@ def test_a_buffer_inside_the_function_can_be_filled_anew(filter_jit):
     np.testing.assert_array_equal(results, np.arange(2.0 * CALLS) * _SIDE**2)
 
 
-@both
-def test_buffers_beside_those_inside_the_function(filter_jit):
-    class Model(eqx.Module):
-        weight: np.ndarray
-
-        def __call__(self, x, *others):
-            return slow_sum([x, self.weight, *others])
-
-    f = filter_jit(Model(aligned()))
-    f.__wrapped__.weight[...] = 1
-    check(lambda *buffers: f(jnp.ones((_SIDE, _SIDE)), *buffers), *[aligned() for _ in range(3)])
-
-
 def test_small_arrays_around_those_inside_the_function():
     class Model(eqx.Module):
         weight: np.ndarray
