@@ -30,16 +30,9 @@ def run(model, x, n=1, *, mode="sum"):
     return {"y": y.sum() if mode == "sum" else y, "model": model, "mode": mode, "f": run}
 
 
-def _pair(**options):
-    """Upstream's and our wrapper, each of a function of its own."""
-
-    def theirs(model, x, n=1, *, mode="sum"):
-        return run(model, x, n, mode=mode)
-
-    def ours(model, x, n=1, *, mode="sum"):
-        return run(model, x, n, mode=mode)
-
-    return eqx.filter_jit(theirs, **options), eqxjit.filter_jit(ours, **options)
+def _pair():
+    """Upstream's and our wrapper."""
+    return eqx.filter_jit(run), eqxjit.filter_jit(run)
 
 
 @both

@@ -131,17 +131,6 @@ def test_class_and_static_methods(filter_jit):
 
 
 @both
-def test_class_methods_below_are_refused(filter_jit):
-    with pytest.raises(TypeError):
-
-        class Model(eqx.Module):
-            @filter_jit
-            @classmethod
-            def of(cls, x):
-                return x
-
-
-@both
 def test_parameters_named_like_the_attributes_of_a_partial(filter_jit):
     Model, _ = make_model(filter_jit)
     model = Model(x)
@@ -296,24 +285,6 @@ def test_abstract_methods_under_upstream():
         abc.abstractmethod(eqx.filter_jit(lambda self: None))
     forgetful = eqx.filter_jit(abc.abstractmethod(lambda self: None))
     assert not getattr(forgetful, "__isabstractmethod__", False)
-
-
-@both
-def test_a_decorated_override_of_an_abstract_method(filter_jit):
-    class Base(eqx.Module):
-        @abc.abstractmethod
-        def step(self, x):
-            """One step."""
-
-        def twice(self, x):
-            return self.step(self.step(x))
-
-    class Concrete(Base):
-        @filter_jit
-        def step(self, x):
-            return 2 * x
-
-    assert_same(warm(Concrete().twice, x), 4 * x)
 
 
 # --- What `model.step` is ---------------------------------------------------------------------

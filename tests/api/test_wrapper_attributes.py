@@ -73,22 +73,6 @@ def test_options_are_keyword_only(filter_jit):
         filter_jit(documented, "none")
 
 
-def test_type_checkers_see_the_signature_of_the_function():
-    """All overloads keep a `ParamSpec`; what checkers make of them: tests/product/downstream."""
-    overloads = typing.get_overloads(eqxjit.filter_jit)
-    assert len(overloads) > 1
-    for overload in overloads:
-        hints = typing.get_type_hints(overload)
-        assert "~" in str(hints["return"]) or "ParamSpec" in str(hints["return"])
-        assert set(typing.get_args(hints["donate"])) == {
-            "all",
-            "all-except-first",
-            "warn",
-            "warn-except-first",
-            "none",
-        }
-
-
 # --- Options ----------------------------------------------------------------------------------
 
 

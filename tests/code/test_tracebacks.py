@@ -156,9 +156,10 @@ WAYS = {
 
 def frames_of_ours(error):
     frames = traceback.extract_tb(error.__traceback__)
-    return [
-        (frame.filename, frame.name) for frame in frames if frame.filename.startswith(OUR_FILES)
-    ]
+    frames = [frame for frame in frames if frame.filename.startswith(OUR_FILES)]
+    # Also of code that was generated.
+    assert all(frame.line for frame in frames)
+    return [(frame.filename, frame.name) for frame in frames]
 
 
 def raised(f, *args, **kwargs):

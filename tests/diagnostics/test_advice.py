@@ -142,27 +142,6 @@ def test_pad_it_to_a_few_sizes():
     assert len({size.shape for (size,) in sizes}) == 3
 
 
-def test_make_a_callable_once():
-    f = eqxjit.filter_jit(lambda model: X)
-
-    def follow(make):
-        f(Model(config=make()))
-        assert "make it once" in hint(f, Model(config=make()))
-        made = make()
-        assert_no_further_trace(f, [(Model(config=made),)] * 3)
-
-    class Owner:
-        def step(self):
-            """A method equals itself if its owner does."""
-
-    follow(lambda: lambda x: x)
-    follow(lambda: jax.jit(lambda x: x))
-    follow(lambda: functools.partial(jnp.clip, min=0))
-    follow(lambda: functools.partial(max, 0))
-    follow(lambda: Owner().step)
-    follow(Owner)
-
-
 def test_give_a_class_an_equality():
     class Settings:
         def __init__(self, rate):
@@ -353,6 +332,7 @@ KINDS = {
         "make them, or `x`, once",
         lambda i: ACTIVATIONS,
     ),
+    "lambda": (lambda i: lambda x: x, "make it once", lambda i: loss),
     "partial, once": (lambda i: functools.partial(jnp.dot, 2.0), "make it once", lambda i: PARTIAL),
     "partial": (
         lambda i: functools.partial(jnp.dot, 2.0),

@@ -313,21 +313,6 @@ def test_static_outputs_need_not_be_hashable(filter_jit, value):
 
 
 @both
-def test_numpy_outputs_become_jax_arrays(filter_jit):
-    f = filter_jit(lambda x: [np.ones(2), np.float32(3), np.arange(2), np.bool_(True), x])
-    for _ in range(CALLS):
-        out = f(np.ones(3, np.float32))
-        assert [type(leaf) for leaf in out] == [type(x)] * 5
-        assert [str(leaf.dtype) for leaf in out] == [
-            "float32",
-            "float32",
-            "int32",
-            "bool",
-            "float32",
-        ]
-
-
-@both
 def test_containers_are_fresh_on_every_call(filter_jit):
     """What a caller does to one call's result isn't seen in the next one's."""
 

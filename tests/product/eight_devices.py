@@ -118,22 +118,6 @@ def test_inputs_and_outputs_keep_their_shardings(split):
     assert len(count.sharding.device_set) == 8
 
 
-def test_leaves_of_all_kinds():
-    tree = {
-        "half": jax.device_put(array(8, dtype=jnp.bfloat16), over("model")),
-        "key": jax.device_put(jr.split(jr.key(0), 8), over("data")),
-        "whole": (jax.device_put(jnp.arange(8), over("data")), "static", None),
-        "a number": [jax.device_put(jnp.asarray(2.0), over())],
-        "nothing": jax.device_put(jnp.zeros((0, 3)), over()),
-    }
-
-    def f(tree):
-        doubled = {k: jax.tree.map(lambda a: a * 2, tree[k]) for k in ("half", "a number")}
-        return tree, doubled, jax.vmap(jr.fold_in, (0, None))(tree["key"], 1)
-
-    PlacedTwins(f)(tree)
-
-
 @pytest.mark.parametrize("split", SPLITS)
 def test_filter_shard_inside(split):
     """Also of what comes from the host, or from another sharding."""
@@ -225,17 +209,6 @@ def test_from_a_device_to_a_mesh_and_back():
     # For a mesh JAX traces anew, for another device it compiles.
     assert twins.ours.traces == twins.upstream.traces == 2
     assert twins.ours.jitted.cache_info()[:2] == (1, 2)
-
-
-def test_another_mesh():
-    """Of the same shape over other devices, and of another shape."""
-    twins = PlacedTwins(lambda x, n: x * n)
-    devices = jax.devices()
-    for _ in range(2):
-        for chosen in (devices[:4], devices[4:], devices[::-1], devices[:2]):
-            sharding = NamedSharding(jax.sharding.Mesh(np.array(chosen), "i"), PartitionSpec("i"))
-            assert twins(jax.device_put(array(16), sharding), 2).sharding == sharding
-    assert twins.ours.traces == twins.upstream.traces == 3  # one for each size of a mesh
 
 
 @both

@@ -170,23 +170,6 @@ def test_asyncio_tasks(filter_jit):
 
 
 @both
-def test_interleaved_generators(filter_jit):
-    @filter_jit
-    def f(x, n):
-        return x * n
-
-    def generate(n):
-        x = X
-        for _ in range(CALLS):
-            x = f(x, n)
-            yield x
-
-    for two, three, power in zip(generate(2), generate(3), range(1, 9), strict=False):
-        assert_same(two, X * 2.0**power)
-        assert_same(three, X * 3.0**power)
-
-
-@both
 def test_generators_that_run_inside_a_trace(filter_jit):
     """Started outside, resumed while a function is being traced, and closed in there."""
     inner = filter_jit(lambda x, n: (x * n, n))

@@ -255,23 +255,6 @@ def test_mixed_keys_are_fine_where_jax_does_not_sort_them(filter_jit):
             assert f(layer, tree).tolist() == (X * factor + 2 * X).tolist()
 
 
-@pytest.mark.parametrize("method", ["__len__", "__bool__"])
-@pytest.mark.parametrize("levels", [0, 250])
-def test_a_tuple_that_refuses_to_say_whether_it_is_empty(method, levels):
-    """To JAX a subclass of `tuple` is a leaf, hence static."""
-
-    def refuse(self):
-        raise ValueError("ambiguous")
-
-    value = type("Refusing", (tuple,), {method: refuse})((1, 2))
-    for _ in range(levels):
-        value = [value]
-    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-        f = filter_jit(lambda x, value: x)
-        for _ in range(CALLS):
-            assert f(X, value).tolist() == X.tolist()
-
-
 def test_an_ordered_dict_of_mixed_keys_is_fine():
     for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
         f = filter_jit(lambda tree: tree[1] + tree["a"])
@@ -346,16 +329,6 @@ def _recursion_depth():
         return 1 + _recursion_depth()
     except RecursionError:
         return 1
-
-
-@both
-def test_a_deep_tree_is_no_cycle(filter_jit):
-    tree = X
-    for _ in range(300):
-        tree = [tree]
-    f = filter_jit(lambda tree: jax.tree.leaves(tree)[0] * 2)
-    for _ in range(CALLS):
-        assert f(tree).tolist() == (2 * X).tolist()
 
 
 # --- Arrays -----------------------------------------------------------------------------------

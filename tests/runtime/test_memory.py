@@ -3,7 +3,6 @@
 import functools
 import gc
 import math
-import pathlib
 import weakref
 
 import equinox as eqx
@@ -502,12 +501,8 @@ def _growth(work, times):
 
 
 def _allocated():
-    """How many bytes the process has of its own; pages of files come and go as the system likes."""
-    status = pathlib.Path("/proc/self/status")
-    if not status.exists():
-        return psutil.Process().memory_info().rss
-    fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-    return sum(int(fields[name].split()[0]) for name in ("RssAnon", "VmSwap")) * 2**10
+    """How many bytes are the process's alone; pages of files come and go as the system likes."""
+    return psutil.Process().memory_full_info().uss
 
 
 def _alone(test):

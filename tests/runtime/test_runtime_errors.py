@@ -132,16 +132,6 @@ def test_an_error_under_a_transformation_of_the_wrapper(filter_jit, around):
 
 
 @both
-def test_any_bad_element_of_a_batch_raises(filter_jit):
-    message = _message()
-    f = filter_jit(jax.vmap(lambda x: check(x, message)))
-    for _ in range(CALLS):
-        assert f(jnp.ones(3)).tolist() == [1, 1, 1]
-        for i in range(3):
-            assert message in str(_raised(f, jnp.ones(3).at[i].set(-1)))
-
-
-@both
 def test_errors_of_methods_bound_functions_and_keywords(filter_jit):
     class Model(eqx.Module):
         message: str

@@ -420,36 +420,6 @@ def test_different_values_do_not(name):
     assert (twins.ours.traces, twins.upstream.traces) == (2, 2)
 
 
-def test_traces_over_a_long_mixed_sequence():
-    """Shapes, dtypes, structures and statics in turn: not one trace more than upstream."""
-    twins = Twins(lambda tree, n=1, *, mode="a": (tree, n, mode))
-    trees = [
-        jnp.ones(2),
-        jnp.ones(3),
-        np.ones(2, np.float32),
-        np.float32(1),
-        jnp.asarray(1.0),
-        jnp.ones(2, jnp.int32),
-        (jnp.ones(2), None),
-        [jnp.ones(2)],
-        {"a": jnp.ones(2)},
-        Holder("a"),
-        Scaled(jnp.ones(2), "a"),
-    ]
-    calls = [
-        lambda f, t: f(t),
-        lambda f, t: f(t, 1),
-        lambda f, t: f(t, n=1),
-        lambda f, t: f(tree=t, n=2),
-        lambda f, t: f(t, mode="b"),
-    ]
-    for _ in range(CALLS):
-        for tree in trees:
-            for call in calls:
-                assert_same(call(twins.ours, tree), call(twins.upstream, tree))
-    assert twins.ours.traces == twins.upstream.traces
-
-
 OWN_EQUALITY = """
 @dataclasses.dataclass(frozen=True)
 class Own:
