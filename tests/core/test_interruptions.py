@@ -2,7 +2,6 @@
 
 import pytest
 
-from eqxjit._interruptions import raise_if_interruption, raised_by, unless_it_raises
 from tests.support.processes import run
 
 # A timer of one shot, at a random moment, while one call after the other is made. One that doesn't
@@ -124,36 +123,3 @@ PATHS = [
 @pytest.mark.slow
 def test_each_one_arrives(how, path):
     assert run(PROGRAM, how, "48", **path) == "[]\n"
-
-
-class Interruption(Exception):
-    """An error that no code knows of."""
-
-
-@pytest.mark.parametrize("at", [0, 1, 2, 9])
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_is_raised_again_is_the_users(fails, at):
-    """One that comes once is raised: in the first run, or in the one that finds that out."""
-    count = -1
-
-    def action():
-        nonlocal count
-        count += 1
-        if count == at:
-            raise Interruption
-        if fails:
-            raise KeyError
-        return "done"
-
-    if at == 0 or (fails and at == 1):
-        for helper in (lambda: unless_it_raises(action, "otherwise"), lambda: raised_by(action)):
-            count = -1
-            with pytest.raises(Interruption):
-                helper()
-        return
-    assert unless_it_raises(action, "otherwise") == ("otherwise" if fails else "done")
-    count = -1
-    assert type(raised_by(action)) is (KeyError if fails else type(None))
-    count = at
-    if fails:
-        raise_if_interruption(KeyError(), action)

@@ -361,14 +361,6 @@ def test_an_unknown_option_is_named_with_the_nearest(tmp_path):
     assert frozen.cache_info().traces == 0
 
 
-def test_static_arguments_ahead_of_time():
-    frozen = eqxjit.freeze(Model(X))
-    frozen.compile(jax.ShapeDtypeStruct((4,), jnp.float32), n=3, other_shapes="raise")
-    assert_same(frozen(X, 3), X * X * 3)
-    with pytest.raises(eqxjit.TooManyTracesError, match="`n` was 3, is 4"):
-        frozen(X, 4)
-
-
 def test_a_refusal_lists_what_is_compiled():
     frozen = eqxjit.freeze(lambda x: x + 1)
     for size in (1, 2, 4):

@@ -520,15 +520,6 @@ def test_nesting_500_deep(kind, depth):
     assert _recursion_left() == recursion_left
 
 
-def test_nesting_of_a_static_value():
-    warm = Warm(lambda m: str(m.modes))
-    model, other = [layer(modes=_nested(lambda t: (t,), 150, end)) for end in (1, 2)]
-    warm(model)
-    for _ in range(CALLS):
-        warm.check(other)
-        warm.check(model)
-
-
 # --- Names ------------------------------------------------------------------------------------
 
 #: What generated code might call something itself.
@@ -668,13 +659,6 @@ def test_a_node_whose_flatten_looks_at_its_content():
         node.items = items
         warm.check(node)
         warm.check(node)
-
-
-def test_the_same_array_in_several_places():
-    x = jnp.ones(2)
-    warm = Warm(lambda a, b, c: (a - c[0], b["k"] + a, c))
-    warm(x, {"k": x}, [x, x])
-    warm.check(x, {"k": x + 1}, [x + 2, x])
 
 
 @pytest.mark.parametrize(

@@ -170,36 +170,6 @@ def test_asyncio_tasks(filter_jit):
 
 
 @both
-def test_generators_that_run_inside_a_trace(filter_jit):
-    """Started outside, resumed while a function is being traced, and closed in there."""
-    inner = filter_jit(lambda x, n: (x * n, n))
-
-    def generate():
-        n = 0
-        try:
-            while True:
-                x = yield
-                n += 1
-                yield inner(x, n % 3)
-        finally:
-            inner(X, 7)
-
-    @filter_jit
-    def outer(x, generators):
-        total = x
-        for generator in generators:
-            next(generator)
-            y, n = generator.send(x)
-            total = total + y * n
-        generators[0].close()
-        return total
-
-    for _ in range(CALLS):
-        generators = (generate(), generate())
-        assert_same(outer(X, generators), X * 3)
-
-
-@both
 def test_a_finaliser_that_calls_while_a_function_is_traced(filter_jit):
     inner = filter_jit(lambda x, n: (x * n, n))
     seen = []

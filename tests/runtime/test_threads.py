@@ -91,25 +91,6 @@ def test_wrappers_made_anew_around_one_function(filter_jit):
 
 
 @both
-def test_methods_and_bound_functions(filter_jit):
-    class Stepping(eqx.Module):
-        weight: jax.Array
-
-        @filter_jit
-        def step(self, x, n=1):
-            return self.weight * x * n
-
-    def work(i):
-        model = Stepping(X + i)
-        bound = filter_jit(Scaled(X + i, i))
-        for n in range(30):
-            np.testing.assert_array_equal(model.step(X, n=n % 3), (X + i) * X * (n % 3))
-            np.testing.assert_array_equal(bound(X), (X + i) * X * i)
-
-    race(work)
-
-
-@both
 def test_donation(filter_jit):
     @filter_jit(donate="all")
     def f(x, n):
