@@ -126,19 +126,6 @@ def test_random_arrays_of_all_dtypes_come_back(makes):
     assert len(packed.arrays) <= n_dtypes * (1 + len(tree) // MAX_LEAVES_PER_BUFFER)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(dtype):
-    tree = [jnp.arange(4).reshape(2, 2).astype(dtype), jnp.asarray(1).astype(dtype)]
-    packed = eqxjit.pack(tree)
-    [buffer] = packed.arrays
-    assert buffer.shape == (5,)
-    assert buffer.dtype == dtype
-    step = eqxjit.filter_jit(lambda p: p.repack(p.unpack()), donate="all")
-    for _ in range(4):
-        packed = step(packed)
-    assert_unpacked(packed, tree)
-
-
 def test_one_buffer_a_dtype():
     tree = {"a": jnp.ones(2), "b": jnp.ones(3, int), "c": jnp.ones(()), "d": jnp.arange(2)}
     packed = eqxjit.pack(tree)
@@ -223,11 +210,6 @@ def test_large_leaves_are_left_alone():
     assert len(eqxjit.pack(tree, max_leaf_bytes=0).arrays) == 4
     assert len(eqxjit.pack(tree, max_leaf_bytes=10**9).arrays) == 1
     assert eqxjit.pack(tree, max_leaf_bytes=0).layout is not packed.layout
-
-
-def test_the_default_size():
-    tree = [jnp.ones(1024), jnp.ones(1025), jnp.ones(1024)]
-    assert [a.shape for a in eqxjit.pack(tree).arrays] == [(2048,), (1025,)]
 
 
 def test_a_bound_on_the_leaves_of_a_buffer():
@@ -431,40 +413,18 @@ def twin_of(packed, how):
     return eqx.tree_deserialise_leaves(file, like)
 
 
-def test_deep_copies_with_an_activation_that_is_an_object():
-    packed = eqxjit.pack([jnp.ones(2), jnp.ones(3), jax.nn.relu])
-    assert copy.deepcopy(packed).layout is packed.layout
-
-
 @pytest.mark.parametrize("how", ["pickle", "deepcopy", "copy", "flattened", "serialised"])
 def test_copies_have_the_same_layout(how):
     listing = Listing([jnp.ones(2), jnp.zeros(2)], ["a"])
-    packed = eqxjit.pack([mlp(), {"b": jnp.ones(2, int), "a": (jnp.zeros(2), 2)}, listing])
+    keys = [jr.key(0), jr.key(1), jr.key(2, impl="rbg")]
+    # What neither Equinox nor pickle writes is left out.
+    others = {"serialised": [], "pickle": keys}.get(how, [*keys, jax.nn.relu])
+    tree = [mlp(), {"b": jnp.ones(2, int), "a": (jnp.zeros(2), 2)}, listing, others]
+    packed = eqxjit.pack(tree)
     twin = twin_of(packed, how)
     assert twin.layout is packed.layout
     assert eqx.tree_equal(packed, twin)
     assert_same(twin.unpack(), packed.unpack())
-
-
-def test_typed_keys_are_copied():
-    packed = eqxjit.pack([jr.key(0), jr.key(1), jr.key(2, impl="rbg")])
-    for how in ("pickle", "deepcopy"):
-        twin = twin_of(packed, how)
-        assert twin.layout is packed.layout
-        assert_same(twin.unpack(), packed.unpack())
-
-
-def test_a_pickle_can_be_read_without_the_packed_alive():
-    data = pickle.dumps(eqxjit.pack(mlp()))
-    gc.collect()
-    assert_same(pickle.loads(data).unpack(), mlp())
-
-
-def test_tree_equal():
-    packed = eqxjit.pack(mlp())
-    assert eqx.tree_equal(packed, eqxjit.pack(mlp()))
-    assert not eqx.tree_equal(packed, eqxjit.pack(mlp(key=1)))
-    assert not eqx.tree_equal(packed, eqxjit.pack(mlp(width=4)))
 
 
 def test_filtered_and_combined():

@@ -116,11 +116,11 @@ def close_trace(entry: Any) -> OpenTrace | None:
     # A copy, because a call that a hook makes in between may empty the list.
     for index, trace in reversed([*enumerate(traces)]):
         if trace.call.entry is entry:
-            traces[:] = [other for other in traces[:index] if other.call.entry is not entry]
-            if not is_staging() and in_flight() is None:
-                # Others are left over from interrupts: they would keep arrays alive, and their
-                # phases would seem to go on.
-                traces.clear()
+            # Others that no call is waiting for are left over from interrupts, too: they would keep
+            # arrays alive, and their phases would seem to go on.
+            around = [other for other in traces[:index] if other.call.entry is not entry]
+            traces[:] = [other for other in around if in_flight(other.call.entry) is not None]
+            if not traces and not is_staging():
                 _state.depth = 0
             return trace
     return None
