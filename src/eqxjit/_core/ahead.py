@@ -172,7 +172,7 @@ class _CompiledCaller(Caller):
 
     __slots__ = ("_table", "description", "entry")
 
-    #: As of JAX's own `Compiled`.
+    #: As a `jax.stages.Compiled`.
     can_be_disabled = False
 
     def __init__(self, caller: Caller, entry: Entry, description: Any, wrapper: Compiled):
@@ -227,7 +227,7 @@ def lower(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowe
 
 def _shown(caller: Caller, description: Any) -> str:
     """Return the function and its arguments, on one line."""
-    arguments = caller.table.counter.hook.summary(description)
+    arguments = str(description)
     if len(arguments) > _LONGEST:
         arguments = f"{arguments[: _LONGEST - 3]}..."
     return f"{caller.function.signature.label}({arguments})"

@@ -81,6 +81,7 @@ else:
         __tracebackhide__ = True
         return action(*arrays)
 
+    # Not a stack of ours: a signal may come between a push and its pop.
     def in_flight(entry: "Entry | None" = None) -> Call | None:
         """Return this thread's innermost call in flight: of an entry, or of any.
 

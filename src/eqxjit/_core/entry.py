@@ -114,6 +114,7 @@ class Entry(_Flags):
     def with_program(self, compiled: Any, blocks: bool) -> "Entry":
         """Return the same for a program compiled ahead of time: nothing of it is pending."""
         entry = Entry.__new__(Entry)
+        # By the slots, so that one that is added isn't left out.
         for name in Entry.__slots__:
             if name != "__weakref__":
                 setattr(entry, name, getattr(self, name))
@@ -163,6 +164,7 @@ class Entry(_Flags):
         - `statics`: the static objects that came in with the call.
         """
         spec, arrays, found = split(out, is_input=False)
+        # Constants are left out, because an equal one may come in at many places.
         slots_by_id = {id(v): i for i, v in enumerate(statics) if type(v) not in CONSTANTS}
         slots = tuple([slots_by_id.get(id(value), -1) for value in found])
         new_ones = tuple([v if i < 0 else None for v, i in zip(found, slots, strict=True)])
@@ -177,6 +179,7 @@ class Entry(_Flags):
     def _index_of(self, new: Out) -> int:
         outs = self.outs
         n = len(outs)
+        # The first is that of most traces; of the others the latest come again.
         for index in (*range(min(n, 1)), *range(max(1, n - _MAX_COMPARED), n)):
             old = outs[index]
             if (

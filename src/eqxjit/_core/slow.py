@@ -95,6 +95,7 @@ class Caller:
         if self.can_be_disabled and jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         entry = self.find_or_add(call)
+        # Until there is a program, any of the arrays may be one that it reads while it runs.
         arrays, waits, uses = call.flat, True, entry.uses
         if entry.was_traced:
             # JAX may be reading the arrays still when this call has returned.
@@ -156,6 +157,7 @@ class Caller:
             self.table.count_hit()
             return self.combine(output, call)
         trace = close_trace(entry)
+        # The program is then a part of another one, and JAX compiles none that could be read.
         is_transformed = has_tracers(arrays_of(output)) or has_tracers(call.flat)
         if trace is None:
             self.table.count_hit()
@@ -195,6 +197,7 @@ class Caller:
         """Return the user's output, from what JAX returned for a call."""
         out = out_of(call.entry, output)
         statics = out.statics
+        # Mostly none came in, and a list of all that did takes a while.
         if any(slot >= 0 for slot in out.slots):
             came_in = call.all_statics
             statics = [came_in[i] if i >= 0 else v for v, i in zip(statics, out.slots, strict=True)]
@@ -225,6 +228,7 @@ class Caller:
 
     def fill(self, target: Callable[..., Any]) -> None:
         """Have the wrapper call this."""
+        # It may be gone: what calls this may be another thread, or a finaliser.
         wrapper = self.wrapper()
         if wrapper is not None:
             wrapper.target = target
@@ -252,6 +256,7 @@ class Caller:
                 # A node of the user's that can't be flattened any more.
                 raise_if_interruption(other, lambda: self.call_of(entry, *args, **kwargs))
                 raise error from None
+            # Raised here, so that a clearer error has the context that it has in the slow path.
             try:
                 raise error
             except BaseException:
@@ -281,6 +286,7 @@ class Caller:
         """Call the function itself, on a copy of its arguments, under `jax.disable_jit`."""
         __tracebackhide__ = True
         fun = self.function.combine(self.fun_arrays)
+        # As in a trace, where a function that changes a list changes its copy.
         args, kwargs = tree_map(_same, (args, kwargs))
         try:
             return tree_map(_same, fun(*args, **kwargs))
@@ -322,6 +328,7 @@ class Caller:
             entry.end(trace, is_classified=False)
             if trace.is_traced:
                 trace.hook.complete(trace.record, call, trace.jaxpr)
+        # Or an entry that serves nobody would count, and might take the place of one that does.
         self.table.drop_untraced(entry)
         if isinstance(error, Exception):
             user_raised = trace is not None and not trace.is_traced

@@ -158,7 +158,7 @@ _interning = Lock()
 
 register_reader(Layout, lambda layout: layout.key)
 
-# In the place of each array in a pickle: another would be the tree's own.
+# In the place of each array in a pickle: another one would be an array of the tree.
 _PLACEHOLDER = np.zeros(0)
 
 
@@ -226,7 +226,7 @@ def _place(leaf: Any) -> Hashable:
 
 # --- Buffers ----------------------------------------------------------------------------------
 
-# Since XLA and JAX's transpose don't look through a program of its own.
+# Inlined, because XLA and JAX's transpose don't look into another program.
 _inlined = functools.partial(jax.jit, static_argnums=1, inline=True)
 
 

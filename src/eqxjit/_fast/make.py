@@ -114,6 +114,7 @@ def link(caller: Any, fasts: list[Any]) -> Any:
     """Return what a wrapper calls: the fast paths of its function in turn, then the slow path."""
     if _native is not None:
         return native_dispatcher(caller, fasts)
+    # Unlike C, which reads the list anew in each call, this is to be made again once it changes.
     caller.table.linked.add(caller)
     otherwise = caller.slow_call
     for fast in reversed(fasts):
@@ -126,6 +127,7 @@ def native_dispatcher(caller: Any, fasts: list[Any]) -> Any:
     assert _native is not None
     names = tuple(
         [
+            # None, because no keyword is passed for it.
             None if parameter.kind == POSITIONAL_ONLY else parameter.name
             for parameter in caller.function.signature.parameters
             if parameter.kind not in (KEYWORD_ONLY, VAR_POSITIONAL, VAR_KEYWORD)

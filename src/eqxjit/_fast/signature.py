@@ -154,6 +154,7 @@ class Signature:
 
 
 def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
+    # Neither annotations, which may be any expression, nor defaults, which may be changed later.
     optional = parameter.default is not inspect.Parameter.empty
     return inspect.Parameter(
         parameter.name, parameter.kind, default=absent if optional else inspect.Parameter.empty

@@ -107,7 +107,7 @@ class _Writer:
         otherwise = names.variable("otherwise")
         self._match_arguments()
         n, arrays = entry.n_first, self.arrays
-        # Those of the function may be NumPy's, too.
+        # The function's come last here, as in C. They may be NumPy's, too.
         self.arrays = []
         for i, fun_array in enumerate(fun_arrays):
             self._match_array(fun_array, fun_array, n + i)
@@ -127,6 +127,7 @@ class _Writer:
             waits += f" or {entry_name}.uses is not {names.constant('uses', entry.uses)}"
         array, matches = names.variable("arrays"), names.variable("matches")
         body = [
+            # Guards run the user's `==` and flattens: what these raise, the slow path deals with.
             "try:",
             f"    {self.large} = []",
             *indented(self._matches(matches)),
@@ -189,6 +190,7 @@ class _Writer:
                 self.guards.append(guard)
             else:
                 self._match(var, source, spec)
+        # Comments among them go along with the guards that follow.
         self.guards = early + late
 
     def _arguments(self, args: Spec, kwargs: Spec) -> Iterator[tuple[str, str, str, Spec, str]]:
