@@ -227,15 +227,17 @@ class SavedFunction:
         return combine(self._out_spec, iter(arrays_of(results)), iter(self._out_statics))
 
 
-_KINDS: dict[str, Any] = {kind.name: kind for kind in type(Parameter.POSITIONAL_ONLY)}
-
-
 def _signature(parameters: list[Any]) -> inspect.Signature:
     """Return the signature of a function of the arrays and of the parameters in a manifest."""
     arrays = "_".join(["arrays", *[name for name, _, _ in parameters]])
     return inspect.Signature(
         [
-            Parameter(name, _KINDS.get(kind), default=None if optional else Parameter.empty)
+            Parameter(
+                name,
+                # `Parameter` refuses None.
+                getattr(Parameter, kind, None),
+                default=None if optional else Parameter.empty,
+            )
             for name, kind, optional in [(arrays, "POSITIONAL_ONLY", False), *parameters]
         ]
     )
