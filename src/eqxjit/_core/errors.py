@@ -82,10 +82,11 @@ _DONATED_TWICE = (
 
 def _array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
     """Return the error for an array that was refused, if `error` is JAX's or XLA's for one."""
-    kind, text = type(error), str(error)
-    # Not `isinstance`: users raise subclasses.
+    kind = type(error)
+    # Not `isinstance`: users raise subclasses, whose text may be one that can't be read.
     if kind not in (TypeError, ValueError, RuntimeError, JaxRuntimeError):
         return None
+    text = str(error)
     is_twice = any(beginning in text for beginning in _DONATED_TWICE)
     same: dict[Any, list[str]] = collections.defaultdict(list)
     for path, leaf in _leaves(arguments):

@@ -263,7 +263,7 @@ def _refusing(call: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _built(tree: Any) -> Any:
     """Return the tree that was written, with placeholders of its arrays."""
-    [(kind, content)] = tree.items()
+    [(kind, content)] = dict.items(tree)
     if kind == "array" and type(content) is str:
         return np.asarray(content)
     if kind == "float" and type(content) is str:
