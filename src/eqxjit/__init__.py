@@ -22,7 +22,6 @@ from ._core.wrapper import (
 )
 from ._deploy.freeze import freeze, load
 from ._deploy.install import install, uninstall
-from ._deploy.layout import Slot as _Slot
 from ._deploy.layout import _from_skeleton
 from ._deploy.pack import Packed, pack
 from ._diagnostics.history import History as _History
@@ -68,8 +67,7 @@ for _module in (_sys.modules[__name__], types):
 # What is pickled refers to these: a pickle is read after private modules have moved.
 for _value in (_blank, _found_or_blank, _named, _wrap, _from_skeleton, _Pattern):
     _value.__module__ = __name__
-for _value in (_Options, _Slot):
-    _value.__module__, _value.__qualname__ = __name__, f"_{_value.__name__}"
+_Options.__module__, _Options.__qualname__ = __name__, "_Options"
 
 _install_hook(_History)
 

@@ -36,7 +36,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 22:
+    if getattr(_native, "INTERFACE", None) != 23:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -66,10 +66,6 @@ def why_back_end() -> str:
 def native_back_end() -> Any:
     """Return `native.c`'s module; None where there is none, or `EQXJIT_NATIVE=0` says so."""
     return _native
-
-
-#: `EQXJIT_DEBUG=1` makes an error of a bug that would otherwise only make calls slower.
-DEBUGGING = bool(switch("EQXJIT_DEBUG"))
 
 
 class _Delegate:

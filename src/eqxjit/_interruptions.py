@@ -13,11 +13,33 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ._switches import switch
+
 T = TypeVar("T")
+
+
+#: `EQXJIT_DEBUG=1` raises what one of our lines raised and somebody's code is taken to have raised.
+IS_DEBUGGING = bool(switch("EQXJIT_DEBUG"))
+
+_OURS = os.path.join(os.path.dirname(__file__), "")
+
+# The errors of bugs. Others are the user's: a line of ours that hashes raises their `TypeError`.
+_BUGS = (AssertionError, AttributeError, LookupError, NameError)
+
+
+def _is_bug(error: BaseException) -> bool:
+    """Return whether an error comes of a line of ours, rather than of the user's code."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    is_ours = traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_OURS)
+    return is_ours and isinstance(error, _BUGS)
 
 
 def raise_if_interruption(error: BaseException, action: Callable[[], Any]) -> None:
     """Raise an error that an action has raised, unless it raises that again."""
+    if IS_DEBUGGING and _is_bug(error):
+        raise error
     try:
         action()
     except BaseException as again:

@@ -30,16 +30,9 @@ def run(model, x, n=1, *, mode="sum"):
     return {"y": y.sum() if mode == "sum" else y, "model": model, "mode": mode, "f": run}
 
 
-def _pair(**options):
-    """Upstream's and our wrapper, each of a function of its own."""
-
-    def theirs(model, x, n=1, *, mode="sum"):
-        return run(model, x, n, mode=mode)
-
-    def ours(model, x, n=1, *, mode="sum"):
-        return run(model, x, n, mode=mode)
-
-    return eqx.filter_jit(theirs, **options), eqxjit.filter_jit(ours, **options)
+def _pair():
+    """Upstream's and our wrapper."""
+    return eqx.filter_jit(run), eqxjit.filter_jit(run)
 
 
 @both
@@ -49,15 +42,6 @@ def test_lowered_is_jaxs_with_its_text(filter_jit):
     assert lowered.as_text() == lowered.lowered.as_text()
     assert "module @jit_run" in lowered.as_text()
     assert "stablehlo.multiply" in lowered.as_text()
-
-
-@both
-def test_compiled_is_jaxs_with_its_analysis(filter_jit):
-    compiled = filter_jit(lambda a, b: a @ b).lower(jnp.ones((8, 16)), jnp.ones((16, 4))).compile()
-    assert isinstance(compiled.compiled, jax.stages.Compiled)
-    assert compiled.compiled.cost_analysis()["flops"] == 2 * 8 * 16 * 4
-    assert compiled.compiled.memory_analysis() is not None
-    assert "f32[8,16]" in compiled.compiled.as_text()
 
 
 def test_the_analysis_of_what_was_lowered_and_compiled():
@@ -254,13 +238,6 @@ def test_a_method_lowered_through_its_class_is_called_as_upstreams():
     ours = Stepping.step.lower(Stepping(X), X, n=2).compile()
     for _ in range(CALLS):
         assert_same(ours(Stepping(X), X, n=2), theirs(Theirs(X), X, n=2))
-
-
-@both
-def test_outputs_without_arrays(filter_jit):
-    compiled = filter_jit(lambda n: (n + 1, "text", None)).lower(1).compile()
-    for _ in range(CALLS):
-        assert compiled(1) == (2, "text", None)
 
 
 @both

@@ -16,6 +16,7 @@ import optax
 import pytest
 
 import eqxjit
+from tests.support.callables import every_callable
 from tests.support.helpers import assert_same, outcome
 from tests.support.inside import clear_tables
 from tests.support.models import arrays
@@ -65,27 +66,11 @@ def scale(weight, x):
     return weight * x
 
 
-WRAPPED = {
-    "a function": lambda: double,
-    "a jitted function": lambda: jnp.tanh,
-    "a Module": model,
-    "a bound method": lambda: model().shifted,
-    "a decorated bound method": lambda: model().jitted,
-    "an eqx.Partial": lambda: eqx.Partial(scale, jnp.arange(3.0)),
-    "a jax Partial": lambda: jtu.Partial(scale, jnp.arange(3.0)),
-    "a functools.partial": lambda: functools.partial(scale, jnp.arange(3.0)),
-    "a Module of Modules": lambda: eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(0)),
-    "filter_grad of a function": lambda: eqx.filter_grad(lambda x: jnp.sum(x**2)),
-    "filter_vmap of a Module": lambda: eqx.filter_vmap(model()),
-    "NumPy arrays": lambda: eqx.Partial(scale, np.arange(3.0, dtype=np.float32)),
-    "a wrapper": lambda: eqxjit.filter_jit(model()),
-}
 x = jnp.arange(3.0) + 1
 
 
-@pytest.mark.parametrize("name", WRAPPED)
-def test_its_arrays_are_those_of_the_function(name):
-    fun = WRAPPED[name]()
+@every_callable
+def test_its_arrays_are_those_of_the_function(fun):
     ours, upstream = eqxjit.filter_jit(fun), eqx.filter_jit(fun)
     assert [*map(id, arrays(ours))] == [*map(id, arrays(fun))] == [*map(id, arrays(upstream))]
     assert_same(ours.__wrapped__, upstream.__wrapped__)
@@ -103,9 +88,8 @@ COPIES = {
 
 
 @pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("name", WRAPPED)
-def test_copies_work_and_share_entries(name, how):
-    fun = WRAPPED[name]()
+@every_callable
+def test_copies_work_and_share_entries(fun, how):
     wrapper = eqxjit.filter_jit(fun)
     expected = wrapper(x)
     compiled = wrapper.cache_info()[:3]
@@ -144,18 +128,6 @@ def test_tree_map_changes_what_it_computes_with(filter_jit):
 
 
 @both
-def test_tree_map_over_two_wrappers(filter_jit):
-    total = jax.tree.map(
-        lambda a, b: a + b if eqx.is_array(a) else a, filter_jit(model()), filter_jit(model(2.0))
-    )
-    for _ in range(CALLS):
-        assert_same(total(x), model(3.0)(x))
-    other = filter_jit(Model(x, x, 3))
-    with pytest.raises(ValueError, match=r"ismatch|different"):
-        jax.tree.map(lambda a, b: a, total, other)
-
-
-@both
 def test_other_shapes_and_structures_of_its_arrays(filter_jit):
     """A copy may hold other kinds of arrays; it is traced for them, and the original stays warm."""
     f = filter_jit(model())
@@ -165,17 +137,6 @@ def test_other_shapes_and_structures_of_its_arrays(filter_jit):
         assert_same(wider(x), model()(x)[None])
         integers = jax.tree.map(lambda a: a.astype(int) if eqx.is_array(a) else a, f)
         assert integers(2).dtype == jnp.int32
-
-
-@both
-def test_tree_map_to_what_is_no_array(filter_jit):
-    """As when `eqx.partition` leaves `None` behind, which `eqx.combine` fills again."""
-    f = filter_jit(model())
-    dynamic, static = eqx.partition(f, eqx.is_array)
-    for _ in range(CALLS):
-        assert_same(eqx.combine(dynamic, static)(x), model()(x))
-    shapes = eqx.filter_eval_shape(lambda f: f, f)
-    assert [leaf.shape for leaf in jtu.tree_leaves(shapes) if hasattr(leaf, "shape")] == [(3,), ()]
 
 
 @both
@@ -383,16 +344,6 @@ def test_wrapping_anew_each_iteration_does_not_retrace(filter_jit, name):
 
 
 @both
-def test_wrapping_a_bound_method_anew_does_not_retrace(filter_jit):
-    for i in range(CALLS):
-        m = model(i + 1.0)
-        f = filter_jit(m.shifted)
-        for _ in range(CALLS):
-            assert_same(f(x, by=2.0), m.weight * x + 2)
-    assert traces.count("shifted") == 1
-
-
-@both
 def test_wrapping_another_function_traces_it(filter_jit):
     """A new lambda, or a new `functools.partial`, is another static value."""
     count = []
@@ -485,24 +436,6 @@ def test_a_copy_of_a_function_is_another_function(filter_jit):
     wrappers = [filter_jit(triple), filter_jit(double), filter_jit(triple)]
     for _ in range(CALLS):
         assert [float(f(x)[0]) for f in wrappers] == [3, 2, 3]
-
-
-@both
-def test_update_wrapper_on_a_callable_object(filter_jit):
-    def double(x):
-        return 2 * x
-
-    jitted = filter_jit(double)
-    jitted(x), jitted(x)
-
-    class Triple:
-        def __call__(self, x):
-            return 3 * x
-
-    triple = filter_jit(functools.update_wrapper(Triple(), double))
-    for _ in range(CALLS):
-        assert_same(triple(x), 3 * x)
-        assert_same(jitted(x), 2 * x)
 
 
 def test_wrappers_of_equal_modules_share_a_program_and_no_arrays():

@@ -1,14 +1,17 @@
 """Messages name lines as their reader does: by a path from here, or by a notebook's cell."""
 
 import pathlib
+import traceback
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 import eqxjit
 from eqxjit._code.place import CallSite, location
-from tests.support.places import make_site_packages
+from tests.support.places import in_mlir, make_site_packages
 from tests.support.processes import run
+from tests.support.sides import CALLS
 
 X = jnp.arange(3.0)
 
@@ -51,13 +54,21 @@ def test_a_working_directory_that_was_removed(here):
     assert location(str(here / "train.py"), 3) == "~/project/train.py:3"
 
 
-def test_all_messages_name_lines_so(here, caplog):
+@pytest.mark.parametrize(
+    "name", ["project", "a b/ü/eqxjit/_code", "site-packages/jax/equinox", "eqxjit_models"]
+)
+def test_all_messages_name_lines_so(here, name, caplog, monkeypatch):
+    """Whatever the project is called, and wherever it lies."""
     source = (
         "def f(model, x):\n    for _ in range(300): x = x + 1\n    return x\n"
         "def make():\n    return lambda x: x\n"
         "def call(f, *args):\n    return f(*args)\n"
         "def define(filter_jit):\n    return filter_jit(lambda x: x)\n"
+        "def fail(x):\n    return bool(x[0])\n"
     )
+    here = here / name
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
     folder = here / "src"
     names: dict = {}
     exec(compile(source, str(folder / "train.py"), "exec"), names)
@@ -80,6 +91,16 @@ def test_all_messages_name_lines_so(here, caplog):
     assert row.busiest_line == "src/train.py:2 (300)"
     assert "for the call at src/train.py:7, in " in caplog.text
     assert "same code (src/train.py:9) was traced before" in caplog.text
+    lowered = eqxjit.filter_jit(names["f"]).lower(None, X).lowered
+    assert f'loc("{in_mlir(str(folder / "train.py"))}":2' in lowered.as_text(debug_info=True)
+    for warm in range(2):
+        fail = eqxjit.filter_jit(lambda x, warm=warm: names["fail"](x) if x.ndim else x)
+        for _ in range(CALLS * warm):
+            fail(X[0])
+        with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+            fail(X)
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert (str(folder / "train.py"), 11) in [(f.filename, f.lineno) for f in frames]
 
 
 def test_another_working_directory_makes_no_difference(here, monkeypatch):

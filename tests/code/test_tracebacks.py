@@ -1,5 +1,6 @@
 """Tracebacks: the user's exception comes out as it was raised, and few of our frames show."""
 
+import functools
 import os
 import tempfile
 import traceback
@@ -83,147 +84,82 @@ def fails(x, failure):
     return x * 2
 
 
-def new():
-    return eqxjit.filter_jit(lambda x, failure: fails(x, failure))
+def new(failure, filter_jit=eqxjit.filter_jit, **options):
+    return functools.partial(
+        filter_jit(lambda x, failure: fails(x, failure), **options), failure=failure
+    )
 
 
-def first(failure):
-    return new(), (jnp.ones(2), failure)
-
-
-def generic(failure):
-    f = new()
+def warm(f):
+    """A function, after calls that don't fail."""
     for _ in range(CALLS):
-        raised(f, jnp.ones(2), failure)
-    return f, (jnp.ones(2), failure)
+        f(X)
+    return f
 
 
-def retrace(failure):
-    f = new()
+def retried(f):
+    """A function that has failed so far."""
     for _ in range(CALLS):
-        f(X, failure)
-    return f, (jnp.ones(2), failure)
+        raised(f, BAD)
+    return f
 
 
-def retrace_behind_others(failure):
-    f, arguments = retrace(failure)
+def beside_others(f):
     for n in range(4):
-        for _ in range(CALLS):
-            f(X, n)
-    return f, arguments
-
-
-def unspecialised(failure):
-    f = eqxjit.filter_jit(lambda *x: fails(*x), maxsize=1)
-    f(X, failure)
-    return f, (jnp.ones(2), failure)
-
-
-def method(failure):
-    model = Failing(jnp.ones(()))
-    for _ in range(CALLS):
-        model.step(X, failure)
-    return model.step, (jnp.ones(2), failure)
-
-
-def module(failure):
-    f = eqxjit.filter_jit(Failing(jnp.ones(())))
-    for _ in range(CALLS):
-        f(X, failure)
-    return f, (jnp.ones(2), failure)
+        warm(functools.partial(f, failure=n))
+    return f
 
 
 def nested(failure):
-    inner = new()
-    outer = eqxjit.filter_jit(lambda x, failure: inner(x, failure))
-    for _ in range(CALLS):
-        outer(X, failure)
-    return outer, (jnp.ones(2), failure)
+    inner = new(failure).func
+    return functools.partial(
+        eqxjit.filter_jit(lambda x, failure: inner(x, failure)), failure=failure
+    )
 
 
-def in_jax_jit(failure):
-    f = new()
-    for _ in range(CALLS):
-        f(X, failure)
-    return jax.jit(lambda x: f(x, failure)), (jnp.ones(2),)
+def under(context, f):
+    def call(x):
+        with context():
+            return f(x)
 
-
-def frozen(failure):
-    f = eqxjit.freeze(fails, failure=failure)
-    for _ in range(CALLS):
-        f(X)
-    return f, (jnp.ones(2),)
-
-
-def compiling_frozen(failure):
-    return eqxjit.freeze(fails, failure=failure).compile, (jnp.ones(2),)
+    return call
 
 
 def saving(failure):
-    return eqxjit.freeze(fails, failure=failure).save, (
-        os.path.join(tempfile.gettempdir(), "never_written"),
-        jnp.ones(2),
-    )
+    path = os.path.join(tempfile.gettempdir(), "never_written")
+    return functools.partial(eqxjit.freeze(fails, failure=failure).save, path)
 
 
-def lower(failure):
-    return new().lower, (jnp.ones(2), failure)
+BAD = jnp.ones(2)
+MODEL = Failing(jnp.ones(()))
 
-
-def lower_method(failure):
-    return Failing(jnp.ones(())).step.lower, (jnp.ones(2), failure)
-
-
-def installed(failure):
-    upstream = eqx.filter_jit(lambda x, failure: fails(x, failure))
-
-    def call(*args):
-        with eqxjit.install():
-            return upstream(*args)
-
-    for _ in range(CALLS):
-        call(X, failure)
-    return call, (jnp.ones(2), failure)
-
-
-def without_jit(failure):
-    f, arguments = retrace(failure)
-
-    def call(*args):
-        with jax.disable_jit():
-            return f(*args)
-
-    return call, arguments
-
-
+#: What raises the error of a failure once it is called with `BAD`.
 WAYS = {
-    way.__name__: way
-    for way in (
-        first,
-        generic,
-        retrace,
-        retrace_behind_others,
-        unspecialised,
-        method,
-        module,
-        nested,
-        in_jax_jit,
-        frozen,
-        compiling_frozen,
-        saving,
-        lower,
-        lower_method,
-        installed,
-        without_jit,
-    )
+    "first": new,
+    "generic": lambda failure: retried(new(failure)),
+    "retrace": lambda failure: warm(new(failure)),
+    "retrace behind others": lambda failure: beside_others(warm(new(failure))),
+    "unspecialised": lambda failure: new(failure, maxsize=1),
+    "method": lambda failure: warm(functools.partial(MODEL.step, failure=failure)),
+    "Module": lambda failure: warm(functools.partial(eqxjit.filter_jit(MODEL), failure=failure)),
+    "nested": lambda failure: warm(nested(failure)),
+    "in jax.jit": lambda failure: jax.jit(warm(new(failure))),
+    "frozen": lambda failure: warm(eqxjit.freeze(fails, failure=failure)),
+    "compiling": lambda failure: eqxjit.freeze(fails, failure=failure).compile,
+    "saving": saving,
+    "lowering": lambda failure: functools.partial(new(failure).func.lower, failure=failure),
+    "lowering a method": lambda failure: functools.partial(MODEL.step.lower, failure=failure),
+    "installed": lambda failure: warm(under(eqxjit.install, new(failure, eqx.filter_jit))),
+    "without JIT": lambda failure: under(jax.disable_jit, warm(new(failure))),
 }
 
 
 def frames_of_ours(error):
     frames = traceback.extract_tb(error.__traceback__)
-    return [
-        (frame.filename, frame.name) for frame in frames if frame.filename.startswith(OUR_FILES)
-    ]
+    frames = [frame for frame in frames if frame.filename.startswith(OUR_FILES)]
+    # Also of code that was generated.
+    assert all(frame.line for frame in frames)
+    return [(frame.filename, frame.name) for frame in frames]
 
 
 def raised(f, *args, **kwargs):
@@ -237,9 +173,9 @@ def raised(f, *args, **kwargs):
 @pytest.mark.parametrize("way", WAYS)
 def test_few_frames_of_ours_show(way, filtering):
     error = Own("the user's", 1, why="")
-    f, args = WAYS[way](Failure(error))
+    f = WAYS[way](Failure(error))
     error.__traceback__ = None
-    assert raised(f, *args) is error
+    assert raised(f, BAD) is error
     frames = frames_of_ours(error)
     assert len(frames) <= MOST, frames
     # The user's own are all there.
@@ -250,7 +186,7 @@ def test_few_frames_of_ours_show(way, filtering):
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     shows_jax = any(file.startswith(JAX_FILES) for file in files)
     if way != "saving":
-        assert shows_jax == (filtering in ("off", "tracebackhide") and way != "without_jit")
+        assert shows_jax == (filtering in ("off", "tracebackhide") and way != "without JIT")
 
 
 @pytest.mark.parametrize("kind", ERRORS)
@@ -258,10 +194,10 @@ def test_few_frames_of_ours_show(way, filtering):
 def test_an_exception_is_the_users_own_object(way, kind):
     error = ERRORS[kind]()
     cause, context = KeyError("cause"), KeyError("context")
-    f, args = WAYS[way](Failure(error))
+    f = WAYS[way](Failure(error))
     error.__cause__, error.__context__ = cause, context
     error.add_note("a note")
-    assert raised(f, *args) is error
+    assert raised(f, BAD) is error
     # By default JAX leaves the rest as it is, and says in a note that it has removed frames.
     others = [note for note in error.__notes__ if "removed its internal frames" not in note]
     assert others == ["a note"]
@@ -275,8 +211,8 @@ def test_an_exception_of_a_function_that_was_given_deleted_arrays(kind):
     error = ERRORS[kind]()
     deleted = jnp.ones(2)
     deleted.delete()
-    for f, args in (WAYS[way](Failure(error)) for way in ("first", "retrace", "lower")):
-        assert raised(f, *[deleted if arg is args[0] else arg for arg in args]) is error
+    for way in ("first", "retrace", "lowering"):
+        assert raised(WAYS[way](Failure(error)), deleted) is error
 
 
 def test_an_exception_of_a_node_is_the_users_own_object():
@@ -319,7 +255,7 @@ def test_errors_that_are_ours_show_few_frames_too(warm):
 
 
 def test_an_exception_that_is_being_handled_keeps_its_traceback():
-    f = new()
+    f = eqxjit.filter_jit(fails)
     handled = KeyError("the user's")
     try:
         raise handled

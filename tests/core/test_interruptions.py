@@ -2,6 +2,7 @@
 
 import pytest
 
+from eqxjit import _interruptions
 from eqxjit._interruptions import raise_if_interruption, raised_by, unless_it_raises
 from tests.support.processes import run
 
@@ -157,3 +158,20 @@ def test_what_is_raised_again_is_the_users(fails, at):
     count = at
     if fails:
         raise_if_interruption(KeyError(), action)
+
+
+@pytest.mark.parametrize("is_debugging", [True, False])
+def test_a_bug_of_ours_is_raised_when_debugging(monkeypatch, is_debugging):
+    """`EQXJIT_DEBUG=1`; what the user's code raises is no bug of ours."""
+    monkeypatch.setattr("eqxjit._interruptions.IS_DEBUGGING", is_debugging)
+    bug = compile("lambda: missing", _interruptions.__file__, "eval")
+
+    def users():
+        raise NameError
+
+    assert unless_it_raises(users, "otherwise") == "otherwise"
+    if is_debugging:
+        with pytest.raises(NameError, match="missing"):
+            unless_it_raises(eval(bug), "otherwise")
+    else:
+        assert unless_it_raises(eval(bug), "otherwise") == "otherwise"

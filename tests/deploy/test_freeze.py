@@ -211,11 +211,6 @@ def test_a_mapped_model_gives_no_warning():
     assert eqxjit.freeze(jax.vmap(mlp()))(jnp.ones((2, 4))).shape == (2, 3)
 
 
-def test_each_freeze_is_one_of_its_own():
-    for i in range(4):
-        np.testing.assert_array_equal(eqxjit.freeze(Model(X * i))(X), X * i * X)
-
-
 def test_frozen_functions_as_arguments_are_told_apart():
     apply = eqxjit.filter_jit(lambda f, x: f(x))
     upstream = eqx.filter_jit(lambda f, x: f(x))
@@ -223,14 +218,6 @@ def test_frozen_functions_as_arguments_are_told_apart():
         for i in range(3):
             for each in (apply, upstream):
                 np.testing.assert_array_equal(each(eqxjit.freeze(Model(X * i)), X), X * i * X)
-
-
-def test_several_structures():
-    frozen = eqxjit.freeze(lambda m, x: jax.tree.map(m, x), Model(X))
-    for _ in range(CALLS):
-        for x in (X, [X, X], {"a": X}, (X,)):
-            assert_close(frozen(x), jax.tree.map(lambda leaf: X * leaf, x))
-    assert frozen.cache_info().entries == 4
 
 
 def test_transformations_and_nesting():
@@ -310,24 +297,6 @@ def test_it_is_freed():
 # --- Ahead of time ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bound", [0, 2**20])
-@pytest.mark.parametrize(
-    "example", [X, np.ones(4, np.float32), jax.ShapeDtypeStruct((4,), jnp.float32)], ids=type
-)
-def test_compiled_ahead_of_time_the_first_call_compiles_nothing(example, bound):
-    frozen = eqxjit.freeze(mlp(), max_constant_bytes=bound)
-    program = frozen.compile(example)
-    assert program.seconds > 0
-    assert program.executable_bytes is None or program.executable_bytes > 0
-    with eqxjit.compile_report() as report:
-        for _ in range(CALLS):
-            frozen(X)
-    assert report.rows == []
-    assert frozen.cache_info()[:2] == (1, 1)
-    frozen(jnp.ones((4,), jnp.int32))
-    assert frozen.cache_info().traces == 2
-
-
 def test_other_shapes_can_be_refused():
     frozen = eqxjit.freeze(mlp())
     frozen.compile(X, other_shapes="raise")
@@ -368,18 +337,6 @@ def test_other_shapes_are_refused_also_once_the_cache_is_cleared():
         frozen(X.astype(jnp.bfloat16))
 
 
-def test_compiling_runs_the_function_never():
-    runs = []
-
-    def fun(x):
-        jax.debug.callback(lambda: runs.append(1))
-        return x * 2
-
-    eqxjit.freeze(fun).compile(X)
-    jax.effects_barrier()
-    assert runs == []
-
-
 def test_after_a_first_call_all_are_alike():
     """The first call makes the fast path, so that nothing is left to warm up."""
     frozen = eqxjit.freeze(mlp())
@@ -402,14 +359,6 @@ def test_an_unknown_option_is_named_with_the_nearest(tmp_path):
     program = eqxjit.freeze(lambda x, **kwargs: x * kwargs["other_shape"]).compile(X, other_shape=3)
     assert program.seconds > 0
     assert frozen.cache_info().traces == 0
-
-
-def test_static_arguments_ahead_of_time():
-    frozen = eqxjit.freeze(Model(X))
-    frozen.compile(jax.ShapeDtypeStruct((4,), jnp.float32), n=3, other_shapes="raise")
-    assert_same(frozen(X, 3), X * X * 3)
-    with pytest.raises(eqxjit.TooManyTracesError, match="`n` was 3, is 4"):
-        frozen(X, 4)
 
 
 def test_a_refusal_lists_what_is_compiled():

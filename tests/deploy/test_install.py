@@ -4,9 +4,6 @@ import contextlib
 import copy
 import functools
 import gc
-import os
-import pathlib
-import subprocess
 import sys
 import textwrap
 import threading
@@ -27,7 +24,7 @@ import pytest
 
 import eqxjit
 from eqxjit import _compat
-from tests.support import inside
+from tests.support import inside, processes
 from tests.support.helpers import assert_same, assert_specialized, warm
 from tests.support.models import arrays
 from tests.support.processes import run
@@ -716,16 +713,7 @@ def script(tmp_path_factory):
 
 
 def python(*arguments, cwd):
-    paths = [str(pathlib.Path(eqxjit.__file__).parent.parent), *filter(None, sys.path)]
-    result = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    result = processes.python(*arguments, cwd=cwd)
     return result.returncode, result.stdout, result.stderr
 
 

@@ -53,14 +53,14 @@ def strong(leaf):
 def assert_unpacked(packed, tree):
     """A `Packed` gives back the tree: but for leaves that were left alone, which may be weak."""
     assert_same(jax.tree.map(strong, packed.unpack()), jax.tree.map(strong, tree))
-    unpacked = jax.tree.leaves(packed.unpack())
-    for (index, slot), leaf in zip(
-        packed.layout.slots(), filter(eqx.is_array, jax.tree.leaves(tree)), strict=True
-    ):
-        if len(packed.layout.members[slot.array]) == 1:
-            assert unpacked[index] is packed.arrays[slot.array] is leaf
+    unpacked, packed_from = [
+        [*filter(eqx.is_array, jax.tree.leaves(each))] for each in (packed.unpack(), tree)
+    ]
+    for array, indices in zip(packed.arrays, packed.layout.members, strict=True):
+        if len(indices) == 1:
+            assert unpacked[indices[0]] is array is packed_from[indices[0]]
         else:
-            assert not getattr(unpacked[index], "weak_type", False)
+            assert not any(getattr(unpacked[index], "weak_type", False) for index in indices)
 
 
 def holds_arrays(tree):
@@ -124,19 +124,6 @@ def test_random_arrays_of_all_dtypes_come_back(makes):
     assert_unpacked(packed, tree)
     n_dtypes = len({leaf.dtype for leaf in tree})
     assert len(packed.arrays) <= n_dtypes * (1 + len(tree) // MAX_LEAVES_PER_BUFFER)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(dtype):
-    tree = [jnp.arange(4).reshape(2, 2).astype(dtype), jnp.asarray(1).astype(dtype)]
-    packed = eqxjit.pack(tree)
-    [buffer] = packed.arrays
-    assert buffer.shape == (5,)
-    assert buffer.dtype == dtype
-    step = eqxjit.filter_jit(lambda p: p.repack(p.unpack()), donate="all")
-    for _ in range(4):
-        packed = step(packed)
-    assert_unpacked(packed, tree)
 
 
 def test_one_buffer_a_dtype():
@@ -225,11 +212,6 @@ def test_large_leaves_are_left_alone():
     assert eqxjit.pack(tree, max_leaf_bytes=0).layout is not packed.layout
 
 
-def test_the_default_size():
-    tree = [jnp.ones(1024), jnp.ones(1025), jnp.ones(1024)]
-    assert [a.shape for a in eqxjit.pack(tree).arrays] == [(2048,), (1025,)]
-
-
 def test_a_bound_on_the_leaves_of_a_buffer():
     tree = [jnp.full(2, i) for i in range(2 * MAX_LEAVES_PER_BUFFER + 1)]
     packed = eqxjit.pack(tree)
@@ -241,19 +223,6 @@ def test_a_bound_on_the_leaves_of_a_buffer():
 def test_what_fits_one_buffer_is_in_one(n_layers):
     packed = eqxjit.pack([jnp.ones(shape) for shape in n_layers * [(4, 4), (4,)]])
     assert [a.shape for a in packed.arrays] == [(20 * n_layers,)]
-
-
-def test_buffers_of_equal_layers_are_alike():
-    """So that XLA compiles what it does with one for all of them."""
-    layer = [(4, 4), (4,), (2, 4), (4,), (3,)]
-    shapes = [(7, 4), *(layer * 12), (4, 7)]
-    packed = eqxjit.pack([jnp.ones(shape) for shape in shapes])
-    in_buffers = [
-        [packed.layout.leaves[index].type.shape for index in members]
-        for members in packed.layout.members
-    ]
-    # What occurs once would shift all that follows.
-    assert in_buffers == [[(7, 4), (4, 7)], *3 * [4 * layer]]
 
 
 def test_packing_copies():
@@ -444,40 +413,18 @@ def twin_of(packed, how):
     return eqx.tree_deserialise_leaves(file, like)
 
 
-def test_deep_copies_with_an_activation_that_is_an_object():
-    packed = eqxjit.pack([jnp.ones(2), jnp.ones(3), jax.nn.relu])
-    assert copy.deepcopy(packed).layout is packed.layout
-
-
 @pytest.mark.parametrize("how", ["pickle", "deepcopy", "copy", "flattened", "serialised"])
 def test_copies_have_the_same_layout(how):
     listing = Listing([jnp.ones(2), jnp.zeros(2)], ["a"])
-    packed = eqxjit.pack([mlp(), {"b": jnp.ones(2, int), "a": (jnp.zeros(2), 2)}, listing])
+    keys = [jr.key(0), jr.key(1), jr.key(2, impl="rbg")]
+    # What neither Equinox nor pickle writes is left out.
+    others = {"serialised": [], "pickle": keys}.get(how, [*keys, jax.nn.relu])
+    tree = [mlp(), {"b": jnp.ones(2, int), "a": (jnp.zeros(2), 2)}, listing, others]
+    packed = eqxjit.pack(tree)
     twin = twin_of(packed, how)
     assert twin.layout is packed.layout
     assert eqx.tree_equal(packed, twin)
     assert_same(twin.unpack(), packed.unpack())
-
-
-def test_typed_keys_are_copied():
-    packed = eqxjit.pack([jr.key(0), jr.key(1), jr.key(2, impl="rbg")])
-    for how in ("pickle", "deepcopy"):
-        twin = twin_of(packed, how)
-        assert twin.layout is packed.layout
-        assert_same(twin.unpack(), packed.unpack())
-
-
-def test_a_pickle_can_be_read_without_the_packed_alive():
-    data = pickle.dumps(eqxjit.pack(mlp()))
-    gc.collect()
-    assert_same(pickle.loads(data).unpack(), mlp())
-
-
-def test_tree_equal():
-    packed = eqxjit.pack(mlp())
-    assert eqx.tree_equal(packed, eqxjit.pack(mlp()))
-    assert not eqx.tree_equal(packed, eqxjit.pack(mlp(key=1)))
-    assert not eqx.tree_equal(packed, eqxjit.pack(mlp(width=4)))
 
 
 def test_filtered_and_combined():

@@ -11,8 +11,6 @@ import optax
 import pytest
 
 import eqxjit
-from bench.models.training_steps import floor, packed
-from bench.models.training_tasks import mlp
 
 STEPS = 3
 
@@ -350,13 +348,6 @@ def test_optimisers_are_compared_where_the_tree_is_traced():
             transformed(optax.lars(0.1))
 
 
-def test_help_names_what_does_not_fit():
-    first, *_ = eqxjit.pack.__doc__.partition("\n\n")
-    for name in ("LAMB", "LARS", "Muon", "Adafactor", "clipping", "mask", "shapes", "names"):
-        assert name in first
-    assert "without it nothing is checked" in first
-
-
 def test_an_average_of_the_weights():
     params = eqxjit.pack(model())
     average = jax.tree.map(jnp.zeros_like, weights(params))
@@ -394,15 +385,3 @@ def test_a_mask_that_is_a_tree_of_the_model():
     with pytest.raises(ValueError, match=told):
         eqx.partition(params, mask)
     assert repr(eqxjit.Packed) == str(eqxjit.Packed) == "<class 'eqxjit.Packed'>"
-
-
-@pytest.mark.slow
-def test_the_steps_of_the_benchmark():
-    """Some steps of a packed task have the loss of the plain ones, to rounding.
-
-    `python -m bench training` checks all its tasks so; each takes seconds to compile.
-    """
-    task = mlp()
-    _, expected = floor(task).run(STEPS)
-    _, got = packed(task).run(STEPS)
-    np.testing.assert_allclose(got, expected, rtol=1e-4)

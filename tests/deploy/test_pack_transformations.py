@@ -104,19 +104,6 @@ def test_grad_of_grad(packed, x, tangent):
     assert_close(got, along_gradient(loss, tangent)(model(), x))
 
 
-def test_third_derivative(packed, x, tangent):
-    """Forward over forward over reverse."""
-
-    def third(loss, params, tangent):
-        dynamic, static = eqx.partition(params, eqx.is_inexact_array)
-        gradient = lambda p: jax.grad(lambda p: loss(eqx.combine(p, static), x))(p)  # noqa: E731
-        once = lambda p: jax.jvp(gradient, (p,), (tangent,))[1]  # noqa: E731
-        return jax.jvp(once, (dynamic,), (tangent,))[1]
-
-    got = third(packed_loss, packed, along(packed, tangent))
-    assert_close(got, third(loss, model(), tangent))
-
-
 def flat(tree):
     return ravel_pytree(arrays(tree))
 
@@ -166,15 +153,6 @@ def test_vmap_along_another_axis(x, axis):
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-def test_jacobians(x):
-    packed = eqxjit.pack(model())
-    dynamic, static = eqx.partition(packed, eqx.is_inexact_array)
-    f = lambda p: eqx.combine(p, static).unpack()(x[0])  # noqa: E731
-    forward, reverse = jax.jacfwd(f)(dynamic), jax.jacrev(f)(dynamic)
-    np.testing.assert_allclose(forward.arrays[0], reverse.arrays[0], rtol=1e-5, atol=1e-6)
-    assert reverse.unpack().layers[0].weight.shape == (4, 4, 4)
-
-
 def test_scan(packed, x):
     """Gradient descent in a loop: the `Packed` is carried, and stacked."""
     dynamic, static = eqx.partition(packed, eqx.is_array)
@@ -211,16 +189,6 @@ def test_gradient_through_a_scan_over_the_packed(x):
 
     got = eqx.filter_grad(rolled(lambda p: p.unpack()))(packed, x[0])
     assert_close(got, eqx.filter_grad(rolled(lambda p: p))(model(), x[0]))
-
-
-def test_while_and_cond(x):
-    packed = eqxjit.pack(model())
-    dynamic, static = eqx.partition(packed, eqx.is_array)
-    doubled = jax.lax.while_loop(
-        lambda p: p.arrays[0][0] < 100, lambda p: jax.tree.map(lambda a: a * 2, p), dynamic
-    ) if dynamic.arrays[0][0] > 0 else dynamic  # fmt: skip
-    chosen = jax.lax.cond(True, lambda a, b: a, lambda a, b: b, dynamic, doubled)
-    assert_same(eqx.combine(chosen, static).unpack(), packed.unpack())
 
 
 def test_pack_inside_transformations(x):

@@ -142,27 +142,6 @@ def test_pad_it_to_a_few_sizes():
     assert len({size.shape for (size,) in sizes}) == 3
 
 
-def test_make_a_callable_once():
-    f = eqxjit.filter_jit(lambda model: X)
-
-    def follow(make):
-        f(Model(config=make()))
-        assert "make it once" in hint(f, Model(config=make()))
-        made = make()
-        assert_no_further_trace(f, [(Model(config=made),)] * 3)
-
-    class Owner:
-        def step(self):
-            """A method equals itself if its owner does."""
-
-    follow(lambda: lambda x: x)
-    follow(lambda: jax.jit(lambda x: x))
-    follow(lambda: functools.partial(jnp.clip, min=0))
-    follow(lambda: functools.partial(max, 0))
-    follow(lambda: Owner().step)
-    follow(Owner)
-
-
 def test_give_a_class_an_equality():
     class Settings:
         def __init__(self, rate):
@@ -353,6 +332,7 @@ KINDS = {
         "make them, or `x`, once",
         lambda i: ACTIVATIONS,
     ),
+    "lambda": (lambda i: lambda x: x, "make it once", lambda i: loss),
     "partial, once": (lambda i: functools.partial(jnp.dot, 2.0), "make it once", lambda i: PARTIAL),
     "partial": (
         lambda i: functools.partial(jnp.dot, 2.0),
@@ -463,63 +443,63 @@ def test_values_that_differ_are_not_to_be_made_once(pair, wrap):
     assert difference.old != difference.new
 
 
-@pytest.mark.parametrize(
-    ("transform", "filtered"),
-    [
-        (jax.vmap, eqx.filter_vmap),
-        (jax.grad, eqx.filter_grad),
-        (jax.value_and_grad, eqx.filter_value_and_grad),
-    ],
-)
-def test_a_transformed_module(transform, filtered, caplog):
-    model = eqx.nn.MLP(3, "scalar", 4, 1, key=jax.random.key(0))
-    x = jnp.ones((2, 3)) if transform is jax.vmap else jnp.ones(3)
+MLP = eqx.nn.MLP(3, "scalar", 4, 1, key=jax.random.key(0))
+BATCH = jnp.ones((2, 3))
+
+#: What is wrapped again and again, what it is called with, what a message says of it, and what is
+#: wrapped by who follows its advice.
+WRAPPED = {
+    **{
+        f"{name} of a Module": (
+            lambda name=name: getattr(jax, name)(MLP),
+            BATCH if name == "vmap" else X,
+            [f"another `jax.{name}` of an object of `MLP`", f"Use `eqx.filter_{name}`"],
+            lambda name=name: getattr(eqx, f"filter_{name}")(MLP),
+        )
+        for name in ("vmap", "grad", "value_and_grad")
+    },
+    **{
+        f"{name} of a function": (
+            lambda name=name: getattr(jax, name)(loss),
+            BATCH if name == "vmap" else X,
+            [f"another `jax.{name}` of `loss` ({shown(__file__)}:", f"use `eqx.filter_{name}`"],
+            lambda name=name: getattr(eqx, f"filter_{name}")(loss),
+        )
+        for name in ("vmap", "grad", "value_and_grad")
+    },
+    "method of another object": (
+        lambda: Stepper().step,
+        X,
+        ["`Stepper.step` of another `Stepper`", "Make the `Stepper` once"],
+        lambda: STEP,
+    ),
+    "vmap of that": (
+        lambda: jax.vmap(Stepper().step),
+        X,
+        ["another `jax.vmap` of `Stepper.step`", "another function: make it once"],
+        lambda: MAPPED_STEP,
+    ),
+    "partial": (
+        lambda: functools.partial(jnp.dot, 2.0),
+        X,
+        ["use `eqx.Partial`"],
+        lambda: eqx.Partial(jnp.dot, 2.0),
+    ),
+}
+STEP = Stepper().step
+MAPPED_STEP = jax.vmap(STEP)
+
+
+@pytest.mark.parametrize(("make", "x", "texts", "follow"), WRAPPED.values(), ids=WRAPPED)
+def test_what_is_wrapped_again_and_again(make, x, texts, follow, caplog):
     for _ in range(12):
-        f = eqxjit.filter_jit(transform(model))
+        eqxjit.filter_jit(make())(x)
+    [message] = caplog.messages
+    assert all(text in message for text in texts)
+    assert ("eqx.filter_" in message) == ("eqx.filter_" in texts[-1])
+    for _ in range(3):
+        f = eqxjit.filter_jit(follow())
         f(x)
-    name = transform.__name__
-    [message] = caplog.messages
-    assert f"another `jax.{name}` of an object of `MLP`" in message
-    assert f"Use `eqx.{filtered.__name__}`" in message
-    for _ in range(3):
-        g = eqxjit.filter_jit(filtered(model))
-        g(x)
-    assert g.cache_info().traces == 1
-
-
-@pytest.mark.parametrize("name", ["vmap", "grad", "value_and_grad"])
-def test_a_transformed_function(name, caplog):
-    transform, filtered = getattr(jax, name), getattr(eqx, f"filter_{name}")
-    x = jnp.ones((2, 3)) if name == "vmap" else X
-    for _ in range(12):
-        eqxjit.filter_jit(transform(loss))(x)
-    [message] = caplog.messages
-    assert f"another `jax.{name}` of `loss` ({shown(__file__)}:" in message
-    assert f"use `eqx.filter_{name}`" in message
-    for _ in range(3):
-        f = eqxjit.filter_jit(filtered(loss))
-        f(x)
-    assert f.cache_info().traces == 1
-
-
-@pytest.mark.parametrize(
-    ("transform", "text", "advice"),
-    [
-        (lambda fun: fun, "`Stepper.step` of another `Stepper`", "Make the `Stepper` once"),
-        (jax.vmap, "another `jax.vmap` of `Stepper.step`", "another function: make it once"),
-    ],
-)
-def test_the_method_of_another_object(transform, text, advice, caplog):
-    for _ in range(12):
-        eqxjit.filter_jit(transform(Stepper().step))(X)
-    [message] = caplog.messages
-    assert text in message
-    assert advice in message
-    assert "filter_vmap" not in message
-    step = transform(Stepper().step)
-    for _ in range(3):
-        f = eqxjit.filter_jit(step)
-        f(X)
     assert f.cache_info().traces == 1
 
 
@@ -565,17 +545,6 @@ def test_no_line_of_a_library(make):
     [difference] = f.traces()[1].differences
     texts = [str(difference), difference.remedy, *f.traces()[1].arguments.values()]
     assert not any("site-packages" in text for text in texts), texts
-
-
-def test_a_partial_that_is_wrapped_again_and_again(caplog):
-    for _ in range(12):
-        eqxjit.filter_jit(functools.partial(jnp.dot, 2.0))(X)
-    [message] = caplog.messages
-    assert "use `eqx.Partial`" in message
-    for _ in range(3):
-        f = eqxjit.filter_jit(eqx.Partial(jnp.dot, 2.0))
-        f(X)
-    assert f.cache_info().traces == 1
 
 
 def test_functions_loaded_from_files_are_not_one_defined_again(tmp_path, caplog):

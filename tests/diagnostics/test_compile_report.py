@@ -239,14 +239,6 @@ def test_the_table_fits_a_narrow_terminal():
     assert "static value changed: n (2 times)" in " ".join(" ".join(lines).split())
 
 
-def test_nothing_compiled(capsys):
-    with eqxjit.compile_report() as report:
-        pass
-    assert report.rows == []
-    assert report.total_seconds == 0
-    assert "Nothing was compiled." in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_the_live_line_shows_on_a_terminal_only(is_terminal, monkeypatch):
     text = io.StringIO()

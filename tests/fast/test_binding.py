@@ -18,70 +18,31 @@ from tests.support.sides import CALLS, both
 x, y, z = jnp.float32(2), jnp.float32(3), jnp.float32(5)
 
 
-def plain(a, b):
-    return {"a": a, "b": b}
-
-
 def defaults(a, b=10, c=20.0):
     return {"a": a, "b": b, "c": c}
-
-
-def all_defaults(a=1, b=2):
-    return {"a": a, "b": b}
-
-
-def positional_only(a, b=10, /):
-    return {"a": a, "b": b}
-
-
-def keyword_only(a, *, b, c=20.0):
-    return {"a": a, "b": b, "c": c}
-
-
-def only_keyword_only(*, b, c=20.0):
-    return {"b": b, "c": c}
-
-
-def variadic(a, *args):
-    return {"a": a, "args": args}
 
 
 def keywords(a, **kwargs):
     return {"a": a, "kwargs": kwargs}
 
 
-def anything(*args, **kwargs):
-    return {"args": args, "kwargs": kwargs}
-
-
 def everything(a, b=10, /, c=20, d=30.0, *args, e, f=50, **kwargs):
     return {"a": a, "b": b, "c": c, "d": d, "args": args, "e": e, "f": f, "kwargs": kwargs}
 
 
-def variadic_after_default(a=1, *args, b=2):
-    return {"a": a, "args": args, "b": b}
-
-
-def nothing():
-    return {}
-
-
 FUNCTIONS = {
-    fun.__name__: fun
-    for fun in [
-        plain,
-        defaults,
-        all_defaults,
-        positional_only,
-        keyword_only,
-        only_keyword_only,
-        variadic,
-        keywords,
-        anything,
-        everything,
-        variadic_after_default,
-        nothing,
-    ]
+    "plain": lambda a, b: {"a": a, "b": b},
+    "defaults": defaults,
+    "all defaults": lambda a=1, b=2: {"a": a, "b": b},
+    "positional only": lambda a, b=10, /: {"a": a, "b": b},
+    "keyword only": lambda a, *, b, c=20.0: {"a": a, "b": b, "c": c},
+    "only keyword only": lambda *, b, c=20.0: {"b": b, "c": c},
+    "variadic": lambda a, *args: {"a": a, "args": args},
+    "keywords": keywords,
+    "anything": lambda *args, **kwargs: {"args": args, "kwargs": kwargs},
+    "everything": everything,
+    "variadic after a default": lambda a=1, *args, b=2: {"a": a, "args": args, "b": b},
+    "nothing": lambda: (),
 }
 
 ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [

@@ -4,7 +4,6 @@ It matches exactly if the specs are equal, takes the arrays that `split` takes, 
 `combine` makes: for random trees, also after changes in place.
 """
 
-import collections
 import functools
 from typing import Any
 
@@ -17,13 +16,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import eqxjit
-from eqxjit._core.numpy_inputs import MAX_COPIED_BYTES
+from eqxjit._fast.arrays import MAX_COPIED_BYTES
 from eqxjit._fast.source import TooLarge
 from eqxjit._spec.static import MAX_PARTS, Opaque, freeze, same
 from eqxjit._spec.tree import Static, combine, split
 from tests.support import changes, nodes, strategies
-from tests.support.helpers import SPECIALIZING, Own, assert_same
-from tests.support.paths import PYTHON, C, Path, Taken, each_path
+from tests.support.helpers import Own
+from tests.support.paths import Path, Taken, each_path
 from tests.support.profile import PROFILE
 from tests.support.strategies import Made
 
@@ -306,57 +305,6 @@ def test_split_and_combine_do_what_jax_does(made):
 
 # --- Stand-ins --------------------------------------------------------------------------------
 
-_OTHERS = [Made(nodes.Layer, X, 1, 2), Made(np.arange, 3), Made(jnp.arange, 3), Made(Own, 1)]
-
-
-@st.composite
-def static_values(draw: st.DrawFn) -> Made:
-    ways = [strategies.static_fields, strategies.static_leaves, _large, st.sampled_from(_OTHERS)]
-    return draw(ways[draw(st.integers(0, 3))])
-
-
-@st.composite
-def static_pairs(draw: st.DrawFn) -> tuple[Made, Made]:
-    one = draw(static_values())
-    way = draw(st.integers(0, 5))
-    if way == 0:
-        return one, draw(static_values())
-    if way == 1:
-        return one, one
-    return one, draw(strategies.variations_of(strategies.Arguments((one,), {}))).args[0]
-
-
-@settings(max_examples=2 * N_EXAMPLES)
-@given(static_pairs())
-def test_stand_ins_are_compared_alike(pair):
-    one, other = pair[0](), pair[1]()
-    frozen = freeze(one)
-    for value in (one, other, pair[0](), [one], None):
-        is_same = same(value, frozen)
-        stand_in = freeze(value)
-        # Of what is too large the very object counts, whose stand-ins are made anew.
-        assert is_same == bool(stand_in == frozen)
-        if is_same:
-            assert hash(stand_in) == hash(frozen)
-            assert type(value) is type(one)
-        if eqxjit.native_enabled():
-            from eqxjit import _native
-
-            assert _native.same(value, frozen) == is_same
-
-
-@settings(max_examples=N_EXAMPLES)
-@given(static_values(), strategies._changes)
-def test_a_change_in_place_shows_up_to_the_bound(made, change):
-    holder = [made()]
-    frozen = freeze(holder)
-    before = repr(frozen)
-    changes.apply(change, holder, {})
-    # Stand-ins hold copies, but for objects with a `==` of their own.
-    if "Opaque" not in before:
-        assert repr(frozen) == before
-    assert shrank(frozen) or same(holder, frozen) == bool(freeze(holder) == frozen)
-
 
 @pytest.mark.parametrize("kind", [list, set, dict])
 @pytest.mark.parametrize("n", [MAX_PARTS - 2, MAX_PARTS, MAX_PARTS + 2])
@@ -395,65 +343,3 @@ def test_the_bound_of_depth(depth):
     frozen = freeze(value)
     inner[0] = 2
     assert same(value, frozen) == (depth > 100)
-
-
-# --- Both fast paths ----------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not eqxjit.native_enabled(), reason="C isn't built")
-@settings(max_examples=N_EXAMPLES // 2)
-@given(data=st.data())
-def test_both_fast_paths_agree(data):
-    one, other = data.draw(pairs())
-    value, varied = one(), other()
-    native, python = [path_of(kind, anything, outputs, value, x=X) for kind in (C, PYTHON)]
-    for argument in (value, one(), varied):
-        assert assert_equivalent(native, argument, x=X) == assert_equivalent(python, argument, x=X)
-
-
-def test_what_a_trace_returns_comes_out_as_from_the_slow_path():
-    """All kinds of nodes in one output, through the wrapper itself."""
-    tree = {
-        "layers": [nodes.Layer(X * i, [X, 1.5]) for i in range(3)],
-        "pair": nodes.CheckedPair(X),
-        "empty": ((), [], {}, nodes.Nothing(), nodes.Empty()),
-        "bag": nodes.Bag("label", X, 2),
-        "flax": nodes.FlaxState(X, 3),
-        "ordered": collections.OrderedDict(b=X, a=2),
-        "static": (True, 0.0, -0.0, float("nan"), ("a", (1,)), jnp.float32, np.dtype("int32")),
-        "partial": eqx.Partial(nodes.plus_one, X),
-        "wrapper": nodes.wrapper(nodes.plus_one, X),
-    }
-    f, theirs = (
-        jit(lambda t, *rest, k: (k, t, rest)) for jit in (eqxjit.filter_jit, eqx.filter_jit)
-    )
-    expected = theirs(tree, X, 2, k=[X])
-    for _ in range(4):
-        assert_same(f(tree, X, 2, k=[X]), expected)
-
-
-class Unmatched:
-    """A fast path that doesn't match."""
-
-    def __init__(self, *_):
-        pass
-
-    def match(self, *_, **__):
-        return None
-
-
-@pytest.mark.skipif(not SPECIALIZING, reason="no fast path is made")
-@pytest.mark.parametrize("debugging", [True, False])
-def test_a_fast_path_that_never_matches_is_an_error_when_debugging(monkeypatch, debugging):
-    """`EQXJIT_DEBUG=1`; otherwise it is no fast path, and calls are slow and right."""
-    monkeypatch.setattr("eqxjit._fast.make.native_fast", Unmatched)
-    monkeypatch.setattr("eqxjit._fast.make.PythonFast", Unmatched)
-    monkeypatch.setattr("eqxjit._fast.make.DEBUGGING", debugging)
-    f = eqxjit.filter_jit(lambda x: x + 1)
-    if debugging:
-        with pytest.raises(AssertionError, match=r"the fast path of `.*<lambda>` doesn't match"):
-            f(X)
-    else:
-        for _ in range(3):
-            assert_same(f(X), X + 1)
-        assert f.specialized_source() is None

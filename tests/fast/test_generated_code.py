@@ -3,10 +3,8 @@
 import ast
 import gc
 import inspect
-import itertools
 import linecache
 import os
-import traceback
 
 import equinox as eqx
 import jax
@@ -15,7 +13,6 @@ import pytest
 
 import eqxjit
 from tests.support.models import Scaled
-from tests.support.places import OUR_FILES
 from tests.support.processes import run
 from tests.support.sides import CALLS
 
@@ -105,33 +102,6 @@ def test_the_source_is_that_of_the_latest_structure():
     assert f.specialized_source() in seen
 
 
-@specializing
-def test_the_function_has_its_arrays_after_those_of_the_first_argument():
-    """Upstream's order, in which JAX reuses donated ones: however the arguments are read."""
-
-    class Scaled(eqx.Module):
-        scale: jax.Array
-
-        def __call__(self, first, second, *, third):
-            return [jnp.sum(self.scale * each["w"]) for each in (*first, *second, *third)]
-
-    f = eqxjit.filter_jit(Scaled(jnp.asarray(2.0)))
-    groups = [[{"w": jnp.full(2, 10.0 * i + j)} for j in range(5)] for i in range(3)]
-    for _ in range(CALLS):
-        found = f(groups[0], groups[1], third=groups[2])
-        assert found == [4 * (10.0 * i + j) for i in range(3) for j in range(5)]
-    source = f.specialized_source()
-    assert source is not None
-    [passed] = [
-        [name.id for name in call.args if isinstance(name, ast.Name)]
-        for call in ast.walk(ast.parse(source))
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "jitted"
-    ]
-    origins = [name.split("_")[0] for name in passed]
-    in_order = [origin for origin, _ in itertools.groupby(origins)]
-    assert in_order == ["first", "fun", "second", "third"]
-
-
 def test_the_environment_variable_decides():
     program = """
         import eqxjit, jax.numpy as jnp
@@ -183,73 +153,3 @@ def test_the_source_is_dropped_with_the_function():
         warm(eqxjit.filter_jit(lambda x, n=n: x * n), X)
     gc.collect()
     assert not [name for name in set(linecache.cache) - before if name.startswith("<eqxjit")]
-
-
-# --- Tracebacks -------------------------------------------------------------------------------
-
-
-def helper(x, fail):
-    if fail == "python":
-        raise ValueError("in the user's helper")
-    if fail == "jax":
-        return x + jnp.ones(x.size + 1)
-    return x
-
-
-def fails(model, x, fail):
-    return model(helper(x, fail))
-
-
-def caller(f, *args):
-    return f(*args)
-
-
-def _frames(f, *args):
-    """The frames of the traceback of a failing call: file and function."""
-    with pytest.raises((ValueError, TypeError)) as caught:
-        caller(f, *args)
-    frames = traceback.extract_tb(caught.value.__traceback__)
-    return [(frame.filename, frame.name, frame.line) for frame in frames]
-
-
-def test_every_frame_of_ours_shows_its_source(filtering):
-    f = eqxjit.filter_jit(fails)
-    warm(f, Scaled(X, 2.0), X, None)
-    for fail in ("python", "jax"):
-        for n in range(2, 2 + CALLS):
-            frames = _frames(f, Scaled(jnp.ones(n), 2.0), jnp.ones(n), fail)
-            ours = [frame for frame in frames if frame[0].startswith(OUR_FILES)]
-            assert ours
-            assert all(line for _, _, line in ours)
-
-
-class _Unprintable:
-    def __init__(self, say):
-        self.say = say
-
-    def __repr__(self):
-        return self.say()
-
-
-def _raise(error):
-    raise error
-
-
-@specializing
-@pytest.mark.parametrize(
-    "say",
-    [
-        lambda: "NUL \0",
-        lambda: "two\nlines\r\x0c",
-        lambda: "half \ud800",
-        lambda: "x" * 1_000_000,
-        lambda: None,
-        lambda: _raise(ValueError("no")),
-        lambda: _raise(GeneratorExit("no")),
-    ],
-)
-def test_a_static_leaf_of_any_repr_is_specialised(say):
-    # What is compiled goes with the object.
-    static = _Unprintable(say)
-    f = warm(eqxjit.filter_jit(lambda x, n: x), X, static)
-    assert f.specialized_source() is not None

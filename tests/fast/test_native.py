@@ -4,8 +4,10 @@ import collections
 import contextlib
 import gc
 import itertools
+import operator
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -17,14 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eqxjit
-from eqxjit._spec.static import NUMBER, freeze
-from eqxjit._spec.tree import ARRAY, DICT, MODULE, NODE, SEQUENCE, Static
+from eqxjit._spec.static import freeze
+from eqxjit._spec.tree import ARRAY, DICT, SEQUENCE, Static
 from tests.support import nodes
-from tests.support.allocations import with_failing_allocation
 from tests.support.helpers import SPECIALIZING, Hooked, Own, assert_same
 from tests.support.inside import n_fast
 from tests.support.models import Layer, Point
-from tests.support.paths import C, Path
+from tests.support.paths import C, Caller, Jitted, Path, dispatcher
 from tests.support.processes import run
 from tests.support.profile import PROFILE
 from tests.support.sides import CALLS
@@ -71,15 +72,12 @@ def _counts(objects):
 
 def _repeated(path, what, hook, value):
     """What is repeated: a match and its output, a match that fails, or one that raises."""
-    fast, own = path.fast, path.caller.fun_arrays
     if what == "calls":
 
         def called():
-            arrays, statics = fast.match(own, value, X)
-            fast.make(path.output, (*path.caller.function.statics, *statics))
-            return arrays
+            path.run(value, X)
 
-        assert called() is not None
+        assert path(value, X) is not None
         return called
     if what == "misses":
         others = [{**value, "empty": 1}, {**value, "bag": nodes.Bag("other", X)}, {}, X]
@@ -87,16 +85,16 @@ def _repeated(path, what, hook, value):
 
         def missed():
             for other in others:
-                assert fast.match(own, other, X) is None
-            assert fast.match(own, value) is None
-            assert fast.match(own, value, x=X) is None
+                assert path.run(other, X) is Caller.refused
+            assert path.run(value) is Caller.refused
+            assert path.run(value, x=X) is Caller.refused
 
         return missed
     hook(lambda: 1 / 0)
 
     def raised():
         with contextlib.suppress(ZeroDivisionError):
-            fast.match(own, value, X)
+            path.run(value, X)
             raise AssertionError
 
     return raised
@@ -310,7 +308,7 @@ def test_dicts_match_in_whatever_order_they_were_filled(order):
         for other in names:
             assert path({"d" if name == other else name: X for name in names}) is None
             odd = {OddText(name) if name == other else name: values[name] for name in names}
-            assert path.fast.match((), odd) is None
+            assert path(odd) is None
 
 
 # --- Malformed specs ----------------------------------------------------------------------------
@@ -321,157 +319,42 @@ EMPTY = (DICT, dict, ())
 def fast_of(
     args=(SEQUENCE, tuple, None, ARRAY),
     kwargs=EMPTY,
-    outs=(),
+    outs=((ARRAY, (), ()),),
     uses=b"\1",
     n_arrays=1,
     n_first=0,
     n_fun=0,
+    jitted=None,
 ):
-    return _native.Fast(
-        _native.Flags(), lambda *a: None, args, kwargs, [*outs], uses, n_arrays, n_first, n_fun
-    )
+    jitted = jitted or Jitted(X)
+    entry = _native.Flags()
+    return _native.Fast(entry, jitted, args, kwargs, [*outs], uses, n_arrays, n_first, n_fun)
 
 
-def test_a_fast_path_by_hand():
-    fast = fast_of(outs=[((SEQUENCE, list, None, ARRAY, Static(1)), (1,), (-1,))])
-    arrays, statics = fast.match((), X)
-    assert arrays[0] is X
-    assert statics == ()
-    assert fast.match((), 1) is None
-    assert fast.match((), X, X) is None
-    assert fast.match((), X, x=X) is None
-    assert fast.match((X,), X) is None
-    made = fast.make(X, ())
-    assert made[0] is X
-    assert made[1] == 1
-    assert fast.make({0: [X]}, ())[0] is X
+def call_of(*args, fun_arrays=(), **kwargs):
+    """A call that tries one fast path, made by hand."""
+    return dispatcher(fast_of(*args, **kwargs), fun_arrays)
 
 
 def test_keywords_are_found_by_their_text_in_whatever_order():
     names = tuple("".join(["name", str(i)]) for i in range(3))
-    fast = fast_of((SEQUENCE, tuple, None), (DICT, dict, names, *[ARRAY] * 3), (), b"\1" * 3, 3)
+    kwargs, jitted = (DICT, dict, names, *[ARRAY] * 3), Jitted(X)
+    call = call_of((SEQUENCE, tuple, None), kwargs, uses=b"\1" * 3, n_arrays=3, jitted=jitted)
     for order in itertools.permutations(range(3)):
-        arrays, _ = fast.match((), **{f"name{i}": X + i for i in order})
-        assert [*map(float, [array[0] for array in arrays])] == [0, 1, 2]
+        call(**{f"name{i}": X + i for i in order})
+        assert [*map(float, [array[0] for array in jitted.arrays])] == [0, 1, 2]
     for other in ("name", "name3", ""):
-        assert fast.match((), **{"name0": X, "name1": X, other: X}) is None
+        assert call(**{"name0": X, "name1": X, other: X}) is Caller.refused
     odd = {"name0": X, "name1": X, OddText("name2"): X}
-    assert fast.match((), **odd) is None
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"args": ()},
-        {"args": (SEQUENCE,)},
-        {"args": [SEQUENCE, tuple, None]},
-        {"args": ("0", tuple, None)},
-        {"args": (10**30, tuple, None)},
-        {"args": (-1, tuple, None)},
-        {"args": (4, tuple, None)},
-        {"args": (SEQUENCE, tuple, None, 1)},
-        {"args": (SEQUENCE, tuple, None, (SEQUENCE, tuple))},
-        {"args": None},
-        {"kwargs": ()},
-        {"kwargs": (DICT, dict, ("a",))},
-        {"kwargs": (DICT, dict, None)},
-        {"kwargs": (DICT, dict, (), ARRAY)},
-        {"uses": b""},
-        {"uses": b"\1\1"},
-        {"uses": None},
-        {"n_arrays": 0},
-        {"n_arrays": -1},
-        {"n_first": -1},
-        {"n_first": 2},
-        {"n_first": 1, "n_fun": 1},
-        {"n_first": sys.maxsize, "n_fun": 1},
-        {"n_fun": -1},
-        {"n_fun": 2},
-        {"n_fun": sys.maxsize},
-    ],
-)
-def test_a_fast_path_out_of_bounds_is_refused(wrong):
-    with pytest.raises((TypeError, SystemError, OverflowError)):
-        fast_of(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("spec", "value"),
-    [
-        ((SEQUENCE, dict, None), {}),
-        ((SEQUENCE, set, None), set()),
-        ((DICT, list, ()), []),
-        ((DICT, dict, ("a",)), {}),
-        ((DICT, dict, None), {}),
-        ((DICT, dict, ([],), ARRAY), {"a": X}),
-        ((MODULE, Layer, None), Layer(X)),
-        ((MODULE, Layer, ("weight",)), Layer(X)),
-        ((MODULE, int, ()), 3),
-        ((MODULE, Layer, (1, [], None), ARRAY, None, None), Layer(X)),
-        ((NODE, nodes.Bag, None, ARRAY), nodes.Bag("l", X)),
-        ((NODE, nodes.Bag, "l", ARRAY), nodes.Bag("l", X)),
-        ((SEQUENCE, tuple, None, ARRAY, ARRAY), (X, X)),
-        (Static((NUMBER, list, None)), []),
-        (Static((1, list)), []),
-        (Static(("1", list, None)), []),
-        (Static((3, nodes.Settings, None, 1)), nodes.Settings(1)),
-        (Static((3, nodes.Settings, ("value",))), nodes.Settings(1)),
-        (Static((3, nodes.Settings, ("missing",), 1)), nodes.Settings(1)),
-        (Static((2, dict, None, 1)), {}),
-        (Static((2, dict, None, 1, 2, 3)), {1: 3}),
-    ],
-)
-def test_a_malformed_spec_matches_nothing(spec, value):
-    """Neither a crash nor a match; `same` may be asked about stand-ins of an unknown form."""
-    with contextlib.suppress(SystemError, TypeError, AttributeError):
-        assert fast_of((SEQUENCE, tuple, None, spec)).match((), value) is None
-
-
-@pytest.mark.parametrize(
-    ("out", "output"),
-    [
-        (None, X),
-        ((), X),
-        ((ARRAY, [], ()), X),
-        ((ARRAY, (), ()), []),
-        ((ARRAY, (), ()), {}),
-        ((ARRAY, (), ()), {1: [X]}),
-        ((ARRAY, (), ()), {-1: [X]}),
-        ((ARRAY, (), ()), {"0": [X]}),
-        ((ARRAY, (), ()), {10**30: [X]}),
-        ((Static(1), (), ()), X),
-        ((Static(1), (1,), ()), X),
-        ((Static(1), (), (0,)), X),
-        ((Static(1), (None,), (0,)), X),
-        ((Static(1), (None,), ("0",)), X),
-        ((Static(1), (None,), (10**30,)), X),
-        (((9, list, None), (), ()), X),
-        (((-1, list, None), (), ()), X),
-        (((SEQUENCE, 1, True), (), ()), X),
-        (((SEQUENCE, list, None, ARRAY, ARRAY), (), ()), X),
-        (((DICT, dict, None, ARRAY), (), ()), X),
-        (((DICT, dict, ([],), ARRAY), (), ()), X),
-        (((DICT, dict, (), ARRAY), (), ()), X),
-        (((MODULE, 1, ()), (), ()), X),
-        (((MODULE, list, ()), (), ()), X),
-        (((MODULE, type, ()), (), ()), X),
-        (((MODULE, dict, ()), (), ()), X),
-        (((MODULE, BaseException, ()), (), ()), X),
-        (((MODULE, Layer, (1,), ARRAY), (), ()), X),
-        (((MODULE, Layer, ("weight",)), (), ()), X),
-        (((NODE, nodes.Bag, Static(1), ARRAY), (), ()), X),
-        (((NODE, 1, Static(1), ARRAY), (1,), (-1,)), X),
-    ],
-)
-def test_a_malformed_output_is_an_error(out, output):
-    fast = fast_of(outs=[out])
-    with pytest.raises((SystemError, TypeError, ValueError, AttributeError, OverflowError)):
-        fast.make(output, ())
+    assert call(**odd) is Caller.refused
 
 
 _JUNK = [None, ARRAY, (), 0, 1, 3, -1, 99, "a", ("a",), [], {}, X, Static(1), tuple, list, dict]
 _JUNK += [Layer, type, int, Point, (SEQUENCE, list, None, ARRAY), (DICT, dict, ("a",), ARRAY)]
 _JUNK += [Static(freeze([1, 2.5])), Static((1, list, None, (3, Layer, ("x",), 2)))]
+
+
+_COUNTS = [0, 0, 0, 1, 2, -1, sys.maxsize]
 
 
 def _places(spec):
@@ -505,13 +388,15 @@ def test_specs_in_which_something_is_replaced(data):
         parts[which] = _put(parts[which], place, data.draw(st.sampled_from(_JUNK)))
     n = path.entry.n_arrays + data.draw(st.sampled_from([0, 0, -1, 1]))
     expected = (SystemError, TypeError, ValueError, AttributeError, KeyError, AssertionError)
+    expected += (OverflowError,)
     with contextlib.suppress(*expected):
-        fast = fast_of(parts[0], parts[1], [parts[2]], b"\1" * n, n, data.draw(st.integers(0, 2)))
+        counts = data.draw(st.lists(st.sampled_from(_COUNTS), min_size=2, max_size=2))
+        uses = data.draw(st.sampled_from([b"\1" * n, b"\1" * n, b"", None]))
+        jitted = Jitted(path.output)
+        call = call_of(parts[0], parts[1], [parts[2]], uses, n, *counts, jitted=jitted)
         with contextlib.suppress(*expected):
-            fast.match((), value, k=X)
-        with contextlib.suppress(*expected):
-            fast.match((), *[1, X, value][: data.draw(st.integers(0, 3))], k=X)
-        fast.make(path.output, (1, 2))
+            call(value, k=X)
+        call(*[1, X, value][: data.draw(st.integers(0, 3))], k=X)
 
 
 def test_calls_of_the_module_that_are_wrong():
@@ -528,19 +413,35 @@ def test_calls_of_the_module_that_are_wrong():
         lambda: _native.same(1),
         lambda: _native.setup(),
         lambda: _native.call_directly(int),
-        lambda: fast_of().match(),
-        lambda: fast_of().match([], X),
-        lambda: fast_of().make(X),
+        lambda: _native.in_flight(None, None),
     ]:
         with pytest.raises(TypeError):
             wrong()
     with pytest.raises(AttributeError):
-        _native.run(len, [], None)
-    assert _native.in_flight(None) is None
+        _native.run(None, len, [])
+    assert _native.in_flight() is None
     assert _native.in_flight(object()) is None
 
 
 # --- Memory -----------------------------------------------------------------------------------
+
+
+def with_failing_allocation(n: int, action: Callable[[], Any]) -> Any:
+    """What a call returns while Python's `n`th allocation fails; None for a `MemoryError`.
+
+    Other threads would fail instead, pytest-xdist's among them: none runs meanwhile.
+    """
+    testcapi = pytest.importorskip("_testcapi")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(3600)
+    testcapi.set_nomemory(n, n + 1)
+    try:
+        return action()
+    except MemoryError:
+        return None
+    finally:
+        testcapi.remove_mem_hooks()
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.skipif(
@@ -557,20 +458,16 @@ def test_every_allocation_may_fail():
         "e": (frozenset(range(9)), 2j, ("a", (0.0, 10**20))),
     }
     path = path_of(*[value, X] * 10, k=X)
-    match, make, own = path.fast.match, path.fast.make, path.caller.fun_arrays
     arguments = [value, X] * 10
-    functions = path.caller.function.statics
-    statics = (*functions, *match(own, *arguments, k=X)[1])
-    made = make(path.output, statics)
+    made = path(*arguments, k=X)
     flags, (_, _, _, args, kwargs) = path.entry, path.spec
-    jitted, outs, n = path.entry.jitted, path.entry.outs, path.entry.n_arrays
+    outs, n = path.entry.outs, path.entry.n_arrays
     uses, types = b"\1" * n, type(path.fast)
 
     actions = [
-        lambda: match(own, *arguments, k=X),
-        lambda: make(path.output, statics),
-        lambda: types(flags, jitted, args, kwargs, outs, uses, n, 0, 0),
-        lambda: _native.run(lambda *arrays: 1, [X] * 50, path),
+        lambda: path.run(*arguments, k=X),
+        lambda: types(flags, path.jitted, args, kwargs, outs, uses, n, 0, 0),
+        lambda: _native.run(path, lambda *arrays: 1, [X] * 50),
         lambda: _native.Static("frozen"),
         lambda: _native.Dispatcher(None, [], (), (), ()),
     ]
@@ -579,9 +476,9 @@ def test_every_allocation_may_fail():
             result = with_failing_allocation(n_th, action)
             if n_th > 390:
                 assert result is not None
-    again = (*functions, *match(own, *arguments, k=X)[1])
-    assert all(a is b or a == b for a, b in zip(again, statics, strict=True))
-    assert_same(make(path.output, again), made)
+    again = path(*arguments, k=X)
+    assert all(map(operator.is_, again.arrays, made.arrays))
+    assert_same(again.made, made.made)
 
 
 # --- Processes and interpreters -----------------------------------------------------------------
@@ -621,44 +518,4 @@ def test_python_serves_without_it(setting, prelude):
         assert eqx.tree_equal(out, model)
         assert f.specialized_source() is not None
         """
-    )
-
-
-@pytest.mark.parametrize(
-    ("create", "expected"),
-    [
-        ("_testcapi.run_in_subinterp(program)", {"works"}),
-        ("interpreters.run_string(interpreters.create(), program)", {"refused", "works"}),
-    ],
-)
-def test_other_interpreters_have_their_own_or_none(create, expected):
-    """One that shares the GIL may have it; JAX itself can't be imported in either."""
-    pytest.importorskip("_testcapi")
-    printed = run(
-        f"""
-        import importlib, importlib.util
-        import _testcapi
-
-        program = '''if True:
-            from importlib.machinery import ExtensionFileLoader
-            from importlib.util import module_from_spec, spec_from_loader
-
-            loader = ExtensionFileLoader("eqxjit._native", {_native.__file__!r})
-            try:
-                module = module_from_spec(spec_from_loader(loader.name, loader))
-                loader.exec_module(module)
-                value = [10**9]
-                right = module.same(value, (1, list, None, 10**9))
-                print("works" if right and not module.same([1], (1, list, None, 2)) else "is wrong")
-            except ImportError:
-                print("refused")
-        '''
-        names = ("_interpreters", "_xxsubinterpreters")
-        [name, *_] = filter(importlib.util.find_spec, names)
-        interpreters = importlib.import_module(name)
-        {create}
-        """
-    )
-    assert printed.strip() in (
-        expected if sys.version_info < (3, 12) or "run_in" in create else {"refused"}
     )

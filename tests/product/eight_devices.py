@@ -17,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 
 import eqxjit
 from tests.runtime.test_asynchronous import LARGE, checked, classed
-from tests.runtime.test_donation import DONATE, ignore_warning, warned
+from tests.runtime.test_donation import DONATE, ignore_warning
 from tests.support import foreign
 from tests.support.helpers import Counted, Twins, assert_same, assert_specialized
 from tests.support.inside import blocks
@@ -118,22 +118,6 @@ def test_inputs_and_outputs_keep_their_shardings(split):
     assert len(count.sharding.device_set) == 8
 
 
-def test_leaves_of_all_kinds():
-    tree = {
-        "half": jax.device_put(array(8, dtype=jnp.bfloat16), over("model")),
-        "key": jax.device_put(jr.split(jr.key(0), 8), over("data")),
-        "whole": (jax.device_put(jnp.arange(8), over("data")), "static", None),
-        "a number": [jax.device_put(jnp.asarray(2.0), over())],
-        "nothing": jax.device_put(jnp.zeros((0, 3)), over()),
-    }
-
-    def f(tree):
-        doubled = {k: jax.tree.map(lambda a: a * 2, tree[k]) for k in ("half", "a number")}
-        return tree, doubled, jax.vmap(jr.fold_in, (0, None))(tree["key"], 1)
-
-    PlacedTwins(f)(tree)
-
-
 @pytest.mark.parametrize("split", SPLITS)
 def test_filter_shard_inside(split):
     """Also of what comes from the host, or from another sharding."""
@@ -149,31 +133,6 @@ def test_filter_shard_inside(split):
         assert sharded["x"].sharding.is_equivalent_to(sharding, 2)
         assert doubled.sharding.is_equivalent_to(over("model"), 2)
         assert (sharded["name"], sharded["n"]) == ("x", 2)
-
-
-def test_a_state_over_a_split_batch():
-    """Statistics are those of the whole batch; the state comes back where it was."""
-
-    class Model(eqx.Module):
-        norm: eqx.nn.BatchNorm
-
-        def __init__(self):
-            self.norm = eqx.nn.BatchNorm(8, "batch", mode="ema")
-
-    def f(model, state, x):
-        return jax.vmap(model.norm, (0, None), (0, None), axis_name="batch")(x, state)
-
-    results = []
-    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-        model, state = eqx.filter_shard(eqx.nn.make_with_state(Model)(), over())
-        jitted = filter_jit(f)
-        for _ in range(2 * CALLS):
-            y, state = jitted(model, state, batch("data"))
-        results.append((y, jax.tree.leaves(state)))
-        results[-1] += (placements(results[-1]),)
-    assert_same(results[1][:2], results[0][:2])
-    assert results[1][2] == results[0][2]
-    assert results[0][0].sharding.spec[0] == "data"
 
 
 # --- Transfers and donation -------------------------------------------------------------------
@@ -225,28 +184,6 @@ def test_what_is_deleted_and_what_is_reused(split, donate):
         assert None not in seen[0][1]
 
 
-@pytest.mark.parametrize("donate", DONATE)
-@pytest.mark.parametrize("warm", [1, CALLS])
-def test_the_warning_of_what_is_compiled_for_other_devices(donate, warm):
-    """Hidden or shown as upstream does, also in a warm call, and under `grad` and `vmap`."""
-    eighth = SingleDeviceSharding(jax.devices()[7])
-    calls = [
-        lambda f, x: f(x, 2),
-        lambda f, x: jax.grad(lambda x: f(x, 2))(x),
-        lambda f, x: jax.vmap(lambda x: f(x, 2))(x),
-    ]
-    seen = []
-    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-        f = filter_jit(lambda x, n: (x * n).sum(), donate=donate)
-        shown = [warned(f, array(16, 8), 2) for _ in range(warm)]
-        for where in (eighth, over(), over("data"), over("data", "model")):
-            for call in calls * 2:
-                shown.append(warned(call, f, jax.device_put(array(16, 8), where)))
-        seen.append(shown)
-    assert seen[1] == seen[0]
-    assert any(seen[0]) == (donate == "warn")
-
-
 # --- Another sharding, another device ---------------------------------------------------------
 
 
@@ -272,17 +209,6 @@ def test_from_a_device_to_a_mesh_and_back():
     # For a mesh JAX traces anew, for another device it compiles.
     assert twins.ours.traces == twins.upstream.traces == 2
     assert twins.ours.jitted.cache_info()[:2] == (1, 2)
-
-
-def test_another_mesh():
-    """Of the same shape over other devices, and of another shape."""
-    twins = PlacedTwins(lambda x, n: x * n)
-    devices = jax.devices()
-    for _ in range(2):
-        for chosen in (devices[:4], devices[4:], devices[::-1], devices[:2]):
-            sharding = NamedSharding(jax.sharding.Mesh(np.array(chosen), "i"), PartitionSpec("i"))
-            assert twins(jax.device_put(array(16), sharding), 2).sharding == sharding
-    assert twins.ours.traces == twins.upstream.traces == 3  # one for each size of a mesh
 
 
 @both
@@ -343,15 +269,6 @@ def test_under_set_mesh(axis_type):
                 assert ("@data" in seen) == (axis_type is AxisType.Explicit)
     if axis_type is AxisType.Explicit:
         assert twins.ours.traces == 4
-
-
-def test_resharding_of_explicit_axes():
-    spec = PartitionSpec("model", "data")
-    with jax.set_mesh(mesh(AxisType.Explicit)):
-        x = jax.device_put(array(8, 8), PartitionSpec("data"))
-        y, seen = PlacedTwins(lambda x: (z := jax.sharding.reshard(x, spec), str(jax.typeof(z))))(x)
-    assert y.sharding.spec == spec
-    assert seen == "float32[8@model,8@data]"
 
 
 # --- shard_map --------------------------------------------------------------------------------
@@ -635,16 +552,6 @@ def test_what_is_sharded_or_elsewhere_is_left_alone():
     assert packed.arrays[1:] == (sharded, replicated, elsewhere)
     assert_same(packed.unpack(), tree)
     assert placements(packed.unpack()) == placements(tree)
-
-
-def test_packed_where_most_are():
-    device = jax.devices()[1]
-    there = [jax.device_put(array(n), device) for n in (2, 3, 4)]
-    tree = [array(5), *there, np.ones(2, np.float32)]
-    packed = eqxjit.pack(tree)
-    assert [a.shape for a in packed.arrays] == [(5,), (11,)]
-    assert packed.arrays[0] is tree[0]
-    assert packed.arrays[1].devices() == {device}
 
 
 def test_a_packed_that_is_replicated():

@@ -207,29 +207,6 @@ def test_under_load_each_request_gets_its_own_answer(server, client, images, exp
     assert after["traces"] == 1
 
 
-def test_good_and_bad_requests_at_once(server, client, images, expected):
-    before = report(client)
-    n = 200
-    bad = [b"{", body(images[0][:7]), body(-images[1] - 1), b" " * 100_000]
-    bad = list(itertools.islice(itertools.cycle(bad), n))
-    requests = [content for i in range(n) for content in (body(images[i]), bad[i])]
-    responses = asyncio.run(in_parallel(server, requests))
-    for i in range(n):
-        assert_answer(responses[2 * i], expected[i])
-    statuses = [response.status_code for response in responses[1::2]]
-    assert statuses == [400, 422, 422, 413] * (n // 4)
-
-    after = report(client)
-    assert after["model"]["count"] - before["model"]["count"] == n
-    assert after["request"]["count"] - before["request"]["count"] == 2 * n
-    counts = {
-        status: after["refused"][status] - before["refused"].get(status, 0)
-        for status in ("400", "413", "422")
-    }
-    assert counts == {"400": n // 4, "413": n // 4, "422": n // 2}
-    assert after["traces"] == 1
-
-
 def test_a_client_that_leaves_is_counted(server, client, images, expected):
     before = report(client)["refused"].get("400", 0)
     with server.connect() as slow:

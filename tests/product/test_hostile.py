@@ -102,121 +102,67 @@ class _Opaque:
 # --- Modules --------------------------------------------------------------------------------------
 
 
-class WithFieldBehindAProperty(eqx.Module):
-    """What is read isn't what is kept."""
+def module(**members):
+    """A class of Modules with an array `x` and a static `scale`, and more."""
+    meta = members.pop("metaclass", type(eqx.Module))
+    fields = {"__annotations__": {"x": jax.Array, "scale": int}, "scale": eqx.field(static=True)}
+    return meta("Hostile", (eqx.Module,), {"__module__": __name__, **fields, **members})
 
-    x: jax.Array
-    scale: int = eqx.field(static=True)
+
+def property_for_scale(*functions):
+    """A class of Modules of which what is read isn't what was written."""
+    kind = module()
+    # Afterwards: a dataclass would take it for the field's default.
+    kind.scale = property(*functions)
+    return kind
 
 
 def _keep(module, value):
     vars(module)["scale"] = value
 
 
-# Afterwards: a dataclass would take it for the field's default.
-WithFieldBehindAProperty.scale = property(lambda module: 10 * vars(module)["scale"], _keep)
+def _ten_times(self, name):
+    value = object.__getattribute__(self, name)
+    return 10 * value if name == "scale" else value
 
 
-class WithFieldBehindAReadOnlyProperty(eqx.Module):
-    x: jax.Array
-    scale: int = eqx.field(static=True)
+def _a_thousand(self, name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return 1000
 
 
-def _made_with_read_only(x, scale):
-    module = object.__new__(WithFieldBehindAReadOnlyProperty)
-    vars(module).update(x=x, scale=scale)
-    return module
+MODULES = {
+    "property": property_for_scale(lambda module: 10 * vars(module)["scale"], _keep),
+    "read-only property": property_for_scale(lambda module: 7),
+    "getattribute": module(__getattribute__=_ten_times),
+    "getattr": module(__getattr__=_a_thousand),
+    "eq and hash": module(__eq__=lambda *_: _fail(), __hash__=lambda _: _fail()),
+    "slots": module(__slots__=("extra",)),
+    "metaclass": module(metaclass=type("Meta", (type(eqx.Module),), {})),
+    "repr": module(__repr__=lambda _: _fail()),
+}
 
 
-WithFieldBehindAReadOnlyProperty.scale = property(lambda module: 7)
-
-
-class WithGetattribute(eqx.Module):
-    x: jax.Array
-    scale: int = eqx.field(static=True)
-
-    def __getattribute__(self, name):
-        if name == "scale":
-            return 10 * super().__getattribute__(name)
-        return super().__getattribute__(name)
-
-
-class WithGetattr(eqx.Module):
-    x: jax.Array
-    scale: int = eqx.field(static=True)
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return 1000
-
-
-class WithEq(eqx.Module):
-    x: jax.Array
-    scale: int = eqx.field(static=True)
-
-    def __eq__(self, other):
-        raise RuntimeError("hostile")
-
-    def __hash__(self):
-        raise RuntimeError("hostile")
-
-
-class WithSlots(eqx.Module):
-    __slots__ = ("extra",)
-    x: jax.Array
-    scale: int = eqx.field(static=True)
-
-
-class WithMetaclass(eqx.Module, metaclass=type("Meta", (type(eqx.Module),), {})):
-    x: jax.Array
-    scale: int = eqx.field(static=True)
-
-
-class WithRepr(eqx.Module):
-    x: jax.Array
-    scale: int = eqx.field(static=True)
-
-    def __repr__(self):
-        raise RuntimeError("hostile")
-
-
-class WithConverter(eqx.Module):
-    x: jax.Array = eqx.field(converter=lambda x: x + 0)
-    scale: int = eqx.field(static=True, converter=int)
-
-
-class WithClassAttribute(eqx.Module):
-    x: jax.Array
-    scale: int = eqx.field(static=True, default=3)
-
-
-MODULES = [
-    WithFieldBehindAProperty,
-    WithFieldBehindAReadOnlyProperty,
-    WithGetattribute,
-    WithGetattr,
-    WithEq,
-    WithSlots,
-    WithMetaclass,
-    WithRepr,
-    WithConverter,
-    WithClassAttribute,
-]
+def make_module(kind, scale):
+    """A Module, made past what refuses to be written."""
+    made = object.__new__(kind)
+    vars(made).update(x=X, scale=scale)
+    return made
 
 
 def _read(tree, x):
     return tree.x * tree.scale
 
 
-@pytest.mark.parametrize("kind", MODULES, ids=map(_name, MODULES))
-def test_a_hostile_module_in_and_out(kind):
+@pytest.mark.parametrize("name", MODULES)
+def test_a_hostile_module_in_and_out(name):
     """What upstream makes of it is right; and it comes out as it would there."""
-    make = _made_with_read_only if kind is WithFieldBehindAReadOnlyProperty else kind
+    kind = MODULES[name]
     theirs = eqx.filter_jit(lambda tree, x: (_read(tree, x), tree))
     ours = eqxjit.filter_jit(lambda tree, x: (_read(tree, x), tree))
     for scale in (2, 2, 2, 2, 3, 2, 3, 3, 3, 3):
-        result, expected = outcome(ours, make(X, scale), X), outcome(theirs, make(X, scale), X)
+        result, expected = [outcome(f, make_module(kind, scale), X) for f in (ours, theirs)]
         if isinstance(expected, Exception):
             assert type(result) is type(expected)
             assert str(result) == str(expected)
@@ -314,8 +260,6 @@ def test_a_hostile_node(name):
             good += 1
             assert right(result, {0, *range(number, made.number + 1)})
         outcome(back, kind(X, number), X)
-        # The process and the wrapper are in order.
-        assert f(Plain(X, 2, None), X) is not None if False else True
     if name == "flatten returns an iterator" or name.startswith("unflatten returns"):
         assert good == 12
     fine = eqxjit.filter_jit(lambda tree, x: x * 2)
@@ -456,20 +400,3 @@ def test_a_function_that_mutates_its_arguments(filter_jit):
         assert right(f(tree, X), {2})
         assert list(tree) == ["list", "n"]
         assert len(tree["list"]) == 2
-
-
-@both
-def test_a_function_that_changes_what_it_returned(filter_jit):
-    returned = []
-
-    @filter_jit
-    def f(x):
-        returned.append({"x": x, "list": [1, 2]})
-        return returned[-1]
-
-    for _ in range(CALLS):
-        out = f(X)
-        assert out["list"] == [1, 2]
-        returned[0]["list"].append(3)
-        out["list"].append(4)
-        out.clear()

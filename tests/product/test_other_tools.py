@@ -1,8 +1,6 @@
 """The tools that users know keep working: on upstream's wrapper, on `jax.jit`, and on ours."""
 
-import logging
 import pathlib
-import re
 
 import chex
 import equinox as eqx
@@ -65,44 +63,6 @@ def test_chex_outside_raises_its_ordering_error(jit):
         with pytest.raises(ValueError, match="must not wrap JAX-transformed function"):
             chex.assert_max_traces(f, n=1)
     chex.assert_max_traces(eqx.filter_jit(lambda x: x), n=1)
-
-
-@both
-def test_log_compiles(filter_jit, caplog):
-    @filter_jit
-    def a_name_to_look_for(x):
-        return x * 2
-
-    with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        a_name_to_look_for(X)
-    text = "\n".join(caplog.messages)
-    assert re.search(r"Finished tracing (.* )?a_name_to_look_for for ", text)
-    assert "Finished XLA compilation of jit(a_name_to_look_for)" in text
-    caplog.clear()
-    with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        for _ in range(CALLS):
-            a_name_to_look_for(X)
-    assert caplog.messages == []
-
-
-@both
-def test_explain_cache_misses(filter_jit, caplog):
-    @filter_jit
-    def another_name(x):
-        return x * 2
-
-    with jax.explain_cache_misses(True), caplog.at_level(logging.WARNING):
-        another_name(X)
-        caplog.clear()
-        another_name(X[:2])
-    text = "\n".join(caplog.messages)
-    assert "another_name" in text
-    assert "f32[2]" in text or "float32[2]" in text
-    with jax.explain_cache_misses(True), caplog.at_level(logging.WARNING):
-        caplog.clear()
-        for _ in range(CALLS):
-            another_name(X[:2])
-    assert not [message for message in caplog.messages if "another_name" in message]
 
 
 @both

@@ -6,7 +6,6 @@ import importlib
 import importlib.metadata
 import importlib.resources
 import inspect
-import os
 import pathlib
 import pickle
 import pkgutil
@@ -20,7 +19,7 @@ from packaging.requirements import Requirement
 
 import eqxjit
 from eqxjit._switches import switch
-from tests.support.processes import ROOT, run, start
+from tests.support.processes import ROOT, python, run, start
 
 _DOWNSTREAM = pathlib.Path(__file__).parent / "downstream"
 
@@ -161,15 +160,7 @@ def test_type_checkers_see_the_own_signature(checker, tmp_path):
 
 
 def test_info():
-    program = "import sys; from eqxjit.__main__ import main; main(['--info'])"
-    switches = {"EQXJIT_NATIVE": "0", "EQXJIT_DEBUG": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **switches},
-    )
+    result = python("-m", "eqxjit", "--info", EQXJIT_NATIVE="0", EQXJIT_DEBUG="1")
     info = dict(re.split(r" {2,}| ", line, maxsplit=1) for line in result.stdout.splitlines())
     assert result.returncode == 0, result.stderr
     assert info["eqxjit"] == eqxjit.__version__

@@ -1,15 +1,12 @@
 """What a pickler does with a function it does with the jitted one: by its name, or by its value."""
 
 import os
-import pathlib
-import subprocess
 import sys
 import textwrap
 
 import pytest
 
-import eqxjit
-from tests.support.processes import ROOT
+from tests.support.processes import python
 
 #: A project's module, and a script of the same text: functions that refer to each other, methods,
 #: closures, and what holds them.
@@ -128,31 +125,17 @@ def test_goes_to_another_process(where, pickler, how, tmp_path):
             "\nproject", "\nimport sys\nproject", 1
         )
     (tmp_path / "dump.py").write_text(dump)
-    here = [sys.executable, "dump.py", pickler, how]
-    environment = _environment()
-    made = subprocess.run(here, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    made = python("dump.py", pickler, how, cwd=tmp_path)
     assert made.returncode == 0, made.stderr[-3000:]
     load = textwrap.dedent(LOAD).replace("{expected}", repr(expected_results()))
     if how == "by name" and where == "script":
         load = f"{source}\n{load}"
-    if how == "by name":
-        environment = _environment(str(tmp_path))
     n = len([*there.iterdir()])
-    loaded = subprocess.run(
-        [sys.executable, "-c", load, pickler],
-        cwd=there,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    places = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])} if how == "by name" else {}
+    loaded = python("-c", load, pickler, cwd=there, **places)
     assert loaded.returncode == 0, loaded.stderr[-3000:]
     assert loaded.stdout == f"{n}\n"
     assert n >= 3 * 6
-
-
-def _environment(*paths):
-    found = [str(pathlib.Path(eqxjit.__file__).parents[1]), str(ROOT), *paths]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(found)}
 
 
 PARALLEL = """
@@ -188,13 +171,7 @@ PARALLEL = """
 @pytest.mark.slow
 def test_pools(tmp_path):
     (tmp_path / "pools.py").write_text(textwrap.dedent(PARALLEL))
-    made = subprocess.run(
-        [sys.executable, "pools.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=_environment(),
-    )
+    made = python("pools.py", cwd=tmp_path)
     assert made.returncode == 0, made.stderr[-3000:]
     assert made.stdout.splitlines() == [
         *("spawn [2.0, 2.0] 2", "[3.0, 3.0]", "[3.0, 3.0]", "[6.0, 6.0]"),

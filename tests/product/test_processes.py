@@ -5,7 +5,6 @@ import copy
 import gc
 import pickle
 import re
-import signal
 
 import cloudpickle
 import equinox as eqx
@@ -115,21 +114,6 @@ def test_modules_that_hold_a_wrapper():
         assert f.cache_info()[:2] == (1, 1)
 
 
-def test_closures_go_by_value_with_cloudpickle():
-    scale = jnp.float32(3.0)
-
-    @eqxjit.filter_jit
-    def local(x, n):
-        return x * scale * n, n
-
-    for _ in range(CALLS):
-        copied = pickle.loads(cloudpickle.dumps(local))
-        for n in (1, 2, 1, 2):
-            assert_same(copied(X, n), local(X, n))
-    with pytest.raises((pickle.PicklingError, AttributeError)):
-        pickle.dumps(local)
-
-
 # --- Other processes --------------------------------------------------------------------------
 
 
@@ -186,53 +170,6 @@ def test_asyncio_tasks(filter_jit):
 
 
 @both
-def test_interleaved_generators(filter_jit):
-    @filter_jit
-    def f(x, n):
-        return x * n
-
-    def generate(n):
-        x = X
-        for _ in range(CALLS):
-            x = f(x, n)
-            yield x
-
-    for two, three, power in zip(generate(2), generate(3), range(1, 9), strict=False):
-        assert_same(two, X * 2.0**power)
-        assert_same(three, X * 3.0**power)
-
-
-@both
-def test_generators_that_run_inside_a_trace(filter_jit):
-    """Started outside, resumed while a function is being traced, and closed in there."""
-    inner = filter_jit(lambda x, n: (x * n, n))
-
-    def generate():
-        n = 0
-        try:
-            while True:
-                x = yield
-                n += 1
-                yield inner(x, n % 3)
-        finally:
-            inner(X, 7)
-
-    @filter_jit
-    def outer(x, generators):
-        total = x
-        for generator in generators:
-            next(generator)
-            y, n = generator.send(x)
-            total = total + y * n
-        generators[0].close()
-        return total
-
-    for _ in range(CALLS):
-        generators = (generate(), generate())
-        assert_same(outer(X, generators), X * 3)
-
-
-@both
 def test_a_finaliser_that_calls_while_a_function_is_traced(filter_jit):
     inner = filter_jit(lambda x, n: (x * n, n))
     seen = []
@@ -255,39 +192,6 @@ def test_a_finaliser_that_calls_while_a_function_is_traced(filter_jit):
         assert_same(y, X * n)
         assert m == n
     assert seen == [(X * 5).tolist()] * CALLS
-
-
-@both
-def test_a_signal_handler_that_calls_in_the_middle_of_calls(filter_jit):
-    f = filter_jit(lambda x, n: (x * n, n))
-    f(X, -1)
-    calls, running = 0, False
-
-    def handler(*_):
-        nonlocal calls, running
-        if running:
-            # JAX's caches refuse to look up a program within a lookup of the same one.
-            return
-        calls, running = calls + 1, True
-        with jax.ensure_compile_time_eval():
-            y, n = f(X, -1)
-        running = False
-        assert n == -1
-        assert y.tolist() == [-1, -2, -3]
-
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        for i in range(400):
-            # Once in this call or the next ones; some of them trace.
-            signal.setitimer(signal.ITIMER_REAL, 0.0001 * (i % 7 + 1))
-            n = i // 50
-            y, m = f(X, n)
-            assert m == n
-            assert y.tolist() == [n, 2 * n, 3 * n]
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert calls
 
 
 def test_pickles_refer_to_no_private_module():

@@ -1,6 +1,5 @@
 """The compiled program: named after the user's function, and the same text in every process."""
 
-import functools
 import logging
 import re
 
@@ -10,78 +9,22 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
+from tests.support.callables import X, every_callable
 from tests.support.processes import run
 from tests.support.sides import CALLS
-
-X = jnp.arange(1.0, 4.0)
 
 
 def module_level(x):
     return x * 2
 
 
-class Model(eqx.Module):
-    weight: jax.Array
-
-    def __call__(self, x):
-        return self.weight * x
-
-    def method(self, x):
-        return self.weight + x
-
-
-class CallableObject:
-    def __call__(self, x):
-        return x * 2
-
-    def method(self, x):
-        return x * 2
-
-
-@functools.wraps(module_level)
-def wrapping(*args):
-    return module_level(*args)
-
-
-@eqx.filter_custom_jvp
-def with_custom_jvp(x):
-    return x * 2
-
-
-with_custom_jvp.def_jvp(lambda primals, tangents: (primals[0] * 2, tangents[0] * 2))
-
-
-FUNCTIONS = {
-    "a function": module_level,
-    "a lambda": lambda x: x * 2,
-    "functools.wraps": wrapping,
-    "functools.partial": functools.partial(lambda n, x: x * n, 3),
-    "partial of partial": functools.partial(functools.partial(module_level)),
-    "jax Partial": jax.tree_util.Partial(module_level),
-    "eqx.Partial": eqx.Partial(module_level),
-    "a Module": Model(X),
-    "a bound method": Model(X).method,
-    "a callable object": CallableObject(),
-    "a method of an object": CallableObject().method,
-    "filter_grad": eqx.filter_grad(lambda x: (x**2).sum()),
-    "filter_vmap": eqx.filter_vmap(module_level),
-    "jax.grad": jax.grad(lambda x: (x**2).sum()),
-    "jax.jit": jax.jit(module_level),
-    "filter_custom_jvp": with_custom_jvp,
-    "a wrapper": eqxjit.filter_jit(module_level),
-    "eqx.nn.MLP": eqx.nn.MLP(3, 1, 4, 1, key=jax.random.key(0)),
-}
-
-
 def _program_name(text):
     return re.search(r"^(?:HloModule |module @)([\w.<>-]+)", text, re.MULTILINE).group(1)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_program_is_named_as_upstreams(name):
-    function = FUNCTIONS[name]
-    ours = eqxjit.filter_jit(function).lower(X)
-    theirs = eqx.filter_jit(function).lower(X)
+@every_callable
+def test_the_program_is_named_as_upstreams(fun):
+    ours, theirs = eqxjit.filter_jit(fun).lower(X), eqx.filter_jit(fun).lower(X)
     assert _program_name(ours.as_text()) == _program_name(theirs.as_text())
     assert _program_name(ours.compile().compiled.as_text()) == (
         _program_name(theirs.compile().compiled.as_text())

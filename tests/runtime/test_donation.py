@@ -130,18 +130,6 @@ def test_whose_arrays_are_deleted(filter_jit, donate, deleted):
             assert {leaf.is_deleted() for leaf in arrays(argument)} == {is_deleted}
 
 
-@both
-def test_a_donated_buffer_is_reused(filter_jit):
-    """The point of it: no memory is allocated for the output, from the first to a warm call."""
-    f = filter_jit(lambda a: a + 1, donate="all")
-    a = array(shape=(1024,))
-    where = pointer(a)
-    for i in range(CALLS):
-        a = f(a)
-        assert pointer(a) == where
-        assert a[0] == i + 2
-
-
 # --- The arrays of the function ---------------------------------------------------------------
 
 
@@ -377,17 +365,6 @@ def test_a_result_is_never_the_callers_own_array(filter_jit, make):
             consume(leaf)
         assert not a.is_deleted()
         assert_same(a, array())
-
-
-@both
-def test_an_identity_that_donates(filter_jit):
-    f = filter_jit(lambda a, b: (a, b), donate="all")
-    a, b = array(), array(1)
-    for _ in range(CALLS):
-        old = a, b
-        a, b = f(a, b)
-        assert_same((a, b), (array(), array(1)))
-        assert all(leaf.is_deleted() for leaf in old)
 
 
 @both

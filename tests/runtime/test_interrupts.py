@@ -133,6 +133,8 @@ def assert_works(f, hook, alive, another_thread):
         model, out = f(Model(X), jnp.ones(shape))
         assert out.tolist() == [1.0] * shape, hook.place
         assert type(model) is Model
+    # Nothing here can raise: an interrupted look at a program isn't taken for a failed one.
+    assert not any(entry.blocks for entry in entries(f)), hook.place
     in_turn = (lambda: f(Model(X), jnp.ones(6)), f.cache_info, f.traces, f.clear_cache)
     for action in in_turn:
         another_thread.submit(action).result(TIMEOUT)
@@ -201,24 +203,3 @@ def test_the_same_function_at_any_point(kind, another_thread):
         assert {*map(str, values(outs))} <= {str(X.tolist())}, hook.place
         outs.clear()
         assert_works(f, hook, alive, another_thread)
-
-
-@pytest.mark.parametrize("n", [1, 4, 7])
-def test_an_interrupt_while_a_program_is_looked_at(n):
-    """It isn't taken for a failure to look, after which all calls would block."""
-    f = eqxjit.filter_jit(lambda x: x * 2)
-    n_events = itertools.count(1)
-
-    def interrupt(frame, event, arg):
-        if frame.f_code.co_qualname.startswith("may_raise") and next(n_events) == n:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    sys.setprofile(interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            f(X)
-    finally:
-        sys.setprofile(None)
-    assert f(X).tolist() == [0.0, 2.0, 4.0]
-    assert [entry.blocks for entry in entries(f)] == [False]

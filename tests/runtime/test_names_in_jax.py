@@ -1,7 +1,6 @@
 """JAX's errors, logs and dumps name the user's function, its file and line, and its arguments."""
 
 import collections
-import dataclasses
 import functools
 import inspect
 import logging
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
+from tests.support import nodes
 from tests.support.hiding import needs
 from tests.support.models import Pair
 from tests.support.places import in_mlir, names_ours, without_root
@@ -43,26 +43,6 @@ class Model(eqx.Module):
         return bool(self.layers[1].weight)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Data:
-    u: object
-    v: object
-
-
-@jax.tree_util.register_pytree_node_class
-class Unnamed:
-    def __init__(self, child):
-        self.child = child
-
-    def tree_flatten(self):
-        return (self.child,), None
-
-    @classmethod
-    def tree_unflatten(cls, _, children):
-        return cls(*children)
-
-
 def user(first, second=None, *rest, scale=1, **options):
     for leaf in jax.tree.leaves((first, second, rest, scale, options)):
         if eqx.is_array(leaf) and leaf.shape == ():
@@ -78,8 +58,8 @@ CALLED = {
     "keyword only": ((X,), {"scale": (X, FLAG)}),
     "options": ((X,), {"mode": X, "flags": {"a": FLAG}}),
     "a named tuple": ((X, Pair(X, FLAG)), {}),
-    "a dataclass": ((Data(X, [FLAG]), X), {}),
-    "unnamed": ((Unnamed({"a": FLAG}),), {}),
+    "a dataclass": ((nodes.Record([X, FLAG], 1), X), {}),
+    "unnamed": ((nodes.Bag("label", X, {"a": FLAG}),), {}),
     "an ordered dict": ((collections.OrderedDict(z=X, a=FLAG),), {}),
     "a default dict": ((collections.defaultdict(list, z=X, a=FLAG),), {}),
     "a number as key": (({1: X, 2: FLAG},), {}),

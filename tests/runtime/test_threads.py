@@ -91,25 +91,6 @@ def test_wrappers_made_anew_around_one_function(filter_jit):
 
 
 @both
-def test_methods_and_bound_functions(filter_jit):
-    class Stepping(eqx.Module):
-        weight: jax.Array
-
-        @filter_jit
-        def step(self, x, n=1):
-            return self.weight * x * n
-
-    def work(i):
-        model = Stepping(X + i)
-        bound = filter_jit(Scaled(X + i, i))
-        for n in range(30):
-            np.testing.assert_array_equal(model.step(X, n=n % 3), (X + i) * X * (n % 3))
-            np.testing.assert_array_equal(bound(X), (X + i) * X * i)
-
-    race(work)
-
-
-@both
 def test_donation(filter_jit):
     @filter_jit(donate="all")
     def f(x, n):
@@ -171,19 +152,39 @@ def test_contexts_of_single_threads(filter_jit):
 # --- Errors -----------------------------------------------------------------------------------
 
 
+def checks(x, i):
+    return eqx.error_if(x, x < 0, f"an error of thread {i}") * 2
+
+
+def fails(x, i):
+    if i:
+        raise KeyError(f"an error of thread {i}")
+    return x * 2
+
+
+def takes_anything(x, tree):
+    return x * 2
+
+
 @both
-def test_runtime_errors_in_half_of_the_calls(filter_jit):
-    @filter_jit
-    def f(x, i):
-        return eqx.error_if(x, x < 0, f"an error of thread {i}") * 2
+@pytest.mark.parametrize(
+    ("fun", "good", "bad", "message"),
+    [
+        (checks, lambda i: (X, i), lambda i: (-X, i), "an error of thread"),
+        (fails, lambda i: (X, 0), lambda i: (X, i + 1), "an error of thread"),
+        (takes_anything, lambda i: (X, [1]), lambda i: (X, [{1}]), "hash"),
+    ],
+)
+def test_errors_in_half_of_the_calls(filter_jit, fun, good, bad, message):
+    f = filter_jit(lambda *args: fun(*args))
 
     def work(i):
-        for step in range(20):
+        for step in range(30):
             if (i + step) % 2:
-                with pytest.raises(eqx.EquinoxRuntimeError, match="an error of thread"):
-                    f(-X, i)
+                with pytest.raises((RuntimeError, KeyError, ValueError), match=message):
+                    f(*bad(i))
             else:
-                np.testing.assert_array_equal(f(X, i), X * 2)
+                np.testing.assert_array_equal(f(*good(i)), X * 2)
 
     race(work)
 
@@ -205,41 +206,6 @@ def test_a_runtime_error_is_that_of_its_own_thread():
             assert f"an error of thread {i}!" in str(caught.value)
 
     race(work)
-
-
-@both
-def test_errors_while_tracing_in_half_of_the_calls(filter_jit):
-    @filter_jit
-    def f(x, fail):
-        if fail:
-            raise KeyError(fail)
-        return x * 2
-
-    def work(i):
-        for step in range(30):
-            if (i + step) % 2:
-                with pytest.raises(KeyError) as caught:
-                    f(X, (i, step))
-                assert caught.value.args == ((i, step),)
-            else:
-                np.testing.assert_array_equal(f(X, False), X * 2)
-
-    race(work)
-
-
-def test_bad_arguments_in_half_of_the_calls():
-    f = eqxjit.filter_jit(lambda tree, x: x * 2)
-
-    def work(i):
-        for step in range(50):
-            if (i + step) % 2:
-                with pytest.raises(ValueError, match=r"`tree\[0\]` of type `set`"):
-                    f([{1}], X)
-            else:
-                np.testing.assert_array_equal(f([1], X), X * 2)
-
-    race(work)
-    assert f.cache_info()[:2] == (1, 1)
 
 
 # --- Caches -----------------------------------------------------------------------------------

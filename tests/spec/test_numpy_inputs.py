@@ -101,19 +101,6 @@ def test_a_buffer_inside_the_function_can_be_filled_anew(filter_jit):
     np.testing.assert_array_equal(results, np.arange(2.0 * CALLS) * _SIDE**2)
 
 
-@both
-def test_buffers_beside_those_inside_the_function(filter_jit):
-    class Model(eqx.Module):
-        weight: np.ndarray
-
-        def __call__(self, x, *others):
-            return slow_sum([x, self.weight, *others])
-
-    f = filter_jit(Model(aligned()))
-    f.__wrapped__.weight[...] = 1
-    check(lambda *buffers: f(jnp.ones((_SIDE, _SIDE)), *buffers), *[aligned() for _ in range(3)])
-
-
 def test_small_arrays_around_those_inside_the_function():
     class Model(eqx.Module):
         weight: np.ndarray
@@ -186,23 +173,3 @@ def test_a_large_array_inside_the_function_is_not_copied():
     for _ in range(CALLS):
         f(jnp.ones(()))
     assert allocated_by(lambda: f(jnp.ones(()))) < _LARGE
-
-
-def test_a_later_trace_of_a_structure_may_read_more():
-    """An array that the first program doesn't read is copied for another program that does."""
-
-    @functools.partial(eqxjit.filter_jit, keep_unused=True)
-    def f(buffer, x):
-        if x.shape == (2,):
-            return x
-        return slow_sum([x, buffer])[1]
-
-    buffer, x = aligned(), jnp.ones((_SIDE, _SIDE))
-    for _ in range(CALLS):
-        f(buffer, jnp.ones(2))
-    f(buffer, x)
-    for i in range(CALLS):
-        buffer[...] = i
-        result = f(buffer, x)
-        buffer[...] = -1
-        assert float(result) == i * buffer.size

@@ -1,8 +1,6 @@
 """Partition: what is traced, what is static, and that each kind of node gets through a call."""
 
 import collections
-import dataclasses
-import enum
 import functools
 import operator
 from typing import Any
@@ -18,20 +16,12 @@ import optax
 import pytest
 
 import eqxjit
+from tests.support import nodes
 from tests.support.helpers import Twins, assert_same, assert_specialized
 from tests.support.models import Point
 from tests.support.sides import CALLS, both
 
 # --- Leaves -----------------------------------------------------------------------------------
-
-
-class Colour(enum.Enum):
-    RED = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    rate: float
 
 
 def _array(dtype, shape=(2,)):
@@ -82,8 +72,8 @@ STATIC = {
     "jax type": jnp.float32,
     "dtype": np.dtype("float32"),
     "ellipsis": ...,
-    "enum": Colour.RED,
-    "frozen dataclass": Setting(1e-3),
+    "enum": nodes.Colour.RED,
+    "frozen dataclass": nodes.Config(1e-3),
     "range": range(3),
     "frozenset": frozenset({1, 2}),
     "object": object(),
@@ -169,34 +159,11 @@ class Outer(eqx.Module):
         return x * self.scale
 
 
-class Converted(eqx.Module):
-    weight: jax.Array = eqx.field(converter=jnp.asarray)
-    sizes: tuple = eqx.field(converter=tuple, static=True)
-
-
 class Checked(eqx.Module):
     weight: jax.Array
 
     def __check_init__(self):
         assert self.weight.shape == (2,)
-
-
-class Base(eqx.Module):
-    weight: jax.Array
-    kind: str = eqx.field(static=True)
-
-
-class Derived(Base):
-    extra: jax.Array
-    kind: str = eqx.field(static=True, default="derived")
-
-    def __init__(self, weight, extra):
-        self.weight = weight
-        self.extra = extra
-
-
-class Empty(eqx.Module):
-    pass
 
 
 class Strange(eqx.Module):
@@ -210,77 +177,20 @@ class Strange(eqx.Module):
     été: jax.Array | None = None
 
 
-class Decorator(eqx.Module):
-    """A Module that looks like the function it wraps: `__name__`, `__doc__`, ... are its fields."""
-
-    fun: Any
-    weight: jax.Array
-
-    @property
-    def __wrapped__(self):
-        return self.fun
-
-    def __call__(self, x):
-        return self.fun(x) * self.weight
-
-
-def decorated():
-    def documented(x):
-        """Documented."""
-        return x
-
-    return eqx.module_update_wrapper(Decorator(documented, _array(jnp.float32)))
-
-
 class TupleSubclass(tuple):
     """No pytree node: JAX goes by the exact type, so this is a static leaf."""
-
-
-@flax.struct.dataclass
-class FlaxNode:
-    weight: Any
-    rate: float = flax.struct.field(pytree_node=False)
-
-
-@functools.partial(jtu.register_dataclass, data_fields=["weight", "power"], meta_fields=["name"])
-@dataclasses.dataclass
-class JaxNode:
-    weight: Any
-    power: Any
-    name: str
-
-
-@jtu.register_pytree_node_class
-class OwnNode:
-    """A node that keeps its children under other names, and makes them anew."""
-
-    def __init__(self, *items, label):
-        self.items = list(items)
-        self.label = label
-
-    def tree_flatten(self):
-        return reversed(self.items), (self.label, len(self.items))
-
-    @classmethod
-    def tree_unflatten(cls, aux, children):
-        return cls(*reversed(tuple(children)), label=aux[0])
-
-
-def _state():
-    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, axis_name="batch", mode="batch")
-    return norm, state
 
 
 w = jnp.arange(1.0, 3.0)
 NODES = {
     "Module": Inner(w, None, 2),
     "nested Modules": Outer([Inner(w, w, 2), Inner(w, None, 3), eqx.nn.Identity()], 0.5, "net"),
-    "Module with converters": Converted(np.arange(2.0), [4, 2]),
+    "Module with converters": nodes.Converted(w, [4, 2]),
     "Module with __check_init__": Checked(w),
-    "Module under inheritance": Derived(w, w + 1),
-    "Module without fields": Empty(),
+    "Module under inheritance": nodes.Derived(w, w + 1, 2),
+    "Module without fields": nodes.Empty(),
     "Module with strange names": Strange(w, w + 1, w + 2, "type", 3, w + 3),
-    "Module with wrapper fields": decorated(),
+    "Module with wrapper fields": nodes.wrapper(nodes.plus_one, w),
     "equinox layers": eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0)),
     "tuple": (w, 1, (), (w,)),
     "named tuple": Point(w, Point(1, w)),
@@ -295,12 +205,12 @@ NODES = {
     "jax Partial": jtu.Partial(operator.mul, w, key=w),
     "equinox Partial": eqx.Partial(Inner(w, None, 2), w),
     "bound method": Inner(w, None, 2).__call__,
-    "nn.State": _state()[1],
-    "nn.State and its Module": _state(),
-    "flax dataclass": FlaxNode(w, 0.1),
+    "nn.State": nodes.batch_norm()[1],
+    "nn.State and its Module": nodes.batch_norm(),
+    "flax dataclass": nodes.FlaxState(w, 0.1),
     "FrozenDict": flax.core.freeze({"b": {"w": w}, "a": w}),
-    "registered dataclass": JaxNode(w, 2, "node"),
-    "own node": OwnNode(w, 2, {"a": w}, label="own"),
+    "registered dataclass": nodes.Record([w, 2], "node"),
+    "own node": nodes.Bag("own", w, 2, {"a": w}),
     "optax state": optax.adam(1e-3).init({"w": w, "b": w}),
     "optax chain": optax.chain(optax.clip(1.0), optax.trace(0.9)).init(
         eqx.filter(Inner(w, w, 2), eqx.is_array)
@@ -383,7 +293,7 @@ def test_a_stateful_model_trains(filter_jit):
         )
         return y.sum(), state
 
-    model, state = _state()
+    model, state = nodes.batch_norm()
     jitted, eager = filter_jit(step), step
     expected = state
     for i in range(CALLS):

@@ -1,5 +1,6 @@
 """Small models and nodes that several tests call."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -29,6 +30,16 @@ class Layer(eqx.Module):
     weight: Any
     extra: Any = None
     config: Any = eqx.field(static=True, default="static")
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: Any
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Thawed:
+    value: Any
 
 
 def mlp():

@@ -1,15 +1,13 @@
 """Both fast paths of one call, without a program: what they match, take and make."""
 
 import dataclasses
-import itertools
+import types
 from typing import Any
 
 import pytest
 
 import eqxjit
-from eqxjit._core.slow import HELPERS
-from eqxjit._fast.make import PythonFast, native_fast
-from eqxjit._fast.source import write
+from eqxjit._fast.make import PythonFast, native_dispatcher, native_fast
 from eqxjit._spec.tree import combine
 from tests.support import inside
 
@@ -31,14 +29,54 @@ each_path = pytest.mark.parametrize(
 class Taken:
     """What a fast path takes from a call that it matches, and what it makes of its output."""
 
-    arrays: list[Any]
+    arrays: tuple[Any, ...]
     made: Any
+
+
+class Caller:
+    """The caller of a call of which nothing but a match, or an error of its guards, is expected.
+
+    - `function`, `fun_arrays`: those of the wrapper.
+    """
+
+    #: What a call returns that doesn't match.
+    refused = object()
+
+    def __init__(self, function: Any, fun_arrays: tuple[Any, ...] = ()):
+        self.function = function
+        self.fun_arrays = fun_arrays
+
+    def slow_call(self, /, *_: Any, **__: Any) -> Any:
+        return self.refused
+
+    def interrupted(self, error: BaseException, /, *_: Any, **__: Any) -> Any:
+        raise error
+
+    def failed_fast(self, error: BaseException, /, *_: Any, **__: Any) -> Any:
+        raise error
+
+    def settle_fast(self, /, *_: Any, **__: Any) -> Any:
+        # In generated Python, an output of a trace other than the first.
+        raise AssertionError
+
+
+class Jitted:
+    """A jitted function that runs nothing: it notes what it takes, and returns an output."""
+
+    def __init__(self, output: Any = None):
+        self.output = output
+        self.arrays: tuple[Any, ...] = ()
+
+    def __call__(self, *arrays: Any) -> Any:
+        self.arrays = arrays
+        return self.output
 
 
 class Path:
     """The fast path of a function for calls like one; its program returns what `body` does.
 
     - `spec`: that of the call.
+    - `run`: the fast path, which returns `Caller.refused` where it doesn't match.
     """
 
     def __init__(self, kind: str, fun: Any, body: Any, *args: Any, **kwargs: Any):
@@ -51,12 +89,16 @@ class Path:
         self.spec = call.spec
         bound = combine(call.spec, iter(call.arrays), iter(call.statics))
         self.output = entry.describe(body(*bound), call.all_statics)
+        self.jitted = entry.jitted = Jitted(self.output)
+        entry.pending = False
+        mine = Caller(self.caller.function, self.caller.fun_arrays)
         self.fast: Any
         if kind == C:
-            self.fast = native_fast(call, entry.jitted)
+            self.fast = native_fast(call)
+            self.run = native_dispatcher(mine, [self.fast])
         else:
-            signature = self.caller.function.signature
-            self.fast = PythonFast(entry, write(signature, call.spec, entry, HELPERS))
+            self.fast = PythonFast(mine.function.signature, entry)
+            self.run = self.fast.instantiate(mine, mine.slow_call)
 
     def split(self, *args: Any, **kwargs: Any) -> Any:
         """A call, as the slow path takes it apart."""
@@ -65,55 +107,16 @@ class Path:
     def expected(self, call: Any) -> Taken:
         """What the slow path takes of a call, and what it makes of the output."""
         call.entry = self.entry
-        return Taken(call.flat, self.caller.combine(self.output, call))
+        return Taken((*call.flat,), self.caller.combine(self.output, call))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Taken | None:
         """What is taken and made of a call; None if it doesn't match."""
-        if isinstance(self.fast, PythonFast):
-            return self._in_python(args, kwargs)
-        call = self.caller.bind(args, kwargs)
-        args, kwargs = call
-        found = self.fast.match(self.caller.fun_arrays, *args, **kwargs)
-        if found is None:
-            return None
-        arrays, statics = found
-        return Taken(arrays, self.fast.make(self.output, (*self.caller.function.statics, *statics)))
-
-    def _in_python(self, args: Any, kwargs: Any) -> Taken | None:
-        taken: list[Any] = []
-
-        def jitted(*arrays: Any) -> Any:
-            taken.extend(arrays)
-            return self.output
-
-        refused = object()
-        statics = self.caller.function.statics
-        run = self.fast.written.make(
-            _Raises(),
-            lambda *_, **__: refused,
-            jitted,
-            itertools.repeat(None),
-            *self.caller.fun_arrays,
-            *statics,
-        )
-        entry = self.entry
-        pending, entry.pending = entry.pending, False
-        try:
-            made = run(*args, **kwargs)
-        finally:
-            entry.pending = pending
-        return None if made is refused else Taken(taken, made)
+        made = self.run(*args, **kwargs)
+        return None if made is Caller.refused else Taken(self.jitted.arrays, made)
 
 
-class _Raises:
-    """The caller of a call that nothing but a match, or an error of its guards, is expected of."""
-
-    def interrupted(self, error: BaseException, *_: Any) -> Any:
-        raise error
-
-    def failed_fast(self, error: BaseException, *_: Any) -> Any:
-        raise error
-
-    def settle_fast(self, *_: Any) -> Any:
-        # An output of a trace other than the first.
-        raise AssertionError
+def dispatcher(fast: Any, fun_arrays: tuple[Any, ...] = ()) -> Any:
+    """The call of a wrapper in C that tries a fast path made by hand."""
+    signature = types.SimpleNamespace(parameters=())
+    function = types.SimpleNamespace(signature=signature, statics=())
+    return native_dispatcher(Caller(function, fun_arrays), [fast])

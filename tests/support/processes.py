@@ -29,11 +29,19 @@ def start(
     program: str, *arguments: str, stdin: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """As `run`, but the program may fail: returns its exit status, stdout and stderr."""
+    return python("-c", textwrap.dedent(program), *arguments, stdin=stdin, **environment)
+
+
+def python(
+    *arguments: str, stdin: str = "", cwd: pathlib.Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What came of `python` with these arguments, which finds what is imported here."""
     # Importable wherever the tests' own process finds them, installed or not.
     paths = [str(ROOT), *filter(None, sys.path)]
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        [sys.executable, *arguments],
         input=stdin,
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
         capture_output=True,
         text=True,

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import jax
 
 from .._compat import call_directly, may_raise
-from .._fast.make import fast_path, link
+from .._fast.arrays import Output
 from .._interruptions import unless_it_raises
-from .calls import Call, make
-from .entry import Entry, Output, wait_for
+from .calls import Call
+from .entry import Entry
 from .errors import raise_for_shapes
 from .events import OpenTrace, reopened
-from .numpy_inputs import owned
 from .slot import CallableBySlot
-from .slow import HAS_FAST_PATHS, HELPERS, Caller
+from .slow import Caller
+from .table import Table
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -46,11 +46,10 @@ class Lowered:
     ):
         self.lowered = lowered
         self._caller = caller
-        self._call = call
+        # Not the call, with which its arrays would live as long as this.
+        self._entry = call.entry
         self._trace = trace
         self._description = caller.table.counter.hook.describe(call)
-        # Arrays would live as long as this.
-        call.arrays, call.args, call.kwargs = [], (), {}
         self._bound: Arguments = (), {}
 
     def __repr__(self) -> str:
@@ -85,8 +84,9 @@ class Lowered:
         # What is compiled here belongs to the trace that was made for it.
         with reopened(self._trace):
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
-        blocks = self._call.entry.blocks or may_raise(self.lowered.compiler_ir("stablehlo"))
-        return Compiled(self._caller, self._call, compiled, self._bound, self._description, blocks)
+        blocks = self._entry.blocks or may_raise(self.lowered.compiler_ir("stablehlo"))
+        entry = self._entry.with_program(compiled, blocks)
+        return Compiled(self._caller, entry, self._description, self._bound)
 
 
 @call_directly
@@ -105,24 +105,15 @@ class Compiled(CallableBySlot):
 
     __slots__ = ("__weakref__", "_caller", "bound", "compiled")
 
-    def __init__(
-        self,
-        caller: Caller,
-        call: Call,
-        compiled: jax.stages.Compiled,
-        bound: Arguments,
-        description: Any,
-        blocks: bool,
-    ):
-        self.compiled = compiled
+    def __init__(self, caller: Caller, entry: Entry, description: Any, bound: Arguments):
+        self.compiled: jax.stages.Compiled = entry.jitted
         self.bound = bound
-        self._caller = _CompiledCaller(caller, call, compiled, description, blocks, self)
+        self._caller = _CompiledCaller(caller, entry, description, self)
         self._caller.unlink()
 
     def __copy__(self) -> "Compiled":
         mine = self._caller
-        call, blocks = mine.lowered_for, mine.entry.blocks
-        return type(self)(mine, call, self.compiled, self.bound, mine.description, blocks)
+        return type(self)(mine, mine.entry, mine.description, self.bound)
 
     def __repr__(self) -> str:
         return f"<Compiled {_shown(self._caller, self._caller.description)}>"
@@ -142,15 +133,9 @@ class Compiled(CallableBySlot):
 
         **Returns:**
 
-        JAX's answer (`jax.stages.Compiled.cost_analysis`): a dict of floats, among them
-
-        - `"flops"`: floating-point operations, additions and multiplications counted singly;
-        - `"transcendentals"`: calls of `exp`, `tanh` and the like, which aren't among those;
-        - `"bytes accessed"`: bytes read and written by all operations; `"bytes accessed0{}"` and
-            so on are those of one operand, `"bytes accessedout{}"` those of the output.
-
-        The keys depend on the backend. The body of a loop counts once if XLA doesn't know its
-        number of steps. `None` if the backend has no analysis.
+        JAX's answer (`jax.stages.Compiled.cost_analysis`): a dict of floats, among them `"flops"`
+        and `"bytes accessed"`. The keys depend on the backend; `None` if it has no analysis. The
+        body of a loop counts once if XLA doesn't know its number of steps.
 
         !!! example
 
@@ -171,119 +156,65 @@ class Compiled(CallableBySlot):
 
         **Returns:**
 
-        JAX's answer (`jax.stages.Compiled.memory_analysis`), with these attributes in bytes:
-
-        - `argument_size_in_bytes`, `output_size_in_bytes`: the arrays passed and returned;
-        - `alias_size_in_bytes`: how much of the output reuses donated arguments;
-        - `temp_size_in_bytes`: intermediate results, at their peak;
-        - `generated_code_size_in_bytes`: the program itself, 0 if the backend can't tell.
-
-        `None` if the backend has no analysis.
-
-        !!! example
-
-            ```python
-            >>> import jax.numpy as jnp
-            >>> from eqxjit import filter_jit
-            >>> compiled = filter_jit(lambda x: x + 1).lower(jnp.ones(256)).compile()
-            >>> compiled.memory_analysis().argument_size_in_bytes == 256 * 4
-            True
-
-            ```
+        JAX's answer (`jax.stages.Compiled.memory_analysis`), with attributes in bytes, such as
+        `argument_size_in_bytes` and `temp_size_in_bytes`; `None` if the backend has no analysis.
         """
         return self.compiled.memory_analysis()
 
 
 class _CompiledCaller(Caller):
-    """The calls of a program that was compiled ahead of time: nothing is traced in them.
+    """The calls of a program that was compiled ahead of time, which serves one structure.
 
-    - `lowered_for`: the call that it was lowered for, without its arrays.
-    - `description`: the hook's, of that call.
-    - `entry`: that of the call, with this program.
+    - `entry`: that structure's, with this program.
+    - `description`: the hook's, of the call that it was lowered for.
+    - `table`: one that holds this entry alone.
     """
 
-    __slots__ = ("compiled", "description", "entry", "fasts", "lowered_for")
+    __slots__ = ("_table", "description", "entry")
 
-    def __init__(
-        self,
-        caller: Caller,
-        call: Call,
-        compiled: jax.stages.Compiled,
-        description: Any,
-        blocks: bool,
-        wrapper: Compiled,
-    ):
+    #: As a `jax.stages.Compiled`.
+    can_be_disabled = False
+
+    def __init__(self, caller: Caller, entry: Entry, description: Any, wrapper: Compiled):
         super().__init__(caller.function, caller.fun_arrays, wrapper)
-        self.lowered_for = call
-        self.compiled = compiled
+        self.entry = entry
         self.description = description
-        self.entry: Entry = call.entry.with_program(compiled, blocks)
-        self.fasts: list[Any] = []
+        of_function = caller.table
+        self._table = Table(of_function.signature, of_function.options, of_function.place)
+        self._table.add(entry)
 
-    def link(self) -> Any:
-        """Have the wrapper try the fast path, if there is one."""
-        return self._fill(link(self, self.fasts) if HAS_FAST_PATHS else self.slow_call)
+    @property
+    def table(self) -> Table:
+        return self._table
 
-    def unlink(self) -> None:
-        """Have the next call link the wrapper."""
-        self._fill(self.first_call)
-
-    def _fill(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+    def fill(self, target: Callable[..., Any]) -> None:
+        """Have the wrapper call this, with the arguments that are bound."""
         wrapper = self.wrapper()
         if wrapper is not None:
             args, keywords = wrapper.bound
-            wrapper.target = functools.partial(fun, *args, **keywords) if args or keywords else fun
-        return fun
+            is_bound = bool(args or keywords)
+            wrapper.target = functools.partial(target, *args, **keywords) if is_bound else target
 
-    def call(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        interruption: BaseException | None = None,
-    ) -> Any:
-        """Make a call whose arguments are bound, by the program."""
-        __tracebackhide__ = True
-        call = self.split(args, kwargs)
-        if interruption is not None:
-            raise interruption
-        if call.spec != self.lowered_for.spec:
-            call.entry = self.entry
-            raise self._lowered_for_others(call)
+    def find_or_add(self, call: Call) -> Entry:
+        """Return the only entry; raise for a call of another structure."""
         call.entry = self.entry
-        arrays, waits = owned(call.flat, None)
-        try:
-            output = make(call, self.compiled, arrays)
-            if waits or self.entry.blocks:
-                wait_for(output)
-        except Exception as error:
-            self.explain(error, args, kwargs, user_raised=False)
-            raise
-        result = self.combine(output, call)
-        if HAS_FAST_PATHS and not self.fasts:
-            fast = fast_path(self, call, output, result, HELPERS)
-            if fast is not None:
-                self.fasts.append(fast)
-                self.unlink()
-        return result
+        if self.find(call) is None:
+            hook = self.table.counter.hook
+            static = hook.static_differences(self.description, hook.describe(call))
+            raise ValueError(
+                f"`{self.entry.name}` was lowered for other static arguments: "
+                f"{'; '.join(static) or 'the structure differs'}. Lower it again for these."
+            )
+        return self.entry
 
     def settle(self, output: Output, call: Call) -> Any:
         """Return the result of a call, in which nothing can have been traced."""
         return self.combine(output, call)
 
-    def _lowered_for_others(self, other: Call) -> ValueError:
-        """Return the error for a call that isn't of the structure that this is compiled for."""
-        hook = self.table.counter.hook
-        static = hook.static_differences(self.description, hook.describe(other))
-        return ValueError(
-            f"`{self.entry.name}` was lowered for other static arguments: "
-            f"{'; '.join(static) or 'the structure differs'}. Lower it again for these."
-        )
-
 
 def lower(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
     """Trace and lower what a call would run."""
     __tracebackhide__ = True
-
     args, kwargs = caller.bind(args, kwargs)
     try:
         call, lowered, trace = caller.stage(lambda jitted: jitted.lower, args, kwargs)
@@ -296,7 +227,7 @@ def lower(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowe
 
 def _shown(caller: Caller, description: Any) -> str:
     """Return the function and its arguments, on one line."""
-    arguments = caller.table.counter.hook.summary(description)
+    arguments = str(description)
     if len(arguments) > _LONGEST:
         arguments = f"{arguments[: _LONGEST - 3]}..."
     return f"{caller.function.signature.label}({arguments})"

@@ -72,22 +72,7 @@ class Call:
 
 
 if _native is not None:
-
-    def make(call: Call, action: Any, arrays: list[Any]) -> Any:
-        """Call a jitted function, or its `lower`, with the arrays of a call in flight."""
-        __tracebackhide__ = True
-        return _native.run(action, arrays, call)
-
-    def in_flight(entry: "Entry | None" = None) -> Call | None:
-        """Return this thread's innermost call in flight: of an entry, or of any.
-
-        None where there is none.
-        """
-        found = _native.in_flight(entry)
-        if type(found) is not tuple:
-            return found
-        caller, entry, args, kwargs = found
-        return caller.call_of(entry, args, kwargs)
+    make, in_flight = _native.run, _native.in_flight
 
 else:
 
@@ -96,6 +81,7 @@ else:
         __tracebackhide__ = True
         return action(*arrays)
 
+    # Not a stack of ours: a signal may come between a push and its pop.
     def in_flight(entry: "Entry | None" = None) -> Call | None:
         """Return this thread's innermost call in flight: of an entry, or of any.
 
@@ -120,8 +106,5 @@ else:
             return None
         variables = frame.f_locals
         caller = variables[CALLER_VARIABLE]
-        if not hasattr(caller, "call_of"):
-            # A new fast path that is tried out is no call.
-            return None
         args, kwargs = caller.function.signature.arguments_among(variables)
-        return caller.call_of(entry, args, kwargs)
+        return caller.call_of(entry, *args, **kwargs)

@@ -46,14 +46,7 @@ class TraceHook:
         """Publish the record of a trace that JAX is done with; `jaxpr` is what it lowered."""
 
     def describe(self, call: Any) -> Any:
-        """Return what tells a call from others once its arrays are gone."""
-
-    def compiled(self) -> list[str]:
-        """Return the arguments of each trace since the last `restart`, in a few words."""
-        return []
-
-    def summary(self, description: Any) -> str:
-        """Return the arguments of a call in a few words."""
+        """Return what tells a call from others once its arrays are gone; `str` makes it short."""
         return "..."
 
     def static_differences(self, old: Any, new: Any) -> list[str]:
@@ -120,6 +113,8 @@ class TraceCounter:
             if not why_not and limit is not None and number > limit:
                 why_not = f"`{self.name}` may be traced {times(limit)} (`max_traces={limit}`)"
             self._begun.add(trace)
+        # Not under the lock, since it describes the arguments, which runs the user's code. And for
+        # a trace that is refused, too: its error explains it.
         trace.record = self.hook.begin(trace.call, number)
         if why_not:
             if self.check is not None:
@@ -132,7 +127,7 @@ class TraceCounter:
 
     def _compiled(self) -> str:
         """Return what is compiled, a line each, if it is more than the error explains already."""
-        compiled = list(dict.fromkeys(self.hook.compiled()))
+        compiled = list(dict.fromkeys(trace.summary for trace in self.hook.traces))
         if len(compiled) < 2:
             return ""
         lines = [f"  - {arguments}" for arguments in compiled[:_MAX_LISTED]]

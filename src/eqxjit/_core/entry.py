@@ -4,11 +4,10 @@ import operator
 import weakref
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
-from .._compat import native_back_end, wrapped_by_tracer
+from .._compat import native_back_end
+from .._fast.arrays import Output
 from .._interruptions import Weak
 from .._spec.static import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
@@ -43,11 +42,6 @@ class Out(NamedTuple):
     spec: Spec
     statics: tuple[Any, ...]
     slots: tuple[int, ...]
-
-
-#: What a traced function returns to JAX: its arrays, or the only one as it is, which saves a list.
-#: Those of a trace whose `Out` isn't the entry's first come under the index of that.
-Output = jax.Array | list[Any] | dict[int, list[Any]]
 
 
 class Entry(_Flags):
@@ -120,6 +114,7 @@ class Entry(_Flags):
     def with_program(self, compiled: Any, blocks: bool) -> "Entry":
         """Return the same for a program compiled ahead of time: nothing of it is pending."""
         entry = Entry.__new__(Entry)
+        # By the slots, so that one that is added isn't left out.
         for name in Entry.__slots__:
             if name != "__weakref__":
                 setattr(entry, name, getattr(self, name))
@@ -169,6 +164,7 @@ class Entry(_Flags):
         - `statics`: the static objects that came in with the call.
         """
         spec, arrays, found = split(out, is_input=False)
+        # Constants are left out, because an equal one may come in at many places.
         slots_by_id = {id(v): i for i, v in enumerate(statics) if type(v) not in CONSTANTS}
         slots = tuple([slots_by_id.get(id(value), -1) for value in found])
         new_ones = tuple([v if i < 0 else None for v, i in zip(found, slots, strict=True)])
@@ -183,6 +179,7 @@ class Entry(_Flags):
     def _index_of(self, new: Out) -> int:
         outs = self.outs
         n = len(outs)
+        # The first is that of most traces; of the others the latest come again.
         for index in (*range(min(n, 1)), *range(max(1, n - _MAX_COMPARED), n)):
             old = outs[index]
             if (
@@ -202,25 +199,6 @@ def _are_one(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return all(a is b or type(a) in CONSTANTS for a, b in zip(one, other, strict=True))
 
 
-def arrays_of(output: Output) -> list[Any]:
-    """Return the arrays of an output."""
-    if type(output) is dict:
-        return next(iter(output.values()))
-    return output if type(output) is list else [output]
-
-
 def out_of(entry: Entry, output: Output) -> Out:
     """Return what the trace that made an output returned."""
     return entry.outs[next(iter(output)) if type(output) is dict else 0]
-
-
-def wait_for(output: Output) -> None:
-    """Wait until a program has run, so that its error is raised here."""
-    pending: list[Any] = list(arrays_of(output))
-    while pending:
-        array = pending.pop()
-        if isinstance(array, Tracer):
-            # Under an eager `vmap` or `grad` the program has run all the same.
-            pending.extend(wrapped_by_tracer(array))
-        elif isinstance(array, jax.Array):
-            array.block_until_ready()

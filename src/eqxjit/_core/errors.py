@@ -2,8 +2,8 @@
 
 import collections
 import dataclasses
-import functools
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from .._compat import (
     runtime_error_text,
 )
 from .._interruptions import raise_if_interruption, raised_by, unless_it_raises
-from .._spec.static import freeze
+from .._spec.static import Opaque, freeze
 from .._spec.tree import is_array
 
 T = TypeVar("T")
@@ -66,28 +66,57 @@ def _inside_jit(stack: Iterable[bytes | str]) -> str:
 def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
     """Return a clearer error for a jitted call that failed; None where `error` is clear enough."""
     note_tracers(error, arguments)
-    return (
-        runtime_error(error)
-        or _invalid_array(error, arguments)
-        or _deleted_array(error, arguments)
-        or _donated_twice(error, arguments)
+    return runtime_error(error) or _array_error(error, arguments)
+
+
+# How XLA begins to say that a buffer was deleted, in JAX 0.8 and 0.10 alike.
+_INVALID_BUFFER = "INVALID_ARGUMENT: Invalid buffer passed"
+
+# How XLA says that an array that it was to reuse was passed twice: it counts flat arguments.
+_DONATED_TWICE = (
+    "Attempt to use a buffer that was previously donated in the same call",
+    "Attempt to donate a buffer which is also used by the same call",
+    "Attempt to donate the same buffer twice",
+)
+
+
+def _array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
+    """Return the error for an array that was refused, if `error` is JAX's or XLA's for one."""
+    kind = type(error)
+    # Not `isinstance`: users raise subclasses, whose text may be one that can't be read.
+    if kind not in (TypeError, ValueError, RuntimeError, JaxRuntimeError):
+        return None
+    text = str(error)
+    is_twice = any(beginning in text for beginning in _DONATED_TWICE)
+    same: dict[Any, list[str]] = collections.defaultdict(list)
+    for path, leaf in _leaves(arguments):
+        if issubclass(type(leaf), (np.ndarray, np.generic)):
+            # An array of another library's may raise another error.
+            if isinstance(raised_by(lambda leaf=leaf: jax.typeof(leaf)), kind):
+                return kind(f"The array `{path}` {_why_invalid(leaf)}")
+        elif issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer):
+            # The buffers of this very call are deleted too: is it this array that complains?
+            if leaf.is_deleted() and (text.startswith(_INVALID_BUFFER) or text == _complaint(leaf)):
+                return kind(
+                    f"The array `{path}` has been deleted: its buffer was donated to an earlier "
+                    "call. Use that call's result in its place, or don't donate it."
+                )
+            if is_twice:
+                # An array on several devices has no one buffer, nor has a deleted one.
+                same[unless_it_raises(leaf.unsafe_buffer_pointer, id(leaf))].append(path)
+    shared = [paths for paths in same.values() if len(paths) > 1]
+    if not shared:
+        return None
+    texts = [" and ".join(f"`{path}`" for path in paths) for paths in shared]
+    return kind(
+        f"{', and '.join(texts)} are the same array, which is donated: its buffer can be reused "
+        f"only once. Pass a copy as `{shared[0][-1]}` (`jnp.copy`), or don't donate it."
     )
 
 
-def _invalid_array(
-    error: BaseException, arguments: list[tuple[str, Any]]
-) -> TypeError | ValueError | None:
-    """Return the error for an array that JAX can't trace, if `error` is JAX's for one."""
-    kind = type(error)
-    if kind is not TypeError and kind is not ValueError:
-        return None
-    for path, leaf in _leaves_with_paths(arguments):
-        if not issubclass(type(leaf), (np.ndarray, np.generic)):
-            continue
-        # An array of another library's may raise another error.
-        if isinstance(raised_by(lambda leaf=leaf: jax.typeof(leaf)), kind):
-            return kind(f"The array `{path}` {_why_invalid(leaf)}")
-    return None
+def _complaint(array: jax.Array) -> str:
+    """Return the error message of a deleted array."""
+    return str(raised_by(lambda: np.asarray(array)) or "")
 
 
 def _why_invalid(array: np.ndarray | np.generic) -> str:
@@ -113,73 +142,11 @@ def _why_invalid(array: np.ndarray | np.generic) -> str:
     return f"{what} convert it, for example by `.astype(np.float32)`."
 
 
-# How XLA begins to say that a buffer was deleted, in JAX 0.8 and 0.10 alike.
-_INVALID_BUFFER = "INVALID_ARGUMENT: Invalid buffer passed"
-
-
-def _deleted_array(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
-    """Return the error for an array that was donated before, if `error` is JAX's for one."""
-    kind = type(error)
-    if kind not in (RuntimeError, ValueError, JaxRuntimeError):
-        return None
-    text = str(error)
-    for path, leaf in _leaves_with_paths(arguments):
-        if not issubclass(type(leaf), jax.Array) or isinstance(leaf, Tracer):
-            continue
-        # The buffers of this very call are deleted too: is it this array that complains?
-        if leaf.is_deleted() and (text.startswith(_INVALID_BUFFER) or text == _complaint(leaf)):
-            return kind(
-                f"The array `{path}` has been deleted: its buffer was donated to an earlier "
-                "call. Use that call's result in its place, or don't donate it."
-            )
-    return None
-
-
-# How XLA says that an array that it was to reuse was passed twice: it counts flat arguments.
-_DONATED_TWICE = (
-    "Attempt to use a buffer that was previously donated in the same call",
-    "Attempt to donate a buffer which is also used by the same call",
-    "Attempt to donate the same buffer twice",
-)
-
-
-def _donated_twice(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
-    """Return the error for an array that was passed twice and donated, if `error` is XLA's."""
-    kind = type(error)
-    if kind not in (RuntimeError, ValueError, JaxRuntimeError):
-        return None
-    if not any(text in str(error) for text in _DONATED_TWICE):
-        return None
-    paths: dict[Any, list[str]] = {}
-    for path, leaf in _leaves_with_paths(arguments):
-        if issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer):
-            paths.setdefault(_buffer(leaf), []).append(path)
-    shared = [names for names in paths.values() if len(names) > 1]
-    if not shared:
-        return None
-    texts = [" and ".join(f"`{path}`" for path in names) for names in shared]
-    return kind(
-        f"{', and '.join(texts)} are the same array, which is donated: its buffer can be reused "
-        f"only once. Pass a copy as `{shared[0][-1]}` (`jnp.copy`), or don't donate it."
-    )
-
-
-def _buffer(array: jax.Array) -> Any:
-    """Return what two arrays have in common if they share their memory."""
-    # An array on several devices has none, nor has a deleted one.
-    return unless_it_raises(array.unsafe_buffer_pointer, id(array))
-
-
-def _complaint(array: jax.Array) -> str:
-    """Return the error message of a deleted array."""
-    return str(raised_by(lambda: np.asarray(array)) or "")
-
-
 def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None:
     """Add to JAX's error for a leaked tracer which arguments hold tracers."""
     if type(error) is not jax.errors.UnexpectedTracerError:
         return
-    tracers = [path for path, leaf in _leaves_with_paths(arguments) if isinstance(leaf, Tracer)]
+    tracers = [path for path, leaf in _leaves(arguments) if isinstance(leaf, Tracer)]
     if tracers:
         error.add_note(
             f"Tracers among the arguments: {', '.join(f'`{path}`' for path in tracers)}. "
@@ -199,7 +166,7 @@ def raise_for_shapes(error: Exception, arguments: list[tuple[str, Any]]) -> None
         f"that shape, pass `jax.ShapeDtypeStruct({short(tuple(shape))}, jnp.float32)`."
     )
     described = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
-    if any(isinstance(leaf, described) for _, leaf in _leaves_with_paths(arguments)):
+    if any(isinstance(leaf, described) for _, leaf in _leaves(arguments)):
         error.add_note(text)
     else:
         raised = f"{type(error).__name__}: {error}"
@@ -231,66 +198,56 @@ def with_argument_errors(
         raise
 
 
+# JAX sorts their keys.
+_SORTED_DICTS = (dict, collections.defaultdict)
+
+
 def _argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> ValueError | None:
-    if isinstance(error, RecursionError):
-        path = _cycle(arguments)
-        if path:
+    for path, kind, node in _nodes(arguments):
+        if kind == "cycle" and isinstance(error, RecursionError):
             return ValueError(
                 f"`{path}` contains itself, so it isn't a tree. Keep references to a parent out of "
                 "the pytree, or make them static."
             )
-    for path, node in _nodes_with_paths(arguments):
         if type(node) in _SORTED_DICTS and _raises(lambda node=node: sorted(node)):
             return ValueError(
                 f"The keys of the dict `{path}` can't be sorted, as JAX needs: "
                 f"{', '.join(map(short, node))}. Use keys of one type, or an `OrderedDict`."
             )
-        found = _bad_static(node)
-        if found is not None:
-            suffix, value, problem, reason = found
-            return ValueError(
-                f"The static value `{path}{suffix}` of type `{type(value).__name__}` {problem}: "
-                f"{reason}. Everything that isn't an array is static, and static values must be "
-                "hashable and comparable: make it an array, a tuple or a frozen dataclass, or give "
-                "its class an `__eq__` and a `__hash__`."
-            )
+        statics = [("", node)] if kind == "leaf" and not is_array(node) else []
+        if issubclass(type(node), eqx.Module):
+            values, fields = fields_of(node), dataclasses.fields(node)
+            names = [field.name for field in fields if field.metadata.get("static", False)]
+            statics = [(f".{name}", values[name]) for name in names if name in values]
+        for suffix, value in statics:
+            # A list in a static field is compared, though it can't be hashed.
+            problem = _why_not_a_key(value, must_hash=kind == "leaf")
+            if problem:
+                return ValueError(
+                    f"The static value `{path}{suffix}` of type `{type(value).__name__}` "
+                    f"{problem}. Everything that isn't an array is static, and static values must "
+                    "be hashable and comparable: make it an array, a tuple or a frozen dataclass, "
+                    "or give its class an `__eq__` and a `__hash__`."
+                )
     return None
 
 
-def _bad_static(node: Any) -> tuple[str, Any, str, str] | None:
-    """Return the first value in a node's static half that can't be keyed: where, what, and why."""
-    if issubclass(type(node), eqx.Module):
-        candidates = [(f".{name}", value) for name, value in _fields(node, static=True)]
-    elif jax.tree_util.all_leaves([node]) and not is_array(node):
-        reason = _raises(lambda: hash(node))
-        if reason:
-            return "", node, "can't be hashed", reason
-        candidates = [("", node)]
-    else:
-        return None
-    for suffix, value in candidates:
-        reason = _raises(lambda value=value: hash(freeze(value)))
-        if reason:
-            return suffix, value, "can't be hashed", reason
-        # Containers find an element equal to itself without asking it.
-        reason = next(filter(None, map(_incomparable, _parts(value))), "")
-        if reason:
-            return suffix, value, "can't be compared", reason
-    return None
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    """Yield a static value, and what the builtin containers in it hold."""
-    yield value
-    if isinstance(value, dict):
-        value = [*value.keys(), *value.values()]
-    if isinstance(value, (tuple, list, set, frozenset)):
-        for element in value:
-            yield from _parts(element)
-
-
-def _incomparable(value: Any) -> str:
-    return _raises(lambda: bool(value == value))
+def _why_not_a_key(value: Any, must_hash: bool) -> str:
+    """Return why a static value can't be looked up; empty if it can."""
+    reason = _raises(lambda: hash((freeze(value), value if must_hash else None)))
+    if reason:
+        return f"can't be hashed: {reason}"
+    parts: list[Any] = [freeze(value)]
+    # The list grows while it is gone through.
+    for part in parts:
+        if type(part) in (tuple, frozenset):
+            parts.extend(part)
+        elif type(part) is Opaque:
+            # Python finds an object equal to itself without asking it.
+            reason = _raises(lambda one=part.value: bool(one == one))
+            if reason:
+                return f"can't be compared: {reason}"
+    return ""
 
 
 def _raises(action: Any) -> str:
@@ -304,75 +261,49 @@ def _raises(action: Any) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _fields(module: eqx.Module, static: bool) -> list[tuple[str, Any]]:
-    """Return the static, or the other, fields of a Module instance that are set."""
-    values = fields_of(module)
-    names = [
-        field.name
-        for field in dataclasses.fields(type(module))
-        if bool(field.metadata.get("static", False)) == static
-    ]
-    return [(name, values[name]) for name in names if name in values]
+# --- Walking arguments ----------------------------------------------------------------------------
 
 
-# JAX sorts their keys.
-_SORTED_DICTS = (dict, collections.defaultdict)
+def _leaves(arguments: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    return [(path, node) for path, kind, node in _nodes(arguments) if kind == "leaf"]
 
 
-def _cycle(arguments: list[tuple[str, Any]]) -> str:
-    """Return the path of the first node that contains itself; empty if there is none."""
-    return next((path for path, _, is_cycle in _nodes(arguments) if is_cycle), "")
+def _nodes(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    """Yield the path of each node below the arguments, its kind and itself, outside in.
 
-
-def _nodes_with_paths(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    return ((path, node) for path, node, _ in _nodes(arguments))
-
-
-def _nodes(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield each node and leaf below the arguments, outside in, as far as they can be walked.
-
-    Each comes with its path, and with whether it contains itself: it then isn't looked into again.
+    A "leaf" has nothing below it, a "cycle" contains itself and isn't looked into again; all else
+    is a "node".
     """
     for name, value in arguments:
         pending: list[tuple[str, Any, tuple[int, ...]]] = [(name, value, ())]
         while pending:
             path, node, ancestors = pending.pop()
-            is_cycle = id(node) in ancestors
-            yield path, node, is_cycle
-            if is_cycle:
+            if id(node) in ancestors:
+                yield path, "cycle", node
                 continue
-            children: list[tuple[str, Any]] = []
-            if issubclass(type(node), dict):
-                children = [(f"{path}[{short(key)}]", child) for key, child in node.items()]
-            elif issubclass(type(node), tuple) and hasattr(node, "_fields"):
-                pairs = zip(node._fields, node, strict=False)  # type: ignore[attr-defined]
-                children = [(f"{path}.{field}", child) for field, child in pairs]
-            elif issubclass(type(node), (tuple, list)):
-                children = [(f"{path}[{i}]", child) for i, child in enumerate(node)]
-            elif issubclass(type(node), eqx.Module):
-                children = [(f"{path}.{k}", v) for k, v in _fields(node, static=False)]
-            ancestors = (*ancestors, id(node))
-            pending.extend((p, child, ancestors) for p, child in reversed(children))
+            # A dict whose keys can't be sorted, or a flatten or a `repr` of the user's.
+            below = unless_it_raises(lambda node=node: _children(node), [])
+            if below == [("", node)]:
+                yield path, "leaf", node
+            else:
+                yield path, "node", node
+                ancestors = (*ancestors, id(node))
+                pending += [(path + key, child, ancestors) for key, child in reversed(below)]
 
 
-def _leaves_with_paths(arguments: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    leaves: list[tuple[str, Any]] = []
-    for name, value in arguments:
-        # A node of the user's may be one that can't be flattened.
-        flatten = functools.partial(tree_flatten_with_path, value)
-        pairs, _ = unless_it_raises(flatten, ([], None))
-        leaves.extend((f"{name}{keystr(path)}", leaf) for path, leaf in pairs)
-    return leaves
+def _children(node: Any) -> list[tuple[str, Any]]:
+    """Return what follows a node's path in each child's, and the child; of a leaf itself."""
+    # One level at a time, because JAX never gives back the stack that a cycle takes.
+    is_leaf = itertools.chain([False], itertools.repeat(True))
+    pairs, _ = tree_flatten_with_path(node, is_leaf=lambda _: next(is_leaf))
+    return [(keystr(key), child) for key, child in pairs]
 
 
 def not_callable(fun: Any) -> TypeError:
     """Return the error for something that `filter_jit` can't wrap."""
     hint = ""
-    if isinstance(fun, (classmethod, staticmethod)):
-        kind = type(fun).__name__
-        hint = f" Put `@{kind}` above `@filter_jit`."
-    elif isinstance(fun, property):
-        hint = " Put `@property` above `@filter_jit`."
+    if isinstance(fun, (classmethod, property)):
+        hint = f" Put `@{type(fun).__name__}` above `@filter_jit`."
     elif inspect.ismodule(fun):
         hint = " Name the function in the module."
     return TypeError(f"`filter_jit` takes a callable; got {short(fun)}.{hint}")

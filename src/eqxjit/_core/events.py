@@ -116,11 +116,11 @@ def close_trace(entry: Any) -> OpenTrace | None:
     # A copy, because a call that a hook makes in between may empty the list.
     for index, trace in reversed([*enumerate(traces)]):
         if trace.call.entry is entry:
-            traces[:] = [other for other in traces[:index] if other.call.entry is not entry]
-            if not is_staging() and in_flight() is None:
-                # Others are left over from interrupts: they would keep arrays alive, and their
-                # phases would seem to go on.
-                traces.clear()
+            # Others that no call is waiting for are left over from interrupts, too: they would keep
+            # arrays alive, and their phases would seem to go on.
+            around = [other for other in traces[:index] if other.call.entry is not entry]
+            traces[:] = [other for other in around if in_flight(other.call.entry) is not None]
+            if not traces and not is_staging():
                 _state.depth = 0
             return trace
     return None
@@ -150,6 +150,7 @@ def tracing(trace: OpenTrace) -> Iterator[None]:
         trace.is_traced = True
     finally:
         seconds = time.perf_counter() - start
+        # JAX reports no phase for a trace within another one's.
         trace.hook.spend(trace.record, TRACING, seconds, False)
         _end_phase(label, TRACING, seconds, False, trace.record if trace.is_traced else None)
 
@@ -177,6 +178,7 @@ def _on_event(event: str, **_: Any) -> None:
 
 def _current() -> OpenTrace | None:
     """Return the trace that JAX's events in this thread belong to."""
+    # A slice, because a signal handler may empty the list between a look and an index.
     latest = _state.traces[-1:]
     return latest[0] if latest and latest[0].is_traced else None
 
@@ -210,6 +212,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
             # Say, for another device, where a program may hold other custom calls.
             call.entry.compiled_again()
         return
+    # JAX passes a name and no more: the rest is in the frame that reports the phase.
     frame = _frame_of_with()
     if phase == LOWERING and trace.jaxpr is None:
         trace.jaxpr = jaxpr_lowered_in(frame)

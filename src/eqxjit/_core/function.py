@@ -15,6 +15,7 @@ from .errors import not_callable, with_argument_errors
 from .options import Options
 from .table import Table, home_of, names_of, table_of, tables_of
 
+# One for all functions, because making one takes longer than waiting for it.
 _choosing = Lock()
 
 
@@ -86,6 +87,7 @@ class Function:
         self.signature = definition.signature if table is None else table.signature
         self.attributes = {
             attribute: getattr(fun, attribute)
+            # Copied when it is wrapped: a wrapper lets its user set them.
             for attribute in functools.WRAPPER_ASSIGNMENTS
             # Equinox's unflatten fills in a mark where a Module has no such attribute.
             if getattr(fun, attribute, MISSING) is not MISSING

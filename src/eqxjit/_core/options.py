@@ -116,6 +116,7 @@ def _checked(
         )
     if block not in (True, False):
         raise ValueError(f"`filter_jit(..., block=...)` must be True or False; got {block!r}.")
+    # A wrong bound would show at the thousandth call.
     _check_count("maxsize", maxsize, "entries")
     _check_count("max_traces", max_traces, "traces")
     if jit_arguments:

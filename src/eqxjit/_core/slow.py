@@ -6,33 +6,30 @@ settle what was traced meanwhile, and combine the output. A fast path is a guard
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
 from jax.tree_util import tree_map
 
-from .._code.files import trim, trimming
+from .._code.files import trimming
 from .._compat import may_raise
-from .._fast.make import fast_path, link, set_up
+from .._fast.arrays import Output, arrays_of, owned, wait_for
+from .._fast.make import fast_path, link
 from .._fast.source import TooLarge, write
 from .._interruptions import raise_if_interruption
 from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make
-from .entry import Entry, Output, arrays_of, out_of, wait_for
+from .entry import Entry, out_of
 from .errors import call_error, note_tracers, with_argument_errors
 from .events import close_trace
 from .function import Function
-from .numpy_inputs import owned, take, take_noting
 from .table import Table
 from .traced import UNTRACED, NotInFlight, is_untraced, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
 HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False
-
-#: What generated Python calls.
-HELPERS = {"take": take_noting, "wait_for": wait_for}
-set_up(take, wait_for)
 
 
 class Caller:
@@ -43,6 +40,9 @@ class Caller:
     """
 
     __slots__ = ("__weakref__", "fun_arrays", "function", "wrapper")
+
+    #: Whether `jax.disable_jit` has an effect.
+    can_be_disabled = True
 
     def __init__(self, function: Function, fun_arrays: tuple[Any, ...], wrapper: Any):
         self.function = function
@@ -59,20 +59,14 @@ class Caller:
     def first_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call, and have the fast paths of the function tried from now on."""
         __tracebackhide__ = True
-        try:
+        with trimming:
             return self.link()(*args, **kwargs)
-        except BaseException:
-            trim()
-            raise
 
     def slow_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call, where no fast path matches."""
         __tracebackhide__ = True
-        try:
+        with trimming:
             return self.call(*self.bind(args, kwargs))
-        except BaseException:
-            trim()
-            raise
 
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -98,9 +92,10 @@ class Caller:
         if interruption is not None:
             self.find(call)
             raise interruption
-        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        if self.can_be_disabled and jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         entry = self.find_or_add(call)
+        # Until there is a program, any of the arrays may be one that it reads while it runs.
         arrays, waits, uses = call.flat, True, entry.uses
         if entry.was_traced:
             # JAX may be reading the arrays still when this call has returned.
@@ -116,7 +111,7 @@ class Caller:
             raise
         result = self.settle(output, call)
         if HAS_FAST_PATHS and not entry.pending and self.table.wants_fast(entry):
-            self.add_fast(call, output, result)
+            self.add_fast(call)
         return result
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -162,6 +157,7 @@ class Caller:
             self.table.count_hit()
             return self.combine(output, call)
         trace = close_trace(entry)
+        # The program is then a part of another one, and JAX compiles none that could be read.
         is_transformed = has_tracers(arrays_of(output)) or has_tracers(call.flat)
         if trace is None:
             self.table.count_hit()
@@ -201,16 +197,17 @@ class Caller:
         """Return the user's output, from what JAX returned for a call."""
         out = out_of(call.entry, output)
         statics = out.statics
+        # Mostly none came in, and a list of all that did takes a while.
         if any(slot >= 0 for slot in out.slots):
             came_in = call.all_statics
             statics = [came_in[i] if i >= 0 else v for v, i in zip(statics, out.slots, strict=True)]
         return combine(out.spec, iter(arrays_of(output)), iter(statics))
 
-    def add_fast(self, call: Call, output: Output, result: Any) -> None:
-        """Give the entry of a call its fast path, if one can be made that does exactly the same."""
+    def add_fast(self, call: Call) -> None:
+        """Give the entry of a call its fast path, if it can have one."""
         entry = call.entry
         uses = entry.uses
-        fast = fast_path(self, call, output, result, HELPERS)
+        fast = fast_path(call)
         if fast is not None:
             self.table.add_fast(fast)
             if entry.uses is not uses:
@@ -222,57 +219,51 @@ class Caller:
     def link(self) -> Any:
         """Have the wrapper try the fast paths of its function; return what it then calls."""
         target = self.slow_call if not HAS_FAST_PATHS else link(self, self.table.fasts)
-        wrapper = self.wrapper()
-        if wrapper is not None:
-            wrapper.target = target
+        self.fill(target)
         return target
 
     def unlink(self) -> None:
         """Have the next call link the wrapper anew."""
+        self.fill(self.first_call)
+
+    def fill(self, target: Callable[..., Any]) -> None:
+        """Have the wrapper call this."""
+        # It may be gone: what calls this may be another thread, or a finaliser.
         wrapper = self.wrapper()
         if wrapper is not None:
-            wrapper.target = self.first_call
+            wrapper.target = target
 
-    def call_of(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
         """Return the call in flight whose arguments these are."""
-        args, kwargs = self.bind(args, kwargs)
-        parts = split((args, kwargs))
-        call = Call(self.function, self.fun_arrays, args, kwargs, parts)
+        bound = self.bind(args, kwargs)
+        call = Call(self.function, self.fun_arrays, *bound, split(bound))
         call.entry = entry
         return call
 
-    def settle_fast(
-        self, output: Output, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def settle_fast(self, output: Output, entry: Entry, /, *args: Any, **kwargs: Any) -> Any:
         """Settle a call of a fast path."""
         __tracebackhide__ = True
-        try:
-            return self.settle(output, self.call_of(entry, args, kwargs))
-        except BaseException:
-            trim()
-            raise
+        with trimming:
+            return self.settle(output, self.call_of(entry, *args, **kwargs))
 
-    def failed_fast(
-        self, error: BaseException, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def failed_fast(self, error: BaseException, entry: Entry, /, *args: Any, **kwargs: Any) -> None:
         """Raise what the jitted function raised in a fast path, or a clearer error."""
         __tracebackhide__ = True
         with trimming:
             try:
-                call = self.call_of(entry, args, kwargs)
+                call = self.call_of(entry, *args, **kwargs)
             except Exception as other:
                 # A node of the user's that can't be flattened any more.
-                raise_if_interruption(other, lambda: self.call_of(entry, args, kwargs))
+                raise_if_interruption(other, lambda: self.call_of(entry, *args, **kwargs))
                 raise error from None
+            # Raised here, so that a clearer error has the context that it has in the slow path.
             try:
                 raise error
             except BaseException:
                 self.failed(error, call)
                 raise
 
-    def interrupted(
-        self, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def interrupted(self, error: BaseException, /, *args: Any, **kwargs: Any) -> Any:
         """Make a call in which a guard raised: what the slow path doesn't meet, too, is raised."""
         __tracebackhide__ = True
         with trimming:
@@ -285,7 +276,7 @@ class Caller:
             return None
         entry = fasts[0].entry
         try:
-            return write(self.function.signature, entry.spec, entry, HELPERS).source
+            return write(self.function.signature, entry).source
         except (TooLarge, RecursionError, MemoryError):
             return "# This tree is too large to be shown as source.\n"
 
@@ -295,6 +286,7 @@ class Caller:
         """Call the function itself, on a copy of its arguments, under `jax.disable_jit`."""
         __tracebackhide__ = True
         fun = self.function.combine(self.fun_arrays)
+        # As in a trace, where a function that changes a list changes its copy.
         args, kwargs = tree_map(_same, (args, kwargs))
         try:
             return tree_map(_same, fun(*args, **kwargs))
@@ -336,6 +328,7 @@ class Caller:
             entry.end(trace, is_classified=False)
             if trace.is_traced:
                 trace.hook.complete(trace.record, call, trace.jaxpr)
+        # Or an entry that serves nobody would count, and might take the place of one that does.
         self.table.drop_untraced(entry)
         if isinstance(error, Exception):
             user_raised = trace is not None and not trace.is_traced

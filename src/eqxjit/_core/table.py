@@ -139,6 +139,7 @@ class Table(_Watched):
 
     def find(self, spec: Spec) -> Entry | None:
         """Return the entry of a spec, now the most recently used one; None if there is none."""
+        # Without the lock, under which the `==` of a static object might wait for another thread.
         entry = self.entries.get(spec)
         if entry is not None:
             entry.last_used = next(self._clock)
@@ -220,6 +221,7 @@ class Table(_Watched):
     def add_fast(self, fast: Any) -> None:
         """Put a fast path before all others, unless its entry was dropped."""
         with self.lock:
+            # Its calls would go on being served, and it would live as long as the table.
             if self.entries.get(fast.entry.spec) is not fast.entry:
                 return
             self.remove_fast(fast.entry)
@@ -245,6 +247,7 @@ class Table(_Watched):
             self.remove_fast(entry)
 
     def _unlink(self) -> None:
+        # A generated function calls those that there were when it was made.
         for caller in self.linked.alive():
             caller.unlink()
 
@@ -341,6 +344,7 @@ def table_of(
 
 def home_of(fun: Any) -> types.FunctionType | None:
     """Return the Python function below a callable, on which its tables lie."""
+    # A bound, because `__wrapped__` may lead in a circle.
     for _ in range(100):
         if type(fun) is types.FunctionType:
             return fun
@@ -364,5 +368,6 @@ def names_of(fun: Any) -> tuple[str, str]:
             fun = fun.func
         else:
             break
+    # An instance of a class is called by the name of that.
     named = fun if hasattr(fun, "__name__") and hasattr(fun, "__qualname__") else type(fun)
     return named.__name__, named.__qualname__

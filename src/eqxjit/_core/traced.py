@@ -10,10 +10,11 @@ import jax
 
 from .._code.place import stub_at
 from .._compat import JITTED_FRAME_MARK, debug_info, is_staging
+from .._fast.arrays import Output
 from .._fast.signature import Signature
 from .._spec.tree import ARRAY, children, combine, has_tracers, leaf_paths
 from .calls import Call, in_flight
-from .entry import Entry, Output
+from .entry import Entry
 from .events import OpenTrace, open_trace, tracing
 from .options import Options
 
@@ -82,6 +83,7 @@ class TracedFunction:
         call = None if entry is None else in_flight(entry)
         if entry is None or call is None:
             raise NotInFlight
+        # Without arrays, no tracer shows whether this is a trace.
         if has_tracers(leaves) or (not leaves and is_staging()):
             return _trace(entry, call, leaves)
         # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced; and with
@@ -104,6 +106,7 @@ def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
             output = entry.describe(_run(entry, call, leaves), call.all_statics)
         is_made = True
     finally:
+        # Also for one that failed: others must not wait for it, nor is it counted.
         counter.end(trace, is_made)
         entry.was_traced |= is_made
     return output
@@ -146,6 +149,7 @@ def new_entry(call: Call, options: Options, layout: tuple[int, int, int]) -> Ent
 def _donated(entry: Entry, options: Options, keeps_arrays: bool) -> tuple[int, ...]:
     """Return the donated arrays' positions among all of a call."""
     first = range(entry.n_first) if options.donates_first else ()
+    # A frozen function is called again with the same arrays.
     start = entry.n_first + (entry.n_fun if keeps_arrays else 0)
     rest = range(start, entry.n_arrays) if options.donates_rest else ()
     return (*first, *rest)

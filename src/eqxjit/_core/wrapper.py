@@ -254,7 +254,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         return type(self)(self._function, self._caller.fun_arrays)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "JitFunction[P, T]":
-        # The static half is shared, and with it what is compiled for it.
+        # The static half is shared, and with it what is compiled.
         return type(self)(self._function, copy.deepcopy(self._caller.fun_arrays, memo))
 
     # Not `__reduce__`, to which the protocol isn't passed.
@@ -281,6 +281,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         return self._function.signature.qualname
 
     def _is_found_by_name(self, module: str, qualname: str) -> bool:
+        # As `pickle` looks for a function: what raises there is found nowhere.
         try:
             found = _named(module, qualname)
         except (ImportError, ValueError, AttributeError):
@@ -334,6 +335,7 @@ class _Doc:
 
 
 def _hash(fun: Any, key: tuple[Any, ...]) -> int:
+    # Not by identity, because copies are equal, and must hash alike.
     try:
         return hash(key)
     except TypeError as error:

@@ -36,9 +36,6 @@ from .save import Path, is_symbolic, write
 
 OtherShapes = Literal["compile", "raise"]
 
-# A weight matrix of 512 by 512. Larger ones make compiling slower and calls no faster.
-_MAX_CONSTANT_BYTES = 2**20
-
 
 class FrozenFunction(JitFunction[P, T]):
     """A function whose arrays are compiled in; made by `freeze`."""
@@ -175,7 +172,7 @@ def freeze(
 
 
 def freeze(
-    fun: Any, *args: Any, max_constant_bytes: int = _MAX_CONSTANT_BYTES, **kwargs: Any
+    fun: Any, *args: Any, max_constant_bytes: int = 2**20, **kwargs: Any
 ) -> FrozenFunction[..., Any]:
     """Compile a function with fixed arrays: those of `fun` and of the arguments passed here.
 
@@ -236,6 +233,8 @@ def freeze(
         lambda: split(_snapshot(remaining)),
         lambda: [("fun", fun), ("args", args), ("kwargs", kwargs)],
     )
+    # By default those larger than a weight matrix of 512 by 512 are passed: as constants they make
+    # compiling slower, and calls no faster.
     spec, passed, statics = resplit(
         spec,
         iter(leaves),

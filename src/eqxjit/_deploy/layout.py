@@ -5,11 +5,11 @@ that comparing two `Packed` compares two addresses, however large the trees are.
 """
 
 import collections
-import dataclasses
+import functools
+import itertools
 import math
-import operator
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -17,125 +17,112 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.tree_util import tree_flatten, tree_unflatten
 
 from .._code.text import short
-from .._compat import PyTreeDef, is_sharded_aval
+from .._compat import is_sharded_aval
 from .._diagnostics.description import array_text
 from .._interruptions import Lock
 from .._spec.static import register_reader
-from .._spec.tree import children, is_array
-from .._spec.tree import split as split_tree
+from .._spec.tree import Spec, Static, children, combine, is_array, split
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.
 MAX_LEAVES_PER_BUFFER = 24
 
 _SHOWN = 12
 
-Shape = tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Slot:
-    """The place of an array of the tree.
-
-    - `type`: that of the array inside a jitted function, weak type aside.
-    - `array`: which of the arrays of a `Packed` holds it, or is it.
-    """
-
-    type: jax.ShapeDtypeStruct
-    array: int
-
-    def __str__(self) -> str:
-        return array_text(self.type.dtype, self.type.shape)
+Type = jax.ShapeDtypeStruct
+Members = tuple[tuple[int, ...], ...]
 
 
 class Layout:
     """A pytree without its arrays, and where in a `Packed` these are. Equal to itself alone.
 
-    - `treedef`, `leaves`: the pytree, with a `Slot` in the place of each array.
-    - `members`: for each array of a `Packed`, the indices of the leaves in it.
-    - `spec`: that of the pytree, with a `Slot` for each array.
+    - `spec`, `statics`: those of the pytree.
+    - `types`: those of its arrays inside a jitted function, weak types aside.
+    - `members`: for each array of a `Packed`, the indices of the pytree's arrays in it.
+    - `key`: equal for pytrees that may serve the same program.
     """
 
-    def __init__(self, treedef: PyTreeDef, leaves: tuple[Any, ...], spec: Hashable):
-        self.treedef = treedef
-        self.leaves = leaves
+    def __init__(
+        self, spec: Spec, statics: Sequence[Any], types: tuple[Type, ...], members: Members
+    ):
         self.spec = spec
-        by_array: dict[int, list[int]] = collections.defaultdict(list)
-        for index, slot in self.slots():
-            by_array[slot.array].append(index)
-        self.members = tuple([tuple(by_array[array]) for array in range(len(by_array))])
-
-    def slots(self) -> Iterator[tuple[int, Slot]]:
-        """Yield the index of each array among the leaves, and its slot."""
-        return ((i, leaf) for i, leaf in enumerate(self.leaves) if type(leaf) is Slot)
+        self.statics = statics
+        self.types = types
+        self.members = members
+        # Hashed here: where a layout dies, a type's hash in Python might fail or be interrupted.
+        self.key: Hashable = Static((spec, types, members))
 
     def __deepcopy__(self, memo: Any) -> "Layout":
         # Nothing in it can change, and what is compared by identity would have to be traced anew.
         return self
 
-    @property
-    def skeleton(self) -> Any:
-        """The pytree, with a `Slot` in the place of each array."""
-        return tree_unflatten(self.treedef, self.leaves)
-
     def __reduce__(self) -> Any:
-        return (_from_skeleton, (self.skeleton,))
+        # A spec can't be pickled, since it refers to objects weakly.
+        skeleton = self.combine(itertools.repeat(_PLACEHOLDER))
+        return (_from_skeleton, (skeleton, self.types, self.members))
 
     def __repr__(self) -> str:
         # JAX's errors show it for two structures that differ.
-        types = [str(slot) for _, slot in self.slots()]
-        shown = types[:_SHOWN] + ["..."] * (len(types) > _SHOWN)
-        return f"<layout of {len(types)} arrays: {', '.join(shown)}>"
+        types = [*map(_text, self.types[:_SHOWN]), *["..."] * (len(self.types) > _SHOWN)]
+        return f"<layout of {len(self.types)} arrays: {', '.join(types)}>"
 
-    def gather(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the arrays of a `Packed`, from the leaves of a tree; None for those that are."""
-        arrays = []
-        for first, *others in self.members:
-            found = [leaves[first], *[leaves[index] for index in others]]
-            is_whole = not others or found[0] is None
-            arrays.append(found[0] if is_whole else _join(found, self.leaves[first].type.dtype))
-        return tuple(arrays)
+    def combine(self, arrays: Iterable[Any]) -> Any:
+        """Return the tree of its arrays, or of what stands in their places."""
+        return combine(self.spec, iter(arrays), iter(self.statics))
 
-    def tree(self, arrays: Sequence[Any]) -> Any:
+    def gather(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arrays of a `Packed`, from those of a tree; None for those that are."""
+        return tuple(
+            [
+                arrays[first]
+                if not others or arrays[first] is None
+                else _join([arrays[index] for index in (first, *others)], self.types[first].dtype)
+                for first, *others in self.members
+            ]
+        )
+
+    def tree(self, gathered: Sequence[Any]) -> Any:
         """Return the tree of the arrays of a `Packed`, with None where it has None."""
-        leaves = list(self.leaves)
-        for indices, array in zip(self.members, arrays, strict=True):
-            found = self._leaves_in(array, [self.leaves[index] for index in indices])
+        arrays: list[Any] = [None] * len(self.types)
+        for indices, array in zip(self.members, gathered, strict=True):
+            found = _taken_apart(array, [self.types[index] for index in indices])
             for index, leaf in zip(indices, found, strict=True):
-                leaves[index] = leaf
-        return tree_unflatten(self.treedef, leaves)
+                arrays[index] = leaf
+        return self.combine(arrays)
 
-    def _leaves_in(self, array: Any, slots: list[Slot]) -> Sequence[Any]:
-        if len(slots) == 1 or array is None:
-            return [array] * len(slots)
-        size = sum([slot.type.size for slot in slots])
-        if not is_array(array) or array.shape[-1:] != (size,):
-            raise ValueError(
-                f"`unpack` takes apart arrays whose last axis has the length that was packed, "
-                f"{size}; this `Packed` holds {short(array)} in place of one. A function that is "
-                "mapped over it (`jax.tree.map`) gives one value for all leaves of a buffer."
-            )
-        shapes = tuple([slot.type.shape for slot in slots])
-        if array.dtype == jax.dtypes.float0:
-            # A gradient with respect to integers.
-            return [np.zeros((*array.shape[:-1], *shape), array.dtype) for shape in shapes]
-        return _split(array, shapes)
-
-    def check(self, leaves: Sequence[Any], treedef: PyTreeDef) -> None:
-        """Raise where a tree has another layout, and say where."""
-        expected = [Slot(leaf.type, 0) if type(leaf) is Slot else leaf for leaf in self.leaves]
-        found = [Slot(_type_of(leaf), 0) if is_array(leaf) else leaf for leaf in leaves]
-        old, new = tree_unflatten(self.treedef, expected), tree_unflatten(treedef, found)
-        of_old, of_new = split_tree(old)[0], split_tree(new)[0]
-        if of_old != of_new:
-            path, was, is_now = _difference("tree", (of_old, old), (of_new, new))
+    def arrays_of(self, tree: Any) -> list[Any]:
+        """Return the arrays of a tree of this layout; raise for another one, and say where."""
+        spec, arrays, statics = split(tree, is_input=False)
+        types = tuple(map(_type_of, arrays))
+        if (spec, types) != (self.spec, self.types):
+            old, new = self.combine(self.types), combine(spec, iter(types), iter(statics))
+            pairs = [(split(tree, is_input=False)[0], tree) for tree in (old, new)]
+            path, was, is_now = _difference("tree", *pairs)
             raise ValueError(
                 "`repack` takes a tree of the same structure, shapes and dtypes as the one that "
                 f"was packed. There, `{path}` was {was}; here, it is {is_now}. Pack the tree anew "
                 "with `eqxjit.pack` if that is meant."
             )
+        return arrays
+
+
+def _taken_apart(array: Any, types: Sequence[Type]) -> Sequence[Any]:
+    """Return the leaves that are in one array of a `Packed`."""
+    if len(types) == 1 or array is None:
+        return [array] * len(types)
+    size = sum([kind.size for kind in types])
+    if not is_array(array) or array.shape[-1:] != (size,):
+        raise ValueError(
+            f"`unpack` takes apart arrays whose last axis has the length that was packed, "
+            f"{size}; this `Packed` holds {short(array)} in place of one. A function that is "
+            "mapped over it (`jax.tree.map`) gives one value for all leaves of a buffer."
+        )
+    shapes = tuple([kind.shape for kind in types])
+    if array.dtype == jax.dtypes.float0:
+        # A gradient with respect to integers.
+        return [np.zeros((*array.shape[:-1], *shape), array.dtype) for shape in shapes]
+    return _split(array, shapes)
 
 
 # The spec of what isn't there.
@@ -152,90 +139,64 @@ def _difference(path: str, old: tuple[Any, Any], new: tuple[Any, Any]) -> tuple[
             one, other = olds.get(name, _ABSENT), news.get(name, _ABSENT)
             if one[0] != other[0]:
                 return _difference(path + name, one, other)
-    return path, _text(*old), _text(*new)
+    return path, _text(old[1], old[0]), _text(new[1], new[0])
 
 
-def _text(spec: Any, tree: Any) -> str:
+def _text(tree: Any, spec: Spec = None) -> str:
+    if isinstance(tree, Type):
+        return array_text(tree.dtype, tree.shape)
     if type(spec) is tuple:
         return f"of type {type(tree).__name__}"
-    if type(tree) is Slot:
-        return str(tree)
     return "absent" if spec is ... else short(tree)
 
 
 # --- Interning --------------------------------------------------------------------------------
 
-
-# By their specs, which entries of jitted functions hold.
+# By their keys, which entries of jitted functions hold.
 _layouts: weakref.WeakValueDictionary[Hashable, Layout] = weakref.WeakValueDictionary()
 _interning = Lock()
 
-register_reader(Layout, lambda layout: layout.spec)
+register_reader(Layout, lambda layout: layout.key)
+
+# In the place of each array in a pickle: another one would be an array of the tree.
+_PLACEHOLDER = np.zeros(0)
 
 
-def _interned(treedef: PyTreeDef, leaves: tuple[Any, ...]) -> Layout:
-    spec = split_tree(tree_unflatten(treedef, leaves))[0]
+def _interned(layout: Layout) -> Layout:
     with _interning:
-        layout = _layouts.get(spec)
-        if layout is None:
-            layout = _layouts[spec] = Layout(treedef, leaves, spec)
-        return layout
+        return _layouts.setdefault(layout.key, layout)
 
 
-def _from_skeleton(skeleton: Any) -> Layout:
-    leaves, treedef = tree_flatten(skeleton)
-    return _interned(treedef, tuple(leaves))
+def _from_skeleton(skeleton: Any, types: tuple[Type, ...], members: Members) -> Layout:
+    spec, _, statics = split(skeleton, is_input=False)
+    return _interned(Layout(spec, statics, types, members))
 
 
 # --- Choosing ---------------------------------------------------------------------------------
 
 
-def layout_of(leaves: Sequence[Any], treedef: PyTreeDef, max_leaf_bytes: int) -> Layout:
-    """Return the layout in which leaves up to a size share buffers."""
-    types = {index: _type_of(leaf) for index, leaf in enumerate(leaves) if is_array(leaf)}
-    places = {index: _place(leaves[index]) for index in types}
-    counts = collections.Counter([p for p in places.values() if p not in (_ANYWHERE, _APART)])
+def layout_of(
+    spec: Spec, arrays: Sequence[Any], statics: Sequence[Any], max_leaf_bytes: int
+) -> Layout:
+    """Return the layout in which arrays of a tree up to a size share buffers."""
+    types = tuple(map(_type_of, arrays))
+    places = [*map(_place, arrays)]
+    counts = collections.Counter([p for p in places if p not in (_ANYWHERE, _APART)])
     # Where most of them are; what isn't anywhere yet follows.
     together = {_ANYWHERE, *[place for place, _ in counts.most_common(1)]}
-    by_dtype: dict[Any, list[int]] = collections.defaultdict(list)
-    groups: list[list[int]] = []
-    for index, kind in types.items():
+    groups: dict[Hashable, list[int]] = collections.defaultdict(list)
+    for index, (kind, place) in enumerate(zip(types, places, strict=True)):
         is_small = _is_computable(kind.dtype) and kind.size * kind.dtype.itemsize <= max_leaf_bytes
-        if is_small and places[index] in together:
-            by_dtype[kind.dtype].append(index)
-        else:
-            groups.append([index])
-    groups += [group for indices in by_dtype.values() for group in _bounded(indices, types)]
-    described = list(leaves)
-    for array, group in enumerate(sorted(groups)):
-        for index in group:
-            described[index] = Slot(types[index], array)
-    return _interned(treedef, tuple(described))
+        groups[kind.dtype if is_small and place in together else index].append(index)
+    members = [
+        tuple(group[i : i + MAX_LEAVES_PER_BUFFER])
+        for group in groups.values()
+        for i in range(0, len(group), MAX_LEAVES_PER_BUFFER)
+    ]
+    return _interned(Layout(spec, statics, types, tuple(sorted(members))))
 
 
-def _bounded(indices: list[int], types: dict[int, jax.ShapeDtypeStruct]) -> Iterator[list[int]]:
-    """Split what could share a buffer so that buffers of equal layers are alike.
-
-    XLA compiles a computation once for all leaves that have the same shape and the same offset.
-    """
-    length = len(indices)
-    if length > MAX_LEAVES_PER_BUFFER:
-        counts = collections.Counter([types[index].shape for index in indices])
-        # What occurs once would shift the offsets of all that follows.
-        indices = sorted(indices, key=lambda index: counts[types[index].shape] == 1)
-        of = [types[index].shape for index in indices]
-
-        def repeated(length: int) -> tuple[int, int]:
-            # In halves, because a longer buffer is worth more than a few repeats.
-            n_equal = sum(map(operator.eq, of, of[length:]))
-            return round(2 * n_equal / (len(of) - length)), length
-
-        lengths = range(3 * MAX_LEAVES_PER_BUFFER // 4, MAX_LEAVES_PER_BUFFER + 1)
-        length = max(lengths, key=repeated)
-    return (indices[i : i + length] for i in range(0, len(indices), length))
-
-
-def _type_of(leaf: Any) -> jax.ShapeDtypeStruct:
+def _type_of(leaf: Any) -> Type:
     # A NumPy array of 64 bits becomes one of 32, unless JAX has x64 switched on.
     computable = _is_computable(leaf.dtype)
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if computable else leaf.dtype
@@ -265,32 +226,23 @@ def _place(leaf: Any) -> Hashable:
 
 # --- Buffers ----------------------------------------------------------------------------------
 
+# Inlined, because XLA and JAX's transpose don't look into another program.
+_inlined = functools.partial(jax.jit, static_argnums=1, inline=True)
 
+
+@_inlined
 def _join(leaves: Sequence[Any], dtype: np.dtype) -> jax.Array:
     """Return one flat array of this dtype, strongly typed, with the elements of all leaves."""
-    # In a trace not as a separate program, through which XLA and JAX's transpose don't look.
-    is_traced = any(isinstance(leaf, Tracer) for leaf in leaves)
-    return (_concatenate if is_traced else _jitted_concatenate)(leaves, dtype)
-
-
-def _split(buffer: Any, shapes: tuple[Shape, ...]) -> list[jax.Array]:
-    """Return the arrays of which a buffer was made; its leading axes, if any, are theirs, too."""
-    return (_take_apart if isinstance(buffer, Tracer) else _jitted_take_apart)(buffer, shapes)
-
-
-def _concatenate(leaves: Sequence[Any], dtype: np.dtype) -> jax.Array:
     flat = [lax.convert_element_type(lax.reshape(leaf, (leaf.size,)), dtype) for leaf in leaves]
     return lax.concatenate(flat, 0)
 
 
-def _take_apart(buffer: Any, shapes: tuple[Shape, ...]) -> list[jax.Array]:
+@_inlined
+def _split(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+    """Return the arrays of which a buffer was made; its leading axes, if any, are theirs, too."""
     # Not by indexing, whose transpose is a sum of as many arrays as there are leaves, each as long
     # as the whole buffer: that of `lax.split` is one concatenation.
     *leading, _ = buffer.shape
     parts = lax.split(buffer, [math.prod(shape) for shape in shapes], axis=len(leading))
     pairs = zip(parts, shapes, strict=True)
     return [lax.reshape(part, (*leading, *shape)) for part, shape in pairs]
-
-
-_jitted_concatenate = jax.jit(_concatenate, static_argnums=1)
-_jitted_take_apart = jax.jit(_take_apart, static_argnums=1)

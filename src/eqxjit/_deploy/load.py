@@ -20,8 +20,8 @@ import numpy as np
 from jax.export import Exported, default_export_platform, deserialize
 
 from .._code.text import short
-from .._core.entry import arrays_of
 from .._diagnostics.description import array_text
+from .._fast.arrays import arrays_of
 from .._fast.signature import Signature
 from .._interruptions import raise_if_interruption
 from .._spec.tree import ARRAY, combine, leaf_paths, split
@@ -232,7 +232,12 @@ def _signature(parameters: list[Any]) -> inspect.Signature:
     arrays = "_".join(["arrays", *[name for name, _, _ in parameters]])
     return inspect.Signature(
         [
-            Parameter(name, getattr(Parameter, kind), default=None if optional else Parameter.empty)
+            Parameter(
+                name,
+                # `Parameter` refuses None.
+                getattr(Parameter, kind, None),
+                default=None if optional else Parameter.empty,
+            )
             for name, kind, optional in [(arrays, "POSITIONAL_ONLY", False), *parameters]
         ]
     )
@@ -258,7 +263,7 @@ def _refusing(call: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _built(tree: Any) -> Any:
     """Return the tree that was written, with placeholders of its arrays."""
-    [(kind, content)] = tree.items()
+    [(kind, content)] = dict.items(tree)
     if kind == "array" and type(content) is str:
         return np.asarray(content)
     if kind == "float" and type(content) is str:

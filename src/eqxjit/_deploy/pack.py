@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import wadler_lindig as wl
-from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_leaves
+from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves
 
 from .._code.text import counted, short
 from .._core.errors import with_argument_errors
@@ -19,10 +19,6 @@ from .freeze import copy_static
 from .layout import Layout, layout_of
 
 Tree = TypeVar("Tree")
-
-# Copying a larger one costs more than passing it along: with its matrix of 12 KiB in the buffer, a
-# GRU's step took 1.04 of the time of that on the tree; with the matrix left as it is, 0.87.
-MAX_LEAF_BYTES = 2**12
 
 _MISTAKEN = "A `Packed` {}; the tree in it may. Write `packed.unpack(){}`, in the jitted function."
 
@@ -129,14 +125,13 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
             ```
         """
-        leaves, treedef = tree_flatten(tree)
-        self.layout.check(leaves, treedef)
-        return Packed(self.layout.gather(leaves), self.layout)
+        return Packed(self.layout.gather(self.layout.arrays_of(tree)), self.layout)
 
     def __getattr__(self, name: str) -> Any:
         if name == "inference":
             has_flag = lambda node: hasattr(node, name)  # noqa: E731
-            if any(map(has_flag, tree_leaves(self.layout.skeleton, is_leaf=has_flag))):
+            tree = self.layout.combine(self.layout.types)
+            if any(map(has_flag, tree_leaves(tree, is_leaf=has_flag))):
                 # Without it, Equinox would find nothing to switch, and say nothing.
                 return _Flag()
         raise AttributeError(_MISTAKEN.format(f"has no attribute {name!r}", f".{name}"))
@@ -166,9 +161,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
         return wl.TextDoc(repr(self))
 
 
-def pack(
-    tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = MAX_LEAF_BYTES
-) -> Packed[Tree]:
+def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Packed[Tree]:
     """Pack the small arrays of a pytree into flat buffers. Optimisers that look at whole leaves,
     their shapes or their names don't fit a buffer: LAMB, LARS, Muon, Adafactor, clipping leaf by
     leaf, weight decay with a mask. Pass `optimiser`, because without it nothing is checked.
@@ -223,7 +216,6 @@ def pack(
     """
     if isinstance(max_leaf_bytes, bool) or not isinstance(max_leaf_bytes, int):
         raise TypeError(f"`max_leaf_bytes` must be an integer; got {max_leaf_bytes!r}.")
-    # Before `tree_flatten`, which doesn't give back the stack that it took for a cycle.
     spec, arrays, statics = with_argument_errors(
         lambda: split(tree, is_input=False), lambda: [("tree", tree)]
     )
@@ -231,15 +223,18 @@ def pack(
         found = [path for path, _, value in leaf_paths(spec, tree, "tree") if type(value) is Layout]
         path = found[0].removesuffix(".layout")
         raise ValueError(f"`{path}` is packed already. To pack it anew, `unpack` it first.")
-    leaves, treedef = tree_flatten(combine(spec, iter(arrays), map(copy_static, statics)))
     # An optimiser without a state has none.
-    if leaves and not any(map(is_array, leaves)):
+    if not arrays and tree_leaves(tree):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")
-    layout = layout_of(leaves, treedef, max_leaf_bytes)
+    # Anew, because what the spec says of the static objects must be true of their copies.
+    copied = combine(spec, iter(arrays), map(copy_static, statics))
+    # Copying a leaf above 4 KiB costs more than passing it along: with its matrix of 12 KiB in the
+    # buffer, a GRU's step took 1.04 of the time of that on the tree, and 0.87 without.
+    layout = layout_of(*split(copied, is_input=False), max_leaf_bytes)
     if optimiser is not None:
         with jax.ensure_compile_time_eval():
             _check_optimiser(optimiser, layout)
-    return Packed(layout.gather(leaves), layout)
+    return Packed(layout.gather(arrays), layout)
 
 
 # --- Optimisers -------------------------------------------------------------------------------
@@ -282,22 +277,22 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
             weights = eqx.apply_updates(weights, updates)
             yield updates, weights
 
+    def steps_of_tree(size: float) -> Iterator[tuple[Any, Any]]:
+        try:
+            yield from steps(lambda arrays: eqx.filter(layout.combine(arrays), is_array), size)
+        except TypeError as error:
+            error.add_note(_NOTE)
+            raise
+
     def steps_of_packed(size: float) -> Iterator[Any]:
-        for updates, _ in steps(lambda leaves: Packed(layout.gather(leaves), layout), size):
-            yield eqx.filter(updates.unpack(), eqx.is_inexact_array)
+        for updates, _ in steps(lambda arrays: Packed(layout.gather(arrays), layout), size):
+            yield eqx.filter(updates.unpack(), is_array)
 
     n_steps = _MAX_STEPS
     # Without gradients there is nothing that hides the decay of weights, however small it is.
     for size in (1.0, 0.0):
-        of_tree, of_packed = steps(layout.treedef.unflatten, size), steps_of_packed(size)
-        number = n_moves = 0
-        while n_moves < _N_MOVES and number < n_steps:
-            number += 1
-            try:
-                expected, weights = next(of_tree)
-            except TypeError as error:
-                error.add_note(_NOTE)
-                raise
+        n_moves, of_packed = 0, steps_of_packed(size)
+        for number, (expected, weights) in enumerate(steps_of_tree(size), 1):
             try:
                 differences = jax.tree.map(_difference, expected, next(of_packed))
             except Exception as error:
@@ -309,37 +304,34 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
                     f"for the `Packed`. {_INSTEAD}"
                 ) from error
             # What may be due to rounding, in the coarsest dtype.
-            arrays = jax.tree.leaves(eqx.filter((expected, weights), eqx.is_inexact_array))
-            tolerance = 1e-4 + 8 * max(
-                [float(jnp.finfo(array.dtype).eps) for array in arrays], default=0.0
-            )
+            epsilons = [jnp.finfo(a.dtype).eps for a in jax.tree.leaves((expected, weights))]
             pairs = tree_flatten_with_path(differences)[0]
             path, worst = max(pairs, key=lambda pair: pair[1], default=((), 0.0))
-            if worst > tolerance:
+            if worst > 1e-4 + 8 * float(max(epsilons, default=0)):
                 raise ValueError(
                     "This optimiser doesn't fit a `Packed`: its updates of `tree"
-                    f"{keystr(path)}` differ by {worst:.1%} from those of the tree itself, as a "
+                    f"{keystr(path)}` differ by {100 * worst:.2g} % from those of the tree itself, as a "
                     f"buffer hides leaves, their shapes and their names. {_INSTEAD}"
                 )
             n_moves += any(np.any(update) for update in jax.tree.leaves(expected))
-        n_steps = number
+            if n_moves == _N_MOVES or number == n_steps:
+                n_steps = number
+                break
 
 
 def _drawn(layout: Layout, step: int, size: float) -> list[Any]:
-    """Return pseudo-random leaves, the same for the same step; None for what isn't trained."""
-    leaves: list[Any] = [None] * len(layout.leaves)
-    for index, slot in layout.slots():
-        dtype = slot.type.dtype
-        if not jnp.issubdtype(dtype, jnp.inexact):
-            continue
+    """Return pseudo-random arrays, the same for the same step; None for what isn't trained."""
+    arrays: list[Any] = []
+    for index, kind in enumerate(layout.types):
         draw = np.random.default_rng((step, index))
         # Of many sizes, and above what clipping of leaves lets pass.
         scale = size * (10 ** (draw.uniform() + step % 2) if step else 1.0)
-        real, imaginary = draw.standard_normal((2, *slot.type.shape))
-        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
-        values = real + 1j * imaginary if is_complex else real
-        leaves[index] = jax.device_put((scale * values).astype(dtype))
-    return leaves
+        real, imaginary = draw.standard_normal((2, *kind.shape))
+        is_complex = jnp.issubdtype(kind.dtype, jnp.complexfloating)
+        values = scale * (real + 1j * imaginary if is_complex else real)
+        is_trained = jnp.issubdtype(kind.dtype, jnp.inexact)
+        arrays.append(jax.device_put(values.astype(kind.dtype)) if is_trained else None)
+    return arrays
 
 
 def _difference(of_tree: Any, of_packed: Any) -> float:

@@ -143,6 +143,22 @@ class Description(NamedTuple):
     parents: tuple[int, ...]
     parts: tuple[Part, ...]
 
+    def __str__(self) -> str:
+        """Return each argument in a few words: `x: float32[3]`, `model: MLP with 4 arrays`."""
+        if self == UNKNOWN:
+            return "..."
+        texts: list[str] = []
+        starts = [index for index, parent in enumerate(self.parents) if parent < 0]
+        # What is in an argument comes between it and the next one.
+        for start, stop in itertools.pairwise([*starts, len(self.parts)]):
+            path, part = self.paths[start], self.parts[start]
+            if isinstance(part, NodePart):
+                arrays = [p for p in self.parts[start:stop] if isinstance(p, ArrayPart)]
+                texts.append(f"{path}: {part} with {counted(len(arrays), 'array')}")
+            else:
+                texts.append(f"{path}{': ' if isinstance(part, ArrayPart) else '='}{part}")
+        return ", ".join(texts)
+
 
 #: Of a call that defies description. (That of a call without arguments is empty.)
 UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
@@ -406,7 +422,7 @@ def _text(value: Any) -> str:
         if isinstance(wrapped, types.FunctionType):
             return f"{kind.__name__} of {_text(wrapped)}"
     if kind.__repr__ is object.__repr__:
-        return f"{kind.__name__} object{_holding(getattr(value, '__dict__', {}).items())}"
+        return f"{kind.__name__} object{_holding((getattr(value, '__dict__', None) or {}).items())}"
     # Where something is in memory tells nothing.
     return _ADDRESS.sub("", short(value, _MAX_TEXT))
 
@@ -418,21 +434,3 @@ def _holding(named: Iterable[tuple[str, Any]]) -> str:
     """Return the constants among named values as a text: what tells a value from one made alike."""
     constants = [f"{name}={short(v)}" for name, v in [*named] if type(v) in CONSTANTS]
     return f" with {', '.join(constants[:_MAX_CAPTURED])}" if constants else ""
-
-
-def summary(description: Description) -> str:
-    """Return each argument in a few words: `x: float32[3]`, `model: MLP with 4 arrays`, `n=3`."""
-    if description == UNKNOWN:
-        return "..."
-    texts: list[str] = []
-    paths, parents, parts = description
-    starts = [index for index, parent in enumerate(parents) if parent < 0]
-    # What is in an argument comes between it and the next one.
-    for start, stop in itertools.pairwise([*starts, len(parts)]):
-        path, part = paths[start], parts[start]
-        if isinstance(part, NodePart):
-            n_arrays = sum([isinstance(inner, ArrayPart) for inner in parts[start:stop]])
-            texts.append(f"{path}: {part} with {counted(n_arrays, 'array')}")
-        else:
-            texts.append(f"{path}{': ' if isinstance(part, ArrayPart) else '='}{part}")
-    return ", ".join(texts)

@@ -10,7 +10,7 @@ from .._compat import is_staging, trace_configuration
 from .._core.counter import TraceHook
 from .._core.events import LOWERING, TRACING
 from .._interruptions import Lock, Weak
-from .description import UNKNOWN, Description, describe, summary
+from .description import UNKNOWN, Description, describe
 from .differences import (
     CACHE,
     FUNCTION,
@@ -101,12 +101,6 @@ class History(TraceHook):
 
     def describe(self, call: Any) -> Description:
         return describe(call)
-
-    def summary(self, description: Description) -> str:
-        return summary(description)
-
-    def compiled(self) -> list[str]:
-        return [trace.summary for trace in self.traces]
 
     def static_differences(self, old: Description, new: Description) -> list[str]:
         found = differences(compare(old, new))

@@ -11,7 +11,7 @@ from .._code.files import LIBRARY_FILES, is_users
 from .._code.place import CallSite, location
 from .._code.text import block, table
 from .._compat import source_line
-from .description import UNKNOWN, Description, summary
+from .description import UNKNOWN, Description
 from .differences import Difference, listed
 
 # A line stands out if it made so many equations, and half of them.
@@ -99,7 +99,7 @@ class Trace:
     @property
     def summary(self) -> str:
         """The arguments in a few words."""
-        return summary(self.description) if self._texts is None else self._texts[1]
+        return str(self.description) if self._texts is None else self._texts[1]
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the keys by which parts are compared, which refer to classes weakly.

@@ -34,7 +34,7 @@ Invariants:
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
    what was built before may still be there. */
-#define INTERFACE 22
+#define INTERFACE 23
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -54,7 +54,7 @@ typedef struct {
     PyObject *flatten, *same, *unflatten, *wait_for;
     PyObject *opaque_type; /* of stand-ins that ask an object's `==` */
     /* Names of methods and attributes. */
-    PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *entry, *hash, *value;
+    PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *call_of, *entry, *hash, *value;
     PyObject *empty; /* tuple */
 } State;
 
@@ -97,6 +97,18 @@ static PyObject **room(PyObject **small, Py_ssize_t n_small, Py_ssize_t n) {
 static void release(PyObject **found, PyObject **small, Py_ssize_t n) {
     for (Py_ssize_t i = 0; i < n; i++) Py_XDECREF(found[i]);
     if (found != small) PyMem_Free((void *)found);
+}
+
+/* The stack bears so many levels of a tree; that it bears more is asked of Python, which takes as long as
+   matching a leaf. */
+#define SHALLOW 50
+
+static inline int enter(int *depth) {
+    return ++*depth > SHALLOW && Py_EnterRecursiveCall(" in a deep tree");
+}
+
+static inline void leave(int *depth) {
+    if ((*depth)-- > SHALLOW) Py_LeaveRecursiveCall();
 }
 
 /* Defines how the garbage collector goes through objects of a type, and how they die; FIELDS(DO) does
@@ -222,42 +234,40 @@ static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ss
     return output;
 }
 
-static PyObject *tuple_of(PyObject *const *items, Py_ssize_t n) {
-    PyObject *made = PyTuple_New(n);
-    for (Py_ssize_t i = 0; made != NULL && i < n; i++) PyTuple_SET_ITEM(made, i, Py_NewRef(items[i]));
-    return made;
+/* Calls a method of the caller with what comes first, and the arguments of the call. */
+static PyObject *ask_caller(InFlight *call, PyObject *method, PyObject *first, PyObject *entry) {
+    Py_ssize_t n_named = call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames);
+    Py_ssize_t n_before = entry == NULL ? 2 : 3, n = call->n_args + n_named;
+    PyObject *small[16], **all = room(small, 16, n_before + n), *before[] = {call->caller, first, entry};
+    if (all == NULL) return NULL;
+    memcpy((void *)all, (void *)before, (size_t)n_before * sizeof(PyObject *));
+    memcpy((void *)(all + n_before), (void *)call->args, (size_t)n * sizeof(PyObject *));
+    PyObject *result = PyObject_VectorcallMethod(method, all, (size_t)(n_before + call->n_args), call->kwnames);
+    if (all != small) PyMem_Free((void *)all);
+    return result;
 }
 
-static PyObject *keywords_of(InFlight *call) {
-    PyObject *made = PyDict_New(), *names = call->kwnames, *const *values = call->args + call->n_args;
-    for (Py_ssize_t i = 0; made != NULL && names != NULL && i < PyTuple_GET_SIZE(names); i++) {
-        if (PyDict_SetItem(made, PyTuple_GET_ITEM(names, i), values[i]) < 0) Py_CLEAR(made);
-    }
-    return made;
-}
-
-static PyObject *in_flight(PyObject *Py_UNUSED(module), PyObject *entry) {
+static PyObject *in_flight(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
+    if (n_args > 1) return misused("in_flight(entry=None)");
+    State *state = PyModule_GetState(module);
     InFlight *call = innermost;
-    while (call != NULL && entry != Py_None && call->entry != entry) call = call->outer;
+    while (call != NULL && n_args == 1 && call->entry != args[0]) call = call->outer;
     if (call == NULL) Py_RETURN_NONE;
-    if (call->call != NULL) return Py_NewRef(call->call);
-    /* An `N` that is NULL is an error, and the other is released. */
-    return Py_BuildValue("(OONN)", call->caller, call->entry, tuple_of(call->args, call->n_args),
-                         keywords_of(call));
+    return call->call != NULL ? Py_NewRef(call->call) : ask_caller(call, state->call_of, call->entry, NULL);
 }
 
 static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 3 || !PyList_CheckExact(args[1])) return misused("run(jitted, arrays, call)");
+    if (n_args != 3 || !PyList_CheckExact(args[2])) return misused("run(call, jitted, arrays)");
     State *state = PyModule_GetState(module);
     /* Another thread may change the list. */
-    Py_ssize_t n = PyList_GET_SIZE(args[1]);
+    Py_ssize_t n = PyList_GET_SIZE(args[2]);
     PyObject *small[33], **arrays = room(small, 33, n + 1);
     if (arrays == NULL) return NULL;
-    for (Py_ssize_t i = 0; i < n; i++) arrays[i + 1] = Py_NewRef(PyList_GET_ITEM(args[1], i));
-    PyObject *entry = PyObject_GetAttr(args[2], state->entry), *output = NULL;
+    for (Py_ssize_t i = 0; i < n; i++) arrays[i + 1] = Py_NewRef(PyList_GET_ITEM(args[2], i));
+    PyObject *entry = PyObject_GetAttr(args[0], state->entry), *output = NULL;
     if (entry != NULL) {
-        InFlight call = {.entry = entry, .call = args[2]};
-        output = call_in_flight(args[0], arrays + 1, n, &call);
+        InFlight call = {.entry = entry, .call = args[0]};
+        output = call_in_flight(args[1], arrays + 1, n, &call);
         Py_DECREF(entry);
     }
     release(arrays, small, n + 1);
@@ -290,6 +300,7 @@ typedef struct {
     PyObject **statics; /* static objects, in the order of the spec */
     Py_ssize_t n_taken, n_static;
     int waits; /* whether a NumPy array is too large to be copied */
+    int depth;
     PyObject **block, *small[MANY]; /* room for both, and for a `self` before the arrays */
     Py_ssize_t n_block;
 } Walk;
@@ -351,9 +362,8 @@ static int is_referent(PyObject *ref, PyObject *value) {
 #endif
 }
 
-/* Floats by their bits, because zeros have two signs, and NaN equals NaN. A bool is one of two objects. */
+/* Floats by their bits, because zeros have two signs, and NaN equals NaN. */
 static int same_number(Walk *walk, PyObject *frozen, PyObject *value, PyObject *bits) {
-    if (PyBool_Check(value)) return value == bits;
     if (!PyFloat_CheckExact(value) || !PyBytes_CheckExact(bits) || PyBytes_GET_SIZE(bits) != sizeof(double)) {
         return same_in_python(walk, frozen, value);
     }
@@ -402,17 +412,19 @@ static int same_parts(Walk *walk, PyObject *frozen, PyObject *value) {
     Py_ssize_t n = PyTuple_GET_SIZE(frozen) - HEAD;
     if (n < 0 || !PyLong_CheckExact(PyTuple_GET_ITEM(frozen, 0))) return malformed();
     if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(frozen, 1)) return 0;
+    /* A bool is one of two objects. */
+    if (PyBool_Check(value) && n > 0) return value == PyTuple_GET_ITEM(frozen, HEAD);
     long reader = PyLong_AsLong(PyTuple_GET_ITEM(frozen, 0));
     if (reader == NUMBER && n > 0) return same_number(walk, frozen, value, PyTuple_GET_ITEM(frozen, HEAD));
     int is_items = reader == ITEMS && (PyTuple_Check(value) || PyList_Check(value));
     /* The order of other dicts isn't that of their memory. */
     int is_pairs = reader == PAIRS && PyDict_CheckExact(value);
     if (!is_items && !is_pairs && reader != FIELDS) return same_in_python(walk, frozen, value);
-    if (Py_EnterRecursiveCall(" while comparing static objects")) return -1;
+    if (enter(&walk->depth)) return -1;
     int (*compare)(Walk *, PyObject *, PyObject *, Py_ssize_t) =
         is_items ? same_items : is_pairs ? same_pairs : same_fields;
     int is_same = compare(walk, frozen, value, n);
-    Py_LeaveRecursiveCall();
+    leave(&walk->depth);
     return is_same;
 }
 
@@ -590,9 +602,9 @@ static int match(Walk *walk, PyObject *spec, PyObject *value) {
     if (kind < 0) return -1;
     /* The very class, because `split` has a subclass in another way, if at all. */
     if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(spec, 1)) return 0;
-    if (Py_EnterRecursiveCall(" while matching arguments")) return -1;
+    if (enter(&walk->depth)) return -1;
     int matches = by_kind[kind](walk, spec, value, PyTuple_GET_SIZE(spec) - HEAD);
-    Py_LeaveRecursiveCall();
+    leave(&walk->depth);
     return matches;
 }
 
@@ -608,6 +620,7 @@ typedef struct {
     PyObject *fun_statics;     /* those that came in: the function's, then those of the arguments */
     PyObject *const *call_statics;
     Py_ssize_t n_call_statics;
+    int depth;
 } Make;
 
 static PyObject *next_static(Make *parts) {
@@ -703,9 +716,9 @@ static PyObject *make(Make *parts, PyObject *spec) {
     if (spec == Py_None) Py_RETURN_NONE;
     if (Py_TYPE(spec) == parts->state->static_type) return next_static(parts);
     long kind = kind_of(parts->state, spec);
-    if (kind < 0 || Py_EnterRecursiveCall(" while making an output")) return NULL;
+    if (kind < 0 || enter(&parts->depth)) return NULL;
     PyObject *made = make_branch(parts, spec, kind);
-    Py_LeaveRecursiveCall();
+    leave(&parts->depth);
     return made;
 }
 
@@ -823,6 +836,7 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
     if (n > n_args || n + n_named != n_all || PyTuple_GET_SIZE(fun_arrays) != fast->n_fun) return 0;
     walk->state = state;
     walk->fast = fast;
+    walk->depth = 0;
     for (Py_ssize_t i = 0; (is_one_of_many || n_named > 0) && i < n_all; i++) {
         PyObject *value = argument(fast, names, call, i), *spec = spec_of(fast, i);
         if (value == NULL) return 0;
@@ -850,33 +864,6 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
     return matches;
 }
 
-static PyObject *fast_match(Fast *self, PyObject *const *args, Py_ssize_t n, PyObject *kwnames) {
-    if (n < 1 || !PyTuple_CheckExact(args[0])) return misused("match(fun_arrays, *args, **kwargs)");
-    State *state = state_of(Py_TYPE(self));
-    InFlight call = {.args = args + 1, .n_args = n - 1, .kwnames = kwnames};
-    Walk walk;
-    int matches = match_call(&walk, state, self, args[0], state->empty, &call, 0);
-    if (matches == 0) Py_RETURN_NONE;
-    if (matches < 0) return NULL;
-    PyObject *arrays = tuple_of(walk.arrays, self->n_arrays), *statics = tuple_of(walk.statics, walk.n_static);
-    end_walk(&walk);
-    return Py_BuildValue("(NN)", arrays, statics);
-}
-
-static PyObject *fast_make(Fast *self, PyObject *args) {
-    PyObject *output, *statics;
-    if (!PyArg_ParseTuple(args, "OO!:make", &output, &PyTuple_Type, &statics)) return NULL;
-    return make_output(state_of(Py_TYPE(self)), self, output, statics, NULL, 0);
-}
-
-static PyMethodDef fast_methods[] = {
-    {"match", (PyCFunction)(void (*)(void))fast_match, METH_FASTCALL | METH_KEYWORDS,
-     "match(fun_arrays, *args, **kwargs): the arrays and static objects of a bound call, or None."},
-    {"make", (PyCFunction)fast_make, METH_VARARGS,
-     "make(output, statics): the user's output, from JAX's and the static objects that came in."},
-    {NULL, NULL, 0, NULL},
-};
-
 static PyMemberDef fast_members[] = {
     {"entry", T_OBJECT, offsetof(Fast, entry), READONLY, NULL},
     {"hits", T_LONGLONG, offsetof(Fast, hits), READONLY, NULL},
@@ -886,8 +873,7 @@ static PyMemberDef fast_members[] = {
 static PyType_Slot fast_slots[] = {
     {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, uses, n_arrays, n_first, n_fun): the fast "
                 "path of an entry."},
-    {Py_tp_new, fast_new}, COLLECTED_SLOTS(fast), {Py_tp_members, fast_members},
-    {Py_tp_methods, fast_methods}, {0, NULL}};
+    {Py_tp_new, fast_new}, COLLECTED_SLOTS(fast), {Py_tp_members, fast_members}, {0, NULL}};
 
 TYPE(Fast, fast, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
 
@@ -904,20 +890,7 @@ typedef struct {
     PyObject *names;       /* see `argument` */
 } Dispatcher;
 
-/* Calls a method of the caller with (first[, entry], args, kwargs). */
-static PyObject *ask_caller(InFlight *call, PyObject *method, PyObject *first, PyObject *entry) {
-    PyObject *args = tuple_of(call->args, call->n_args), *kwargs = keywords_of(call), *result = NULL;
-    if (args != NULL && kwargs != NULL) {
-        result = entry == NULL
-                     ? PyObject_CallMethodObjArgs(call->caller, method, first, args, kwargs, NULL)
-                     : PyObject_CallMethodObjArgs(call->caller, method, first, entry, args, kwargs, NULL);
-    }
-    Py_XDECREF(args);
-    Py_XDECREF(kwargs);
-    return result;
-}
-
-/* The same with the exception that is set, and its traceback: what the caller doesn't raise, it returns. */
+/* Asks it with the exception that is set, and its traceback: what the caller doesn't raise, it returns. */
 static PyObject *hand_over_error(InFlight *call, PyObject *method, PyObject *entry) {
 #if PY_VERSION_HEX >= 0x030C0000
     PyObject *error = PyErr_GetRaisedException();
@@ -1102,6 +1075,7 @@ static PyObject *same_value(PyObject *module, PyObject *const *args, Py_ssize_t 
     if (n_args != 2) return misused("same(value, frozen)");
     Walk walk;
     walk.state = PyModule_GetState(module);
+    walk.depth = 0;
     int is_same = same(&walk, args[1], args[0]);
     return is_same < 0 ? NULL : PyBool_FromLong(is_same);
 }
@@ -1116,10 +1090,11 @@ static int module_exec(PyObject *module) {
         if (*types[i] == NULL || PyModule_AddType(module, *types[i]) < 0) return -1;
     }
     state->static_type->tp_vectorcall = static_vectorcall;
-    const char *texts[] = {"slow_call", "interrupted", "failed_fast", "settle_fast", "entry", "hash", "value"};
+    const char *texts[] = {"slow_call", "interrupted", "failed_fast", "settle_fast",
+                           "call_of", "entry", "hash", "value"};
     PyObject **names[] = {&state->slow_call, &state->interrupted, &state->failed_fast, &state->settle_fast,
-                          &state->entry, &state->hash, &state->value};
-    for (int i = 0; i < 7; i++) {
+                          &state->call_of, &state->entry, &state->hash, &state->value};
+    for (int i = 0; i < 8; i++) {
         *names[i] = PyUnicode_InternFromString(texts[i]);
         if (*names[i] == NULL) return -1;
     }
@@ -1153,10 +1128,10 @@ static PyMethodDef module_methods[] = {
     {"setup", setup, METH_VARARGS,
      "setup(ARRAY, array_type, ndarray, take, flatten, same, unflatten, wait_for, Opaque): what is Python's."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
-     "run(jitted, arrays, call): a call of the slow path in flight."},
-    {"in_flight", in_flight, METH_O,
-     "in_flight(entry): this thread's innermost call of an entry, or of any for None: the slow path's\n"
-     "Call, (caller, entry, args, kwargs), or None."},
+     "run(call, jitted, arrays): calls a jitted function, or its `lower`, with a call of the slow path in\n"
+     "flight."},
+    {"in_flight", (PyCFunction)(void (*)(void))in_flight, METH_FASTCALL,
+     "in_flight(entry=None): this thread's innermost call in flight, of an entry or of any; or None."},
     {"same", (PyCFunction)(void (*)(void))same_value, METH_FASTCALL,
      "same(value, frozen): whether a stand-in is that of a value."},
     {"call_directly", call_directly, METH_O,

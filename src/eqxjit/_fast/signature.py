@@ -124,12 +124,10 @@ class Signature:
         # All defaults are `absent`.
         return str(self._inspected)[1:-1].replace(f"={absent}", f"={default}")
 
-    def forwarded(self) -> str:
+    def forwarded(self) -> list[str]:
         """Return the source of the arguments that pass a call on to another of this signature."""
         forms = {VAR_POSITIONAL: "*{0}", VAR_KEYWORD: "**{0}", KEYWORD_ONLY: "{0}={0}"}
-        return ", ".join(
-            forms.get(parameter.kind, "{0}").format(parameter.name) for parameter in self.parameters
-        )
+        return [forms.get(p.kind, "{0}").format(p.name) for p in self.parameters]
 
     def path_names(self, n_args: int) -> list[str]:
         """Return the name of each positional argument of a bound call, for error messages."""
@@ -156,6 +154,7 @@ class Signature:
 
 
 def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
+    # Neither annotations, which may be any expression, nor defaults, which may be changed later.
     optional = parameter.default is not inspect.Parameter.empty
     return inspect.Parameter(
         parameter.name, parameter.kind, default=absent if optional else inspect.Parameter.empty

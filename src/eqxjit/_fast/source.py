@@ -29,6 +29,7 @@ from .._spec.tree import (
     count_nodes,
     is_array,
 )
+from .arrays import take_noting, wait_for
 from .signature import KEYWORD_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature, absent
 
 #: The slow path serves larger trees, because compiling their source takes too long.
@@ -69,48 +70,28 @@ class FastSource(NamedTuple):
     make: Callable[..., Any]
 
 
-def write(
-    signature: Signature,
-    spec: Spec,
-    entry: Any,
-    helpers: dict[str, Any],
-) -> FastSource:
-    """Write the fast path of an entry.
-
-    **Arguments:**
-
-    - `signature`: the function's parameters.
-    - `spec`: that of the arguments.
-    - `entry`: the entry.
-    - `helpers`: functions of the core: `take` and `wait_for`.
+def write(signature: Signature, entry: Any) -> FastSource:
+    """Write the fast path of an entry of a function with this signature.
 
     **Raises:**
 
     - `TooLarge`, for trees beyond the bounds.
     """
-    return _Writer(signature, spec, entry, helpers).write()
+    return _Writer(signature, entry).write()
 
 
 class _Writer:
-    def __init__(
-        self,
-        signature: Signature,
-        spec: Spec,
-        entry: Any,
-        helpers: dict[str, Any],
-    ):
+    def __init__(self, signature: Signature, entry: Any):
         # The first of its traces' outputs; `settle_fast` makes others.
         out = entry.outs[0]
-        if count_nodes(spec) + count_nodes(out.spec) > MAX_NODES:
+        if count_nodes(entry.spec) + count_nodes(out.spec) > MAX_NODES:
             raise TooLarge
         self.signature = signature
-        self.spec = spec
         self.out = out
         self.entry = entry
         self.caller = CALLER_VARIABLE
         self.names = signature.names()
         self.names.namespace[ENTRY_VARIABLE] = entry
-        self.helper = {name: self.names.constant(name, value) for name, value in helpers.items()}
         #: Guards of one argument after the other, the arrays, and the source of each static object.
         self.guards: list[str] = []
         self.arrays: list[str] = []
@@ -122,11 +103,11 @@ class _Writer:
     def write(self) -> FastSource:
         names, entry = self.names, self.entry
         fun_arrays = [names.variable(f"fun_array_{i}") for i in range(entry.n_fun)]
-        fun_statics = [names.variable(f"fun_static_{i}") for i in range(self._n_fun_statics())]
+        fun_statics = [names.variable(f"fun_static_{i}") for i in range(entry.n_fun_statics)]
         otherwise = names.variable("otherwise")
         self._match_arguments()
         n, arrays = entry.n_first, self.arrays
-        # Those of the function may be NumPy's, too.
+        # The function's come last here, as in C. They may be NumPy's, too.
         self.arrays = []
         for i, fun_array in enumerate(fun_arrays):
             self._match_array(fun_array, fun_array, n + i)
@@ -138,7 +119,6 @@ class _Writer:
         absent_name = names.constant("absent", absent)
         error = names.variable("error")
         parameters = self.signature.header(absent_name)
-        forwarded = self._forwarded()
         jitted, hits = names.variable("jitted"), names.variable("hits")
         entry_name = names.constant("entry", entry)
         waits = f"{entry_name}.blocks or {self.large}"
@@ -147,23 +127,24 @@ class _Writer:
             waits += f" or {entry_name}.uses is not {names.constant('uses', entry.uses)}"
         array, matches = names.variable("arrays"), names.variable("matches")
         body = [
+            # Guards run the user's `==` and flattens: what these raise, the slow path deals with.
             "try:",
             f"    {self.large} = []",
             *indented(self._matches(matches)),
             f"except {names.named(BaseException)} as {error}:",
-            f"    return {self.caller}.interrupted({error}, {forwarded})",
+            f"    return {self._passed_on('interrupted', error)}",
             f"if not {matches}:",
-            f"    return {otherwise}({self.signature.forwarded()})",
+            f"    return {otherwise}({', '.join(self.signature.forwarded())})",
             "try:",
             *indented(wrapped(f"{array} = {jitted}(", passed, ")")),
             f"    if ({waits}) and not {entry_name}.pending:",
-            f"        {self.helper['wait_for']}({array})",
+            f"        {names.named(wait_for)}({array})",
             f"except {names.named(BaseException)} as {error}:",
-            f"    {self.caller}.failed_fast({error}, {entry_name}, {forwarded})",
+            f"    {self._passed_on('failed_fast', error, entry_name)}",
             "    raise",
             f"if {entry_name}.pending or {names.named(type)}({array}) is {names.named(dict)}:",
             "    # A program was traced, or this is the output of another trace than the first.",
-            f"    return {self.caller}.settle_fast({array}, {entry_name}, {forwarded})",
+            f"    return {self._passed_on('settle_fast', array, entry_name)}",
             f"{names.named(next)}({hits})",
             *[line.replace("<arrays>", array) for line in unpacking],
             *self.body,
@@ -187,6 +168,10 @@ class _Writer:
         make = define("make_call", self.signature.qualname, source, names.namespace)
         return FastSource(source, make)
 
+    def _passed_on(self, method: str, *first: str) -> str:
+        """Return the source that passes a call on to the slow path."""
+        return f"{self.caller}.{method}({', '.join([*first, *self.signature.forwarded()])})"
+
     def _matches(self, name: str) -> list[str]:
         if not self.guards:
             return [f"{name} = True"]
@@ -198,13 +183,14 @@ class _Writer:
         """Write the guards of each argument, those of static ones first: they fail fastest."""
         early: list[str] = []
         late: list[str] = []
-        for name, source, var, spec, guard in self._arguments(*self.spec[3:]):
+        for name, source, var, spec, guard in self._arguments(*self.entry.spec[3:]):
             self.guards = early if type(spec) is Static or guard else late
             self.guards.append(f"# {name}: {guard or _described(spec)}")
             if guard:
                 self.guards.append(guard)
             else:
                 self._match(var, source, spec)
+        # Comments among them go along with the guards that follow.
         self.guards = early + late
 
     def _arguments(self, args: Spec, kwargs: Spec) -> Iterator[tuple[str, str, str, Spec, str]]:
@@ -312,7 +298,7 @@ class _Writer:
             # XLA doesn't read it: no copy of a NumPy array, and no wait.
             other = f"{names.constant('is_array', is_array)}({var})"
         else:
-            take = self.helper["take"]
+            take = names.constant("take", take_noting)
             refused = names.constant("NotImplemented", NotImplemented)
             other = f"({var} := {take}({var}, {self.large})) is not {refused}"
         self.guards.append(f"({names.named(type)}({source}) is {array}{_OR}{other})")
@@ -347,9 +333,6 @@ class _Writer:
         return f"{same_name}({source}, {self.names.constant('frozen', spec.frozen)})"
 
     # --- Output -------------------------------------------------------------------------------
-
-    def _n_fun_statics(self) -> int:
-        return self.entry.n_fun_statics
 
     def _output(self) -> tuple[str, list[str]]:
         """Return the expression of the output, and the statement that names its arrays."""
@@ -431,25 +414,6 @@ class _Writer:
         if value is None or value is True or value is False:
             return repr(value)
         return self.names.constant(hint, value)
-
-    # --- Parts --------------------------------------------------------------------------------
-
-    def _forwarded(self) -> str:
-        """Return the source of a call's arguments, as a tuple and a dict."""
-        positional: list[str] = []
-        keywords: list[str] = []
-        for parameter in self.signature.parameters:
-            name = parameter.name
-            if parameter.kind == VAR_POSITIONAL:
-                positional.append(f"*{name}")
-            elif parameter.kind == VAR_KEYWORD:
-                keywords.append(f"**{name}")
-            elif parameter.kind == KEYWORD_ONLY:
-                keywords.append(f"{name!r}: {name}")
-            else:
-                positional.append(name)
-        args = "".join([f"{source}, " for source in positional]).rstrip()
-        return f"({args}), {{{', '.join(keywords)}}}"
 
 
 _STR_TYPES = {str}

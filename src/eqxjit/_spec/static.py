@@ -136,6 +136,7 @@ def freeze(value: Any) -> Hashable:
         # As the metadata of most nodes.
         return (ITEMS, tuple, None, *value)
     if kind in _READERS or kind.__eq__ is not object.__eq__:
+        # A list of one number, because all levels count towards the same bound.
         try:
             return _freeze(value, [MAX_PARTS], 0)
         except _TooLarge:
@@ -255,6 +256,7 @@ def _slice(value: slice, left: list[int]) -> _Read:
 def _numpy(value: np.ndarray | np.generic, left: list[int]) -> _Read | None:
     if value.dtype.hasobject:
         return None
+    # As many parts as a list of its numbers would have.
     left[0] -= value.nbytes // 8
     if left[0] < 0:
         raise _TooLarge

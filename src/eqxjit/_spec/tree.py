@@ -115,6 +115,7 @@ class ModuleFields:
 def module_fields(cls: type) -> ModuleFields | None:
     """Return the fields of a class of Modules; None if instances have a say in reading them."""
     fields = dataclasses.fields(cls)
+    # What the instance's `__dict__` holds would not be what the user reads.
     if cls.__getattribute__ is not eqx.Module.__getattribute__:
         return None
     if inspect.getattr_static(cls, "__dict__") is not inspect.getattr_static(
@@ -239,6 +240,7 @@ def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) ->
                     spec.append(None)
                 else:
                     spec.append(_split(child, arrays, statics, is_input))
+            # JAX doesn't look into static fields: whatever is there is one static object.
             for child in values[plan.n_dynamic :]:
                 statics.append(child)
                 spec.append(Static(child if type(child) in THEMSELVES else freeze(child)))
@@ -246,11 +248,13 @@ def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) ->
     elif kind is dict:
         # A dict with other keys is a node, whose metadata are its keys and their types.
         if {*map(type, value)} <= _ONLY_STR:
+            # As JAX does: arrays come in its order.
             keys = tuple(sorted(value))
             spec = [DICT, dict, keys]
             for key in keys:
                 spec.append(_split(value[key], arrays, statics, is_input))
             return tuple(spec)
+    # Activations and the like are most static leaves of a model.
     elif kind is types.FunctionType:
         return _split_leaf(value, statics, is_input)
     elif kind in ARRAY_CLASSES:
@@ -263,6 +267,7 @@ def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) ->
             for child in tuple.__iter__(value):
                 spec.append(_split(child, arrays, statics, is_input))
             return tuple(spec)
+    # All else may be a node of a registered class, and may become one between two calls.
     flat = _flatten_one_level(value)
     if flat is None:
         if eqx.is_array(value):
@@ -319,6 +324,7 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> Any:
     for child in spec[3:]:
         below.append(next(arrays) if child is ARRAY else combine(child, arrays, statics))
     if kind == MODULE:
+        # Past `__init__` and `__check_init__`, as Equinox's unflatten.
         module = object.__new__(cls)
         fields_of(module).update(zip(aux, below, strict=True))
         return module

@@ -1,0 +1,94 @@
+"""Callables of all kinds, each of which can be jitted and takes one array."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+
+X = jnp.arange(1.0, 4.0)
+
+
+def documented(
+    x: jax.Array, /, scale: float = 2.0, *args: int, key: str = "k", **more
+) -> jax.Array:
+    """Scales."""
+    return x * scale
+
+
+def scaled(weight, x):
+    return x * weight
+
+
+@functools.wraps(documented)
+def wrapping(*args):
+    return documented(*args)
+
+
+class Model(eqx.Module):
+    """A model."""
+
+    weight: jax.Array
+    name: str = eqx.field(static=True, default="net")
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Applies it."""
+        return self.weight * x
+
+    def step(self, x, rate=0.1):
+        """One step."""
+        return self.weight * x * rate
+
+    @eqxjit.filter_jit
+    def jitted(self, x):
+        return self.weight * x
+
+
+class Plain:
+    """A callable object."""
+
+    def __call__(self, x):
+        return x * 2
+
+    def method(self, x):
+        return x * 3
+
+
+@eqx.filter_custom_jvp
+def with_custom_jvp(x):
+    return x * 2
+
+
+with_custom_jvp.def_jvp(lambda primals, tangents: (primals[0] * 2, tangents[0] * 2))
+
+#: Made once, since some equal themselves alone.
+CALLABLES = {
+    "function": documented,
+    "lambda": lambda x: x * 2,
+    "functools.wraps": wrapping,
+    "functools.partial": functools.partial(scaled, X),
+    "partial of partial": functools.partial(functools.partial(documented)),
+    "jax Partial": jax.tree_util.Partial(scaled, X),
+    "eqx.Partial": eqx.Partial(scaled, X),
+    "NumPy arrays": eqx.Partial(scaled, np.ones(3, np.float32)),
+    "Module": Model(X),
+    "method": Model(X).step,
+    "jitted method": Model(X).jitted,
+    "plain object": Plain(),
+    "method of a plain object": Plain().method,
+    "class": Model,
+    "filter_grad": eqx.filter_grad(lambda x: (x**2).sum()),
+    "filter_vmap": eqx.filter_vmap(Model(jnp.ones(()))),
+    "jax.grad": jax.grad(lambda x: (x**2).sum()),
+    "jax.jit": jax.jit(documented),
+    "filter_custom_jvp": with_custom_jvp,
+    "builtin": abs,
+    "wrapper": eqxjit.filter_jit(documented),
+    "eqx.nn.MLP": eqx.nn.MLP(3, 1, 4, 1, key=jax.random.key(0)),
+}
+
+every_callable = pytest.mark.parametrize("fun", CALLABLES.values(), ids=CALLABLES)
