@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import eqxjit
-from eqxjit._fast.arrays import MAX_COPIED_BYTES
+from eqxjit._fast.numpy_inputs import MAX_COPIED_BYTES
 from eqxjit._fast.source import TooLarge
 from eqxjit._spec.static import MAX_PARTS, Opaque, freeze, same
 from eqxjit._spec.tree import Static, combine, split

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import jax
 
 from .._compat import call_directly, may_raise
-from .._fast.arrays import Output
 from .._interruptions import unless_it_raises
 from .calls import Call
-from .entry import Entry
+from .entry import Entry, Output
 from .errors import raise_for_shapes
 from .events import OpenTrace, reopened
 from .slot import CallableBySlot

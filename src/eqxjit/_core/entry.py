@@ -4,10 +4,11 @@ import operator
 import weakref
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
-from .._compat import native_back_end
-from .._fast.arrays import Output
+from .._compat import native_back_end, wrapped_by_tracer
 from .._interruptions import Weak
 from .._spec.static import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
@@ -42,6 +43,18 @@ class Out(NamedTuple):
     spec: Spec
     statics: tuple[Any, ...]
     slots: tuple[int, ...]
+
+
+#: What a traced function returns to JAX: its arrays, or the only one as it is, which saves a list.
+#: Those of a trace whose `Out` isn't the entry's first come under the index of that.
+Output = jax.Array | list[Any] | dict[int, list[Any]]
+
+
+def arrays_of(output: Output) -> list[Any]:
+    """Return the arrays of an output."""
+    if type(output) is dict:
+        return next(iter(output.values()))
+    return output if type(output) is list else [output]
 
 
 class Entry(_Flags):
@@ -155,6 +168,18 @@ class Entry(_Flags):
             self.uses = uses
 
     # --- Outputs --------------------------------------------------------------------------------
+
+    @staticmethod
+    def wait_for(output: Output) -> None:
+        """Wait until a program has run, so that its error is raised here."""
+        pending: list[Any] = list(arrays_of(output))
+        while pending:
+            array = pending.pop()
+            if isinstance(array, Tracer):
+                # Under an eager `vmap` or `grad` the program has run all the same.
+                pending.extend(wrapped_by_tracer(array))
+            elif isinstance(array, jax.Array):
+                array.block_until_ready()
 
     def describe(self, out: Any, statics: list[Any]) -> Output:
         """Return the arrays of what the user's function returned, and remember the rest.

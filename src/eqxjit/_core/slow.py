@@ -12,16 +12,16 @@ from typing import Any, cast
 import jax
 from jax.tree_util import tree_map
 
-from .._code.files import trimming
+from .._code.files import trim, trimming
 from .._compat import may_raise
-from .._fast.arrays import Output, arrays_of, owned, wait_for
 from .._fast.make import fast_path, link
+from .._fast.numpy_inputs import owned
 from .._fast.source import TooLarge, write
 from .._interruptions import raise_if_interruption
 from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make
-from .entry import Entry, out_of
+from .entry import Entry, Output, arrays_of, out_of
 from .errors import call_error, note_tracers, with_argument_errors
 from .events import close_trace
 from .function import Function
@@ -59,14 +59,21 @@ class Caller:
     def first_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call, and have the fast paths of the function tried from now on."""
         __tracebackhide__ = True
-        with trimming:
+        # Not `with trimming`, which would be two more calls in each first one.
+        try:
             return self.link()(*args, **kwargs)
+        except BaseException:
+            trim()
+            raise
 
     def slow_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call, where no fast path matches."""
         __tracebackhide__ = True
-        with trimming:
+        try:
             return self.call(*self.bind(args, kwargs))
+        except BaseException:
+            trim()
+            raise
 
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -105,7 +112,7 @@ class Caller:
             # Another thread may have traced a program meanwhile that reads other arrays.
             waits = waits or entry.uses is not uses
             if (waits or entry.blocks) and not is_untraced(output):
-                wait_for(output)
+                entry.wait_for(output)
         except BaseException as error:
             self.failed(error, call)
             raise
@@ -165,7 +172,7 @@ class Caller:
             self.classify(call, trace)
         entry.end(trace, is_classified=not is_transformed)
         try:
-            wait_for(output)
+            entry.wait_for(output)
         except BaseException as error:
             self.failed(error, call)
             raise
@@ -243,8 +250,11 @@ class Caller:
     def settle_fast(self, output: Output, entry: Entry, /, *args: Any, **kwargs: Any) -> Any:
         """Settle a call of a fast path."""
         __tracebackhide__ = True
-        with trimming:
+        try:
             return self.settle(output, self.call_of(entry, *args, **kwargs))
+        except BaseException:
+            trim()
+            raise
 
     def failed_fast(self, error: BaseException, entry: Entry, /, *args: Any, **kwargs: Any) -> None:
         """Raise what the jitted function raised in a fast path, or a clearer error."""

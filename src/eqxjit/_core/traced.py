@@ -10,11 +10,10 @@ import jax
 
 from .._code.place import stub_at
 from .._compat import JITTED_FRAME_MARK, debug_info, is_staging
-from .._fast.arrays import Output
 from .._fast.signature import Signature
 from .._spec.tree import ARRAY, children, combine, has_tracers, leaf_paths
 from .calls import Call, in_flight
-from .entry import Entry
+from .entry import Entry, Output
 from .events import OpenTrace, open_trace, tracing
 from .options import Options
 

@@ -20,8 +20,8 @@ import numpy as np
 from jax.export import Exported, default_export_platform, deserialize
 
 from .._code.text import short
+from .._core.entry import arrays_of
 from .._diagnostics.description import array_text
-from .._fast.arrays import arrays_of
 from .._fast.signature import Signature
 from .._interruptions import raise_if_interruption
 from .._spec.tree import ARRAY, combine, leaf_paths, split

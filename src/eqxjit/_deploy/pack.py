@@ -310,8 +310,8 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
             if worst > 1e-4 + 8 * float(max(epsilons, default=0)):
                 raise ValueError(
                     "This optimiser doesn't fit a `Packed`: its updates of `tree"
-                    f"{keystr(path)}` differ by {100 * worst:.2g} % from those of the tree itself, as a "
-                    f"buffer hides leaves, their shapes and their names. {_INSTEAD}"
+                    f"{keystr(path)}` differ by {100 * worst:.2g} % from those of the tree itself, "
+                    f"as a buffer hides leaves, their shapes and their names. {_INSTEAD}"
                 )
             n_moves += any(np.any(update) for update in jax.tree.leaves(expected))
             if n_moves == _N_MOVES or number == n_steps:

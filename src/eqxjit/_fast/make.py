@@ -16,7 +16,7 @@ from .._compat import ArrayImpl, flatten_one_level, native_back_end, unflatten_n
 from .._interruptions import raise_if_interruption
 from .._spec.static import Opaque, same
 from .._spec.tree import ARRAY, DICT
-from .arrays import take, wait_for
+from .numpy_inputs import take
 from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature
 from .source import TooLarge, write
 
@@ -27,7 +27,7 @@ if _native is not None:
     # What it compares with, and calls.
     _native.setup(
         *(ARRAY, ArrayImpl, np.ndarray, take),
-        *(flatten_one_level, same, unflatten_node, wait_for, Opaque),
+        *(flatten_one_level, same, unflatten_node, Opaque),
     )
 
 

@@ -34,7 +34,7 @@ Invariants:
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
    what was built before may still be there. */
-#define INTERFACE 23
+#define INTERFACE 24
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -51,10 +51,10 @@ typedef struct {
     PyObject *array_type;   /* the class of most arrays */
     PyObject *ndarray_type; /* that of NumPy's */
     PyObject *take;         /* see _core/numpy_inputs.py */
-    PyObject *flatten, *same, *unflatten, *wait_for;
+    PyObject *flatten, *same, *unflatten;
     PyObject *opaque_type; /* of stand-ins that ask an object's `==` */
     /* Names of methods and attributes. */
-    PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *call_of, *entry, *hash, *value;
+    PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *call_of, *wait_for, *entry, *hash, *value;
     PyObject *empty; /* tuple */
 } State;
 
@@ -915,7 +915,7 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     PyObject *output = call_in_flight(fast->jitted, walk->arrays, fast->n_arrays, call), *result;
     /* What is pending is waited for when it is settled. */
     if (output != NULL && !flags->pending && (flags->blocks || walk->waits || fast->is_stale)) {
-        PyObject *done = PyObject_CallOneArg(state->wait_for, output);
+        PyObject *done = PyObject_CallMethodOneArg(fast->entry, state->wait_for, output);
         if (done == NULL) Py_CLEAR(output);
         Py_XDECREF(done);
     }
@@ -1062,9 +1062,9 @@ TYPE(Delegate, delegate,
 static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     State new = *state;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
+    if (!PyArg_ParseTuple(args, "OOO!OOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
                           &new.ndarray_type, &new.take, &new.flatten, &new.same, &new.unflatten,
-                          &new.wait_for, &new.opaque_type)) return NULL;
+                          &new.opaque_type)) return NULL;
     /* For good: nothing here is replaced. */
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) Py_INCREF(PyTuple_GET_ITEM(args, i));
     *state = new;
@@ -1091,10 +1091,10 @@ static int module_exec(PyObject *module) {
     }
     state->static_type->tp_vectorcall = static_vectorcall;
     const char *texts[] = {"slow_call", "interrupted", "failed_fast", "settle_fast",
-                           "call_of", "entry", "hash", "value"};
+                           "call_of", "wait_for", "entry", "hash", "value"};
     PyObject **names[] = {&state->slow_call, &state->interrupted, &state->failed_fast, &state->settle_fast,
-                          &state->call_of, &state->entry, &state->hash, &state->value};
-    for (int i = 0; i < 8; i++) {
+                          &state->call_of, &state->wait_for, &state->entry, &state->hash, &state->value};
+    for (int i = 0; i < 9; i++) {
         *names[i] = PyUnicode_InternFromString(texts[i]);
         if (*names[i] == NULL) return -1;
     }
@@ -1126,7 +1126,7 @@ static PyModuleDef_Slot module_slots[] = {
 
 static PyMethodDef module_methods[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(ARRAY, array_type, ndarray, take, flatten, same, unflatten, wait_for, Opaque): what is Python's."},
+     "setup(ARRAY, array_type, ndarray, take, flatten, same, unflatten, Opaque): what is Python's."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(call, jitted, arrays): calls a jitted function, or its `lower`, with a call of the slow path in\n"
      "flight."},

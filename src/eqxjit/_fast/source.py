@@ -29,7 +29,7 @@ from .._spec.tree import (
     count_nodes,
     is_array,
 )
-from .arrays import take_noting, wait_for
+from .numpy_inputs import take_noting
 from .signature import KEYWORD_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature, absent
 
 #: The slow path serves larger trees, because compiling their source takes too long.
@@ -138,7 +138,7 @@ class _Writer:
             "try:",
             *indented(wrapped(f"{array} = {jitted}(", passed, ")")),
             f"    if ({waits}) and not {entry_name}.pending:",
-            f"        {names.named(wait_for)}({array})",
+            f"        {entry_name}.wait_for({array})",
             f"except {names.named(BaseException)} as {error}:",
             f"    {self._passed_on('failed_fast', error, entry_name)}",
             "    raise",

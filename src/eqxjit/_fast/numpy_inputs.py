@@ -1,19 +1,15 @@
-"""The arrays that go into a program, and those that come out of it."""
+"""NumPy arrays among a call's inputs, which their owner may fill anew once the call has returned.
+
+JAX reads an aligned NumPy array in place, copies another one in the background, and returns before
+that is over. So a warm call copies small ones and waits for the program where one is large.
+"""
 
 from typing import Any
 
-import jax
 import numpy as np
-from jax.core import Tracer
 
-from .._compat import ArrayImpl, wrapped_by_tracer
+from .._compat import ArrayImpl
 from .._spec.tree import is_array
-
-# --- Inputs ---------------------------------------------------------------------------------------
-
-# The owner of a NumPy array may fill it anew once the call has returned. But JAX reads an aligned
-# one in place, copies another one in the background, and returns before that is over. So a warm
-# call copies small ones, and waits for the program where one is large.
 
 #: NumPy arrays of more bytes make a call wait; smaller ones are copied, which costs less.
 MAX_COPIED_BYTES = 16_384
@@ -61,28 +57,3 @@ def owned(arrays: list[Any], uses: bytes | None) -> tuple[list[Any], bool]:
 
 
 _ONLY_JAX = {ArrayImpl}
-
-# --- Outputs --------------------------------------------------------------------------------------
-
-#: What a traced function returns to JAX: its arrays, or the only one as it is, which saves a list.
-#: Those of a trace whose `Out` isn't the entry's first come under the index of that.
-Output = jax.Array | list[Any] | dict[int, list[Any]]
-
-
-def arrays_of(output: Output) -> list[Any]:
-    """Return the arrays of an output."""
-    if type(output) is dict:
-        return next(iter(output.values()))
-    return output if type(output) is list else [output]
-
-
-def wait_for(output: Output) -> None:
-    """Wait until a program has run, so that its error is raised here."""
-    pending: list[Any] = list(arrays_of(output))
-    while pending:
-        array = pending.pop()
-        if isinstance(array, Tracer):
-            # Under an eager `vmap` or `grad` the program has run all the same.
-            pending.extend(wrapped_by_tracer(array))
-        elif isinstance(array, jax.Array):
-            array.block_until_ready()
