@@ -310,7 +310,7 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
             if worst > 1e-4 + 8 * float(max(epsilons, default=0)):
                 raise ValueError(
                     "This optimiser doesn't fit a `Packed`: its updates of `tree"
-                    f"{keystr(path)}` differ by {100 * worst:.2g} % from those of the tree itself, "
+                    f"{keystr(path)}` differ by {100 * worst:.3g} % from those of the tree itself, "
                     f"as a buffer hides leaves, their shapes and their names. {_INSTEAD}"
                 )
             n_moves += any(np.any(update) for update in jax.tree.leaves(expected))
