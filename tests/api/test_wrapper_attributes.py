@@ -294,12 +294,6 @@ def test_the_repr_of_what_was_lowered_and_compiled():
     assert len(repr(many)) < 150
 
 
-def test_the_repr_of_an_installation():
-    with eqxjit.install() as installation:
-        assert repr(installation) == "<Installation: active>"
-    assert repr(installation) == "<Installation: ended>"
-
-
 def test_the_repr_while_traced():
     seen = []
     jax.jit(lambda x: seen.append(repr(eqxjit.filter_jit(Model(x)))))(x)
