@@ -378,11 +378,11 @@ def test_a_wrapper_stays_the_pytree_that_it_was(no_upstream):
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_copies_of_a_warm_wrapper(copied):
-    f = UPSTREAM(Model(X))
+    f = make()
     with eqxjit.install():
         warm(f, X)
-        assert_same(warm(copied(f), X), X + X)
-    assert_same(copied(f)(X), X + X)
+        assert_same(warm(copied(f), X), X * 2)
+    assert_same(copied(f)(X), X * 2)
 
 
 def test_a_warm_wrapper_is_pickled_without_its_link(no_upstream):
