@@ -235,7 +235,7 @@ def _signature(parameters: list[Any]) -> inspect.Signature:
             Parameter(
                 name,
                 # `Parameter` refuses None.
-                getattr(Parameter, kind, None),
+                getattr(Parameter, kind, None),  # type: ignore[arg-type]
                 default=None if optional else Parameter.empty,
             )
             for name, kind, optional in [(arrays, "POSITIONAL_ONLY", False), *parameters]
