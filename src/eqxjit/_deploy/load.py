@@ -86,19 +86,43 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
     ]
 
 
+# The fields of a manifest beside its format and version, and their types as `_fits` reads them.
+_FIELDS: dict[str, Any] = {
+    "eqxjit": str,
+    "jax": str,
+    "platforms": [str],
+    "name": str,
+    "parameters": [(str, str, bool)],
+    "n_first": int,
+    "inputs": dict,
+    "output": dict,
+    "arrays": [(str, [int])],
+}
+
+
 def _check(manifest: Any) -> None:
-    """Refuse a manifest of another format; the rest is checked as it is read."""
+    """Refuse a manifest of another format, or with a field that is missing or of a wrong type."""
     if type(manifest) is not dict or manifest.get("format") != FORMAT:
         raise _Refused("wasn't written by `frozen.save`.")
-    version = manifest["version"]
-    if type(version) is not int:
-        raise _Refused("is damaged: its manifest has no valid `version`.")
-    if version != VERSION:
+    version = manifest.get("version")
+    if type(version) is int and version != VERSION:
         remedy = "Upgrade eqxjit" if version > VERSION else "Save it again under this one"
         raise _Refused(
             f"was written by eqxjit {manifest.get('eqxjit', '(unknown)')}, in version {version} of "
             f"the format; this release reads version {VERSION}. {remedy}."
         )
+    for field, schema in {"version": int, **_FIELDS}.items():
+        if not _fits(manifest.get(field), schema):
+            raise _Refused(f"is damaged: its manifest has no valid `{field}`.")
+
+
+def _fits(value: Any, schema: Any) -> bool:
+    """Return whether JSON is of a type: `[item]` for a list of such, `(a, b)` for one of a pair."""
+    if isinstance(schema, list):
+        return type(value) is list and all(_fits(item, schema[0]) for item in value)
+    if isinstance(schema, tuple):
+        return type(value) is list and len(value) == len(schema) and all(map(_fits, value, schema))
+    return type(value) is schema
 
 
 def _exported(manifest: dict[str, Any], program: bytes) -> Exported:
@@ -211,7 +235,7 @@ def _signature(parameters: list[Any]) -> inspect.Signature:
             Parameter(
                 name,
                 # `Parameter` refuses None.
-                getattr(Parameter, kind, None),
+                getattr(Parameter, kind, None),  # type: ignore[arg-type]
                 default=None if optional else Parameter.empty,
             )
             for name, kind, optional in [(arrays, "POSITIONAL_ONLY", False), *parameters]
