@@ -23,8 +23,9 @@ IS_DEBUGGING = bool(switch("EQXJIT_DEBUG"))
 
 _OURS = os.path.join(os.path.dirname(__file__), "")
 
-# The errors of bugs. Others are the user's: a line of ours that hashes raises their `TypeError`.
-_BUGS = (AssertionError, AttributeError, LookupError, NameError)
+# The errors of bugs. Others are somebody's: a line of ours that hashes raises the user's `TypeError`,
+# and one that asks JAX for what a release lacks an `AttributeError`.
+_BUGS = (AssertionError, NameError)
 
 
 def _is_bug(error: BaseException) -> bool:
