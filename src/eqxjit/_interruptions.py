@@ -23,8 +23,8 @@ IS_DEBUGGING = bool(switch("EQXJIT_DEBUG"))
 
 _OURS = os.path.join(os.path.dirname(__file__), "")
 
-# The errors of bugs. Others are somebody's: a line of ours that hashes raises the user's `TypeError`,
-# and one that asks JAX for what a release lacks an `AttributeError`.
+# The errors of bugs. A `TypeError` may be of the user's `__hash__`, for which a line of ours asks;
+# an `AttributeError` of a release of JAX that lacks a name.
 _BUGS = (AssertionError, NameError)
 
 
