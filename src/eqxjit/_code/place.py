@@ -61,8 +61,7 @@ def _cell(filename: str) -> str:
     def label() -> Any:
         # Not imported here: without IPython there is no cell.
         get_ipython = getattr(builtins, "get_ipython", None) or sys.modules["IPython"].get_ipython
-        session = get_ipython()
-        return session and session.compile.format_code_name(filename)[1]
+        return get_ipython().compile.format_code_name(filename)[1]
 
     # No IPython, no session of it, no cell of it, or one of another release.
     found = unless_it_raises(label, None) if _may_have_cells() else None

@@ -232,12 +232,7 @@ def _signature(parameters: list[Any]) -> inspect.Signature:
     arrays = "_".join(["arrays", *[name for name, _, _ in parameters]])
     return inspect.Signature(
         [
-            Parameter(
-                name,
-                # `Parameter` refuses None.
-                getattr(Parameter, kind, None),  # type: ignore[arg-type]
-                default=None if optional else Parameter.empty,
-            )
+            Parameter(name, getattr(Parameter, kind), default=None if optional else Parameter.empty)
             for name, kind, optional in [(arrays, "POSITIONAL_ONLY", False), *parameters]
         ]
     )
@@ -263,7 +258,7 @@ def _refusing(call: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _built(tree: Any) -> Any:
     """Return the tree that was written, with placeholders of its arrays."""
-    [(kind, content)] = dict.items(tree)
+    [(kind, content)] = tree.items()
     if kind == "array" and type(content) is str:
         return np.asarray(content)
     if kind == "float" and type(content) is str:

@@ -422,7 +422,7 @@ def _text(value: Any) -> str:
         if isinstance(wrapped, types.FunctionType):
             return f"{kind.__name__} of {_text(wrapped)}"
     if kind.__repr__ is object.__repr__:
-        return f"{kind.__name__} object{_holding((getattr(value, '__dict__', None) or {}).items())}"
+        return f"{kind.__name__} object{_holding(getattr(value, '__dict__', {}).items())}"
     # Where something is in memory tells nothing.
     return _ADDRESS.sub("", short(value, _MAX_TEXT))
 

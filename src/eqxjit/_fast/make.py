@@ -1,7 +1,7 @@
 """Makes fast paths: in C where that is built, in generated Python elsewhere.
 
-The guards of one fast path may fail for the very call that it was made for, if that has changed its
-arguments: the slow path then serves them.
+A fast path needn't match the very call that it was made for, which may have changed its arguments:
+the slow path then serves the next one, too.
 """
 
 import itertools

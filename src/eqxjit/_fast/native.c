@@ -50,7 +50,7 @@ typedef struct {
     PyObject *array_mark;   /* ARRAY, which stands for an array in a spec */
     PyObject *array_type;   /* the class of most arrays */
     PyObject *ndarray_type; /* that of NumPy's */
-    PyObject *take;         /* see _core/numpy_inputs.py */
+    PyObject *take;         /* see numpy_inputs.py */
     PyObject *flatten, *same, *unflatten;
     PyObject *opaque_type; /* of stand-ins that ask an object's `==` */
     /* Names of methods and attributes. */
@@ -300,7 +300,7 @@ typedef struct {
     PyObject **statics; /* static objects, in the order of the spec */
     Py_ssize_t n_taken, n_static;
     int waits; /* whether a NumPy array is too large to be copied */
-    int depth;
+    int depth; /* see `enter` */
     PyObject **block, *small[MANY]; /* room for both, and for a `self` before the arrays */
     Py_ssize_t n_block;
 } Walk;
