@@ -68,6 +68,15 @@ def test_a_compiled_function_returns_what_a_call_returns():
         assert out["f"] is run
 
 
+def test_a_compiled_function_is_its_program_under_disable_jit_too():
+    """As JAX's: the function isn't run again."""
+    traced = []
+    compiled = eqxjit.filter_jit(lambda x: (traced.append(x), x + 1)[1]).lower(X).compile()
+    with jax.disable_jit():
+        assert_same(compiled(X), X + 1)
+    assert len(traced) == 1
+
+
 def test_a_compiled_function_is_called_through_its_class_and_a_copy():
     compiled = eqxjit.filter_jit(lambda x, n: x * n).lower(X, 3).compile()
     copied = copy.copy(compiled)

@@ -31,3 +31,12 @@ def test_the_call_in_flight_is_that_of_the_entry():
     assert len(of_outer) == 1
     assert of_outer[0] is x
     assert of_none is None
+
+
+def test_a_trace_in_a_warm_call_has_all_its_arguments():
+    f = eqxjit.filter_jit(lambda x, n=1, *rest, scale=1, **more: (x * n * scale, rest, more))
+    for size in (2, 2, 3, 4):
+        x = jnp.ones(size)
+        for out, rest, more in (f(x, n=2, scale=3, k=4), f(x, 2, 4, scale=3)):
+            assert out.tolist() == [6.0] * size
+            assert (rest, more) in [((), {"k": 4}), ((4,), {})]
