@@ -68,13 +68,13 @@ def test_a_compiled_function_returns_what_a_call_returns():
         assert out["f"] is run
 
 
-def test_a_compiled_function_is_its_program_under_disable_jit_too():
-    """As JAX's: the function isn't run again."""
-    traced = []
-    compiled = eqxjit.filter_jit(lambda x: (traced.append(x), x + 1)[1]).lower(X).compile()
-    with jax.disable_jit():
-        assert_same(compiled(X), X + 1)
-    assert len(traced) == 1
+@pytest.mark.parametrize("filter_jit", [eqx.filter_jit, eqxjit.filter_jit])
+def test_a_compiled_function_refuses_disable_jit(filter_jit):
+    """As JAX's does: there is nothing but the program that could be run."""
+    compiled = filter_jit(lambda x: x + 1).lower(X).compile()
+    with jax.disable_jit(), pytest.raises(ValueError, match="disable_jit"):
+        compiled(X)
+    assert_same(compiled(X), X + 1)
 
 
 def test_a_compiled_function_is_called_through_its_class_and_a_copy():
