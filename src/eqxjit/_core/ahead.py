@@ -111,6 +111,7 @@ class Compiled(CallableBySlot):
         self._caller.unlink()
 
     def __copy__(self) -> "Compiled":
+        # Not by its slots: a caller fills the one wrapper that it has.
         mine = self._caller
         return type(self)(mine, mine.entry, mine.description, self.bound)
 

@@ -62,6 +62,7 @@ class Call:
     @property
     def flat(self) -> list[Any]:
         """All arrays, in JAX's order."""
+        # Upstream passes the first argument, the function, and the rest.
         n = self.entry.n_first
         return [*self.arrays[:n], *self.fun_arrays, *self.arrays[n:]]
 

@@ -106,6 +106,7 @@ class TraceCounter:
         """
         limit = self._max_traces
         with self._lock:
+            # With those of other threads, which may come to their end first.
             number = self.n_traces + len(self._begun) + 1
             # What is compiled ahead of time is asked for.
             is_sealed = bool(self.why_sealed) and not trace.call.is_staged
@@ -117,6 +118,7 @@ class TraceCounter:
         # a trace that is refused, too: its error explains it.
         trace.record = self.hook.begin(trace.call, number)
         if why_not:
+            # A wrong number of arguments is no new shape, and says so.
             if self.check is not None:
                 self.check(trace.call.args, trace.call.kwargs)
             raise TooManyTracesError(

@@ -18,9 +18,7 @@ class _Pattern:
 
     def match(self, text: str) -> bool:
         """Return whether this is the warning, in a thread that lowers for a call that hides it."""
-        if not text.startswith(_TEXT):
-            return False
-        return _hiding.is_on
+        return _hiding.is_on and text.startswith(_TEXT)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         # Those who hand a process their filters pickle them.

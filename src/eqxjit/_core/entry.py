@@ -84,7 +84,6 @@ class Entry(_Flags):
         "last_used",
         "latest_record",
         "n_arrays",
-        "n_calls",
         "n_first",
         "n_fun",
         "n_fun_statics",
@@ -115,8 +114,6 @@ class Entry(_Flags):
         self.watches: list[weakref.ref[Any]] = []
         #: The greater, the later.
         self.last_used = 0
-        #: How many calls the slow path has served.
-        self.n_calls = 0
         self.was_traced = False
         #: The hook's record of the latest trace, which may be compiled in a later call.
         self.latest_record: Any = None
@@ -131,7 +128,9 @@ class Entry(_Flags):
         for name in Entry.__slots__:
             if name != "__weakref__":
                 setattr(entry, name, getattr(self, name))
-        entry.jitted, entry.pending, entry.blocks, entry.uses = compiled, False, blocks, None
+        entry.jitted, entry.pending, entry.blocks = compiled, False, blocks
+        # XLA may drop other inputs here than where the function itself is compiled.
+        entry.uses = None
         return entry
 
     # --- Traces ---------------------------------------------------------------------------------
@@ -146,12 +145,10 @@ class Entry(_Flags):
         self._unclassified = self.pending = True
 
     def end(self, trace: Any, is_classified: bool) -> None:
-        """Settle a trace, or a call without one; `is_classified` says that its program was read.
-
-        A trace that became part of an outer program hasn't been classified.
-        """
+        """Settle a trace, or a call without one; `is_classified` says that its program was read."""
         if trace is not None:
             self._traces.discard(trace)
+            # One that became part of an outer program has none yet: it stays so.
             self._unclassified = True
             self.latest_record = trace.record
         if is_classified:

@@ -172,6 +172,7 @@ def _end_phase(function: str, phase: str, seconds: float, from_cache: bool, reco
 
 
 def _on_event(event: str, **_: Any) -> None:
+    # JAX reports it within the phase in which it would compile otherwise.
     if event == _PERSISTENT_CACHE_HIT:
         _state.hits_persistent_cache = True
 
@@ -214,6 +215,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
         return
     # JAX passes a name and no more: the rest is in the frame that reports the phase.
     frame = _frame_of_with()
+    # Only the first: a `jax.jit` within the program is lowered as a part of it.
     if phase == LOWERING and trace.jaxpr is None:
         trace.jaxpr = jaxpr_lowered_in(frame)
         trace.inputs_read = inputs_read_in(frame)

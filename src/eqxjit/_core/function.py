@@ -74,6 +74,7 @@ class Function:
         self.options = options
         self.keeps_arrays = table is not None
         self._stand_ins: tuple[Any, Any] | None = None
+        # Found at the first call, because much is wrapped that is never called.
         self._table = table
         self._home = home_of(fun)
 

@@ -16,7 +16,7 @@ from .._code.files import trim, trimming
 from .._compat import may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import owned
-from .._fast.source import TooLarge, write
+from .._fast.source import TooLarge, lacks_field, write
 from .._interruptions import raise_if_interruption
 from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
 from .._switches import switch
@@ -59,16 +59,13 @@ class Caller:
     def first_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call, and have the fast paths of the function tried from now on."""
         __tracebackhide__ = True
-        # Not `with trimming`, which would be two more calls in each first one.
-        try:
+        with trimming:
             return self.link()(*args, **kwargs)
-        except BaseException:
-            trim()
-            raise
 
     def slow_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call, where no fast path matches."""
         __tracebackhide__ = True
+        # Not `with trimming`, because here all calls pass that no fast path matches.
         try:
             return self.call(*self.bind(args, kwargs))
         except BaseException:
@@ -97,6 +94,7 @@ class Caller:
         __tracebackhide__ = True
         call = self.split(args, kwargs)
         if interruption is not None:
+            # A guard compares, too: what the user's `==` raised there it raises here again.
             self.find(call)
             raise interruption
         if self.can_be_disabled and jax.config.jax_disable_jit:  # type: ignore[attr-defined]
@@ -117,6 +115,7 @@ class Caller:
             self.failed(error, call)
             raise
         result = self.settle(output, call)
+        # While something is pending, each call would leave a fast path for `settle_fast`.
         if HAS_FAST_PATHS and not entry.pending and self.table.wants_fast(entry):
             self.add_fast(call)
         return result
@@ -163,6 +162,7 @@ class Caller:
         if not entry.pending:
             self.table.count_hit()
             return self.combine(output, call)
+        # None also where another thread traces: this call waited for it, within JAX.
         trace = close_trace(entry)
         # The program is then a part of another one, and JAX compiles none that could be read.
         is_transformed = has_tracers(arrays_of(output)) or has_tracers(call.flat)
@@ -177,6 +177,7 @@ class Caller:
             self.failed(error, call)
             raise
         finally:
+            # Last, because its log line shows the time of all that JAX did for it.
             if trace is not None:
                 trace.hook.complete(trace.record, call, trace.jaxpr)
         return self.combine(output, call)
@@ -250,11 +251,8 @@ class Caller:
     def settle_fast(self, output: Output, entry: Entry, /, *args: Any, **kwargs: Any) -> Any:
         """Settle a call of a fast path."""
         __tracebackhide__ = True
-        try:
+        with trimming:
             return self.settle(output, self.call_of(entry, *args, **kwargs))
-        except BaseException:
-            trim()
-            raise
 
     def failed_fast(self, error: BaseException, entry: Entry, /, *args: Any, **kwargs: Any) -> None:
         """Raise what the jitted function raised in a fast path, or a clearer error."""
@@ -277,7 +275,7 @@ class Caller:
         """Make a call in which a guard raised: what the slow path doesn't meet, too, is raised."""
         __tracebackhide__ = True
         with trimming:
-            return self.call(*self.bind(args, kwargs), error)
+            return self.call(*self.bind(args, kwargs), None if lacks_field(error) else error)
 
     def source(self) -> str | None:
         """Return the fast path of the function's latest call in Python; None without one."""
@@ -310,6 +308,7 @@ class Caller:
         """Return a call, what `stage(jitted)` makes of its arrays, and the trace if it made one."""
         __tracebackhide__ = True
         call = self.split(args, kwargs)
+        # A `ShapeDtypeStruct` is a static leaf to a call, and an array to what is lowered.
         parts = call.spec, iter(call.arrays), iter(call.statics)
         call.spec, call.arrays, call.statics = resplit(*parts, is_dynamic_for_stage)
         call.arrays = [*map(canonical, call.arrays)]
@@ -322,6 +321,7 @@ class Caller:
             raise
         trace = close_trace(entry)
         if trace is not None:
+            # There is no program yet: the first call reads it.
             entry.end(trace, is_classified=False)
             trace.hook.complete(trace.record, call, trace.jaxpr)
         return call, staged, trace

@@ -182,6 +182,7 @@ class Table(_Watched):
     def _drop(self, key: Hashable) -> None:
         entry = self.entries.get(key)
         if entry is not None:
+            # First, because an interrupt in between must not leave one that serves no entry.
             self.remove_fast(entry)
             self.entries.pop(key, None)
 
@@ -215,6 +216,7 @@ class Table(_Watched):
                 return False
         if len(fasts) < MAX_FAST:
             return True
+        # Making one takes as long as some calls of the slow path.
         self._n_slow += 1
         return self._n_slow % _CALLS_PER_TURN == 0
 
@@ -276,6 +278,7 @@ class _Tables(_Watched):
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what was made for a key, or is made now."""
         with self.lock:
+            # A key may be that of an object which is collected, but not yet dropped.
             self._drop_dead()
             found = self.by_key.get(key)
         # Not under the lock: it may run the user's code. Another thread may be first.

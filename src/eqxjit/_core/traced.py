@@ -138,6 +138,7 @@ def new_entry(call: Call, options: Options, layout: tuple[int, int, int]) -> Ent
     """Return a new entry for a call's structure, not yet traced."""
     signature = call.function.signature
     entry = Entry(call.spec, signature.name, signature.label, options, layout)
+    # New for each entry: JAX keeps what it traced by the function that it jits.
     traced = TracedFunction(signature, entry)
     donated = _donated(entry, options, call.function.keeps_arrays)
     # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.

@@ -1,8 +1,4 @@
-"""Makes fast paths: in C where that is built, in generated Python elsewhere.
-
-A fast path needn't match the very call that it was made for, which may have changed its arguments:
-the slow path then serves the next one, too.
-"""
+"""Makes fast paths: in C where that is built, in generated Python elsewhere."""
 
 import itertools
 import operator
@@ -83,6 +79,8 @@ def fast_path(call: Any) -> Any | None:
     if call.spec[4][0] != DICT:
         # A name of a class derived from `str`.
         return None
+    # It needn't match the very call that it is made for, whose function may have changed an
+    # argument in place: the slow path then serves the next call, too.
     if _native is not None:
         return native_fast(call)
 
@@ -94,6 +92,7 @@ def fast_path(call: Any) -> Any | None:
     except TooLarge:
         return None
     except (RecursionError, MemoryError) as error:
+        # Python's compiler raises either for source that is nested too deeply.
         raise_if_interruption(error, make)
         return None
 
@@ -102,6 +101,7 @@ def native_fast(call: Any) -> Any:
     """Return the fast path for calls like this one in C."""
     assert _native is not None
     entry = call.entry
+    # Until a program was read, any array may be one that it uses.
     uses = entry.uses or b"\1" * entry.n_arrays
     layout = entry.n_arrays, entry.n_first, entry.n_fun
     return _native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, uses, *layout)

@@ -54,6 +54,7 @@ class Signature:
             # Builtins such as `max` don't tell their signature.
             raise_if_interruption(error, lambda: inspect.signature(fun))
             signature = _ANYTHING
+        # A `__signature__` of the user's may name anything.
         if not all(map(can_be_written, signature.parameters)):
             signature = _ANYTHING
         self.name = name
@@ -62,6 +63,7 @@ class Signature:
         self.called = qualname if inspect.isroutine(fun) else f"filter_jit({self.label})"
         self.location = location_of(fun)
         self.parameters = tuple(map(_bare, signature.parameters.values()))
+        # Without the return annotation, too, which may refer to anything.
         self._inspected = inspect.Signature(self.parameters)
 
     @property

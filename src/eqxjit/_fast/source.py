@@ -80,6 +80,14 @@ def write(signature: Signature, entry: Any) -> FastSource:
     return _Writer(signature, entry).write()
 
 
+def lacks_field(error: BaseException) -> bool:
+    """Return whether a guard raised this because a Module has other fields than it reads."""
+    traceback = error.__traceback__
+    # What a signal handler raises has a frame of its own; what another thread raises, no arguments.
+    is_innermost = traceback is not None and traceback.tb_next is None
+    return type(error) is KeyError and bool(error.args) and is_innermost
+
+
 class _Writer:
     def __init__(self, signature: Signature, entry: Any):
         # The first of its traces' outputs; `settle_fast` makes others.
@@ -232,6 +240,7 @@ class _Writer:
         if depth > _MAX_DEPTH:
             raise TooLarge
         if spec is ARRAY:
+            # JAX's order has the function's arrays in between.
             index = len(self.arrays)
             self._match_array(
                 var, inner, index + (self.entry.n_fun if index >= self.entry.n_first else 0)
@@ -250,10 +259,10 @@ class _Writer:
                 guards.append(self._has_keys(var, aux))
                 parts = [f"{var}[{key!r}]" for key in aux]
             elif kind == MODULE:
+                # Where another one is in the place of a field, reading this raises: `lacks_field`.
                 fields = names.variable(f"{var}_fields")
-                read = names.constant("fields_of", fields_of)
-                field_names = names.constant("field_names", frozenset(aux))
-                guards.append(f"({fields} := {read}({var})).keys() == {field_names}")
+                read = f"{names.constant('fields_of', fields_of)}({var})"
+                guards.append(f"{names.named(len)}({fields} := {read}) == {len(aux)}")
                 parts = [f"{fields}[{name!r}]" for name in aux]
             else:
                 parts = self._match_node(var, aux, len(below))
@@ -307,6 +316,7 @@ class _Writer:
         names, frozen = self.names, spec.frozen
         self.statics.append(var)
         if spec.ask:
+            # Its class may have been registered as a node since.
             flatten = names.constant("flatten", flatten_one_level)
             self.guards.append(f"{flatten}({bound}) is None")
             bound = var
@@ -358,6 +368,7 @@ class _Writer:
         if type(spec) is Static:
             return self._static(hint, *next(statics))
         kind, cls, aux, *below = spec
+        # Before those below, as `split` has them.
         metadata = (
             self._static(hint, *next(statics)) if kind not in (SEQUENCE, DICT, MODULE) else ""
         )
@@ -411,6 +422,7 @@ class _Writer:
     def _static(self, hint: str, slot: int, value: Any) -> str:
         if slot >= 0:
             return self.statics[slot]
+        # As a person would write them.
         if value is None or value is True or value is False:
             return repr(value)
         return self.names.constant(hint, value)

@@ -87,8 +87,11 @@ NUMPY_SCALARS = frozenset(np.sctypeDict.values())
 #: The classes of most arrays: `equinox.is_array` takes five times as long.
 ARRAY_CLASSES = frozenset({ArrayImpl, np.ndarray}) | NUMPY_SCALARS
 
-# Classes of static leaves that nobody registers as a node.
-_NEVER_NODES = CONSTANTS | {types.FunctionType, types.BuiltinFunctionType, type, type(jax.jit(abs))}
+# Classes of static leaves that nobody registers as a node: those of most activations.
+_NEVER_NODES = CONSTANTS | {
+    *(types.FunctionType, types.BuiltinFunctionType, type, type(jax.jit(abs))),
+    *(jax.custom_jvp, jax.custom_vjp),
+}
 
 
 def is_array(leaf: Any) -> bool:
