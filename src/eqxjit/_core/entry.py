@@ -148,7 +148,7 @@ class Entry(_Flags):
         """Settle a trace, or a call without one; `is_classified` says that its program was read."""
         if trace is not None:
             self._traces.discard(trace)
-            # One that became part of an outer program has none yet: it stays so.
+            # One that became part of an outer program has no program yet.
             self._unclassified = True
             self.latest_record = trace.record
         if is_classified:

@@ -250,7 +250,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
     def __hash__(self) -> int:
         return _hash(self, (self._function, self._caller.fun_arrays))
 
-    # A copy has a caller of its own, because what that calls is filled into one wrapper.
+    # A copy needs another caller, because one fills what it calls into one wrapper.
     def __copy__(self) -> "JitFunction[P, T]":
         return type(self)(self._function, self._caller.fun_arrays)
 

@@ -83,7 +83,7 @@ def write(signature: Signature, entry: Any) -> FastSource:
 def lacks_field(error: BaseException) -> bool:
     """Return whether a guard raised this because a Module has other fields than it reads."""
     traceback = error.__traceback__
-    # What a signal handler raises has a frame of its own; what another thread raises, no arguments.
+    # A signal handler has a frame, too; what another thread raises is made without arguments.
     is_innermost = traceback is not None and traceback.tb_next is None
     return type(error) is KeyError and bool(error.args) and is_innermost
 
