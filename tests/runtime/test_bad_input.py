@@ -255,14 +255,6 @@ def test_mixed_keys_are_fine_where_jax_does_not_sort_them(filter_jit):
             assert f(layer, tree).tolist() == (X * factor + 2 * X).tolist()
 
 
-def test_an_ordered_dict_of_mixed_keys_is_fine():
-    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-        f = filter_jit(lambda tree: tree[1] + tree["a"])
-        for _ in range(CALLS):
-            tree = collections.OrderedDict([(1, X), ("a", X)])
-            assert f(tree).tolist() == (2 * X).tolist()
-
-
 def _cyclic_list():
     cyclic = [X]
     cyclic.append(cyclic)
