@@ -649,13 +649,8 @@ static PyObject *make_sequence(State *Py_UNUSED(state), PyObject *cls, PyObject 
     if (aux != Py_True || !PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, &PyTuple_Type)) {
         return PyObject_Vectorcall(cls, items, (size_t)n, NULL);
     }
-    /* A named tuple whose class, called, does no more than this. */
-    PyObject *fields = move_into(PyTuple_New(n), items, n);
-    PyObject *args = fields == NULL ? NULL : PyTuple_Pack(1, fields);
-    PyObject *made = args == NULL ? NULL : PyTuple_Type.tp_new((PyTypeObject *)cls, args, NULL);
-    Py_XDECREF(fields);
-    Py_XDECREF(args);
-    return made;
+    /* A named tuple whose class, called, does no more than this: as `tuple.__new__` does it. */
+    return move_into(((PyTypeObject *)cls)->tp_alloc((PyTypeObject *)cls, n), items, n);
 }
 
 static PyObject *make_dict(State *Py_UNUSED(state), PyObject *Py_UNUSED(cls), PyObject *keys,
