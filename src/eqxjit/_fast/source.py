@@ -6,6 +6,7 @@ Reads the specs of the arguments and of the output; `native.c` does the same by 
 import functools
 import inspect
 import re
+import struct
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -314,6 +315,7 @@ class _Writer:
 
     def _match_static(self, var: str, bound: str, spec: Any) -> None:
         names, frozen = self.names, spec.frozen
+        plain = frozen if type(frozen) in THEMSELVES else _plain_float(frozen)
         self.statics.append(var)
         if spec.ask:
             # Its class may have been registered as a node since.
@@ -323,18 +325,18 @@ class _Writer:
         if isinstance(frozen, weakref.ref):
             # Not as a constant: the entry goes with the object.
             self.guards.append(f"{bound} is {names.constant(f'ref_{var}', frozen)}() is not None")
-        elif type(frozen) in THEMSELVES:
+        elif plain is not None:
             # Python refuses to write out integers of thousands of digits.
-            is_large = type(frozen) is int and frozen.bit_length() > 64
-            text = "large" if is_large else f"{frozen!s:.20}"
-            constant = names.constant(f"{type(frozen).__name__}_{text}", frozen)
-            kind = names.named(type(frozen))
+            is_large = type(plain) is int and plain.bit_length() > 64
+            text = "large" if is_large else f"{plain!s:.20}"
+            constant = names.constant(f"{type(plain).__name__}_{text}", plain)
+            kind = names.named(type(plain))
             self.guards.append(
                 f"({bound} is {constant}{_OR}{names.named(type)}({var}) is {kind}"
                 f" and {var} == {constant})"
             )
-        elif type(frozen) is tuple and frozen[1] is bool:
-            self.guards.append(f"{bound} is {frozen[3]}")
+        elif frozen is None or (type(frozen) is tuple and frozen[1] is bool):
+            self.guards.append(f"{bound} is {frozen and frozen[3]}")
         else:
             self.guards.append(self._same(bound, spec))
 
@@ -426,6 +428,15 @@ class _Writer:
         if value is None or value is True or value is False:
             return repr(value)
         return self.names.constant(hint, value)
+
+
+def _plain_float(frozen: Any) -> float | None:
+    """Return the float of a stand-in, if `==` tells it from all others; None for all else."""
+    if type(frozen) is not tuple or frozen[1] is not float:
+        return None
+    [value] = struct.unpack("d", frozen[3])
+    # Zeros have two signs, and NaN equals nothing.
+    return value if value and value == value else None
 
 
 _STR_TYPES = {str}
