@@ -254,6 +254,18 @@ def test_errors_that_are_ours_show_few_frames_too(warm):
         assert len(frames_of_ours(raised(compiled, *args))) <= MOST
 
 
+@pytest.mark.parametrize("filtering", ["off"], indirect=True)  # JAX's filter fails there
+def test_an_exception_from_an_instruction_without_a_line(filtering):
+    """Where an interrupt may come, or in generated code."""
+
+    def fail(x):
+        raise Own("", 1, why="x")
+
+    fail.__code__ = fail.__code__.replace(co_linetable=b"")
+    with pytest.raises(Own):
+        eqxjit.filter_jit(fail)(X)
+
+
 def test_an_exception_that_is_being_handled_keeps_its_traceback():
     f = eqxjit.filter_jit(fails)
     handled = KeyError("the user's")

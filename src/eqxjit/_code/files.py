@@ -111,7 +111,9 @@ def _trimmed(traceback: TracebackType | None) -> TracebackType | None:
         frame = entry.tb_frame
         is_end = index in (0, len(entries) - 1)
         if is_end or not frame.f_code.co_filename.startswith(OUR_FILES):
-            trimmed = TracebackType(trimmed, frame, entry.tb_lasti, entry.tb_lineno)
+            # An instruction without a line is where an interrupt may come.
+            lineno = -1 if entry.tb_lineno is None else entry.tb_lineno
+            trimmed = TracebackType(trimmed, frame, entry.tb_lasti, lineno)
     return trimmed
 
 
