@@ -100,7 +100,7 @@ def link(wrapper: Any) -> Any:
 
 def sees_axis_names() -> bool:
     """Whether the names of a transformation's axes can be read from JAX."""
-    return _compat._trace_context is not _compat._context_without_names
+    return "axis_env_state" in _compat._CONTEXT_NAMES
 
 
 def assert_nothing_installed() -> None:
