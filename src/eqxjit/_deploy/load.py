@@ -5,7 +5,6 @@ memory than on disk.
 """
 
 import inspect
-import itertools
 import json
 import os
 import zipfile
@@ -21,7 +20,6 @@ from jax.export import Exported, default_export_platform, deserialize
 
 from .._code.text import short
 from .._core.entry import arrays_of
-from .._diagnostics.description import array_text
 from .._fast.signature import Signature
 from .._interruptions import raise_if_interruption
 from .._spec.tree import ARRAY, combine, leaf_paths, split
@@ -33,6 +31,7 @@ from .save import (
     VERSION,
     Path,
     arguments_among,
+    array_name,
     digest,
     is_symbolic,
 )
@@ -71,68 +70,36 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
         if not is_stored or size > os.fstat(file.fileno()).st_size:
             raise _Refused("is damaged: its parts are compressed, or overlap.")
         manifest = json.loads(archive.read(MANIFEST))
-        _check(manifest)
-        names = [MANIFEST, PROGRAM, *[f"array-{i}.bin" for i in range(len(manifest["arrays"]))]]
-        if archive.namelist() != names:
+        # Before all else: another version may have other fields and other parts.
+        _check_version(manifest)
+        names = [MANIFEST, PROGRAM, *map(array_name, range(len(infos) - 2))]
+        if archive.namelist() != names or len(names) != 2 + manifest["n_fun"]:
             raise _Refused("is damaged: its parts aren't those that its manifest names.")
         _, program, *arrays = contents = [archive.read(name) for name in names]
         if archive.comment != digest(contents):
             raise _Refused("is damaged: its checksum differs. Copy or save it again.")
     fun = SavedFunction(manifest, _exported(manifest, program))
-    types = manifest["arrays"]
     return fun, [
-        jnp.asarray(np.frombuffer(content, jnp.dtype(dtype)).reshape(shape))
-        for content, (dtype, shape) in zip(arrays, types, strict=True)
+        jnp.asarray(np.frombuffer(content, aval.dtype).reshape(aval.shape))
+        for content, aval in zip(arrays, fun.fun_avals, strict=True)
     ]
 
 
-# The fields of a manifest beside its format and version, and their types as `_fits` reads them.
-_FIELDS: dict[str, Any] = {
-    "eqxjit": str,
-    "jax": str,
-    "platforms": [str],
-    "name": str,
-    "parameters": [(str, str, bool)],
-    "n_first": int,
-    "inputs": dict,
-    "output": dict,
-    "arrays": [(str, [int])],
-}
-
-
-def _check(manifest: Any) -> None:
-    """Refuse a manifest of another format, or with a field that is missing or of a wrong type."""
+def _check_version(manifest: Any) -> None:
     if type(manifest) is not dict or manifest.get("format") != FORMAT:
         raise _Refused("wasn't written by `frozen.save`.")
-    version = manifest.get("version")
-    if type(version) is int and version != VERSION:
+    version = manifest["version"]
+    if version != VERSION:
         remedy = "Upgrade eqxjit" if version > VERSION else "Save it again under this one"
         raise _Refused(
-            f"was written by eqxjit {manifest.get('eqxjit', '(unknown)')}, in version {version} of "
-            f"the format; this release reads version {VERSION}. {remedy}."
+            f"was written by eqxjit {manifest['eqxjit']}, in version {version} of the format; this "
+            f"release reads version {VERSION}. {remedy}."
         )
-    for field, schema in {"version": int, **_FIELDS}.items():
-        if not _fits(manifest.get(field), schema):
-            raise _Refused(f"is damaged: its manifest has no valid `{field}`.")
-
-
-def _fits(value: Any, schema: Any) -> bool:
-    """Return whether JSON is of a type: `[item]` for a list of such, `(a, b)` for one of a pair."""
-    if isinstance(schema, list):
-        return type(value) is list and all(_fits(item, schema[0]) for item in value)
-    if isinstance(schema, tuple):
-        return type(value) is list and len(value) == len(schema) and all(map(_fits, value, schema))
-    return type(value) is schema
 
 
 def _exported(manifest: dict[str, Any], program: bytes) -> Exported:
-    platform, platforms = default_export_platform(), manifest["platforms"]
-    if platform not in platforms:
-        raise _Refused(
-            f"was saved for {', '.join(platforms)}, and this is {platform}. Save it there."
-        )
     try:
-        return deserialize(bytearray(program))
+        exported = deserialize(bytearray(program))
     except ImportError:
         raise
     except Exception as error:
@@ -142,6 +109,12 @@ def _exported(manifest: dict[str, Any], program: bytes) -> Exported:
             f"was saved under jax {manifest['jax']}, whose program jax {jax.__version__} can't "
             "read. Save it again under this one."
         ) from error
+    platform = default_export_platform()
+    if platform not in exported.platforms:
+        raise _Refused(
+            f"was saved for {', '.join(exported.platforms)}, and this is {platform}. Save it there."
+        )
+    return exported
 
 
 class SavedFunction:
@@ -150,6 +123,7 @@ class SavedFunction:
     It has the signature of the function that was saved, behind the arrays.
 
     - `saved_for`: the arguments that it was saved for, in words.
+    - `fun_avals`: the types of the arrays.
     """
 
     def __init__(self, manifest: dict[str, Any], exported: Exported):
@@ -168,14 +142,14 @@ class SavedFunction:
             for path, spec, _ in leaf_paths(split(value)[0], value, top)
             if spec is ARRAY
         ]
-        self._n_first, types = manifest["n_first"], manifest["arrays"]
-        self._avals, fun_avals = arguments_among(exported.in_avals, self._n_first, len(types))
+        self._n_first = manifest["n_first"]
+        self._avals, self.fun_avals = arguments_among(
+            exported.in_avals, self._n_first, manifest["n_fun"]
+        )
         self._out_spec, outs, self._out_statics = split(_built(manifest["output"]))
         is_sound = (
             name.isprintable()
-            and list(exported.platforms) == manifest["platforms"]
             and 0 <= self._n_first <= len(self._avals)
-            and list(map(str, fun_avals)) == list(itertools.starmap(array_text, types))
             # Calls are bound likewise, or none would be the one that was saved.
             and (bound.args[1:], bound.kwargs) == (args, kwargs)
             and _strong(leaves) == _strong(self._avals)

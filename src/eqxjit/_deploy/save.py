@@ -5,7 +5,6 @@ arrays that aren't compiled in. Its comment is one digest over all of them.
 """
 
 import contextlib
-import errno
 import hashlib
 import importlib.metadata
 import inspect
@@ -24,8 +23,8 @@ from .._core.slow import Caller
 from .._spec.tree import combine
 
 FORMAT = "eqxjit.freeze"
-VERSION = 2
-MANIFEST, PROGRAM = "manifest.json", "program.bin"
+VERSION = 3
+MANIFEST, PROGRAM, array_name = "manifest.json", "program.bin", "array-{}.bin".format
 
 Path = str | os.PathLike[str]
 
@@ -36,9 +35,6 @@ VALUES = (bool, int, str, type(None))
 def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write the program for arguments like these, and the function's arrays."""
     path = os.fsdecode(path)
-    folder = os.path.dirname(path) or os.curdir
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "There is no such folder", folder)
     signature = caller.function.signature
     args, kwargs = caller.bind(args, kwargs)
     try:
@@ -63,7 +59,7 @@ def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, A
             "What the function returns beside arrays depends on their shapes. Freeze it anew, and "
             "save it before it is called."
         )
-    avals, fun_avals = arguments_among(exported.in_avals, entry.n_first, entry.n_fun)
+    avals, _ = arguments_among(exported.in_avals, entry.n_first, entry.n_fun)
     # An array of its type's text stands for each array in what is written.
     inputs = combine(call.spec, (np.asarray(str(aval)) for aval in avals), iter(call.statics))
     for name, argument in signature.named(*inputs):
@@ -75,22 +71,21 @@ def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, A
     except ImportError as error:
         raise ImportError("Saving needs flatbuffers: `pip install flatbuffers`.") from error
     for i, array in enumerate(caller.fun_arrays):
-        members[f"array-{i}.bin"] = np.asarray(array).tobytes()
+        members[array_name(i)] = np.asarray(array).tobytes()
     manifest = {
         "format": FORMAT,
         "version": VERSION,
         "eqxjit": importlib.metadata.version("eqxjit"),
         "jax": jax.__version__,
-        "platforms": list(exported.platforms),
         "name": signature.label,
         "parameters": [
             [p.name, p.kind.name, p.default is not inspect.Parameter.empty]
             for p in signature.parameters
         ],
         "n_first": entry.n_first,
+        "n_fun": entry.n_fun,
         "inputs": written(inputs, "(args, kwargs)"),
         "output": written(output, "output"),
-        "arrays": [[aval.dtype.name, list(aval.shape)] for aval in fun_avals],
     }
     _write(path, {MANIFEST: json.dumps(manifest, indent=1).encode(), **members})
 
