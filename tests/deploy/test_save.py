@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import tracemalloc
@@ -45,7 +46,7 @@ def functions():
         "half precision": (half, (X.astype(jnp.bfloat16),)),
         "two arguments": (cell, (X, jnp.ones(3))),
         "static arguments": (lambda x, n, mode=None: model(x) * n, (X, 3, "text")),
-        "floats": (lambda x, by: model(x) * by, (X, -0.0)),
+        "floats": (lambda x, *by: (model(x) * by[0], by), (X, -0.0, 0.1, math.inf, math.nan)),
         "containers": (
             lambda tree, n: {"y": (model(tree["x"][0]), [n, None, True]), "n": 1.5},
             ({"x": [X, X], "other": (X,)}, 2),

@@ -31,8 +31,7 @@ from .._fast.signature import Signature
 from .._interruptions import unless_it_raises
 from .._spec import static
 from .._spec.tree import combine, has_tracers, resplit, split
-from .load import SavedFunction, read
-from .save import Path, is_symbolic, write
+from .saved import Path, SavedFunction, is_symbolic, read, write
 
 OtherShapes = Literal["compile", "raise"]
 

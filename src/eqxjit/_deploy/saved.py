@@ -1,14 +1,19 @@
-"""Loads a file that `save.py` wrote: checks all that is in it, and restores the function.
+"""The file of a frozen function: `write` makes one, and `read` restores the function in it.
 
-Whatever is wrong in a file raises here, because a call comes too late; and nothing in it takes more
+It is a zip archive, without pickle: a manifest in JSON, the program as `jax.export` serialises it,
+and the arrays that aren't compiled in. Its comment is one digest over all of them. Whatever is
+wrong in a file raises when it is read, because a call comes too late; and nothing in it takes more
 memory than on disk.
 """
 
+import contextlib
+import hashlib
+import importlib.metadata
 import inspect
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from inspect import Parameter
 from typing import Any, BinaryIO
 
@@ -16,27 +21,116 @@ import jax
 import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
-from jax.export import Exported, default_export_platform, deserialize
+from jax.export import Exported, default_export_platform, deserialize, export
 
 from .._code.text import short
 from .._core.entry import arrays_of
+from .._core.errors import raise_for_shapes
+from .._core.slow import Caller
 from .._fast.signature import Signature
 from .._interruptions import raise_if_interruption
 from .._spec.tree import ARRAY, combine, leaf_paths, split
-from .save import (
-    FORMAT,
-    MANIFEST,
-    PROGRAM,
-    VALUES,
-    VERSION,
-    Path,
-    arguments_among,
-    array_name,
-    digest,
-    is_symbolic,
-)
+
+_FORMAT = "eqxjit.freeze"
+_VERSION = 3
+_MANIFEST, _PROGRAM = "manifest.json", "program.bin"
+_array_name = "array-{}.bin".format
+
+Path = str | os.PathLike[str]
+
+# The types of static values that JSON holds as they are: of a float it has all digits.
+_VALUES = (bool, int, float, str, type(None))
 
 _NUMBERS = " A Python number isn't an array: pass `np.float32(2.0)`, say, in the place of `2.0`."
+
+
+# --- Writing ----------------------------------------------------------------------------------
+
+
+def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Write the program for arguments like these, and the function's arrays."""
+    path = os.fsdecode(path)
+    signature = caller.function.signature
+    args, kwargs = caller.bind(args, kwargs)
+    try:
+        call, exported, _ = caller.stage(export, args, kwargs)
+    except NotImplementedError as error:
+        if "host_callbacks" not in str(error):
+            # The function itself raised it.
+            raise
+        raise ValueError(
+            f"`{signature.label}` can't be saved ({error}): a file can't hold Python to call "
+            "back, as of `jax.debug.print`, `jax.pure_callback` or `eqx.error_if`. Save a "
+            "function without; the environment variable `EQX_ON_ERROR=off` takes out Equinox's "
+            "checks."
+        ) from error
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        # These come of a shape in the place of an array.
+        raise_for_shapes(error, signature.named(args, kwargs))
+        raise
+    entry = call.entry
+    if len(entry.outs) != 1:
+        raise ValueError(
+            "What the function returns beside arrays depends on their shapes. Freeze it anew, and "
+            "save it before it is called."
+        )
+    avals, _ = _arguments_among(exported.in_avals, entry.n_first, entry.n_fun)
+    # An array of its type's text stands for each array in what is written.
+    inputs = combine(call.spec, (np.asarray(str(aval)) for aval in avals), iter(call.statics))
+    for name, argument in signature.named(*inputs):
+        # For the error, which names the argument.
+        _written(argument, name)
+    output = caller.combine([np.asarray(str(aval)) for aval in exported.out_avals], call)
+    try:
+        members = {_PROGRAM: bytes(exported.serialize())}
+    except ImportError as error:
+        raise ImportError("Saving needs flatbuffers: `pip install flatbuffers`.") from error
+    for i, array in enumerate(caller.fun_arrays):
+        members[_array_name(i)] = np.asarray(array).tobytes()
+    manifest = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "eqxjit": importlib.metadata.version("eqxjit"),
+        "jax": jax.__version__,
+        "name": signature.label,
+        "parameters": [
+            [p.name, p.kind.name, p.default is not Parameter.empty] for p in signature.parameters
+        ],
+        "n_first": entry.n_first,
+        "n_fun": entry.n_fun,
+        "inputs": _written(inputs, "(args, kwargs)"),
+        "output": _written(output, "output"),
+    }
+    _write(path, {_MANIFEST: json.dumps(manifest, indent=1).encode(), **members})
+
+
+def _digest(contents: Iterable[bytes]) -> bytes:
+    """Return the digest of the members of a file, the manifest first, in the manifest's order."""
+    found = hashlib.sha256()
+    for content in contents:
+        found.update(content)
+    return found.hexdigest().encode()
+
+
+def _write(path: str, members: dict[str, bytes]) -> None:
+    """Write a file as a whole, or not at all: a server may be loading it."""
+    temporary = f"{path}.part"
+    try:
+        with zipfile.ZipFile(temporary, "w") as archive:
+            archive.comment = _digest(members.values())
+            for name, content in members.items():
+                archive.writestr(name, content)
+        os.replace(temporary, path)
+    except OSError as error:
+        # The user has no file of the temporary one's name.
+        raise type(error)(error.errno, error.strerror, path) from None
+    finally:
+        # It is there where something was raised.
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+
+
+# --- Reading ----------------------------------------------------------------------------------
 
 
 class _Refused(Exception):
@@ -69,14 +163,14 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
         size = sum([max(info.compress_size, info.file_size) for info in infos])
         if not is_stored or size > os.fstat(file.fileno()).st_size:
             raise _Refused("is damaged: its parts are compressed, or overlap.")
-        manifest = json.loads(archive.read(MANIFEST))
+        manifest = json.loads(archive.read(_MANIFEST))
         # Before all else: another version may have other fields and other parts.
         _check_version(manifest)
-        names = [MANIFEST, PROGRAM, *map(array_name, range(len(infos) - 2))]
+        names = [_MANIFEST, _PROGRAM, *map(_array_name, range(len(infos) - 2))]
         if archive.namelist() != names or len(names) != 2 + manifest["n_fun"]:
             raise _Refused("is damaged: its parts aren't those that its manifest names.")
         _, program, *arrays = contents = [archive.read(name) for name in names]
-        if archive.comment != digest(contents):
+        if archive.comment != _digest(contents):
             raise _Refused("is damaged: its checksum differs. Copy or save it again.")
     fun = SavedFunction(manifest, _exported(manifest, program))
     return fun, [
@@ -86,14 +180,14 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
 
 
 def _check_version(manifest: Any) -> None:
-    if type(manifest) is not dict or manifest.get("format") != FORMAT:
+    if type(manifest) is not dict or manifest.get("format") != _FORMAT:
         raise _Refused("wasn't written by `frozen.save`.")
     version = manifest["version"]
-    if version != VERSION:
-        remedy = "Upgrade eqxjit" if version > VERSION else "Save it again under this one"
+    if version != _VERSION:
+        remedy = "Upgrade eqxjit" if version > _VERSION else "Save it again under this one"
         raise _Refused(
             f"was written by eqxjit {manifest['eqxjit']}, in version {version} of the format; this "
-            f"release reads version {VERSION}. {remedy}."
+            f"release reads version {_VERSION}. {remedy}."
         )
 
 
@@ -117,6 +211,9 @@ def _exported(manifest: dict[str, Any], program: bytes) -> Exported:
     return exported
 
 
+# --- The function -----------------------------------------------------------------------------
+
+
 class SavedFunction:
     """The function in a file: called with the arrays that aren't compiled in, and its arguments.
 
@@ -134,8 +231,6 @@ class SavedFunction:
         self._spec, leaves, _ = split((args, kwargs))
         # With a `~` for a weak type, which the program itself doesn't have.
         self._saved = list(map(str, leaves))
-        # The order of the leaves: JAX's, which sorts the names.
-        kwargs = {key: kwargs[key] for key in sorted(kwargs)}
         self._paths = [
             path
             for top, value in Signature(self, name, name).named((None, *args), kwargs)[1:]
@@ -143,7 +238,7 @@ class SavedFunction:
             if spec is ARRAY
         ]
         self._n_first = manifest["n_first"]
-        self._avals, self.fun_avals = arguments_among(
+        self._avals, self.fun_avals = _arguments_among(
             exported.in_avals, self._n_first, manifest["n_fun"]
         )
         self._out_spec, outs, self._out_statics = split(_built(manifest["output"]))
@@ -230,21 +325,15 @@ def _refusing(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     return differentiated
 
 
-def _built(tree: Any) -> Any:
-    """Return the tree that was written, with placeholders of its arrays."""
-    [(kind, content)] = tree.items()
-    if kind == "array" and type(content) is str:
-        return np.asarray(content)
-    if kind == "float" and type(content) is str:
-        return float.fromhex(content)
-    if kind == "dict" and type(content) is dict:
-        return {key: _built(item) for key, item in content.items()}
-    if kind in ("tuple", "list") and type(content) is list:
-        items = [*map(_built, content)]
-        return tuple(items) if kind == "tuple" else items
-    if kind == "value" and type(content) in VALUES:
-        return content
-    raise ValueError(f"no tree is written as {short(tree)}")
+def _arguments_among(flat: Any, n_first: int, n_fun: int) -> tuple[list[Any], list[Any]]:
+    """Return those of the arguments' arrays and those of the function's, of all in JAX's order."""
+    end = n_first + n_fun
+    return [*flat[:n_first], *flat[end:]], [*flat[n_first:end]]
+
+
+def is_symbolic(shape: tuple[Any, ...]) -> bool:
+    """Return whether some dimension has no size yet."""
+    return not all(isinstance(size, int) for size in shape)
 
 
 def _strong(avals: Any) -> list[str]:
@@ -258,3 +347,39 @@ def _texts(leaves: list[Any]) -> Iterator[str]:
 
 def _shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return f"({', '.join([*map(str, args), *(f'{k}={v}' for k, v in kwargs.items())])})"
+
+
+# --- Trees ------------------------------------------------------------------------------------
+
+
+def _written(tree: Any, path: str) -> Any:
+    """Return a tree as JSON; raise for what is no container, placeholder or plain value."""
+    kind = type(tree)
+    if kind is np.ndarray:
+        return {"array": str(tree)}
+    if kind in _VALUES:
+        return {"value": tree}
+    if kind is tuple or kind is list:
+        return {kind.__name__: [_written(item, f"{path}[{i}]") for i, item in enumerate(tree)]}
+    if kind is dict and all(type(key) is str for key in tree):
+        return {"dict": {key: _written(item, f"{path}[{key!r}]") for key, item in tree.items()}}
+    raise ValueError(
+        f"`{path}` is of type `{kind.__name__}`, which a file can't hold without pickle. Take and "
+        "return arrays, numbers, strings and None, in tuples, lists and dicts with strings as keys."
+    )
+
+
+def _built(tree: Any) -> Any:
+    """Return the tree that was written, with placeholders of its arrays."""
+    [(kind, content)] = tree.items()
+    if kind == "array":
+        return np.asarray(content)
+    if kind == "tuple":
+        return tuple(map(_built, content))
+    if kind == "list":
+        return [*map(_built, content)]
+    if kind == "dict":
+        return {key: _built(item) for key, item in content.items()}
+    if kind == "value" and type(content) in _VALUES:
+        return content
+    raise ValueError(f"no tree is written as {short(tree)}")
