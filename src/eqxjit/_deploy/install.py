@@ -163,13 +163,16 @@ def _twin(wrapper: Any) -> JitFunction[..., Any] | None:
     return link.twin
 
 
+def _method(wrapper: Any, name: str) -> Any:
+    """Return a method of what serves a wrapper: of its twin, or upstream's."""
+    twin = _twin(wrapper)
+    return functools.partial(_UPSTREAM[name], wrapper) if twin is None else getattr(twin, name)
+
+
 def _call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
     __tracebackhide__ = True
-    twin = _twin(wrapper)
     try:
-        if twin is not None:
-            return twin(*args, **kwargs)
-        return _UPSTREAM["__call__"](wrapper, *args, **kwargs)
+        return _method(wrapper, "__call__")(*args, **kwargs)
     except BaseException:
         trim()
         raise
@@ -177,19 +180,12 @@ def _call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 def _lower(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
     __tracebackhide__ = True
-    twin = _twin(wrapper)
-    lower = functools.partial(_UPSTREAM["lower"], wrapper) if twin is None else twin.lower
     with trimming:
-        return lower(*args, **kwargs)
+        return _method(wrapper, "lower")(*args, **kwargs)
 
 
 def _get(wrapper: Any, instance: Any, owner: type | None = None) -> Any:
-    if instance is None:
-        return wrapper
-    twin = _twin(wrapper)
-    if twin is None:
-        return _UPSTREAM["__get__"](wrapper, instance, owner)
-    return twin.__get__(instance, owner)
+    return wrapper if instance is None else _method(wrapper, "__get__")(instance, owner)
 
 
 _REDIRECTING = {"__call__": _call, "lower": _lower, "__get__": _get}

@@ -103,7 +103,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
             Array(3., dtype=float32)
             >>> packed.repack([jnp.ones(4), jnp.ones(())])
             Traceback (most recent call last):
-            ValueError: ...`tree[0]` was float32[3]; here, it is float32[4]...
+            ValueError: ...shape: `tree[0]` was float32[3], is float32[4]...
 
             ```
         """
@@ -251,38 +251,36 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
             "`optimiser` must have `init` and `update`, as an `optax.GradientTransformation` has; "
             f"got {short(optimiser)}."
         )
-    update = eqx.filter_jit(lambda *args: optimiser.update(*args))
 
-    def steps(wrap: Any, size: float) -> Iterator[tuple[Any, Any]]:
+    @eqx.filter_jit
+    def update(*args: Any) -> Any:
+        try:
+            return optimiser.update(*args)
+        except TypeError as error:
+            error.add_note(_NOTE)
+            raise
+
+    def steps(wrap: Any, unwrap: Any, size: float) -> Iterator[tuple[Any, Any]]:
         """Yield the updates of each step with gradients of a size, and the weights after it."""
         weights = wrap(_drawn(layout, 0, 1.0))
         state = optimiser.init(weights)
         for number in itertools.count(1):
             updates, state = update(wrap(_drawn(layout, number, size)), state, weights)
             weights = eqx.apply_updates(weights, updates)
-            yield updates, weights
+            yield eqx.filter(unwrap(updates), is_array), weights
 
-    def steps_of_tree(size: float) -> Iterator[tuple[Any, Any]]:
-        try:
-            yield from steps(lambda arrays: eqx.filter(layout.combine(arrays), is_array), size)
-        except TypeError as error:
-            error.add_note(_NOTE)
-            raise
-
-    def steps_of_packed(size: float) -> Iterator[Any]:
-        for updates, _ in steps(lambda arrays: Packed(layout.gather(arrays), layout), size):
-            yield eqx.filter(updates.unpack(), is_array)
-
+    of_tree = lambda arrays: eqx.filter(layout.combine(arrays), is_array), lambda tree: tree
+    of_packed = lambda arrays: Packed(layout.gather(arrays), layout), Packed.unpack
     n_steps = _MAX_STEPS
     # Without gradients there is nothing that hides the decay of weights, however small it is.
     for size in (1.0, 0.0):
-        n_moves, of_packed = 0, steps_of_packed(size)
-        for number, (expected, weights) in enumerate(steps_of_tree(size), 1):
+        n_moves, packed_steps = 0, steps(*of_packed, size)
+        for number, (expected, weights) in enumerate(steps(*of_tree, size), 1):
             try:
-                differences = jax.tree.map(_difference, expected, next(of_packed))
+                differences = jax.tree.map(_difference, expected, next(packed_steps)[0])
             except Exception as error:
                 # The user's optimiser: a mask, say, that is a tree of the model.
-                again = itertools.islice(steps_of_packed(size), number)
+                again = itertools.islice(steps(*of_packed, size), number)
                 raise_if_interruption(error, lambda again=again: [*again])
                 raise ValueError(
                     "This optimiser doesn't fit a `Packed`: it takes the tree, but raises an error "
