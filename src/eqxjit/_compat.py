@@ -396,7 +396,7 @@ _DONATIONS = {
 }
 
 
-def upstream_donation(wrapper: Any) -> str | None:
+def upstream_donation(wrapper: Any) -> Any:
     """Return the `donate` of an upstream wrapper; None if it can't be read."""
     if not upstream_is_as_expected or _has_jit_options(wrapper):
         return None

@@ -1,10 +1,11 @@
 """`install` and `uninstall`: eqxjit in the place of `equinox.filter_jit`, in a whole process."""
 
+import contextlib
 import functools
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import equinox as eqx
 
@@ -16,7 +17,6 @@ from .._compat import (
     upstream_filter_jit,
     upstream_is_as_expected,
 )
-from .._core.options import Donate
 from .._core.wrapper import JitFunction, filter_jit
 from .._interruptions import Lock
 
@@ -25,10 +25,8 @@ _lock = Lock()
 _installations: set["Installation"] = set()
 
 
-class Installation:
+class Installation(contextlib.AbstractContextManager["Installation"]):
     """An installation, made by `install`: while one lasts, `equinox.filter_jit` is eqxjit's."""
-
-    __slots__ = ()
 
     def uninstall(self) -> None:
         """End this installation, and leave others in place; do nothing if it has ended."""
@@ -40,9 +38,6 @@ class Installation:
 
     def __repr__(self) -> str:
         return f"<Installation: {'active' if self in _installations else 'ended'}>"
-
-    def __enter__(self) -> "Installation":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.uninstall()
@@ -155,9 +150,7 @@ def _twin(wrapper: Any) -> JitFunction[..., Any] | None:
     link = fields_of(wrapper).get(_LINK)
     if link is None:
         donate = upstream_donation(wrapper)
-        twin = None
-        if donate is not None:
-            twin = filter_jit(wrapper.__wrapped__, donate=cast(Donate, donate))
+        twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=donate)
         # Another thread may have been first: their twins share what is compiled.
         link = fields_of(wrapper)[_LINK] = _Link(twin=twin)
     return link.twin

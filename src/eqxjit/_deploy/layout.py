@@ -40,10 +40,8 @@ Members = tuple[tuple[int, ...], ...]
 class Layout:
     """A pytree without its arrays, and where in a `Packed` these are. Equal to itself alone.
 
-    - `spec`, `statics`: those of the pytree.
     - `types`: those of its arrays inside a jitted function, weak types aside.
     - `members`: for each array of a `Packed`, the indices of the pytree's arrays in it.
-    - `key`: equal for pytrees that may serve the same program.
     """
 
     spec: Spec
@@ -52,7 +50,8 @@ class Layout:
     members: Members
 
     def __post_init__(self) -> None:
-        # Hashed here: where a layout dies, a type's hash in Python might fail or be interrupted.
+        # Equal for pytrees that may serve the same program. Hashed here, because where a layout
+        # dies, a type's hash in Python might fail or be interrupted.
         self.key: Hashable = Static((self.spec, self.types, self.members))
 
     def __deepcopy__(self, memo: Any) -> "Layout":
