@@ -9,7 +9,7 @@ from typing import Any
 
 import equinox as eqx
 
-from .._code.files import trim, trimming
+from .._code.files import trimming
 from .._compat import (
     UpstreamWrapper,
     fields_of,
@@ -17,7 +17,7 @@ from .._compat import (
     upstream_filter_jit,
     upstream_is_as_expected,
 )
-from .._core.wrapper import JitFunction, filter_jit
+from .._core.wrapper import filter_jit
 from .._interruptions import Lock
 
 # Garbage collection may run what installs as well.
@@ -84,8 +84,7 @@ def install() -> Installation:
 def uninstall() -> None:
     """End all installations: `equinox.filter_jit` is upstream's again.
 
-    Does nothing if there are none, and leaves a replacement by another tool in place. Functions
-    wrapped meanwhile keep using eqxjit.
+    Does nothing if there are none, and leaves a replacement by another tool in place.
     """
     with _lock:
         for installation in tuple(_installations):
@@ -146,42 +145,35 @@ class _Link(types.SimpleNamespace):
         return type(None), ()
 
 
-def _twin(wrapper: Any) -> JitFunction[..., Any] | None:
+def _method(wrapper: Any, name: str) -> Any:
+    """Return a method of what serves an upstream wrapper: of its twin, or upstream's."""
     link = fields_of(wrapper).get(_LINK)
     if link is None:
         donate = upstream_donation(wrapper)
         twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=donate)
         # Another thread may have been first: their twins share what is compiled.
         link = fields_of(wrapper)[_LINK] = _Link(twin=twin)
-    return link.twin
+    if link.twin is None:
+        return functools.partial(_UPSTREAM[name], wrapper)
+    return getattr(link.twin, name)
 
 
-def _method(wrapper: Any, name: str) -> Any:
-    """Return a method of what serves a wrapper: of its twin, or upstream's."""
-    twin = _twin(wrapper)
-    return functools.partial(_UPSTREAM[name], wrapper) if twin is None else getattr(twin, name)
+def _redirecting(name: str) -> Callable[..., Any]:
+    """Return a method of upstream's wrappers that calls the one of this name that serves."""
 
+    def method(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        with trimming:
+            return _method(wrapper, name)(*args, **kwargs)
 
-def _call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
-    __tracebackhide__ = True
-    try:
-        return _method(wrapper, "__call__")(*args, **kwargs)
-    except BaseException:
-        trim()
-        raise
-
-
-def _lower(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
-    __tracebackhide__ = True
-    with trimming:
-        return _method(wrapper, "lower")(*args, **kwargs)
+    return method
 
 
 def _get(wrapper: Any, instance: Any, owner: type | None = None) -> Any:
     return wrapper if instance is None else _method(wrapper, "__get__")(instance, owner)
 
 
-_REDIRECTING = {"__call__": _call, "lower": _lower, "__get__": _get}
+_REDIRECTING = {**{name: _redirecting(name) for name in ("__call__", "lower")}, "__get__": _get}
 
 # As they were when eqxjit was imported: what another tool has put there since may call ours.
 _UPSTREAM: dict[str, Any] = {name: getattr(UpstreamWrapper, name, None) for name in _REDIRECTING}

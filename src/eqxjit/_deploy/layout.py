@@ -1,8 +1,4 @@
-"""Which array of a pytree is where in a `Packed`, and all that is static about it: one object.
-
-Layouts are interned: pytrees that may serve the same compiled program have the very same one, so
-that comparing two `Packed` compares two addresses, however large the trees are.
-"""
+"""Which array of a pytree is where in a `Packed`, and all that is static about it: one object."""
 
 import collections
 import dataclasses
@@ -134,7 +130,8 @@ def _taken_apart(array: Any, types: Sequence[Type]) -> Sequence[Any]:
 
 # --- Interning --------------------------------------------------------------------------------
 
-# By their keys, which entries of jitted functions hold.
+# Pytrees that may serve the same program have the very same layout: comparing two `Packed` compares
+# two addresses then, however large the trees are. Entries of jitted functions hold the keys.
 _layouts: weakref.WeakValueDictionary[Hashable, Layout] = weakref.WeakValueDictionary()
 _interning = Lock()
 

@@ -217,14 +217,13 @@ def _exported(manifest: dict[str, Any], program: bytes) -> Exported:
 class SavedFunction:
     """The function in a file: called with the arrays that aren't compiled in, and its arguments.
 
-    It has the signature of the function that was saved, behind the arrays.
-
     - `saved_for`: the arguments that it was saved for, in words.
     - `fun_avals`: the types of the arrays.
     """
 
     def __init__(self, manifest: dict[str, Any], exported: Exported):
         name = self.__name__ = self.__qualname__ = manifest["name"]
+        # `freeze` and `bind` find the parameters of the function that was saved, behind the arrays.
         self.__signature__ = _signature(manifest["parameters"])
         args, kwargs = _built(manifest["inputs"])
         bound = self.__signature__.bind(None, *args, **kwargs)
