@@ -180,21 +180,16 @@ def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
 
 
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:
-    """Return the values that a tracer of `vmap`, `jvp` or `grad` wraps; none where it is one of
-    `jit`.
-
-    The attributes are private. Without them a program that can raise isn't waited for there.
-    """
+    """Return the values that a tracer of `vmap`, `jvp` or `grad` wraps; none for one of `jit`."""
+    # The attributes are private. Without them a program that can raise isn't waited for there.
     values = [getattr(tracer, name, None) for name in ("val", "primal", "tangent")]
     return [value for value in values if isinstance(value, jax.Array)]
 
 
 def is_sharded_aval(aval: Any) -> bool:
-    """Return whether a traced array is sharded by its type, or one shard inside `jax.shard_map`.
-
-    The names have changed from release to release. Without them such arrays share buffers with
-    others, which then become sharded as they are.
-    """
+    """Return whether a traced array is sharded by its type, or one shard inside `jax.shard_map`."""
+    # The names have changed from release to release. Without them such arrays share buffers with
+    # others, which then become sharded as they are.
     manual = getattr(aval, "manual_axis_type", None)
     spec = getattr(getattr(aval, "sharding", None), "spec", ())
     return bool(
@@ -275,11 +270,9 @@ _HOST_TRANSFERS = {"stablehlo.send", "stablehlo.recv", "stablehlo.outfeed"}
 
 
 def may_raise(module: Any) -> bool:
-    """Return whether a StableHLO program can raise once it runs; True if that is unclear.
-
-    Only host callbacks and foreign calls can. The lowered module shows them all, also those that a
-    primitive hides from the jaxpr (lineax's solve, Equinox's `noinline`).
-    """
+    """Return whether a StableHLO program can raise once it runs; True if that is unclear."""
+    # Only host callbacks and foreign calls can. The lowered module shows them all, also those that
+    # a primitive hides from the jaxpr (lineax's solve, Equinox's `noinline`).
     # Not `walk`, which turns an interrupt in what it calls into another error.
     pending: list[Any] = [module]
     try:
@@ -308,10 +301,8 @@ except ImportError:
 
 
 def jaxpr_lowered_in(frame: FrameType) -> Any:
-    """Return the closed jaxpr that a function of JAX lowers, from its frame; None without one.
-
-    To be asked for it, JAX goes through all arguments again: as long as all else in a first call.
-    """
+    """Return the closed jaxpr that a function of JAX lowers, from its frame; None without one."""
+    # To be asked for it, JAX goes through all arguments again: as long as all else in a first call.
     return _local_of_class(frame, ClosedJaxpr)
 
 
@@ -325,11 +316,9 @@ def _local_of_class(frame: FrameType, cls: type) -> Any:
 
 
 def inputs_read_in(frame: FrameType | None) -> frozenset[int] | None:
-    """Return which inputs of a program XLA gets, from the frame in which JAX lowers it.
-
-    JAX drops those that no equation reads. None where that isn't there: all then count as read.
-    """
-    # JAX chooses the inputs in a frame a few above the one that lowers.
+    """Return which inputs of a program XLA gets, from the frame in which JAX lowers it; or None."""
+    # JAX drops those that no equation reads, in a frame a few above the one that lowers. None where
+    # that isn't there: all then count as read, and a fast path copies NumPy arrays in vain.
     for _ in range(4):
         if frame is None:
             break
@@ -345,11 +334,9 @@ def inputs_read_in(frame: FrameType | None) -> frozenset[int] | None:
 
 
 def warning_filters() -> list[Any]:
-    """Return the filters of warnings, the first to match first; since Python 3.14 they may be a
-    context's.
-
-    `warnings.filterwarnings` takes nothing but a regular expression.
-    """
+    """Return the filters of warnings, the first to match first."""
+    # Not `warnings.filterwarnings`, which takes nothing but a regular expression. Since Python 3.14
+    # the filters may be a context's.
     find = getattr(warnings, "_get_filters", None)
     return warnings.filters if find is None else find()  # type: ignore[return-value]
 

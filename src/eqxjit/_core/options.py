@@ -36,24 +36,19 @@ DEFAULT_MAXSIZE = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of one `filter_jit`.
-
-    - `donate`: as the argument of `filter_jit`.
-    - `block`: whether each call waits for its computation.
-    - `maxsize`: how many entries there may be, `None` for any number.
-    - `max_traces`: how often the function may be traced, `None` for any number.
-    - `jit_arguments`: further arguments of `jax.jit`, as sorted pairs.
-    """
+    """The options of one `filter_jit`, each as the argument of that name."""
 
     donate: Donate
     block: bool
     maxsize: int | None
     max_traces: int | None
+    # Those of `jax.jit`, sorted by name: in any order they are the same options.
     jit_arguments: tuple[tuple[str, Any], ...]
 
     @functools.cached_property
     def key(self) -> Hashable:
         """A key that is equal for options under which one program may serve."""
+        # Not the options: to `==`, 1 and True among those of `jax.jit` are one.
         return freeze(self._chosen)
 
     @property
@@ -82,8 +77,8 @@ def check_options(
 ) -> Options:
     """Return the options; raise, as upstream does, for what none of them can be."""
     arguments = tuple(sorted(jit_arguments.items()))
+    # Much code wraps where it calls, with the same options each time.
     try:
-        # Much code wraps where it calls, with the same options each time.
         return _checked_before(donate, block, maxsize, max_traces, arguments)
     except TypeError:
         # An option that can't be hashed; or a wrong one, whose error comes again.
