@@ -526,6 +526,12 @@ def test_wrong_repacks_are_refused(change, texts):
     assert_same(packed.unpack(), mlp())
 
 
+def test_a_tree_that_is_too_large_to_be_described():
+    packed = eqxjit.pack([jnp.ones(2), *[1] * 50_000])
+    with pytest.raises(ValueError, match="differences:\n    somewhere in a large tree"):
+        packed.repack([jnp.ones(2), *[1] * 49_999, 2])
+
+
 def test_static_values_are_compared_by_type():
     packed = eqxjit.pack(model(sizes=(1,)))
     with pytest.raises(ValueError, match=r"`tree\.sizes\[0\]` was 1, is True"):

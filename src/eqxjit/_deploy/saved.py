@@ -379,6 +379,6 @@ def _built(tree: Any) -> Any:
         return [*map(_built, content)]
     if kind == "dict":
         return {key: _built(item) for key, item in content.items()}
-    if kind == "value" and type(content) in _VALUES:
+    if kind == "value":
         return content
     raise ValueError(f"no tree is written as {short(tree)}")
