@@ -9,7 +9,6 @@ from typing import Any
 
 import equinox as eqx
 
-from .._code.files import trimming
 from .._compat import (
     UpstreamWrapper,
     fields_of,
@@ -163,8 +162,7 @@ def _redirecting(name: str) -> Callable[..., Any]:
 
     def method(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        with trimming:
-            return _method(wrapper, name)(*args, **kwargs)
+        return _method(wrapper, name)(*args, **kwargs)
 
     return method
 
