@@ -142,6 +142,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
         parts.append(f"{sum([getattr(array, 'nbytes', 0) for array in self.arrays]):,} B")
         return f"Packed({', '.join(parts)})"
 
+    # Equinox prints Modules by it, field by field otherwise.
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
         return wl.TextDoc(repr(self))
 
@@ -217,6 +218,7 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
     # buffer, a GRU's step took 1.04 of the time of that on the tree, and 0.87 without.
     layout = layout_of(*split(copied, is_input=False), max_leaf_bytes)
     if optimiser is not None:
+        # Within a trace, too: the check is no part of the program.
         with jax.ensure_compile_time_eval():
             _check_optimiser(optimiser, layout)
     return Packed(layout.gather(arrays), layout)
@@ -252,6 +254,7 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
             f"got {short(optimiser)}."
         )
 
+    # Without `jit`, a hundred steps would take longer than compiling one.
     @eqx.filter_jit
     def update(*args: Any) -> Any:
         try:

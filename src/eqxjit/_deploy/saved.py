@@ -1,9 +1,7 @@
 """The file of a frozen function: `write` makes one, and `read` restores the function in it.
 
 It is a zip archive, without pickle: a manifest in JSON, the program as `jax.export` serialises it,
-and the arrays that aren't compiled in. Its comment is one digest over all of them. Whatever is
-wrong in a file raises when it is read, because a call comes too late; and nothing in it takes more
-memory than on disk.
+and the arrays that aren't compiled in. Its comment is one digest over all of them.
 """
 
 import contextlib
@@ -13,7 +11,7 @@ import inspect
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from inspect import Parameter
 from typing import Any, BinaryIO
 
@@ -40,8 +38,6 @@ Path = str | os.PathLike[str]
 
 # The types of static values that JSON holds as they are: of a float it has all digits.
 _VALUES = (bool, int, float, str, type(None))
-
-_NUMBERS = " A Python number isn't an array: pass `np.float32(2.0)`, say, in the place of `2.0`."
 
 
 # --- Writing ----------------------------------------------------------------------------------
@@ -113,13 +109,14 @@ def _digest(contents: Iterable[bytes]) -> bytes:
 
 
 def _write(path: str, members: dict[str, bytes]) -> None:
-    """Write a file as a whole, or not at all: a server may be loading it."""
+    """Write a file as a whole, or not at all."""
     temporary = f"{path}.part"
     try:
         with zipfile.ZipFile(temporary, "w") as archive:
             archive.comment = _digest(members.values())
             for name, content in members.items():
                 archive.writestr(name, content)
+        # At once: a server may be loading the file that is there.
         os.replace(temporary, path)
     except OSError as error:
         # The user has no file of the temporary one's name.
@@ -157,7 +154,8 @@ def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
 
 def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
     with zipfile.ZipFile(file) as archive:
-        # Of a compressed part `zipfile` makes all there is, whatever size is written of it.
+        # Nothing may take more memory than on disk. Of a compressed part `zipfile` makes all there
+        # is, whatever size is written of it.
         infos = archive.infolist()
         is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
         size = sum([max(info.compress_size, info.file_size) for info in infos])
@@ -215,11 +213,7 @@ def _exported(manifest: dict[str, Any], program: bytes) -> Exported:
 
 
 class SavedFunction:
-    """The function in a file: called with the arrays that aren't compiled in, and its arguments.
-
-    - `saved_for`: the arguments that it was saved for, in words.
-    - `fun_avals`: the types of the arrays.
-    """
+    """The function in a file: called with the arrays that aren't compiled in, and its arguments."""
 
     def __init__(self, manifest: dict[str, Any], exported: Exported):
         name = self.__name__ = self.__qualname__ = manifest["name"]
@@ -241,6 +235,7 @@ class SavedFunction:
             exported.in_avals, self._n_first, manifest["n_fun"]
         )
         self._out_spec, outs, self._out_statics = split(_built(manifest["output"]))
+        # Whatever is wrong in a file raises when it is read, because a call comes too late.
         is_sound = (
             name.isprintable()
             and 0 <= self._n_first <= len(self._avals)
@@ -259,19 +254,21 @@ class SavedFunction:
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the arrays in arguments; raise for arguments that it wasn't saved for."""
         spec, leaves, statics = split((args, kwargs))
+        types = [str(jax.typeof(leaf)) for leaf in leaves]
         if spec != self._spec:
-            called_with = _shown(*combine(spec, _texts(leaves), iter(statics)))
+            called_with = _shown(*combine(spec, iter(types), iter(statics)))
             has_numbers = any(type(value) in (bool, int, float, complex) for value in statics)
-            is_hint = has_numbers and len(leaves) < len(self._saved)
+            hint = ""
+            if has_numbers and len(leaves) < len(self._saved):
+                hint = " A Python number isn't an array: pass `np.float32(2.0)`, say, for `2.0`."
             raise ValueError(
                 f"`{self.__name__}` was saved for {self.saved_for}, and is called with "
-                f"{called_with}.{_NUMBERS if is_hint else ''}"
+                f"{called_with}.{hint}"
             )
-        for saved, aval, passed, path in zip(
-            self._saved, self._avals, map(jax.typeof, leaves), self._paths, strict=True
-        ):
+        expected = zip(self._saved, self._avals, self._paths, strict=True)
+        for passed, (saved, aval, path) in zip(types, expected, strict=True):
             # JAX compares those with symbols.
-            if str(passed) not in (saved, str(aval)) and not is_symbolic(aval.shape):
+            if passed not in (saved, str(aval)) and not is_symbolic(aval.shape):
                 raise ValueError(
                     f"`{self.__name__}` was saved for {saved}, and is called with {passed} as "
                     f"`{path}`."
@@ -286,17 +283,19 @@ class SavedFunction:
         except ValueError as error:
             if not any(is_symbolic(aval.shape) for aval in self._avals):
                 raise
+            # JAX's error names no argument, and says nothing of what was saved.
             saved = ", ".join(map("`{}`: {}".format, self._paths, self._saved))
+            passed = ", ".join([str(jax.typeof(leaf)) for leaf in leaves])
             raise ValueError(
-                f"`{self.__name__}` was saved for {saved}, and is called with "
-                f"{', '.join(_texts(leaves))}, which doesn't fit: a symbol stands for one size, "
-                "from 1 on."
+                f"`{self.__name__}` was saved for {saved}, and is called with {passed}, which "
+                "doesn't fit: a symbol stands for one size, from 1 on."
             ) from error
         return combine(self._out_spec, iter(arrays_of(results)), iter(self._out_statics))
 
 
 def _signature(parameters: list[Any]) -> inspect.Signature:
     """Return the signature of a function of the arrays and of the parameters in a manifest."""
+    # A name that no other parameter has.
     arrays = "_".join(["arrays", *[name for name, _, _ in parameters]])
     return inspect.Signature(
         [
@@ -338,10 +337,6 @@ def is_symbolic(shape: tuple[Any, ...]) -> bool:
 def _strong(avals: Any) -> list[str]:
     """Return the texts of arrays' types, without the mark of a weak one."""
     return [str(aval).removeprefix("~") for aval in avals]
-
-
-def _texts(leaves: list[Any]) -> Iterator[str]:
-    return (str(jax.typeof(leaf)) for leaf in leaves)
 
 
 def _shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
