@@ -165,6 +165,7 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
         # Before all else: another version may have other fields and other parts.
         _check_version(manifest)
         names = [_MANIFEST, _PROGRAM, *map(_array_name, range(len(infos) - 2))]
+        # What isn't named isn't read, however large it is.
         if archive.namelist() != names or len(names) != 2 + manifest["n_fun"]:
             raise _Refused("is damaged: its parts aren't those that its manifest names.")
         _, program, *arrays = contents = [archive.read(name) for name in names]
@@ -193,6 +194,7 @@ def _exported(manifest: dict[str, Any], program: bytes) -> Exported:
     try:
         exported = deserialize(bytearray(program))
     except ImportError:
+        # Of flatbuffers: `read` says what to install.
         raise
     except Exception as error:
         # JAX raises many kinds for what an older or a newer one has written.
