@@ -85,7 +85,7 @@ class _With:
 
     def __init__(self, *with_: Callable[..., Any]):
         # `with` calls what these slots hold. Hooks of profilers and debuggers aren't called for a
-        # `partial`: one may raise, and then what was to be called isn't, and a lock stays locked.
+        # `partial`: one may raise, and then what was to be called isn't, and a lock is left locked.
         for name, function in zip(_WITH, with_, strict=True):
             setattr(self, name, functools.partial(function))
 
