@@ -99,11 +99,10 @@ def _show_info() -> None:
 
 
 def _run_script(path: str) -> None:
-    """Run a file as the main program, also for threads and exit handlers that outlive this.
-
-    `runpy.run_path` would take the module away at the end of the file.
-    """
+    """Run a file as the main program, also for threads and exit handlers that outlive this."""
+    # Not by `runpy.run_path`, which takes the module away at the end of the file.
     if not sys.flags.safe_path:
+        # As Python does for `python script.py`: the script imports what lies beside it.
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     path = os.path.abspath(path)
     loader = importlib.machinery.SourceFileLoader("__main__", path)

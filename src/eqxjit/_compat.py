@@ -30,6 +30,12 @@ from ._switches import switch
 
 _T = TypeVar("_T")
 
+
+def _do_nothing(*_: Any) -> Any:
+    """Return nothing: the fallback of functions that only make something prettier."""
+    return ()
+
+
 # --- The native back end ----------------------------------------------------------------------
 
 try:
@@ -110,18 +116,8 @@ except ImportError:
     # No field is ever this object: Modules are then read through the pytree registry.
     MISSING = object()
 
-#: Raised by XLA when a program fails, for instance in a callback.
-JaxRuntimeError: type[Exception] = getattr(jax.errors, "JaxRuntimeError", RuntimeError)
-
-
-try:
-    #: `fields_of(module)` is `module.__dict__` by its C-level descriptor, which runs no Python.
-    fields_of: Callable[[Any], dict[str, Any]] = vars(eqx.Module)["__dict__"].__get__
-except (KeyError, AttributeError):
-
-    def fields_of(module: Any, /) -> dict[str, Any]:
-        return object.__getattribute__(module, "__dict__")
-
+#: `fields_of(module)` is `module.__dict__` by its C-level descriptor, which runs no Python.
+fields_of: Callable[[Any], dict[str, Any]] = vars(eqx.Module)["__dict__"].__get__
 
 # --- Structures -------------------------------------------------------------------------------
 
@@ -130,16 +126,11 @@ flatten_one_level: Callable[[Any], tuple[Any, Any] | None] = default_registry.fl
 
 _LEAF = tree_structure(0)
 
-# A release of JAX has one or the other.
-_make_treedef: Any = getattr(PyTreeDef, "from_node_data_and_children", None) or getattr(
-    PyTreeDef, "make_from_node_data_and_children", None
-)
-
 
 def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
     """Return the object that JAX's registry makes of a node's metadata and children."""
-    treedef = _make_treedef(default_registry, (kind, metadata), [_LEAF] * len(children))
-    return treedef.unflatten(children)
+    make: Any = PyTreeDef.from_node_data_and_children  # type: ignore[attr-defined]
+    return make(default_registry, (kind, metadata), [_LEAF] * len(children)).unflatten(children)
 
 
 # --- Tracing ----------------------------------------------------------------------------------
@@ -176,36 +167,29 @@ try:
     # How JAX names a function and its arguments, where the function tells (`__fun_debug_info__`).
     from jax._src.api_util import debug_info as _debug_info
 
-    _UNNAMED: Any = _debug_info("jit", lambda: None, (), {})
-
-    def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
-        """Return JAX's record of the names of a function and its arguments; None for JAX's."""
-        return _UNNAMED._replace(func_src_info=source, arg_names=argument_names)
-
-    _ = debug_info("f at f.py:1", ("x",)).safe_arg_names(1)
+    _unnamed: Any = _debug_info("jit", lambda: None, (), {})
+    _ = _unnamed._replace(func_src_info="f at f.py:1", arg_names=("x",)).safe_arg_names(1)
 except (ImportError, AttributeError, TypeError, ValueError):
     # Arguments are then called `leaves[0]`; the function's name and place are in its name.
+    _unnamed = None
 
-    def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
-        return None
+
+def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
+    """Return JAX's record of the names of a function and its arguments; None for JAX's."""
+    return _unnamed and _unnamed._replace(func_src_info=source, arg_names=argument_names)
 
 
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:
-    """Return the values that a tracer of `vmap`, `jvp` or `grad` wraps; none where it is one of
-    `jit`.
-
-    The attributes are private. Without them a program that can raise isn't waited for there.
-    """
+    """Return the values that a tracer of `vmap`, `jvp` or `grad` wraps; none for one of `jit`."""
+    # The attributes are private. Without them a program that can raise isn't waited for there.
     values = [getattr(tracer, name, None) for name in ("val", "primal", "tangent")]
     return [value for value in values if isinstance(value, jax.Array)]
 
 
 def is_sharded_aval(aval: Any) -> bool:
-    """Return whether a traced array is sharded by its type, or one shard inside `jax.shard_map`.
-
-    The names have changed from release to release. Without them such arrays share buffers with
-    others, which then become sharded as they are.
-    """
+    """Return whether a traced array is sharded by its type, or one shard inside `jax.shard_map`."""
+    # The names have changed from release to release. Without them such arrays share buffers with
+    # others, which then become sharded as they are.
     manual = getattr(aval, "manual_axis_type", None)
     spec = getattr(getattr(aval, "sharding", None), "spec", ())
     return bool(
@@ -225,16 +209,13 @@ try:
     #: The text around a runtime error's message: `{stack}` and `{msg}` are to be filled in.
     runtime_error_text: str = _eqx_jit._on_error_msg
 except (ImportError, AttributeError):
+    _eqx_jit = None
     runtime_error_text = "{stack}\nequinox.EquinoxRuntimeError: {msg}\n"
 
-    def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
-        return None, []
 
-else:
-
-    def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
-        """Return the message and the stack, inside out, of Equinox's latest runtime error."""
-        return _eqx_jit.last_error_info or (None, [])
+def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
+    """Return the message and the stack, inside out, of Equinox's latest runtime error."""
+    return getattr(_eqx_jit, "last_error_info", None) or (None, [])
 
 
 #: The local variable by which Equinox recognises, on the stack, the frame of a jitted call.
@@ -244,28 +225,23 @@ JITTED_FRAME_MARK = "__equinox_jit_id__"
 CALLBACK_ERROR_NAME = "_EquinoxRuntimeError"
 
 
-class _DropEquinoxErrors(logging.Filter):
-    """A filter that drops JAX's log of a failed `eqx.error_if`: the error is raised anyway."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        return type(error).__name__ != CALLBACK_ERROR_NAME
+def _is_for_logs(record: logging.LogRecord) -> bool:
+    """Return whether a record isn't of a failed `eqx.error_if`, which is raised anyway."""
+    error = record.exc_info[1] if record.exc_info else None
+    return type(error).__name__ != CALLBACK_ERROR_NAME
 
 
 # JAX logs inside the callback, before any `except` of ours. One permanent filter that looks at the
 # exception replaces the two changes of the logger that upstream makes on every call.
-logging.getLogger("jax._src.callback").addFilter(_DropEquinoxErrors())
+logging.getLogger("jax._src.callback").addFilter(_is_for_logs)
 
 try:
     # JAX leaves frames of these files out of tracebacks, and of the places that it logs.
     from jax._src.source_info_util import register_exclusion as exclude_from_locations
     from jax._src.traceback_util import register_exclusion as exclude_from_tracebacks
 except ImportError:
-
-    def exclude_from_locations(path: str) -> None:
-        """Do nothing: tracebacks and JAX's logs then show a few lines of ours."""
-
-    exclude_from_tracebacks = exclude_from_locations
+    # Tracebacks and JAX's logs then show a few lines of ours.
+    exclude_from_locations = exclude_from_tracebacks = _do_nothing
 
 
 # --- Lowered programs -------------------------------------------------------------------------
@@ -273,49 +249,30 @@ except ImportError:
 
 # Custom calls that JAX emits itself and that report trouble by NaNs or not at all. A target that
 # isn't listed here counts as a foreign call: waiting in vain is slow, not waiting loses an error.
-_HARMLESS_TARGETS = frozenset(
-    {
-        "Sharding",
-        "SPMDFullToShardShape",
-        "SPMDShardToFullShape",
-        "LayoutConstraint",
-        "AllocateBuffer",
-        "ApproxTopK",
-        "TopK",
-        "mhlo.topk",
-        "mhlo.erf",
-        "Qr",
-        "ProductOfElementaryHouseholderReflectors",
-        "annotate_device_placement",
-        "xla.sdy.FuncResultSharding",
-        "xla.sdy.GlobalToLocalShape",
-        "xla.sdy.LocalToGlobalShape",
-    }
-)
+_HARMLESS_TARGETS = {
+    # Where and how arrays lie on devices.
+    *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"),
+    *("xla.sdy.FuncResultSharding", "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"),
+    *("annotate_device_placement", "AllocateBuffer"),
+    # Operations that XLA implements itself.
+    *("ApproxTopK", "TopK", "mhlo.topk", "mhlo.erf"),
+    *("Qr", "ProductOfElementaryHouseholderReflectors"),
+}
 _HARMLESS_PREFIXES = (
-    "lapack_",
-    "cusolver_",
-    "cublas_",
-    "cusparse_",
-    "cu_",
-    "hipsolver_",
-    "hipblas_",
-    "__cublas",
-    "__cudnn",
-    "mhlo.",
-    "chlo.",
-    "stablehlo.",
+    # Libraries of linear algebra, on the CPU and on GPUs of two makers.
+    *("lapack_", "cusolver_", "cublas_", "cusparse_", "cu_", "hipsolver_", "hipblas_"),
+    *("__cublas", "__cudnn"),
+    # Dialects in which JAX and XLA write programs.
+    *("mhlo.", "chlo.", "stablehlo."),
 )
 # How a TPU talks to its host in the middle of a program.
-_HOST_TRANSFERS = frozenset({"stablehlo.send", "stablehlo.recv", "stablehlo.outfeed"})
+_HOST_TRANSFERS = {"stablehlo.send", "stablehlo.recv", "stablehlo.outfeed"}
 
 
 def may_raise(module: Any) -> bool:
-    """Return whether a StableHLO program can raise once it runs; True if that is unclear.
-
-    Only host callbacks and foreign calls can. The lowered module shows them all, also those that a
-    primitive hides from the jaxpr (lineax's solve, Equinox's `noinline`).
-    """
+    """Return whether a StableHLO program can raise once it runs; True if that is unclear."""
+    # Only host callbacks and foreign calls can. The lowered module shows them all, also those that
+    # a primitive hides from the jaxpr (lineax's solve, Equinox's `noinline`).
     # Not `walk`, which turns an interrupt in what it calls into another error.
     pending: list[Any] = [module]
     try:
@@ -336,21 +293,22 @@ def may_raise(module: Any) -> bool:
     return False
 
 
-def jaxpr_lowered_in(frame: FrameType) -> Any:
-    """Return the closed jaxpr that a function of JAX lowers, from its frame; None without one.
+try:
+    from jaxlib.mlir.ir import Module as _Module
+except ImportError:
+    # No value has this type: the program isn't found.
+    _Module = type("Module", (), {})
 
-    To be asked for it, JAX goes through all arguments again: as long as all else in a first call.
-    """
+
+def jaxpr_lowered_in(frame: FrameType) -> Any:
+    """Return the closed jaxpr that a function of JAX lowers, from its frame; None without one."""
+    # To be asked for it, JAX goes through all arguments again: as long as all else in a first call.
     return _local_of_class(frame, ClosedJaxpr)
 
 
 def module_compiled_in(frame: FrameType) -> Any:
     """Return the lowered program that a function of JAX compiles, as `jaxpr_lowered_in`."""
-    try:
-        from jaxlib.mlir.ir import Module
-    except ImportError:
-        return None
-    return _local_of_class(frame, Module)
+    return _local_of_class(frame, _Module)
 
 
 def _local_of_class(frame: FrameType, cls: type) -> Any:
@@ -358,11 +316,9 @@ def _local_of_class(frame: FrameType, cls: type) -> Any:
 
 
 def inputs_read_in(frame: FrameType | None) -> frozenset[int] | None:
-    """Return which inputs of a program XLA gets, from the frame in which JAX lowers it.
-
-    JAX drops those that no equation reads. None where that isn't there: all then count as read.
-    """
-    # JAX chooses the inputs in a frame a few above the one that lowers.
+    """Return which inputs of a program XLA gets, from the frame in which JAX lowers it; or None."""
+    # JAX drops those that no equation reads, in a frame a few above the one that lowers. None where
+    # that isn't there: all then count as read, and a fast path copies NumPy arrays in vain.
     for _ in range(4):
         if frame is None:
             break
@@ -378,11 +334,9 @@ def inputs_read_in(frame: FrameType | None) -> frozenset[int] | None:
 
 
 def warning_filters() -> list[Any]:
-    """Return the filters of warnings, the first to match first; since Python 3.14 they may be a
-    context's.
-
-    `warnings.filterwarnings` takes nothing but a regular expression.
-    """
+    """Return the filters of warnings, the first to match first."""
+    # Not `warnings.filterwarnings`, which takes nothing but a regular expression. Since Python 3.14
+    # the filters may be a context's.
     find = getattr(warnings, "_get_filters", None)
     return warnings.filters if find is None else find()  # type: ignore[return-value]
 
@@ -429,7 +383,7 @@ _DONATIONS = {
 }
 
 
-def upstream_donation(wrapper: Any) -> str | None:
+def upstream_donation(wrapper: Any) -> Any:
     """Return the `donate` of an upstream wrapper; None if it can't be read."""
     if not upstream_is_as_expected or _has_jit_options(wrapper):
         return None
@@ -456,29 +410,18 @@ def _jit_options(jitted: Any) -> list[Any]:
 
 # Settings of `jax.config` that a program may depend on. Only those that exist are looked at.
 _SETTINGS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-    "jax_default_device",
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_debug_nans",
-    "jax_debug_infs",
-    "jax_disable_jit",
-    "jax_exec_time_optimization_effort",
-    "jax_memory_fitting_effort",
-    "jax_optimization_level",
+    # Of numbers.
+    *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"),
+    *("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_threefry_partitionable"),
+    # Of where and how programs run.
+    *("jax_default_device", "jax_disable_jit", "jax_debug_nans", "jax_debug_infs"),
+    *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort", "jax_optimization_level"),
 )
 _USERS_NAMES = {
     "abstract_mesh_context_manager": "mesh (jax.set_mesh)",
     "mesh_context_manager": "mesh (with mesh:)",
     "axis_env_state": "axis names of an outer transformation",
 }
-
-
-def _context_without_names() -> tuple[Any, ...]:
-    return (getattr(jax.sharding, "get_abstract_mesh", lambda: None)(),)
 
 
 try:
@@ -492,27 +435,24 @@ try:
 except (ImportError, AttributeError, TypeError, ValueError):
     # Another release's: what this version of JAX keys traces by can't be read in full.
     _CONTEXT_NAMES = ("abstract_mesh_context_manager",)
-    _trace_context = _context_without_names
+
+    def _trace_context() -> tuple[Any, ...]:
+        return (jax.sharding.get_abstract_mesh(),)
 
 
 def trace_configuration() -> dict[str, str]:
     """Return what JAX's programs depend on beside arguments: the name and the value of each."""
     global _last_configuration
-    values = _trace_context(), [getattr(jax.config, name, None) for name in _SETTINGS]
-    last_values, texts = _last_configuration
-    # A `jax` context of the user's may hold anything.
-    if not unless_it_raises(lambda: bool(values == last_values), False):
-        by_name = {
-            **dict(zip(_SETTINGS, values[1], strict=True)),
-            **dict(zip(_CONTEXT_NAMES, values[0], strict=True)),
-        }
-        texts = {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in by_name.items()}
-        _last_configuration = values, texts
-    return texts
+    values = {name: getattr(jax.config, name, None) for name in _SETTINGS}
+    values |= zip(_CONTEXT_NAMES, _trace_context(), strict=True)
+    texts = {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in values.items()}
+    # Mostly as it was: all traces then share one.
+    if texts != _last_configuration:
+        _last_configuration = texts
+    return _last_configuration
 
 
-# Mostly as it was: texts are made when something has changed.
-_last_configuration: tuple[Any, dict[str, str]] = None, {}
+_last_configuration: dict[str, str] = {}
 
 
 def _setting_text(value: Any) -> str:
@@ -527,9 +467,7 @@ def _setting_text(value: Any) -> str:
 try:
     from jax._src.source_info_util import user_frames as _user_frames
 except ImportError:
-
-    def _user_frames(traceback: Any) -> Any:
-        return ()
+    _user_frames = _do_nothing
 
 
 def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:

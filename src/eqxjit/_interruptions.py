@@ -1,9 +1,7 @@
 """What holds wherever a signal handler, another thread or a fork comes in between.
 
 A signal handler, or another thread, may raise wherever Python runs. Who catches what the user's
-code raises asks here whether that is raised again: an interruption isn't, and goes on its way. A
-lock isn't left locked by either; and, without one, a set of what is alive takes additions by other
-threads.
+code raises asks here whether that is raised again: an interruption isn't, and goes on its way.
 """
 
 import functools
@@ -39,6 +37,7 @@ def _is_bug(error: BaseException) -> bool:
 
 def raise_if_interruption(error: BaseException, action: Callable[[], Any]) -> None:
     """Raise an error that an action has raised, unless it raises that again."""
+    # Or a bug of ours would look like an error of the user's, and make calls slow, silently.
     if IS_DEBUGGING and _is_bug(error):
         raise error
     try:
@@ -80,15 +79,13 @@ _WITH = ("__enter__", "__exit__")
 
 
 class _With:
-    """A context manager without a frame and without a call that hooks would see.
-
-    A hook may raise, and then what was to be called isn't: a lock would stay locked. `with` calls
-    what these slots hold, and hooks aren't called for a `partial`.
-    """
+    """A context manager without a frame and without a call that hooks would see."""
 
     __slots__ = _WITH
 
     def __init__(self, *with_: Callable[..., Any]):
+        # `with` calls what these slots hold. Hooks of profilers and debuggers aren't called for a
+        # `partial`: one may raise, and then what was to be called isn't, and a lock is left locked.
         for name, function in zip(_WITH, with_, strict=True):
             setattr(self, name, functools.partial(function))
 
@@ -120,11 +117,7 @@ class Lock(_With):
 
 
 class Weak(Generic[T]):
-    """A set of objects, by identity, each as long as it lives.
-
-    Unlike a `WeakSet` it runs no Python when one dies: an exception of a signal handler, raised
-    there, would go nowhere.
-    """
+    """A set of objects, by identity, each as long as it lives."""
 
     __slots__ = ("_refs",)
 
@@ -136,6 +129,8 @@ class Weak(Generic[T]):
 
     def add(self, value: T) -> None:
         """Add an object."""
+        # Unlike a `WeakSet` this runs no Python when one dies: an exception of a signal handler,
+        # raised there, would go nowhere.
         self._refs.add(weakref.ref(value, self._refs.discard))
 
     def discard(self, value: T) -> None:
@@ -145,12 +140,7 @@ class Weak(Generic[T]):
     def alive(self) -> list[T]:
         """Return the objects, to which another thread may add at any moment."""
         # The copy is made in one step.
-        values = []
-        for ref in self._refs.copy():
-            value = ref()
-            if value is not None:
-                values.append(value)
-        return values
+        return [value for ref in self._refs.copy() if (value := ref()) is not None]
 
 
 _locks: Weak[Lock] = Weak()

@@ -115,7 +115,7 @@ def test_a_block_that_is_neither_true_nor_false_is_refused(block):
 @pytest.mark.parametrize("option", ["maxsize", "max_traces"])
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "3", True, (3,)])
 def test_a_bound_that_is_no_count_is_refused(option, bad):
-    with pytest.raises((TypeError, ValueError), match=option):
+    with pytest.raises(ValueError if type(bad) is int else TypeError, match=option):
         eqxjit.filter_jit(documented, **{option: bad})
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from eqxjit import _interruptions
-from eqxjit._interruptions import raise_if_interruption, raised_by, unless_it_raises
+from eqxjit._interruptions import Weak, raise_if_interruption, raised_by, unless_it_raises
 from tests.support.processes import run
 
 # A timer of one shot, at a random moment, while one call after the other is made. One that doesn't
@@ -171,3 +171,17 @@ def test_a_bug_of_ours_is_raised_when_debugging(monkeypatch):
     assert unless_it_raises(users, "otherwise") == "otherwise"
     with pytest.raises(NameError, match="missing"):
         unless_it_raises(eval(bug), "otherwise")
+
+
+def test_a_set_of_what_is_alive():
+    class Thing:
+        """Compares by identity."""
+
+    things, alive = [Thing(), Thing(), Thing()], Weak()
+    for thing in things:
+        alive.add(thing)
+    assert {*alive.alive()} == {*things}
+    alive.discard(things.pop())
+    del things[0], thing
+    assert alive.alive() == things
+    assert len(alive) == 1

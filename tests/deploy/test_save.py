@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import tracemalloc
@@ -45,7 +46,7 @@ def functions():
         "half precision": (half, (X.astype(jnp.bfloat16),)),
         "two arguments": (cell, (X, jnp.ones(3))),
         "static arguments": (lambda x, n, mode=None: model(x) * n, (X, 3, "text")),
-        "floats": (lambda x, by: model(x) * by, (X, -0.0)),
+        "floats": (lambda x, *by: (model(x) * by[0], by), (X, -0.0, 0.1, math.inf, math.nan)),
         "containers": (
             lambda tree, n: {"y": (model(tree["x"][0]), [n, None, True]), "n": 1.5},
             ({"x": [X, X], "other": (X,)}, 2),
@@ -323,10 +324,10 @@ def _change(path, fits=True, **changes):
 
 
 def _export_for(path, *platforms):
-    """Change the platforms of a file, in the program, too."""
+    """Change the platforms of a file's program."""
     exported = deserialize(bytearray(_members(path)["program.bin"]))
     program = bytes(dataclasses.replace(exported, platforms=platforms).serialize())
-    _rewrite(path, {**_manifest_of(path), "platforms": platforms}, **{"program.bin": program})
+    _rewrite(path, **{"program.bin": program})
 
 
 def test_foreign_files_are_refused(tmp_path):
@@ -360,8 +361,8 @@ def test_other_platforms_are_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, r"by eqxjit \d.*, in version 9 of the format; this release reads version 2\. Upgrade"),
-        ({"version": 1}, r"by eqxjit \d.*, in version 1 of the format; .*\. Save it again"),
+        ({}, r"by eqxjit \d.*, in version 9 of the format; this release reads version 3\. Upgrade"),
+        ({"version": 2}, r"by eqxjit \d.*, in version 2 of the format; .*\. Save it again"),
     ],
 )
 def test_other_versions_say_so_whatever_else_they_lack(tmp_path, changes, text):
@@ -431,8 +432,7 @@ def test_missing_members_are_refused(tmp_path):
 def test_members_that_overlap_are_refused(tmp_path):
     """Each names the rest of the file: many of them would take far more memory than the file."""
     path = saved(tmp_path, mlp(), X)
-    arrays = [["uint8", [2**18 - 1000 * i]] for i in range(9)]
-    _change(path, arrays=arrays)
+    _change(path, n_fun=9)
     with zipfile.ZipFile(path, "a") as archive:
         content, infos = b"", []
         for i in reversed(range(9)):
@@ -456,7 +456,7 @@ def test_members_that_overlap_are_refused(tmp_path):
 
 def test_a_manifest_that_is_nested_deeply_is_refused(tmp_path):
     for depth in (2000, 100_000):
-        for field in ("inputs", "output", "arrays"):
+        for field in ("inputs", "output", "n_fun"):
             path = saved(tmp_path, mlp(), X)
             text = json.dumps({**_manifest_of(path), field: "here"})
             nested = '{"list": [' * depth + '{"value": 1}' + "]}" * depth
@@ -517,29 +517,29 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
         except ValueError as error:
             if "` was saved for" not in str(error):
                 raise
-    assert n_refused > 1000
+    assert n_refused > 800
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", True),
+        ("version", None),
+        ("version", "2"),
         ("name", 3),
         ("name", "\ud800"),
         ("parameters", [["x", "POSITIONAL", False]]),
         ("parameters", [["a b", "POSITIONAL_OR_KEYWORD", False]]),
-        ("parameters", [["x", "POSITIONAL_OR_KEYWORD", 0]]),
         ("parameters", []),
         ("n_first", -1),
         ("n_first", 1.0),
+        ("n_fun", -1),
+        ("n_fun", 1.0),
         ("inputs", {"tuple": [{"tuple": [{"array": "int32[4]"}]}, {"dict": {}}]}),
         ("inputs", {"tuple": [{"list": [{"array": "float32[4]"}]}, {"dict": {}}]}),
         ("inputs", {"tuple": [{"tuple": []}, {"dict": {}}]}),
         ("output", {"array": "float32[4]"}),
         ("output", {"tuple": [{"array": "float32[3]"}, {"array": "float32[3]"}]}),
         ("output", {"float": "0x1p9999"}),
-        ("platforms", "cpu"),
-        ("platforms", ["cpu", "tpu"]),
     ],
 )
 def test_a_wrong_field_is_refused(tmp_path, field, value):
@@ -550,17 +550,24 @@ def test_a_wrong_field_is_refused(tmp_path, field, value):
     manifest = _manifest_of(path)
     del manifest[field]
     _rewrite(path, manifest)
-    with pytest.raises(ValueError, match=f"no valid `{field}`"):
+    with pytest.raises(ValueError, match=rf"model\.eqxjit is damaged.*{field}"):
         eqxjit.load(path)
 
 
 @pytest.mark.parametrize(
-    "array", [["float32", [5]], ["int32", [3]], ["object", [3]], ["float32"], ["float32", [3.0]]]
+    "changes",
+    [
+        {"array-0.bin": bytes(16)},
+        {"array-0.bin": bytes(11)},
+        {"array-0.bin": b""},
+        {"array-0.bin": None},
+        {"array-1.bin": bytes(12)},
+    ],
 )
-def test_wrong_arrays_are_refused(tmp_path, array):
+def test_wrong_arrays_are_refused(tmp_path, changes):
     path = saved(tmp_path, eqx.Partial(jnp.add, jnp.ones(3)), jnp.ones(3), bound=0)
-    assert _manifest_of(path)["arrays"] == [["float32", [3]]]
-    _change(path, arrays=[array])
+    assert len(_members(path)["array-0.bin"]) == 12
+    _rewrite(path, **changes)
     with pytest.raises(ValueError, match="is damaged"):
         eqxjit.load(path)
 

@@ -10,7 +10,7 @@ import pytest
 from eqxjit import _compat
 from eqxjit._core import table as _table
 from eqxjit._deploy import install as _install
-from eqxjit._deploy import load as _load
+from eqxjit._deploy import saved as _saved
 from eqxjit._diagnostics import history as _history
 
 # --- A wrapper --------------------------------------------------------------------------------
@@ -58,17 +58,17 @@ def in_progress(wrapper: Any) -> int:
 
 def set_platform(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     """Make it seem that JAX runs on another platform, as its exported programs call it."""
-    monkeypatch.setattr(_load, "default_export_platform", lambda: platform)
+    monkeypatch.setattr(_saved, "default_export_platform", lambda: platform)
 
 
 def deserialiser() -> Any:
     """JAX's function that reads the program of a saved file."""
-    return _load.deserialize
+    return _saved.deserialize
 
 
 def set_deserialiser(monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
     """Read the programs of saved files by another function than JAX's."""
-    monkeypatch.setattr(_load, "deserialize", read)
+    monkeypatch.setattr(_saved, "deserialize", read)
 
 
 def forget_storms() -> None:
@@ -100,7 +100,7 @@ def link(wrapper: Any) -> Any:
 
 def sees_axis_names() -> bool:
     """Whether the names of a transformation's axes can be read from JAX."""
-    return _compat._trace_context is not _compat._context_without_names
+    return "axis_env_state" in _compat._CONTEXT_NAMES
 
 
 def assert_nothing_installed() -> None:

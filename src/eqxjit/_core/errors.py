@@ -12,13 +12,13 @@ import equinox as eqx
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.errors import JaxRuntimeError
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from .._code.files import is_users_module
 from .._code.text import short
 from .._compat import (
     CALLBACK_ERROR_NAME,
-    JaxRuntimeError,
     fields_of,
     last_runtime_error,
     runtime_error_text,

@@ -13,21 +13,21 @@ from .._spec.static import freeze
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
-# Upstream decides these itself; and these were its arguments before Equinox 0.10.
+# Upstream refuses these, since it decides them itself: what to do instead.
 _BY_TYPE = "To trace a value, pass it as an array; to make it static, as anything else."
 _PLACED = (
     "Place arrays by `jax.device_put` before the call, or by `eqx.filter_shard` before it or in "
     "the function."
 )
-_INSTEAD = {
+_REFUSED = {
     "static_argnums": _BY_TYPE,
     "static_argnames": _BY_TYPE,
     "donate_argnums": "Use `donate=...` to donate arrays.",
     "in_shardings": _PLACED,
     "out_shardings": _PLACED,
+    # Its arguments of long ago, of which JAX would say nothing helpful.
+    **dict.fromkeys(("default", "fn", "args", "kwargs", "out"), "Equinox 0.10 has removed it."),
 }
-_REFUSED = (*_INSTEAD,)
-_DEPRECATED = ("default", "fn", "args", "kwargs", "out")
 
 _OURS = ("donate", "block", "maxsize", "max_traces")
 
@@ -36,48 +36,40 @@ DEFAULT_MAXSIZE = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of one `filter_jit`.
-
-    - `donate`: as the argument of `filter_jit`.
-    - `block`: whether each call waits for its computation.
-    - `maxsize`: how many entries there may be, `None` for any number.
-    - `max_traces`: how often the function may be traced, `None` for any number.
-    - `jit_arguments`: further arguments of `jax.jit`, as sorted pairs.
-
-    And, derived from these once: `donates_first`, `donates_rest`, `hides_donation_warning`; and
-    `key`, which is equal for options under which one program may serve.
-    """
+    """The options of one `filter_jit`, each as the argument of that name."""
 
     donate: Donate
     block: bool
     maxsize: int | None
     max_traces: int | None
+    # Those of `jax.jit`, sorted by name: in any order they are the same options.
     jit_arguments: tuple[tuple[str, Any], ...]
-    donates_first: bool = dataclasses.field(init=False, compare=False)
-    donates_rest: bool = dataclasses.field(init=False, compare=False)
-    hides_donation_warning: bool = dataclasses.field(init=False, compare=False)
-    key: Hashable = dataclasses.field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        derived = {
-            "donates_first": self.donate in ("all", "warn"),
-            "donates_rest": self.donate != "none",
-            "hides_donation_warning": self.donate in ("all", "all-except-first"),
-            "key": freeze(self._chosen),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """A key that is equal for options under which one program may serve."""
+        # Not the options: to `==`, 1 and True among those of `jax.jit` are one.
+        return freeze(self._chosen)
 
     @property
     def _chosen(self) -> tuple[Any, ...]:
         return (self.donate, self.block, self.maxsize, self.max_traces, self.jit_arguments)
 
+    @property
+    def donates_first(self) -> bool:
+        return self.donate in ("all", "warn")
+
+    @property
+    def donates_rest(self) -> bool:
+        return self.donate != "none"
+
+    @property
+    def hides_donation_warning(self) -> bool:
+        return self.donate in ("all", "all-except-first")
+
     def __reduce__(self) -> tuple[type["Options"], tuple[Any, ...]]:
         # Without `key`, which may hold weak references.
         return Options, self._chosen
-
-
-def _nothing() -> None: ...
 
 
 def check_options(
@@ -85,8 +77,8 @@ def check_options(
 ) -> Options:
     """Return the options; raise, as upstream does, for what none of them can be."""
     arguments = tuple(sorted(jit_arguments.items()))
+    # Much code wraps where it calls, with the same options each time.
     try:
-        # Much code wraps where it calls, with the same options each time.
         return _checked_before(donate, block, maxsize, max_traces, arguments)
     except TypeError:
         # An option that can't be hashed; or a wrong one, whose error comes again.
@@ -97,30 +89,26 @@ def _checked(
     donate: Any, block: Any, maxsize: Any, max_traces: Any, arguments: tuple[tuple[str, Any], ...]
 ) -> Options:
     jit_arguments = dict(arguments)
-    for name in _DEPRECATED:
-        if name in jit_arguments:
-            raise ValueError(
-                f"`filter_jit` has had no argument `{name}` since Equinox 0.10: arrays are traced, "
-                "all else is static."
-            )
     refused = [name for name in _REFUSED if name in jit_arguments]
     if refused:
         raise ValueError(
             f"`filter_jit` can't take {', '.join(f'`{name}`' for name in refused)}: arrays are "
-            f"traced and all else is static. {' '.join({_INSTEAD[name]: 0 for name in refused})}"
+            f"traced and all else is static. {' '.join({_REFUSED[name]: 0 for name in refused})}"
         )
     if not isinstance(donate, str) or donate not in get_args(Donate):
-        raise ValueError(
-            "`filter_jit(..., donate=...)` must be one of "
-            f"{', '.join(map(repr, get_args(Donate)))}; got {donate!r}."
-        )
+        ways = ", ".join(map(repr, get_args(Donate)))
+        raise ValueError(f"`filter_jit(..., donate=...)` must be one of {ways}; got {donate!r}.")
     if block not in (True, False):
         raise ValueError(f"`filter_jit(..., block=...)` must be True or False; got {block!r}.")
     # A wrong bound would show at the thousandth call.
-    _check_count("maxsize", maxsize, "entries")
-    _check_count("max_traces", max_traces, "traces")
+    for name, count in {"maxsize": maxsize, "max_traces": max_traces}.items():
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+            raise TypeError(f"`{name}` must be None or an int, at least 1; got {count!r}.")
+        if count is not None and count < 1:
+            raise ValueError(f"`{name}` must be at least 1; got {count}.")
     if jit_arguments:
-        options = [*_OURS, *_options_of_jax()]
+        of_jax = [*inspect.signature(jax.jit).parameters][1:]
+        options = [*_OURS, *[name for name in of_jax if name not in _REFUSED]]
         for name in jit_arguments:
             if name not in options:
                 hint = nearest(name, ["fun", *options, *_REFUSED]) or (
@@ -128,27 +116,14 @@ def _checked(
                 )
                 raise TypeError(f"`filter_jit` has no option `{name}`: {hint}")
         # So that a bad value is refused here, as by upstream, rather than at the first call.
-        jax.jit(_nothing, **jit_arguments)
+        jax.jit(_checked, **jit_arguments)
     return Options(donate, bool(block), maxsize, max_traces, arguments)  # type: ignore[arg-type]
 
 
 _checked_before = functools.lru_cache(maxsize=64, typed=True)(_checked)
 
 
-def _options_of_jax() -> list[str]:
-    return [
-        name for name in inspect.signature(jax.jit).parameters if name not in ("fun", *_REFUSED)
-    ]
-
-
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return a question for the name nearest to an unknown one; empty if none is near."""
     found = difflib.get_close_matches(name, names, n=1)
     return f"did you mean `{found[0]}`?" if found else ""
-
-
-def _check_count(name: str, count: Any, what: str) -> None:
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
-        raise TypeError(f"`{name}` must be a number of {what} or None; got {count!r}.")
-    if count is not None and count < 1:
-        raise ValueError(f"`{name}` must be at least 1; got {count}.")

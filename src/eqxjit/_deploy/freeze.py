@@ -31,8 +31,7 @@ from .._fast.signature import Signature
 from .._interruptions import unless_it_raises
 from .._spec import static
 from .._spec.tree import combine, has_tracers, resplit, split
-from .load import SavedFunction, read
-from .save import Path, is_symbolic, write
+from .saved import Path, SavedFunction, is_symbolic, read, write
 
 OtherShapes = Literal["compile", "raise"]
 
@@ -149,6 +148,7 @@ class FrozenFunction(JitFunction[P, T]):
         return f"freeze({label}, {self.constant_bytes:,} bytes compiled in)"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # As a wrapper it would come back with arrays that are passed, and without its programs.
         raise TypeError(
             f"{self!r} can't be pickled: use its `save`, or pickle what it was made of."
         )
@@ -242,13 +242,15 @@ def freeze(
         lambda leaf: eqx.is_array(leaf) and leaf.nbytes > max_constant_bytes,
     )
     signature = Signature(remaining, *names)
+    # So Python's error for a wrong call says that some arguments are there already.
     signature.called = f"freeze({signature.label})"
     table = Table(signature, options, place_of(fun, home_of(fun)))
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
 
 
+# Not `equinox.Partial`, which warns of a `jax.vmap(model)` in it.
 class _Partial(functools.partial[Any]):
-    """The frozen function, as a pytree; `equinox.Partial` warns of a `jax.vmap(model)` in it."""
+    """The frozen function, as a pytree."""
 
 
 register_partial(_Partial)
@@ -275,6 +277,7 @@ def copy_static(value: Any) -> Any:
     memo = {id(referent): referent for referent in static.referents(frozen)}
     # An object of the user's may be one that can't be copied.
     copied = unless_it_raises(lambda: copy.deepcopy(value, {**memo}), value)
+    # One that isn't equal wouldn't be what the user froze or packed.
     return copied if unless_it_raises(lambda: static.same(copied, frozen), False) else value
 
 

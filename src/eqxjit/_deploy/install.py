@@ -1,14 +1,14 @@
 """`install` and `uninstall`: eqxjit in the place of `equinox.filter_jit`, in a whole process."""
 
+import contextlib
 import functools
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import equinox as eqx
 
-from .._code.files import trim, trimming
 from .._compat import (
     UpstreamWrapper,
     fields_of,
@@ -16,8 +16,7 @@ from .._compat import (
     upstream_filter_jit,
     upstream_is_as_expected,
 )
-from .._core.options import Donate
-from .._core.wrapper import JitFunction, filter_jit
+from .._core.wrapper import filter_jit
 from .._interruptions import Lock
 
 # Garbage collection may run what installs as well.
@@ -25,10 +24,8 @@ _lock = Lock()
 _installations: set["Installation"] = set()
 
 
-class Installation:
+class Installation(contextlib.AbstractContextManager["Installation"]):
     """An installation, made by `install`: while one lasts, `equinox.filter_jit` is eqxjit's."""
-
-    __slots__ = ()
 
     def uninstall(self) -> None:
         """End this installation, and leave others in place; do nothing if it has ended."""
@@ -40,9 +37,6 @@ class Installation:
 
     def __repr__(self) -> str:
         return f"<Installation: {'active' if self in _installations else 'ended'}>"
-
-    def __enter__(self) -> "Installation":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.uninstall()
@@ -89,8 +83,7 @@ def install() -> Installation:
 def uninstall() -> None:
     """End all installations: `equinox.filter_jit` is upstream's again.
 
-    Does nothing if there are none, and leaves a replacement by another tool in place. Functions
-    wrapped meanwhile keep using eqxjit.
+    Does nothing if there are none, and leaves a replacement by another tool in place.
     """
     with _lock:
         for installation in tuple(_installations):
@@ -151,48 +144,34 @@ class _Link(types.SimpleNamespace):
         return type(None), ()
 
 
-def _twin(wrapper: Any) -> JitFunction[..., Any] | None:
+def _method(wrapper: Any, name: str) -> Any:
+    """Return a method of what serves an upstream wrapper: of its twin, or upstream's."""
     link = fields_of(wrapper).get(_LINK)
     if link is None:
         donate = upstream_donation(wrapper)
-        twin = None
-        if donate is not None:
-            twin = filter_jit(wrapper.__wrapped__, donate=cast(Donate, donate))
+        twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=donate)
         # Another thread may have been first: their twins share what is compiled.
         link = fields_of(wrapper)[_LINK] = _Link(twin=twin)
-    return link.twin
+    if link.twin is None:
+        return functools.partial(_UPSTREAM[name], wrapper)
+    return getattr(link.twin, name)
 
 
-def _call(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
-    __tracebackhide__ = True
-    twin = _twin(wrapper)
-    try:
-        if twin is not None:
-            return twin(*args, **kwargs)
-        return _UPSTREAM["__call__"](wrapper, *args, **kwargs)
-    except BaseException:
-        trim()
-        raise
+def _redirecting(name: str) -> Callable[..., Any]:
+    """Return a method of upstream's wrappers that calls the one of this name that serves."""
 
+    def method(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        return _method(wrapper, name)(*args, **kwargs)
 
-def _lower(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
-    __tracebackhide__ = True
-    twin = _twin(wrapper)
-    lower = functools.partial(_UPSTREAM["lower"], wrapper) if twin is None else twin.lower
-    with trimming:
-        return lower(*args, **kwargs)
+    return method
 
 
 def _get(wrapper: Any, instance: Any, owner: type | None = None) -> Any:
-    if instance is None:
-        return wrapper
-    twin = _twin(wrapper)
-    if twin is None:
-        return _UPSTREAM["__get__"](wrapper, instance, owner)
-    return twin.__get__(instance, owner)
+    return wrapper if instance is None else _method(wrapper, "__get__")(instance, owner)
 
 
-_REDIRECTING = {"__call__": _call, "lower": _lower, "__get__": _get}
+_REDIRECTING = {**{name: _redirecting(name) for name in ("__call__", "lower")}, "__get__": _get}
 
 # As they were when eqxjit was imported: what another tool has put there since may call ours.
 _UPSTREAM: dict[str, Any] = {name: getattr(UpstreamWrapper, name, None) for name in _REDIRECTING}

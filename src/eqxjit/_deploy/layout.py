@@ -1,10 +1,7 @@
-"""Which array of a pytree is where in a `Packed`, and all that is static about it: one object.
-
-Layouts are interned: pytrees that may serve the same compiled program have the very same one, so
-that comparing two `Packed` compares two addresses, however large the trees are.
-"""
+"""Which array of a pytree is where in a `Packed`, and all that is static about it: one object."""
 
 import collections
+import dataclasses
 import functools
 import itertools
 import math
@@ -20,10 +17,11 @@ from jax.core import Tracer
 
 from .._code.text import short
 from .._compat import is_sharded_aval
-from .._diagnostics.description import array_text
+from .._diagnostics.description import array_text, describe_trees
+from .._diagnostics.differences import compare, differences, listed
 from .._interruptions import Lock
 from .._spec.static import register_reader
-from .._spec.tree import Spec, Static, children, combine, is_array, split
+from .._spec.tree import Spec, Static, combine, is_array, split
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.
 MAX_LEAVES_PER_BUFFER = 24
@@ -34,24 +32,23 @@ Type = jax.ShapeDtypeStruct
 Members = tuple[tuple[int, ...], ...]
 
 
+@dataclasses.dataclass(eq=False)
 class Layout:
     """A pytree without its arrays, and where in a `Packed` these are. Equal to itself alone.
 
-    - `spec`, `statics`: those of the pytree.
     - `types`: those of its arrays inside a jitted function, weak types aside.
     - `members`: for each array of a `Packed`, the indices of the pytree's arrays in it.
-    - `key`: equal for pytrees that may serve the same program.
     """
 
-    def __init__(
-        self, spec: Spec, statics: Sequence[Any], types: tuple[Type, ...], members: Members
-    ):
-        self.spec = spec
-        self.statics = statics
-        self.types = types
-        self.members = members
-        # Hashed here: where a layout dies, a type's hash in Python might fail or be interrupted.
-        self.key: Hashable = Static((spec, types, members))
+    spec: Spec
+    statics: Sequence[Any]
+    types: tuple[Type, ...]
+    members: Members
+
+    def __post_init__(self) -> None:
+        # Equal for pytrees that may serve the same program. Hashed here, because where a layout
+        # dies, a type's hash in Python might fail or be interrupted.
+        self.key: Hashable = Static((self.spec, self.types, self.members))
 
     def __deepcopy__(self, memo: Any) -> "Layout":
         # Nothing in it can change, and what is compared by identity would have to be traced anew.
@@ -64,8 +61,9 @@ class Layout:
 
     def __repr__(self) -> str:
         # JAX's errors show it for two structures that differ.
-        types = [*map(_text, self.types[:_SHOWN]), *["..."] * (len(self.types) > _SHOWN)]
-        return f"<layout of {len(self.types)} arrays: {', '.join(types)}>"
+        texts = [array_text(kind.dtype, kind.shape) for kind in self.types[:_SHOWN]]
+        more = ["..."] * (len(self.types) > _SHOWN)
+        return f"<layout of {len(self.types)} arrays: {', '.join(texts + more)}>"
 
     def combine(self, arrays: Iterable[Any]) -> Any:
         """Return the tree of its arrays, or of what stands in their places."""
@@ -96,13 +94,18 @@ class Layout:
         spec, arrays, statics = split(tree, is_input=False)
         types = tuple(map(_type_of, arrays))
         if (spec, types) != (self.spec, self.types):
-            old, new = self.combine(self.types), combine(spec, iter(types), iter(statics))
-            pairs = [(split(tree, is_input=False)[0], tree) for tree in (old, new)]
-            path, was, is_now = _difference("tree", *pairs)
+            trees = (self.spec, self.types, self.statics), (spec, types, statics)
+            old, new = (
+                describe_trees([("tree", spec, combine(spec, iter(types), iter(statics)))])
+                for spec, types, statics in trees
+            )
+            found = listed(tuple(differences(compare(old, new))))
+            # Trees of very many parts aren't described.
+            lines = "\n    ".join(found or ["somewhere in a large tree"])
             raise ValueError(
                 "`repack` takes a tree of the same structure, shapes and dtypes as the one that "
-                f"was packed. There, `{path}` was {was}; here, it is {is_now}. Pack the tree anew "
-                "with `eqxjit.pack` if that is meant."
+                "was packed. If another one is meant, pack it anew with `eqxjit.pack`. The "
+                f"differences:\n    {lines}"
             )
         return arrays
 
@@ -125,34 +128,10 @@ def _taken_apart(array: Any, types: Sequence[Type]) -> Sequence[Any]:
     return _split(array, shapes)
 
 
-# The spec of what isn't there.
-_ABSENT = ..., None
-
-
-def _difference(path: str, old: tuple[Any, Any], new: tuple[Any, Any]) -> tuple[str, str, str]:
-    """Return where two trees, each after its spec, differ first, and what is there in each."""
-    if type(old[0]) is type(new[0]) is tuple and old[0][1] is new[0][1]:
-        olds, news = (
-            {name: (spec, child) for name, spec, child, _ in children(*tree)} for tree in (old, new)
-        )
-        for name in {**olds, **news}:
-            one, other = olds.get(name, _ABSENT), news.get(name, _ABSENT)
-            if one[0] != other[0]:
-                return _difference(path + name, one, other)
-    return path, _text(old[1], old[0]), _text(new[1], new[0])
-
-
-def _text(tree: Any, spec: Spec = None) -> str:
-    if isinstance(tree, Type):
-        return array_text(tree.dtype, tree.shape)
-    if type(spec) is tuple:
-        return f"of type {type(tree).__name__}"
-    return "absent" if spec is ... else short(tree)
-
-
 # --- Interning --------------------------------------------------------------------------------
 
-# By their keys, which entries of jitted functions hold.
+# Pytrees that may serve the same program have the very same layout: comparing two `Packed` compares
+# two addresses then, however large the trees are. Entries of jitted functions hold the keys.
 _layouts: weakref.WeakValueDictionary[Hashable, Layout] = weakref.WeakValueDictionary()
 _interning = Lock()
 

@@ -36,24 +36,6 @@ class _PackedClass(_ModuleClass):
         )
 
 
-class _Flag:
-    """The `inference` of a `Packed`: there, but refused where it would be read or replaced.
-
-    Equinox asks `hasattr` for it, and then flattens what is to be replaced.
-    """
-
-    def refuse(self, *_: Any) -> Any:
-        raise TypeError(
-            "`equinox.nn.inference_mode` doesn't see what is in a `Packed`. Write "
-            "`eqx.nn.inference_mode(packed.unpack())`."
-        )
-
-    __bool__ = refuse
-
-
-jax.tree_util.register_pytree_node(_Flag, _Flag.refuse, lambda *_: _Flag())
-
-
 class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
     """A pytree whose small arrays are in flat buffers; made by `eqxjit.pack`.
 
@@ -121,7 +103,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
             Array(3., dtype=float32)
             >>> packed.repack([jnp.ones(4), jnp.ones(())])
             Traceback (most recent call last):
-            ValueError: ...`tree[0]` was float32[3]; here, it is float32[4]...
+            ValueError: ...shape: `tree[0]` was float32[3], is float32[4]...
 
             ```
         """
@@ -132,8 +114,11 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
             has_flag = lambda node: hasattr(node, name)  # noqa: E731
             tree = self.layout.combine(self.layout.types)
             if any(map(has_flag, tree_leaves(tree, is_leaf=has_flag))):
-                # Without it, Equinox would find nothing to switch, and say nothing.
-                return _Flag()
+                # Equinox asks `hasattr`, would find nothing to switch here, and would say nothing.
+                raise TypeError(
+                    "`equinox.nn.inference_mode` doesn't see what is in a `Packed`. Write "
+                    "`eqx.nn.inference_mode(packed.unpack())`."
+                )
         raise AttributeError(_MISTAKEN.format(f"has no attribute {name!r}", f".{name}"))
 
     def __getitem__(self, key: Any) -> Any:
@@ -157,6 +142,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
         parts.append(f"{sum([getattr(array, 'nbytes', 0) for array in self.arrays]):,} B")
         return f"Packed({', '.join(parts)})"
 
+    # Equinox prints Modules by it, field by field otherwise.
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
         return wl.TextDoc(repr(self))
 
@@ -232,6 +218,7 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
     # buffer, a GRU's step took 1.04 of the time of that on the tree, and 0.87 without.
     layout = layout_of(*split(copied, is_input=False), max_leaf_bytes)
     if optimiser is not None:
+        # Within a trace, too: the check is no part of the program.
         with jax.ensure_compile_time_eval():
             _check_optimiser(optimiser, layout)
     return Packed(layout.gather(arrays), layout)
@@ -266,38 +253,37 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
             "`optimiser` must have `init` and `update`, as an `optax.GradientTransformation` has; "
             f"got {short(optimiser)}."
         )
-    update = eqx.filter_jit(lambda *args: optimiser.update(*args))
 
-    def steps(wrap: Any, size: float) -> Iterator[tuple[Any, Any]]:
+    # Without `jit`, a hundred steps would take longer than compiling one.
+    @eqx.filter_jit
+    def update(*args: Any) -> Any:
+        try:
+            return optimiser.update(*args)
+        except TypeError as error:
+            error.add_note(_NOTE)
+            raise
+
+    def steps(wrap: Any, unwrap: Any, size: float) -> Iterator[tuple[Any, Any]]:
         """Yield the updates of each step with gradients of a size, and the weights after it."""
         weights = wrap(_drawn(layout, 0, 1.0))
         state = optimiser.init(weights)
         for number in itertools.count(1):
             updates, state = update(wrap(_drawn(layout, number, size)), state, weights)
             weights = eqx.apply_updates(weights, updates)
-            yield updates, weights
+            yield eqx.filter(unwrap(updates), is_array), weights
 
-    def steps_of_tree(size: float) -> Iterator[tuple[Any, Any]]:
-        try:
-            yield from steps(lambda arrays: eqx.filter(layout.combine(arrays), is_array), size)
-        except TypeError as error:
-            error.add_note(_NOTE)
-            raise
-
-    def steps_of_packed(size: float) -> Iterator[Any]:
-        for updates, _ in steps(lambda arrays: Packed(layout.gather(arrays), layout), size):
-            yield eqx.filter(updates.unpack(), is_array)
-
+    of_tree = lambda arrays: eqx.filter(layout.combine(arrays), is_array), lambda tree: tree
+    of_packed = lambda arrays: Packed(layout.gather(arrays), layout), Packed.unpack
     n_steps = _MAX_STEPS
     # Without gradients there is nothing that hides the decay of weights, however small it is.
     for size in (1.0, 0.0):
-        n_moves, of_packed = 0, steps_of_packed(size)
-        for number, (expected, weights) in enumerate(steps_of_tree(size), 1):
+        n_moves, packed_steps = 0, steps(*of_packed, size)
+        for number, (expected, weights) in enumerate(steps(*of_tree, size), 1):
             try:
-                differences = jax.tree.map(_difference, expected, next(of_packed))
+                differences = jax.tree.map(_difference, expected, next(packed_steps)[0])
             except Exception as error:
                 # The user's optimiser: a mask, say, that is a tree of the model.
-                again = itertools.islice(steps_of_packed(size), number)
+                again = itertools.islice(steps(*of_packed, size), number)
                 raise_if_interruption(error, lambda again=again: [*again])
                 raise ValueError(
                     "This optimiser doesn't fit a `Packed`: it takes the tree, but raises an error "

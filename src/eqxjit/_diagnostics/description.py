@@ -179,6 +179,11 @@ def describe(call: Any) -> Description:
     named += [(key, spec, call.kwargs[key]) for key, spec in zip(keys, specs, strict=True)]
     if call.function.varies:
         named.append(("fun", call.function.spec, call.function.combine(call.fun_arrays)))
+    return describe_trees(named)
+
+
+def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
+    """Describe trees, each from its name, its spec and itself."""
     paths: list[str] = []
     parents: list[int] = []
     parts: list[Part] = []
