@@ -5,6 +5,7 @@ and the arrays that aren't compiled in. Its comment is one digest over all of th
 """
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import inspect
@@ -46,6 +47,10 @@ _VALUES = (bool, int, float, str, type(None))
 def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write the program for arguments like these, and the function's arrays."""
     path = os.fsdecode(path)
+    folder = os.path.dirname(path) or os.curdir
+    # Before the function is traced and exported, which may take minutes.
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "There is no such folder", folder)
     signature = caller.function.signature
     args, kwargs = caller.bind(args, kwargs)
     try:
@@ -185,7 +190,7 @@ def _check_version(manifest: Any) -> None:
     if version != _VERSION:
         remedy = "Upgrade eqxjit" if version > _VERSION else "Save it again under this one"
         raise _Refused(
-            f"was written by eqxjit {manifest['eqxjit']}, in version {version} of the format; this "
+            f"was written by eqxjit {manifest.get('eqxjit')}, in version {version} of the format; this "
             f"release reads version {_VERSION}. {remedy}."
         )
 
