@@ -1,7 +1,9 @@
 """Messages name lines as their reader does: by a path from here, or by a notebook's cell."""
 
 import pathlib
+import sys
 import traceback
+import types
 
 import jax
 import jax.numpy as jnp
@@ -163,12 +165,13 @@ def test_cells_of_a_notebook(setting):
     assert "<ipython" not in printed
 
 
-def test_cells_where_no_session_is_left(monkeypatch):
-    assert location("<ipython-input-11-abc>", 3) == "Cell In[11], line 3"
+def test_cells_where_no_session_is_left():
+    assert location("<ipython-input-11-abc>", 3) == "<ipython-input-11-abc>:3"
     assert str(CallSite("/tmp/ipykernel_1/2.py", 3)) == "/tmp/ipykernel_1/2.py:3"
 
 
 def test_a_session_of_another_release_is_none(monkeypatch):
-    monkeypatch.setattr("builtins.get_ipython", lambda: None, raising=False)
+    ipython = types.SimpleNamespace(get_ipython=lambda: None)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.chdir(pathlib.Path(__file__).parent)
     assert location(__file__, 3) == "test_locations.py:3"

@@ -18,7 +18,7 @@ import jax
 from jax.core import Tracer
 
 from .._code.files import is_users
-from .._code.place import CallSite, captured, transformation_of
+from .._code.place import CallSite, captured, code_of, transformation_of
 from .._code.text import counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function
@@ -347,7 +347,7 @@ def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     name: str = kind.__name__
     is_function = kind is types.FunctionType
     transformation, target = transformation_of(value) if is_function else ("", None)
-    code = None if isinstance(value, type) else _code_of(value)
+    code = None if isinstance(value, type) else code_of(value)
     maker = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
     text = _text(value)
@@ -377,16 +377,6 @@ def lasting(key: Hashable) -> Hashable:
         # An unhashable object, by its attributes; a large container by its address.
         return lasting(freeze(getattr(key.value, "__dict__", id(key.value))))
     return key if isinstance(key, weakref.ref) else hash(key)
-
-
-def _code_of(value: Any) -> types.CodeType | None:
-    """Return the code of a callable, whatever it was wrapped in; None without code."""
-    while isinstance(value, (functools.partial, types.MethodType)):
-        value = value.func if isinstance(value, functools.partial) else value.__func__
-    wrapped = inspect.unwrap(value) if callable(value) else None
-    if isinstance(wrapped, types.MethodType):
-        wrapped = wrapped.__func__
-    return wrapped.__code__ if isinstance(wrapped, types.FunctionType) else None
 
 
 # --- Texts ----------------------------------------------------------------------------------------
