@@ -44,15 +44,12 @@ def array_text(dtype: Any, shape: Iterable[Any]) -> str:
 
 
 class ArrayPart(NamedTuple):
-    """An array, as JAX sees it when it traces.
-
-    - `shape`, `dtype`, `weak_type`: its abstract value.
-    - `placement`: the devices or the sharding that it was put on; empty where JAX may choose.
-    """
+    """An array, as JAX sees it when it traces."""
 
     shape: tuple[Any, ...]
     dtype: str
     weak_type: bool
+    # The devices or the sharding that it was put on; empty where JAX may choose.
     placement: str
 
     @property
@@ -65,26 +62,22 @@ class ArrayPart(NamedTuple):
 
 
 class StaticPart(NamedTuple):
-    """A static value.
+    """A static value; `kind` is the name of its type.
 
-    - `text`: its text, at any length; a function that has no name at module level is in backquotes.
-    - `key`: equal, if the text is, to that of another value exactly if one may stand for the other.
-    - `kind`: its type's name.
-    - `is_field`: whether it is in a static field, rather than in the place of an array.
-    - `module`: where a function or the type of anything else is defined.
-    - `made_at`: where a callable's code is; None for anything else.
-    - `maker`: the function in which a callable is defined, or JAX's transformation; or empty.
-    - `transformed`: the class of the Module that is transformed.
-    - `equals_itself_alone`: whether it is compared by identity.
+    `key` is equal, if the text is, to that of another value exactly if one may stand for the other.
     """
 
+    # Of any length. A function that has no name at module level is in backquotes.
     text: str
     key: Hashable
     kind: str
     is_field: bool
+    # Of a function, or of the type of anything else.
     module: str = "builtins"
+    # Where a callable's code is, and the function that defines it, or JAX's transformation.
     made_at: CallSite | None = None
     maker: str = ""
+    # The class of the Module that is transformed.
     transformed: str = ""
     equals_itself_alone: bool = False
 
@@ -107,20 +100,15 @@ class StaticPart(NamedTuple):
 
 
 class NodePart(NamedTuple):
-    """A node, without its children.
-
-    - `text`: its text.
-    - `key`: equal to that of another node exactly if one may stand for the other.
-    - `detail`: what else the text could say, where that alone tells two nodes apart.
-    - `module`: the module of its class; empty for a container, which may be in anybody's hands.
-    - `is_opaque`: whether JAX doesn't look into it: a plain dataclass.
-    - `is_field`: whether it is in a static field.
-    """
+    """A node without its children, by a key as that of a `StaticPart`."""
 
     text: str
     key: Hashable
+    # What else to say, where that alone tells two nodes apart.
     detail: str = " (another class of that name)"
+    # Of its class; empty for a container, which may be in anybody's hands.
     module: str = ""
+    # JAX doesn't look into it: a plain dataclass.
     is_opaque: bool = False
     is_field: bool = False
 
@@ -132,12 +120,7 @@ Part = ArrayPart | StaticPart | NodePart
 
 
 class Description(NamedTuple):
-    """The parts of a call, outside in.
-
-    - `paths`: where each is, such as `model.layers[0].weight`.
-    - `parents`: the index of the part that holds it; -1 for an argument.
-    - `parts`: the parts themselves.
-    """
+    """The parts of a call, outside in, and the path and the parent of each: -1 for an argument."""
 
     paths: tuple[str, ...]
     parents: tuple[int, ...]
@@ -167,12 +150,7 @@ _NONE = NodePart("None", None)
 
 
 def describe(call: Any) -> Description:
-    """Describe the arguments of a call, and its function where copies of it may differ.
-
-    **Returns:**
-
-    The description; `UNKNOWN` for trees that are too large.
-    """
+    """Describe the arguments of a call, and its function where copies of it may differ."""
     args, (_, _, keys, *specs) = call.spec[3][3:], call.spec[4]
     names = call.function.signature.path_names(len(args))
     named = [*zip(names, args, call.args, strict=True)]
@@ -185,39 +163,20 @@ def describe(call: Any) -> Description:
     # The parts still to be described, the next one last: a path, a spec, a value, whether it is in
     # a static field, and the index of the node around it.
     pending: list[Any] = [(*each, False, -1) for each in reversed(named)]
-    # Arrays and constants are described here, because a call for each would be most of the time.
     while pending:
         path, spec, value, is_field, parent = pending.pop()
         index = len(paths)
         paths.append(path)
         parents.append(parent)
-        kind = type(value)
+        below: _Below = []
         if spec is ARRAY:
-            if kind is ArrayImpl:
-                aval, sharding = value.aval, value.sharding if value.committed else None
-                part = _array_part(aval.shape, aval.dtype, aval.weak_type, sharding)
-            else:
-                part = _other_array(value)
-            parts.append(part)
-            continue
-        if kind in CONSTANTS:
-            if spec is None and not is_field:
-                parts.append(_NONE)
-            elif kind is int and value.bit_length() > _MAX_BITS:
-                # Python refuses to write out one of thousands of digits.
-                text = f"int of {value.bit_length():,} bits"
-                parts.append(StaticPart(text, hash(value), "int", is_field))
-            else:
-                text = repr(value)
-                # A cache would keep long texts for good.
-                make = _constant_part if len(text) <= LONG_TEXT else StaticPart
-                parts.append(make(text, None, kind.__name__, is_field))
-            continue
-        if type(spec) is tuple and not is_field:
+            part = _array(value)
+        elif type(value) in CONSTANTS:
+            part = _constant(value, is_field)
+        elif type(spec) is tuple and not is_field:
             part, below = _node(spec, value)
         else:
-            frozen = spec.frozen if isinstance(spec, Static) else spec
-            part, below = _static(frozen, value, is_field)
+            part, below = _static(spec.frozen if type(spec) is Static else spec, value, is_field)
         parts.append(part)
         for suffix, inner, child, is_inner_field in reversed(below):
             pending.append((path + suffix, inner, child, is_field or is_inner_field, index))
@@ -233,14 +192,12 @@ _Below = list[tuple[str, Any, Any, bool]]
 # --- Arrays and constants -------------------------------------------------------------------------
 
 
-def _other_array(array: Any) -> ArrayPart:
-    """Return the part of what isn't an array of JAX's: a NumPy array, a tracer, a structure."""
-    if isinstance(array, jax.ShapeDtypeStruct):
-        aval, sharding = array, array.sharding
-    else:
-        aval = jax.typeof(array)
-        is_put = not isinstance(array, Tracer) and getattr(array, "committed", False)
-        sharding = array.sharding if is_put else None
+def _array(array: Any) -> ArrayPart:
+    """Return the part of an array: JAX's, NumPy's, a tracer or a structure."""
+    aval = array.aval if type(array) is ArrayImpl else jax.typeof(array)
+    # JAX puts the others where it likes; and a tracer has no place that it could tell.
+    is_put = not isinstance(array, Tracer) and getattr(array, "committed", True)
+    sharding = getattr(array, "sharding", None) if is_put else None
     return _array_part(aval.shape, aval.dtype, getattr(aval, "weak_type", False), sharding)
 
 
@@ -256,10 +213,21 @@ def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: A
     return ArrayPart(shape, str(dtype), weak_type, placement)
 
 
-@functools.lru_cache(maxsize=1024)
-def _constant_part(text: str, key: None, kind: str, is_field: bool) -> StaticPart:
-    """Return the part that equal constants share."""
-    return StaticPart(text, key, kind, is_field)
+def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
+    if value is None and not is_field:
+        return _NONE
+    kind = type(value)
+    if kind is int and value.bit_length() > _MAX_BITS:
+        # Python refuses to write out one of thousands of digits.
+        return StaticPart(f"int of {value.bit_length():,} bits", hash(value), "int", is_field)
+    text = repr(value)
+    # A cache would keep long texts for good.
+    make = _shared if len(text) <= LONG_TEXT else StaticPart
+    return make(text, None, kind.__name__, is_field)
+
+
+# Because parts are compared by identity first.
+_shared = functools.lru_cache(maxsize=1024)(StaticPart)
 
 
 # --- Nodes ----------------------------------------------------------------------------------------
