@@ -511,6 +511,17 @@ def test_nothing_to_inject_where_it_is_injected():
     chain = [optax.chain(optax.clip(1.0), injected_anew()) for _ in range(2)]
     g(chain[0], chain[0].init(X))
     assert "inject" not in hint(g, chain[1], chain[1].init(X))
+    # Nor without its state.
+    for wrap in (
+        lambda: optax.chain(optax.clip(1.0), injected_anew()),
+        lambda: optax.chain(optax.clip(1.0), optax.chain(optax.clip(1.0), injected_anew())),
+        lambda: optax.apply_if_finite(injected_anew(), 3),
+    ):
+        h = eqxjit.filter_jit(lambda optimizer, params: X)
+        h(wrap(), X)
+        remedy = hint(h, wrap(), X)
+        assert remedy.startswith("If it should be the same, make `optimizer` once")
+        assert "inject" not in remedy
     # A user of others still reads of it.
     g(chained())
     assert "`optax.inject_hyperparams`" in hint(g, chained())

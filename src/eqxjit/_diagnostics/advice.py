@@ -3,6 +3,7 @@
 There is none for what only the author of a library could change.
 """
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 
 from .._code.files import is_users, is_users_module
 from .._code.place import Place
-from .description import ArrayPart, Description, NodePart, StaticPart
+from .description import INJECTION, ArrayPart, Description, NodePart, StaticPart
 
 #: Where differences of several kinds come together, this part of a remedy doesn't help.
 NOT_STATIC = "in a field that isn't static"
@@ -21,20 +22,16 @@ _UNLESS = ", unless a shape or control flow depends on it"
 
 
 class Change(NamedTuple):
-    """A part that differs between two calls.
-
-    - `path`: where, in the user's names.
-    - `old`, `new`: the part there, None where there is none.
-    - `description`, `parent`: what it is a part of, and the index there of the part that holds it.
-    - `of_user`: whether the function is the user's.
-    """
+    """A part that differs between two calls: where, what it was and is, None where it is absent."""
 
     path: str
     # Of type `Part | None`, which each remedy narrows.
     old: Any
     new: Any
+    # What it is a part of, and the index there of the part that holds it.
     description: Description
     parent: int
+    # Of the function.
     of_user: bool
 
     @property
@@ -71,13 +68,9 @@ class Change(NamedTuple):
     @property
     def owner(self) -> tuple[str, NodePart] | None:
         """The outermost object of a library's class that holds it: the user made that."""
-        found = None
-        for path, node in self.around:
-            if node.module and is_users_module(node.module):
-                break
-            if node.module:
-                found = path, node
-        return found
+        nodes = [each for each in self.around if each[1].module]
+        made = [*itertools.takewhile(lambda each: not is_users_module(each[1].module), nodes)]
+        return made[-1] if made else None
 
 
 def is_made_by_user(part: StaticPart) -> bool:
@@ -129,12 +122,12 @@ def _make_owner_once(changes: list[Change], path: str) -> str:
     remedy = f"If it should be the same, make `{path}` once, and pass that each time"
     first, parts = changes[0], [change.new for change in changes]
     modules = [first.holder, *[part.module for part in parts]]
-    # Its functions, or its state, which mostly comes along.
-    is_injected = any("inject_hyperparams" in part.maker for part in parts) or any(
+    # Its functions say so; or its state, which mostly comes along.
+    is_injected = any(part.maker == INJECTION for part in parts) or any(
         path.endswith(".hyperparams") for path in first.description.paths
     )
     if not is_injected and any(module.partition(".")[0] == "optax" for module in modules):
-        remedy += "; `optax.inject_hyperparams` makes a learning rate an array of its state"
+        remedy += f"; `optax.{INJECTION}` makes a learning rate an array of its state"
     return remedy
 
 
@@ -240,11 +233,9 @@ def _fits(part: StaticPart, dtype: jnp.dtype) -> bool:
         # A class of the user's, of that name; or a number that is too large to be written out.
         return False
     number = _NUMBERS[part.kind][0](part.text)
-    if jnp.issubdtype(dtype, jnp.integer):
-        limits = jnp.iinfo(dtype)
-        return int(limits.min) <= number <= int(limits.max)
-    largest = float(jnp.finfo(dtype).max)
-    return all(abs(v) <= largest or not math.isfinite(v) for v in (number.real, number.imag))
+    kind, limits = (int, jnp.iinfo) if jnp.issubdtype(dtype, jnp.integer) else (float, jnp.finfo)
+    least, most = kind(limits(dtype).min), kind(limits(dtype).max)
+    return all(least <= v <= most or not math.isfinite(v) for v in (number.real, number.imag))
 
 
 # --- Arrays ---------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import jax
 from jax.core import Tracer
 
 from .._code.files import is_users
-from .._code.place import CallSite, captured, code_of, transformation_of
+from .._code.place import CallSite, captured, captured_functions, code_of, transformation_of
 from .._code.text import counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function
@@ -36,6 +36,12 @@ _MAX_BITS = 256
 
 # How many constants that an object holds, or a function captured, are part of its text.
 _MAX_CAPTURED = 4
+
+# How many functions are looked at that one captured, and those that these captured.
+_MAX_FUNCTIONS = 64
+
+#: What makes an optimiser of optax whose learning rate is an array.
+INJECTION = "inject_hyperparams"
 
 
 def array_text(dtype: Any, shape: Iterable[Any]) -> str:
@@ -312,27 +318,36 @@ def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
 
 def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     kind: Any = type(value)
-    name: str = kind.__name__
-    is_function = kind is types.FunctionType
+    is_function, is_class = kind is types.FunctionType, isinstance(value, type)
     transformation, target = transformation_of(value) if is_function else ("", None)
-    code = None if isinstance(value, type) else code_of(value)
-    maker = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
+    code = None if is_class else code_of(value)
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
     text = _text(value)
-    if isinstance(value, type):
+    if is_class:
         # The text of `float32` by itself is that of an array of that dtype.
         text = f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
     return StaticPart(
         text,
         (weakref.ref(kind), lasting(frozen)),
-        name,
+        kind.__name__,
         is_field,
         (value if is_function else kind).__module__ or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
-        f"jax.{transformation}" if transformation else maker,
+        f"jax.{transformation}" if transformation else _maker(value, code),
         type(target).__name__ if isinstance(target, eqx.Module) else "",
-        is_alone and not isinstance(value, type),
+        is_alone and not is_class,
     )
+
+
+def _maker(value: Any, code: types.CodeType | None) -> str:
+    functions = [value] if isinstance(value, types.FunctionType) else []
+    # The list grows while it is gone through.
+    for function in itertools.islice(functions, _MAX_FUNCTIONS):
+        # A chain captures its optimisers: it needs no injection if one of them has it.
+        if function.__qualname__.startswith(INJECTION):
+            return INJECTION
+        functions += captured_functions(function)
+    return code.co_qualname.rpartition(".<locals>.")[0] if code else ""
 
 
 def lasting(key: Hashable) -> Hashable:
