@@ -8,7 +8,7 @@ from typing import Any
 from .._code.place import Place, call_site
 from .._compat import is_staging, trace_configuration
 from .._core.counter import TraceHook
-from .._core.events import LOWERING, TRACING
+from .._core.events import COMPILING, TRACING
 from .._interruptions import Lock, Weak
 from .description import UNKNOWN, Description, describe
 from .differences import (
@@ -24,7 +24,7 @@ from .differences import (
     distance,
     with_apt_remedies,
 )
-from .log import log, log_streak, switches
+from .log import log, log_streak
 from .trace import Trace, TraceList, size_of
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -45,14 +45,11 @@ _lock = Lock()
 
 
 class _Streak:
-    """The traces in a row of one function, or the functions in a row defined at one place."""
+    """The traces in a row of one function, each for something new."""
 
     def __init__(self) -> None:
         #: How these differ.
         self.causes: list[tuple[Difference, ...]] = []
-        #: Of the functions: which was traced last, by its number, and whether one was complete.
-        self.latest: int | None = None
-        self.has_function = False
         self._has_logged = False
 
     def add(self, trace: Trace, place: Place) -> None:
@@ -69,35 +66,40 @@ class _Streak:
         log_streak(trace, place, causes)
 
 
+class _Definition(_Streak):
+    """The traces in a row of the functions that are defined at one place."""
+
+    #: The number of the function that was traced last.
+    latest: int | None = None
+    has_function = False
+
+
 @functools.lru_cache(maxsize=_MAX_PLACES)
-def definition_at(place: Place) -> _Streak:
-    """Return the streak of a place: the same one for each function that is defined there."""
-    return _Streak()
+def definition_at(place: Place) -> _Definition:
+    """Return the definition at a place: the same one for each function there."""
+    return _Definition()
 
 
 class History(TraceHook):
-    """The traces of one function under one set of options: the hook that explains them.
-
-    - `name`: what to call the function.
-    - `place`: where what is called is defined, a Python function or not.
-    """
+    """The traces of one function under one set of options: the hook that explains them."""
 
     def __init__(self, name: str, place: Place, home: types.FunctionType | None, number: int):
         self.name = name
         self.place = place
+        # All that aren't Python functions have one number, which tells nothing.
         self._number = None if home is None else number
-        #: Those under way. An interrupt may keep one from its end, but not alive.
+        # Those under way. An interrupt may keep one from its end, but not alive.
         self._begun: Weak[Trace] = Weak()
-        self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
-        #: How many of the remembered traces are from before the last `clear_cache`.
-        self._n_cleared = 0
+        self._traces: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
+        # Those before the last `clear_cache`, which new ones are still compared with.
+        self._cleared: collections.deque[Trace] = collections.deque(maxlen=_MAX_COMPARED)
         self._streak = _Streak()
 
     @property
     def traces(self) -> TraceList:
         """Those since the cache was last cleared, the oldest first; the latest 256 of them."""
         with _lock:
-            return TraceList(list(self._remembered)[self._n_cleared :])
+            return TraceList(self._traces)
 
     def describe(self, call: Any) -> Description:
         return describe(call)
@@ -126,30 +128,25 @@ class History(TraceHook):
             if record is None or number is None:
                 return
             record.number = number
-            if len(self._remembered) == _MAX_REMEMBERED:
-                self._n_cleared = max(0, self._n_cleared - 1)
-            self._remembered.append(record)
-            old = [*self._remembered][:-_MAX_COMPARED][-1:]
-            if old and len(old[0].description.parts) > _MAX_PARTS:
-                old[0].description = UNKNOWN
+            self._traces.append(record)
+            for old in [*self._cleared, *self._traces][-_MAX_COMPARED - 1 : -_MAX_COMPARED]:
+                if len(old.description.parts) > _MAX_PARTS:
+                    old.description = UNKNOWN
             if self._number is not None:
                 definition_at(self.place).latest = self._number
 
     def spend(self, record: Trace, phase: str, seconds: float, from_cache: bool) -> None:
-        if phase == TRACING:
-            # What JAX does around the function's trace included.
-            record.seconds.tracing = seconds
-        elif phase == LOWERING:
-            record.seconds.lowering += seconds
-        else:
-            record.seconds.compiling += seconds
+        # What JAX reports of the function's trace includes what we measured.
+        before = 0.0 if phase == TRACING else getattr(record.seconds, phase)
+        setattr(record.seconds, phase, before + seconds)
+        if phase == COMPILING:
             record.from_persistent_cache = from_cache
 
     def complete(self, record: Trace, call: Any, jaxpr: Any) -> None:
         """Measure a trace, and log it."""
         if jaxpr is not None:
             record.equations, record.busiest_line = size_of(jaxpr)
-        if switches and record.differences:
+        if record.differences:
             log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         if call.is_staged or is_staging():
@@ -164,16 +161,16 @@ class History(TraceHook):
             definition.add(record, self.place)
 
     def restart(self) -> None:
-        """Begin anew. The traces so far are still compared with."""
         with _lock:
-            self._n_cleared = len(self._remembered)
+            self._cleared += self._traces
+            self._traces.clear()
             self._streak.causes.clear()
 
     def _explain(self, trace: Trace) -> None:
         """Fill in how a trace differs from the closest of those before."""
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
         begun = sorted(self._begun.alive(), key=lambda earlier: earlier.number)
-        latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
+        latest = [*self._cleared, *self._traces, *begun][: -_MAX_COMPARED - 1 : -1]
         if not latest:
             another = None if self._number is None else definition_at(self.place).latest
             if another not in (None, self._number) and not self.place.is_loaded:
@@ -192,8 +189,8 @@ class History(TraceHook):
             causes = compare(earlier.description, trace.description, self.place.is_users)
             shown = with_apt_remedies([*differences(causes), *changed])
             trace.differences = shown or (_why_it_does_not_serve(earlier, trace),)
-        is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
-        trace.compared_with = None if is_earlier_cleared else earlier.number
+        # That of a cleared one may be another trace's by now.
+        trace.compared_with = None if earlier in self._cleared else earlier.number
 
 
 def _distance(earlier: Trace, trace: Trace) -> int:
@@ -203,7 +200,7 @@ def _distance(earlier: Trace, trace: Trace) -> int:
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
-    """Return why a trace doesn't serve a call that looks just like that of the trace."""
+    # The call looks just like that of the trace.
     if earlier.invalidation_reasons:
         why = earlier.invalidation_reasons[-1]
     elif earlier.invalidation_reasons is not trace.invalidation_reasons:
