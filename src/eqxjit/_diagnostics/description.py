@@ -182,7 +182,8 @@ def describe(call: Any) -> Description:
         elif type(spec) is tuple and not is_field:
             part, below = _node(spec, value)
         else:
-            part, below = _static(spec.frozen if type(spec) is Static else spec, value, is_field)
+            frozen = spec.frozen if isinstance(spec, Static) else spec
+            part, below = _static(frozen, value, is_field)
         parts.append(part)
         for suffix, inner, child, is_inner_field in reversed(below):
             pending.append((path + suffix, inner, child, is_field or is_inner_field, index))
@@ -222,7 +223,7 @@ def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: A
 def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
     if value is None and not is_field:
         return _NONE
-    kind = type(value)
+    kind: Any = type(value)
     if kind is int and value.bit_length() > _MAX_BITS:
         # Python refuses to write out one of thousands of digits.
         return StaticPart(f"int of {value.bit_length():,} bits", hash(value), "int", is_field)

@@ -172,8 +172,8 @@ def _row(bars: list[_Bar], place: Callable[[float], float]) -> str:
     parts: list[str] = []
     cursor = 0.0
     for start, end, colour, text, title in sorted(bars):
-        margin = max(0.0, round(place(start) - cursor, 3))
-        width = max(0.0, round(place(end) - cursor - margin, 3))
+        left = max(cursor, place(start))
+        margin, width = round(left - cursor, 3), max(0.0, round(place(end) - left, 3))
         # As it is written: what is rounded doesn't add up.
         cursor += margin + width
         style = f"margin-left:{margin:.3f}%;width:{width:.3f}%;{_BAR};background-color:{colour}"
