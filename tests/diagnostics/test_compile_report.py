@@ -262,18 +262,6 @@ def test_the_live_line_shows_on_a_terminal_only(is_terminal, monkeypatch):
     assert shown == (["", *expected] if is_terminal else [""])
 
 
-def test_each_with_makes_a_report():
-    making = eqxjit.compile_report()
-    f = eqxjit.filter_jit(lambda x, n: x * n)
-    reports = []
-    for n in (1, 2):
-        with making as report, making as inner:
-            f(X, n)
-        reports += [report, inner]
-    assert len(set(map(id, reports))) == 4
-    assert [rows(report)["<lambda>"].traces for report in reports] == [1] * 4
-
-
 SECONDS = eqxjit.types.Seconds(1234.5678, 123.4567, 98765.4321)
 
 

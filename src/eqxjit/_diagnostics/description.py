@@ -223,14 +223,13 @@ def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: A
 def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
     if value is None and not is_field:
         return _NONE
-    kind: Any = type(value)
-    if kind is int and value.bit_length() > _MAX_BITS:
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         # Python refuses to write out one of thousands of digits.
         return StaticPart(f"int of {value.bit_length():,} bits", hash(value), "int", is_field)
     text = repr(value)
     # A cache would keep long texts for good.
     make = _shared if len(text) <= LONG_TEXT else StaticPart
-    return make(text, None, kind.__name__, is_field)
+    return make(text, None, type(value).__name__, is_field)
 
 
 # Because parts are compared by identity first.
@@ -319,6 +318,7 @@ def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
 
 def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     kind: Any = type(value)
+    name: str = kind.__name__
     is_function, is_class = kind is types.FunctionType, isinstance(value, type)
     transformation, target = transformation_of(value) if is_function else ("", None)
     code = None if is_class else code_of(value)
@@ -330,7 +330,7 @@ def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     return StaticPart(
         text,
         (weakref.ref(kind), lasting(frozen)),
-        kind.__name__,
+        name,
         is_field,
         (value if is_function else kind).__module__ or "",
         code and CallSite(code.co_filename, code.co_firstlineno),

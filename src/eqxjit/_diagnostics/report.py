@@ -10,12 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import (
-    AbstractContextManager,
-    ContextDecorator,
-    ExitStack,
-    contextmanager,
-)
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .._code.text import block, escape, table
@@ -59,19 +54,18 @@ class ReportRow(NamedTuple):
     reason: str
 
 
-def _row(function: str, spans: list[ReportSpan]) -> ReportRow:
-    """Return the row of a function, without its share."""
+def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
+    """Return the row of a function; `total` is what all took, in seconds."""
     seconds = Seconds()
     for span in spans:
-        spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
-        setattr(seconds, span.phase, spent)
+        setattr(seconds, span.phase, getattr(seconds, span.phase) + span.seconds_alone)
     traces = list(dict.fromkeys(span.trace for span in spans if span.trace is not None))
     largest = max(traces, key=lambda trace: trace.equations or 0, default=None)
     return ReportRow(
         function=function,
         traces=len(traces) or sum([span.phase == COMPILING for span in spans]),
         seconds=seconds,
-        share=0.0,
+        share=seconds.total / total if total else 0.0,
         persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
         equations=None if largest is None else largest.equations,
         busiest_line="" if largest is None else largest.busiest_line,
@@ -136,18 +130,17 @@ class CompileReport:
     @property
     def rows(self) -> list[ReportRow]:
         """A row for each function, the costliest first."""
-        by_function: dict[str, list[ReportSpan]] = {}
+        total = self.total_seconds
+        by_function: dict[str, list[ReportSpan]] = collections.defaultdict(list)
         for span in self.spans:
-            by_function.setdefault(span.function, []).append(span)
-        rows = [_row(name, spans) for name, spans in by_function.items()]
-        total = sum([row.seconds.total for row in rows])
-        rows = [row._replace(share=row.seconds.total / total if total else 0.0) for row in rows]
+            by_function[span.function].append(span)
+        rows = [_row(name, spans, total) for name, spans in by_function.items()]
         return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
 
     @property
     def total_seconds(self) -> float:
         """The time that everything took, in seconds."""
-        return sum([row.seconds.total for row in self.rows])
+        return sum([span.seconds_alone for span in self.spans])
 
     def notes(self) -> list[str]:
         """Return what stands out, in words."""
@@ -204,9 +197,11 @@ class CompileReport:
     def __repr__(self) -> str:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns
         rows = self.rows
-        lines = _table(rows, width) if rows else ["Nothing was compiled."]
-        lines += [line for note in self.notes() for line in textwrap.wrap(note, width)]
-        return "\n".join(lines)
+        if not rows:
+            return "Nothing was compiled."
+        title = f"In all {self.total_seconds:.3g} s of tracing, lowering and compiling"
+        notes = [line for note in self.notes() for line in textwrap.wrap(note, width)]
+        return "\n".join([*textwrap.wrap(title, width), *_table(rows, width), *notes])
 
 
 def _columns(row: ReportRow, is_wide: bool = True) -> dict[str, str]:
@@ -227,25 +222,23 @@ def _columns(row: ReportRow, is_wide: bool = True) -> dict[str, str]:
 
 def _table(rows: list[ReportRow], width: int) -> list[str]:
     """Return the lines of the table, none of them longer than that."""
-    cells = [_columns(row, width >= _WIDE) for row in rows]
-    cells.insert(0, {heading: heading for heading in cells[0]})
-    widths = {heading: max([len(row[heading]) for row in cells]) for heading in cells[0]}
+    columns = [_columns(row, width >= _WIDE) for row in rows]
+    cells = [[*columns[0]], *[[*row.values()] for row in columns]]
     # With two spaces before each column.
-    most = width - sum(widths.values()) - 2 * len(widths)
-    texts = [("function, and why it was traced again",)]
-    texts += [(row.function, f"  {row.reason}") for row in rows]
-    names = [
-        [part for text in each for part in textwrap.wrap(text, most, subsequent_indent="  ")]
-        for each in texts
+    widths = [2 + max(map(len, column)) for column in zip(*cells, strict=True)]
+    numbers = ["".join(map(str.rjust, row, widths)) for row in cells]
+    names = [["function, and why it was traced again"]]
+    names += [[row.function, f"  {row.reason}"] for row in rows]
+    most = width - sum(widths)
+    texts = [
+        [line for text in name for line in textwrap.wrap(text, most, subsequent_indent="  ")]
+        for name in names
     ]
-    longest = max([len(part) for parts in names for part in parts])
-    total = sum([row.seconds.total for row in rows])
-    lines = textwrap.wrap(f"In all {total:.3g} s of tracing, lowering and compiling", width)
-    for (first, *others), row in zip(names, cells, strict=True):
-        numbers = "".join([f"  {row[heading]:>{w}}" for heading, w in widths.items()])
-        lines += [f"{first:<{longest}}{numbers}".rstrip(), *others]
-        if row is cells[0]:
-            lines.append("─" * (longest + len(numbers)))
+    longest = max([len(line) for lines in texts for line in lines])
+    lines: list[str] = []
+    for (first, *others), after in zip(texts, numbers, strict=True):
+        lines += [f"{first:<{longest}}{after}".rstrip(), *others]
+    lines.insert(len(texts[0]), "─" * (longest + sum(widths)))
     return lines
 
 
@@ -301,23 +294,8 @@ def _print(report: CompileReport) -> None:
         print(report)
 
 
-class _Reporting(ContextDecorator):
-    """A context manager of which each `with` makes another report."""
-
-    def __init__(self) -> None:
-        self._entered: list[ExitStack] = []
-
-    def __enter__(self) -> CompileReport:
-        stack, report = ExitStack(), CompileReport()
-        stack.callback(_print, report)
-        self._entered.append(stack)
-        return stack.enter_context(recording(report, is_shown=True))
-
-    def __exit__(self, *error: Any) -> None:
-        self._entered.pop().__exit__(*error)
-
-
-def compile_report() -> AbstractContextManager[CompileReport]:
+@contextmanager
+def compile_report() -> Iterator[CompileReport]:
     """Print one table of everything that is compiled inside it, the costliest function first.
 
     Functions nested in others are included, and what isn't under `filter_jit`: `jax.jit` and JAX's
@@ -349,4 +327,9 @@ def compile_report() -> AbstractContextManager[CompileReport]:
 
         ```
     """
-    return _Reporting()
+    report = CompileReport()
+    try:
+        with recording(report, is_shown=True):
+            yield report
+    finally:
+        _print(report)

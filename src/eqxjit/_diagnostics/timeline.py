@@ -61,6 +61,11 @@ class ReportSpan(NamedTuple):
         return self.start + self.seconds
 
     @property
+    def seconds_alone(self) -> float:
+        """How long it took, without what is nested in it."""
+        return self.seconds - self.nested_seconds
+
+    @property
     def reason(self) -> str:
         """Why it was made; empty for a function that isn't under `filter_jit`."""
         return "" if self.trace is None else self.trace.reason
