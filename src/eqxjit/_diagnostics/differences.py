@@ -12,18 +12,22 @@ from . import advice
 from .advice import Change
 from .description import LONG_TEXT, ArrayPart, Description, NodePart, Part, StaticPart
 
-CACHE = "cache evicted or cleared"
 FUNCTION = "function defined again"
-UNKNOWN_REASON = "unknown"
 
 #: What JAX sees of arrays; all else is the static half of a call.
 OF_ARRAYS = ("shape", "dtype", "weak type", "sharding or device")
 
-# Differences of one trace that are spelled out; a new model may differ in every array.
+# Differences of one trace that are spelled out, because a new model may differ in every array; and
+# objects that one call made.
 _MAX_SHOWN = 8
-
-# The same for objects that one call made.
 _MAX_PARTS = 4
+
+# By the types of what was there and is there now; arrays are compared further.
+_CATEGORIES: dict[tuple[type, type], str] = {
+    (StaticPart, StaticPart): "static value changed",
+    (ArrayPart, StaticPart): "static where an array was",
+    (StaticPart, ArrayPart): "an array where a static value was",
+}
 
 
 class Difference(NamedTuple):
@@ -53,25 +57,31 @@ class Difference(NamedTuple):
         return f"{self.category}: `{self.path}` was {self.old}, is {self.new}"
 
 
-def listed(differences: tuple[Difference, ...], with_remedies: bool = False) -> list[str]:
+def listed(differences: Iterable[Difference], with_remedies: bool = False) -> list[str]:
     """Return a text for each kind of difference, up to a bound; with remedies if asked."""
     alike: dict[tuple[str, str, str], list[Difference]] = collections.defaultdict(list)
     for difference in differences:
         alike[difference.category, difference.old, difference.new].append(difference)
-    lines: list[str] = []
-    remedies = {""}
+    lines: list[tuple[str, str]] = []
     for first, *others in list(alike.values())[:_MAX_SHOWN]:
         line = str(first)
         if others:
             line += f" (and {len(others)} more: {', '.join(f'`{d.path}`' for d in others[:3])}"
             line += ", ...)" if len(others) > 3 else ")"
-        if with_remedies and first.remedy not in remedies:
-            remedies.add(first.remedy)
-            line += f"\n    {first.remedy}."
-        lines.append(line)
+        lines.append((line, first.remedy if with_remedies else ""))
     if len(alike) > _MAX_SHOWN:
-        lines.append(f"and {len(alike) - _MAX_SHOWN} more")
-    return lines
+        lines.append((f"and {len(alike) - _MAX_SHOWN} more", ""))
+    return with_remedies_once(lines)
+
+
+def with_remedies_once(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines, each with its remedy on another, unless one before has that."""
+    texts: list[str] = []
+    remedies = {""}
+    for line, remedy in lines:
+        texts.append(line if remedy in remedies else f"{line}\n    {remedy}.")
+        remedies.add(remedy)
+    return texts
 
 
 # --- Causes ---------------------------------------------------------------------------------------
@@ -91,13 +101,11 @@ def distance(old: Description, new: Description) -> int:
     return n_gone + sum([was is not part and was != part for was, part in pairs])
 
 
-def compare(old: Description, new: Description, of_user: bool = True) -> list[list[Change]]:
-    """Return how a description differs from an older one; `of_user` says whose the function is.
+def _causes(old: Description, new: Description, of_user: bool) -> list[list[Change]]:
+    """Return the parts that differ, outside in: those of one cause together.
 
-    **Returns:**
-
-    The parts of each cause, outside in: objects below one argument that one call made anew are one
-    cause, and the parts of a node that is another altogether aren't compared.
+    Objects below one argument that one call made anew are one cause. The parts of a node that is
+    another altogether aren't compared.
     """
     changes: list[Change] = []
     # The paths of what differs, and of all that is in it.
@@ -143,31 +151,22 @@ def _made_by(change: Change) -> Hashable:
 # --- Texts ----------------------------------------------------------------------------------------
 
 
-def differences(found: list[list[Change]]) -> list[Difference]:
-    """Return the text of each cause, with a remedy if there is one."""
+def differences(old: Description, new: Description, of_user: bool = True) -> list[Difference]:
+    """Return how a description differs from an older one; `of_user` says whose the function is."""
     shown: list[Difference] = []
-    for cause in found:
+    for cause in _causes(old, new, of_user):
         first = cause[0]
-        path, old, new = first[:3]
+        path, was, is_now = first[:3]
         if len(cause) > 1 or (first.is_remade and not _is_by_itself(first)):
             shown.append(_of_remade(cause))
-            continue
-        match old, new:
-            case ArrayPart(), ArrayPart():
-                shown += _of_arrays(first, old, new)
-                continue
-            case ArrayPart(), StaticPart():
-                category, remedy = "static where an array was", advice.for_static(first)
-            case StaticPart(), ArrayPart():
-                category, remedy = "an array where a static value was", ""
-            case StaticPart(), StaticPart():
-                category, remedy = "static value changed", advice.for_static(first)
-            case _:
-                is_argument = first.parent < 0 and None in (old, new)
-                category, remedy = "structure changed", ""
-                if is_argument:
-                    category = "argument newly passed or left out"
-        shown.append(Difference(category, path, *_texts_apart(old, new), remedy))
+        elif isinstance(was, ArrayPart) and isinstance(is_now, ArrayPart):
+            shown += _of_arrays(first, was, is_now)
+        else:
+            category = _CATEGORIES.get((type(was), type(is_now)), "structure changed")
+            remedy = advice.for_static(first) if category.startswith("static") else ""
+            if first.parent < 0 and None in (was, is_now):
+                category = "argument newly passed or left out"
+            shown.append(Difference(category, path, *_texts_apart(was, is_now), remedy))
     return shown
 
 

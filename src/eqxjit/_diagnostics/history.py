@@ -12,12 +12,9 @@ from .._core.events import COMPILING, TRACING
 from .._interruptions import Lock, Weak
 from .description import UNKNOWN, Description, describe
 from .differences import (
-    CACHE,
     FUNCTION,
     OF_ARRAYS,
-    UNKNOWN_REASON,
     Difference,
-    compare,
     configuration_differences,
     defined_again,
     differences,
@@ -30,13 +27,11 @@ from .trace import Trace, TraceList, size_of
 # How many traces of a function are remembered, and with how many of them a new one is compared.
 _MAX_REMEMBERED = 256
 _MAX_COMPARED = 16
-
 # Larger descriptions are dropped once they are compared with no more: they are many megabytes.
 _MAX_PARTS = 1_000
 
 # How many places are remembered at which functions are defined, the latest.
 _MAX_PLACES = 1024
-
 # After so many traces in a row that were each for something new, a message.
 _MANY = 10
 
@@ -52,18 +47,18 @@ class _Streak:
         self.causes: list[tuple[Difference, ...]] = []
         self._has_logged = False
 
-    def add(self, trace: Trace, place: Place) -> None:
+    def add(self, trace: Trace, causes: tuple[Difference, ...]) -> None:
         """Count a trace, and log the streak once it is long."""
         with _lock:
             if self._has_logged:
                 return
-            self.causes.append(trace.differences)
+            self.causes.append(causes)
             if len(self.causes) < _MANY:
                 return
             self._has_logged = True
-            causes, self.causes = self.causes, []
+            streak, self.causes = self.causes, []
         # Not under the lock: a handler may be anybody's code.
-        log_streak(trace, place, causes)
+        log_streak(trace, streak)
 
 
 class _Definition(_Streak):
@@ -105,8 +100,7 @@ class History(TraceHook):
         return describe(call)
 
     def static_differences(self, old: Description, new: Description) -> list[str]:
-        found = differences(compare(old, new))
-        return [str(difference) for difference in found if difference.category not in OF_ARRAYS]
+        return [str(d) for d in differences(old, new) if d.category not in OF_ARRAYS]
 
     def explain(self, record: Trace) -> str:
         return record.explanation()
@@ -152,13 +146,13 @@ class History(TraceHook):
         if call.is_staged or is_staging():
             return
         if record.differences and record.differences[0].category != FUNCTION:
-            self._streak.add(record, self.place)
+            self._streak.add(record, record.differences)
             return
         definition = definition_at(self.place)
         with _lock:
             is_first, definition.has_function = not definition.has_function, True
         if not is_first and not self.place.is_loaded:
-            definition.add(record, self.place)
+            definition.add(record, record.differences or (defined_again(self.place),))
 
     def restart(self) -> None:
         with _lock:
@@ -178,16 +172,12 @@ class History(TraceHook):
             return
         earlier = min(latest, key=lambda earlier: _distance(earlier, trace))
         changed = configuration_differences(earlier.configuration, trace.configuration)
-        trace.configuration = trace.configuration if changed else earlier.configuration
-        if trace.description.paths == earlier.description.paths:
-            # Most calls are alike; and equal parts are mostly one object.
-            trace.description = trace.description._replace(paths=earlier.description.paths)
         if UNKNOWN in (earlier.description, trace.description):
             why = "the arguments are too large to be compared, or can't be"
-            trace.differences = (Difference(UNKNOWN_REASON, "", "", why),)
+            trace.differences = (Difference("unknown", "", "", why),)
         else:
-            causes = compare(earlier.description, trace.description, self.place.is_users)
-            shown = with_apt_remedies([*differences(causes), *changed])
+            found = differences(earlier.description, trace.description, self.place.is_users)
+            shown = with_apt_remedies([*found, *changed])
             trace.differences = shown or (_why_it_does_not_serve(earlier, trace),)
         # That of a cleared one may be another trace's by now.
         trace.compared_with = None if earlier in self._cleared else earlier.number
@@ -210,4 +200,4 @@ def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
         )
     else:
         why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
-    return Difference(CACHE, "", "", why)
+    return Difference("cache evicted or cleared", "", "", why)

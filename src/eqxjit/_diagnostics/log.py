@@ -11,18 +11,15 @@ import logging
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
-from .._code.place import Place
 from .._code.text import short, times
 from .._switches import switch
-from .differences import Difference, defined_again
+from .differences import Difference, with_remedies_once
 from .trace import Trace
 
 _logger = logging.getLogger("eqxjit")
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# --- `explain_retraces` ---------------------------------------------------------------------------
 
 # Those in force: of the environment, of a switch, of each `with`. The last one decides.
 switches: list[Any] = []
@@ -139,34 +136,27 @@ def log(trace: Trace) -> None:
     )
 
 
-# --- Traced again and again -----------------------------------------------------------------------
-
 # How many causes a message names, and how many of those of one trace are counted.
 _MAX_CAUSES = 4
 _MAX_COUNTED = 16
 
 
-def log_streak(trace: Trace, place: Place, streak: list[tuple[Difference, ...]]) -> None:
+def log_streak(trace: Trace, streak: list[tuple[Difference, ...]]) -> None:
     """Log that a function was traced again and again; a streak holds how each trace differed."""
-    found = [
-        cause for causes in streak for cause in causes[:_MAX_COUNTED] or (defined_again(place),)
-    ]
+    found = [cause for causes in streak for cause in causes[:_MAX_COUNTED]]
     counts = collections.Counter((cause.category, cause.path) for cause in found)
     latest = {(cause.category, cause.path): cause for cause in found}
-    lines = [
-        f"`{trace.function}` was traced {len(streak)} times in a row, last for the call at "
-        f"{trace.call_site}:"
-    ]
-    remedies = {""}
-    for key, count in counts.most_common(_MAX_CAUSES):
-        lines.append(f"  - {times(count)}, the last time: {latest[key]}")
-        remedy = latest[key].remedy
-        lines += [f"    {remedy}."] * (remedy not in remedies)
-        remedies.add(remedy)
+    shown = counts.most_common(_MAX_CAUSES)
+    lines = with_remedies_once(
+        (f"  - {times(n)}, the last time: {latest[key]}", latest[key].remedy) for key, n in shown
+    )
     if len(counts) > _MAX_CAUSES:
         lines.append(f"  - and {len(counts) - _MAX_CAUSES} more")
-    lines.append(
-        "Each trace is compiled. Ignore this if you expect only a few more: it is logged once "
-        "per function."
+    _logger.warning(
+        "`%s` was traced %d times in a row, last for the call at %s:\n%s\nEach trace is compiled. "
+        "Ignore this if you expect only a few more: it is logged once per function.",
+        trace.function,
+        len(streak),
+        trace.call_site,
+        "\n".join(lines),
     )
-    _logger.warning("%s", "\n".join(lines))
