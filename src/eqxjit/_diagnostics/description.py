@@ -32,12 +32,12 @@ _MAX_PARTS = 50_000
 # Longer texts are cut where they are shown, and those of objects where they are made.
 LONG_TEXT = 40
 _MAX_TEXT = 1_000
+# Python refuses to write out an integer of thousands of digits.
 _MAX_BITS = 256
 
-# How many constants that an object holds, or a function captured, are part of its text.
+# How many constants that an object holds, or a function captured, are part of its text; and how
+# many functions are looked at that one captured, and those that these captured.
 _MAX_CAPTURED = 4
-
-# How many functions are looked at that one captured, and those that these captured.
 _MAX_FUNCTIONS = 64
 
 #: What makes an optimiser of optax whose learning rate is an array.
@@ -55,7 +55,7 @@ class ArrayPart(NamedTuple):
     shape: tuple[Any, ...]
     dtype: str
     weak_type: bool
-    # The devices or the sharding that it was put on; empty where JAX may choose.
+    # Empty where JAX may choose.
     placement: str
 
     @property
@@ -73,7 +73,6 @@ class StaticPart(NamedTuple):
     `key` is equal, if the text is, to that of another value exactly if one may stand for the other.
     """
 
-    # Of any length. A function that has no name at module level is in backquotes.
     text: str
     key: Hashable
     kind: str
@@ -90,6 +89,7 @@ class StaticPart(NamedTuple):
     @property
     def is_local(self) -> bool:
         """True for a function, or a partial of one, that has no name at module level."""
+        # Those are in backquotes.
         return self.made_at is not None and "`" in self.text
 
     @property
@@ -223,17 +223,10 @@ def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: A
 def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
     if value is None and not is_field:
         return _NONE
+    name = type(value).__name__
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        # Python refuses to write out one of thousands of digits.
-        return StaticPart(f"int of {value.bit_length():,} bits", hash(value), "int", is_field)
-    text = repr(value)
-    # A cache would keep long texts for good.
-    make = _shared if len(text) <= LONG_TEXT else StaticPart
-    return make(text, None, type(value).__name__, is_field)
-
-
-# Because parts are compared by identity first.
-_shared = functools.lru_cache(maxsize=1024)(StaticPart)
+        return StaticPart(f"int of {value.bit_length():,} bits", hash(value), name, is_field)
+    return StaticPart(repr(value), None, name, is_field)
 
 
 # --- Nodes ----------------------------------------------------------------------------------------

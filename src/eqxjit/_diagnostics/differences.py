@@ -1,16 +1,14 @@
-"""Compares what two traces were made for, and says in the user's names how they differ.
-
-Two steps: the causes, each of one or more parts that differ, and then a text for each.
-"""
+"""Compares what two traces were made for, and says in the user's names how they differ."""
 
 import collections
+import itertools
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .._code.place import Place
 from . import advice
 from .advice import Change
-from .description import LONG_TEXT, ArrayPart, Description, NodePart, Part, StaticPart
+from .description import LONG_TEXT, ArrayPart, Description, NodePart, StaticPart
 
 FUNCTION = "function defined again"
 
@@ -84,21 +82,14 @@ def with_remedies_once(lines: Iterable[tuple[str, str]]) -> list[str]:
     return texts
 
 
-# --- Causes ---------------------------------------------------------------------------------------
-
-
 def distance(old: Description, new: Description) -> int:
     """Return in how many parts two descriptions differ, those in nodes that differ included."""
-    parts: Iterable[Part | None] = old.parts
-    n_gone = 0
-    if old.paths != new.paths:
-        by_path = dict(zip(old.paths, old.parts, strict=True))
-        parts = map(by_path.get, new.paths)
-        # Or the same paths in another order.
-        n_gone = len(by_path.keys() - {*new.paths}) or 1
+    by_path = dict(zip(old.paths, old.parts, strict=True))
+    pairs = zip(map(by_path.get, new.paths), new.parts, strict=True)
     # Equal parts are mostly one object.
-    pairs = zip(parts, new.parts, strict=True)
-    return n_gone + sum([was is not part and was != part for was, part in pairs])
+    n_changed = sum([was is not part and was != part for was, part in pairs])
+    # Or the same paths in another order.
+    return n_changed + (len(by_path.keys() - {*new.paths}) or old.paths != new.paths)
 
 
 def _causes(old: Description, new: Description, of_user: bool) -> list[list[Change]]:
@@ -146,9 +137,6 @@ def _made_by(change: Change) -> Hashable:
     if made_at is None or not maker or change.parent < 0:
         return None
     return change.around[-1][0], made_at.filename, maker
-
-
-# --- Texts ----------------------------------------------------------------------------------------
 
 
 def differences(old: Description, new: Description, of_user: bool = True) -> list[Difference]:
@@ -209,19 +197,16 @@ def _texts_apart(old: Any, new: Any) -> tuple[str, str]:
         return f"{old}{old.detail}", f"{new}{new.detail}"
     if old.text != new.text:
         # Both are long: from a little before the first character that differs.
-        pairs = enumerate(zip(old.text, new.text, strict=False))
-        differs = (i for i, (was, is_now) in pairs if was != is_now)
-        start = next(differs, min(len(old.text), len(new.text))) - LONG_TEXT // 4
-        return _excerpt(old.text, start), _excerpt(new.text, start)
+        pairs = zip(old.text, new.text, strict=False)
+        alike = [*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        start = len(alike) - LONG_TEXT // 4
+        stop = start + LONG_TEXT
+        excerpts = [f"...{p.text[start:stop]}{'...' * (stop < len(p.text))}" for p in (old, new)]
+        return excerpts[0], excerpts[1]
     for detail, other in ((old.kind, new.kind), (old.site, new.site)):
         if detail != other:
             return f"{was} ({detail})", f"{is_now} ({other})"
     return was, is_now
-
-
-def _excerpt(text: str, start: int) -> str:
-    stop = start + LONG_TEXT
-    return f"...{text[start:stop]}{'...' if stop < len(text) else ''}"
 
 
 def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
@@ -259,23 +244,20 @@ def defined_again(place: Place) -> Difference:
 
 
 def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
-    """Return the differences, without remedies that help only where all are of one kind.
-
-    A model of another size has other shapes and other static fields: neither should be padded, or
-    made an array.
-    """
-    if len({difference.category for difference in found}) == 1:
-        return tuple(found)
+    """Return the differences, without remedies that help only where all are of one kind."""
+    # A model of another size has other shapes and other static fields: neither should be padded, or
+    # made an array.
+    is_apt = len({difference.category for difference in found}) == 1
     return tuple(
-        d._replace(remedy="") if d.remedy == advice.PAD or advice.NOT_STATIC in d.remedy else d
+        d
+        if is_apt or not (d.remedy == advice.PAD or advice.NOT_STATIC in d.remedy)
+        else d._replace(remedy="")
         for d in found
     )
 
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:
     """Return how JAX's configuration differs, as far as traces and programs depend on it."""
-    if old == new:
-        return []
     return [
         Difference("configuration changed", name, old.get(name, "absent"), new.get(name, "absent"))
         for name in {**old, **new}

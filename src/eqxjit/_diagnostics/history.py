@@ -170,23 +170,23 @@ class History(TraceHook):
             if another not in (None, self._number) and not self.place.is_loaded:
                 trace.differences = (defined_again(self.place),)
             return
-        earlier = min(latest, key=lambda earlier: _distance(earlier, trace))
-        changed = configuration_differences(earlier.configuration, trace.configuration)
+
+        def changed_since(earlier: Trace) -> list[Difference]:
+            return configuration_differences(earlier.configuration, trace.configuration)
+
+        def distance_of(earlier: Trace) -> int:
+            return distance(earlier.description, trace.description) + len(changed_since(earlier))
+
+        earlier = min(latest, key=distance_of)
         if UNKNOWN in (earlier.description, trace.description):
             why = "the arguments are too large to be compared, or can't be"
             trace.differences = (Difference("unknown", "", "", why),)
         else:
             found = differences(earlier.description, trace.description, self.place.is_users)
-            shown = with_apt_remedies([*found, *changed])
+            shown = with_apt_remedies([*found, *changed_since(earlier)])
             trace.differences = shown or (_why_it_does_not_serve(earlier, trace),)
         # That of a cleared one may be another trace's by now.
         trace.compared_with = None if earlier in self._cleared else earlier.number
-
-
-def _distance(earlier: Trace, trace: Trace) -> int:
-    """Return in how many parts and options a trace differs from an earlier one."""
-    changed = configuration_differences(earlier.configuration, trace.configuration)
-    return distance(earlier.description, trace.description) + len(changed)
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:

@@ -5,11 +5,11 @@ fail what works with Equinox.
 """
 
 import collections
-import functools
-import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, overload
+from contextlib import ContextDecorator
+from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
+from typing import Any, TypeVar, overload
 
 from .._code.text import short, times
 from .._switches import switch
@@ -18,8 +18,7 @@ from .trace import Trace
 
 _logger = logging.getLogger("eqxjit")
 
-P = ParamSpec("P")
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Those in force: of the environment, of a switch, of each `with`. The last one decides.
 switches: list[Any] = []
@@ -31,38 +30,34 @@ def _is_on() -> bool:
     return bool(last) and last[0].on
 
 
-class Explaining:
+class Explaining(ContextDecorator):
     """A switch that was set: the end of its `with` sets it back."""
 
     def __init__(self, on: bool):
         self.on = on
+        self._is_set = True
         switches.append(self)
 
     def __enter__(self) -> None:
-        if self not in switches:
-            # A second `with`, or a decorated function that runs.
+        if not self._is_set:
+            # A second `with`, or a call of a decorated function, maybe within another.
             switches.append(self)
+        self._is_set = False
 
     def __exit__(self, *_: object) -> None:
         if self in switches:
             switches.remove(self)
 
-    def __call__(self, fun: Callable[P, T]) -> Callable[P, T]:
-        self.__exit__()
-        # A call of these only makes what runs them, and that of a class isn't all that it does.
-        kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
-        if any(is_kind(fun) for is_kind in (inspect.isclass, *kinds)) or not callable(fun):
-            raise TypeError(
-                f"`explain_retraces` decorates plain functions, not {short(fun)}: write `with "
-                "eqxjit.explain_retraces():` around what calls the function to be explained."
-            )
-
-        @functools.wraps(fun)
-        def explained(*args: P.args, **kwargs: P.kwargs) -> T:
-            with Explaining(self.on):
-                return fun(*args, **kwargs)
-
-        return explained
+    def __call__(self, fun: F) -> F:
+        with self:
+            # A call of these only makes what runs them, and that of a class isn't all that it does.
+            kinds = (isclass, iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
+            if not callable(fun) or any(is_kind(fun) for is_kind in kinds):
+                raise TypeError(
+                    f"`explain_retraces` decorates plain functions, not {short(fun)}: write `with "
+                    "eqxjit.explain_retraces():` around what calls the function to be explained."
+                )
+        return super().__call__(fun)
 
     def __repr__(self) -> str:
         return f"<retraces are {'' if _is_on() else 'not '}explained in the log>"
@@ -77,7 +72,7 @@ def explain_retraces(on: bool = True) -> Explaining: ...
 
 
 @overload
-def explain_retraces(on: Callable[P, T]) -> Callable[P, T]: ...
+def explain_retraces(on: F) -> F: ...
 
 
 def explain_retraces(on: Any = True) -> Any:

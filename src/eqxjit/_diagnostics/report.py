@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from .._code.text import block, escape, table
+from .._code.text import block, escape, table, times
 from .._core.events import COMPILING, observers
 from .differences import Difference
 from .timeline import Event, ReportSpan, chrome_trace, spans_of, timeline_html
@@ -24,7 +24,6 @@ _MAX_EVENTS = 100_000
 
 # Where neither a terminal nor `COLUMNS` says how much room there is.
 _WIDTH = 100
-
 # In less room, columns are left out.
 _WIDE = 80
 
@@ -76,8 +75,8 @@ def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
 def _most_repeated(differences: list[Difference]) -> str:
     counts = collections.Counter((d.category, d.path) for d in differences)
     for (category, path), count in counts.most_common(1):
-        where = f": {path}" if path else ""
-        return f"{category}{where} ({count} times)" if count > 1 else f"{category}{where}"
+        often = f" ({times(count)})" if count > 1 else ""
+        return f"{category}{': ' if path else ''}{path}{often}"
     return ""
 
 
@@ -125,8 +124,6 @@ class CompileReport:
         span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, trace)
         self._events.append((threading.get_ident(), span))
 
-    # --- The table ----------------------------------------------------------------------------
-
     @property
     def rows(self) -> list[ReportRow]:
         """A row for each function, the costliest first."""
@@ -151,8 +148,6 @@ class CompileReport:
             for row in self.rows
             if row.busiest_line
         ]
-
-    # --- The timeline -------------------------------------------------------------------------
 
     @property
     def spans(self) -> list[ReportSpan]:
@@ -240,9 +235,6 @@ def _table(rows: list[ReportRow], width: int) -> list[str]:
         lines += [f"{first:<{longest}}{after}".rstrip(), *others]
     lines.insert(len(texts[0]), "─" * (longest + sum(widths)))
     return lines
-
-
-# --- While it is recorded -------------------------------------------------------------------------
 
 
 class _Observer:

@@ -92,9 +92,9 @@ class Trace:
         """
         if self._texts is not None:
             return self._texts[0]
-        if self.description == UNKNOWN:
-            return {}
-        return dict(zip(self.description.paths, map(str, self.description.parts), strict=True))
+        # Made each time, because lines are named from the working directory, which may change.
+        paths, _, parts = self.description if self.description != UNKNOWN else ((), (), ())
+        return dict(zip(paths, map(str, parts), strict=True))
 
     @property
     def summary(self) -> str:
@@ -103,9 +103,8 @@ class Trace:
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the keys by which parts are compared, which refer to classes weakly.
-        state = {**vars(self), "_texts": (self.arguments, self.summary)}
-        state.pop("description", None)
-        return state
+        state = {k: v for k, v in vars(self).items() if k != "description"}
+        return state | {"_texts": (self.arguments, self.summary)}
 
     def __repr__(self) -> str:
         return (
@@ -140,9 +139,6 @@ class TraceList(list[Trace]):
             for trace in self
         ]
         return block(table(headings, rows))
-
-
-# --- Its size -------------------------------------------------------------------------------------
 
 
 def size_of(jaxpr: Any) -> tuple[int, str]:
