@@ -93,7 +93,9 @@ def for_remade(change: Change) -> str:
         return ""
     once = f"make it {_ONCE}"
     if new.kind == "partial":
-        return f"A `functools.partial` equals itself alone: {once}{_PARTIAL * (not new.is_local)}"
+        return (
+            f"Each partial equals itself alone: {once}{_PARTIAL * (not new.is_local)}"
+        )
     if new.transformed or (new.maker.startswith("jax.") and is_made_by_user(new)):
         return _transformed(new.maker.removeprefix("jax."), new.transformed, new.is_local)
     if not is_made_by_user(new):
@@ -105,7 +107,7 @@ def for_remade(change: Change) -> str:
         return (
             f"It is another object of the same code ({new.site}): if it should be the same, {once}"
         )
-    alone = f"{_with_article(new.kind)} equals itself alone: make it once"
+    alone = f"Each {new.kind} equals itself alone: make it once"
     if change.old.key[:1] != change.new.key[:1]:
         return f"{alone}, and its class"
     return f"{alone}, or give its class an `__eq__` and a `__hash__`, as a frozen dataclass has"
@@ -121,18 +123,14 @@ def for_remade_parts(path: str, changes: list[Change]) -> str:
 def _make_owner_once(changes: list[Change], path: str) -> str:
     remedy = f"If it should be the same, make `{path}` once, and pass that each time"
     first, parts = changes[0], [change.new for change in changes]
-    modules = [first.holder, *[part.module for part in parts]]
     # Its functions say so; or its state, which mostly comes along.
     is_injected = any(part.maker == INJECTION for part in parts) or any(
         path.endswith(".hyperparams") for path in first.description.paths
     )
-    if not is_injected and any(module.partition(".")[0] == "optax" for module in modules):
+    modules = [first.holder, *[part.module for part in parts]]
+    if not is_injected and any(module.startswith("optax.") for module in modules):
         remedy += f"; `optax.{INJECTION}` makes a learning rate an array of its state"
     return remedy
-
-
-def _with_article(noun: str) -> str:
-    return f"{'An' if noun[0] in 'AEIOUaeiou' else 'A'} {noun}"
 
 
 def _transformed(name: str, module: str, is_local: bool = False) -> str:
@@ -155,7 +153,7 @@ def for_function(place: Place) -> str:
     if place.transformation and place.site is None:
         return _transformed(place.transformation, place.qualname)
     if place.is_partial and not is_local:
-        return f"A `functools.partial` equals itself alone: make it once{_PARTIAL}"
+        return f"Each partial equals itself alone: make it once{_PARTIAL}"
     if not place.is_users:
         return ""
     if place.transformation:

@@ -24,12 +24,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 switches: list[Any] = []
 
 
-def _is_on() -> bool:
-    # Looked up once, because another thread may end it.
-    last = switches[-1:]
-    return bool(last) and last[0].on
-
-
 class Explaining(ContextDecorator):
     """A switch that was set: the end of its `with` sets it back."""
 
@@ -58,9 +52,6 @@ class Explaining(ContextDecorator):
                     "eqxjit.explain_retraces():` around what calls the function to be explained."
                 )
         return super().__call__(fun)
-
-    def __repr__(self) -> str:
-        return f"<retraces are {'' if _is_on() else 'not '}explained in the log>"
 
 
 if switch("EQXJIT_EXPLAIN_RETRACES"):
@@ -118,7 +109,9 @@ def explain_retraces(on: Any = True) -> Any:
 
 def log(trace: Trace) -> None:
     """Log a trace that differs from earlier ones, if `explain_retraces` is on."""
-    if not _is_on():
+    # Looked up once, because another thread may end it.
+    latest = switches[-1:]
+    if not latest or not latest[0].on:
         return
     _logger.warning(
         "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
@@ -131,14 +124,13 @@ def log(trace: Trace) -> None:
     )
 
 
-# How many causes a message names, and how many of those of one trace are counted.
+# How many causes a message names.
 _MAX_CAUSES = 4
-_MAX_COUNTED = 16
 
 
 def log_streak(trace: Trace, streak: list[tuple[Difference, ...]]) -> None:
     """Log that a function was traced again and again; a streak holds how each trace differed."""
-    found = [cause for causes in streak for cause in causes[:_MAX_COUNTED]]
+    found = [cause for causes in streak for cause in causes]
     counts = collections.Counter((cause.category, cause.path) for cause in found)
     latest = {(cause.category, cause.path): cause for cause in found}
     shown = counts.most_common(_MAX_CAUSES)

@@ -17,10 +17,6 @@ from .differences import Difference, listed
 # A line stands out if it made so many equations, and half of them.
 _MANY_EQUATIONS = 200
 
-# So many equations tell that no line stands out, without looking at all: a line takes microseconds.
-_SAMPLE = 50
-_LARGE_SHARE_OF_SAMPLE = 0.3
-
 
 @dataclasses.dataclass
 class Seconds:
@@ -150,14 +146,10 @@ def size_of(jaxpr: Any) -> tuple[int, str]:
     n = len(equations)
     if n < _MANY_EQUATIONS:
         return n, ""
-    line, count = None, 0
-    for sample, share in ((equations[:: n // _SAMPLE], _LARGE_SHARE_OF_SAMPLE), (equations, 0.5)):
-        lines = [source_line(equation, LIBRARY_FILES) for equation in sample]
-        [(line, count)] = collections.Counter(lines).most_common(1)
-        if count < share * len(sample):
-            return n, ""
+    lines = collections.Counter([source_line(equation, LIBRARY_FILES) for equation in equations])
+    [(line, count)] = lines.most_common(1)
     # Of a library's line there is nothing for the user to change.
-    if line is None or count < _MANY_EQUATIONS or not is_users(line[0]):
+    if line is None or count < max(_MANY_EQUATIONS, n / 2) or not is_users(line[0]):
         return n, ""
     return n, f"{location(*line)} ({count:,})"
 
