@@ -78,8 +78,6 @@ def is_made_by_user(part: StaticPart) -> bool:
     return is_users(part.made_at.filename) if part.made_at else is_users_module(part.module)
 
 
-# --- Objects that are made anew -------------------------------------------------------------------
-
 _ONCE = "once, at module level, outside `__init__`"
 
 _BY_PARTS = ", which compares by its parts"
@@ -93,9 +91,7 @@ def for_remade(change: Change) -> str:
         return ""
     once = f"make it {_ONCE}"
     if new.kind == "partial":
-        return (
-            f"Each partial equals itself alone: {once}{_PARTIAL * (not new.is_local)}"
-        )
+        return f"Each partial equals itself alone: {once}{_PARTIAL * (not new.is_local)}"
     if new.transformed or (new.maker.startswith("jax.") and is_made_by_user(new)):
         return _transformed(new.maker.removeprefix("jax."), new.transformed, new.is_local)
     if not is_made_by_user(new):
@@ -169,8 +165,6 @@ def for_function(place: Place) -> str:
     )
 
 
-# --- Numbers --------------------------------------------------------------------------------------
-
 # The types of Python's numbers, and what a dtype must be so that each of them fits it.
 _NUMBERS: dict[str, tuple[type, type]] = {
     "int": (int, jnp.number),
@@ -234,9 +228,6 @@ def _fits(part: StaticPart, dtype: jnp.dtype) -> bool:
     kind, limits = (int, jnp.iinfo) if jnp.issubdtype(dtype, jnp.integer) else (float, jnp.finfo)
     least, most = kind(limits(dtype).min), kind(limits(dtype).max)
     return all(least <= v <= most or not math.isfinite(v) for v in (number.real, number.imag))
-
-
-# --- Arrays ---------------------------------------------------------------------------------------
 
 
 def for_shape(change: Change, old: ArrayPart, new: ArrayPart) -> str:

@@ -196,9 +196,6 @@ def describe(call: Any) -> Description:
 _Below = list[tuple[str, Any, Any, bool]]
 
 
-# --- Arrays and constants -------------------------------------------------------------------------
-
-
 def _array(array: Any) -> ArrayPart:
     """Return the part of an array: JAX's, NumPy's, a tracer or a structure."""
     aval = array.aval if type(array) is ArrayImpl else jax.typeof(array)
@@ -208,9 +205,9 @@ def _array(array: Any) -> ArrayPart:
     return _array_part(aval.shape, aval.dtype, getattr(aval, "weak_type", False), sharding)
 
 
+# Because texts of dtypes and places take most of the time.
 @functools.lru_cache(maxsize=1024)
 def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: Any) -> ArrayPart:
-    """Return the part that arrays of one type and place share."""
     placement = ""
     if isinstance(sharding, jax.sharding.NamedSharding):
         axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
@@ -227,9 +224,6 @@ def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         return StaticPart(f"int of {value.bit_length():,} bits", hash(value), name, is_field)
     return StaticPart(repr(value), None, name, is_field)
-
-
-# --- Nodes ----------------------------------------------------------------------------------------
 
 
 def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
@@ -271,9 +265,6 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = 
     return NodePart(
         name, weakref.ref(cls), module=cls.__module__, is_opaque=is_opaque, is_field=is_field
     )
-
-
-# --- Static values --------------------------------------------------------------------------------
 
 
 def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[Part, _Below]:
@@ -354,9 +345,6 @@ def lasting(key: Hashable) -> Hashable:
         # An unhashable object, by its attributes; a large container by its address.
         return lasting(freeze(getattr(key.value, "__dict__", id(key.value))))
     return key if isinstance(key, weakref.ref) else hash(key)
-
-
-# --- Texts ----------------------------------------------------------------------------------------
 
 
 def _text(value: Any) -> str:

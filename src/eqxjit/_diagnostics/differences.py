@@ -245,15 +245,14 @@ def defined_again(place: Place) -> Difference:
 
 def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
     """Return the differences, without remedies that help only where all are of one kind."""
-    # A model of another size has other shapes and other static fields: neither should be padded, or
-    # made an array.
-    is_apt = len({difference.category for difference in found}) == 1
-    return tuple(
-        d
-        if is_apt or not (d.remedy == advice.PAD or advice.NOT_STATIC in d.remedy)
-        else d._replace(remedy="")
-        for d in found
-    )
+    if len({difference.category for difference in found}) > 1:
+        # A model of another size has other shapes and other static fields: neither should be
+        # padded, or made an array.
+        unapt = advice.PAD, advice.NOT_STATIC
+        found = [
+            d._replace(remedy="") if any(part in d.remedy for part in unapt) else d for d in found
+        ]
+    return tuple(found)
 
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:

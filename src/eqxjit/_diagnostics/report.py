@@ -93,15 +93,11 @@ _PAGE = """<!doctype html>
 </html>
 """
 
-_SUFFIXES = (".html", ".json")
-
 
 def check_report_path(path: pathlib.Path) -> None:
     """Raise an error if no report can be saved there."""
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ValueError(
-            f"A report is saved as {' or '.join(_SUFFIXES)}; the path is {str(path)!r}."
-        )
+    if path.suffix.lower() not in (".html", ".json"):
+        raise ValueError(f"A report is saved as .html or .json; the path is {str(path)!r}.")
 
 
 class CompileReport:
@@ -295,12 +291,8 @@ def compile_report() -> Iterator[CompileReport]:
     leave out those of another one under `filter_jit` that is traced within its trace, which has
     another row. Threads add up. On a terminal, a line shows what is under way meanwhile.
 
-    In a notebook the cell shows the table and the timeline as HTML.
-
-    **Returns:**
-
-    A context manager that yields a `CompileReport`, with `rows`, `spans` and `save`; it can be read
-    at any time.
+    It yields a `CompileReport`, with `rows`, `spans` and `save`, which can be read at any time. In
+    a notebook the cell shows the table and the timeline as HTML.
 
     !!! example
 

@@ -13,17 +13,13 @@ from .trace import Trace
 
 # How many spans a page shows, the longest.
 _MAX_SHOWN = 3_000
-
 # How much of a page an interval takes in which nothing is compiled, at most.
 _WIDEST_GAP = 0.04
-
 # Up to this share of a row, in percent, a bar has no text.
 _NARROW = 1.5
 
 _COLOURS = {TRACING: "#4c9be8", LOWERING: "#e8a33d", COMPILING: "#6cbf6c"}
-
 _GREY = "rgba(128,128,128,0.2)"
-
 _BAR = (
     "float:left;height:17px;overflow:hidden;white-space:nowrap;color:#111111;font-size:11px;"
     "line-height:17px;border-radius:2px"
