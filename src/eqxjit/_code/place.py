@@ -136,7 +136,8 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
     below: Any = None if home is None else unless_it_raises(lambda: inspect.unwrap(home), None)
     is_partial = type(fun) is functools.partial
     transformation, target = ("", None) if home is None else transformation_of(home)
-    owner = _owner(fun)
+    # Of a method; Equinox's bound methods are Modules.
+    owner: Any = unless_it_raises(lambda: getattr(fun, "__self__", None), None)
     if isinstance(target, types.MethodType):
         below, owner = target.__func__, target.__self__
     if isinstance(target, eqx.Module) or not isinstance(below, types.FunctionType):
@@ -160,14 +161,6 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
         "" if owner is None else type(owner).__qualname__,
         site.filename.startswith(files),
     )
-
-
-def _owner(fun: Any) -> Any:
-    """Return the object of which a callable is a method; None for any other."""
-    if isinstance(fun, types.MethodType):
-        return fun.__self__
-    # Equinox's bound methods are Modules.
-    return vars(fun).get("__self__") if isinstance(fun, eqx.Module) else None
 
 
 def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:

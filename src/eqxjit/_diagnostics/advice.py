@@ -17,7 +17,6 @@ from .description import INJECTION, ArrayPart, Description, NodePart, StaticPart
 #: Where differences of several kinds come together, this part of a remedy doesn't help.
 NOT_STATIC = "in a field that isn't static"
 PAD = "If its size varies, pad it to a few sizes"
-
 _UNLESS = ", unless a shape or control flow depends on it"
 
 
@@ -59,11 +58,8 @@ class Change(NamedTuple):
     def is_remade(self) -> bool:
         """True for objects that look alike, but equal themselves alone."""
         old, new = self.old, self.new
-        if not (isinstance(old, StaticPart) and isinstance(new, StaticPart)):
-            return False
-        are_alone = old.equals_itself_alone and new.equals_itself_alone
-        alike = (old.text, old.kind, old.made_at) == (new.text, new.kind, new.made_at)
-        return are_alone and alike
+        are_static = isinstance(old, StaticPart) and isinstance(new, StaticPart)
+        return are_static and new.equals_itself_alone and old._replace(key=new.key) == new
 
     @property
     def owner(self) -> tuple[str, NodePart] | None:
@@ -79,7 +75,6 @@ def is_made_by_user(part: StaticPart) -> bool:
 
 
 _ONCE = "once, at module level, outside `__init__`"
-
 _BY_PARTS = ", which compares by its parts"
 _PARTIAL = f", or use `eqx.Partial`{_BY_PARTS}"
 
@@ -198,10 +193,7 @@ def for_static(change: Change) -> str:
 
 
 def _dtype(old: ArrayPart | StaticPart, new: StaticPart) -> str | None:
-    """Return the dtype for a number that varies: that of the array that was there, if it can be.
-
-    None for what is no number, or doesn't fit; empty where a number has that dtype by itself.
-    """
+    """Return the dtype for a number that varies; None for what is no number, or doesn't fit."""
     if isinstance(old, ArrayPart):
         # A key of random numbers has a dtype that only JAX has.
         if old.dtype.startswith("key"):
@@ -211,6 +203,7 @@ def _dtype(old: ArrayPart | StaticPart, new: StaticPart) -> str | None:
             return dtype.name
         kind, widest = _NUMBERS.get(new.kind, (None, bool))
         if kind and jnp.issubdtype(dtype, widest) and _fits(new, dtype):
+            # Empty where a number has that dtype by itself.
             return "" if old.weak_type and dtype == jnp.result_type(kind) else dtype.name
     numbers = [part for part in (old, new) if isinstance(part, StaticPart)]
     if not _NUMBERS.keys() >= {part.kind for part in numbers}:

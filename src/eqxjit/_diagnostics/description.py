@@ -1,7 +1,4 @@
-"""Describes what a call was traced for: each part of its arguments by its path, from its spec.
-
-A description outlives the call: it holds texts, and refers to the user's objects weakly at most.
-"""
+"""Describes what a call was traced for: each part of its arguments by its path, from its spec."""
 
 import functools
 import inspect
@@ -58,13 +55,10 @@ class ArrayPart(NamedTuple):
     # Empty where JAX may choose.
     placement: str
 
-    @property
-    def shape_text(self) -> str:
-        return array_text(self.dtype, self.shape)
-
     def __str__(self) -> str:
         weak = " of weak type" if self.weak_type else ""
-        return f"{self.shape_text}{weak}{f' on {self.placement}' if self.placement else ''}"
+        placement = f" on {self.placement}" if self.placement else ""
+        return f"{array_text(self.dtype, self.shape)}{weak}{placement}"
 
 
 class StaticPart(NamedTuple):
@@ -110,13 +104,13 @@ class NodePart(NamedTuple):
 
     text: str
     key: Hashable
-    # What else to say, where that alone tells two nodes apart.
-    detail: str = " (another class of that name)"
     # Of its class; empty for a container, which may be in anybody's hands.
     module: str = ""
     # JAX doesn't look into it: a plain dataclass.
     is_opaque: bool = False
     is_field: bool = False
+    # What else to say, where that alone tells two nodes apart.
+    detail: str = " (another class of that name)"
 
     def __str__(self) -> str:
         return self.text
@@ -151,8 +145,6 @@ class Description(NamedTuple):
 
 #: Of a call that defies description. (That of a call without arguments is empty.)
 UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
-
-_NONE = NodePart("None", None)
 
 
 def describe(call: Any) -> Description:
@@ -219,7 +211,8 @@ def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: A
 
 def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
     if value is None and not is_field:
-        return _NONE
+        # JAX takes it for a node without children.
+        return NodePart("None", None)
     name = type(value).__name__
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         return StaticPart(f"int of {value.bit_length():,} bits", hash(value), name, is_field)
@@ -235,13 +228,14 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
     name = cls.__name__
     if isinstance(metadata, Function):
         # A wrapper of ours, around anybody's function.
-        part = NodePart(name, (name, hash(metadata.options.key)), " with other options")
+        key = (name, hash(metadata.options.key))
+        part = NodePart(name, key, detail=" with other options")
         return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
     below = unless_it_raises(lambda: children(spec, value), [])
     if issubclass(cls, defaultdict):
         factory = value.default_factory
         key = (name, lasting(freeze(factory)))
-        return NodePart(name, key, f" of {_text(factory)}"), below
+        return NodePart(name, key, detail=f" of {_text(factory)}"), below
     if cls is jax.tree_util.Partial:
         below.append((".func", freeze(metadata), metadata, True))
     elif issubclass(cls, eqx.Module):
@@ -251,7 +245,8 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
         below += [(suffix, freeze(v), v, True) for suffix, v in rest]
     elif not issubclass(cls, dict):
         key = (name, weakref.ref(cls), lasting(freeze(metadata)))
-        return NodePart(name, key, f" with metadata {short(metadata)}", cls.__module__), below
+        detail = f" with metadata {short(metadata)}"
+        return NodePart(name, key, cls.__module__, detail=detail), below
     return _part_of_class(cls, n), below
 
 
@@ -262,9 +257,7 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = 
         return NodePart(f"{name} of {n}", (name, n))
     if issubclass(cls, dict):
         return NodePart(name, name)
-    return NodePart(
-        name, weakref.ref(cls), module=cls.__module__, is_opaque=is_opaque, is_field=is_field
-    )
+    return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque, is_field)
 
 
 def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[Part, _Below]:
@@ -336,7 +329,8 @@ def _maker(value: Any, code: types.CodeType | None) -> str:
 
 
 def lasting(key: Hashable) -> Hashable:
-    """Return what tells a stand-in from others, and keeps no object of the user's alive."""
+    """Return what tells a stand-in from others."""
+    # A description outlives the call, and keeps no object of the user's alive.
     if isinstance(key, tuple):
         return tuple([lasting(part) for part in key])
     if isinstance(key, type):

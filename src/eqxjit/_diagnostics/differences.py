@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .._code.place import Place
 from . import advice
 from .advice import Change
-from .description import LONG_TEXT, ArrayPart, Description, NodePart, StaticPart
+from .description import LONG_TEXT, ArrayPart, Description, NodePart, StaticPart, array_text
 
 FUNCTION = "function defined again"
 
@@ -183,37 +183,36 @@ def _of_remade(cause: list[Change]) -> Difference:
     ]
     more = ["..."] * (len(parts) > _MAX_PARTS)
     text = f"{node}, made anew: {', '.join([*parts[:_MAX_PARTS], *more])}"
-    return Difference(
-        "static value changed", path, text, text, advice.for_remade_parts(path, cause)
-    )
+    remedy = advice.for_remade_parts(path, cause)
+    return Difference("static value changed", path, text, text, remedy)
 
 
-def _texts_apart(old: Any, new: Any) -> tuple[str, str]:
+def _texts_apart(old: Any, new: Any) -> list[str]:
     """Return the texts of two parts, with more details if these are equal."""
-    was, is_now = ["absent" if part is None else str(part) for part in (old, new)]
-    if was != is_now:
-        return was, is_now
+    texts = ["absent" if part is None else str(part) for part in (old, new)]
+    if texts[0] != texts[1]:
+        return texts
     if isinstance(old, NodePart):
-        return f"{old}{old.detail}", f"{new}{new.detail}"
+        return [f"{part}{part.detail}" for part in (old, new)]
     if old.text != new.text:
         # Both are long: from a little before the first character that differs.
         pairs = zip(old.text, new.text, strict=False)
         alike = [*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
         start = len(alike) - LONG_TEXT // 4
         stop = start + LONG_TEXT
-        excerpts = [f"...{p.text[start:stop]}{'...' * (stop < len(p.text))}" for p in (old, new)]
-        return excerpts[0], excerpts[1]
-    for detail, other in ((old.kind, new.kind), (old.site, new.site)):
-        if detail != other:
-            return f"{was} ({detail})", f"{is_now} ({other})"
-    return was, is_now
+        return [f"...{p.text[start:stop]}{'...' * (stop < len(p.text))}" for p in (old, new)]
+    for details in ((old.kind, new.kind), (old.site, new.site)):
+        if details[0] != details[1]:
+            return [f"{texts[0]} ({detail})" for detail in details]
+    return texts
 
 
 def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
     path = change.path
     if old.shape != new.shape:
         remedy = advice.for_shape(change, old, new)
-        yield Difference("shape", path, old.shape_text, new.shape_text, remedy)
+        texts = array_text(old.dtype, old.shape), array_text(new.dtype, new.shape)
+        yield Difference("shape", path, *texts, remedy)
     if old.dtype != new.dtype:
         yield Difference("dtype", path, old.dtype, new.dtype)
     elif old.weak_type != new.weak_type:
@@ -221,10 +220,8 @@ def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Diffe
         texts = (weak, new.dtype) if old.weak_type else (old.dtype, weak)
         yield Difference("weak type", path, *texts, advice.for_weak_type(change, old))
     if old.placement != new.placement:
-        anywhere = "where JAX put it"
-        yield Difference(
-            "sharding or device", path, old.placement or anywhere, new.placement or anywhere
-        )
+        was, is_now = [part.placement or "where JAX put it" for part in (old, new)]
+        yield Difference("sharding or device", path, was, is_now)
 
 
 def defined_again(place: Place) -> Difference:

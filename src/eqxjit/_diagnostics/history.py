@@ -30,8 +30,6 @@ _MAX_COMPARED = 16
 # Larger descriptions are dropped once they are compared with no more: they are many megabytes.
 _MAX_PARTS = 1_000
 
-# How many places are remembered at which functions are defined, the latest.
-_MAX_PLACES = 1024
 # After so many traces in a row that were each for something new, a message.
 _MANY = 10
 
@@ -69,7 +67,8 @@ class _Definition(_Streak):
     has_function = False
 
 
-@functools.lru_cache(maxsize=_MAX_PLACES)
+# Of the latest places, because a session may define functions without end.
+@functools.lru_cache(maxsize=1024)
 def definition_at(place: Place) -> _Definition:
     """Return the definition at a place: the same one for each function there."""
     return _Definition()

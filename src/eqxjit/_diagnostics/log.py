@@ -1,8 +1,4 @@
-"""The log: why a function was traced once more, and again and again.
-
-All messages are warnings of the logger `eqxjit`. Not Python warnings: under `-W error` these would
-fail what works with Equinox.
-"""
+"""The log: why a function was traced once more, and again and again."""
 
 import collections
 import logging
@@ -16,6 +12,7 @@ from .._switches import switch
 from .differences import Difference, with_remedies_once
 from .trace import Trace
 
+# Not Python warnings: under `-W error` these would fail what works with Equinox.
 _logger = logging.getLogger("eqxjit")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,8 +45,8 @@ class Explaining(ContextDecorator):
             kinds = (isclass, iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
             if not callable(fun) or any(is_kind(fun) for is_kind in kinds):
                 raise TypeError(
-                    f"`explain_retraces` decorates plain functions, not {short(fun)}: write `with "
-                    "eqxjit.explain_retraces():` around what calls the function to be explained."
+                    f"`on` is True, False or a function to decorate, not {short(fun)}. For what runs "
+                    "later, write `with eqxjit.explain_retraces():` around what runs it."
                 )
         return super().__call__(fun)
 
@@ -100,11 +97,7 @@ def explain_retraces(on: Any = True) -> Any:
 
         ```
     """
-    if isinstance(on, bool):
-        return Explaining(on)
-    if not callable(on):
-        raise TypeError(f"`on` is True, False or a function to decorate, not {short(on)}.")
-    return Explaining(True)(on)
+    return Explaining(on) if isinstance(on, bool) else Explaining(True)(on)
 
 
 def log(trace: Trace) -> None:

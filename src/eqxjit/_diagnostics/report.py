@@ -1,6 +1,5 @@
 """`compile_report`: one table of everything that was compiled, sorted by cost."""
 
-import collections
 import json
 import os
 import pathlib
@@ -9,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from .._code.text import block, escape, table, times
 from .._core.events import COMPILING, observers
 from .differences import Difference
-from .timeline import Event, ReportSpan, chrome_trace, spans_of, timeline_html
+from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import Seconds, Trace, TraceList
 
 # The latest.
@@ -57,7 +57,8 @@ def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
     """Return the row of a function; `total` is what all took, in seconds."""
     seconds = Seconds()
     for span in spans:
-        setattr(seconds, span.phase, getattr(seconds, span.phase) + span.seconds_alone)
+        spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
+        setattr(seconds, span.phase, spent)
     traces = list(dict.fromkeys(span.trace for span in spans if span.trace is not None))
     largest = max(traces, key=lambda trace: trace.equations or 0, default=None)
     return ReportRow(
@@ -73,7 +74,7 @@ def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
 
 
 def _most_repeated(differences: list[Difference]) -> str:
-    counts = collections.Counter((d.category, d.path) for d in differences)
+    counts = Counter((d.category, d.path) for d in differences)
     for (category, path), count in counts.most_common(1):
         often = f" ({times(count)})" if count > 1 else ""
         return f"{category}{': ' if path else ''}{path}{often}"
@@ -87,8 +88,7 @@ _PAGE = """<!doctype html>
 <meta name="color-scheme" content="light dark">
 <title>What was compiled</title>
 <body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">
-{body}
-{traces}
+{}
 </body>
 </html>
 """
@@ -109,7 +109,8 @@ class CompileReport:
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
-        self._events: collections.deque[Event] = collections.deque(maxlen=_MAX_EVENTS)
+        # With the numbers of their threads, of which several may have one name.
+        self._events: deque[tuple[int, ReportSpan]] = deque(maxlen=_MAX_EVENTS)
 
     def add(
         self, function: str, phase: str, seconds: float, from_cache: bool, trace: Trace | None
@@ -124,7 +125,7 @@ class CompileReport:
     def rows(self) -> list[ReportRow]:
         """A row for each function, the costliest first."""
         total = self.total_seconds
-        by_function: dict[str, list[ReportSpan]] = collections.defaultdict(list)
+        by_function: dict[str, list[ReportSpan]] = defaultdict(list)
         for span in self.spans:
             by_function[span.function].append(span)
         rows = [_row(name, spans, total) for name, spans in by_function.items()]
@@ -133,7 +134,7 @@ class CompileReport:
     @property
     def total_seconds(self) -> float:
         """The time that everything took, in seconds."""
-        return sum([span.seconds_alone for span in self.spans])
+        return sum([span.seconds - span.nested_seconds for span in self.spans])
 
     def notes(self) -> list[str]:
         """Return what stands out, in words."""
@@ -172,7 +173,7 @@ class CompileReport:
         else:
             traces = TraceList(dict.fromkeys(s.trace for s in self.spans if s.trace is not None))
             shown = traces._repr_html_() if traces else ""
-            text = _PAGE.format(body=self._repr_html_(), traces=shown)
+            text = _PAGE.format(self._repr_html_() + shown)
         path.write_text(text, encoding="utf-8")
 
     def _repr_html_(self) -> str:
@@ -272,16 +273,6 @@ def recording(report: CompileReport, is_shown: bool = False) -> Iterator[Compile
         observers.discard(observer)
 
 
-def _print(report: CompileReport) -> None:
-    ipython = sys.modules.get("IPython")
-    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
-        from IPython.display import display
-
-        display(report)
-    else:
-        print(report)
-
-
 @contextmanager
 def compile_report() -> Iterator[CompileReport]:
     """Print one table of everything that is compiled inside it, the costliest function first.
@@ -316,4 +307,10 @@ def compile_report() -> Iterator[CompileReport]:
         with recording(report, is_shown=True):
             yield report
     finally:
-        _print(report)
+        ipython = sys.modules.get("IPython")
+        if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
+            from IPython.display import display
+
+            display(report)
+        else:
+            print(report)

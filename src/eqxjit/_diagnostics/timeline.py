@@ -57,22 +57,13 @@ class ReportSpan(NamedTuple):
         return self.start + self.seconds
 
     @property
-    def seconds_alone(self) -> float:
-        """How long it took, without what is nested in it."""
-        return self.seconds - self.nested_seconds
-
-    @property
     def reason(self) -> str:
         """Why it was made; empty for a function that isn't under `filter_jit`."""
         return "" if self.trace is None else self.trace.reason
 
 
-#: A phase that ended: the number of its thread, and its span as if it were nested in none.
-Event = tuple[int, ReportSpan]
-
-
-def spans_of(events: Sequence[Event]) -> list[ReportSpan]:
-    """Return the spans of the phases that ended, by their start."""
+def spans_of(events: Sequence[tuple[int, ReportSpan]]) -> list[ReportSpan]:
+    """Return the spans of phases that ended, by their start, from their threads and times."""
     spans: list[ReportSpan] = []
     # By thread, the indices of the spans around an event, outside in. A thread's phases end inside
     # out: backwards, each comes right after those that it is nested in.
@@ -99,10 +90,9 @@ def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
     """Return spans in the Trace Event Format, which Perfetto and `chrome://tracing` open."""
     threads = {name: i for i, name in enumerate(dict.fromkeys(span.thread for span in spans), 1)}
     pid = os.getpid()
-    names = [("process_name", 0, "eqxjit"), *[("thread_name", i, n) for n, i in threads.items()]]
     events: list[dict[str, Any]] = [
-        {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
-        for what, tid, name in names
+        {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+        for name, tid in threads.items()
     ]
     for span in spans:
         args: dict[str, Any] = {"phase": span.phase}
