@@ -93,13 +93,10 @@ def distance(old: Description, new: Description) -> int:
 
 
 def _causes(old: Description, new: Description, of_user: bool) -> list[list[Change]]:
-    """Return the parts that differ, outside in: those of one cause together.
-
-    Objects below one argument that one call made anew are one cause. The parts of a node that is
-    another altogether aren't compared.
-    """
+    """Return the parts that differ, outside in: those of one cause together."""
     changes: list[Change] = []
-    # The paths of what differs, and of all that is in it.
+    # The paths of what differs, and of all that is in it: the parts of a node that is another
+    # altogether aren't compared.
     changed: set[str] = set()
     # First what is there now, then what is there no more.
     for description, other in ((new, old), (old, new))[: 1 + (old.paths != new.paths)]:
@@ -119,6 +116,7 @@ def _causes(old: Description, new: Description, of_user: bool) -> list[list[Chan
         part = new.parts[index]
         moved = NodePart(f"{part} with its keys in another order", None)
         changes.append(Change(new.paths[index], part, moved, new, new.parents[index], of_user))
+    # Objects below one argument that one call made anew are one cause, with one remedy.
     causes: dict[Hashable, list[Change]] = {}
     for change in changes:
         made_by = _made_by(change) if type(change.new) is StaticPart else None
@@ -150,11 +148,13 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
         elif isinstance(was, ArrayPart) and isinstance(is_now, ArrayPart):
             shown += _of_arrays(first, was, is_now)
         else:
+            # A node has no remedy, because a structure is mostly meant.
             category = _CATEGORIES.get((type(was), type(is_now)), "structure changed")
             remedy = advice.for_static(first) if category.startswith("static") else ""
             if first.parent < 0 and None in (was, is_now):
                 category = "argument newly passed or left out"
-            shown.append(Difference(category, path, *_texts_apart(was, is_now), remedy))
+            old_text, new_text = _texts_apart(was, is_now)
+            shown.append(Difference(category, path, old_text, new_text, remedy))
     return shown
 
 

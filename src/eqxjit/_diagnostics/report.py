@@ -59,6 +59,7 @@ def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
     for span in spans:
         spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
         setattr(seconds, span.phase, spent)
+    # A program that is compiled for another device has no trace, nor has JAX's function.
     traces = list(dict.fromkeys(span.trace for span in spans if span.trace is not None))
     largest = max(traces, key=lambda trace: trace.equations or 0, default=None)
     return ReportRow(
@@ -84,7 +85,6 @@ def _most_repeated(differences: list[Difference]) -> str:
 _PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light dark">
 <title>What was compiled</title>
 <body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">
@@ -251,6 +251,7 @@ class _Observer:
         self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
     ) -> None:
         self._report.add(function, phase, seconds, from_cache, record)
+        # One may have begun before this was there.
         self._n_under_way = max(0, self._n_under_way - 1)
         if self._n_under_way == 0:
             self._show("")

@@ -99,8 +99,7 @@ class Trace:
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the keys by which parts are compared, which refer to classes weakly.
-        state = {k: v for k, v in vars(self).items() if k != "description"}
-        return state | {"_texts": (self.arguments, self.summary)}
+        return vars(self) | {"description": None, "_texts": (self.arguments, self.summary)}
 
     def __repr__(self) -> str:
         return (
@@ -138,17 +137,14 @@ class TraceList(list[Trace]):
 
 
 def size_of(jaxpr: Any) -> tuple[int, str]:
-    """Return how many equations a jaxpr has, nested ones included, and the busiest line.
-
-    That is the user's line that made most of them, with their number; empty if none stands out.
-    """
+    """Return the number of equations of a jaxpr, nested ones too, and the user's busiest line."""
     equations = _equations(jaxpr)
     n = len(equations)
     if n < _MANY_EQUATIONS:
         return n, ""
     lines = collections.Counter([source_line(equation, LIBRARY_FILES) for equation in equations])
     [(line, count)] = lines.most_common(1)
-    # Of a library's line there is nothing for the user to change.
+    # None stands out; or a library's, of which there is nothing for the user to change.
     if line is None or count < max(_MANY_EQUATIONS, n / 2) or not is_users(line[0]):
         return n, ""
     return n, f"{location(*line)} ({count:,})"
@@ -157,8 +153,8 @@ def size_of(jaxpr: Any) -> tuple[int, str]:
 def _equations(jaxpr: Any) -> list[Any]:
     """Return the equations of a jaxpr and of those in it, each as often as it is used."""
     equations: list[Any] = []
+    # The list grows while it is gone through. Not by recursion, because loops may be nested deeply.
     parts = [jaxpr]
-    # The list grows while it is gone through.
     for part in parts:
         equations += part.eqns
         for equation in part.eqns:
