@@ -45,8 +45,8 @@ class Explaining(ContextDecorator):
             kinds = (isclass, iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
             if not callable(fun) or any(is_kind(fun) for is_kind in kinds):
                 raise TypeError(
-                    f"`on` is True, False or a function to decorate, not {short(fun)}. Around calls "
-                    "of anything else, write `with eqxjit.explain_retraces():`."
+                    f"`on` is True, False or a function to decorate, not {short(fun)}. Around "
+                    "calls of anything else, write `with eqxjit.explain_retraces():`."
                 )
         return super().__call__(fun)
 
