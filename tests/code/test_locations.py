@@ -1,5 +1,6 @@
 """Messages name lines as their reader does: by a path from here, or by a notebook's cell."""
 
+import functools
 import pathlib
 import sys
 import traceback
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from eqxjit._code.place import CallSite, location
+from eqxjit._code.place import CallSite, location, location_of
 from tests.support.places import in_mlir, make_site_packages
 from tests.support.processes import run
 from tests.support.sides import CALLS
@@ -127,6 +128,21 @@ def test_the_line_of_a_call_is_the_users(tmp_path):
     f = eqxjit.filter_jit(lambda x: x)
     names["call"](f, X)
     assert f.traces()[0].call_site.filename == __file__
+
+
+class Callable:
+    def __call__(self, x):
+        return x
+
+
+def test_where_the_code_below_a_callable_is():
+    line = Callable.__call__.__code__.co_firstlineno
+    wrapped = functools.wraps(Callable.__call__)(lambda x: x)
+    for fun in (Callable(), Callable().__call__, functools.partial(Callable()), jax.jit(wrapped)):
+        assert location_of(fun) == (__file__, line)
+    wrapped.__wrapped__ = wrapped
+    for fun in (len, wrapped, eqxjit.filter_jit):
+        assert location_of(fun) is None
 
 
 CELLS = """

@@ -137,6 +137,11 @@ def test_pad_it_to_a_few_sizes():
     f = eqxjit.filter_jit(lambda x: x)
     f(jnp.ones(3))
     assert "pad it to a few sizes" in hint(f, jnp.ones(4))
+    g = eqxjit.filter_jit(lambda x, y: x)
+    g(jnp.ones(3), jnp.ones(5)), g(jnp.ones(4), jnp.ones(6))
+    explanation = g.traces()[1].explanation()
+    assert "`y` was float32[5], is float32[6]" in explanation
+    assert explanation.count("pad it to a few sizes") == 1
     sizes = [(jnp.pad(jnp.ones(n), (0, -n % 16)),) for n in range(1, 40)]
     assert_no_further_trace(f, sizes, n_to_begin=39)
     assert len({size.shape for (size,) in sizes}) == 3
