@@ -1,14 +1,17 @@
 """Messages name lines as their reader does: by a path from here, or by a notebook's cell."""
 
+import functools
 import pathlib
+import sys
 import traceback
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from eqxjit._code.place import CallSite, location
+from eqxjit._code.place import CallSite, location, location_of
 from tests.support.places import in_mlir, make_site_packages
 from tests.support.processes import run
 from tests.support.sides import CALLS
@@ -127,6 +130,21 @@ def test_the_line_of_a_call_is_the_users(tmp_path):
     assert f.traces()[0].call_site.filename == __file__
 
 
+class Callable:
+    def __call__(self, x):
+        return x
+
+
+def test_where_the_code_below_a_callable_is():
+    line = Callable.__call__.__code__.co_firstlineno
+    wrapped = functools.wraps(Callable.__call__)(lambda x: x)
+    for fun in (Callable(), Callable().__call__, functools.partial(Callable()), jax.jit(wrapped)):
+        assert location_of(fun) == (__file__, line)
+    wrapped.__wrapped__ = wrapped
+    for fun in (len, wrapped, eqxjit.filter_jit):
+        assert location_of(fun) is None
+
+
 CELLS = """
     import logging, sys
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
@@ -163,12 +181,13 @@ def test_cells_of_a_notebook(setting):
     assert "<ipython" not in printed
 
 
-def test_cells_where_no_session_is_left(monkeypatch):
-    assert location("<ipython-input-11-abc>", 3) == "Cell In[11], line 3"
+def test_cells_where_no_session_is_left():
+    assert location("<ipython-input-11-abc>", 3) == "<ipython-input-11-abc>:3"
     assert str(CallSite("/tmp/ipykernel_1/2.py", 3)) == "/tmp/ipykernel_1/2.py:3"
 
 
 def test_a_session_of_another_release_is_none(monkeypatch):
-    monkeypatch.setattr("builtins.get_ipython", lambda: None, raising=False)
+    ipython = types.SimpleNamespace(get_ipython=lambda: None)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.chdir(pathlib.Path(__file__).parent)
     assert location(__file__, 3) == "test_locations.py:3"

@@ -137,6 +137,11 @@ def test_pad_it_to_a_few_sizes():
     f = eqxjit.filter_jit(lambda x: x)
     f(jnp.ones(3))
     assert "pad it to a few sizes" in hint(f, jnp.ones(4))
+    g = eqxjit.filter_jit(lambda x, y: x)
+    g(jnp.ones(3), jnp.ones(5)), g(jnp.ones(4), jnp.ones(6))
+    explanation = g.traces()[1].explanation()
+    assert "`y` was float32[5], is float32[6]" in explanation
+    assert explanation.count("pad it to a few sizes") == 1
     sizes = [(jnp.pad(jnp.ones(n), (0, -n % 16)),) for n in range(1, 40)]
     assert_no_further_trace(f, sizes, n_to_begin=39)
     assert len({size.shape for (size,) in sizes}) == 3
@@ -511,6 +516,17 @@ def test_nothing_to_inject_where_it_is_injected():
     chain = [optax.chain(optax.clip(1.0), injected_anew()) for _ in range(2)]
     g(chain[0], chain[0].init(X))
     assert "inject" not in hint(g, chain[1], chain[1].init(X))
+    # Nor without its state.
+    for wrap in (
+        lambda: optax.chain(optax.clip(1.0), injected_anew()),
+        lambda: optax.chain(optax.clip(1.0), optax.chain(optax.clip(1.0), injected_anew())),
+        lambda: optax.apply_if_finite(injected_anew(), 3),
+    ):
+        h = eqxjit.filter_jit(lambda optimizer, params: X)
+        h(wrap(), X)
+        remedy = hint(h, wrap(), X)
+        assert remedy.startswith("If it should be the same, make `optimizer` once")
+        assert "inject" not in remedy
     # A user of others still reads of it.
     g(chained())
     assert "`optax.inject_hyperparams`" in hint(g, chained())
@@ -520,13 +536,10 @@ def injected_anew():
     return optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
 
 
-def test_a_name_has_its_article():
+def test_objects_of_the_users_that_equal_themselves_alone():
     f = eqxjit.filter_jit(lambda env: X)
     f(Env())
-    assert hint(f, Env()).startswith("An Env equals itself alone")
-    f(Stepper())
-    f(Stepper())
-    assert f.traces()[-1].differences[0].remedy.startswith("A Stepper equals itself alone")
+    assert hint(f, Env()).startswith("Each Env equals itself alone")
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,9 @@ def test_its_repr():
         assert repr(report) == str(report) == "Nothing was compiled."
         eqxjit.filter_jit(slow)(X)
     assert re.search(r"\bslow +1  .* 100% ", repr(report))
+    _, headings, rule, *_ = repr(report).splitlines()
+    assert headings.startswith("function, and why")
+    assert {*rule} == {"─"}
 
 
 @needs("jax._src.source_info_util", why="no line of the user's stands out")
@@ -260,18 +263,6 @@ def test_the_live_line_shows_on_a_terminal_only(is_terminal, monkeypatch):
     phases = ("tracing", "lowering", "compiling")
     expected = [text for phase in phases for text in (f"{phase} outer ...", "")]
     assert shown == (["", *expected] if is_terminal else [""])
-
-
-def test_each_with_makes_a_report():
-    making = eqxjit.compile_report()
-    f = eqxjit.filter_jit(lambda x, n: x * n)
-    reports = []
-    for n in (1, 2):
-        with making as report, making as inner:
-            f(X, n)
-        reports += [report, inner]
-    assert len(set(map(id, reports))) == 4
-    assert [rows(report)["<lambda>"].traces for report in reports] == [1] * 4
 
 
 SECONDS = eqxjit.types.Seconds(1234.5678, 123.4567, 98765.4321)

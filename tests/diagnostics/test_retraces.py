@@ -464,6 +464,22 @@ def test_a_large_container_of_constants(make, reason):
     assert second.reason.startswith(f"static value changed: {reason}")
 
 
+def test_old_descriptions_of_large_trees_are_dropped():
+    f = eqxjit.filter_jit(lambda x, many: x)
+    for n in range(18):
+        f(X, [n] * 1_500)
+    n_described = [len(trace.arguments) for trace in f.traces()]
+    assert n_described == [0, 0, *[1_502] * 16]
+
+
+def test_where_a_structure_is_put():
+    f = eqxjit.filter_jit(lambda x: x)
+    device = jax.devices()[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    f.lower(jax.ShapeDtypeStruct((3,), jnp.float32, sharding=sharding))
+    assert f.traces()[0].arguments == {"x": f"float32[3] on {device.platform}:{device.id}"}
+
+
 def test_many_traces_of_which_the_first_are_no_longer_remembered(messages):
     f, tree = eqxjit.filter_jit(lambda tree, x: x), [X] * 20
     for n in (*range(1, 8), *range(100, 370), *range(8, 12)):
@@ -557,6 +573,8 @@ def test_cleared_and_evicted_caches(warm):
     assert difference.category == "cache evicted or cleared"
     assert "clear_cache" in difference.new
     assert len(f.traces()) == 1
+    # It is compared with, but its number may be another trace's.
+    assert f.traces()[0].compared_with is None
     assert counted.traces == n_traces + 1
 
 
@@ -999,6 +1017,15 @@ def test_explanations_are_switched_on_and_off(caplog):
         assert_logged(False)
         decorated(True)
         assert_logged(False)
+
+    @eqxjit.explain_retraces
+    def recursive(depth):
+        if depth:
+            recursive(depth - 1)
+        assert_logged(True)
+
+    recursive(2)
+    assert_logged(False)
     explaining = eqxjit.explain_retraces()
     for _ in range(2):
         with explaining:
@@ -1311,7 +1338,7 @@ def test_many_causes_are_cut_short(messages):
         f(**{f"n{k}": i for k in range(50)})
     [message] = messages
     assert message.count("the last time:") == 4
-    assert "and 12 more" in message
+    assert "and 46 more" in message
 
 
 def test_what_is_no_storm(messages):

@@ -1,8 +1,4 @@
-"""Tells whose a file is, by its folder: ours, a library's or the user's.
-
-And leaves our frames out of the tracebacks that users see, whatever shows them: JAX's filter does
-so for printed tracebacks alone, and only where it isn't switched off.
-"""
+"""Tells whose a file is, by its folder, and leaves our frames out of tracebacks."""
 
 import contextlib
 import functools
@@ -46,8 +42,9 @@ LIBRARY_FILES = (
     contextlib.__file__,
 )
 
-# The same for the standard library, and for source that was generated.
-_OTHER_LIBRARY_FILES = (
+# The same with the standard library, and with source that was generated.
+_ALL_LIBRARY_FILES = (
+    *LIBRARY_FILES,
     *_below(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")),
     *("<frozen ", "<@beartype", "<attrs generated", "<decorator-gen", "<__array_function__"),
 )
@@ -60,7 +57,8 @@ def is_users(filename: str) -> bool:
     """Return whether a file is the user's: neither installed nor of the standard library."""
     if not os.path.isabs(filename):
         # What is imported has a whole path. The rest is a session, say, or what the user compiled.
-        return not filename.startswith((*LIBRARY_FILES, *_OTHER_LIBRARY_FILES))
+        return not filename.startswith(_ALL_LIBRARY_FILES)
+    # Also where a file is a link, as some installers make them.
     paths = {filename, unless_it_raises(lambda: os.path.realpath(filename), filename)}
     return not any(map(_is_librarys, paths))
 
@@ -75,9 +73,9 @@ def is_users_module(name: str) -> bool:
 
 
 def _is_librarys(path: str) -> bool:
-    if path.startswith((*LIBRARY_FILES, *_OTHER_LIBRARY_FILES)):
-        return True
-    return any(_holds_packages(path[: f.end()]) for f in _CALLED_AS_INSTALLED.finditer(path))
+    return path.startswith(_ALL_LIBRARY_FILES) or any(
+        _holds_packages(path[: f.end()]) for f in _CALLED_AS_INSTALLED.finditer(path)
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -88,6 +86,8 @@ def _holds_packages(folder: str) -> bool:
 
 
 # --- Tracebacks -----------------------------------------------------------------------------------
+
+# JAX's filter is for printed tracebacks alone, and only where it isn't switched off.
 
 
 def trim() -> None:
@@ -106,10 +106,9 @@ def _trimmed(traceback: TracebackType | None) -> TracebackType | None:
         entries.append(traceback)
         traceback = traceback.tb_next
     trimmed: TracebackType | None = None
-    for index in reversed(range(len(entries))):
-        entry = entries[index]
+    for entry in reversed(entries):
         frame = entry.tb_frame
-        is_end = index in (0, len(entries) - 1)
+        is_end = entry in (entries[0], entries[-1])
         if is_end or not frame.f_code.co_filename.startswith(OUR_FILES):
             # An instruction without a line is where an interrupt may come.
             lineno = -1 if entry.tb_lineno is None else entry.tb_lineno
@@ -117,16 +116,14 @@ def _trimmed(traceback: TracebackType | None) -> TracebackType | None:
     return trimmed
 
 
-class _Trimming:
+# Not a `contextmanager`, because its generator would add frames.
+class _Trimming(contextlib.AbstractContextManager[None]):
     """A context whose exceptions leave it with a trimmed traceback."""
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is not None:
             error.__traceback__ = _trimmed(error.__traceback__)
 
 
-#: For functions that aren't generated. (Not a generator, which would add frames.)
+#: For functions that aren't generated.
 trimming = _Trimming()

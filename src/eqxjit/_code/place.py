@@ -1,13 +1,11 @@
 """Finds lines of the user's: where a function is defined, and which line made a call."""
 
-import builtins
 import functools
 import inspect
 import os
-import re
 import sys
+import traceback
 import types
-from types import FrameType
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,9 +13,6 @@ import jax
 
 from .._interruptions import unless_it_raises
 from .files import JAX_FILES, LIBRARY_FILES, OUR_FILES, is_users, is_users_module
-
-# What IPython calls a cell where it doesn't write the cell to a file.
-_IPYTHON_INPUT = re.compile(r"<ipython-input-(\d+)-")
 
 
 class CallSite(NamedTuple):
@@ -33,15 +28,13 @@ class CallSite(NamedTuple):
 def call_site() -> CallSite:
     """Return the innermost line on the stack that is the user's, or at least isn't JAX's."""
     innermost: CallSite | None = None
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith(LIBRARY_FILES):
-            site = CallSite(filename, frame.f_lineno)
-            if is_users(filename):
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        site = CallSite(frame.f_code.co_filename, line)
+        # First by its beginning, because there are many, and asking for the others reads folders.
+        if not site.filename.startswith(LIBRARY_FILES):
+            if is_users(site.filename):
                 return site
             innermost = innermost or site
-        frame = frame.f_back
     return innermost or CallSite("<unknown>", 0)
 
 
@@ -51,57 +44,28 @@ def location(filename: str, line: int) -> str:
     The path is relative to the working directory; of a file elsewhere it is absolute, or begins
     with `~`.
     """
-    cell = _cell(filename)
+    # Not imported here, because without IPython there is no cell.
+    ipython: Any = sys.modules.get("IPython")
+    # No session of it, no cell of that, or another release.
+    cell: Any = ipython and unless_it_raises(
+        lambda: ipython.get_ipython().compile.format_code_name(filename)[1], None
+    )
     return f"Cell {cell}, line {line}" if cell else f"{_path(filename)}:{line}"
 
 
-def _cell(filename: str) -> str:
-    """Return what IPython calls the cell that it gave this file name; empty if it is none."""
-
-    def label() -> Any:
-        # Not imported here: without IPython there is no cell.
-        get_ipython = getattr(builtins, "get_ipython", None) or sys.modules["IPython"].get_ipython
-        return get_ipython().compile.format_code_name(filename)[1]
-
-    # No IPython, no session of it, no cell of it, or one of another release.
-    found = unless_it_raises(label, None) if _may_have_cells() else None
-    if found is not None:
-        return found
-    match = _IPYTHON_INPUT.match(filename)
-    return f"In[{match[1]}]" if match else ""
-
-
-def _may_have_cells() -> bool:
-    return "IPython" in sys.modules or hasattr(builtins, "get_ipython")
-
-
 def _path(filename: str) -> str:
-    # It may have been removed.
-    here = unless_it_raises(os.getcwd, "")
-    return _path_from(here, os.path.expanduser("~"), filename)
-
-
-@functools.lru_cache(maxsize=256)
-def _path_from(here: str, home: str, filename: str) -> str:
     if not os.path.isabs(filename):
         return filename
-    filename = os.path.normpath(filename)
+    path = os.path.normpath(filename)
+    # It may have been removed.
+    here, home = unless_it_raises(os.getcwd, ""), os.path.expanduser("~")
     # The working directory comes without symbolic links.
-    return (
-        _below(here, filename, "")
-        or _below(here, os.path.realpath(filename), "")
-        or _below(home, filename, os.path.join("~", ""))
-        or filename
-    )
-
-
-def _below(folder: str, filename: str, prefix: str) -> str:
-    """Return the path from a folder to a file below it; empty for any other file."""
-    start = folder + os.sep
-    # All is below the root, which is no help.
-    if os.path.dirname(folder) == folder or not filename.startswith(start):
-        return ""
-    return prefix + filename[len(start) :]
+    starts = (here, path, ""), (here, os.path.realpath(path), ""), (home, path, f"~{os.sep}")
+    for folder, below, prefix in starts:
+        # All is below the root, which is no help.
+        if os.path.dirname(folder) != folder and below.startswith(folder + os.sep):
+            return prefix + below[len(folder) + 1 :]
+    return path
 
 
 # --- Where a function is defined ------------------------------------------------------------------
@@ -119,49 +83,45 @@ def _nothing() -> None:
 def location_of(fun: Any) -> CallSite | None:
     """Return where the Python code below a callable is; None without such code of a user's."""
     # Objects may answer for attributes as they like.
-    code = unless_it_raises(lambda: _code_of(fun), None)
+    code = unless_it_raises(lambda: code_of(fun, or_of_call=True), None)
     if code is None or code.co_filename.startswith(OUR_FILES):
         return None
     return CallSite(code.co_filename, code.co_firstlineno)
 
 
-def _code_of(fun: Any) -> types.CodeType | None:
+def code_of(value: Any, or_of_call: bool = False) -> types.CodeType | None:
+    """Return the code of the function in all wrappers; or, if asked, of its class's `__call__`."""
+    # Not `inspect.unwrap`, which stops at a partial; wrappers that form a circle have an end here.
     for _ in range(100):
-        if isinstance(fun, (functools.partial, eqx.Partial)):
-            below = fun.func
-        elif hasattr(fun, "__wrapped__"):
-            below = fun.__wrapped__
-        elif isinstance(getattr(fun, "__code__", None), types.CodeType):
-            return fun.__code__
+        if isinstance(value, (functools.partial, eqx.Partial)):
+            value = value.func
+        elif hasattr(value, "__wrapped__"):
+            value = value.__wrapped__
+        elif isinstance(getattr(value, "__code__", None), types.CodeType):
+            return value.__code__
+        elif or_of_call:
+            value = type(value).__call__
         else:
-            below = type(fun).__call__
-        if below is fun:
             break
-        fun = below
     return None
 
 
 class Place(NamedTuple):
     """The definition of the function under a wrapper.
 
-    - `module`, `qualname`: of the function, or of the class of whatever else is called. (A Python
-        function's file says more than its module.)
-    - `site`: the line of a Python function; None for anything else.
-    - `code_hash`: tells functions apart whose lines have one name, as in a session, and those that
-        wrap other functions.
-    - `is_partial`: whether it is called through a `functools.partial`.
-    - `transformation`: JAX's, if what is called is one of a function or a Module; else empty.
-    - `owner`: the class of the object of which it is a method; else empty.
-    - `is_loaded`: whether it is read from a file, by code of a library: its line says nothing.
+    `module` and `qualname` are of the function, or of the class of whatever else is called, which
+    has no `site`. `transformation` is JAX's, and `owner` the class whose method it is, or empty.
     """
 
     module: str
     qualname: str
     site: CallSite | None
+    # Tells functions apart whose lines have one name, as in a session, and what decorators wrap.
     code_hash: int = 0
     is_partial: bool = False
     transformation: str = ""
     owner: str = ""
+    # By a library's code, from a file: its line says nothing.
     is_loaded: bool = False
 
     @property
@@ -176,7 +136,8 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
     below: Any = None if home is None else unless_it_raises(lambda: inspect.unwrap(home), None)
     is_partial = type(fun) is functools.partial
     transformation, target = ("", None) if home is None else transformation_of(home)
-    owner = _owner(fun)
+    # Of a method; Equinox's bound methods are Modules.
+    owner: Any = unless_it_raises(lambda: getattr(fun, "__self__", None), None)
     if isinstance(target, types.MethodType):
         below, owner = target.__func__, target.__self__
     if isinstance(target, eqx.Module) or not isinstance(below, types.FunctionType):
@@ -187,20 +148,19 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
         )
     code = below.__code__
     site = CallSite(code.co_filename, code.co_firstlineno)
-    is_loaded = site.filename.startswith(OUR_FILES) or (
-        isinstance(fun, types.MethodType) and site.filename.startswith(LIBRARY_FILES)
+    files = LIBRARY_FILES if isinstance(fun, types.MethodType) else OUR_FILES
+    codes = [code, *[function.__code__ for function in captured_functions(below)]]
+    return Place(
+        "",
+        # A Python function's file says more than its module.
+        code.co_qualname,
+        site,
+        hash(tuple(codes)),
+        is_partial,
+        transformation,
+        "" if owner is None else type(owner).__qualname__,
+        site.filename.startswith(files),
     )
-    key = hash((code, *[function.__code__ for function in _captured_functions(below)]))
-    of: str = "" if owner is None else type(owner).__qualname__
-    return Place("", code.co_qualname, site, key, is_partial, transformation, of, is_loaded)
-
-
-def _owner(fun: Any) -> Any:
-    """Return the object of which a callable is a method; None for any other."""
-    if isinstance(fun, types.MethodType):
-        return fun.__self__
-    # Equinox's bound methods are Modules.
-    return vars(fun).get("__self__") if isinstance(fun, eqx.Module) else None
 
 
 def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
@@ -210,8 +170,12 @@ def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
     return [(name, c.cell_contents) for name, c in cells if not repr(c).endswith(": empty>")]
 
 
-def _captured_functions(fun: types.FunctionType) -> list[types.FunctionType]:
-    return [value for _, value in captured(fun) if isinstance(value, types.FunctionType)]
+def captured_functions(fun: types.FunctionType) -> list[types.FunctionType]:
+    """Return the functions among what a function captured, and in tuples of that."""
+    values = [value for _, value in captured(fun)]
+    # As optax does: its optimisers are named tuples, and a chain captures tuples of functions.
+    values += [part for value in values if isinstance(value, tuple) for part in value]
+    return [value for value in values if isinstance(value, types.FunctionType)]
 
 
 def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:
@@ -222,7 +186,7 @@ def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:
     below = vars(fun).get("__wrapped__")
     if below is None:
         return "", None
-    for function in (fun, *_captured_functions(fun)):
+    for function in (fun, *captured_functions(fun)):
         code = function.__code__
         name, _, rest = code.co_qualname.partition(".")
         if rest and hasattr(jax, name) and code.co_filename.startswith(JAX_FILES):

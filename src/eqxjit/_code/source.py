@@ -18,17 +18,9 @@ _serial = itertools.count()
 
 
 def define(name: str, title: str, source: str, namespace: dict[str, Any]) -> Any:
-    """Return the function that generated source defines.
-
-    **Arguments:**
-
-    - `name`: the function's name in the source.
-    - `title`: what tracebacks call the source, made unique.
-    - `source`: Python source that defines the function.
-    - `namespace`: its globals. It isn't changed, and doesn't refer to the function, so that the
-        function is freed as soon as nothing else does.
-    """
+    """Return the function of a name that source defines; tracebacks call the source by a title."""
     filename = f"{GENERATED_FOLDER}/{title}-{next(_serial)}"
+    # Not into the function's globals, because the circle would keep it until garbage collection.
     definitions: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), namespace, definitions)
     function = definitions[name]
@@ -74,18 +66,14 @@ _LONGEST_NAME = 22
 
 
 class Constants:
-    """A source of names, none of them twice, and the values of those that are constants.
-
-    - `namespace`: the constants by name: the globals of the generated function.
-    """
-
-    __slots__ = ("_by_id", "_numbers", "_taken", "namespace")
+    """A source of names, none of them twice, and the values of those that are constants."""
 
     def __init__(self, taken: Iterable[str] = ()):
+        #: The constants by name: the globals of the generated function.
         self.namespace: dict[str, Any] = {}
         self._taken = {as_read(name) for name in taken}
         self._by_id: dict[int, str] = {}
-        #: The last number of each name.
+        # The last number of each name, because a tree may have thousands of leaves of one name.
         self._numbers: dict[str, int] = {}
 
     def variable(self, hint: str) -> str:

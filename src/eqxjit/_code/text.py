@@ -1,8 +1,4 @@
-"""Texts that users read: short ones of values, arrays and numbers, and tables in HTML.
-
-JupyterLab drops style sheets, and positions, from notebooks that came from elsewhere. So all style
-is inline, and of what it keeps.
-"""
+"""Texts that users read: short ones of values, arrays and numbers, and tables in HTML."""
 
 import html
 import re
@@ -43,6 +39,8 @@ def counted(count: int, noun: str) -> str:
 
 # --- HTML, on a light or a dark ground ------------------------------------------------------------
 
+# All style is inline, because JupyterLab drops style sheets from notebooks of other origin; it
+# drops positions, too.
 _CELL = "padding:2px 12px 2px 0;vertical-align:top;border-bottom:1px solid rgba(128,128,128,0.3)"
 _NUMBER = re.compile(r"[\d.,e+-]*%?")
 
@@ -66,14 +64,11 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         for i in range(len(headings))
     ]
 
-    def line(tag: str, cells: Sequence[str]) -> str:
-        aligned = ["right" if number else "left" for number in is_number]
-        return "".join(
-            [
-                f'<{tag} style="text-align:{align};{_CELL}">{cell}</{tag}>'
-                for align, cell in zip(aligned, cells, strict=True)
-            ]
-        )
+    aligned = [f"text-align:{'right' if number else 'left'};{_CELL}" for number in is_number]
+
+    def line(tag: str, row: Sequence[str]) -> str:
+        cells = zip(aligned, row, strict=True)
+        return "".join([f'<{tag} style="{style}">{cell}</{tag}>' for style, cell in cells])
 
     body = "".join([f"<tr>{line('td', row)}</tr>" for row in rows])
     head = line("th", [escape(heading) for heading in headings])

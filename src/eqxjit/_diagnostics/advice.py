@@ -3,6 +3,7 @@
 There is none for what only the author of a library could change.
 """
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -11,30 +12,25 @@ import jax.numpy as jnp
 
 from .._code.files import is_users, is_users_module
 from .._code.place import Place
-from .description import ArrayPart, Description, NodePart, StaticPart
+from .description import INJECTION, ArrayPart, Description, NodePart, StaticPart
 
 #: Where differences of several kinds come together, this part of a remedy doesn't help.
 NOT_STATIC = "in a field that isn't static"
 PAD = "If its size varies, pad it to a few sizes"
-
 _UNLESS = ", unless a shape or control flow depends on it"
 
 
 class Change(NamedTuple):
-    """A part that differs between two calls.
-
-    - `path`: where, in the user's names.
-    - `old`, `new`: the part there, None where there is none.
-    - `description`, `parent`: what it is a part of, and the index there of the part that holds it.
-    - `of_user`: whether the function is the user's.
-    """
+    """A part that differs between two calls: where, what it was and is, None where it is absent."""
 
     path: str
     # Of type `Part | None`, which each remedy narrows.
     old: Any
     new: Any
+    # What it is a part of, and the index there of the part that holds it.
     description: Description
     parent: int
+    # Of the function.
     of_user: bool
 
     @property
@@ -62,22 +58,15 @@ class Change(NamedTuple):
     def is_remade(self) -> bool:
         """True for objects that look alike, but equal themselves alone."""
         old, new = self.old, self.new
-        if not (isinstance(old, StaticPart) and isinstance(new, StaticPart)):
-            return False
-        are_alone = old.equals_itself_alone and new.equals_itself_alone
-        alike = (old.text, old.kind, old.made_at) == (new.text, new.kind, new.made_at)
-        return are_alone and alike
+        are_static = isinstance(old, StaticPart) and isinstance(new, StaticPart)
+        return are_static and new.equals_itself_alone and old._replace(key=new.key) == new
 
     @property
     def owner(self) -> tuple[str, NodePart] | None:
         """The outermost object of a library's class that holds it: the user made that."""
-        found = None
-        for path, node in self.around:
-            if node.module and is_users_module(node.module):
-                break
-            if node.module:
-                found = path, node
-        return found
+        nodes = [each for each in self.around if each[1].module]
+        made = [*itertools.takewhile(lambda each: not is_users_module(each[1].module), nodes)]
+        return made[-1] if made else None
 
 
 def is_made_by_user(part: StaticPart) -> bool:
@@ -85,10 +74,7 @@ def is_made_by_user(part: StaticPart) -> bool:
     return is_users(part.made_at.filename) if part.made_at else is_users_module(part.module)
 
 
-# --- Objects that are made anew -------------------------------------------------------------------
-
 _ONCE = "once, at module level, outside `__init__`"
-
 _BY_PARTS = ", which compares by its parts"
 _PARTIAL = f", or use `eqx.Partial`{_BY_PARTS}"
 
@@ -100,7 +86,7 @@ def for_remade(change: Change) -> str:
         return ""
     once = f"make it {_ONCE}"
     if new.kind == "partial":
-        return f"A `functools.partial` equals itself alone: {once}{_PARTIAL * (not new.is_local)}"
+        return f"Each partial equals itself alone: {once}{_PARTIAL * (not new.is_local)}"
     if new.transformed or (new.maker.startswith("jax.") and is_made_by_user(new)):
         return _transformed(new.maker.removeprefix("jax."), new.transformed, new.is_local)
     if not is_made_by_user(new):
@@ -112,7 +98,7 @@ def for_remade(change: Change) -> str:
         return (
             f"It is another object of the same code ({new.site}): if it should be the same, {once}"
         )
-    alone = f"{_with_article(new.kind)} equals itself alone: make it once"
+    alone = f"Each {new.kind} equals itself alone: make it once"
     if change.old.key[:1] != change.new.key[:1]:
         return f"{alone}, and its class"
     return f"{alone}, or give its class an `__eq__` and a `__hash__`, as a frozen dataclass has"
@@ -128,18 +114,14 @@ def for_remade_parts(path: str, changes: list[Change]) -> str:
 def _make_owner_once(changes: list[Change], path: str) -> str:
     remedy = f"If it should be the same, make `{path}` once, and pass that each time"
     first, parts = changes[0], [change.new for change in changes]
-    modules = [first.holder, *[part.module for part in parts]]
-    # Its functions, or its state, which mostly comes along.
-    is_injected = any("inject_hyperparams" in part.maker for part in parts) or any(
+    # Its functions say so; or its state, which mostly comes along.
+    is_injected = any(part.maker == INJECTION for part in parts) or any(
         path.endswith(".hyperparams") for path in first.description.paths
     )
-    if not is_injected and any(module.partition(".")[0] == "optax" for module in modules):
-        remedy += "; `optax.inject_hyperparams` makes a learning rate an array of its state"
+    modules = [first.holder, *[part.module for part in parts]]
+    if not is_injected and any(module.startswith("optax.") for module in modules):
+        remedy += f"; `optax.{INJECTION}` makes a learning rate an array of its state"
     return remedy
-
-
-def _with_article(noun: str) -> str:
-    return f"{'An' if noun[0] in 'AEIOUaeiou' else 'A'} {noun}"
 
 
 def _transformed(name: str, module: str, is_local: bool = False) -> str:
@@ -162,7 +144,7 @@ def for_function(place: Place) -> str:
     if place.transformation and place.site is None:
         return _transformed(place.transformation, place.qualname)
     if place.is_partial and not is_local:
-        return f"A `functools.partial` equals itself alone: make it once{_PARTIAL}"
+        return f"Each partial equals itself alone: make it once{_PARTIAL}"
     if not place.is_users:
         return ""
     if place.transformation:
@@ -177,8 +159,6 @@ def for_function(place: Place) -> str:
         "what varies as arrays"
     )
 
-
-# --- Numbers --------------------------------------------------------------------------------------
 
 # The types of Python's numbers, and what a dtype must be so that each of them fits it.
 _NUMBERS: dict[str, tuple[type, type]] = {
@@ -213,10 +193,7 @@ def for_static(change: Change) -> str:
 
 
 def _dtype(old: ArrayPart | StaticPart, new: StaticPart) -> str | None:
-    """Return the dtype for a number that varies: that of the array that was there, if it can be.
-
-    None for what is no number, or doesn't fit; empty where a number has that dtype by itself.
-    """
+    """Return the dtype for a number that varies; None for what is no number, or doesn't fit."""
     if isinstance(old, ArrayPart):
         # A key of random numbers has a dtype that only JAX has.
         if old.dtype.startswith("key"):
@@ -226,6 +203,7 @@ def _dtype(old: ArrayPart | StaticPart, new: StaticPart) -> str | None:
             return dtype.name
         kind, widest = _NUMBERS.get(new.kind, (None, bool))
         if kind and jnp.issubdtype(dtype, widest) and _fits(new, dtype):
+            # Empty where a number has that dtype by itself.
             return "" if old.weak_type and dtype == jnp.result_type(kind) else dtype.name
     numbers = [part for part in (old, new) if isinstance(part, StaticPart)]
     if not _NUMBERS.keys() >= {part.kind for part in numbers}:
@@ -240,14 +218,9 @@ def _fits(part: StaticPart, dtype: jnp.dtype) -> bool:
         # A class of the user's, of that name; or a number that is too large to be written out.
         return False
     number = _NUMBERS[part.kind][0](part.text)
-    if jnp.issubdtype(dtype, jnp.integer):
-        limits = jnp.iinfo(dtype)
-        return int(limits.min) <= number <= int(limits.max)
-    largest = float(jnp.finfo(dtype).max)
-    return all(abs(v) <= largest or not math.isfinite(v) for v in (number.real, number.imag))
-
-
-# --- Arrays ---------------------------------------------------------------------------------------
+    kind, limits = (int, jnp.iinfo) if jnp.issubdtype(dtype, jnp.integer) else (float, jnp.finfo)
+    least, most = kind(limits(dtype).min), kind(limits(dtype).max)
+    return all(least <= v <= most or not math.isfinite(v) for v in (number.real, number.imag))
 
 
 def for_shape(change: Change, old: ArrayPart, new: ArrayPart) -> str:

@@ -1,7 +1,4 @@
-"""Describes what a call was traced for: each part of its arguments by its path, from its spec.
-
-A description outlives the call: it holds texts, and refers to the user's objects weakly at most.
-"""
+"""Describes what a call was traced for: each part of its arguments by its path, from its spec."""
 
 import functools
 import inspect
@@ -18,7 +15,7 @@ import jax
 from jax.core import Tracer
 
 from .._code.files import is_users
-from .._code.place import CallSite, captured, transformation_of
+from .._code.place import CallSite, captured, captured_functions, code_of, transformation_of
 from .._code.text import counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function
@@ -32,10 +29,16 @@ _MAX_PARTS = 50_000
 # Longer texts are cut where they are shown, and those of objects where they are made.
 LONG_TEXT = 40
 _MAX_TEXT = 1_000
+# Python refuses to write out an integer of thousands of digits.
 _MAX_BITS = 256
 
-# How many constants that an object holds, or a function captured, are part of its text.
+# How many constants that an object holds, or a function captured, are part of its text; and how
+# many functions are looked at that one captured, and those that these captured.
 _MAX_CAPTURED = 4
+_MAX_FUNCTIONS = 64
+
+#: What makes an optimiser of optax whose learning rate is an array.
+INJECTION = "inject_hyperparams"
 
 
 def array_text(dtype: Any, shape: Iterable[Any]) -> str:
@@ -44,53 +47,43 @@ def array_text(dtype: Any, shape: Iterable[Any]) -> str:
 
 
 class ArrayPart(NamedTuple):
-    """An array, as JAX sees it when it traces.
-
-    - `shape`, `dtype`, `weak_type`: its abstract value.
-    - `placement`: the devices or the sharding that it was put on; empty where JAX may choose.
-    """
+    """An array, as JAX sees it when it traces."""
 
     shape: tuple[Any, ...]
     dtype: str
     weak_type: bool
+    # Empty where JAX may choose.
     placement: str
-
-    @property
-    def shape_text(self) -> str:
-        return array_text(self.dtype, self.shape)
 
     def __str__(self) -> str:
         weak = " of weak type" if self.weak_type else ""
-        return f"{self.shape_text}{weak}{f' on {self.placement}' if self.placement else ''}"
+        placement = f" on {self.placement}" if self.placement else ""
+        return f"{array_text(self.dtype, self.shape)}{weak}{placement}"
 
 
 class StaticPart(NamedTuple):
-    """A static value.
+    """A static value; `kind` is the name of its type.
 
-    - `text`: its text, at any length; a function that has no name at module level is in backquotes.
-    - `key`: equal, if the text is, to that of another value exactly if one may stand for the other.
-    - `kind`: its type's name.
-    - `is_field`: whether it is in a static field, rather than in the place of an array.
-    - `module`: where a function or the type of anything else is defined.
-    - `made_at`: where a callable's code is; None for anything else.
-    - `maker`: the function in which a callable is defined, or JAX's transformation; or empty.
-    - `transformed`: the class of the Module that is transformed.
-    - `equals_itself_alone`: whether it is compared by identity.
+    `key` is equal, if the text is, to that of another value exactly if one may stand for the other.
     """
 
     text: str
     key: Hashable
     kind: str
     is_field: bool
+    # Of a function, or of the type of anything else.
     module: str = "builtins"
+    # Where a callable's code is, and the function that defines it, or JAX's transformation.
     made_at: CallSite | None = None
     maker: str = ""
+    # The class of the Module that is transformed.
     transformed: str = ""
     equals_itself_alone: bool = False
 
     @property
     def is_local(self) -> bool:
         """True for a function, or a partial of one, that has no name at module level."""
+        # Those are in backquotes.
         return self.made_at is not None and "`" in self.text
 
     @property
@@ -107,22 +100,17 @@ class StaticPart(NamedTuple):
 
 
 class NodePart(NamedTuple):
-    """A node, without its children.
-
-    - `text`: its text.
-    - `key`: equal to that of another node exactly if one may stand for the other.
-    - `detail`: what else the text could say, where that alone tells two nodes apart.
-    - `module`: the module of its class; empty for a container, which may be in anybody's hands.
-    - `is_opaque`: whether JAX doesn't look into it: a plain dataclass.
-    - `is_field`: whether it is in a static field.
-    """
+    """A node without its children, by a key as that of a `StaticPart`."""
 
     text: str
     key: Hashable
-    detail: str = " (another class of that name)"
+    # Of its class; empty for a container, which may be in anybody's hands.
     module: str = ""
+    # JAX doesn't look into it: a plain dataclass.
     is_opaque: bool = False
     is_field: bool = False
+    # What else to say, where that alone tells two nodes apart.
+    detail: str = " (another class of that name)"
 
     def __str__(self) -> str:
         return self.text
@@ -132,12 +120,7 @@ Part = ArrayPart | StaticPart | NodePart
 
 
 class Description(NamedTuple):
-    """The parts of a call, outside in.
-
-    - `paths`: where each is, such as `model.layers[0].weight`.
-    - `parents`: the index of the part that holds it; -1 for an argument.
-    - `parts`: the parts themselves.
-    """
+    """The parts of a call, outside in, and the path and the parent of each: -1 for an argument."""
 
     paths: tuple[str, ...]
     parents: tuple[int, ...]
@@ -163,16 +146,9 @@ class Description(NamedTuple):
 #: Of a call that defies description. (That of a call without arguments is empty.)
 UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
 
-_NONE = NodePart("None", None)
-
 
 def describe(call: Any) -> Description:
-    """Describe the arguments of a call, and its function where copies of it may differ.
-
-    **Returns:**
-
-    The description; `UNKNOWN` for trees that are too large.
-    """
+    """Describe the arguments of a call, and its function where copies of it may differ."""
     args, (_, _, keys, *specs) = call.spec[3][3:], call.spec[4]
     names = call.function.signature.path_names(len(args))
     named = [*zip(names, args, call.args, strict=True)]
@@ -190,35 +166,17 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     # The parts still to be described, the next one last: a path, a spec, a value, whether it is in
     # a static field, and the index of the node around it.
     pending: list[Any] = [(*each, False, -1) for each in reversed(named)]
-    # Arrays and constants are described here, because a call for each would be most of the time.
     while pending:
         path, spec, value, is_field, parent = pending.pop()
         index = len(paths)
         paths.append(path)
         parents.append(parent)
-        kind = type(value)
+        below: _Below = []
         if spec is ARRAY:
-            if kind is ArrayImpl:
-                aval, sharding = value.aval, value.sharding if value.committed else None
-                part = _array_part(aval.shape, aval.dtype, aval.weak_type, sharding)
-            else:
-                part = _other_array(value)
-            parts.append(part)
-            continue
-        if kind in CONSTANTS:
-            if spec is None and not is_field:
-                parts.append(_NONE)
-            elif kind is int and value.bit_length() > _MAX_BITS:
-                # Python refuses to write out one of thousands of digits.
-                text = f"int of {value.bit_length():,} bits"
-                parts.append(StaticPart(text, hash(value), "int", is_field))
-            else:
-                text = repr(value)
-                # A cache would keep long texts for good.
-                make = _constant_part if len(text) <= LONG_TEXT else StaticPart
-                parts.append(make(text, None, kind.__name__, is_field))
-            continue
-        if type(spec) is tuple and not is_field:
+            part = _array(value)
+        elif type(value) in CONSTANTS:
+            part = _constant(value, is_field)
+        elif type(spec) is tuple and not is_field:
             part, below = _node(spec, value)
         else:
             frozen = spec.frozen if isinstance(spec, Static) else spec
@@ -235,23 +193,18 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
 _Below = list[tuple[str, Any, Any, bool]]
 
 
-# --- Arrays and constants -------------------------------------------------------------------------
-
-
-def _other_array(array: Any) -> ArrayPart:
-    """Return the part of what isn't an array of JAX's: a NumPy array, a tracer, a structure."""
-    if isinstance(array, jax.ShapeDtypeStruct):
-        aval, sharding = array, array.sharding
-    else:
-        aval = jax.typeof(array)
-        is_put = not isinstance(array, Tracer) and getattr(array, "committed", False)
-        sharding = array.sharding if is_put else None
+def _array(array: Any) -> ArrayPart:
+    """Return the part of an array: JAX's, NumPy's, a tracer or a structure."""
+    aval = array.aval if type(array) is ArrayImpl else jax.typeof(array)
+    # JAX puts the others where it likes; and a tracer has no place that it could tell.
+    is_put = not isinstance(array, Tracer) and getattr(array, "committed", True)
+    sharding = getattr(array, "sharding", None) if is_put else None
     return _array_part(aval.shape, aval.dtype, getattr(aval, "weak_type", False), sharding)
 
 
+# Because texts of dtypes and places take most of the time.
 @functools.lru_cache(maxsize=1024)
 def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: Any) -> ArrayPart:
-    """Return the part that arrays of one type and place share."""
     placement = ""
     if isinstance(sharding, jax.sharding.NamedSharding):
         axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
@@ -261,13 +214,14 @@ def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: A
     return ArrayPart(shape, str(dtype), weak_type, placement)
 
 
-@functools.lru_cache(maxsize=1024)
-def _constant_part(text: str, key: None, kind: str, is_field: bool) -> StaticPart:
-    """Return the part that equal constants share."""
-    return StaticPart(text, key, kind, is_field)
-
-
-# --- Nodes ----------------------------------------------------------------------------------------
+def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
+    if value is None and not is_field:
+        # JAX takes it for a node without children.
+        return NodePart("None", None)
+    name = type(value).__name__
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        return StaticPart(f"int of {value.bit_length():,} bits", hash(value), name, is_field)
+    return StaticPart(repr(value), None, name, is_field)
 
 
 def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
@@ -279,13 +233,14 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
     name = cls.__name__
     if isinstance(metadata, Function):
         # A wrapper of ours, around anybody's function.
-        part = NodePart(name, (name, hash(metadata.options.key)), " with other options")
+        key = (name, hash(metadata.options.key))
+        part = NodePart(name, key, detail=" with other options")
         return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
     below = unless_it_raises(lambda: children(spec, value), [])
     if issubclass(cls, defaultdict):
         factory = value.default_factory
         key = (name, lasting(freeze(factory)))
-        return NodePart(name, key, f" of {_text(factory)}"), below
+        return NodePart(name, key, detail=f" of {_text(factory)}"), below
     if cls is jax.tree_util.Partial:
         below.append((".func", freeze(metadata), metadata, True))
     elif issubclass(cls, eqx.Module):
@@ -295,7 +250,8 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
         below += [(suffix, freeze(v), v, True) for suffix, v in rest]
     elif not issubclass(cls, dict):
         key = (name, weakref.ref(cls), lasting(freeze(metadata)))
-        return NodePart(name, key, f" with metadata {short(metadata)}", cls.__module__), below
+        detail = f" with metadata {short(metadata)}"
+        return NodePart(name, key, cls.__module__, detail=detail), below
     return _part_of_class(cls, n), below
 
 
@@ -306,12 +262,7 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = 
         return NodePart(f"{name} of {n}", (name, n))
     if issubclass(cls, dict):
         return NodePart(name, name)
-    return NodePart(
-        name, weakref.ref(cls), module=cls.__module__, is_opaque=is_opaque, is_field=is_field
-    )
-
-
-# --- Static values --------------------------------------------------------------------------------
+    return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque, is_field)
 
 
 def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[Part, _Below]:
@@ -350,13 +301,12 @@ def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
 def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     kind: Any = type(value)
     name: str = kind.__name__
-    is_function = kind is types.FunctionType
+    is_function, is_class = kind is types.FunctionType, isinstance(value, type)
     transformation, target = transformation_of(value) if is_function else ("", None)
-    code = None if isinstance(value, type) else _code_of(value)
-    maker = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
+    code = None if is_class else code_of(value)
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
     text = _text(value)
-    if isinstance(value, type):
+    if is_class:
         # The text of `float32` by itself is that of an array of that dtype.
         text = f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
     return StaticPart(
@@ -366,14 +316,26 @@ def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
         is_field,
         (value if is_function else kind).__module__ or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
-        f"jax.{transformation}" if transformation else maker,
+        f"jax.{transformation}" if transformation else _maker(value, code),
         type(target).__name__ if isinstance(target, eqx.Module) else "",
-        is_alone and not isinstance(value, type),
+        is_alone and not is_class,
     )
 
 
+def _maker(value: Any, code: types.CodeType | None) -> str:
+    functions = [value] if isinstance(value, types.FunctionType) else []
+    # The list grows while it is gone through.
+    for function in itertools.islice(functions, _MAX_FUNCTIONS):
+        # A chain captures its optimisers: it needs no injection if one of them has it.
+        if function.__qualname__.startswith(INJECTION):
+            return INJECTION
+        functions += captured_functions(function)
+    return code.co_qualname.rpartition(".<locals>.")[0] if code else ""
+
+
 def lasting(key: Hashable) -> Hashable:
-    """Return what tells a stand-in from others, and keeps no object of the user's alive."""
+    """Return what tells a stand-in from others."""
+    # A description outlives the call, and keeps no object of the user's alive.
     if isinstance(key, tuple):
         return tuple([lasting(part) for part in key])
     if isinstance(key, type):
@@ -382,19 +344,6 @@ def lasting(key: Hashable) -> Hashable:
         # An unhashable object, by its attributes; a large container by its address.
         return lasting(freeze(getattr(key.value, "__dict__", id(key.value))))
     return key if isinstance(key, weakref.ref) else hash(key)
-
-
-def _code_of(value: Any) -> types.CodeType | None:
-    """Return the code of a callable, whatever it was wrapped in; None without code."""
-    while isinstance(value, (functools.partial, types.MethodType)):
-        value = value.func if isinstance(value, functools.partial) else value.__func__
-    wrapped = inspect.unwrap(value) if callable(value) else None
-    if isinstance(wrapped, types.MethodType):
-        wrapped = wrapped.__func__
-    return wrapped.__code__ if isinstance(wrapped, types.FunctionType) else None
-
-
-# --- Texts ----------------------------------------------------------------------------------------
 
 
 def _text(value: Any) -> str:

@@ -1,29 +1,31 @@
-"""Compares what two traces were made for, and says in the user's names how they differ.
-
-Two steps: the causes, each of one or more parts that differ, and then a text for each.
-"""
+"""Compares what two traces were made for, and says in the user's names how they differ."""
 
 import collections
+import itertools
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .._code.place import Place
 from . import advice
 from .advice import Change
-from .description import LONG_TEXT, ArrayPart, Description, NodePart, Part, StaticPart
+from .description import LONG_TEXT, ArrayPart, Description, NodePart, StaticPart, array_text
 
-CACHE = "cache evicted or cleared"
 FUNCTION = "function defined again"
-UNKNOWN_REASON = "unknown"
 
 #: What JAX sees of arrays; all else is the static half of a call.
 OF_ARRAYS = ("shape", "dtype", "weak type", "sharding or device")
 
-# Differences of one trace that are spelled out; a new model may differ in every array.
+# Differences of one trace that are spelled out, because a new model may differ in every array; and
+# objects that one call made.
 _MAX_SHOWN = 8
-
-# The same for objects that one call made.
 _MAX_PARTS = 4
+
+# By the types of what was there and is there now; arrays are compared further.
+_CATEGORIES: dict[tuple[type, type], str] = {
+    (StaticPart, StaticPart): "static value changed",
+    (ArrayPart, StaticPart): "static where an array was",
+    (StaticPart, ArrayPart): "an array where a static value was",
+}
 
 
 class Difference(NamedTuple):
@@ -53,54 +55,48 @@ class Difference(NamedTuple):
         return f"{self.category}: `{self.path}` was {self.old}, is {self.new}"
 
 
-def listed(differences: tuple[Difference, ...], with_remedies: bool = False) -> list[str]:
+def listed(differences: Iterable[Difference], with_remedies: bool = False) -> list[str]:
     """Return a text for each kind of difference, up to a bound; with remedies if asked."""
     alike: dict[tuple[str, str, str], list[Difference]] = collections.defaultdict(list)
     for difference in differences:
         alike[difference.category, difference.old, difference.new].append(difference)
-    lines: list[str] = []
-    remedies = {""}
+    lines: list[tuple[str, str]] = []
     for first, *others in list(alike.values())[:_MAX_SHOWN]:
         line = str(first)
         if others:
             line += f" (and {len(others)} more: {', '.join(f'`{d.path}`' for d in others[:3])}"
             line += ", ...)" if len(others) > 3 else ")"
-        if with_remedies and first.remedy not in remedies:
-            remedies.add(first.remedy)
-            line += f"\n    {first.remedy}."
-        lines.append(line)
+        lines.append((line, first.remedy if with_remedies else ""))
     if len(alike) > _MAX_SHOWN:
-        lines.append(f"and {len(alike) - _MAX_SHOWN} more")
-    return lines
+        lines.append((f"and {len(alike) - _MAX_SHOWN} more", ""))
+    return with_remedies_once(lines)
 
 
-# --- Causes ---------------------------------------------------------------------------------------
+def with_remedies_once(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines, each with its remedy on another, unless one before has that."""
+    texts: list[str] = []
+    remedies = {""}
+    for line, remedy in lines:
+        texts.append(line if remedy in remedies else f"{line}\n    {remedy}.")
+        remedies.add(remedy)
+    return texts
 
 
 def distance(old: Description, new: Description) -> int:
     """Return in how many parts two descriptions differ, those in nodes that differ included."""
-    parts: Iterable[Part | None] = old.parts
-    n_gone = 0
-    if old.paths != new.paths:
-        by_path = dict(zip(old.paths, old.parts, strict=True))
-        parts = map(by_path.get, new.paths)
-        # Or the same paths in another order.
-        n_gone = len(by_path.keys() - {*new.paths}) or 1
+    by_path = dict(zip(old.paths, old.parts, strict=True))
+    pairs = zip(map(by_path.get, new.paths), new.parts, strict=True)
     # Equal parts are mostly one object.
-    pairs = zip(parts, new.parts, strict=True)
-    return n_gone + sum([was is not part and was != part for was, part in pairs])
+    n_changed = sum([was is not part and was != part for was, part in pairs])
+    # Or the same paths in another order.
+    return n_changed + (len(by_path.keys() - {*new.paths}) or old.paths != new.paths)
 
 
-def compare(old: Description, new: Description, of_user: bool = True) -> list[list[Change]]:
-    """Return how a description differs from an older one; `of_user` says whose the function is.
-
-    **Returns:**
-
-    The parts of each cause, outside in: objects below one argument that one call made anew are one
-    cause, and the parts of a node that is another altogether aren't compared.
-    """
+def _causes(old: Description, new: Description, of_user: bool) -> list[list[Change]]:
+    """Return the parts that differ, outside in: those of one cause together."""
     changes: list[Change] = []
-    # The paths of what differs, and of all that is in it.
+    # The paths of what differs, and of all that is in it: the parts of a node that is another
+    # altogether aren't compared.
     changed: set[str] = set()
     # First what is there now, then what is there no more.
     for description, other in ((new, old), (old, new))[: 1 + (old.paths != new.paths)]:
@@ -120,6 +116,7 @@ def compare(old: Description, new: Description, of_user: bool = True) -> list[li
         part = new.parts[index]
         moved = NodePart(f"{part} with its keys in another order", None)
         changes.append(Change(new.paths[index], part, moved, new, new.parents[index], of_user))
+    # Objects below one argument that one call made anew are one cause, with one remedy.
     causes: dict[Hashable, list[Change]] = {}
     for change in changes:
         made_by = _made_by(change) if type(change.new) is StaticPart else None
@@ -140,34 +137,24 @@ def _made_by(change: Change) -> Hashable:
     return change.around[-1][0], made_at.filename, maker
 
 
-# --- Texts ----------------------------------------------------------------------------------------
-
-
-def differences(found: list[list[Change]]) -> list[Difference]:
-    """Return the text of each cause, with a remedy if there is one."""
+def differences(old: Description, new: Description, of_user: bool = True) -> list[Difference]:
+    """Return how a description differs from an older one; `of_user` says whose the function is."""
     shown: list[Difference] = []
-    for cause in found:
+    for cause in _causes(old, new, of_user):
         first = cause[0]
-        path, old, new = first[:3]
+        path, was, is_now = first[:3]
         if len(cause) > 1 or (first.is_remade and not _is_by_itself(first)):
             shown.append(_of_remade(cause))
-            continue
-        match old, new:
-            case ArrayPart(), ArrayPart():
-                shown += _of_arrays(first, old, new)
-                continue
-            case ArrayPart(), StaticPart():
-                category, remedy = "static where an array was", advice.for_static(first)
-            case StaticPart(), ArrayPart():
-                category, remedy = "an array where a static value was", ""
-            case StaticPart(), StaticPart():
-                category, remedy = "static value changed", advice.for_static(first)
-            case _:
-                is_argument = first.parent < 0 and None in (old, new)
-                category, remedy = "structure changed", ""
-                if is_argument:
-                    category = "argument newly passed or left out"
-        shown.append(Difference(category, path, *_texts_apart(old, new), remedy))
+        elif isinstance(was, ArrayPart) and isinstance(is_now, ArrayPart):
+            shown += _of_arrays(first, was, is_now)
+        else:
+            # A node has no remedy, because a structure is mostly meant.
+            category = _CATEGORIES.get((type(was), type(is_now)), "structure changed")
+            remedy = advice.for_static(first) if category.startswith("static") else ""
+            if first.parent < 0 and None in (was, is_now):
+                category = "argument newly passed or left out"
+            old_text, new_text = _texts_apart(was, is_now)
+            shown.append(Difference(category, path, old_text, new_text, remedy))
     return shown
 
 
@@ -196,40 +183,36 @@ def _of_remade(cause: list[Change]) -> Difference:
     ]
     more = ["..."] * (len(parts) > _MAX_PARTS)
     text = f"{node}, made anew: {', '.join([*parts[:_MAX_PARTS], *more])}"
-    return Difference(
-        "static value changed", path, text, text, advice.for_remade_parts(path, cause)
-    )
+    remedy = advice.for_remade_parts(path, cause)
+    return Difference("static value changed", path, text, text, remedy)
 
 
-def _texts_apart(old: Any, new: Any) -> tuple[str, str]:
+def _texts_apart(old: Any, new: Any) -> list[str]:
     """Return the texts of two parts, with more details if these are equal."""
-    was, is_now = ["absent" if part is None else str(part) for part in (old, new)]
-    if was != is_now:
-        return was, is_now
+    texts = ["absent" if part is None else str(part) for part in (old, new)]
+    if texts[0] != texts[1]:
+        return texts
     if isinstance(old, NodePart):
-        return f"{old}{old.detail}", f"{new}{new.detail}"
+        return [f"{part}{part.detail}" for part in (old, new)]
     if old.text != new.text:
         # Both are long: from a little before the first character that differs.
-        pairs = enumerate(zip(old.text, new.text, strict=False))
-        differs = (i for i, (was, is_now) in pairs if was != is_now)
-        start = next(differs, min(len(old.text), len(new.text))) - LONG_TEXT // 4
-        return _excerpt(old.text, start), _excerpt(new.text, start)
-    for detail, other in ((old.kind, new.kind), (old.site, new.site)):
-        if detail != other:
-            return f"{was} ({detail})", f"{is_now} ({other})"
-    return was, is_now
-
-
-def _excerpt(text: str, start: int) -> str:
-    stop = start + LONG_TEXT
-    return f"...{text[start:stop]}{'...' if stop < len(text) else ''}"
+        pairs = zip(old.text, new.text, strict=False)
+        alike = [*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        start = len(alike) - LONG_TEXT // 4
+        stop = start + LONG_TEXT
+        return [f"...{p.text[start:stop]}{'...' * (stop < len(p.text))}" for p in (old, new)]
+    for details in ((old.kind, new.kind), (old.site, new.site)):
+        if details[0] != details[1]:
+            return [f"{texts[0]} ({detail})" for detail in details]
+    return texts
 
 
 def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
     path = change.path
     if old.shape != new.shape:
         remedy = advice.for_shape(change, old, new)
-        yield Difference("shape", path, old.shape_text, new.shape_text, remedy)
+        texts = array_text(old.dtype, old.shape), array_text(new.dtype, new.shape)
+        yield Difference("shape", path, *texts, remedy)
     if old.dtype != new.dtype:
         yield Difference("dtype", path, old.dtype, new.dtype)
     elif old.weak_type != new.weak_type:
@@ -237,10 +220,8 @@ def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Diffe
         texts = (weak, new.dtype) if old.weak_type else (old.dtype, weak)
         yield Difference("weak type", path, *texts, advice.for_weak_type(change, old))
     if old.placement != new.placement:
-        anywhere = "where JAX put it"
-        yield Difference(
-            "sharding or device", path, old.placement or anywhere, new.placement or anywhere
-        )
+        was, is_now = [part.placement or "where JAX put it" for part in (old, new)]
+        yield Difference("sharding or device", path, was, is_now)
 
 
 def defined_again(place: Place) -> Difference:
@@ -260,23 +241,19 @@ def defined_again(place: Place) -> Difference:
 
 
 def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
-    """Return the differences, without remedies that help only where all are of one kind.
-
-    A model of another size has other shapes and other static fields: neither should be padded, or
-    made an array.
-    """
-    if len({difference.category for difference in found}) == 1:
-        return tuple(found)
-    return tuple(
-        d._replace(remedy="") if d.remedy == advice.PAD or advice.NOT_STATIC in d.remedy else d
-        for d in found
-    )
+    """Return the differences, without remedies that help only where all are of one kind."""
+    if len({difference.category for difference in found}) > 1:
+        # A model of another size has other shapes and other static fields: neither should be
+        # padded, or made an array.
+        unapt = advice.PAD, advice.NOT_STATIC
+        found = [
+            d._replace(remedy="") if any(part in d.remedy for part in unapt) else d for d in found
+        ]
+    return tuple(found)
 
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:
     """Return how JAX's configuration differs, as far as traces and programs depend on it."""
-    if old == new:
-        return []
     return [
         Difference("configuration changed", name, old.get(name, "absent"), new.get(name, "absent"))
         for name in {**old, **new}

@@ -8,34 +8,27 @@ from typing import Any
 from .._code.place import Place, call_site
 from .._compat import is_staging, trace_configuration
 from .._core.counter import TraceHook
-from .._core.events import LOWERING, TRACING
+from .._core.events import COMPILING, TRACING
 from .._interruptions import Lock, Weak
 from .description import UNKNOWN, Description, describe
 from .differences import (
-    CACHE,
     FUNCTION,
     OF_ARRAYS,
-    UNKNOWN_REASON,
     Difference,
-    compare,
     configuration_differences,
     defined_again,
     differences,
     distance,
     with_apt_remedies,
 )
-from .log import log, log_streak, switches
+from .log import log, log_streak
 from .trace import Trace, TraceList, size_of
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
 _MAX_REMEMBERED = 256
 _MAX_COMPARED = 16
-
 # Larger descriptions are dropped once they are compared with no more: they are many megabytes.
 _MAX_PARTS = 1_000
-
-# How many places are remembered at which functions are defined, the latest.
-_MAX_PLACES = 1024
 
 # After so many traces in a row that were each for something new, a message.
 _MANY = 10
@@ -45,66 +38,68 @@ _lock = Lock()
 
 
 class _Streak:
-    """The traces in a row of one function, or the functions in a row defined at one place."""
+    """The traces in a row of one function, each for something new."""
 
     def __init__(self) -> None:
         #: How these differ.
         self.causes: list[tuple[Difference, ...]] = []
-        #: Of the functions: which was traced last, by its number, and whether one was complete.
-        self.latest: int | None = None
-        self.has_function = False
         self._has_logged = False
 
-    def add(self, trace: Trace, place: Place) -> None:
+    def add(self, trace: Trace, causes: tuple[Difference, ...]) -> None:
         """Count a trace, and log the streak once it is long."""
         with _lock:
             if self._has_logged:
                 return
-            self.causes.append(trace.differences)
+            self.causes.append(causes)
             if len(self.causes) < _MANY:
                 return
             self._has_logged = True
-            causes, self.causes = self.causes, []
+            streak, self.causes = self.causes, []
         # Not under the lock: a handler may be anybody's code.
-        log_streak(trace, place, causes)
+        log_streak(trace, streak)
 
 
-@functools.lru_cache(maxsize=_MAX_PLACES)
-def definition_at(place: Place) -> _Streak:
-    """Return the streak of a place: the same one for each function that is defined there."""
-    return _Streak()
+class _Definition(_Streak):
+    """The traces in a row of the functions that are defined at one place."""
+
+    #: The number of the function that was traced last.
+    latest: int | None = None
+    has_function = False
+
+
+# Of the latest places, because a session may define functions without end.
+@functools.lru_cache(maxsize=1024)
+def definition_at(place: Place) -> _Definition:
+    """Return the definition at a place: the same one for each function there."""
+    return _Definition()
 
 
 class History(TraceHook):
-    """The traces of one function under one set of options: the hook that explains them.
-
-    - `name`: what to call the function.
-    - `place`: where what is called is defined, a Python function or not.
-    """
+    """The traces of one function under one set of options: the hook that explains them."""
 
     def __init__(self, name: str, place: Place, home: types.FunctionType | None, number: int):
         self.name = name
         self.place = place
+        # All that aren't Python functions have one number, which tells nothing.
         self._number = None if home is None else number
-        #: Those under way. An interrupt may keep one from its end, but not alive.
+        # Those under way. An interrupt may keep one from its end, but not alive.
         self._begun: Weak[Trace] = Weak()
-        self._remembered: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
-        #: How many of the remembered traces are from before the last `clear_cache`.
-        self._n_cleared = 0
+        self._traces: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
+        # Those before the last `clear_cache`, which new ones are still compared with.
+        self._cleared: collections.deque[Trace] = collections.deque(maxlen=_MAX_COMPARED)
         self._streak = _Streak()
 
     @property
     def traces(self) -> TraceList:
         """Those since the cache was last cleared, the oldest first; the latest 256 of them."""
         with _lock:
-            return TraceList(list(self._remembered)[self._n_cleared :])
+            return TraceList(self._traces)
 
     def describe(self, call: Any) -> Description:
         return describe(call)
 
     def static_differences(self, old: Description, new: Description) -> list[str]:
-        found = differences(compare(old, new))
-        return [str(difference) for difference in found if difference.category not in OF_ARRAYS]
+        return [str(d) for d in differences(old, new) if d.category not in OF_ARRAYS]
 
     def explain(self, record: Trace) -> str:
         return record.explanation()
@@ -126,84 +121,75 @@ class History(TraceHook):
             if record is None or number is None:
                 return
             record.number = number
-            if len(self._remembered) == _MAX_REMEMBERED:
-                self._n_cleared = max(0, self._n_cleared - 1)
-            self._remembered.append(record)
-            old = [*self._remembered][:-_MAX_COMPARED][-1:]
-            if old and len(old[0].description.parts) > _MAX_PARTS:
-                old[0].description = UNKNOWN
+            self._traces.append(record)
+            for old in [*self._cleared, *self._traces][-_MAX_COMPARED - 1 : -_MAX_COMPARED]:
+                if len(old.description.parts) > _MAX_PARTS:
+                    old.description = UNKNOWN
             if self._number is not None:
                 definition_at(self.place).latest = self._number
 
     def spend(self, record: Trace, phase: str, seconds: float, from_cache: bool) -> None:
-        if phase == TRACING:
-            # What JAX does around the function's trace included.
-            record.seconds.tracing = seconds
-        elif phase == LOWERING:
-            record.seconds.lowering += seconds
-        else:
-            record.seconds.compiling += seconds
+        # What JAX reports of the function's trace includes what we measured.
+        before = 0.0 if phase == TRACING else getattr(record.seconds, phase)
+        setattr(record.seconds, phase, before + seconds)
+        if phase == COMPILING:
             record.from_persistent_cache = from_cache
 
     def complete(self, record: Trace, call: Any, jaxpr: Any) -> None:
         """Measure a trace, and log it."""
         if jaxpr is not None:
             record.equations, record.busiest_line = size_of(jaxpr)
-        if switches and record.differences:
+        if record.differences:
             log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         if call.is_staged or is_staging():
             return
         if record.differences and record.differences[0].category != FUNCTION:
-            self._streak.add(record, self.place)
+            self._streak.add(record, record.differences)
             return
         definition = definition_at(self.place)
         with _lock:
             is_first, definition.has_function = not definition.has_function, True
         if not is_first and not self.place.is_loaded:
-            definition.add(record, self.place)
+            definition.add(record, record.differences or (defined_again(self.place),))
 
     def restart(self) -> None:
-        """Begin anew. The traces so far are still compared with."""
         with _lock:
-            self._n_cleared = len(self._remembered)
+            self._cleared += self._traces
+            self._traces.clear()
             self._streak.causes.clear()
 
     def _explain(self, trace: Trace) -> None:
         """Fill in how a trace differs from the closest of those before."""
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
         begun = sorted(self._begun.alive(), key=lambda earlier: earlier.number)
-        latest = [*self._remembered, *begun][: -_MAX_COMPARED - 1 : -1]
+        latest = [*self._cleared, *self._traces, *begun][: -_MAX_COMPARED - 1 : -1]
         if not latest:
             another = None if self._number is None else definition_at(self.place).latest
             if another not in (None, self._number) and not self.place.is_loaded:
                 trace.differences = (defined_again(self.place),)
             return
-        earlier = min(latest, key=lambda earlier: _distance(earlier, trace))
-        changed = configuration_differences(earlier.configuration, trace.configuration)
-        trace.configuration = trace.configuration if changed else earlier.configuration
-        if trace.description.paths == earlier.description.paths:
-            # Most calls are alike; and equal parts are mostly one object.
-            trace.description = trace.description._replace(paths=earlier.description.paths)
+
+        def changed_since(earlier: Trace) -> list[Difference]:
+            return configuration_differences(earlier.configuration, trace.configuration)
+
+        def distance_of(earlier: Trace) -> int:
+            return distance(earlier.description, trace.description) + len(changed_since(earlier))
+
+        earlier = min(latest, key=distance_of)
         if UNKNOWN in (earlier.description, trace.description):
             why = "the arguments are too large to be compared, or can't be"
-            trace.differences = (Difference(UNKNOWN_REASON, "", "", why),)
+            trace.differences = (Difference("unknown", "", "", why),)
         else:
-            causes = compare(earlier.description, trace.description, self.place.is_users)
-            shown = with_apt_remedies([*differences(causes), *changed])
+            found = differences(earlier.description, trace.description, self.place.is_users)
+            shown = with_apt_remedies([*found, *changed_since(earlier)])
             trace.differences = shown or (_why_it_does_not_serve(earlier, trace),)
-        is_earlier_cleared = earlier in list(self._remembered)[: self._n_cleared]
-        trace.compared_with = None if is_earlier_cleared else earlier.number
-
-
-def _distance(earlier: Trace, trace: Trace) -> int:
-    """Return in how many parts and options a trace differs from an earlier one."""
-    changed = configuration_differences(earlier.configuration, trace.configuration)
-    return distance(earlier.description, trace.description) + len(changed)
+        # That of a cleared one may be another trace's by now.
+        trace.compared_with = None if earlier in self._cleared else earlier.number
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
-    """Return why a trace doesn't serve a call that looks just like that of the trace."""
+    # The call looks just like that of the trace.
     if earlier.invalidation_reasons:
         why = earlier.invalidation_reasons[-1]
     elif earlier.invalidation_reasons is not trace.invalidation_reasons:
@@ -213,4 +199,4 @@ def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
         )
     else:
         why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
-    return Difference(CACHE, "", "", why)
+    return Difference("cache evicted or cleared", "", "", why)

@@ -1,74 +1,54 @@
-"""The log: why a function was traced once more, and again and again.
-
-All messages are warnings of the logger `eqxjit`. Not Python warnings: under `-W error` these would
-fail what works with Equinox.
-"""
+"""The log: why a function was traced once more, and again and again."""
 
 import collections
-import functools
-import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, overload
+from contextlib import ContextDecorator
+from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
+from typing import Any, TypeVar, overload
 
-from .._code.place import Place
 from .._code.text import short, times
 from .._switches import switch
-from .differences import Difference, defined_again
+from .differences import Difference, with_remedies_once
 from .trace import Trace
 
+# Not Python warnings: under `-W error` these would fail what works with Equinox.
 _logger = logging.getLogger("eqxjit")
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-# --- `explain_retraces` ---------------------------------------------------------------------------
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Those in force: of the environment, of a switch, of each `with`. The last one decides.
 switches: list[Any] = []
 
 
-def _is_on() -> bool:
-    # Looked up once, because another thread may end it.
-    last = switches[-1:]
-    return bool(last) and last[0].on
-
-
-class Explaining:
+class Explaining(ContextDecorator):
     """A switch that was set: the end of its `with` sets it back."""
 
     def __init__(self, on: bool):
         self.on = on
+        self._is_set = True
         switches.append(self)
 
     def __enter__(self) -> None:
-        if self not in switches:
-            # A second `with`, or a decorated function that runs.
+        if not self._is_set:
+            # A second `with`, or a call of a decorated function, maybe within another.
             switches.append(self)
+        self._is_set = False
 
     def __exit__(self, *_: object) -> None:
         if self in switches:
             switches.remove(self)
 
-    def __call__(self, fun: Callable[P, T]) -> Callable[P, T]:
-        self.__exit__()
-        # A call of these only makes what runs them, and that of a class isn't all that it does.
-        kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
-        if any(is_kind(fun) for is_kind in (inspect.isclass, *kinds)) or not callable(fun):
-            raise TypeError(
-                f"`explain_retraces` decorates plain functions, not {short(fun)}: write `with "
-                "eqxjit.explain_retraces():` around what calls the function to be explained."
-            )
-
-        @functools.wraps(fun)
-        def explained(*args: P.args, **kwargs: P.kwargs) -> T:
-            with Explaining(self.on):
-                return fun(*args, **kwargs)
-
-        return explained
-
-    def __repr__(self) -> str:
-        return f"<retraces are {'' if _is_on() else 'not '}explained in the log>"
+    def __call__(self, fun: F) -> F:
+        with self:
+            # A call of these only makes what runs them, and that of a class isn't all that it does.
+            kinds = (isclass, iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
+            if not callable(fun) or any(is_kind(fun) for is_kind in kinds):
+                raise TypeError(
+                    f"`on` is True, False or a function to decorate, not {short(fun)}. Around "
+                    "calls of anything else, write `with eqxjit.explain_retraces():`."
+                )
+        return super().__call__(fun)
 
 
 if switch("EQXJIT_EXPLAIN_RETRACES"):
@@ -80,7 +60,7 @@ def explain_retraces(on: bool = True) -> Explaining: ...
 
 
 @overload
-def explain_retraces(on: Callable[P, T]) -> Callable[P, T]: ...
+def explain_retraces(on: F) -> F: ...
 
 
 def explain_retraces(on: Any = True) -> Any:
@@ -117,16 +97,14 @@ def explain_retraces(on: Any = True) -> Any:
 
         ```
     """
-    if isinstance(on, bool):
-        return Explaining(on)
-    if not callable(on):
-        raise TypeError(f"`on` is True, False or a function to decorate, not {short(on)}.")
-    return Explaining(True)(on)
+    return Explaining(on) if isinstance(on, bool) else Explaining(True)(on)
 
 
 def log(trace: Trace) -> None:
     """Log a trace that differs from earlier ones, if `explain_retraces` is on."""
-    if not _is_on():
+    # Looked up once, because another thread may end it.
+    latest = switches[-1:]
+    if not latest or not latest[0].on:
         return
     _logger.warning(
         "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
@@ -139,34 +117,26 @@ def log(trace: Trace) -> None:
     )
 
 
-# --- Traced again and again -----------------------------------------------------------------------
-
-# How many causes a message names, and how many of those of one trace are counted.
+# How many causes a message names.
 _MAX_CAUSES = 4
-_MAX_COUNTED = 16
 
 
-def log_streak(trace: Trace, place: Place, streak: list[tuple[Difference, ...]]) -> None:
+def log_streak(trace: Trace, streak: list[tuple[Difference, ...]]) -> None:
     """Log that a function was traced again and again; a streak holds how each trace differed."""
-    found = [
-        cause for causes in streak for cause in causes[:_MAX_COUNTED] or (defined_again(place),)
-    ]
+    found = [cause for causes in streak for cause in causes]
     counts = collections.Counter((cause.category, cause.path) for cause in found)
     latest = {(cause.category, cause.path): cause for cause in found}
-    lines = [
-        f"`{trace.function}` was traced {len(streak)} times in a row, last for the call at "
-        f"{trace.call_site}:"
-    ]
-    remedies = {""}
-    for key, count in counts.most_common(_MAX_CAUSES):
-        lines.append(f"  - {times(count)}, the last time: {latest[key]}")
-        remedy = latest[key].remedy
-        lines += [f"    {remedy}."] * (remedy not in remedies)
-        remedies.add(remedy)
+    shown = counts.most_common(_MAX_CAUSES)
+    lines = with_remedies_once(
+        (f"  - {times(n)}, the last time: {latest[key]}", latest[key].remedy) for key, n in shown
+    )
     if len(counts) > _MAX_CAUSES:
         lines.append(f"  - and {len(counts) - _MAX_CAUSES} more")
-    lines.append(
-        "Each trace is compiled. Ignore this if you expect only a few more: it is logged once "
-        "per function."
+    _logger.warning(
+        "`%s` was traced %d times in a row, last for the call at %s:\n%s\nEach trace is compiled. "
+        "Ignore this if you expect only a few more: it is logged once per function.",
+        trace.function,
+        len(streak),
+        trace.call_site,
+        "\n".join(lines),
     )
-    _logger.warning("%s", "\n".join(lines))

@@ -1,6 +1,5 @@
 """`compile_report`: one table of everything that was compiled, sorted by cost."""
 
-import collections
 import json
 import os
 import pathlib
@@ -9,19 +8,15 @@ import sys
 import textwrap
 import threading
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
-from contextlib import (
-    AbstractContextManager,
-    ContextDecorator,
-    ExitStack,
-    contextmanager,
-)
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from .._code.text import block, escape, table
+from .._code.text import block, escape, table, times
 from .._core.events import COMPILING, observers
 from .differences import Difference
-from .timeline import Event, ReportSpan, chrome_trace, spans_of, timeline_html
+from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import Seconds, Trace, TraceList
 
 # The latest.
@@ -29,7 +24,6 @@ _MAX_EVENTS = 100_000
 
 # Where neither a terminal nor `COLUMNS` says how much room there is.
 _WIDTH = 100
-
 # In less room, columns are left out.
 _WIDE = 80
 
@@ -59,19 +53,20 @@ class ReportRow(NamedTuple):
     reason: str
 
 
-def _row(function: str, spans: list[ReportSpan]) -> ReportRow:
-    """Return the row of a function, without its share."""
+def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
+    """Return the row of a function; `total` is what all took, in seconds."""
     seconds = Seconds()
     for span in spans:
         spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
         setattr(seconds, span.phase, spent)
+    # A program that is compiled for another device has no trace, nor has JAX's function.
     traces = list(dict.fromkeys(span.trace for span in spans if span.trace is not None))
     largest = max(traces, key=lambda trace: trace.equations or 0, default=None)
     return ReportRow(
         function=function,
         traces=len(traces) or sum([span.phase == COMPILING for span in spans]),
         seconds=seconds,
-        share=0.0,
+        share=seconds.total / total if total else 0.0,
         persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
         equations=None if largest is None else largest.equations,
         busiest_line="" if largest is None else largest.busiest_line,
@@ -80,35 +75,29 @@ def _row(function: str, spans: list[ReportSpan]) -> ReportRow:
 
 
 def _most_repeated(differences: list[Difference]) -> str:
-    counts = collections.Counter((d.category, d.path) for d in differences)
+    counts = Counter((d.category, d.path) for d in differences)
     for (category, path), count in counts.most_common(1):
-        where = f": {path}" if path else ""
-        return f"{category}{where} ({count} times)" if count > 1 else f"{category}{where}"
+        often = f" ({times(count)})" if count > 1 else ""
+        return f"{category}{': ' if path else ''}{path}{often}"
     return ""
 
 
 _PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light dark">
 <title>What was compiled</title>
 <body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">
-{body}
-{traces}
+{}
 </body>
 </html>
 """
 
-_SUFFIXES = (".html", ".json")
-
 
 def check_report_path(path: pathlib.Path) -> None:
     """Raise an error if no report can be saved there."""
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ValueError(
-            f"A report is saved as {' or '.join(_SUFFIXES)}; the path is {str(path)!r}."
-        )
+    if path.suffix.lower() not in (".html", ".json"):
+        raise ValueError(f"A report is saved as .html or .json; the path is {str(path)!r}.")
 
 
 class CompileReport:
@@ -120,7 +109,8 @@ class CompileReport:
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
-        self._events: collections.deque[Event] = collections.deque(maxlen=_MAX_EVENTS)
+        # With the numbers of their threads, of which several may have one name.
+        self._events: deque[tuple[int, ReportSpan]] = deque(maxlen=_MAX_EVENTS)
 
     def add(
         self, function: str, phase: str, seconds: float, from_cache: bool, trace: Trace | None
@@ -131,23 +121,20 @@ class CompileReport:
         span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, trace)
         self._events.append((threading.get_ident(), span))
 
-    # --- The table ----------------------------------------------------------------------------
-
     @property
     def rows(self) -> list[ReportRow]:
         """A row for each function, the costliest first."""
-        by_function: dict[str, list[ReportSpan]] = {}
+        total = self.total_seconds
+        by_function: dict[str, list[ReportSpan]] = defaultdict(list)
         for span in self.spans:
-            by_function.setdefault(span.function, []).append(span)
-        rows = [_row(name, spans) for name, spans in by_function.items()]
-        total = sum([row.seconds.total for row in rows])
-        rows = [row._replace(share=row.seconds.total / total if total else 0.0) for row in rows]
+            by_function[span.function].append(span)
+        rows = [_row(name, spans, total) for name, spans in by_function.items()]
         return sorted(rows, key=lambda row: row.seconds.total, reverse=True)
 
     @property
     def total_seconds(self) -> float:
         """The time that everything took, in seconds."""
-        return sum([row.seconds.total for row in self.rows])
+        return sum([span.seconds - span.nested_seconds for span in self.spans])
 
     def notes(self) -> list[str]:
         """Return what stands out, in words."""
@@ -158,8 +145,6 @@ class CompileReport:
             for row in self.rows
             if row.busiest_line
         ]
-
-    # --- The timeline -------------------------------------------------------------------------
 
     @property
     def spans(self) -> list[ReportSpan]:
@@ -188,7 +173,7 @@ class CompileReport:
         else:
             traces = TraceList(dict.fromkeys(s.trace for s in self.spans if s.trace is not None))
             shown = traces._repr_html_() if traces else ""
-            text = _PAGE.format(body=self._repr_html_(), traces=shown)
+            text = _PAGE.format(self._repr_html_() + shown)
         path.write_text(text, encoding="utf-8")
 
     def _repr_html_(self) -> str:
@@ -204,9 +189,11 @@ class CompileReport:
     def __repr__(self) -> str:
         width = shutil.get_terminal_size((_WIDTH, 0)).columns
         rows = self.rows
-        lines = _table(rows, width) if rows else ["Nothing was compiled."]
-        lines += [line for note in self.notes() for line in textwrap.wrap(note, width)]
-        return "\n".join(lines)
+        if not rows:
+            return "Nothing was compiled."
+        title = f"In all {self.total_seconds:.3g} s of tracing, lowering and compiling"
+        notes = [line for note in self.notes() for line in textwrap.wrap(note, width)]
+        return "\n".join([*textwrap.wrap(title, width), *_table(rows, width), *notes])
 
 
 def _columns(row: ReportRow, is_wide: bool = True) -> dict[str, str]:
@@ -227,29 +214,24 @@ def _columns(row: ReportRow, is_wide: bool = True) -> dict[str, str]:
 
 def _table(rows: list[ReportRow], width: int) -> list[str]:
     """Return the lines of the table, none of them longer than that."""
-    cells = [_columns(row, width >= _WIDE) for row in rows]
-    cells.insert(0, {heading: heading for heading in cells[0]})
-    widths = {heading: max([len(row[heading]) for row in cells]) for heading in cells[0]}
+    columns = [_columns(row, width >= _WIDE) for row in rows]
+    cells = [[*columns[0]], *[[*row.values()] for row in columns]]
     # With two spaces before each column.
-    most = width - sum(widths.values()) - 2 * len(widths)
-    texts = [("function, and why it was traced again",)]
-    texts += [(row.function, f"  {row.reason}") for row in rows]
-    names = [
-        [part for text in each for part in textwrap.wrap(text, most, subsequent_indent="  ")]
-        for each in texts
+    widths = [2 + max(map(len, column)) for column in zip(*cells, strict=True)]
+    numbers = ["".join(map(str.rjust, row, widths)) for row in cells]
+    names = [["function, and why it was traced again"]]
+    names += [[row.function, f"  {row.reason}"] for row in rows]
+    most = width - sum(widths)
+    texts = [
+        [line for text in name for line in textwrap.wrap(text, most, subsequent_indent="  ")]
+        for name in names
     ]
-    longest = max([len(part) for parts in names for part in parts])
-    total = sum([row.seconds.total for row in rows])
-    lines = textwrap.wrap(f"In all {total:.3g} s of tracing, lowering and compiling", width)
-    for (first, *others), row in zip(names, cells, strict=True):
-        numbers = "".join([f"  {row[heading]:>{w}}" for heading, w in widths.items()])
-        lines += [f"{first:<{longest}}{numbers}".rstrip(), *others]
-        if row is cells[0]:
-            lines.append("─" * (longest + len(numbers)))
+    longest = max([len(line) for lines in texts for line in lines])
+    lines: list[str] = []
+    for (first, *others), after in zip(texts, numbers, strict=True):
+        lines += [f"{first:<{longest}}{after}".rstrip(), *others]
+    lines.insert(len(texts[0]), "─" * (longest + sum(widths)))
     return lines
-
-
-# --- While it is recorded -------------------------------------------------------------------------
 
 
 class _Observer:
@@ -269,6 +251,7 @@ class _Observer:
         self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
     ) -> None:
         self._report.add(function, phase, seconds, from_cache, record)
+        # One may have begun before this was there.
         self._n_under_way = max(0, self._n_under_way - 1)
         if self._n_under_way == 0:
             self._show("")
@@ -291,33 +274,8 @@ def recording(report: CompileReport, is_shown: bool = False) -> Iterator[Compile
         observers.discard(observer)
 
 
-def _print(report: CompileReport) -> None:
-    ipython = sys.modules.get("IPython")
-    if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
-        from IPython.display import display
-
-        display(report)
-    else:
-        print(report)
-
-
-class _Reporting(ContextDecorator):
-    """A context manager of which each `with` makes another report."""
-
-    def __init__(self) -> None:
-        self._entered: list[ExitStack] = []
-
-    def __enter__(self) -> CompileReport:
-        stack, report = ExitStack(), CompileReport()
-        stack.callback(_print, report)
-        self._entered.append(stack)
-        return stack.enter_context(recording(report, is_shown=True))
-
-    def __exit__(self, *error: Any) -> None:
-        self._entered.pop().__exit__(*error)
-
-
-def compile_report() -> AbstractContextManager[CompileReport]:
+@contextmanager
+def compile_report() -> Iterator[CompileReport]:
     """Print one table of everything that is compiled inside it, the costliest function first.
 
     Functions nested in others are included, and what isn't under `filter_jit`: `jax.jit` and JAX's
@@ -325,12 +283,8 @@ def compile_report() -> AbstractContextManager[CompileReport]:
     leave out those of another one under `filter_jit` that is traced within its trace, which has
     another row. Threads add up. On a terminal, a line shows what is under way meanwhile.
 
-    In a notebook the cell shows the table and the timeline as HTML.
-
-    **Returns:**
-
-    A context manager that yields a `CompileReport`, with `rows`, `spans` and `save`; it can be read
-    at any time.
+    It yields a `CompileReport`, with `rows`, `spans` and `save`, which can be read at any time. In
+    a notebook the cell shows the table and the timeline as HTML.
 
     !!! example
 
@@ -349,4 +303,15 @@ def compile_report() -> AbstractContextManager[CompileReport]:
 
         ```
     """
-    return _Reporting()
+    report = CompileReport()
+    try:
+        with recording(report, is_shown=True):
+            yield report
+    finally:
+        ipython = sys.modules.get("IPython")
+        if ipython is not None and hasattr(ipython.get_ipython(), "kernel"):
+            from IPython.display import display
+
+            display(report)
+        else:
+            print(report)

@@ -13,17 +13,13 @@ from .trace import Trace
 
 # How many spans a page shows, the longest.
 _MAX_SHOWN = 3_000
-
 # How much of a page an interval takes in which nothing is compiled, at most.
 _WIDEST_GAP = 0.04
-
 # Up to this share of a row, in percent, a bar has no text.
 _NARROW = 1.5
 
 _COLOURS = {TRACING: "#4c9be8", LOWERING: "#e8a33d", COMPILING: "#6cbf6c"}
-
 _GREY = "rgba(128,128,128,0.2)"
-
 _BAR = (
     "float:left;height:17px;overflow:hidden;white-space:nowrap;color:#111111;font-size:11px;"
     "line-height:17px;border-radius:2px"
@@ -66,12 +62,8 @@ class ReportSpan(NamedTuple):
         return "" if self.trace is None else self.trace.reason
 
 
-#: A phase that ended: the number of its thread, and its span as if it were nested in none.
-Event = tuple[int, ReportSpan]
-
-
-def spans_of(events: Sequence[Event]) -> list[ReportSpan]:
-    """Return the spans of the phases that ended, by their start."""
+def spans_of(events: Sequence[tuple[int, ReportSpan]]) -> list[ReportSpan]:
+    """Return the spans of phases that ended, by their start, from their threads and times."""
     spans: list[ReportSpan] = []
     # By thread, the indices of the spans around an event, outside in. A thread's phases end inside
     # out: backwards, each comes right after those that it is nested in.
@@ -98,10 +90,9 @@ def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
     """Return spans in the Trace Event Format, which Perfetto and `chrome://tracing` open."""
     threads = {name: i for i, name in enumerate(dict.fromkeys(span.thread for span in spans), 1)}
     pid = os.getpid()
-    names = [("process_name", 0, "eqxjit"), *[("thread_name", i, n) for n, i in threads.items()]]
     events: list[dict[str, Any]] = [
-        {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
-        for what, tid, name in names
+        {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+        for name, tid in threads.items()
     ]
     for span in spans:
         args: dict[str, Any] = {"phase": span.phase}
@@ -117,6 +108,10 @@ def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
+# A bar of the chart: its beginning and end in seconds, its colour, its text, and its tooltip.
+_Bar = tuple[float, float, str, str, str]
+
+
 def timeline_html(spans: Sequence[ReportSpan]) -> str:
     """Return a flame chart of spans: a lane for each thread, a row for each level of nesting."""
     if not spans:
@@ -130,32 +125,22 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
         style = f"background-color:{colour};color:#111111;white-space:nowrap"
         title += f' <span style="{style}">&ensp;{phase}&ensp;</span>'
     parts = [f"<p>{title}</p>"]
-    idle: list[_Bar] = [
-        (start, end, _GREY, "", f"{end - start:.3g} s without tracing or compiling")
-        for start, end in gaps
-    ]
-    lanes: dict[str, list[list[_Bar]]] = {}
-    for span in sorted(shown, key=lambda span: span.start):
-        rows = lanes.setdefault(span.thread, [[*idle]])
-        rows += [[] for _ in range(len(rows), span.depth + 1)]
-        rows[span.depth].append(_span_bar(span))
-    for thread, rows in lanes.items():
-        if len(lanes) > 1:
-            parts.append(f"<div>{escape(thread)}</div>")
-        parts += [_row(row, lambda at: float(np.interp(at, times, places))) for row in rows]
-        parts.append('<div style="clear:both;height:8px"></div>')
-    return "".join(parts)
+    rows: dict[tuple[str, int], list[_Bar]] = collections.defaultdict(list)
+    for span in shown:
+        rows[span.thread, span.depth].append(_span_bar(span))
+    for (thread, depth), bars in sorted(rows.items()):
+        if depth == 0:
+            parts.append(f'<div style="clear:both;padding-top:8px">{escape(thread)}</div>')
+            bars += [
+                (start, end, _GREY, "", f"{end - start:.3g} s without tracing or compiling")
+                for start, end in gaps
+            ]
+        parts.append(_row(bars, lambda at: float(np.interp(at, times, places))))
+    return f'{"".join(parts)}<div style="clear:both;height:8px"></div>'
 
 
-def _scale(
-    spans: Sequence[ReportSpan],
-) -> tuple[list[float], list[float], list[tuple[float, float]]]:
-    """Return a scale on which a long interval without a span, a gap, is short.
-
-    **Returns:**
-
-    Times, where each is, from 0 to 100 (from one to the next the scale is even), and the gaps.
-    """
+def _scale(spans: Sequence[ReportSpan]) -> tuple[list[float], Any, list[tuple[float, float]]]:
+    """Return times, where each is from 0 to 100, and the gaps between spans that are cut there."""
     times: list[float] = []
     for span in sorted(spans, key=lambda span: span.start):
         if times and span.start <= times[-1]:
@@ -163,15 +148,14 @@ def _scale(
         else:
             times += [span.start, span.end]
     lengths = np.diff(times)
-    widest = max(float(lengths[::2].sum()), 1e-9) * _WIDEST_GAP
-    gaps = [(times[i], times[i + 1]) for i in range(1, len(lengths), 2) if lengths[i] > widest]
+    widest = _WIDEST_GAP * lengths[::2].sum()
+    between = zip(times[1::2], times[2::2], strict=False)
+    gaps = [gap for gap in between if gap[1] - gap[0] > widest]
+    # Nobody would see the rest beside a long wait for data, say.
     lengths[1::2] = np.minimum(lengths[1::2], widest)
     places = np.cumsum([0.0, *lengths])
-    return times, [*(100 * places / max(places[-1], 1e-9))], gaps
-
-
-# A bar of the chart: its beginning and end in seconds, its colour, its text, and its tooltip.
-_Bar = tuple[float, float, str, str, str]
+    # A bit less, because a row of more than 100 % would break.
+    return times, places * (99.99 / max(places[-1], 1e-9)), gaps
 
 
 def _row(bars: list[_Bar], place: Callable[[float], float]) -> str:
@@ -179,10 +163,9 @@ def _row(bars: list[_Bar], place: Callable[[float], float]) -> str:
     parts: list[str] = []
     cursor = 0.0
     for start, end, colour, text, title in sorted(bars):
-        left, right = max(cursor, place(start)), place(end)
-        # Rounded down: a row of more than 100 % would break.
-        margin = int((left - cursor) * 1000) / 1000
-        width = max(0, int((right - left) * 1000) / 1000)
+        left = max(cursor, place(start))
+        margin, width = round(left - cursor, 3), max(0.0, round(place(end) - left, 3))
+        # As it is written: what is rounded doesn't add up.
         cursor += margin + width
         style = f"margin-left:{margin:.3f}%;width:{width:.3f}%;{_BAR};background-color:{colour}"
         label = escape(text) if width > _NARROW else ""

@@ -17,10 +17,6 @@ from .differences import Difference, listed
 # A line stands out if it made so many equations, and half of them.
 _MANY_EQUATIONS = 200
 
-# So many equations tell that no line stands out, without looking at all: a line takes microseconds.
-_SAMPLE = 50
-_LARGE_SHARE_OF_SAMPLE = 0.3
-
 
 @dataclasses.dataclass
 class Seconds:
@@ -92,9 +88,9 @@ class Trace:
         """
         if self._texts is not None:
             return self._texts[0]
-        if self.description == UNKNOWN:
-            return {}
-        return dict(zip(self.description.paths, map(str, self.description.parts), strict=True))
+        # Made each time, because lines are named from the working directory, which may change.
+        paths, _, parts = self.description if self.description != UNKNOWN else ((), (), ())
+        return dict(zip(paths, map(str, parts), strict=True))
 
     @property
     def summary(self) -> str:
@@ -103,9 +99,7 @@ class Trace:
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the keys by which parts are compared, which refer to classes weakly.
-        state = {**vars(self), "_texts": (self.arguments, self.summary)}
-        state.pop("description", None)
-        return state
+        return vars(self) | {"description": None, "_texts": (self.arguments, self.summary)}
 
     def __repr__(self) -> str:
         return (
@@ -142,26 +136,16 @@ class TraceList(list[Trace]):
         return block(table(headings, rows))
 
 
-# --- Its size -------------------------------------------------------------------------------------
-
-
 def size_of(jaxpr: Any) -> tuple[int, str]:
-    """Return how many equations a jaxpr has, nested ones included, and the busiest line.
-
-    That is the user's line that made most of them, with their number; empty if none stands out.
-    """
+    """Return the number of equations of a jaxpr, nested ones too, and the user's busiest line."""
     equations = _equations(jaxpr)
     n = len(equations)
     if n < _MANY_EQUATIONS:
         return n, ""
-    line, count = None, 0
-    for sample, share in ((equations[:: n // _SAMPLE], _LARGE_SHARE_OF_SAMPLE), (equations, 0.5)):
-        lines = [source_line(equation, LIBRARY_FILES) for equation in sample]
-        [(line, count)] = collections.Counter(lines).most_common(1)
-        if count < share * len(sample):
-            return n, ""
-    # Of a library's line there is nothing for the user to change.
-    if line is None or count < _MANY_EQUATIONS or not is_users(line[0]):
+    lines = collections.Counter([source_line(equation, LIBRARY_FILES) for equation in equations])
+    [(line, count)] = lines.most_common(1)
+    # None stands out; or a library's, of which there is nothing for the user to change.
+    if line is None or count < max(_MANY_EQUATIONS, n / 2) or not is_users(line[0]):
         return n, ""
     return n, f"{location(*line)} ({count:,})"
 
@@ -169,8 +153,8 @@ def size_of(jaxpr: Any) -> tuple[int, str]:
 def _equations(jaxpr: Any) -> list[Any]:
     """Return the equations of a jaxpr and of those in it, each as often as it is used."""
     equations: list[Any] = []
+    # The list grows while it is gone through. Not by recursion, because loops may be nested deeply.
     parts = [jaxpr]
-    # The list grows while it is gone through.
     for part in parts:
         equations += part.eqns
         for equation in part.eqns:
