@@ -190,8 +190,8 @@ def _check_version(manifest: Any) -> None:
     if version != _VERSION:
         remedy = "Upgrade eqxjit" if version > _VERSION else "Save it again under this one"
         raise _Refused(
-            f"was written by eqxjit {manifest.get('eqxjit')}, in version {version} of the format; this "
-            f"release reads version {_VERSION}. {remedy}."
+            f"was written by eqxjit {manifest.get('eqxjit')}, in version {version} of the format; "
+            f"this release reads version {_VERSION}. {remedy}."
         )
 
 
