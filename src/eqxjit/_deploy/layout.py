@@ -18,7 +18,7 @@ from jax.core import Tracer
 from .._code.text import short
 from .._compat import is_sharded_aval
 from .._diagnostics.description import array_text, describe_trees
-from .._diagnostics.differences import compare, differences, listed
+from .._diagnostics.differences import differences, listed
 from .._interruptions import Lock
 from .._spec.static import register_reader
 from .._spec.tree import Spec, Static, combine, is_array, split
@@ -99,7 +99,7 @@ class Layout:
                 describe_trees([("tree", spec, combine(spec, iter(types), iter(statics)))])
                 for spec, types, statics in trees
             )
-            found = listed(tuple(differences(compare(old, new))))
+            found = listed(differences(old, new))
             # Trees of very many parts aren't described.
             lines = "\n    ".join(found or ["somewhere in a large tree"])
             raise ValueError(
