@@ -1,7 +1,4 @@
-"""Says what to do about a difference: every remedy is here, and `test_advice.py` follows each.
-
-There is none for what only the author of a library could change.
-"""
+"""Says what to do about a difference: every remedy is here, and `test_advice.py` follows each."""
 
 import itertools
 import math
@@ -82,6 +79,7 @@ _PARTIAL = f", or use `eqx.Partial`{_BY_PARTS}"
 def for_remade(change: Change) -> str:
     """Return what to do about one object that equals itself alone."""
     new: StaticPart = change.new
+    # Only the author of a library could change it.
     if not (change.of_user or is_made_by_user(new)):
         return ""
     once = f"make it {_ONCE}"

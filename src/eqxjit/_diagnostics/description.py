@@ -281,7 +281,6 @@ def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
     if type(frozen) is not tuple:
         return None
     reader, kind, names, *parts = frozen
-    values: Iterable[Any]
     if reader == ITEMS:
         fields = getattr(kind, "_fields", None)
         suffixes = [f".{f}" for f in fields] if fields else [f"[{i}]" for i in range(len(parts))]

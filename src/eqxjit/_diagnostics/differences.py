@@ -84,12 +84,16 @@ def with_remedies_once(lines: Iterable[tuple[str, str]]) -> list[str]:
 
 def distance(old: Description, new: Description) -> int:
     """Return in how many parts two descriptions differ, those in nodes that differ included."""
-    by_path = dict(zip(old.paths, old.parts, strict=True))
-    pairs = zip(map(by_path.get, new.paths), new.parts, strict=True)
-    # Equal parts are mostly one object.
-    n_changed = sum([was is not part and was != part for was, part in pairs])
-    # Or the same paths in another order.
-    return n_changed + (len(by_path.keys() - {*new.paths}) or old.paths != new.paths)
+    parts: Iterable[Any] = old.parts
+    n_gone = 0
+    # Most calls are alike, and equal parts are mostly one object.
+    if old.paths != new.paths:
+        by_path = dict(zip(old.paths, old.parts, strict=True))
+        parts = map(by_path.get, new.paths)
+        # Or the same paths in another order.
+        n_gone = len(by_path.keys() - {*new.paths}) or 1
+    pairs = zip(parts, new.parts, strict=True)
+    return n_gone + sum([was is not part and was != part for was, part in pairs])
 
 
 def _causes(old: Description, new: Description, of_user: bool) -> list[list[Change]]:
@@ -254,6 +258,8 @@ def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:
     """Return how JAX's configuration differs, as far as traces and programs depend on it."""
+    if old is new:
+        return []
     return [
         Difference("configuration changed", name, old.get(name, "absent"), new.get(name, "absent"))
         for name in {**old, **new}

@@ -106,15 +106,12 @@ def log(trace: Trace) -> None:
     latest = switches[-1:]
     if not latest or not latest[0].on:
         return
-    _logger.warning(
-        "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
-        trace.function,
-        " again" if trace.number > 1 else "",
-        trace.number,
-        trace.call_site,
-        trace.seconds,
-        trace.explanation(),
+    again = " again" if trace.number > 1 else ""
+    text = (
+        f"`{trace.function}` was traced{again} (trace {trace.number}) for the call at "
+        f"{trace.call_site}, in {trace.seconds}.\n{trace.explanation()}"
     )
+    _logger.warning("%s", text)
 
 
 # How many causes a message names.

@@ -149,8 +149,7 @@ def _scale(spans: Sequence[ReportSpan]) -> tuple[list[float], Any, list[tuple[fl
             times += [span.start, span.end]
     lengths = np.diff(times)
     widest = _WIDEST_GAP * lengths[::2].sum()
-    between = zip(times[1::2], times[2::2], strict=False)
-    gaps = [gap for gap in between if gap[1] - gap[0] > widest]
+    gaps = [g for g in zip(times[1::2], times[2::2], strict=False) if g[1] - g[0] > widest]
     # Nobody would see the rest beside a long wait for data, say.
     lengths[1::2] = np.minimum(lengths[1::2], widest)
     places = np.cumsum([0.0, *lengths])
