@@ -136,7 +136,7 @@ def test_an_unrolled_loop_is_named():
     [note] = report.notes()
     assert "unrolled" in note
     assert "jax.lax.scan" in note
-    assert report.rows[0].function == unrolled.traces()[0].function
+    assert unrolled.traces()[0].function in [row.function for row in report.rows]
     assert unrolled.traces()[0].equations == n_equations
 
 
