@@ -9,7 +9,7 @@ import typing as _typing
 from . import types
 from ._core.counter import TooManyTracesError
 from ._core.counter import install as _install_hook
-from ._core.donation import _Pattern
+from ._core.hidden_warnings import _Pattern
 from ._core.options import Options as _Options
 from ._core.traced import currently_jitting
 from ._core.wrapper import (

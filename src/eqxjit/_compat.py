@@ -445,14 +445,15 @@ def trace_configuration() -> dict[str, str]:
     global _last_configuration
     values = {name: getattr(jax.config, name, None) for name in _SETTINGS}
     values |= zip(_CONTEXT_NAMES, _trace_context(), strict=True)
-    texts = {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in values.items()}
-    # Mostly as it was: all traces then share one.
-    if texts != _last_configuration:
-        _last_configuration = texts
-    return _last_configuration
+    last_values, texts = _last_configuration
+    # Mostly as it was, and making texts takes longer. A `jax` context may hold anything.
+    if not unless_it_raises(lambda: bool(values == last_values), False):
+        texts = {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in values.items()}
+        _last_configuration = values, texts
+    return texts
 
 
-_last_configuration: dict[str, str] = {}
+_last_configuration: tuple[Any, dict[str, str]] = None, {}
 
 
 def _setting_text(value: Any) -> str:

@@ -17,7 +17,7 @@ import jax
 from .._compat import inputs_read_in, is_staging, jaxpr_lowered_in, may_raise, module_compiled_in
 from .._interruptions import Weak
 from .calls import Call, in_flight
-from .donation import hide_donation_warning
+from .hidden_warnings import hide_warnings
 
 TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
 _PHASES = {
@@ -205,7 +205,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     hides = [c.entry.hides_donation_warning for c in (call, *[t.call for t in _state.traces])]
     if phase == LOWERING and any(hides):
         # JAX warns while it lowers.
-        _state.show_warning = hide_donation_warning()
+        _state.show_warning = hide_warnings()
     if phase == COMPILING:
         _state.hits_persistent_cache = False
     if trace is None:

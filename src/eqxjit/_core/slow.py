@@ -251,8 +251,11 @@ class Caller:
     def settle_fast(self, output: Output, entry: Entry, /, *args: Any, **kwargs: Any) -> Any:
         """Settle a call of a fast path."""
         __tracebackhide__ = True
-        with trimming:
+        try:
             return self.settle(output, self.call_of(entry, *args, **kwargs))
+        except BaseException:
+            trim()
+            raise
 
     def failed_fast(self, error: BaseException, entry: Entry, /, *args: Any, **kwargs: Any) -> None:
         """Raise what the jitted function raised in a fast path, or a clearer error."""

@@ -15,6 +15,7 @@ from .._spec.tree import ARRAY, children, combine, has_tracers, leaf_paths
 from .calls import Call, in_flight
 from .entry import Entry, Output
 from .events import OpenTrace, open_trace, tracing
+from .hidden_warnings import hide_warnings
 from .options import Options
 
 # Spelled out below, because only a plain local variable shows on the stack.
@@ -142,7 +143,11 @@ def new_entry(call: Call, options: Options, layout: tuple[int, int, int]) -> Ent
     traced = TracedFunction(signature, entry)
     donated = _donated(entry, options, call.function.keeps_arrays)
     # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
+    # What JAX has to say of the options it said when they were checked.
+    show = hide_warnings() if options.jit_arguments else None
     entry.jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
+    if show is not None:
+        show()
     return entry
 
 

@@ -1,4 +1,4 @@
-"""Hides JAX's warning of donated buffers that it can't reuse, in the calls that are to hide it.
+"""Hides JAX's warnings: of donated buffers that it can't reuse, and of options once more.
 
 Nothing of it depends on being undone: a filter of ours matches only in a thread in which such a
 call is on the stack, so that neither other threads nor an interrupt can turn it against anybody.
@@ -10,15 +10,16 @@ from typing import Any
 
 from .._compat import warning_filters
 
-_TEXT = "Some donated buffers were not usable"
+_DONATED = "Some donated buffers were not usable"
+_OPTIONS = "backend and device argument on jit is deprecated"
 
 
 class _Pattern:
     """A stand-in for the regular expression of a filter."""
 
     def match(self, text: str) -> bool:
-        """Return whether this is the warning, in a thread that lowers for a call that hides it."""
-        return _hiding.is_on and text.startswith(_TEXT)
+        """Return whether this is a warning to hide, in a thread that hides them."""
+        return _hiding.is_on and text.startswith((_DONATED, _OPTIONS))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         # Those who hand a process their filters pickle them.
@@ -32,7 +33,7 @@ class _Hiding(threading.local):
 _hiding = _Hiding()
 
 
-def hide_donation_warning() -> Callable[[], None]:
+def hide_warnings() -> Callable[[], None]:
     """Put a filter before all others; return what removes it."""
     filters = warning_filters()
     # A new one for each call: another thread's may be removed first.
