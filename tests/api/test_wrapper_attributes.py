@@ -5,7 +5,6 @@ import inspect
 import operator
 import pydoc
 import re
-import threading
 import typing
 
 import equinox as eqx
@@ -18,6 +17,7 @@ from tests.support.callables import Model, documented, every_callable
 from tests.support.callables import X as x
 from tests.support.helpers import assert_same, warm
 from tests.support.sides import CALLS, both
+from tests.support.threads import race
 
 # --- How a function is wrapped ----------------------------------------------------------------
 
@@ -383,13 +383,7 @@ def test_hits_of_threads():
     f = eqxjit.filter_jit(lambda x: x * 2)
     f(x)
     n_threads, n_calls = 4, 500
-    threads = [
-        threading.Thread(target=lambda: [f(x) for _ in range(n_calls)]) for _ in range(n_threads)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    race(lambda _: [f(x) for _ in range(n_calls)], n_threads)
     assert f.cache_info()[1:] == (1, 1024, n_threads * n_calls)
 
 
@@ -402,9 +396,6 @@ def test_clear_cache():
         assert len(traces) == times
         f.clear_cache()
         assert f.cache_info() == (0, 0, 1024, 0)
-
-
-# --- Copies in files and other processes ------------------------------------------------------
 
 
 @both

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-import optax
 import pytest
 
 import eqxjit
@@ -167,28 +166,6 @@ def test_gradients_through_it(filter_jit):
         value, jitted = eqx.filter_jit(eqx.filter_value_and_grad(loss))(f, xs)
         assert np.allclose(value, loss(model(), xs))
         assert eqx.tree_equal(arrays(jitted), arrays(expected), rtol=1e-6)
-
-
-@both
-def test_a_wrapper_trains(filter_jit):
-    """As a model in an optax loop, the step jitted around it."""
-    target = 2.0 * x
-
-    @filter_jit
-    def step(f, state):
-        loss, gradient = eqx.filter_value_and_grad(lambda f: jnp.mean((f(x) - target) ** 2))(f)
-        updates, state = optimiser.update(gradient, state)
-        return eqx.apply_updates(f, updates), state, loss
-
-    optimiser = optax.adam(0.1)
-    f = filter_jit(model())
-    state = optimiser.init(eqx.filter(f, eqx.is_array))
-    losses = []
-    for _ in range(CALLS):
-        f, state, loss = step(f, state)
-        losses.append(float(loss))
-    assert losses[-1] < losses[0]
-    assert traces == [2]
 
 
 @both

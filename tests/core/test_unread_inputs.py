@@ -1,7 +1,5 @@
 """Inputs that one program of an entry doesn't read, and a later one does: none is read too late."""
 
-import threading
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +7,7 @@ import pytest
 
 import eqxjit
 from tests.support.inside import entries
+from tests.support.threads import race
 
 SIDE = 300
 
@@ -52,20 +51,14 @@ def test_another_thread_traces_meanwhile():
     buffers = [np.ones(SIDE * SIDE, np.float32)]
     for _ in range(4):
         f(jnp.ones(1), buffers)
-    waited = []
     (entry,) = entries(f)
 
     def call(i):
         own = [np.full(SIDE * SIDE, i, np.float32)]
         out = f(jnp.ones(2), own)
         own[0][...] = -1
-        waited.append(float(out[0]) == pytest.approx(i * SIDE * SIDE, rel=1e-3))
+        assert float(out[0]) == pytest.approx(i * SIDE * SIDE, rel=1e-3)
 
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(1, 9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert waited == [True] * 8
+    race(call)
     assert entry.uses == b"\1\1"
     assert jax.tree.leaves(f(jnp.ones(1), buffers))[0].shape == (1,)

@@ -6,7 +6,6 @@ import functools
 import gc
 import sys
 import textwrap
-import threading
 import types
 import warnings
 import weakref
@@ -24,11 +23,13 @@ import pytest
 
 import eqxjit
 from eqxjit import _compat
+from tests.runtime.test_donation import DONATE
 from tests.support import inside, processes
 from tests.support.helpers import assert_same, assert_specialized, warm
 from tests.support.models import arrays
 from tests.support.processes import run
 from tests.support.sides import CALLS
+from tests.support.threads import race
 
 # Not by itself: a module's attribute would be replaced.
 UPSTREAM = functools.partial(eqx.filter_jit)
@@ -306,10 +307,7 @@ def test_what_a_wrapper_holds_is_passed_along(no_upstream):
         assert ours(wrapped).cache_info().traces == 1
 
 
-DONATIONS = ["none", "all", "all-except-first", "warn", "warn-except-first"]
-
-
-@pytest.mark.parametrize("donate", DONATIONS)
+@pytest.mark.parametrize("donate", DONATE)
 def test_donation(donate, no_upstream):
     # One more array than can be used, for the warning about those.
     def step(x, y, z):
@@ -591,41 +589,25 @@ def test_what_is_wrapped_meanwhile_goes_on():
 @pytest.mark.slow
 def test_threads_that_call_while_others_install():
     functions = [make(lambda x, n=i: x * n) for i in range(4)]
-    stop, errors = threading.Event(), []
+    installing = [1, 2, 3]
 
-    def caller(seed):
-        i = seed
-        while not stop.is_set():
+    def call(i):
+        while installing:
             i += 1
             n, size = i % 4, 1 + i % 3
-            result = functions[n](np.ones(size, np.float32))
-            if result.tolist() != [n] * size:
-                errors.append((n, result))
+            assert functions[n](np.ones(size, np.float32)).tolist() == [n] * size
 
-    def installer():
-        for i in range(30):
-            handles = [eqxjit.install() for _ in range(2)]
-            if eqx.filter_jit is not eqxjit.filter_jit:
-                errors.append("not installed")
-            for handle in handles[:: 1 if i % 2 else -1]:
-                handle.uninstall()
-
-    def guarded(target, *args):
+    def install():
         try:
-            target(*args)
-        except BaseException as error:
-            errors.append(error)
+            for i in range(30):
+                handles = [eqxjit.install() for _ in range(2)]
+                assert eqx.filter_jit is eqxjit.filter_jit
+                for handle in handles[:: 1 if i % 2 else -1]:
+                    handle.uninstall()
+        finally:
+            installing.pop()
 
-    callers = [threading.Thread(target=guarded, args=(caller, i)) for i in range(3)]
-    installers = [threading.Thread(target=guarded, args=(installer,)) for _ in range(3)]
-    for thread in callers + installers:
-        thread.start()
-    for thread in installers:
-        thread.join()
-    stop.set()
-    for thread in callers:
-        thread.join()
-    assert errors == []
+    race(lambda i: install() if i < 3 else call(i), 6)
     assert eqx.filter_jit is UPSTREAM.func
 
 

@@ -1,12 +1,10 @@
 """Binding: how a call's arguments become parameters, and what a wrong call raises."""
 
-import functools
 import inspect
 import re
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -206,76 +204,6 @@ def test_the_sentinel_of_an_absent_argument_is_no_secret_value():
 
 
 # --- Callables --------------------------------------------------------------------------------
-
-
-class Plain:
-    """A callable that is no Module."""
-
-    def __init__(self, by):
-        self.by = by
-
-    def __call__(self, x, y=1):
-        return x * self.by + y
-
-
-class Scale(eqx.Module):
-    by: Any
-
-    def __call__(self, x, y=1, *, z=2):
-        return x * self.by + y * z
-
-    def method(self, x, *args, **kwargs):
-        return x * self.by, args, kwargs
-
-    @classmethod
-    def of_class(cls, x):
-        return cls.__name__, x
-
-    @staticmethod
-    def of_nothing(x, y=3):
-        return x * y
-
-
-def outer(fun):
-    @functools.wraps(fun)
-    def inner(*args, **kwargs):
-        return fun(*args, **kwargs)
-
-    return inner
-
-
-CALLABLES = {
-    "lambda": (lambda x, y=1: x * y, [((x,), {}), ((x, y), {})]),
-    "callable object": (Plain(3), [((x,), {}), ((x, y), {}), ((x,), {"y": y})]),
-    "Module": (Scale(x), [((x,), {}), ((x, y), {"z": z}), ((), {"x": x})]),
-    "bound method": (Scale(x).method, [((x,), {}), ((x, y, 1), {"k": z})]),
-    "bound method of a plain object": (Plain(3).__call__, [((x,), {}), ((x, y), {})]),
-    "classmethod": (Scale.of_class, [((x,), {})]),
-    "staticmethod": (Scale.of_nothing, [((x,), {}), ((x, y), {})]),
-    "class": (Scale, [((x,), {}), ((), {"by": x})]),
-    "functools.partial": (
-        functools.partial(everything, x, e=1),
-        [((y,), {}), ((y, z), {"e": 2}), ((), {"d": y})],
-    ),
-    "jax Partial": (jax.tree_util.Partial(defaults, x, c=y), [((), {}), ((z,), {"c": 1})]),
-    "eqx.Partial": (eqx.Partial(defaults, x), [((), {}), ((z,), {"c": 1}), ((), {"b": z})]),
-    "functools.wraps": (outer(defaults), [((x,), {}), ((x,), {"b": y}), ((x, y, z), {})]),
-    "jitted function": (jax.jit(lambda x, y=2: x * y), [((x,), {}), ((x, y), {})]),
-    "filter_grad": (eqx.filter_grad(lambda x, y=1.0: x * x * y), [((x,), {}), ((x, y), {})]),
-    "filter_vmap": (eqx.filter_vmap(lambda v, y: v * y), [((jnp.ones(3), jnp.ones(3)), {})]),
-    "builtin with a signature": (abs, [((x,), {})]),
-    "jax ufunc": (jnp.add, [((x, y), {})]),
-}
-
-
-@pytest.mark.parametrize("name", CALLABLES)
-def test_every_callable_is_called_as_upstream(name):
-    fun, calls = CALLABLES[name]
-    ours, upstream = eqxjit.filter_jit(fun), eqx.filter_jit(fun)
-    for _ in range(CALLS):
-        for args, kwargs in calls:
-            assert_same(ours(*args, **kwargs), upstream(*args, **kwargs))
-    assert inspect.signature(ours) == inspect.signature(upstream)
 
 
 @pytest.mark.parametrize(

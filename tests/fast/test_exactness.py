@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import eqxjit
-from tests.support.helpers import Counted, Own, assert_same, assert_specialized
+from tests.support.helpers import Counted, Own, assert_same, assert_specialized, recursion_left
 from tests.support.models import Frozen, Pair, Thawed
 from tests.support.sides import CALLS
 
@@ -499,25 +499,17 @@ def test_a_class_that_is_registered_after_warm_calls(place, calls):
         assert_same(f(tree), total(tree))
 
 
-def _recursion_left():
-    try:
-        return 1 + _recursion_left()
-    except RecursionError:
-        return 0
-
-
 @pytest.mark.parametrize("depth", [60, 150, 500])
 @pytest.mark.parametrize("kind", NESTINGS)
 def test_nesting_500_deep(kind, depth):
     """In and out; and afterwards Python code may recurse as deep as before."""
-    recursion_left = _recursion_left()
+    before = recursion_left()
     warm = eqxjit.filter_jit(read)
     for i in range(CALLS):
         tree = _nested(NESTINGS[kind], depth, jnp.float32(i))
         assert_same(jtu.tree_leaves(warm(tree)), jtu.tree_leaves(read(tree)))
         assert jtu.tree_structure(warm(tree)) == jtu.tree_structure(tree)
-
-    assert _recursion_left() == recursion_left
+    assert recursion_left() == before
 
 
 # --- Names ------------------------------------------------------------------------------------
@@ -659,23 +651,3 @@ def test_a_node_whose_flatten_looks_at_its_content():
         node.items = items
         warm.check(node)
         warm.check(node)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (jnp.ones(2), 1),
-        (jnp.ones(2), None),
-        ({"a": jnp.ones(2)}, {"b": jnp.ones(2)}),
-        ({"a": jnp.ones(2), "b": None}, {"a": jnp.ones(2), "c": None}),
-        (jnp.ones(3), "text"),
-    ],
-)
-def test_a_guard_that_fails_leaves_the_arguments_as_they_are(one, other):
-    """What the slow path is given then is what the caller passed, and no guard raises."""
-    f = eqxjit.filter_jit(lambda value, *rest, **named: (value, rest, named))
-    for _ in range(CALLS):
-        f(one, one, name=one)
-    for value in (one, other):
-        assert_same(f(value, other, name=one), (value, (other,), {"name": one}))
-        assert_same(f(value, one, other=value), (value, (one,), {"other": value}))

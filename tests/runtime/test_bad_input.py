@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import eqxjit
+from tests.support.helpers import recursion_left
 from tests.support.models import Pair
 from tests.support.sides import CALLS, both
 
@@ -236,11 +237,11 @@ def test_keys_that_cannot_be_sorted_take_nothing_of_the_recursion_limit(kind):
     for _ in range(50):
         tree = [tree]
     f = eqxjit.filter_jit(lambda tree: 1)
-    recursion_depth = _recursion_depth()
+    before = recursion_left()
     for _ in range(CALLS):
         with pytest.raises(ValueError, match="can't be sorted"):
             f(tree)
-    assert _recursion_depth() == recursion_depth
+    assert recursion_left() == before
 
 
 @both
@@ -287,7 +288,7 @@ def _cycle_further_down():
     ],
 )
 def test_a_pytree_that_contains_itself(make, path):
-    recursion_depth = _recursion_depth()
+    before = recursion_left()
     f = eqxjit.filter_jit(new())
     for _ in range(CALLS):
         with pytest.raises(ValueError, match="contains itself") as caught:
@@ -295,7 +296,7 @@ def test_a_pytree_that_contains_itself(make, path):
         assert f"`{path}" in str(caught.value)
         assert f(X, X).tolist() == (2 * X).tolist()
     # JAX never gives back the part of the interpreter's recursion limit that flattening took.
-    assert _recursion_depth() == recursion_depth
+    assert recursion_left() == before
 
 
 @pytest.mark.parametrize("cls", [list, dict])
@@ -314,13 +315,6 @@ def test_a_pytree_that_contains_itself_very_many_times(cls):
     finally:
         tracemalloc.stop()
     assert peak < 50_000_000
-
-
-def _recursion_depth():
-    try:
-        return 1 + _recursion_depth()
-    except RecursionError:
-        return 1
 
 
 # --- Arrays -----------------------------------------------------------------------------------

@@ -106,30 +106,6 @@ def test_what_is_deleted_and_what_is_reused(name, donate):
         assert not any(deleted)
 
 
-@both
-@pytest.mark.parametrize(
-    ("donate", "deleted"),
-    [
-        ("all", (True, True, True)),
-        ("warn", (True, True, True)),
-        ("all-except-first", (False, True, True)),
-        ("warn-except-first", (False, True, True)),
-        ("none", (False, False, False)),
-    ],
-)
-def test_whose_arrays_are_deleted(filter_jit, donate, deleted):
-    """The table in the documentation: the first argument is all that is in it."""
-    f = filter_jit(
-        lambda first, second, *, third: jax.tree.map(lambda a: a + 1, (first, second, third)),
-        donate=donate,
-    )
-    for _ in range(CALLS):
-        arguments = (Layer(array(), array(1)), {"a": [array(2)]}, (array(3), 4))
-        f(arguments[0], arguments[1], third=arguments[2])
-        for argument, is_deleted in zip(arguments, deleted, strict=True):
-            assert {leaf.is_deleted() for leaf in arrays(argument)} == {is_deleted}
-
-
 # --- The arrays of the function ---------------------------------------------------------------
 
 
@@ -375,17 +351,6 @@ def test_numpy_arrays_are_never_overwritten(filter_jit):
         assert_same(f(a, b)[0], jnp.full(64, 2.0, jnp.float32))
         assert (a == 1).all()
         assert b == 1
-
-
-@both
-def test_the_same_array_twice(filter_jit):
-    """XLA refuses to donate one buffer twice; a good call still works afterwards."""
-    f = filter_jit(lambda a, b: (a + 1, b + 1), donate="all")
-    for _ in range(CALLS):
-        a = array()
-        with pytest.raises(Exception, match="donate"):
-            f(a, a)
-        assert_same(f(array(), array(1)), (array(1), array(2)))
 
 
 @both

@@ -1,7 +1,5 @@
 """Calls inside transformations, inside each other, and under JAX's contexts and cleared caches."""
 
-import functools
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,7 +8,7 @@ import pytest
 
 import eqxjit
 from tests.support import helpers
-from tests.support.helpers import assert_same
+from tests.support.helpers import assert_close, assert_same
 from tests.support.hiding import needs
 from tests.support.sides import CALLS, both, since_jax_0_9
 from tests.support.transformations import TRANSFORMATIONS, points
@@ -46,10 +44,6 @@ class Counted:
         return self.counted.traces
 
 
-def _assert_close(ours, theirs):
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), ours, theirs)
-
-
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 @pytest.mark.parametrize("start", ["cold", "warm"])
 def test_a_call_inside_a_transformation(name, start):
@@ -63,7 +57,7 @@ def test_a_call_inside_a_transformation(name, start):
         assert_same(transform(ours, xs), transform(theirs, xs))
         # And back outside, where what was compiled for tracers must not be mistaken.
         assert_same(ours(xs[1]), theirs(xs[1]))
-    _assert_close(transform(ours, xs), transform(plain, xs))
+    assert_close(transform(ours, xs), transform(plain, xs))
     transform(theirs, xs)  # As often as ours.
     assert ours.runs <= theirs.runs
 
@@ -73,7 +67,7 @@ def test_a_call_inside_a_transformation(name, start):
 def test_the_wrapper_itself_is_transformed(filter_jit, name):
     f = filter_jit(lambda x: jnp.sin(x).sum())
     for _ in range(CALLS):
-        _assert_close(
+        assert_close(
             TRANSFORMATIONS[name](f, points()),
             TRANSFORMATIONS[name](lambda x: jnp.sin(x).sum(), points()),
         )
@@ -89,9 +83,9 @@ def test_equinox_transformations_of_static_and_dynamic_arguments(filter_jit):
         value, gradient = eqx.filter_value_and_grad(loss)(model(), points()[0], 3)
         assert gradient.power == 2
         assert gradient.weight.shape == (3, 3)
-        _assert_close(value, model()(points()[0]).sum() * 3)
+        assert_close(value, model()(points()[0]).sum() * 3)
         mapped = eqx.filter_vmap(loss, in_axes=(None, 0, None))(model(), points(), 3)
-        _assert_close(mapped, jnp.stack([model()(x).sum() * 3 for x in points()]))
+        assert_close(mapped, jnp.stack([model()(x).sum() * 3 for x in points()]))
         shape = eqx.filter_eval_shape(loss, model(), points()[0], 3)
         assert shape == jax.ShapeDtypeStruct((), jnp.float32)
         jaxpr, _, _ = eqx.filter_make_jaxpr(loss)(model(), points()[0], 3)
@@ -193,7 +187,7 @@ def test_disable_jit_runs_the_function_as_it_stands(filter_jit, warm):
     assert seen[len(traced) :] == [False] * CALLS
     seen.clear()
     for _ in range(CALLS):
-        _assert_close(f(*arguments)[:2], expected[:2])
+        assert_close(f(*arguments)[:2], expected[:2])
         assert f(*arguments)[2] == "static"
     assert seen == ([] if warm else [True])
 
@@ -277,7 +271,7 @@ def test_enable_x64_switched_between_calls(filter_jit):
         assert {single["sum"].dtype, single["new"].dtype} == {jnp.dtype("float32")}
         assert {double["sum"].dtype, double["new"].dtype} == {jnp.dtype("float64")}
         np.testing.assert_allclose(double["sum"], numbers.sum() * 3, rtol=1e-15)
-        _assert_close(single["sum"], np.float32(double["sum"]))
+        assert_close(single["sum"], np.float32(double["sum"]))
 
 
 # --- Cleared caches ---------------------------------------------------------------------------

@@ -18,8 +18,7 @@ import pytest
 import eqxjit
 from tests.support.models import Scaled
 from tests.support.sides import CALLS, both
-
-THREADS = 8
+from tests.support.threads import THREADS, race
 
 X = jnp.arange(1.0, 4.0)
 
@@ -30,30 +29,6 @@ def _switch_often():
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
-
-
-def race(work, threads=THREADS):
-    """What `work(i)` returns in each of several threads that start at the same moment."""
-    barrier = threading.Barrier(threads)
-    results = [None] * threads
-    errors = []
-
-    def run(i):
-        try:
-            barrier.wait(60)
-            results[i] = work(i)
-        except BaseException as error:
-            errors.append(error)
-
-    pool = [threading.Thread(target=run, args=(i,)) for i in range(threads)]
-    for thread in pool:
-        thread.start()
-    for thread in pool:
-        thread.join(300)
-    assert not any(thread.is_alive() for thread in pool)
-    if errors:
-        raise errors[0]
-    return results
 
 
 # --- Calls ------------------------------------------------------------------------------------

@@ -47,6 +47,10 @@ class Model(eqx.Module):
     def jitted(self, x):
         return self.weight * x
 
+    @classmethod
+    def of_class(cls, x, n=3):
+        return cls.__name__, x * n
+
 
 class Plain:
     """A callable object."""
@@ -80,12 +84,14 @@ CALLABLES = {
     "jitted method": Model(X).jitted,
     "plain object": Plain(),
     "method of a plain object": Plain().method,
+    "class method": Model.of_class,
     "class": Model,
     "filter_grad": eqx.filter_grad(lambda x: (x**2).sum()),
     "filter_vmap": eqx.filter_vmap(Model(jnp.ones(()))),
     "jax.grad": jax.grad(lambda x: (x**2).sum()),
     "jax.jit": jax.jit(documented),
     "filter_custom_jvp": with_custom_jvp,
+    "jax ufunc": jnp.negative,
     "builtin": abs,
     "wrapper": eqxjit.filter_jit(documented),
     "eqx.nn.MLP": eqx.nn.MLP(3, 1, 4, 1, key=jax.random.key(0)),

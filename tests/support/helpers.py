@@ -126,6 +126,19 @@ def same_leaf(one: Any, other: Any) -> bool:
     return one is other or bool(one == other)
 
 
+def assert_close(one: Any, other: Any) -> None:
+    """Two trees of arrays agree, but for the order of their sums."""
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, other)
+
+
+def recursion_left() -> int:
+    """How deep Python code may recurse from here on."""
+    try:
+        return 1 + recursion_left()
+    except RecursionError:
+        return 0
+
+
 class Hooked:
     """A static object whose `==` and `hash` run whatever is set."""
 

@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import functools
 import inspect
+import operator
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -84,10 +85,6 @@ def numpy_scalar(dtype, start):
     return np.dtype(dtype).type(start)
 
 
-def weak_array(value):
-    return jnp.asarray(value)
-
-
 def transposed(dtype, start):
     return numpy_array(dtype, (2, 3), start).T
 
@@ -98,23 +95,14 @@ def read_only(dtype, start):
     return array
 
 
-def prng_key(seed):
-    return jax.random.key(seed)
-
-
-def words(_):
-    # NumPy's, so it is an array; but none that JAX takes.
-    return np.array(["not", "numbers"])
-
-
 _ARRAY_KINDS = {
     jax_array,
     numpy_array,
     numpy_scalar,
-    weak_array,
+    jnp.asarray,
     transposed,
     read_only,
-    prng_key,
+    jax.random.key,
 }
 
 _starts = st.integers(-1, 2).map(abs)
@@ -126,10 +114,10 @@ arrays = st.one_of(
     made(jax_array, _dtypes, _shapes, _starts),
     made(numpy_array, _dtypes | st.sampled_from(["float64", "int64"]), _shapes, _starts),
     made(numpy_scalar, st.sampled_from(["float64", "float32", "int64", "bool"]), _starts),
-    made(weak_array, st.sampled_from([1, 2, 1.0, 2.0])),
+    made(jnp.asarray, st.sampled_from([1, 2, 1.0, 2.0])),
     made(transposed, st.just("float32"), _starts),
     made(read_only, st.just("float32"), _starts),
-    made(prng_key, _starts),
+    made(jax.random.key, _starts),
 )
 
 # --- Static values ----------------------------------------------------------------------------
@@ -191,8 +179,12 @@ _hashable_atoms = st.one_of(
 )
 
 
-def frozenset_of(value):
-    return frozenset([value])
+def holding(kind, *values):
+    return kind(values)
+
+
+def mapping(kind, keys, *values):
+    return kind(zip(keys, values, strict=True))
 
 
 #: Static leaves: hashable, and no node of a pytree.
@@ -200,32 +192,8 @@ static_leaves = st.one_of(
     _confusing,
     _hashable_atoms,
     made(nodes.Config, _hashable_atoms, _hashable_atoms),
-    made(frozenset_of, _confusing),
+    made(holding, st.just(frozenset), _confusing),
 )
-
-
-def list_of(*values):
-    return list(values)
-
-
-def tuple_of(*values):
-    return tuple(values)
-
-
-def set_of(value):
-    return {value}
-
-
-def dict_of(keys, *values):
-    return dict(zip(keys, values, strict=True))
-
-
-def ordered_dict_of(keys, *values):
-    return collections.OrderedDict(zip(keys, values, strict=True))
-
-
-def default_dict_of(factory, keys, *values):
-    return collections.defaultdict(factory, zip(keys, values, strict=True))
 
 
 # Keys that can be sorted. Some are names that generated code may want for itself.
@@ -238,24 +206,24 @@ _dict_keys = st.sampled_from(
 )
 
 
-def _of_many(make: Callable[..., Any], values: st.SearchStrategy[Made]) -> Any:
-    return st.lists(values, max_size=3).map(lambda parts: Made(make, *parts))
+def _of_many(kind: Callable[..., Any], values: st.SearchStrategy[Made]) -> Any:
+    return st.lists(values, max_size=3).map(lambda parts: Made(holding, kind, *parts))
 
 
-def _of_keys(make: Callable[..., Any], values: st.SearchStrategy[Made]) -> Any:
+def _of_keys(kind: Callable[..., Any], values: st.SearchStrategy[Made]) -> Any:
     @st.composite
     def of_keys(draw: st.DrawFn) -> Made:
         keys = draw(_dict_keys)
-        return Made(make, keys, *[draw(values) for _ in keys])
+        return Made(mapping, kind, keys, *[draw(values) for _ in keys])
 
     return of_keys()
 
 
 def _containers_in_static_fields(values: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
     return st.one_of(
-        _of_many(list_of, values),
-        _of_many(tuple_of, values),
-        _of_keys(dict_of, values),
+        _of_many(list, values),
+        _of_many(tuple, values),
+        _of_keys(dict, values),
         made(nodes.Config, values),
         made(nodes.Settings, values),
         made(Pair, values, values),
@@ -265,7 +233,7 @@ def _containers_in_static_fields(values: st.SearchStrategy[Made]) -> st.SearchSt
 
 #: What a static field may hold: also what can be changed in place.
 static_fields = st.recursive(
-    static_leaves | made(set_of, _confusing) | st.just(Made(same, None)),
+    static_leaves | made(holding, st.just(set), _confusing) | st.just(Made(same, None)),
     _containers_in_static_fields,
     max_leaves=4,
 )
@@ -273,21 +241,9 @@ static_fields = st.recursive(
 # --- Trees ------------------------------------------------------------------------------------
 
 
-def bound_method(module):
-    return module.method
-
-
 def partial(kind, function, *parts):
     *args, keyword = parts
     return kind(function, *args, keyword=keyword)
-
-
-def state_of_batch_norm():
-    return nodes.batch_norm()[1]
-
-
-def batch_norm_and_state():
-    return nodes.batch_norm()
 
 
 def linear(size):
@@ -298,22 +254,18 @@ def mlp(activation):
     return eqx.nn.MLP(2, 2, 2, 1, activation=activation, key=jax.random.key(0))
 
 
-def dropout(p):
-    return eqx.nn.Dropout(p)
-
-
 _ready_made = st.one_of(
     st.sampled_from(
         [
             Made(same, None),
             Made(nodes.Empty),
             Made(nodes.Nothing),
-            Made(state_of_batch_norm),
-            Made(batch_norm_and_state),
+            Made(lambda: nodes.batch_norm()[1]),
+            Made(nodes.batch_norm),
             Made(linear, 2),
             Made(mlp, jax.nn.relu),
             Made(mlp, jnp.tanh),
-            *(Made(dropout, p) for p in (0, 0.0, 0.5, 1, True)),
+            *(Made(eqx.nn.Dropout, p) for p in (0, 0.0, 0.5, 1, True)),
         ]
     ),
     made(nodes.optimiser_state, st.sampled_from(["adam", "sgd", "injected"]), st.just(2)),
@@ -329,7 +281,7 @@ def _nodes_over(trees: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
         made(nodes.Converted, trees, static_fields),
         made(nodes.GenericBox, trees),
         made(nodes.wrapper, st.sampled_from([nodes.plus_one, nodes.LAMBDA]), trees),
-        made(bound_method, made(nodes.Layer, trees, trees, static_fields)),
+        made(operator.attrgetter("method"), made(nodes.Layer, trees, trees, static_fields)),
         made(
             partial,
             st.sampled_from([eqx.Partial, jax.tree_util.Partial]),
@@ -340,11 +292,11 @@ def _nodes_over(trees: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
         made(eqx.Partial, made(nodes.Layer, trees, trees), trees),
     )
     builtin = st.one_of(
-        _of_many(list_of, trees),
-        _of_many(tuple_of, trees),
-        _of_keys(dict_of, trees),
-        _of_keys(ordered_dict_of, trees),
-        *[_of_keys(functools.partial(default_dict_of, kind), trees) for kind in (list, None)],
+        _of_many(list, trees),
+        _of_many(tuple, trees),
+        _of_keys(dict, trees),
+        _of_keys(collections.OrderedDict, trees),
+        *[_of_keys(functools.partial(collections.defaultdict, of), trees) for of in (list, None)],
         made(Pair, trees, trees),
         made(nodes.CheckedPair, trees),
     )
@@ -366,7 +318,7 @@ def _rows(draw: st.DrawFn) -> Made:
     items = [item] * draw(st.integers(4, 9))
     if draw(st.booleans()):
         items[draw(st.sampled_from([0, 4, -1])) % len(items)] = draw(leaves)
-    return Made(draw(st.sampled_from([list_of, tuple_of])), *items)
+    return Made(holding, draw(st.sampled_from([list, tuple])), *items)
 
 
 #: Pytrees of all kinds of nodes.
@@ -379,11 +331,12 @@ trees = st.one_of(
 #: Arguments that no jitted function can take.
 bad_trees = st.sampled_from(
     [
-        Made(words, 0),
-        Made(set_of, 1),
+        # NumPy's, so it is an array; but none that JAX takes.
+        Made(np.array, ["not", "numbers"]),
+        Made(holding, set, 1),
         Made(nodes.Settings, 1),
-        Made(dict_of, ("a", 1), 0, 0),
-        Made(list_of, Made(bytearray, b"a")),
+        Made(mapping, dict, ("a", 1), 0, 0),
+        Made(holding, list, Made(bytearray, b"a")),
     ]
 )
 
