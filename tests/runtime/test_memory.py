@@ -1,5 +1,6 @@
 """What is dropped is freed: functions with their programs, arrays, structures beyond the bound."""
 
+import copy
 import functools
 import gc
 import math
@@ -300,6 +301,37 @@ def test_arrays_passed_in_are_not_kept(filter_jit, calls):
         # Nor by a cycle, which the next collection would have to find.
         assert not any(ref() is not None for ref in alive)
         assert len(jax.live_arrays()) <= before
+    finally:
+        gc.enable()
+
+
+class Incomparable:
+    def __eq__(self, other):
+        raise ValueError
+
+    def __hash__(self):
+        return 1
+
+
+@both
+def test_arrays_of_a_refused_call_go_at_once(filter_jit):
+    """Also where it is found out which argument is to blame, which raises and catches."""
+    f = filter_jit(lambda x, *rest: x)
+    circle = []
+    circle.append(circle)
+    refused = [({1},), (Incomparable(),), (circle,), ({1: 1, "a": 2},)]
+    gc.collect()
+    gc.disable()
+    try:
+        for rest in refused:
+            x = X + 1
+            alive = weakref.ref(x)
+            try:
+                f(x, *rest)
+                f(x, *map(copy.copy, rest))
+            except Exception:
+                x = None
+            assert x is alive() is None
     finally:
         gc.enable()
 

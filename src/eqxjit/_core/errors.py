@@ -194,7 +194,11 @@ def with_argument_errors(
         if not is_users_module(type(error).__module__):
             clearer = _argument_error(error, arguments())
             if clearer is not None:
-                raise clearer from error
+                try:
+                    raise clearer from error
+                finally:
+                    # As in `Caller.explain`: this frame holds the arguments.
+                    del clearer
         raise
 
 
@@ -253,12 +257,16 @@ def _why_not_a_key(value: Any, must_hash: bool) -> str:
 def _raises(action: Any) -> str:
     """Return what an action raises, in words; empty where it raises nothing."""
     error = raised_by(action)
-    if isinstance(error, RecursionError):
-        return (
-            "it contains itself, or is nested too deeply (a dataclass with `eq=False` is compared "
-            "by identity, whatever it contains)"
-        )
-    return "" if error is None else f"{type(error).__name__}: {error}"
+    try:
+        if isinstance(error, RecursionError):
+            return (
+                "it contains itself, or is nested too deeply (a dataclass with `eq=False` is "
+                "compared by identity, whatever it contains)"
+            )
+        return "" if error is None else f"{type(error).__name__}: {error}"
+    finally:
+        # Its traceback leads to this frame and to those around it.
+        del error
 
 
 # --- Walking arguments ----------------------------------------------------------------------------
