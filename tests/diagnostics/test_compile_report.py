@@ -105,9 +105,10 @@ def test_its_repr():
         assert repr(report) == str(report) == "Nothing was compiled."
         eqxjit.filter_jit(slow)(X)
     assert re.search(r"\bslow +1  .* 100% ", repr(report))
-    _, headings, rule, *_ = repr(report).splitlines()
+    # The headings take two lines on a narrow terminal.
+    _, headings, *lines = repr(report).splitlines()
     assert headings.startswith("function, and why")
-    assert {*rule} == {"─"}
+    assert {"─"} in [{*line} for line in lines[:2]]
 
 
 @needs("jax._src.source_info_util", why="no line of the user's stands out")
