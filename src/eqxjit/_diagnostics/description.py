@@ -32,8 +32,7 @@ _MAX_TEXT = 1_000
 # Python refuses to write out an integer of thousands of digits.
 _MAX_BITS = 256
 
-# How many constants that an object holds, or a function captured, are part of its text; and how
-# many functions are looked at that one captured, and those that these captured.
+# The most constants that are part of a text, and the most functions that are looked at below one.
 _MAX_CAPTURED = 4
 _MAX_FUNCTIONS = 64
 
@@ -163,8 +162,7 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     paths: list[str] = []
     parents: list[int] = []
     parts: list[Part] = []
-    # The parts still to be described, the next one last: a path, a spec, a value, whether it is in
-    # a static field, and the index of the node around it.
+    # The next one last: a path, a spec, a value, if it is in a static field, and the node around it.
     pending: list[Any] = [(*each, False, -1) for each in reversed(named)]
     while pending:
         path, spec, value, is_field, parent = pending.pop()

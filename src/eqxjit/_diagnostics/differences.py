@@ -15,8 +15,7 @@ FUNCTION = "function defined again"
 #: What JAX sees of arrays; all else is the static half of a call.
 OF_ARRAYS = ("shape", "dtype", "weak type", "sharding or device")
 
-# Differences of one trace that are spelled out, because a new model may differ in every array; and
-# objects that one call made.
+# What is spelled out: differences, as a new model may differ in every array; and objects made anew.
 _MAX_SHOWN = 8
 _MAX_PARTS = 4
 
