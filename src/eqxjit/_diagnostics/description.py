@@ -162,7 +162,7 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     paths: list[str] = []
     parents: list[int] = []
     parts: list[Part] = []
-    # The next one last: a path, a spec, a value, if it is in a static field, and the node around it.
+    # The next one last: a path, a spec, a value, if it is in a static field, and the parent.
     pending: list[Any] = [(*each, False, -1) for each in reversed(named)]
     while pending:
         path, spec, value, is_field, parent = pending.pop()
