@@ -531,6 +531,8 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
         ("parameters", [["a b", "POSITIONAL_OR_KEYWORD", False]]),
         ("n_first", 1.0),
         ("n_fun", 1.0),
+        ("jax", None),
+        ("eqxjit", 1),
         ("inputs", {"tuple": [{"tuple": [{"array": "int32[4]"}]}, {"dict": {}}]}),
         ("inputs", {"tuple": [{"list": [{"array": "float32[4]"}]}, {"dict": {}}]}),
         ("inputs", {"tuple": [{"tuple": []}, {"dict": {}}]}),

@@ -35,6 +35,15 @@ _VERSION = 3
 _MANIFEST, _PROGRAM = "manifest.json", "program.bin"
 _array_name = "array-{}.bin".format
 
+# All fields of a manifest. What is in the last three is checked where it is read.
+_FIELDS = {
+    **dict.fromkeys(("format", "eqxjit", "jax", "name"), str),
+    **dict.fromkeys(("version", "n_first", "n_fun"), int),
+    "parameters": list,
+    "inputs": dict,
+    "output": dict,
+}
+
 Path = str | os.PathLike[str]
 
 # The types of static values that JSON holds as they are: of a float it has all digits.
@@ -168,7 +177,7 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
             raise _Refused("is damaged: its parts are compressed, or overlap.")
         manifest = json.loads(archive.read(_MANIFEST))
         # Before all else: another version may have other fields and other parts.
-        _check_version(manifest)
+        _check_fields(manifest)
         names = [_MANIFEST, _PROGRAM, *map(_array_name, range(len(infos) - 2))]
         # What isn't named isn't read, however large it is.
         if archive.namelist() != names or len(names) != 2 + manifest["n_fun"]:
@@ -183,7 +192,7 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
     ]
 
 
-def _check_version(manifest: Any) -> None:
+def _check_fields(manifest: Any) -> None:
     if type(manifest) is not dict or manifest.get("format") != _FORMAT:
         raise _Refused("wasn't written by `frozen.save`.")
     version = manifest["version"]
@@ -193,6 +202,9 @@ def _check_version(manifest: Any) -> None:
             f"was written by eqxjit {manifest.get('eqxjit')}, in version {version} of the format; "
             f"this release reads version {_VERSION}. {remedy}."
         )
+    for field in {**_FIELDS, **manifest}:
+        if type(manifest.get(field)) is not _FIELDS.get(field):
+            raise _Refused(f"is damaged: its manifest has no valid `{field}`.")
 
 
 def _exported(manifest: dict[str, Any], program: bytes) -> Exported:
@@ -245,6 +257,7 @@ class SavedFunction:
         # Whatever is wrong in a file raises when it is read, because a call comes too late.
         is_sound = (
             name.isprintable()
+            and all(type(optional) is bool for _, _, optional in manifest["parameters"])
             and 0 <= self._n_first <= len(self._avals)
             # Calls are bound likewise, or none would be the one that was saved.
             and (bound.args[1:], bound.kwargs) == (args, kwargs)
