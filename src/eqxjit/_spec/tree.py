@@ -485,6 +485,7 @@ def leaf_paths(spec: Spec, value: Any, path: str) -> list[tuple[str, Spec, Any]]
 
 def has_tracers(arrays: Sequence[Any]) -> bool:
     """Return whether some transformation passes its tracers in the place of arrays."""
+    # Not a generator: on Python 3.12 one that is interrupted keeps an array alive.
     return not {*map(type, arrays)} <= ARRAY_CLASSES and any(
-        isinstance(array, Tracer) for array in arrays
+        [isinstance(array, Tracer) for array in arrays]
     )
