@@ -487,5 +487,5 @@ def has_tracers(arrays: Sequence[Any]) -> bool:
     """Return whether some transformation passes its tracers in the place of arrays."""
     # Not a generator: on Python 3.12 one that is interrupted keeps an array alive.
     return not {*map(type, arrays)} <= ARRAY_CLASSES and any(
-        [isinstance(array, Tracer) for array in arrays]
+        [isinstance(array, Tracer) for array in arrays]  # noqa: C419
     )
