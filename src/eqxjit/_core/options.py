@@ -44,12 +44,13 @@ class Options:
     max_traces: int | None
     # Those of `jax.jit`, sorted by name: in any order they are the same options.
     jit_arguments: tuple[tuple[str, Any], ...]
+    # Equal for options under which one program may serve: to the `==` of options, 1 and True among
+    # those of `jax.jit` are one.
+    key: Hashable = dataclasses.field(init=False, compare=False)
 
-    @functools.cached_property
-    def key(self) -> Hashable:
-        """A key that is equal for options under which one program may serve."""
-        # Not the options: to `==`, 1 and True among those of `jax.jit` are one.
-        return freeze(self._chosen)
+    def __post_init__(self) -> None:
+        # Not a `cached_property`, whose lock in Python 3.11 a fork may leave locked in the child.
+        object.__setattr__(self, "key", freeze(self._chosen))
 
     @property
     def _chosen(self) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 """The function that JAX traces for one entry, in the middle of whatever call needs it."""
 
+import contextlib
 import inspect
 import re
 import weakref
@@ -142,12 +143,12 @@ def new_entry(call: Call, options: Options, layout: tuple[int, int, int]) -> Ent
     # New for each entry: JAX keeps what it traced by the function that it jits.
     traced = TracedFunction(signature, entry)
     donated = _donated(entry, options, call.function.keeps_arrays)
-    # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
-    # What JAX has to say of the options it said when they were checked.
-    show = hide_warnings() if options.jit_arguments else None
-    entry.jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
-    if show is not None:
-        show()
+    with contextlib.ExitStack() as stack:
+        if options.jit_arguments:
+            # What JAX has to say of them it said when they were checked.
+            stack.callback(hide_warnings())
+        # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
+        entry.jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
     return entry
 
 
