@@ -2,9 +2,11 @@
 
 import pytest
 
+import eqxjit
 from eqxjit import _interruptions
 from eqxjit._interruptions import Weak, raise_if_interruption, raised_by, unless_it_raises
 from tests.support.processes import run
+from tests.support.sides import CALLS
 
 # A timer of one shot, at a random moment, while one call after the other is made. One that doesn't
 # arrive is noticed because the calls go on.
@@ -30,7 +32,7 @@ PROGRAM = """
 
     class Timeout(Exception): ...
     class Urgent(BaseException): ...
-    ERRORS = [Timeout, TimeoutError, RuntimeError, ValueError, MemoryError, Urgent]
+    ERRORS = [Timeout, TimeoutError, RuntimeError, ValueError, KeyError, MemoryError, Urgent]
 
     class Own:
         def __init__(self, value=0): self.value = value
@@ -125,6 +127,34 @@ PATHS = [
 @pytest.mark.slow
 def test_each_one_arrives(how, path):
     assert run(PROGRAM, how, "48", **path) == "[]\n"
+
+
+class Interrupted:
+    """An object whose `==` is interrupted once, if asked."""
+
+    error: BaseException | None = None
+
+    def __eq__(self, other):
+        error, Interrupted.error = Interrupted.error, None
+        if error is not None:
+            raise error
+        return type(other) is Interrupted
+
+    def __hash__(self):
+        return 1
+
+
+@pytest.mark.parametrize("error", [KeyError("a"), KeyError(), AttributeError("a"), OSError()])
+def test_an_interrupted_guard_raises_it(error):
+    """Also what a lookup of ours could have raised."""
+    f = eqxjit.filter_jit(lambda x, value: x * 2)
+    for _ in range(CALLS):
+        f(1.0, Interrupted())
+    Interrupted.error = error
+    with pytest.raises(type(error)) as caught:
+        f(1.0, Interrupted())
+    assert caught.value is error
+    assert f(1.0, Interrupted()) == 2
 
 
 class Interruption(Exception):

@@ -529,6 +529,7 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
         ("name", 3),
         ("parameters", [["x", "POSITIONAL", False]]),
         ("parameters", [["a b", "POSITIONAL_OR_KEYWORD", False]]),
+        ("parameters", [["x", "POSITIONAL_OR_KEYWORD", 0]]),
         ("n_first", 1.0),
         ("n_fun", 1.0),
         ("jax", None),
@@ -707,4 +708,7 @@ def test_errors_of_files_name_the_file_of_the_user(tmp_path):
         with pytest.raises(OSError) as raised:  # noqa: PT011
             frozen.save(path, jnp.ones(1))
         assert ".part" not in str(raised.value)
+        # A missing folder is noticed before all that takes time.
+        assert len(frozen.traces()) == ("missing" not in path.parts)
+        frozen.clear_cache()
     assert not list(tmp_path.rglob("*.part"))

@@ -83,10 +83,12 @@ def write(signature: Signature, entry: Any) -> FastSource:
 
 def lacks_field(error: BaseException) -> bool:
     """Return whether a guard raised this because a Module has other fields than it reads."""
+    # A signal handler and an `==` have frames, too; and C has none, so that theirs are the first.
+    # What another thread raises is made without arguments.
     traceback = error.__traceback__
-    # A signal handler has a frame, too; what another thread raises is made without arguments.
-    is_innermost = traceback is not None and traceback.tb_next is None
-    return type(error) is KeyError and bool(error.args) and is_innermost
+    if type(error) is not KeyError or not error.args or traceback is None:
+        return False
+    return traceback.tb_next is None and ENTRY_VARIABLE in traceback.tb_frame.f_globals
 
 
 class _Writer:
