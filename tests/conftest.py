@@ -18,6 +18,8 @@ PROGRAMS = Path(__file__).parents[1] / ".pytest_cache" / "programs"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(PROGRAMS))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# The programs are small and run a few times.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 # What isn't the user's error is raised, instead of only making a call slower.
 os.environ.setdefault("EQXJIT_DEBUG", "1")
