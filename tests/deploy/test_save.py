@@ -361,9 +361,19 @@ def test_other_platforms_are_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, r"by eqxjit (\d.*|of another version), in version 9 of the format; this release reads version 3\. Upgrade"),
-        ({"version": 4}, r"by eqxjit (\d.*|of another version), in version 4 of the format; .*\. Upgrade"),
-        ({"version": 2}, r"by eqxjit (\d.*|of another version), in version 2 of the format; .*\. Save it again"),
+        (
+            {},
+            r"by eqxjit (\d.*|of another version), in version 9 of the format; this release reads "
+            r"version 3\. Upgrade",
+        ),
+        (
+            {"version": 4},
+            r"by eqxjit (\d.*|of another version), in version 4 of the format; .*\. Upgrade",
+        ),
+        (
+            {"version": 2},
+            r"by eqxjit (\d.*|of another version), in version 2 of the format; .*\. Save it again",
+        ),
     ],
 )
 def test_other_versions_say_so_whatever_else_they_lack(tmp_path, changes, text):
@@ -720,7 +730,7 @@ def test_paths_of_any_kind(tmp_path):
 
 def test_a_number_is_no_file():
     # Python's `open` would read, and close, the standard input.
-    with pytest.raises(TypeError, match="str, bytes or os.PathLike"):
+    with pytest.raises(TypeError, match=r"str, bytes or os\.PathLike"):
         eqxjit.load(0)
 
 
