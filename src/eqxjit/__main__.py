@@ -92,9 +92,9 @@ def _show_info() -> None:
     print(f"switches   {', '.join(switches) or 'none'}")
     try:
         devices = ", ".join(f"{device} ({device.device_kind})" for device in jax.devices())
-    except RuntimeError as error:
-        # JAX finds no device of the platform that was asked for.
-        devices = f"none: {error}"
+    except Exception as error:
+        # JAX finds no device of the platform that was asked for, or fails in a plugin's code.
+        devices = f"none: {type(error).__name__}: {error}"
     print(f"devices    {devices}")
 
 

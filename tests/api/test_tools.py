@@ -1,5 +1,6 @@
 """What tools read of functions they read of jitted ones."""
 
+import collections
 import inspect
 import pydoc
 import typing
@@ -21,6 +22,9 @@ class Shape(eqx.Module):
     def area(self, scale: "float" = 1.0) -> "jax.Array":
         """The area."""
         return self.side**2 * scale
+
+    def diagonal(self):
+        return self.side * 2**0.5
 
 
 def plain(x: "Shape", n: int = 2) -> "Shape":
@@ -56,6 +60,16 @@ def test_a_bound_function():
     assert inspect.getdoc(bound) == "The area."
     assert "The area." in pydoc.plain(pydoc.render_doc(bound))
     assert type(bound).__doc__.startswith("A wrapped method")
+
+
+def test_a_method_that_is_wrapped():
+    shape, counter = Shape(X), collections.Counter()
+    for method in (shape.diagonal, counter.most_common):
+        wrapped = eqxjit.filter_jit(method)
+        assert wrapped.__func__ is method.__func__
+        assert type(wrapped.__self__) is type(method.__self__)
+    assert eqxjit.filter_jit(counter.most_common).__self__ is counter
+    assert not hasattr(eqxjit.filter_jit(plain), "__self__")
 
 
 def test_what_cannot_be_hashed_says_what_helps():

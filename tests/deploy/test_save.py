@@ -361,19 +361,31 @@ def test_other_platforms_are_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, r"by eqxjit \d.*, in version 9 of the format; this release reads version 3\. Upgrade"),
-        ({"version": 2}, r"by eqxjit \d.*, in version 2 of the format; .*\. Save it again"),
+        (
+            {},
+            r"by eqxjit (\d.*|of another version), in version 9 of the format; this release reads "
+            r"version 3\. Upgrade",
+        ),
+        (
+            {"version": 4},
+            r"by eqxjit (\d.*|of another version), in version 4 of the format; .*\. Upgrade",
+        ),
+        (
+            {"version": 2},
+            r"by eqxjit (\d.*|of another version), in version 2 of the format; .*\. Save it again",
+        ),
     ],
 )
 def test_other_versions_say_so_whatever_else_they_lack(tmp_path, changes, text):
     path = saved(tmp_path, mlp(), X)
     whole = {**_manifest_of(path), "version": 9, **changes}
-    bare = {name: whole[name] for name in ("format", "version", "eqxjit")}
+    bare = {name: whole[name] for name in ("format", "version")}
     for manifest, kwargs in (
         (whole, {}),
         (bare, {"program.bin": None}),
         (bare, {"fits": False}),
         (bare, {"other.bin": bytes(1000)}),
+        (bare, {"other.bin": bytes(1000), "compressed": ["other.bin"]}),
     ):
         path = saved(tmp_path, mlp(), X)
         _rewrite(path, manifest, **kwargs)
@@ -526,6 +538,8 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
     ("field", "value"),
     [
         ("version", "2"),
+        ("version", True),
+        ("version", 4.0),
         ("name", 3),
         ("parameters", [["x", "POSITIONAL", False]]),
         ("parameters", [["a b", "POSITIONAL_OR_KEYWORD", False]]),
@@ -537,7 +551,11 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
         ("inputs", {"tuple": [{"tuple": [{"array": "int32[4]"}]}, {"dict": {}}]}),
         ("inputs", {"tuple": [{"list": [{"array": "float32[4]"}]}, {"dict": {}}]}),
         ("inputs", {"tuple": [{"tuple": []}, {"dict": {}}]}),
+        ("inputs", {"tuple": [{"tuple": [{"array": "float32[4]"}]}, {"list": {}}]}),
         ("output", {"array": "float32[4]"}),
+        ("output", {"tuple": [{"array": "float32[3]"}, {"list": {}}]}),
+        ("output", {"tuple": [{"array": "float32[3]"}, {"value": [1]}]}),
+        ("output", {"tuple": [{"array": "float32[3]"}, {"value": {"a": 1}}]}),
         ("output", {"tuple": [{"array": "float32[3]"}, {"array": "float32[3]"}]}),
         ("output", {"float": "0x1p9999"}),
     ],
@@ -601,6 +619,16 @@ def test_numbers_in_the_place_of_arrays(tmp_path):
         with pytest.raises(ValueError, match=r"and is called with") as caught:
             loaded(x, {"n": n, "k": k})
         assert ("pass `np.float32(2.0)`, say" in str(caught.value)) == is_told
+
+
+def test_arrays_in_containers_are_shown_by_their_types(tmp_path):
+    loaded = eqxjit.load(saved(tmp_path, lambda x, mode: x["a"], {"a": X}, "sum"))
+    with pytest.raises(ValueError, match="saved for") as raised:
+        loaded({"b": X}, mode="sum")
+    assert "for ({'a': float32[4]}, 'sum'), and is called with ({'b': float32[4]}, 'sum')" in str(
+        raised.value
+    )
+    assert repr(loaded) == "load(<lambda>, saved for ({'a': float32[4]}, 'sum'))"
 
 
 def test_a_weak_type(tmp_path):
@@ -698,6 +726,12 @@ def test_paths_of_any_kind(tmp_path):
         frozen.save(path, X)
         assert eqxjit.load(path)(X).shape == frozen(X).shape
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "c"]
+
+
+def test_a_number_is_no_file():
+    # Python's `open` would read, and close, the standard input.
+    with pytest.raises(TypeError, match=r"str, bytes or os\.PathLike"):
+        eqxjit.load(0)
 
 
 def test_errors_of_files_name_the_file_of_the_user(tmp_path):

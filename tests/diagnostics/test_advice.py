@@ -207,6 +207,11 @@ class Config:
     inner: object = None
 
 
+class Settings(dict):
+    def __hash__(self):
+        return 0
+
+
 class ConfigModule(eqx.Module):
     rate: object
 
@@ -302,6 +307,11 @@ KINDS = {
         lambda i: Config(inner=Config(float(i))),
         OWN_ARGUMENT,
         lambda i: (Config(), array(i)),
+    ),
+    "dict of a class that JAX doesn't take apart": (
+        lambda i: Settings(rate=float(i)),
+        OWN_ARGUMENT,
+        lambda i: (Settings(rate=0.0), array(i)),
     ),
     "dataclass in a static field": (
         lambda i: Model(config=Config(float(i))),
@@ -477,6 +487,12 @@ WRAPPED = {
         X,
         ["`Stepper.step` of another `Stepper`", "Make the `Stepper` once"],
         lambda: STEP,
+    ),
+    "vmap of a library's": (
+        lambda: jax.vmap(jnp.sin),
+        X,
+        ["another `jax.vmap` of `sin`", "use `eqx.filter_vmap`"],
+        lambda: eqx.filter_vmap(jnp.sin),
     ),
     "vmap of that": (
         lambda: jax.vmap(Stepper().step),

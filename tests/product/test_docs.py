@@ -1,6 +1,7 @@
 """Every Python block in the documentation runs; every command, file and function in it exists."""
 
 import ast
+import code
 import pathlib
 import re
 
@@ -42,7 +43,20 @@ def test_what_the_readme_shows_can_be_pasted(monkeypatch, tmp_path):
     # The first is the bare swap.
     assert "donate" not in blocks[0]
     monkeypatch.chdir(tmp_path)
-    exec("\n".join(blocks), {"__name__": "__main__"})
+    # Line by line, where an empty line ends a `with`.
+    prompt = _Prompt({"__name__": "__main__"})
+    for line in "\n".join([*blocks, ""]).splitlines():
+        prompt.push(line)
+
+
+class _Prompt(code.InteractiveConsole):
+    """Python's, but an error ends it."""
+
+    def showsyntaxerror(self, *_, **__):
+        raise
+
+    def showtraceback(self):
+        raise
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=named)

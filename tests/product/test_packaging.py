@@ -167,6 +167,10 @@ def test_info():
     assert {"jax", "jaxlib", "equinox", "python", "platform", "devices"} < {*info}
     assert "back end   Python, because EQXJIT_NATIVE=0\n" in result.stdout
     assert "EQXJIT_DEBUG=1, EQXJIT_NATIVE=0" in info["switches"]
+    # Without a plugin for the platform, JAX fails an assertion of its own.
+    result = python("-m", "eqxjit", "--info", JAX_PLATFORMS="cuda")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"^devices +none: \w+Error", result.stdout, re.MULTILINE)
 
 
 def test_a_switch_that_is_neither_on_nor_off_is_an_error_at_import():

@@ -208,6 +208,16 @@ def test_a_value_is_compared_only_with_another(kind, place):
         assert ours(value, X).tolist() == (X * 2).tolist()
 
 
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+def test_a_large_container_whose_items_cannot_be_compared_is_named():
+    f = eqxjit.filter_jit(lambda layer: layer.weight)
+    first, second = (Layer(X, [np.ones(2) for _ in range(40)]) for _ in range(2))
+    for _ in range(CALLS):
+        assert f(first).tolist() == X.tolist()
+        with pytest.raises(ValueError, match=r"`layer\.extra` of type `list` can't be compared"):
+            f(second)
+
+
 def _set_later(kind, name, value):
     """A Module with a field that its construction would refuse."""
     module = kind(None, X)

@@ -1,6 +1,7 @@
 """The error path: says which argument is at fault, and words runtime errors as Equinox does."""
 
 import collections
+import copy
 import dataclasses
 import inspect
 import itertools
@@ -247,8 +248,11 @@ def _why_not_a_key(value: Any, must_hash: bool) -> str:
         if type(part) in (tuple, frozenset):
             parts.extend(part)
         elif type(part) is Opaque:
-            # Python finds an object equal to itself without asking it.
-            reason = _raises(lambda one=part.value: bool(one == one))
+            one = other = part.value
+            if part.hash is None:
+                # A large container finds its items equal to themselves without asking them.
+                other = unless_it_raises(lambda one=one: copy.deepcopy(one), one)
+            reason = _raises(lambda one=one, other=other: bool(one == other))
             if reason:
                 return f"can't be compared: {reason}"
     return ""

@@ -45,7 +45,7 @@ class CacheInfo(NamedTuple):
     - `entries`: static structures that are compiled.
     - `traces`: how often the function was traced, entries no longer in the cache included.
     - `maxsize`: how many entries there are at most; `None` for any number.
-    - `hits`: calls that ran what was traced before. A call that raised is no hit, nor is one of
+    - `hits`: calls that ran an existing program. Calls that raised don't count, nor do those of
         `f.lower(...).compile()`.
     """
 

@@ -44,10 +44,11 @@ _R = TypeVar("_R")
 # An option of `FrozenFunction.compile`.
 _OF_FROZEN = "other_shapes"
 
-# What tools read of a function that is written in Python.
+# What tools read of a function that is written in Python, and of a method.
 _OF_PYTHON_FUNCTIONS = frozenset(
     ["__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"]
 )
+_OF_METHODS = frozenset(["__func__", "__self__"])
 
 # That of a Module goes over many lines.
 _LONGEST_REPR = 80
@@ -99,7 +100,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
                 return self._function.combine(self._caller.fun_arrays)
             if name == "__isabstractmethod__":
                 return getattr(self.__wrapped__, name, False)
-            if name in _OF_PYTHON_FUNCTIONS:
+            if name in _OF_PYTHON_FUNCTIONS or name in _OF_METHODS:
                 return getattr(self.__wrapped__, name)
             if name in STAND_INS:
                 stand_ins = self._function.stand_ins((self.__wrapped__, self._function.options))
@@ -180,7 +181,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         return sum([trace.seconds.total for trace in self.traces()])
 
     def cache_info(self) -> CacheInfo:
-        """Return what is compiled: `CacheInfo(entries, traces, maxsize, hits)`.
+        """Return the state of the cache: `CacheInfo(entries, traces, maxsize, hits)`.
 
         !!! example
 
@@ -390,7 +391,7 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
             return self._wrapper.compile(*self.args, *args, **self.keywords, **kwargs)
 
     def cache_info(self) -> CacheInfo:
-        """Return what is compiled of the wrapped function, for all instances."""
+        """Return the state of the wrapped function's cache, for all instances."""
         return self._wrapper.cache_info()
 
     def traces(self) -> list[Any]:
@@ -524,7 +525,8 @@ def filter_jit(
     **Arguments:**
 
     - `fun`: a pure function or another callable, such as a Module, a bound method or a
-        `functools.partial`. Without it, as in `@filter_jit(donate="all")`, a decorator is returned.
+        `functools.partial`. Without it, as in `@filter_jit(donate="all")`, the result is a
+        decorator.
     - `donate`: the arrays whose buffers JAX may reuse for the outputs, and which are deleted.
         - `"all"`: all arrays. JAX's warning about unusable buffers is hidden.
         - `"all-except-first"`: all arrays except those in the first argument.

@@ -50,13 +50,13 @@ class FrozenFunction(JitFunction[P, T]):
     def compile(
         self, /, *args: Any, other_shapes: OtherShapes | None = None, **kwargs: Any
     ) -> CompileCost:
-        """Compile for arguments like these, so that the first call with such need not.
+        """Compile for arguments like these, so that the first such call is fast.
 
         **Arguments:**
 
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
-        - `other_shapes`: how a later call is treated that needs another program. `"raise"` raises a
-            `TooManyTracesError`; `"compile"`, the default at first, compiles it. None leaves the
+        - `other_shapes`: how to treat a later call that needs another program. `"raise"` raises a
+            `TooManyTracesError`; `"compile"`, the initial setting, compiles it. None leaves the
             setting as it is.
 
         **Returns:**
@@ -105,14 +105,14 @@ class FrozenFunction(JitFunction[P, T]):
 
         **Arguments:**
 
-        - `path`: the file to write. One that is there is replaced, at once.
+        - `path`: the file to write. An existing file is replaced atomically.
         - `*args`, `**kwargs`: as for a call; a `jax.ShapeDtypeStruct` may stand for an array. Its
             shape may be symbolic: the program is then compiled for each shape that it is called
             with. Symbols of several arrays must be of one `jax.export.SymbolicScope`.
 
         **Raises:**
 
-        - `ValueError`, if the arguments or what is returned hold anything but arrays, numbers,
+        - `ValueError`, if the arguments or the result hold anything but arrays, numbers,
             strings and None, in tuples, lists and dicts; and for symbols of several scopes.
         - `ImportError`, without flatbuffers (`pip install flatbuffers`).
 

@@ -43,11 +43,11 @@ class Installation(contextlib.AbstractContextManager["Installation"]):
 
 
 def install() -> Installation:
-    """Make all of a process use eqxjit's `filter_jit`, libraries included, without editing them.
+    """Replace `equinox.filter_jit` by eqxjit's in the whole process, libraries included.
 
     From then on `equinox.filter_jit` is eqxjit's, wherever a module looks it up or has imported it.
-    What was wrapped by upstream's before, such as `diffrax.diffeqsolve`, calls (and `lower`s) an
-    eqxjit wrapper of the same function instead. (Not if it was wrapped with options of `jax.jit`
+    Functions that Equinox wrapped before, such as `diffrax.diffeqsolve`, call (and `lower`) an
+    eqxjit wrapper of the same function instead. (Not if they were wrapped with options of `jax.jit`
     such as `inline=True`, which can't be read back.) A module that imports or wraps something
     meanwhile keeps using eqxjit permanently.
 

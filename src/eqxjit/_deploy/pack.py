@@ -66,13 +66,14 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
     layout: Layout = eqx.field(static=True)
 
     def unpack(self) -> Tree:
-        """Return the tree that was packed, with the arrays that are here now.
+        """Return the tree that was packed, with its current arrays.
 
         **Returns:**
 
-        A tree of the same structure, static values, shapes and dtypes; weak types have become
-        strong, and NumPy arrays JAX's. Where an array here is `None`, so are the leaves that were
-        in it. Leading axes, as `jax.vmap` and `jax.lax.scan` add them, are added to each leaf.
+        A tree of the same structure, static values, shapes and dtypes. Packed leaves lose their
+        weak types, and packed NumPy arrays become JAX arrays. Where an array here is `None`, so are
+        the leaves that were in it. Leading axes, as `jax.vmap` and `jax.lax.scan` add them, are
+        added to each leaf.
 
         **Raises:**
 
@@ -163,7 +164,7 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Packed[Tree]:
     """Pack the small arrays of a pytree into flat buffers. Optimisers that look at whole leaves,
     their shapes or their names don't fit a buffer: LAMB, LARS, Muon, Adafactor, clipping leaf by
-    leaf, weight decay with a mask. Pass `optimiser`, because without it nothing is checked.
+    leaf, weight decay with a mask. Pass `optimiser`: without it, `pack` checks nothing.
 
     Each array that a jitted function takes or returns costs some microseconds, which is most of a
     training step of a small model. A packed model consists of a few arrays.
@@ -173,9 +174,9 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
     - `tree`: any pytree of arrays, such as a model. It isn't changed, and static lists and dicts
         in it are copied.
     - `optimiser`: an `optax.GradientTransformation`, or another object with its `init` and
-        `update`. It is tried on the tree and on the `Packed`, with pseudo-random weights, for some
-        steps with pseudo-random gradients and some with none. That takes about as long as compiling
-        it for both.
+        `update`. `pack` tries it on the tree and on the `Packed`, with pseudo-random weights, for
+        some steps with pseudo-random gradients and some with none. That takes about as long as
+        compiling it for both.
     - `max_leaf_bytes`: arrays of more bytes (4 KiB by default) are left as they are, the same
         objects, because copying them would cost more than it saves. So are typed keys of random
         numbers, and arrays that are sharded or on another device than most.

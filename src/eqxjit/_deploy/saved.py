@@ -28,7 +28,7 @@ from .._core.errors import raise_for_shapes
 from .._core.slow import Caller
 from .._fast.signature import Signature
 from .._interruptions import raise_if_interruption
-from .._spec.tree import ARRAY, combine, leaf_paths, split
+from .._spec.tree import ARRAY, Spec, combine, leaf_paths, split
 
 _FORMAT = "eqxjit.freeze"
 _VERSION = 3
@@ -150,7 +150,8 @@ class _Refused(Exception):
 
 def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
     """Read a file, and check it: return the function in it, and the arrays to pass to it first."""
-    with open(path, "rb") as file:
+    # `open` would take an integer for a file that is open already.
+    with open(os.fsdecode(path), "rb") as file:
         try:
             return _read(file)
         except ImportError as error:
@@ -170,14 +171,13 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
     with zipfile.ZipFile(file) as archive:
         # Nothing may take more memory than on disk. Of a compressed part `zipfile` makes all there
         # is, whatever size is written of it.
-        infos = archive.infolist()
-        is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
-        size = sum([max(info.compress_size, info.file_size) for info in infos])
-        if not is_stored or size > os.fstat(file.fileno()).st_size:
-            raise _Refused("is damaged: its parts are compressed, or overlap.")
-        manifest = json.loads(archive.read(_MANIFEST))
+        of_manifest, infos = archive.getinfo(_MANIFEST), archive.infolist()
+        size = os.fstat(file.fileno()).st_size
+        _check_sizes([of_manifest], size)
+        manifest = json.loads(archive.read(of_manifest))
         # Before all else: another version may have other fields and other parts.
         _check_fields(manifest)
+        _check_sizes(infos, size)
         names = [_MANIFEST, _PROGRAM, *map(_array_name, range(len(infos) - 2))]
         # What isn't named isn't read, however large it is.
         if archive.namelist() != names or len(names) != 2 + manifest["n_fun"]:
@@ -192,14 +192,22 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
     ]
 
 
+def _check_sizes(infos: list[zipfile.ZipInfo], size: int) -> None:
+    """Raise unless parts are stored as they are, and together fit in a file of this size."""
+    is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
+    if not is_stored or sum([max(i.compress_size, i.file_size) for i in infos]) > size:
+        raise _Refused("is damaged: its parts are compressed, or overlap.")
+
+
 def _check_fields(manifest: Any) -> None:
     if type(manifest) is not dict or manifest.get("format") != _FORMAT:
         raise _Refused("wasn't written by `frozen.save`.")
-    version = manifest["version"]
-    if version != _VERSION:
+    version = manifest.get("version")
+    if type(version) is int and version != _VERSION:
         remedy = "Upgrade eqxjit" if version > _VERSION else "Save it again under this one"
+        writer = manifest.get("eqxjit", "of another version")
         raise _Refused(
-            f"was written by eqxjit {manifest.get('eqxjit')}, in version {version} of the format; "
+            f"was written by eqxjit {writer}, in version {version} of the format; "
             f"this release reads version {_VERSION}. {remedy}."
         )
     for field in {**_FIELDS, **manifest}:
@@ -240,7 +248,7 @@ class SavedFunction:
         self.__signature__ = _signature(manifest["parameters"])
         args, kwargs = _built(manifest["inputs"])
         bound = self.__signature__.bind(None, *args, **kwargs)
-        self._spec, leaves, _ = split((args, kwargs))
+        self._spec, leaves, statics = split((args, kwargs))
         # With a `~` for a weak type, which the program itself doesn't have.
         self._saved = list(map(str, leaves))
         self._paths = [
@@ -269,14 +277,14 @@ class SavedFunction:
             raise _Refused("is damaged: its manifest doesn't fit its program.")
         # Without arrays there is nothing to transform.
         self._call = _refusing(exported.call, name) if exported.in_avals else exported.call
-        self.saved_for = _shown(args, kwargs)
+        self.saved_for = _shown(self._spec, self._saved, statics)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the arrays in arguments; raise for arguments that it wasn't saved for."""
         spec, leaves, statics = split((args, kwargs))
         types = [str(jax.typeof(leaf)) for leaf in leaves]
         if spec != self._spec:
-            called_with = _shown(*combine(spec, iter(types), iter(statics)))
+            called_with = _shown(spec, types, statics)
             has_numbers = any(type(value) in (bool, int, float, complex) for value in statics)
             hint = ""
             if has_numbers and len(leaves) < len(self._saved):
@@ -359,8 +367,15 @@ def _strong(avals: Any) -> list[str]:
     return [str(aval).removeprefix("~") for aval in avals]
 
 
-def _shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    return f"({', '.join([*map(str, args), *(f'{k}={v}' for k, v in kwargs.items())])})"
+class _ArrayText(str):
+    """The type of an array, to be shown in its place within containers, too."""
+
+    __repr__ = str.__str__
+
+
+def _shown(spec: Spec, types: list[str], statics: list[Any]) -> str:
+    args, kwargs = combine(spec, map(_ArrayText, types), iter(statics))
+    return f"({', '.join([*map(repr, args), *(f'{k}={v!r}' for k, v in kwargs.items())])})"
 
 
 # --- Trees ------------------------------------------------------------------------------------
@@ -386,14 +401,15 @@ def _written(tree: Any, path: str) -> Any:
 def _built(tree: Any) -> Any:
     """Return the tree that was written, with placeholders of its arrays."""
     [(kind, content)] = tree.items()
-    if kind == "array":
-        return np.asarray(content)
-    if kind == "tuple":
-        return tuple(map(_built, content))
-    if kind == "list":
-        return [*map(_built, content)]
-    if kind == "dict":
-        return {key: _built(item) for key, item in content.items()}
-    if kind == "value":
-        return content
+    match kind, content:
+        case "array", str():
+            return np.asarray(content)
+        case "tuple", list():
+            return tuple(map(_built, content))
+        case "list", list():
+            return [*map(_built, content)]
+        case "dict", dict():
+            return {key: _built(item) for key, item in content.items()}
+        case "value", _ if type(content) in _VALUES:
+            return content
     raise ValueError(f"no tree is written as {short(tree)}")

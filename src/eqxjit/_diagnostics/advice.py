@@ -143,10 +143,11 @@ def for_function(place: Place) -> str:
         return _transformed(place.transformation, place.qualname)
     if place.is_partial and not is_local:
         return f"Each partial equals itself alone: make it once{_PARTIAL}"
+    # The user may have made it of a library's function.
+    if place.transformation and (place.is_users or not is_local):
+        return _transformed(place.transformation, "", is_local or bool(place.owner))
     if not place.is_users:
         return ""
-    if place.transformation:
-        return _transformed(place.transformation, "", is_local or bool(place.owner))
     if place.owner:
         return (
             f"Make the `{place.owner}` once, outside of loops and of the functions that call it, "

@@ -6,7 +6,7 @@ import itertools
 import re
 import types
 import weakref
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
@@ -258,9 +258,12 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = 
     name = cls.__name__
     if cls in (tuple, list):
         return NodePart(f"{name} of {n}", (name, n))
-    if issubclass(cls, dict):
+    if issubclass(cls, dict) and not is_opaque:
         return NodePart(name, name)
     return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque, is_field)
+
+
+_CONTAINERS = (tuple, list, dict, OrderedDict, defaultdict)
 
 
 def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[Part, _Below]:
@@ -270,8 +273,9 @@ def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[Part, _Below]
     if below is None:
         nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__, is_field)
         return unless_it_raises(lambda: _leaf(frozen, value, is_field), nameless), []
-    is_opaque = not issubclass(kind, (eqx.Module, tuple, list, dict))
-    return _part_of_class(kind, len(below), is_opaque, is_field), below
+    # JAX takes no other class apart for being derived from a builtin one.
+    is_node = kind in _CONTAINERS or hasattr(kind, "_fields") or issubclass(kind, eqx.Module)
+    return _part_of_class(kind, len(below), not is_node, is_field), below
 
 
 def _parts_of(frozen: Hashable, value: Any) -> _Below | None:

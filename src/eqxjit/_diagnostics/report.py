@@ -137,7 +137,7 @@ class CompileReport:
         return sum([span.seconds - span.nested_seconds for span in self.spans])
 
     def notes(self) -> list[str]:
-        """Return what stands out, in words."""
+        """Return remarks on functions that stand out."""
         return [
             f"{row.function}: one line makes most of its {row.equations:,} equations: "
             f"{row.busiest_line}. A loop in Python is unrolled: use `jax.lax.scan` or "
@@ -191,7 +191,7 @@ class CompileReport:
         rows = self.rows
         if not rows:
             return "Nothing was compiled."
-        title = f"In all {self.total_seconds:.3g} s of tracing, lowering and compiling"
+        title = f"In all, {self.total_seconds:.3g} s of tracing, lowering and compiling"
         notes = [line for note in self.notes() for line in textwrap.wrap(note, width)]
         return "\n".join([*textwrap.wrap(title, width), *_table(rows, width), *notes])
 
@@ -278,10 +278,10 @@ def recording(report: CompileReport, is_shown: bool = False) -> Iterator[Compile
 def compile_report() -> Iterator[CompileReport]:
     """Print one table of everything that is compiled inside it, the costliest function first.
 
-    Functions nested in others are included, and what isn't under `filter_jit`: `jax.jit` and JAX's
-    operations, where they aren't traced as a part of another function. The seconds of a function
-    leave out those of another one under `filter_jit` that is traced within its trace, which has
-    another row. Threads add up. On a terminal, a line shows what is under way meanwhile.
+    It includes nested functions, and also `jax.jit` functions and JAX's own operations, unless they
+    are traced as part of another function. The seconds of a function leave out functions under
+    `filter_jit` that are traced within its trace, because these have their own rows. Threads add
+    up. On a terminal, a line shows the current phase.
 
     It yields a `CompileReport`, with `rows`, `spans` and `save`, which can be read at any time. In
     a notebook the cell shows the table and the timeline as HTML.
@@ -296,7 +296,7 @@ def compile_report() -> Iterator[CompileReport]:
         ...     return x**n
         >>> with eqxjit.compile_report() as report:
         ...     _ = power(jnp.ones(2), 3), power(jnp.ones(2), 4), power(jnp.ones(2), 5)
-        In all ... s of tracing, lowering and compiling ...
+        In all, ... s of tracing, lowering and compiling ...
         >>> [row] = [row for row in report.rows if row.function == "power"]
         >>> row.traces, row.reason
         (3, 'static value changed: n (2 times)')

@@ -38,7 +38,7 @@ class ReportSpan(NamedTuple):
     - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
     - `trace`: the `Trace` that it was for, with the reason for it; `None` for a function that isn't
         under eqxjit's `filter_jit`.
-    - `nested_seconds`: how much of `seconds` the spans took that are nested in it.
+    - `nested_seconds`: how much of `seconds` its nested spans took.
     """
 
     function: str

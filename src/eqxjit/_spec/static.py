@@ -26,6 +26,9 @@ from .._interruptions import raise_if_interruption
 #: to be unchanged, another one is asked by `==`. A warm call looks at each part.
 MAX_PARTS = 1000 if native_back_end() is not None else 100
 
+# As many parts does one count that C asks Python about: an array, a set, a method, a Module.
+_N_OTHER = MAX_PARTS // 32
+
 # Deeper ones count as too large, because reading them takes a frame for each level.
 _MAX_DEPTH = 100
 
@@ -166,6 +169,10 @@ def _freeze(value: Any, left: list[int], depth: int) -> Hashable:
     if found is None:
         return _opaque(value)
     reader, names, parts = found
+    if depth and (reader == OTHER or (reader == PAIRS and kind is not dict)):
+        left[0] -= _N_OTHER
+        if left[0] < 0:
+            raise _TooLarge
     if reader in (NUMBER, OTHER):
         return (reader, kind, names, *parts)
     return (reader, kind, names, *_freeze_parts(parts, left, depth + 1))
