@@ -1,6 +1,6 @@
 """Why does a model that holds a callable compile again each time that it is made anew?
 
-`jax.jit(...)` and `lambda` make a new object each time, and a callable equals itself alone
+`jax.jit(...)` and `lambda` make a new object each time, and callables compare by identity
 (https://github.com/patrick-kidger/equinox/issues/686).
 """
 

@@ -77,14 +77,14 @@ _PARTIAL = f", or use `eqx.Partial`{_BY_PARTS}"
 
 
 def for_remade(change: Change) -> str:
-    """Return what to do about one object that equals itself alone."""
+    """Return what to do about one object that compares by identity."""
     new: StaticPart = change.new
     # Only the author of a library could change it.
     if not (change.of_user or is_made_by_user(new)):
         return ""
     once = f"make it {_ONCE}"
     if new.kind == "partial":
-        return f"Each partial equals itself alone: {once}{_PARTIAL * (not new.is_local)}"
+        return f"Partials compare by identity: {once}{_PARTIAL * (not new.is_local)}"
     if new.transformed or (new.maker.startswith("jax.") and is_made_by_user(new)):
         return _transformed(new.maker.removeprefix("jax."), new.transformed, new.is_local)
     if not is_made_by_user(new):
@@ -96,10 +96,10 @@ def for_remade(change: Change) -> str:
         return (
             f"It is another object of the same code ({new.site}): if it should be the same, {once}"
         )
-    alone = f"Each {new.kind} equals itself alone: make it once"
+    remedy = f"`{new.kind}` instances compare by identity: create one and reuse it"
     if change.old.key[:1] != change.new.key[:1]:
-        return f"{alone}, and its class"
-    return f"{alone}, or give its class an `__eq__` and a `__hash__`, as a frozen dataclass has"
+        return f"{remedy}, and define its class once"
+    return f"{remedy}, or give its class an `__eq__` and a `__hash__`, as a frozen dataclass has"
 
 
 def for_remade_parts(path: str, changes: list[Change]) -> str:
@@ -142,7 +142,7 @@ def for_function(place: Place) -> str:
     if place.transformation and place.site is None:
         return _transformed(place.transformation, place.qualname)
     if place.is_partial and not is_local:
-        return f"Each partial equals itself alone: make it once{_PARTIAL}"
+        return f"Partials compare by identity: make it once{_PARTIAL}"
     # The user may have made it of a library's function.
     if place.transformation and (place.is_users or not is_local):
         return _transformed(place.transformation, "", is_local or bool(place.owner))

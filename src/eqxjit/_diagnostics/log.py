@@ -68,7 +68,7 @@ def explain_retraces(on: Any = True) -> Any:
 
     A switch, a context manager and a decorator, in the manner of `torch.set_grad_enabled`, and for
     all threads. The environment variable `EQXJIT_EXPLAIN_RETRACES=1` switches it on for a whole
-    process. The messages are warnings of the logger `eqxjit`. Warm calls pay nothing.
+    process. The messages are warnings of the logger `eqxjit`. Warm calls stay as fast.
 
     **Arguments:**
 
