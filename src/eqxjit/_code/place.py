@@ -41,8 +41,7 @@ def call_site() -> CallSite:
 def location(filename: str, line: int) -> str:
     """Return what to call a line: `src/train.py:31`, `Cell In[11], line 3`.
 
-    The path is relative to the working directory; of a file elsewhere it is absolute, or begins
-    with `~`.
+    The path is relative to the working directory; of a file elsewhere it is absolute.
     """
     # Not imported here, because without IPython there is no cell.
     ipython: Any = sys.modules.get("IPython")
@@ -50,22 +49,11 @@ def location(filename: str, line: int) -> str:
     cell: Any = ipython and unless_it_raises(
         lambda: ipython.get_ipython().compile.format_code_name(filename)[1], None
     )
-    return f"Cell {cell}, line {line}" if cell else f"{_path(filename)}:{line}"
-
-
-def _path(filename: str) -> str:
-    if not os.path.isabs(filename):
-        return filename
-    path = os.path.normpath(filename)
-    # It may have been removed.
-    here, home = unless_it_raises(os.getcwd, ""), os.path.expanduser("~")
-    # The working directory comes without symbolic links.
-    starts = (here, path, ""), (here, os.path.realpath(path), ""), (home, path, f"~{os.sep}")
-    for folder, below, prefix in starts:
-        # All is below the root, which is no help.
-        if os.path.dirname(folder) != folder and below.startswith(folder + os.sep):
-            return prefix + below[len(folder) + 1 :]
-    return path
+    if cell:
+        return f"Cell {cell}, line {line}"
+    # It may have been removed. Below the root is everything: no path begins with two slashes.
+    here = unless_it_raises(os.getcwd, os.sep) + os.sep
+    return f"{os.path.normpath(filename).removeprefix(here)}:{line}"
 
 
 # --- Where a function is defined ------------------------------------------------------------------
@@ -73,11 +61,8 @@ def _path(filename: str) -> str:
 
 def stub_at(site: CallSite) -> types.CodeType:
     """Return a code object that seems to be from a line, and holds nothing of what is there."""
-    return _nothing.__code__.replace(co_filename=site.filename, co_firstlineno=site.line)
-
-
-def _nothing() -> None:
-    pass
+    code = (lambda: None).__code__
+    return code.replace(co_filename=site.filename, co_firstlineno=site.line)
 
 
 def location_of(fun: Any) -> CallSite | None:
