@@ -1448,8 +1448,7 @@ def test_what_a_first_call_asks_jax_for(monkeypatch, is_seen):
             return self.func.lower(*args)
 
     if not is_seen:
-        for name in ("jaxpr_lowered_in", "module_compiled_in"):
-            monkeypatch.setattr(_events, name, lambda frame: None)
+        monkeypatch.setattr(_events, "local_of_class", lambda frame, cls: None)
     f = eqxjit.filter_jit(lambda x: x + 1)
     monkeypatch.setattr(jax, "jit", lambda fun, **options: Jitted(_JIT(fun, **options)))
     for n in (3, 4):

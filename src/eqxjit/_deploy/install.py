@@ -14,7 +14,6 @@ from .._compat import (
     fields_of,
     upstream_donation,
     upstream_filter_jit,
-    upstream_is_as_expected,
 )
 from .._core.wrapper import filter_jit
 from .._interruptions import Lock
@@ -107,7 +106,7 @@ def _put_in_place() -> None:
         for name, value in tuple(namespace.items()):
             if value is public or value is upstream_filter_jit:
                 _replace(namespace, namespace.__setitem__, name, filter_jit)
-    if upstream_is_as_expected:
+    if UpstreamWrapper is not None:
         # Past Equinox's metaclass.
         write = functools.partial(type.__setattr__, UpstreamWrapper)
         for name, method in _REDIRECTING.items():
