@@ -15,7 +15,7 @@ import jax
 from jax.core import Tracer
 
 from .._code.files import is_users
-from .._code.place import CallSite, captured, captured_functions, code_of, transformation_of
+from .._code.place import CallSite, captured, code_of, transformation_of
 from .._code.text import counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function
@@ -32,12 +32,8 @@ _MAX_TEXT = 1_000
 # Python refuses to write out an integer of thousands of digits.
 _MAX_BITS = 256
 
-# The most constants that are part of a text, and the most functions that are looked at below one.
+# The most constants that are part of a text.
 _MAX_CAPTURED = 4
-_MAX_FUNCTIONS = 64
-
-#: What makes an optimiser of optax whose learning rate is an array.
-INJECTION = "inject_hyperparams"
 
 
 def array_text(dtype: Any, shape: Iterable[Any]) -> str:
@@ -115,27 +111,39 @@ class NodePart(NamedTuple):
         return self.text
 
 
-Part = ArrayPart | StaticPart | NodePart
+class Row(NamedTuple):
+    """A part of a call, its path, and the row of the node that holds it: None of an argument."""
+
+    path: str
+    # One of the three, which its reader narrows.
+    part: Any
+    holder: "Row | None"
+
+    @property
+    def around(self) -> "list[Row]":
+        """The rows of the nodes that hold it, inside out."""
+        rows: list[Row] = []
+        row = self.holder
+        while row is not None:
+            rows.append(row)
+            row = row.holder
+        return rows
 
 
-class Description(NamedTuple):
-    """The parts of a call, outside in, and the path and the parent of each: -1 for an argument."""
-
-    paths: tuple[str, ...]
-    parents: tuple[int, ...]
-    parts: tuple[Part, ...]
+class Description(tuple[Row, ...]):
+    """The parts of a call, outside in."""
 
     def __str__(self) -> str:
         """Return each argument in a few words: `x: float32[3]`, `model: MLP with 4 arrays`."""
-        if self == UNKNOWN:
+        if self is UNKNOWN:
             return "..."
         texts: list[str] = []
-        starts = [index for index, parent in enumerate(self.parents) if parent < 0]
         # What is in an argument comes between it and the next one.
-        for start, stop in itertools.pairwise([*starts, len(self.parts)]):
-            path, part = self.paths[start], self.parts[start]
+        starts = [index for index, row in enumerate(self) if row.holder is None]
+        for start, stop in itertools.pairwise([*starts, len(self)]):
+            path, part, _ = self[start]
             if isinstance(part, NodePart):
-                arrays = [p for p in self.parts[start:stop] if isinstance(p, ArrayPart)]
+                arrays = [row for row in self[start:stop] if isinstance(row.part, ArrayPart)]
                 texts.append(f"{path}: {part} with {counted(len(arrays), 'array')}")
             else:
                 texts.append(f"{path}{': ' if isinstance(part, ArrayPart) else '='}{part}")
@@ -143,7 +151,7 @@ class Description(NamedTuple):
 
 
 #: Of a call that defies description. (That of a call without arguments is empty.)
-UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
+UNKNOWN = Description([Row("...", NodePart("unknown", None), None)])
 
 
 def describe(call: Any) -> Description:
@@ -159,16 +167,11 @@ def describe(call: Any) -> Description:
 
 def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     """Describe trees, each from its name, its spec and itself."""
-    paths: list[str] = []
-    parents: list[int] = []
-    parts: list[Part] = []
-    # The next one last: a path, a spec, a value, if it is in a static field, and the parent.
-    pending: list[Any] = [(*each, False, -1) for each in reversed(named)]
+    rows: list[Row] = []
+    # The next one last: a path, a spec, a value, if it is in a static field, and the row around.
+    pending: list[Any] = [(*each, False, None) for each in reversed(named)]
     while pending:
-        path, spec, value, is_field, parent = pending.pop()
-        index = len(paths)
-        paths.append(path)
-        parents.append(parent)
+        path, spec, value, is_field, holder = pending.pop()
         below: _Below = []
         if spec is ARRAY:
             part = _array(value)
@@ -179,12 +182,13 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
         else:
             frozen = spec.frozen if isinstance(spec, Static) else spec
             part, below = _static(frozen, value, is_field)
-        parts.append(part)
+        row = Row(path, part, holder)
+        rows.append(row)
         for suffix, inner, child, is_inner_field in reversed(below):
-            pending.append((path + suffix, inner, child, is_field or is_inner_field, index))
-        if len(paths) + len(pending) > _MAX_PARTS:
+            pending.append((path + suffix, inner, child, is_field or is_inner_field, row))
+        if len(rows) + len(pending) > _MAX_PARTS:
             return UNKNOWN
-    return Description(tuple(paths), tuple(parents), tuple(parts))
+    return Description(rows)
 
 
 # The children of a node, as of `children`; in a static field, with stand-ins in place of specs.
@@ -263,7 +267,7 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = 
     return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque, is_field)
 
 
-def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[Part, _Below]:
+def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[StaticPart | NodePart, _Below]:
     kind = type(value)
     # A class of the user's may refuse to be walked.
     below = unless_it_raises(lambda: _parts_of(frozen, value), None)
@@ -301,6 +305,8 @@ def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
     is_function, is_class = kind is types.FunctionType, isinstance(value, type)
     transformation, target = transformation_of(value) if is_function else ("", None)
     code = None if is_class else code_of(value)
+    # The function that defines it.
+    maker = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
     text = _text(value)
     if is_class:
@@ -313,21 +319,10 @@ def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
         is_field,
         (value if is_function else kind).__module__ or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
-        f"jax.{transformation}" if transformation else _maker(value, code),
+        f"jax.{transformation}" if transformation else maker,
         type(target).__name__ if isinstance(target, eqx.Module) else "",
         is_alone and not is_class,
     )
-
-
-def _maker(value: Any, code: types.CodeType | None) -> str:
-    functions = [value] if isinstance(value, types.FunctionType) else []
-    # The list grows while it is gone through.
-    for function in itertools.islice(functions, _MAX_FUNCTIONS):
-        # A chain captures its optimisers: it needs no injection if one of them has it.
-        if function.__qualname__.startswith(INJECTION):
-            return INJECTION
-        functions += captured_functions(function)
-    return code.co_qualname.rpartition(".<locals>.")[0] if code else ""
 
 
 def lasting(key: Hashable) -> Hashable:

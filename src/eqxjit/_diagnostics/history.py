@@ -123,7 +123,7 @@ class History(TraceHook):
             record.number = number
             self._traces.append(record)
             for old in [*self._cleared, *self._traces][-_MAX_COMPARED - 1 : -_MAX_COMPARED]:
-                if len(old.description.parts) > _MAX_PARTS:
+                if len(old.description) > _MAX_PARTS:
                     old.description = UNKNOWN
             if self._number is not None:
                 definition_at(self.place).latest = self._number

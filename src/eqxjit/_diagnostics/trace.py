@@ -89,8 +89,8 @@ class Trace:
         if self._texts is not None:
             return self._texts[0]
         # Made each time, because lines are named from the working directory, which may change.
-        paths, _, parts = self.description if self.description != UNKNOWN else ((), (), ())
-        return dict(zip(paths, map(str, parts), strict=True))
+        rows = () if self.description is UNKNOWN else self.description
+        return {row.path: str(row.part) for row in rows}
 
     @property
     def summary(self) -> str:
