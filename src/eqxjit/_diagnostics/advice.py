@@ -20,12 +20,12 @@ _UNLESS = ", unless a shape or control flow depends on it"
 class Change(NamedTuple):
     """A part that differs between two calls: what it was and is, None where it is absent."""
 
-    # Of the latter call, unless it is absent there.
+    # Of the latter call; of the former if it is absent there.
     row: Row
     # Of type `Part | None`, which each remedy narrows.
     old: Any
     new: Any
-    # What it is a part of.
+    # The latter call's.
     description: Description
     # Of the function.
     of_user: bool

@@ -96,17 +96,14 @@ def _causes(old: Description, new: Description, of_user: bool) -> list[list[Chan
     # The paths of what differs, and of all that is in it: the parts of a node that is another
     # altogether aren't compared.
     changed: set[str] = set()
-    # First what is there now, then what is there no more.
-    for description, other in ((new, old), (old, new)):
-        parts = {row.path: row.part for row in other}
-        for row in description:
-            match = parts.get(row.path)
-            if row.path in changed or (row.holder and row.holder.path in changed):
-                changed.add(row.path)
-            elif match != row.part:
-                changed.add(row.path)
-                pair = (match, row.part) if description is new else (row.part, match)
-                changes.append(Change(row, *pair, description, of_user))
+    old_parts, new_parts = ({row.path: row.part for row in rows} for rows in (old, new))
+    for row in (*new, *old):
+        was, is_now = old_parts.get(row.path), new_parts.get(row.path)
+        if row.holder and row.holder.path in changed:
+            changed.add(row.path)
+        elif row.path not in changed and was != is_now:
+            changed.add(row.path)
+            changes.append(Change(row, was, is_now, new, of_user))
     if not changes:
         for was, row in zip(old, new, strict=True):
             if was.path != row.path and row.holder is not None:
@@ -250,8 +247,6 @@ def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:
     """Return how JAX's configuration differs, as far as traces and programs depend on it."""
-    if old is new:
-        return []
     return [
         Difference("configuration changed", name, old.get(name, "absent"), new.get(name, "absent"))
         for name in {**old, **new}

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from .._code.text import block, escape, table, times
 from .._core.events import COMPILING, observers
-from .differences import Difference
 from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
-from .trace import Seconds, Trace, TraceList
+from .trace import Seconds, TraceList
 
 # The latest.
 _MAX_EVENTS = 100_000
@@ -60,8 +59,13 @@ def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
         spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
         setattr(seconds, span.phase, spent)
     # A program that is compiled for another device has no trace, nor has JAX's function.
-    traces = list(dict.fromkeys(span.trace for span in spans if span.trace is not None))
+    traces = _traces_of(spans)
     largest = max(traces, key=lambda trace: trace.equations or 0, default=None)
+    reasons = Counter((d.category, d.path) for trace in traces for d in trace.differences)
+    reason = ""
+    for (category, path), count in reasons.most_common(1):
+        often = f" ({times(count)})" if count > 1 else ""
+        reason = f"{category}{': ' if path else ''}{path}{often}"
     return ReportRow(
         function=function,
         traces=len(traces) or sum([span.phase == COMPILING for span in spans]),
@@ -70,16 +74,12 @@ def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
         persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
         equations=None if largest is None else largest.equations,
         busiest_line="" if largest is None else largest.busiest_line,
-        reason=_most_repeated([d for trace in traces for d in trace.differences]),
+        reason=reason,
     )
 
 
-def _most_repeated(differences: list[Difference]) -> str:
-    counts = Counter((d.category, d.path) for d in differences)
-    for (category, path), count in counts.most_common(1):
-        often = f" ({times(count)})" if count > 1 else ""
-        return f"{category}{': ' if path else ''}{path}{often}"
-    return ""
+def _traces_of(spans: list[ReportSpan]) -> TraceList:
+    return TraceList(dict.fromkeys(span.trace for span in spans if span.trace is not None))
 
 
 _PAGE = """<!doctype html>
@@ -108,18 +108,8 @@ class CompileReport:
     """
 
     def __init__(self) -> None:
-        self._start = time.perf_counter()
         # With the numbers of their threads, of which several may have one name.
         self._events: deque[tuple[int, ReportSpan]] = deque(maxlen=_MAX_EVENTS)
-
-    def add(
-        self, function: str, phase: str, seconds: float, from_cache: bool, trace: Trace | None
-    ) -> None:
-        """Record a phase of this thread that has just ended."""
-        start = time.perf_counter() - self._start - seconds
-        thread = threading.current_thread()
-        span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, trace)
-        self._events.append((threading.get_ident(), span))
 
     @property
     def rows(self) -> list[ReportRow]:
@@ -171,9 +161,8 @@ class CompileReport:
         if path.suffix.lower() == ".json":
             text = json.dumps(chrome_trace(self.spans))
         else:
-            traces = TraceList(dict.fromkeys(s.trace for s in self.spans if s.trace is not None))
-            shown = traces._repr_html_() if traces else ""
-            text = _PAGE.format(self._repr_html_() + shown)
+            traces = _traces_of(self.spans)
+            text = _PAGE.format(self._repr_html_() + (traces._repr_html_() if traces else ""))
         path.write_text(text, encoding="utf-8")
 
     def _repr_html_(self) -> str:
@@ -238,7 +227,8 @@ class _Observer:
     """An observer that fills in a report, and shows on a terminal what is under way."""
 
     def __init__(self, report: CompileReport, is_shown: bool):
-        self._report = report
+        self._events = report._events
+        self._start = time.perf_counter()
         self._is_shown = is_shown and sys.stderr is not None and sys.stderr.isatty()
         self._n_under_way = 0
 
@@ -250,7 +240,10 @@ class _Observer:
     def ended(
         self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
     ) -> None:
-        self._report.add(function, phase, seconds, from_cache, record)
+        start = time.perf_counter() - self._start - seconds
+        thread = threading.current_thread()
+        span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
+        self._events.append((threading.get_ident(), span))
         # One may have begun before this was there.
         self._n_under_way = max(0, self._n_under_way - 1)
         if self._n_under_way == 0:
@@ -265,7 +258,8 @@ class _Observer:
 @contextmanager
 def recording(report: CompileReport, is_shown: bool = False) -> Iterator[CompileReport]:
     """Fill in a report, without printing it."""
-    # It dies with this `with`, even if that is interrupted; a report is read afterwards.
+    # Not the report itself, which is read afterwards: this dies with the `with`, even if that is
+    # interrupted.
     observer = _Observer(report, is_shown)
     try:
         observers.add(observer)
