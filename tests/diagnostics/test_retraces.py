@@ -1,13 +1,11 @@
 """Each trace is seen and explained: `traces()`, `explain_retraces`, and the reasons they give."""
 
 import collections
-import copy
 import dataclasses
 import functools
 import logging
 import operator
 import pathlib
-import pickle
 import re
 import sys
 import threading
@@ -754,22 +752,6 @@ def test_a_trace_that_was_nested_is_compiled_for_itself():
         inner(X)
     assert trace.seconds.compiling > 0
     assert inner.cache_info()[:2] == (1, 1)
-
-
-def test_traces_of_modules_and_of_the_users_objects_are_pickled():
-    class Local(eqx.Module):
-        w: jax.Array
-
-    f = eqxjit.filter_jit(lambda *tree: X)
-    for n in (1, 2):
-        f(model(size=n), Local(X), lambda x: x, object(), Unique(), Config(1.0), {1: X}, Unique)
-    for again in (pickle.loads(pickle.dumps(f.traces())), copy.deepcopy(f.traces())):
-        assert list(map(repr, again)) == list(map(repr, f.traces()))
-        assert again[1].arguments == f.traces()[1].arguments
-        assert again._repr_html_() == f.traces()._repr_html_()
-    # Of the package, a pickle names what is public.
-    assert b"_diagnostics" not in pickle.dumps(f.traces())
-    assert pickle.loads(pickle.dumps(again))[0].arguments == f.traces()[0].arguments
 
 
 def test_a_trace_that_fails_is_none():

@@ -148,7 +148,12 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
                 category = "argument newly passed or left out"
             old_text, new_text = _texts_apart(was, is_now)
             shown.append(Difference(category, path, old_text, new_text, remedy))
-    return shown
+    if len({difference.category for difference in shown}) == 1:
+        return shown
+    # A model of another size has other shapes and other static fields: neither should be padded, or
+    # made an array.
+    unapt = advice.PAD, advice.NOT_STATIC
+    return [d._replace(remedy="") if any(part in d.remedy for part in unapt) else d for d in shown]
 
 
 def _is_by_itself(change: Change) -> bool:
@@ -231,18 +236,6 @@ def defined_again(place: Place) -> Difference:
     else:
         text = f"another one of `{place.qualname}`"
     return Difference(FUNCTION, "", "", f"{text} was traced before", advice.for_function(place))
-
-
-def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
-    """Return the differences, without remedies that help only where all are of one kind."""
-    if len({difference.category for difference in found}) > 1:
-        # A model of another size has other shapes and other static fields: neither should be
-        # padded, or made an array.
-        unapt = advice.PAD, advice.NOT_STATIC
-        found = [
-            d._replace(remedy="") if any(part in d.remedy for part in unapt) else d for d in found
-        ]
-    return tuple(found)
 
 
 def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:

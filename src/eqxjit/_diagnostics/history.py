@@ -19,7 +19,6 @@ from .differences import (
     defined_again,
     differences,
     distance,
-    with_apt_remedies,
 )
 from .log import log, log_streak
 from .trace import Trace, TraceList, size_of
@@ -181,8 +180,7 @@ class History(TraceHook):
         else:
             found = differences(earlier.description, trace.description, self.place.is_users)
             found += configuration_differences(earlier.configuration, trace.configuration)
-            shown = with_apt_remedies(found)
-            trace.differences = shown or (_why_it_does_not_serve(earlier, trace),)
+            trace.differences = tuple(found) or (_why_it_does_not_serve(earlier, trace),)
         # That of a cleared one may be another trace's by now.
         trace.compared_with = None if earlier in self._cleared else earlier.number
 
