@@ -3,9 +3,7 @@
 import json
 import os
 import pathlib
-import shutil
 import sys
-import textwrap
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -20,11 +18,6 @@ from .trace import Seconds, TraceList
 
 # The latest.
 _MAX_EVENTS = 100_000
-
-# Where neither a terminal nor `COLUMNS` says how much room there is.
-_WIDTH = 100
-# In less room, columns are left out.
-_WIDE = 80
 
 
 class ReportRow(NamedTuple):
@@ -176,51 +169,36 @@ class CompileReport:
         return block(title, timeline_html(self.spans), table(headings, cells), notes)
 
     def __repr__(self) -> str:
-        width = shutil.get_terminal_size((_WIDTH, 0)).columns
         rows = self.rows
         if not rows:
             return "Nothing was compiled."
-        title = f"In all {self.total_seconds:.3g} s of tracing, lowering and compiling"
-        notes = [line for note in self.notes() for line in textwrap.wrap(note, width)]
-        return "\n".join([*textwrap.wrap(title, width), *_table(rows, width), *notes])
+        cells = [[*_columns(rows[0])], *[[*_columns(row).values()] for row in rows]]
+        # With two spaces before each column.
+        widths = [2 + max(map(len, column)) for column in zip(*cells, strict=True)]
+        headings, *numbers = ["".join(map(str.rjust, row, widths)) for row in cells]
+        # Texts come last, as in Python's profiles: they may be of any length.
+        lines = [
+            f"In all {self.total_seconds:.3g} s of tracing, lowering and compiling",
+            f"{headings}  function, and why it was traced again",
+        ]
+        for row, text in zip(rows, numbers, strict=True):
+            lines.append(f"{text}  {row.function}")
+            if row.reason:
+                lines.append(f"{'':>{len(text)}}    {row.reason}")
+        return "\n".join([*lines, *self.notes()])
 
 
-def _columns(row: ReportRow, is_wide: bool = True) -> dict[str, str]:
-    """Return the text of each column but the first, by its heading."""
-    seconds = row.seconds
-    if not is_wide:
-        return {"traces": str(row.traces), "seconds": f"{seconds.total:.3f}"}
+def _columns(row: ReportRow) -> dict[str, str]:
+    """Return the text of each column of numbers, by its heading."""
     return {
         "traces": str(row.traces),
-        "trace s": f"{seconds.tracing:.3f}",
-        "lower s": f"{seconds.lowering:.3f}",
-        "compile s": f"{seconds.compiling:.3f}",
+        "trace s": f"{row.seconds.tracing:.3f}",
+        "lower s": f"{row.seconds.lowering:.3f}",
+        "compile s": f"{row.seconds.compiling:.3f}",
         "share": f"{row.share:.0%}",
         "cached": str(row.persistent_cache_hits),
         "size": "" if row.equations is None else f"{row.equations:,}",
     }
-
-
-def _table(rows: list[ReportRow], width: int) -> list[str]:
-    """Return the lines of the table, none of them longer than that."""
-    columns = [_columns(row, width >= _WIDE) for row in rows]
-    cells = [[*columns[0]], *[[*row.values()] for row in columns]]
-    # With two spaces before each column.
-    widths = [2 + max(map(len, column)) for column in zip(*cells, strict=True)]
-    numbers = ["".join(map(str.rjust, row, widths)) for row in cells]
-    names = [["function, and why it was traced again"]]
-    names += [[row.function, f"  {row.reason}"] for row in rows]
-    most = width - sum(widths)
-    texts = [
-        [line for text in name for line in textwrap.wrap(text, most, subsequent_indent="  ")]
-        for name in names
-    ]
-    longest = max([len(line) for lines in texts for line in lines])
-    lines: list[str] = []
-    for (first, *others), after in zip(texts, numbers, strict=True):
-        lines += [f"{first:<{longest}}{after}".rstrip(), *others]
-    lines.insert(len(texts[0]), "─" * (longest + sum(widths)))
-    return lines
 
 
 class _Observer:
