@@ -623,7 +623,7 @@ class Unhashable:
     [
         (
             [collections.defaultdict(int, a=X), collections.defaultdict(list, a=X)],
-            "structure changed: `v` was defaultdict of int, is defaultdict of list",
+            "structure changed: `v` was defaultdict of class int, is defaultdict of class list",
         ),
         (
             [collections.OrderedDict(a=X, b=X), collections.OrderedDict(b=X, a=X)],

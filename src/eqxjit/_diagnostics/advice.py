@@ -168,17 +168,17 @@ def for_static(change: Change) -> str:
         return ""
     path = change.path
     argument = f", dtype=jnp.{dtype}" if dtype else ""
-    opaque = [row.part for row in change.row.around if row.part.is_opaque]
+    opaque = [row for row in change.row.around if row.part.is_opaque]
     if opaque:
         # An array in it couldn't be hashed.
         remedy = f"pass `jnp.asarray({path}{argument})` as a separate argument"
         # In a static field a Module couldn't hold arrays either.
         if len(opaque) == 1 and not opaque[0].is_field:
-            remedy += f", or make `{opaque[0]}` an `equinox.Module` with such an array"
+            remedy += f", or make `{opaque[0].part}` an `equinox.Module` with such an array"
         return f"If it varies, {remedy}{_UNLESS}"
     if not change.holder:
         return f"If it varies, pass `jnp.asarray({path}{argument})`{_UNLESS}"
-    where = f", {NOT_STATIC}" if change.new.is_field else ""
+    where = f", {NOT_STATIC}" if change.row.is_field else ""
     return f"If it varies, make `{path}` an array, `jnp.asarray(...{argument})`{where}{_UNLESS}"
 
 

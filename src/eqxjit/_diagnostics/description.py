@@ -65,7 +65,6 @@ class StaticPart(NamedTuple):
     text: str
     key: Hashable
     kind: str
-    is_field: bool
     # Of a function, or of the type of anything else.
     module: str = "builtins"
     # Where a callable's code is, and the function that defines it, or JAX's transformation.
@@ -103,7 +102,6 @@ class NodePart(NamedTuple):
     module: str = ""
     # JAX doesn't look into it: a plain dataclass.
     is_opaque: bool = False
-    is_field: bool = False
     # What else to say, where that alone tells two nodes apart.
     detail: str = " (another class of that name)"
 
@@ -118,6 +116,8 @@ class Row(NamedTuple):
     # One of the three, which its reader narrows.
     part: Any
     holder: "Row | None"
+    # It is in a static field, into which JAX doesn't look.
+    is_field: bool = False
 
     @property
     def around(self) -> "list[Row]":
@@ -141,7 +141,7 @@ class Description(tuple[Row, ...]):
         # What is in an argument comes between it and the next one.
         starts = [index for index, row in enumerate(self) if row.holder is None]
         for start, stop in itertools.pairwise([*starts, len(self)]):
-            path, part, _ = self[start]
+            path, part = self[start][:2]
             if isinstance(part, NodePart):
                 arrays = [row for row in self[start:stop] if isinstance(row.part, ArrayPart)]
                 texts.append(f"{path}: {part} with {counted(len(arrays), 'array')}")
@@ -181,8 +181,8 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
             part, below = _node(spec, value)
         else:
             frozen = spec.frozen if isinstance(spec, Static) else spec
-            part, below = _static(frozen, value, is_field)
-        row = Row(path, part, holder)
+            part, below = _static(frozen, value)
+        row = Row(path, part, holder, is_field)
         rows.append(row)
         for suffix, inner, child, is_inner_field in reversed(below):
             pending.append((path + suffix, inner, child, is_field or is_inner_field, row))
@@ -222,8 +222,8 @@ def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
         return NodePart("None", None)
     name = type(value).__name__
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        return StaticPart(f"int of {value.bit_length():,} bits", hash(value), name, is_field)
-    return StaticPart(repr(value), None, name, is_field)
+        return StaticPart(f"int of {value.bit_length():,} bits", hash(value), name)
+    return StaticPart(repr(value), None, name)
 
 
 def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
@@ -257,25 +257,25 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
     return _part_of_class(cls, n), below
 
 
-def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = False) -> NodePart:
+def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> NodePart:
     """Return the part of a node of `n` children that has no metadata."""
     name = cls.__name__
     if cls in (tuple, list):
         return NodePart(f"{name} of {n}", (name, n))
     if issubclass(cls, dict):
         return NodePart(name, name)
-    return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque, is_field)
+    return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque)
 
 
-def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[StaticPart | NodePart, _Below]:
+def _static(frozen: Hashable, value: Any) -> tuple[StaticPart | NodePart, _Below]:
     kind = type(value)
     # A class of the user's may refuse to be walked.
     below = unless_it_raises(lambda: _parts_of(frozen, value), None)
     if below is None:
-        nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__, is_field)
-        return unless_it_raises(lambda: _leaf(frozen, value, is_field), nameless), []
+        nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__)
+        return unless_it_raises(lambda: _leaf(frozen, value), nameless), []
     is_opaque = not issubclass(kind, (eqx.Module, tuple, list, dict))
-    return _part_of_class(kind, len(below), is_opaque, is_field), below
+    return _part_of_class(kind, len(below), is_opaque), below
 
 
 def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
@@ -299,29 +299,23 @@ def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
     return [(*each, True) for each in zip(suffixes, parts, values, strict=False)]
 
 
-def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
+def _leaf(frozen: Hashable, value: Any) -> StaticPart:
     kind: Any = type(value)
     name: str = kind.__name__
-    is_function, is_class = kind is types.FunctionType, isinstance(value, type)
+    is_function, code = kind is types.FunctionType, code_of(value)
     transformation, target = transformation_of(value) if is_function else ("", None)
-    code = None if is_class else code_of(value)
     # The function that defines it.
     maker = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
-    text = _text(value)
-    if is_class:
-        # The text of `float32` by itself is that of an array of that dtype.
-        text = f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
     return StaticPart(
-        text,
+        _text(value),
         (weakref.ref(kind), lasting(frozen)),
         name,
-        is_field,
         (value if is_function else kind).__module__ or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
         f"jax.{transformation}" if transformation else maker,
         type(target).__name__ if isinstance(target, eqx.Module) else "",
-        is_alone and not is_class,
+        is_alone and not isinstance(value, type),
     )
 
 
@@ -359,6 +353,9 @@ def _text(value: Any) -> str:
         return f"partial of {_text(value.func)}{f' with {arguments}' if arguments else ''}"
     if kind is types.MethodType:
         return f"method {value.__qualname__} of {_text(value.__self__)}"
+    if isinstance(value, type):
+        # The text of `float32` by itself is that of an array of that dtype.
+        return f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
     if callable(value):
         # What `jax.jit` and the like make has a name, too.
         name = getattr(value, "__qualname__", "<")

@@ -171,9 +171,10 @@ def _of_remade(cause: list[Change]) -> Difference:
     """Return the difference of an object whose parts one call made anew."""
     first = cause[0]
     # Or the innermost node that holds them all.
-    path, node, _ = first.owner or next(
+    owner = first.owner or next(
         row for row in first.row.around if all(row in change.row.around for change in cause)
     )
+    path, node = owner.path, owner.part
     parts = [
         f"`{change.path[len(path) :]}`"
         + (f" is another {change.new}" if _is_by_itself(change) else "")
