@@ -622,10 +622,6 @@ class Unhashable:
     ("values", "reason"),
     [
         (
-            [collections.defaultdict(int, a=X), collections.defaultdict(list, a=X)],
-            "structure changed: `v` was defaultdict of class int, is defaultdict of class list",
-        ),
-        (
             [collections.OrderedDict(a=X, b=X), collections.OrderedDict(b=X, a=X)],
             "structure changed: `v` was OrderedDict, is OrderedDict with its keys in another order",
         ),

@@ -30,10 +30,9 @@ def call_site() -> CallSite:
     innermost: CallSite | None = None
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         site = CallSite(frame.f_code.co_filename, line)
-        # First by its beginning, because there are many, and asking for the others reads folders.
+        if is_users(site.filename):
+            return site
         if not site.filename.startswith(LIBRARY_FILES):
-            if is_users(site.filename):
-                return site
             innermost = innermost or site
     return innermost or CallSite("<unknown>", 0)
 

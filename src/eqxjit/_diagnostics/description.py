@@ -6,7 +6,6 @@ import itertools
 import re
 import types
 import weakref
-from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
@@ -235,14 +234,9 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
     name = cls.__name__
     if isinstance(metadata, Function):
         # A wrapper of ours, around anybody's function.
-        key = (name, hash(metadata.options.key))
-        part = NodePart(name, key, detail=" with other options")
+        part = NodePart(name, hash(metadata.options.key), detail=" with other options")
         return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
     below = unless_it_raises(lambda: children(spec, value), [])
-    if issubclass(cls, defaultdict):
-        factory = value.default_factory
-        key = (name, lasting(freeze(factory)))
-        return NodePart(name, key, detail=f" of {_text(factory)}"), below
     if cls is jax.tree_util.Partial:
         below.append((".func", freeze(metadata), metadata, True))
     elif issubclass(cls, eqx.Module):
