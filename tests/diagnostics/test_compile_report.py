@@ -1,8 +1,6 @@
 """`compile_report`: everything that is compiled is in one table, whoever compiles it."""
 
-import io
 import re
-import sys
 import threading
 import time
 
@@ -220,29 +218,6 @@ def test_other_threads_are_included():
         for thread in threads:
             thread.join()
     assert rows(report)["<lambda>"].traces == 4
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_the_live_line_shows_on_a_terminal_only(is_terminal, monkeypatch):
-    text = io.StringIO()
-    monkeypatch.setattr(text, "isatty", lambda: is_terminal)
-    monkeypatch.setattr(sys, "stderr", text)
-
-    @eqxjit.filter_jit
-    def inner(x):
-        return x * 2
-
-    @eqxjit.filter_jit
-    def outer(x):
-        return inner(x) + 1
-
-    with eqxjit.compile_report():
-        outer(X)
-    shown = [line.removesuffix("\033[K") for line in text.getvalue().split("\r")]
-    # Each goes with its phase; what is nested isn't shown.
-    phases = ("tracing", "lowering", "compiling")
-    expected = [text for phase in phases for text in (f"{phase} outer ...", "")]
-    assert shown == (["", *expected] if is_terminal else [""])
 
 
 def test_the_table_is_aligned():

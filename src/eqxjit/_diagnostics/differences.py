@@ -105,7 +105,7 @@ def _causes(old: Description, new: Description, of_user: bool) -> list[list[Chan
             changed.add(row.path)
             changes.append(Change(row, was, is_now, new, of_user))
     if not changes:
-        for was, row in zip(old, new, strict=True):
+        for was, row in zip(old, new, strict=False):
             if was.path != row.path and row.holder is not None:
                 # Of the same parts: the first that is elsewhere is in a dict whose keys are.
                 part = row.holder.part

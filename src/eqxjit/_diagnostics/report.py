@@ -202,18 +202,13 @@ def _columns(row: ReportRow) -> dict[str, str]:
 
 
 class _Observer:
-    """An observer that fills in a report, and shows on a terminal what is under way."""
+    """An observer that fills in a report."""
 
-    def __init__(self, report: CompileReport, is_shown: bool):
+    def __init__(self, report: CompileReport):
         self._events = report._events
         self._start = time.perf_counter()
-        self._is_shown = is_shown and sys.stderr is not None and sys.stderr.isatty()
-        self._n_under_way = 0
 
-    def begun(self, function: str, phase: str) -> None:
-        self._n_under_way += 1
-        if self._n_under_way == 1:
-            self._show(f"{phase} {function} ...")
+    def begun(self, function: str, phase: str) -> None: ...
 
     def ended(
         self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
@@ -222,23 +217,14 @@ class _Observer:
         thread = threading.current_thread()
         span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
         self._events.append((threading.get_ident(), span))
-        # One may have begun before this was there.
-        self._n_under_way = max(0, self._n_under_way - 1)
-        if self._n_under_way == 0:
-            self._show("")
-
-    def _show(self, text: str) -> None:
-        if self._is_shown:
-            # In place of what was there.
-            print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def recording(report: CompileReport, is_shown: bool = False) -> Iterator[CompileReport]:
+def recording(report: CompileReport) -> Iterator[CompileReport]:
     """Fill in a report, without printing it."""
     # Not the report itself, which is read afterwards: this dies with the `with`, even if that is
     # interrupted.
-    observer = _Observer(report, is_shown)
+    observer = _Observer(report)
     try:
         observers.add(observer)
         yield report
@@ -253,7 +239,7 @@ def compile_report() -> Iterator[CompileReport]:
     Functions nested in others are included, and what isn't under `filter_jit`: `jax.jit` and JAX's
     operations, where they aren't traced as a part of another function. The seconds of a function
     leave out those of another one under `filter_jit` that is traced within its trace, which has
-    another row. Threads add up. On a terminal, a line shows what is under way meanwhile.
+    another row. Threads add up.
 
     It yields a `CompileReport`, with `rows`, `spans` and `save`, which can be read at any time. In
     a notebook the cell shows the table and the timeline as HTML.
@@ -277,7 +263,7 @@ def compile_report() -> Iterator[CompileReport]:
     """
     report = CompileReport()
     try:
-        with recording(report, is_shown=True):
+        with recording(report):
             yield report
     finally:
         ipython = sys.modules.get("IPython")
