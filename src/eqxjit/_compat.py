@@ -376,12 +376,12 @@ def upstream_donation(wrapper: Any) -> Any:
 
 
 def _jit_options(jitted: Any) -> list[Any]:
-    """Return the options of a function under `jax.jit`; the function if JAX keeps none."""
-    try:
-        pairs = jitted._jit_info._asdict().items()
-    except AttributeError:
+    """Return the options of a function under `jax.jit`; the function if JAX has no record."""
+    info = getattr(jitted, "_jit_info", None)
+    if info is None:
         return [jitted]
-    return [value for name, value in pairs if name not in ("fun_sourceinfo", "fun_signature")]
+    names = {*info._fields} - {"fun_sourceinfo", "fun_signature"}
+    return [getattr(info, name) for name in sorted(names)]
 
 
 # --- What tracing depends on ------------------------------------------------------------------

@@ -34,9 +34,6 @@ class Installation(contextlib.AbstractContextManager["Installation"]):
                 if not _installations:
                     _put_back()
 
-    def __repr__(self) -> str:
-        return f"<Installation: {'active' if self in _installations else 'ended'}>"
-
     def __exit__(self, *_: object) -> None:
         self.uninstall()
 

@@ -32,7 +32,7 @@ class Change(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where it is, in the user's names."""
+        """The path, in the user's names."""
         return self.row.path
 
     @property
