@@ -38,10 +38,7 @@ def call_site() -> CallSite:
 
 
 def location(filename: str, line: int) -> str:
-    """Return what to call a line: `src/train.py:31`, `Cell In[11], line 3`.
-
-    The path is relative to the working directory; of a file elsewhere it is absolute.
-    """
+    """Return what to call a line: `src/train.py:31`, `/elsewhere/a.py:1`, `Cell In[11], line 3`."""
     # Not imported here, because without IPython there is no cell.
     ipython: Any = sys.modules.get("IPython")
     # No session of it, no cell of that, or another release.
@@ -155,11 +152,8 @@ def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
 
 
 def captured_functions(fun: types.FunctionType) -> list[types.FunctionType]:
-    """Return the functions among what a function captured, and in tuples of that."""
-    values = [value for _, value in captured(fun)]
-    # As optax does: its optimisers are named tuples, and a chain captures tuples of functions.
-    values += [part for value in values if isinstance(value, tuple) for part in value]
-    return [value for value in values if isinstance(value, types.FunctionType)]
+    """Return the functions among what a function captured."""
+    return [value for _, value in captured(fun) if isinstance(value, types.FunctionType)]
 
 
 def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:

@@ -130,10 +130,7 @@ _LINK = "__eqxjit_link__"
 
 
 class _Link(types.SimpleNamespace):
-    """A link from an upstream wrapper to its twin, eqxjit's wrapper of the same function.
-
-    - `twin`: None, if upstream goes on serving the function.
-    """
+    """A link from an upstream wrapper to its `twin`: None, if upstream goes on serving it."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         # `None`: what a wrapper is deep-copied or pickled to has no link yet.
@@ -144,6 +141,7 @@ def _method(wrapper: Any, name: str) -> Any:
     """Return a method of what serves an upstream wrapper: of its twin, or upstream's."""
     link = fields_of(wrapper).get(_LINK)
     if link is None:
+        # The twin is eqxjit's wrapper of the same function.
         donate = upstream_donation(wrapper)
         twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=donate)
         # Another thread may have been first: their twins share what is compiled.

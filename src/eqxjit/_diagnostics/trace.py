@@ -124,12 +124,10 @@ class TraceList(list[Trace]):
 
 
 def size_of(jaxpr: Any) -> tuple[int, str]:
-    """Return the number of equations of a jaxpr, nested ones too, and the user's busiest line.
-
-    Those of a jaxpr that is used twice count twice.
-    """
+    """Return the number of equations of a jaxpr, nested ones too, and the user's busiest line."""
     equations: list[Any] = []
     # The list grows while it is gone through. Not by recursion, because loops may be nested deeply.
+    # Those of a jaxpr that is used twice count twice, as they are compiled twice.
     parts = [jaxpr]
     for part in parts:
         equations += part.eqns
