@@ -254,6 +254,14 @@ def test_the_closest_earlier_trace_is_compared_with():
     # Of those that are as close, the latest.
     f(X, 1, "d")
     assert f.traces()[3].compared_with == 3
+    # Also in the configuration.
+    g = eqxjit.filter_jit(lambda x: x @ x)
+    g(X)
+    with jax.default_matmul_precision("float32"):
+        g(X)
+    jax.clear_caches()
+    g(X)
+    assert g.traces()[2].compared_with == 1
 
 
 @pytest.mark.parametrize(

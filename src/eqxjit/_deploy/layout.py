@@ -95,9 +95,6 @@ class Layout:
                     f"{size}; this `Packed` holds {short(array)} in place of one. A function that "
                     "is mapped over it (`jax.tree.map`) gives one value for all leaves of a buffer."
                 )
-            elif array.dtype == jax.dtypes.float0:
-                # A gradient with respect to integers.
-                found = [np.zeros((*array.shape[:-1], *shape), array.dtype) for shape in shapes]
             else:
                 found = _split(array, shapes)
             for index, leaf in zip(indices, found, strict=True):
