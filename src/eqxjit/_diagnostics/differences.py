@@ -237,12 +237,3 @@ def defined_again(place: Place) -> Difference:
     else:
         text = f"another one of `{place.qualname}`"
     return Difference(FUNCTION, "", "", f"{text} was traced before", advice.for_function(place))
-
-
-def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:
-    """Return how JAX's configuration differs, as far as traces and programs depend on it."""
-    return [
-        Difference("configuration changed", name, old.get(name, "absent"), new.get(name, "absent"))
-        for name in {**old, **new}
-        if old.get(name) != new.get(name)
-    ]

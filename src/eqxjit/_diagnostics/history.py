@@ -15,7 +15,6 @@ from .differences import (
     FUNCTION,
     OF_ARRAYS,
     Difference,
-    configuration_differences,
     defined_again,
     differences,
     distance,
@@ -179,7 +178,13 @@ class History(TraceHook):
             trace.differences = (Difference("unknown", "", "", why),)
         else:
             found = differences(earlier.description, trace.description, self.place.is_users)
-            found += configuration_differences(earlier.configuration, trace.configuration)
+            # Of the same names, whatever they are in this release of JAX.
+            was = earlier.configuration
+            found += [
+                Difference("configuration changed", name, was[name], text)
+                for name, text in trace.configuration.items()
+                if was[name] != text
+            ]
             trace.differences = tuple(found) or (_why_it_does_not_serve(earlier, trace),)
         # That of a cleared one may be another trace's by now.
         trace.compared_with = None if earlier in self._cleared else earlier.number
