@@ -88,7 +88,7 @@ def _show_info() -> None:
     switches = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(_SWITCHES)]
     print(f"python     {platform.python_version()} ({sys.executable})")
     print(f"platform   {platform.platform()}")
-    print(f"back end   {why_back_end()}")
+    print(f"back end   {why_back_end}")
     print(f"switches   {', '.join(switches) or 'none'}")
     try:
         devices = ", ".join(f"{device} ({device.device_kind})" for device in jax.devices())

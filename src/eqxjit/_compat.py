@@ -16,7 +16,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr
 from jax.tree_util import default_registry, tree_structure
 
 if TYPE_CHECKING:
@@ -32,11 +31,14 @@ _T = TypeVar("_T")
 
 
 def _do_nothing(*_: Any) -> Any:
-    """Return nothing: the fallback of functions that only make something prettier."""
+    # The fallback of functions that only make something prettier.
     return ()
 
 
 # --- The native back end ----------------------------------------------------------------------
+
+#: Which back end is in use, and why.
+why_back_end = "native"
 
 try:
     from . import _native
@@ -47,11 +49,12 @@ try:
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
     _native = None
-
+    why_back_end = "Python, because the native one isn't built (no C compiler at installation?)"
 
 _IS_NATIVE = switch("EQXJIT_NATIVE")
 if _IS_NATIVE is False:
     _native = None
+    why_back_end = "Python, because EQXJIT_NATIVE=0"
 elif _IS_NATIVE and _native is None:
     raise ImportError(
         "`EQXJIT_NATIVE=1` asks for eqxjit's native back end, which isn't built for this Python. "
@@ -60,37 +63,26 @@ elif _IS_NATIVE and _native is None:
     )
 
 
-def why_back_end() -> str:
-    """Return which back end is in use, and why."""
-    if _native is not None:
-        return "native"
-    if _IS_NATIVE is False:
-        return "Python, because EQXJIT_NATIVE=0"
-    return "Python, because the native one isn't built (no C compiler at installation?)"
-
-
 def native_back_end() -> Any:
     """Return `native.c`'s module; None where there is none, or `EQXJIT_NATIVE=0` says so."""
     return _native
 
 
-class _Delegate:
-    """A base of classes whose instances are called by their `target`: as of `_native.c`."""
+if TYPE_CHECKING or _native is None:
 
-    __slots__ = ("target",)
+    class Delegate:
+        """A base of classes whose instances are called by their `target`: as of `_native.c`."""
 
-    if TYPE_CHECKING:
+        __slots__ = ("target",)
 
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+        if TYPE_CHECKING:
 
+            def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-def _as_it_is(cls: type[_T]) -> type[_T]:
-    return cls
+    def call_directly(cls: type[_T]) -> type[_T]:
+        """Return a class as it is."""
+        return cls
 
-
-if TYPE_CHECKING or native_back_end() is None:
-    Delegate = _Delegate
-    call_directly = _as_it_is
 else:
     # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
     Delegate, call_directly = _native.Delegate, _native.call_directly
@@ -294,24 +286,16 @@ def may_raise(module: Any) -> bool:
 
 
 try:
-    from jaxlib.mlir.ir import Module as _Module
+    from jaxlib.mlir.ir import Module as LoweredModule
 except ImportError:
     # No value has this type: the program isn't found.
-    _Module = type("Module", (), {})
+    LoweredModule = type("Module", (), {})
 
 
-def jaxpr_lowered_in(frame: FrameType) -> Any:
-    """Return the closed jaxpr that a function of JAX lowers, from its frame; None without one."""
-    # To be asked for it, JAX goes through all arguments again: as long as all else in a first call.
-    return _local_of_class(frame, ClosedJaxpr)
-
-
-def module_compiled_in(frame: FrameType) -> Any:
-    """Return the lowered program that a function of JAX compiles, as `jaxpr_lowered_in`."""
-    return _local_of_class(frame, _Module)
-
-
-def _local_of_class(frame: FrameType, cls: type) -> Any:
+def local_of_class(frame: FrameType, cls: type) -> Any:
+    """Return the local variable of a class in a frame, of JAX's, say; None without one."""
+    # To be asked for a jaxpr, JAX goes through all arguments again: as long as all else in a first
+    # call.
     return next((value for value in frame.f_locals.values() if type(value) is cls), None)
 
 
@@ -360,18 +344,16 @@ try:
     from equinox._jit import _JitWrapper as UpstreamWrapper
     from equinox._jit import filter_jit as upstream_filter_jit
 
-    #: Whether upstream's wrappers can be read: another field might be another option.
-    upstream_is_as_expected: bool = {*UpstreamWrapper.__dataclass_fields__} == {
+    # Another field might be another option.
+    if {*UpstreamWrapper.__dataclass_fields__} != {
         *("fn", "_signature", "_dynamic_fun", "_static_fun", "_cached"),
         *("filter_warning", "donate_first", "donate_rest"),
-    }
+    }:
+        raise ImportError
 except (ImportError, AttributeError):
     # Wrappers made before `eqxjit.install()` then go on using upstream's.
-    upstream_is_as_expected, _filter_jit_cache = False, None
+    UpstreamWrapper = _filter_jit_cache = None
     upstream_filter_jit = eqx.filter_jit
-    _made = type(eqx.filter_jit(lambda: None))
-    # If it were a plain function, every function would be taken for a wrapper.
-    UpstreamWrapper = _made if issubclass(_made, eqx.Module) else type("UpstreamWrapper", (), {})
 
 # By `filter_warning`, `donate_first` and `donate_rest`.
 _DONATIONS = {
@@ -385,25 +367,21 @@ _DONATIONS = {
 
 def upstream_donation(wrapper: Any) -> Any:
     """Return the `donate` of an upstream wrapper; None if it can't be read."""
-    if not upstream_is_as_expected or _has_jit_options(wrapper):
+    assert _filter_jit_cache is not None
+    jitted, plain = wrapper._cached, _filter_jit_cache(wrapper.__wrapped__, {})
+    # Two of the same options, if `equinox.clear_caches()` was called meanwhile.
+    if jitted is not plain and _jit_options(jitted) != _jit_options(plain):
         return None
     return _DONATIONS.get((wrapper.filter_warning, wrapper.donate_first, wrapper.donate_rest))
 
 
-def _has_jit_options(wrapper: Any) -> bool:
-    assert _filter_jit_cache is not None
-    jitted, plain = wrapper._cached, _filter_jit_cache(wrapper.__wrapped__, {})
-    # Two of the same options, if `equinox.clear_caches()` was called meanwhile.
-    return jitted is not plain and _jit_options(jitted) != _jit_options(plain)
-
-
 def _jit_options(jitted: Any) -> list[Any]:
-    """Return the options of a function under `jax.jit`; the function if JAX keeps none."""
-    try:
-        pairs = jitted._jit_info._asdict().items()
-    except AttributeError:
+    """Return the options of a function under `jax.jit`; the function if JAX has no record."""
+    info = getattr(jitted, "_jit_info", None)
+    if info is None:
         return [jitted]
-    return [value for name, value in pairs if name not in ("fun_sourceinfo", "fun_signature")]
+    names = {*info._fields} - {"fun_sourceinfo", "fun_signature"}
+    return [getattr(info, name) for name in sorted(names)]
 
 
 # --- What tracing depends on ------------------------------------------------------------------
@@ -457,12 +435,10 @@ _last_configuration: tuple[Any, dict[str, str]] = None, {}
 
 
 def _setting_text(value: Any) -> str:
+    # JAX's environment of axis names has no text; and the `repr` of a user's context may raise.
     sizes = getattr(value, "axis_sizes", None)
-    if isinstance(sizes, Mapping):
-        # JAX's environment of axis names has no text.
-        return repr(dict(sizes))
-    # The `repr` of a user's context.
-    return unless_it_raises(lambda: repr(value), f"a {type(value).__name__}")
+    shown = dict(sizes) if isinstance(sizes, Mapping) else value
+    return unless_it_raises(lambda: repr(shown), f"a {type(value).__name__}")
 
 
 try:

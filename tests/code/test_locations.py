@@ -21,12 +21,10 @@ X = jnp.arange(3.0)
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """The working directory, in a home directory of its own."""
-    home = tmp_path / "home"
-    folder = home / "project"
+    """The working directory."""
+    folder = tmp_path / "home" / "project"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("HOME", str(home))
     return folder
 
 
@@ -34,8 +32,8 @@ def test_paths_are_from_the_working_directory(here, monkeypatch):
     assert location(str(here / "src" / "train.py"), 31) == "src/train.py:31"
     assert location(str(here / "train.py"), 3) == "train.py:3"
     assert location(str(here / ".." / "project" / "train.py"), 3) == "train.py:3"
-    assert location(str(here.parent / "other" / "train.py"), 3) == "~/other/train.py:3"
-    assert location(str(here) + "2/train.py", 3) == "~/project2/train.py:3"
+    for path in (f"{here.parent}/other/train.py", f"{here}2/train.py"):
+        assert location(path, 3) == f"{path}:3"
     assert location("/elsewhere/train.py", 3) == "/elsewhere/train.py:3"
     assert location("train.py", 3) == "train.py:3"
     assert location("<stdin>", 3) == "<stdin>:3"
@@ -46,19 +44,13 @@ def test_paths_are_from_the_working_directory(here, monkeypatch):
     assert location("/elsewhere/train.py", 3) == "/elsewhere/train.py:3"
 
 
-def test_a_link_to_the_working_directory(here):
-    (here / "train.py").write_text("")
-    (here.parent.parent / "link").symlink_to(here)
-    assert location(str(here.parent.parent / "link" / "train.py"), 3) == "train.py:3"
-
-
 def test_a_working_directory_that_was_removed(here):
     here.rmdir()
-    assert location(str(here / "train.py"), 3) == "~/project/train.py:3"
+    assert location(str(here / "train.py"), 3) == f"{here}/train.py:3"
 
 
 @pytest.mark.parametrize(
-    "name", ["project", "a b/ü/eqxjit/_code", "site-packages/jax/equinox", "eqxjit_models"]
+    "name", ["project", "a b/ü/eqxjit/_code", "packages/jax/equinox", "eqxjit_models"]
 )
 def test_all_messages_name_lines_so(here, name, caplog, monkeypatch):
     """Whatever the project is called, and wherever it lies."""

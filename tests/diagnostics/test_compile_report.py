@@ -1,8 +1,6 @@
 """`compile_report`: everything that is compiled is in one table, whoever compiles it."""
 
-import io
 import re
-import sys
 import threading
 import time
 
@@ -15,7 +13,6 @@ import eqxjit
 from tests.support.hiding import LOOKED_AT_FOR_STAGING, needs
 from tests.support.inside import set_seconds
 from tests.support.places import shown
-from tests.support.processes import run
 from tests.support.sides import CALLS
 
 X = jnp.arange(3.0)
@@ -104,11 +101,10 @@ def test_its_repr():
     with eqxjit.compile_report() as report:
         assert repr(report) == str(report) == "Nothing was compiled."
         eqxjit.filter_jit(slow)(X)
-    assert re.search(r"\bslow +1  .* 100% ", repr(report))
-    # The headings take two lines on a narrow terminal.
-    _, headings, *lines = repr(report).splitlines()
-    assert headings.startswith("function, and why")
-    assert {"─"} in [{*line} for line in lines[:2]]
+    title, headings, row = repr(report).splitlines()
+    assert re.fullmatch(r"In all, 0\.\d+ s of tracing, lowering and compiling", title)
+    assert headings.split()[:3] == ["traces", "trace", "s"]
+    assert re.match(r" +1  .* 100% .*  slow$", row)
 
 
 @needs("jax._src.source_info_util", why="no line of the user's stands out")
@@ -224,81 +220,32 @@ def test_other_threads_are_included():
     assert rows(report)["<lambda>"].traces == 4
 
 
-def test_the_table_fits_a_narrow_terminal():
-    program = """
-        import jax.numpy as jnp, eqxjit
+def test_the_table_is_aligned():
+    """Names, reasons and numbers may be of any length."""
 
-        class Trainer:
-            def evaluate_the_model_on_a_whole_batch_of_examples(self, x, n):
-                return x * n
-
-        f = eqxjit.filter_jit(Trainer.evaluate_the_model_on_a_whole_batch_of_examples)
-        with eqxjit.compile_report():
-            for n in range(3):
-                f(None, jnp.ones(3), n)
-    """
-    lines = run(program, COLUMNS="80").splitlines()
-    assert max(map(len, lines)) <= 80
-    assert not any("…" in line for line in lines)
-    assert "static value changed: n (2 times)" in " ".join(" ".join(lines).split())
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_the_live_line_shows_on_a_terminal_only(is_terminal, monkeypatch):
-    text = io.StringIO()
-    monkeypatch.setattr(text, "isatty", lambda: is_terminal)
-    monkeypatch.setattr(sys, "stderr", text)
-
-    @eqxjit.filter_jit
-    def inner(x):
-        return x * 2
-
-    @eqxjit.filter_jit
-    def outer(x):
-        return inner(x) + 1
-
-    with eqxjit.compile_report():
-        outer(X)
-    shown = [line.removesuffix("\033[K") for line in text.getvalue().split("\r")]
-    # Each goes with its phase; what is nested isn't shown.
-    phases = ("tracing", "lowering", "compiling")
-    expected = [text for phase in phases for text in (f"{phase} outer ...", "")]
-    assert shown == (["", *expected] if is_terminal else [""])
-
-
-SECONDS = eqxjit.types.Seconds(1234.5678, 123.4567, 98765.4321)
-
-
-@pytest.fixture(scope="module")
-def wide():
-    """A report of a function with a long name, large numbers and a reason."""
-
-    def a_function_whose_name_is_long_enough_to_be_wrapped_at_most_widths(x, n):
+    def a_function_whose_name_is_as_long_as_some_are_in_real_programs(x, n):
         for _ in range(200):
             x = x + n
         return x
 
-    f = eqxjit.filter_jit(a_function_whose_name_is_long_enough_to_be_wrapped_at_most_widths)
+    f = eqxjit.filter_jit(a_function_whose_name_is_as_long_as_some_are_in_real_programs)
     with eqxjit.compile_report() as report:
         f.lower(X, 1), f.lower(X, 2)
-    set_seconds(report, SECONDS)
-    return report
-
-
-@pytest.mark.parametrize("width", [40, 50, 60, 70, 80, 100, 120, 200])
-def test_it_is_readable_at_any_width(wide, width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.delenv("TERM", raising=False)
-    text = str(wide)
-    assert max(map(len, text.splitlines())) <= width
-    # No number is broken, cut or elided: each is a word of its own on one line.
-    assert "\N{HORIZONTAL ELLIPSIS}" not in text
-    words = set(re.split(r"[\s(),]+", text))
-    parts = {f"{s:.3f}" for s in (SECONDS.tracing, SECONDS.lowering, SECONDS.compiling)}
-    assert parts <= words or f"{SECONDS.total:.3f}" in words
-    assert (parts <= words) == (width >= 80)
-    assert {"2", "traces"} <= words
-    # Wrapped, in a column of its own or over whole lines.
-    wrapped = "".join(re.sub(r"[\d.,%]+|─", "", text).split())
-    for said in (wide.rows[0].function, wide.rows[0].reason, "jax.lax.scan"):
-        assert "".join(re.sub(r"[\d.,%]+", "", said).split()) in wrapped
+    set_seconds(report, eqxjit.types.Seconds(1234.5678, 123.4567, 98765.4321))
+    _, headings, row, reason, note = str(report).splitlines()
+    for heading, number in {
+        "traces": "2",
+        "trace s": "1234.568",
+        "lower s": "123.457",
+        "compile s": "98765.432",
+        "share": "100%",
+        "size": "200",
+    }.items():
+        end = headings.index(f" {heading} ") + len(heading) + 1
+        assert row[:end].endswith(f" {number}")
+    column = headings.index("function, and why")
+    name = a_function_whose_name_is_as_long_as_some_are_in_real_programs.__qualname__
+    assert row[column:] == report.rows[0].function
+    assert row[column:] in name
+    assert reason == f"{' ' * column}  static value changed: n"
+    assert "jax.lax.scan" in note

@@ -1,13 +1,11 @@
 """Each trace is seen and explained: `traces()`, `explain_retraces`, and the reasons they give."""
 
 import collections
-import copy
 import dataclasses
 import functools
 import logging
 import operator
 import pathlib
-import pickle
 import re
 import sys
 import threading
@@ -256,6 +254,14 @@ def test_the_closest_earlier_trace_is_compared_with():
     # Of those that are as close, the latest.
     f(X, 1, "d")
     assert f.traces()[3].compared_with == 3
+    # Also in the configuration.
+    g = eqxjit.filter_jit(lambda x: x @ x)
+    g(X)
+    with jax.default_matmul_precision("float32"):
+        g(X)
+    jax.clear_caches()
+    g(X)
+    assert g.traces()[2].compared_with == 1
 
 
 @pytest.mark.parametrize(
@@ -624,10 +630,6 @@ class Unhashable:
     ("values", "reason"),
     [
         (
-            [collections.defaultdict(int, a=X), collections.defaultdict(list, a=X)],
-            "structure changed: `v` was defaultdict of int, is defaultdict of list",
-        ),
-        (
             [collections.OrderedDict(a=X, b=X), collections.OrderedDict(b=X, a=X)],
             "structure changed: `v` was OrderedDict, is OrderedDict with its keys in another order",
         ),
@@ -754,22 +756,6 @@ def test_a_trace_that_was_nested_is_compiled_for_itself():
         inner(X)
     assert trace.seconds.compiling > 0
     assert inner.cache_info()[:2] == (1, 1)
-
-
-def test_traces_of_modules_and_of_the_users_objects_are_pickled():
-    class Local(eqx.Module):
-        w: jax.Array
-
-    f = eqxjit.filter_jit(lambda *tree: X)
-    for n in (1, 2):
-        f(model(size=n), Local(X), lambda x: x, object(), Unique(), Config(1.0), {1: X}, Unique)
-    for again in (pickle.loads(pickle.dumps(f.traces())), copy.deepcopy(f.traces())):
-        assert list(map(repr, again)) == list(map(repr, f.traces()))
-        assert again[1].arguments == f.traces()[1].arguments
-        assert again._repr_html_() == f.traces()._repr_html_()
-    # Of the package, a pickle names what is public.
-    assert b"_diagnostics" not in pickle.dumps(f.traces())
-    assert pickle.loads(pickle.dumps(again))[0].arguments == f.traces()[0].arguments
 
 
 def test_a_trace_that_fails_is_none():
@@ -1010,15 +996,12 @@ def test_explanations_are_switched_on_and_off(caplog):
     finally:
         eqxjit.explain_retraces(False)
     assert_logged(False)
-    for decorated in (
-        eqxjit.explain_retraces()(assert_logged),
-        eqxjit.explain_retraces(assert_logged),
-    ):
-        assert_logged(False)
-        decorated(True)
-        assert_logged(False)
+    decorated = eqxjit.explain_retraces()(assert_logged)
+    assert_logged(False)
+    decorated(True)
+    assert_logged(False)
 
-    @eqxjit.explain_retraces
+    @eqxjit.explain_retraces()
     def recursive(depth):
         if depth:
             recursive(depth - 1)
@@ -1033,29 +1016,10 @@ def test_explanations_are_switched_on_and_off(caplog):
         assert_logged(False)
 
 
-@pytest.mark.parametrize("wrong", ["yes", None, 1, 0])
-def test_a_switch_is_on_or_off(wrong):
-    with pytest.raises(TypeError, match=r"`on` is True, False or a function"):
+@pytest.mark.parametrize("wrong", ["yes", None, 1, 0, identity])
+def test_a_switch_is_on_or_off(wrong, caplog):
+    with pytest.raises(TypeError, match=r"`on` is True or False"):
         eqxjit.explain_retraces(wrong)
-
-
-async def coroutine(): ...
-
-
-def generator():
-    yield
-
-
-async def generator_of_coroutines():
-    yield
-
-
-@pytest.mark.parametrize("fun", [coroutine, generator, generator_of_coroutines, Config, 3])
-def test_what_runs_later_is_not_decorated(fun, caplog):
-    with pytest.raises(TypeError, match=r"`with eqxjit|`on` is True"):
-        eqxjit.explain_retraces(fun)
-    with pytest.raises(TypeError, match="`with eqxjit"):
-        eqxjit.explain_retraces()(fun)
     f = eqxjit.filter_jit(lambda x, n: x)
     f(X, 1), f(X, 2)
     assert caplog.messages == []
@@ -1448,8 +1412,7 @@ def test_what_a_first_call_asks_jax_for(monkeypatch, is_seen):
             return self.func.lower(*args)
 
     if not is_seen:
-        for name in ("jaxpr_lowered_in", "module_compiled_in"):
-            monkeypatch.setattr(_events, name, lambda frame: None)
+        monkeypatch.setattr(_events, "local_of_class", lambda frame, cls: None)
     f = eqxjit.filter_jit(lambda x: x + 1)
     monkeypatch.setattr(jax, "jit", lambda fun, **options: Jitted(_JIT(fun, **options)))
     for n in (3, 4):

@@ -232,10 +232,10 @@ def test_only_the_longest_are_shown(monkeypatch):
 
 def test_the_latest_events_are_remembered(monkeypatch):
     monkeypatch.setattr(report_module, "_MAX_EVENTS", 2)
-    recorder = eqxjit.types.CompileReport()
-    for name in "abc":
-        recorder.add(name, "lowering", 0.0, False, None)
-    assert [each.function for each in recorder.spans] == ["b", "c"]
+    with eqxjit.compile_report() as recorder:
+        for name in "abc":
+            eqxjit.filter_jit(lambda x, n=name: x * ord(n))(X)
+    assert [each.phase for each in recorder.spans] == ["lowering", "compiling"]
 
 
 def test_other_formats_are_refused(report, tmp_path):

@@ -13,7 +13,6 @@ import equinox
 import jax
 
 from .._compat import exclude_from_locations, exclude_from_tracebacks
-from .._interruptions import unless_it_raises
 from .source import GENERATED_FOLDER
 
 
@@ -49,18 +48,16 @@ _ALL_LIBRARY_FILES = (
     *("<frozen ", "<@beartype", "<attrs generated", "<decorator-gen", "<__array_function__"),
 )
 
-_CALLED_AS_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages(?=[/\\])")
+# Into which pip and distributions of Linux install packages.
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
 
 @functools.lru_cache(maxsize=4096)
 def is_users(filename: str) -> bool:
     """Return whether a file is the user's: neither installed nor of the standard library."""
-    if not os.path.isabs(filename):
-        # What is imported has a whole path. The rest is a session, say, or what the user compiled.
-        return not filename.startswith(_ALL_LIBRARY_FILES)
-    # Also where a file is a link, as some installers make them.
-    paths = {filename, unless_it_raises(lambda: os.path.realpath(filename), filename)}
-    return not any(map(_is_librarys, paths))
+    # What is imported has a whole path. The rest is a session, say, or what the user compiled.
+    is_installed = os.path.isabs(filename) and _INSTALLED.search(filename)
+    return not (is_installed or filename.startswith(_ALL_LIBRARY_FILES))
 
 
 def is_users_module(name: str) -> bool:
@@ -70,19 +67,6 @@ def is_users_module(name: str) -> bool:
     filename = getattr(sys.modules.get(name), "__file__", None)
     # Without a file it is a session, a notebook, or one that the user made.
     return not isinstance(filename, str) or is_users(filename)
-
-
-def _is_librarys(path: str) -> bool:
-    return path.startswith(_ALL_LIBRARY_FILES) or any(
-        _holds_packages(path[: f.end()]) for f in _CALLED_AS_INSTALLED.finditer(path)
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def _holds_packages(folder: str) -> bool:
-    """Return whether packages were installed into a folder: a user's may have the same name."""
-    names = unless_it_raises(lambda: os.listdir(folder), [])
-    return any(name.endswith((".dist-info", ".egg-info")) for name in names)
 
 
 # --- Tracebacks -----------------------------------------------------------------------------------
@@ -97,10 +81,7 @@ def trim() -> None:
     """
     error = sys.exception()
     assert error is not None
-    error.__traceback__ = _trimmed(error.__traceback__)
-
-
-def _trimmed(traceback: TracebackType | None) -> TracebackType | None:
+    traceback = error.__traceback__
     entries: list[TracebackType] = []
     while traceback is not None:
         entries.append(traceback)
@@ -113,7 +94,7 @@ def _trimmed(traceback: TracebackType | None) -> TracebackType | None:
             # An instruction without a line is where an interrupt may come.
             lineno = -1 if entry.tb_lineno is None else entry.tb_lineno
             trimmed = TracebackType(trimmed, frame, entry.tb_lasti, lineno)
-    return trimmed
+    error.__traceback__ = trimmed
 
 
 # Not a `contextmanager`, because its generator would add frames.
@@ -122,7 +103,7 @@ class _Trimming(contextlib.AbstractContextManager[None]):
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is not None:
-            error.__traceback__ = _trimmed(error.__traceback__)
+            trim()
 
 
 #: For functions that aren't generated.

@@ -30,42 +30,26 @@ def call_site() -> CallSite:
     innermost: CallSite | None = None
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         site = CallSite(frame.f_code.co_filename, line)
-        # First by its beginning, because there are many, and asking for the others reads folders.
+        if is_users(site.filename):
+            return site
         if not site.filename.startswith(LIBRARY_FILES):
-            if is_users(site.filename):
-                return site
             innermost = innermost or site
     return innermost or CallSite("<unknown>", 0)
 
 
 def location(filename: str, line: int) -> str:
-    """Return what to call a line: `src/train.py:31`, `Cell In[11], line 3`.
-
-    The path is relative to the working directory; of a file elsewhere it is absolute, or begins
-    with `~`.
-    """
+    """Return what to call a line: `src/train.py:31`, `/elsewhere/a.py:1`, `Cell In[11], line 3`."""
     # Not imported here, because without IPython there is no cell.
     ipython: Any = sys.modules.get("IPython")
     # No session of it, no cell of that, or another release.
     cell: Any = ipython and unless_it_raises(
         lambda: ipython.get_ipython().compile.format_code_name(filename)[1], None
     )
-    return f"Cell {cell}, line {line}" if cell else f"{_path(filename)}:{line}"
-
-
-def _path(filename: str) -> str:
-    if not os.path.isabs(filename):
-        return filename
-    path = os.path.normpath(filename)
-    # It may have been removed.
-    here, home = unless_it_raises(os.getcwd, ""), os.path.expanduser("~")
-    # The working directory comes without symbolic links.
-    starts = (here, path, ""), (here, os.path.realpath(path), ""), (home, path, f"~{os.sep}")
-    for folder, below, prefix in starts:
-        # All is below the root, which is no help.
-        if os.path.dirname(folder) != folder and below.startswith(folder + os.sep):
-            return prefix + below[len(folder) + 1 :]
-    return path
+    if cell:
+        return f"Cell {cell}, line {line}"
+    # It may have been removed. Below the root is everything: no path begins with two slashes.
+    here = unless_it_raises(os.getcwd, os.sep) + os.sep
+    return f"{os.path.normpath(filename).removeprefix(here)}:{line}"
 
 
 # --- Where a function is defined ------------------------------------------------------------------
@@ -73,11 +57,8 @@ def _path(filename: str) -> str:
 
 def stub_at(site: CallSite) -> types.CodeType:
     """Return a code object that seems to be from a line, and holds nothing of what is there."""
-    return _nothing.__code__.replace(co_filename=site.filename, co_firstlineno=site.line)
-
-
-def _nothing() -> None:
-    pass
+    code = (lambda: None).__code__
+    return code.replace(co_filename=site.filename, co_firstlineno=site.line)
 
 
 def location_of(fun: Any) -> CallSite | None:
@@ -171,11 +152,8 @@ def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
 
 
 def captured_functions(fun: types.FunctionType) -> list[types.FunctionType]:
-    """Return the functions among what a function captured, and in tuples of that."""
-    values = [value for _, value in captured(fun)]
-    # As optax does: its optimisers are named tuples, and a chain captures tuples of functions.
-    values += [part for value in values if isinstance(value, tuple) for part in value]
-    return [value for value in values if isinstance(value, types.FunctionType)]
+    """Return the functions among what a function captured."""
+    return [value for _, value in captured(fun) if isinstance(value, types.FunctionType)]
 
 
 def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:

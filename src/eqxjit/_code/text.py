@@ -59,12 +59,8 @@ def block(*parts: str) -> str:
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table, which scrolls where it is too wide; numbers are aligned to the right."""
     rows = [[_shown(cell) for cell in row] for row in rows]
-    is_number = [
-        any(row[i] for row in rows) and all(_NUMBER.fullmatch(row[i]) for row in rows)
-        for i in range(len(headings))
-    ]
-
-    aligned = [f"text-align:{'right' if number else 'left'};{_CELL}" for number in is_number]
+    are_numbers = [all(map(_NUMBER.fullmatch, column)) for column in zip(*rows, strict=True)]
+    aligned = [f"text-align:{'right' if number else 'left'};{_CELL}" for number in are_numbers]
 
     def line(tag: str, row: Sequence[str]) -> str:
         cells = zip(aligned, row, strict=True)

@@ -13,8 +13,9 @@ from types import FrameType
 from typing import Any, Protocol
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
-from .._compat import inputs_read_in, is_staging, jaxpr_lowered_in, may_raise, module_compiled_in
+from .._compat import LoweredModule, inputs_read_in, is_staging, local_of_class, may_raise
 from .._interruptions import Weak
 from .calls import Call, in_flight
 from .hidden_warnings import hide_warnings
@@ -217,10 +218,10 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     frame = _frame_of_with()
     # Only the first: a `jax.jit` within the program is lowered as a part of it.
     if phase == LOWERING and trace.jaxpr is None:
-        trace.jaxpr = jaxpr_lowered_in(frame)
+        trace.jaxpr = local_of_class(frame, ClosedJaxpr)
         trace.inputs_read = inputs_read_in(frame)
     elif phase == COMPILING and not trace.may_raise:
-        module = module_compiled_in(frame)
+        module = local_of_class(frame, LoweredModule)
         trace.may_raise = None if module is None else may_raise(module)
 
 

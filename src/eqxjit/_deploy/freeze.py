@@ -229,15 +229,24 @@ def freeze(
     parameters = Signature(fun, *names).parameters
     _check_arguments(f"`freeze` of `{names[1]}`", parameters, args, kwargs, "max_constant_bytes")
     remaining = _Partial(fun, *args, **kwargs)
-    spec, leaves, statics = with_argument_errors(
-        lambda: split(_snapshot(remaining)),
+    spec, arrays, statics = with_argument_errors(
+        lambda: split(remaining),
         lambda: [("fun", fun), ("args", args), ("kwargs", kwargs)],
     )
+    if has_tracers(arrays):
+        raise ValueError(
+            "`freeze` compiles in arrays, and got a tracer: call it outside of `jit`, `grad` "
+            "and `vmap`."
+        )
+    # Split anew, because what the spec says of the static objects must be true of their copies. And
+    # of the arrays copies, since they may be donated, or changed in place if they are NumPy's.
+    copied = combine(spec, map(jnp.copy, arrays), map(copy_static, statics))
+    spec, arrays, statics = split(copied)
     # By default those larger than a weight matrix of 512 by 512 are passed: as constants they make
     # compiling slower, and calls no faster.
     spec, passed, statics = resplit(
         spec,
-        iter(leaves),
+        iter(arrays),
         iter(statics),
         lambda leaf: eqx.is_array(leaf) and leaf.nbytes > max_constant_bytes,
     )
@@ -254,18 +263,6 @@ class _Partial(functools.partial[Any]):
 
 
 register_partial(_Partial)
-
-
-def _snapshot(tree: Any) -> Any:
-    """Return a copy of a tree: of its arrays, and of static containers, as far as they can be."""
-    spec, arrays, statics = split(tree)
-    if has_tracers(arrays):
-        raise ValueError(
-            "`freeze` compiles in arrays, and got a tracer: call it outside of `jit`, `grad` "
-            "and `vmap`."
-        )
-    # Copies, since arrays may be donated, or changed in place if they are NumPy's.
-    return combine(spec, map(jnp.copy, arrays), map(copy_static, statics))
 
 
 def copy_static(value: Any) -> Any:

@@ -14,7 +14,6 @@ from .._compat import (
     fields_of,
     upstream_donation,
     upstream_filter_jit,
-    upstream_is_as_expected,
 )
 from .._core.wrapper import filter_jit
 from .._interruptions import Lock
@@ -34,9 +33,6 @@ class Installation(contextlib.AbstractContextManager["Installation"]):
                 _installations.remove(self)
                 if not _installations:
                     _put_back()
-
-    def __repr__(self) -> str:
-        return f"<Installation: {'active' if self in _installations else 'ended'}>"
 
     def __exit__(self, *_: object) -> None:
         self.uninstall()
@@ -107,7 +103,7 @@ def _put_in_place() -> None:
         for name, value in tuple(namespace.items()):
             if value is public or value is upstream_filter_jit:
                 _replace(namespace, namespace.__setitem__, name, filter_jit)
-    if upstream_is_as_expected:
+    if UpstreamWrapper is not None:
         # Past Equinox's metaclass.
         write = functools.partial(type.__setattr__, UpstreamWrapper)
         for name, method in _REDIRECTING.items():
@@ -134,10 +130,7 @@ _LINK = "__eqxjit_link__"
 
 
 class _Link(types.SimpleNamespace):
-    """A link from an upstream wrapper to its twin, eqxjit's wrapper of the same function.
-
-    - `twin`: None, if upstream goes on serving the function.
-    """
+    """A link from an upstream wrapper to its `twin`: None, if upstream goes on serving it."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         # `None`: what a wrapper is deep-copied or pickled to has no link yet.
@@ -148,6 +141,7 @@ def _method(wrapper: Any, name: str) -> Any:
     """Return a method of what serves an upstream wrapper: of its twin, or upstream's."""
     link = fields_of(wrapper).get(_LINK)
     if link is None:
+        # The twin is eqxjit's wrapper of the same function.
         donate = upstream_donation(wrapper)
         twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=donate)
         # Another thread may have been first: their twins share what is compiled.

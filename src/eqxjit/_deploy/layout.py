@@ -84,7 +84,19 @@ class Layout:
         """Return the tree of the arrays of a `Packed`, with None where it has None."""
         arrays: list[Any] = [None] * len(self.types)
         for indices, array in zip(self.members, gathered, strict=True):
-            found = _taken_apart(array, [self.types[index] for index in indices])
+            shapes = tuple([self.types[index].shape for index in indices])
+            size = sum(map(math.prod, shapes))
+            found: Sequence[Any]
+            if len(shapes) == 1 or array is None:
+                found = [array] * len(shapes)
+            elif not is_array(array) or array.shape[-1:] != (size,):
+                raise ValueError(
+                    "`unpack` takes apart arrays whose last axis has the length that was packed, "
+                    f"{size}; this `Packed` holds {short(array)} in place of one. A function that "
+                    "is mapped over it (`jax.tree.map`) gives one value for all leaves of a buffer."
+                )
+            else:
+                found = _split(array, shapes)
             for index, leaf in zip(indices, found, strict=True):
                 arrays[index] = leaf
         return self.combine(arrays)
@@ -108,24 +120,6 @@ class Layout:
                 f"differences:\n    {lines}"
             )
         return arrays
-
-
-def _taken_apart(array: Any, types: Sequence[Type]) -> Sequence[Any]:
-    """Return the leaves that are in one array of a `Packed`."""
-    if len(types) == 1 or array is None:
-        return [array] * len(types)
-    size = sum([kind.size for kind in types])
-    if not is_array(array) or array.shape[-1:] != (size,):
-        raise ValueError(
-            f"`unpack` takes apart arrays whose last axis has the length that was packed, "
-            f"{size}; this `Packed` holds {short(array)} in place of one. A function that is "
-            "mapped over it (`jax.tree.map`) gives one value for all leaves of a buffer."
-        )
-    shapes = tuple([kind.shape for kind in types])
-    if array.dtype == jax.dtypes.float0:
-        # A gradient with respect to integers.
-        return [np.zeros((*array.shape[:-1], *shape), array.dtype) for shape in shapes]
-    return _split(array, shapes)
 
 
 # --- Interning --------------------------------------------------------------------------------

@@ -36,22 +36,6 @@ class _PackedClass(_ModuleClass):
         )
 
 
-class _Flag:
-    """The `inference` of a `Packed`: there, but refused where it would be read or replaced."""
-
-    def refuse(self, *_: Any) -> Any:
-        raise TypeError(
-            "`equinox.nn.inference_mode` doesn't see what is in a `Packed`. Write "
-            "`eqx.nn.inference_mode(packed.unpack())`."
-        )
-
-    __bool__ = refuse
-
-
-# Equinox asks `hasattr` for a flag, which must not raise, and then flattens what is to be replaced.
-jax.tree_util.register_pytree_node(_Flag, _Flag.refuse, lambda *_: _Flag())
-
-
 class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
     """A pytree whose small arrays are in flat buffers; made by `eqxjit.pack`.
 
@@ -132,7 +116,10 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
             tree = self.layout.combine(self.layout.types)
             if any(map(has_flag, tree_leaves(tree, is_leaf=has_flag))):
                 # Without it, Equinox would find nothing to switch, and say nothing.
-                return _Flag()
+                raise TypeError(
+                    "`equinox.nn.inference_mode` doesn't see what is in a `Packed`. Write "
+                    "`eqx.nn.inference_mode(packed.unpack())`."
+                )
         raise AttributeError(_MISTAKEN.format(f"has no attribute {name!r}", f".{name}"))
 
     def __getitem__(self, key: Any) -> Any:

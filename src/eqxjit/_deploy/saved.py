@@ -91,10 +91,7 @@ def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, A
         # For the error, which names the argument.
         _written(argument, name)
     output = caller.combine([np.asarray(str(aval)) for aval in exported.out_avals], call)
-    try:
-        members = {_PROGRAM: bytes(exported.serialize())}
-    except ImportError as error:
-        raise ImportError("Saving needs flatbuffers: `pip install flatbuffers`.") from error
+    members = {_PROGRAM: bytes(exported.serialize())}
     for i, array in enumerate(caller.fun_arrays):
         members[_array_name(i)] = np.asarray(array).tobytes()
     manifest = {
@@ -154,8 +151,9 @@ def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
     with open(os.fsdecode(path), "rb") as file:
         try:
             return _read(file)
-        except ImportError as error:
-            raise ImportError("Loading needs flatbuffers: `pip install flatbuffers`.") from error
+        except ImportError:
+            # JAX says that it needs flatbuffers.
+            raise
         except _Refused as refused:
             raise ValueError(f"{path} {refused}") from refused.__cause__
         except Exception as error:
@@ -219,7 +217,7 @@ def _exported(manifest: dict[str, Any], program: bytes) -> Exported:
     try:
         exported = deserialize(bytearray(program))
     except ImportError:
-        # Of flatbuffers: `read` says what to install.
+        # As in `read`.
         raise
     except Exception as error:
         # JAX raises many kinds for what an older or a newer one has written.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._code.files import is_users, is_users_module
 from .._code.place import Place
-from .description import INJECTION, ArrayPart, Description, NodePart, StaticPart
+from .description import ArrayPart, Description, Row, StaticPart
 
 #: Where differences of several kinds come together, this part of a remedy doesn't help.
 NOT_STATIC = "in a field that isn't static"
@@ -18,33 +18,27 @@ _UNLESS = ", unless a shape or control flow depends on it"
 
 
 class Change(NamedTuple):
-    """A part that differs between two calls: where, what it was and is, None where it is absent."""
+    """A part that differs between two calls: what it was and is, None where it is absent."""
 
-    path: str
+    # Of the latter call; of the former if it is absent there.
+    row: Row
     # Of type `Part | None`, which each remedy narrows.
     old: Any
     new: Any
-    # What it is a part of, and the index there of the part that holds it.
+    # The latter call's.
     description: Description
-    parent: int
     # Of the function.
     of_user: bool
 
     @property
-    def around(self) -> list[tuple[str, NodePart]]:
-        """The nodes that hold it, and their paths, inside out."""
-        paths, parents, parts = self.description
-        nodes: list[tuple[str, Any]] = []
-        index = self.parent
-        while index >= 0:
-            nodes.append((paths[index], parts[index]))
-            index = parents[index]
-        return nodes
+    def path(self) -> str:
+        """The path, in the user's names."""
+        return self.row.path
 
     @property
     def holder(self) -> str:
         """The module of the innermost node around it that is no container; empty without one."""
-        return next((node.module for _, node in self.around if node.module), "")
+        return next((row.part.module for row in self.row.around if row.part.module), "")
 
     @property
     def is_users(self) -> bool:
@@ -59,10 +53,10 @@ class Change(NamedTuple):
         return are_static and new.equals_itself_alone and old._replace(key=new.key) == new
 
     @property
-    def owner(self) -> tuple[str, NodePart] | None:
+    def owner(self) -> Row | None:
         """The outermost object of a library's class that holds it: the user made that."""
-        nodes = [each for each in self.around if each[1].module]
-        made = [*itertools.takewhile(lambda each: not is_users_module(each[1].module), nodes)]
+        rows = [row for row in self.row.around if row.part.module]
+        made = [*itertools.takewhile(lambda row: not is_users_module(row.part.module), rows)]
         return made[-1] if made else None
 
 
@@ -111,14 +105,12 @@ def for_remade_parts(path: str, changes: list[Change]) -> str:
 
 def _make_owner_once(changes: list[Change], path: str) -> str:
     remedy = f"If it should be the same, make `{path}` once, and pass that each time"
-    first, parts = changes[0], [change.new for change in changes]
-    # Its functions say so; or its state, which mostly comes along.
-    is_injected = any(part.maker == INJECTION for part in parts) or any(
-        path.endswith(".hyperparams") for path in first.description.paths
-    )
-    modules = [first.holder, *[part.module for part in parts]]
+    first = changes[0]
+    # The state, which mostly comes along, says so.
+    is_injected = any(row.path.endswith(".hyperparams") for row in first.description)
+    modules = [first.holder, *[change.new.module for change in changes]]
     if not is_injected and any(module.startswith("optax.") for module in modules):
-        remedy += f"; `optax.{INJECTION}` makes a learning rate an array of its state"
+        remedy += "; `optax.inject_hyperparams` makes a learning rate an array of its state"
     return remedy
 
 
@@ -177,17 +169,17 @@ def for_static(change: Change) -> str:
         return ""
     path = change.path
     argument = f", dtype=jnp.{dtype}" if dtype else ""
-    opaque = [node for _, node in change.around if node.is_opaque]
+    opaque = [row for row in change.row.around if row.part.is_opaque]
     if opaque:
         # An array in it couldn't be hashed.
         remedy = f"pass `jnp.asarray({path}{argument})` as a separate argument"
         # In a static field a Module couldn't hold arrays either.
         if len(opaque) == 1 and not opaque[0].is_field:
-            remedy += f", or make `{opaque[0]}` an `equinox.Module` with such an array"
+            remedy += f", or make `{opaque[0].part}` an `equinox.Module` with such an array"
         return f"If it varies, {remedy}{_UNLESS}"
     if not change.holder:
         return f"If it varies, pass `jnp.asarray({path}{argument})`{_UNLESS}"
-    where = f", {NOT_STATIC}" if change.new.is_field else ""
+    where = f", {NOT_STATIC}" if change.row.is_field else ""
     return f"If it varies, make `{path}` an array, `jnp.asarray(...{argument})`{where}{_UNLESS}"
 
 

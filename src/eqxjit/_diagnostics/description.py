@@ -15,7 +15,7 @@ import jax
 from jax.core import Tracer
 
 from .._code.files import is_users
-from .._code.place import CallSite, captured, captured_functions, code_of, transformation_of
+from .._code.place import CallSite, captured, code_of, transformation_of
 from .._code.text import counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function
@@ -32,12 +32,8 @@ _MAX_TEXT = 1_000
 # Python refuses to write out an integer of thousands of digits.
 _MAX_BITS = 256
 
-# The most constants that are part of a text, and the most functions that are looked at below one.
+# The most constants that are part of a text.
 _MAX_CAPTURED = 4
-_MAX_FUNCTIONS = 64
-
-#: What makes an optimiser of optax whose learning rate is an array.
-INJECTION = "inject_hyperparams"
 
 
 def array_text(dtype: Any, shape: Iterable[Any]) -> str:
@@ -69,7 +65,6 @@ class StaticPart(NamedTuple):
     text: str
     key: Hashable
     kind: str
-    is_field: bool
     # Of a function, or of the type of anything else.
     module: str = "builtins"
     # Where a callable's code is, and the function that defines it, or JAX's transformation.
@@ -107,7 +102,6 @@ class NodePart(NamedTuple):
     module: str = ""
     # JAX doesn't look into it: a plain dataclass.
     is_opaque: bool = False
-    is_field: bool = False
     # What else to say, where that alone tells two nodes apart.
     detail: str = " (another class of that name)"
 
@@ -115,27 +109,41 @@ class NodePart(NamedTuple):
         return self.text
 
 
-Part = ArrayPart | StaticPart | NodePart
+class Row(NamedTuple):
+    """A part of a call, its path, and the row of the node that holds it: None of an argument."""
+
+    path: str
+    # One of the three, which its reader narrows.
+    part: Any
+    holder: "Row | None"
+    # It is in a static field, into which JAX doesn't look.
+    is_field: bool = False
+
+    @property
+    def around(self) -> "list[Row]":
+        """The rows of the nodes that hold it, inside out."""
+        rows: list[Row] = []
+        row = self.holder
+        while row is not None:
+            rows.append(row)
+            row = row.holder
+        return rows
 
 
-class Description(NamedTuple):
-    """The parts of a call, outside in, and the path and the parent of each: -1 for an argument."""
-
-    paths: tuple[str, ...]
-    parents: tuple[int, ...]
-    parts: tuple[Part, ...]
+class Description(tuple[Row, ...]):
+    """The parts of a call, outside in."""
 
     def __str__(self) -> str:
         """Return each argument in a few words: `x: float32[3]`, `model: MLP with 4 arrays`."""
-        if self == UNKNOWN:
+        if self is UNKNOWN:
             return "..."
         texts: list[str] = []
-        starts = [index for index, parent in enumerate(self.parents) if parent < 0]
         # What is in an argument comes between it and the next one.
-        for start, stop in itertools.pairwise([*starts, len(self.parts)]):
-            path, part = self.paths[start], self.parts[start]
+        starts = [index for index, row in enumerate(self) if row.holder is None]
+        for start, stop in itertools.pairwise([*starts, len(self)]):
+            path, part = self[start][:2]
             if isinstance(part, NodePart):
-                arrays = [p for p in self.parts[start:stop] if isinstance(p, ArrayPart)]
+                arrays = [row for row in self[start:stop] if isinstance(row.part, ArrayPart)]
                 texts.append(f"{path}: {part} with {counted(len(arrays), 'array')}")
             else:
                 texts.append(f"{path}{': ' if isinstance(part, ArrayPart) else '='}{part}")
@@ -143,7 +151,7 @@ class Description(NamedTuple):
 
 
 #: Of a call that defies description. (That of a call without arguments is empty.)
-UNKNOWN = Description(("...",), (-1,), (NodePart("unknown", None),))
+UNKNOWN = Description([Row("...", NodePart("unknown", None), None)])
 
 
 def describe(call: Any) -> Description:
@@ -159,16 +167,11 @@ def describe(call: Any) -> Description:
 
 def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     """Describe trees, each from its name, its spec and itself."""
-    paths: list[str] = []
-    parents: list[int] = []
-    parts: list[Part] = []
-    # The next one last: a path, a spec, a value, if it is in a static field, and the parent.
-    pending: list[Any] = [(*each, False, -1) for each in reversed(named)]
+    rows: list[Row] = []
+    # The next one last: a path, a spec, a value, if it is in a static field, and the row around.
+    pending: list[Any] = [(*each, False, None) for each in reversed(named)]
     while pending:
-        path, spec, value, is_field, parent = pending.pop()
-        index = len(paths)
-        paths.append(path)
-        parents.append(parent)
+        path, spec, value, is_field, holder = pending.pop()
         below: _Below = []
         if spec is ARRAY:
             part = _array(value)
@@ -178,13 +181,14 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
             part, below = _node(spec, value)
         else:
             frozen = spec.frozen if isinstance(spec, Static) else spec
-            part, below = _static(frozen, value, is_field)
-        parts.append(part)
+            part, below = _static(frozen, value)
+        row = Row(path, part, holder, is_field)
+        rows.append(row)
         for suffix, inner, child, is_inner_field in reversed(below):
-            pending.append((path + suffix, inner, child, is_field or is_inner_field, index))
-        if len(paths) + len(pending) > _MAX_PARTS:
+            pending.append((path + suffix, inner, child, is_field or is_inner_field, row))
+        if len(rows) + len(pending) > _MAX_PARTS:
             return UNKNOWN
-    return Description(tuple(paths), tuple(parents), tuple(parts))
+    return Description(rows)
 
 
 # The children of a node, as of `children`; in a static field, with stand-ins in place of specs.
@@ -218,8 +222,8 @@ def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
         return NodePart("None", None)
     name = type(value).__name__
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        return StaticPart(f"int of {value.bit_length():,} bits", hash(value), name, is_field)
-    return StaticPart(repr(value), None, name, is_field)
+        return StaticPart(f"int of {value.bit_length():,} bits", hash(value), name)
+    return StaticPart(repr(value), None, name)
 
 
 def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
@@ -231,14 +235,9 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
     name = cls.__name__
     if isinstance(metadata, Function):
         # A wrapper of ours, around anybody's function.
-        key = (name, hash(metadata.options.key))
-        part = NodePart(name, key, detail=" with other options")
+        part = NodePart(name, hash(metadata.options.key), detail=" with other options")
         return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
     below = unless_it_raises(lambda: children(spec, value), [])
-    if issubclass(cls, defaultdict):
-        factory = value.default_factory
-        key = (name, lasting(freeze(factory)))
-        return NodePart(name, key, detail=f" of {_text(factory)}"), below
     if cls is jax.tree_util.Partial:
         below.append((".func", freeze(metadata), metadata, True))
     elif issubclass(cls, eqx.Module):
@@ -253,29 +252,29 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
     return _part_of_class(cls, n), below
 
 
-def _part_of_class(cls: type, n: int, is_opaque: bool = False, is_field: bool = False) -> NodePart:
+def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> NodePart:
     """Return the part of a node of `n` children that has no metadata."""
     name = cls.__name__
     if cls in (tuple, list):
         return NodePart(f"{name} of {n}", (name, n))
     if issubclass(cls, dict) and not is_opaque:
         return NodePart(name, name)
-    return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque, is_field)
+    return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque)
 
 
 _CONTAINERS = (tuple, list, dict, OrderedDict, defaultdict)
 
 
-def _static(frozen: Hashable, value: Any, is_field: bool) -> tuple[Part, _Below]:
+def _static(frozen: Hashable, value: Any) -> tuple[StaticPart | NodePart, _Below]:
     kind = type(value)
     # A class of the user's may refuse to be walked.
     below = unless_it_raises(lambda: _parts_of(frozen, value), None)
     if below is None:
-        nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__, is_field)
-        return unless_it_raises(lambda: _leaf(frozen, value, is_field), nameless), []
+        nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__)
+        return unless_it_raises(lambda: _leaf(frozen, value), nameless), []
     # JAX takes no other class apart for being derived from a builtin one.
     is_node = kind in _CONTAINERS or hasattr(kind, "_fields") or issubclass(kind, eqx.Module)
-    return _part_of_class(kind, len(below), not is_node, is_field), below
+    return _part_of_class(kind, len(below), not is_node), below
 
 
 def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
@@ -299,39 +298,24 @@ def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
     return [(*each, True) for each in zip(suffixes, parts, values, strict=False)]
 
 
-def _leaf(frozen: Hashable, value: Any, is_field: bool) -> StaticPart:
+def _leaf(frozen: Hashable, value: Any) -> StaticPart:
     kind: Any = type(value)
     name: str = kind.__name__
-    is_function, is_class = kind is types.FunctionType, isinstance(value, type)
+    is_function, code = kind is types.FunctionType, code_of(value)
     transformation, target = transformation_of(value) if is_function else ("", None)
-    code = None if is_class else code_of(value)
+    # The function that defines it.
+    maker = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
     is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
-    text = _text(value)
-    if is_class:
-        # The text of `float32` by itself is that of an array of that dtype.
-        text = f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
     return StaticPart(
-        text,
+        _text(value),
         (weakref.ref(kind), lasting(frozen)),
         name,
-        is_field,
         (value if is_function else kind).__module__ or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
-        f"jax.{transformation}" if transformation else _maker(value, code),
+        f"jax.{transformation}" if transformation else maker,
         type(target).__name__ if isinstance(target, eqx.Module) else "",
-        is_alone and not is_class,
+        is_alone and not isinstance(value, type),
     )
-
-
-def _maker(value: Any, code: types.CodeType | None) -> str:
-    functions = [value] if isinstance(value, types.FunctionType) else []
-    # The list grows while it is gone through.
-    for function in itertools.islice(functions, _MAX_FUNCTIONS):
-        # A chain captures its optimisers: it needs no injection if one of them has it.
-        if function.__qualname__.startswith(INJECTION):
-            return INJECTION
-        functions += captured_functions(function)
-    return code.co_qualname.rpartition(".<locals>.")[0] if code else ""
 
 
 def lasting(key: Hashable) -> Hashable:
@@ -368,6 +352,9 @@ def _text(value: Any) -> str:
         return f"partial of {_text(value.func)}{f' with {arguments}' if arguments else ''}"
     if kind is types.MethodType:
         return f"method {value.__qualname__} of {_text(value.__self__)}"
+    if isinstance(value, type):
+        # The text of `float32` by itself is that of an array of that dtype.
+        return f"class {value.__module__}.{value.__qualname__}".replace(" builtins.", " ")
     if callable(value):
         # What `jax.jit` and the like make has a name, too.
         name = getattr(value, "__qualname__", "<")

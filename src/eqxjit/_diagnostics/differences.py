@@ -83,16 +83,11 @@ def with_remedies_once(lines: Iterable[tuple[str, str]]) -> list[str]:
 
 def distance(old: Description, new: Description) -> int:
     """Return in how many parts two descriptions differ, those in nodes that differ included."""
-    parts: Iterable[Any] = old.parts
-    n_gone = 0
-    # Most calls are alike, and equal parts are mostly one object.
-    if old.paths != new.paths:
-        by_path = dict(zip(old.paths, old.parts, strict=True))
-        parts = map(by_path.get, new.paths)
-        # Or the same paths in another order.
-        n_gone = len(by_path.keys() - {*new.paths}) or 1
-    pairs = zip(parts, new.parts, strict=True)
-    return n_gone + sum([was is not part and was != part for was, part in pairs])
+    parts = {row.path: row.part for row in old}
+    n_same = sum([parts.get(row.path) == row.part for row in new])
+    # Or the same paths in another order.
+    is_alike = [*parts] == [row.path for row in new]
+    return max(len(old), len(new)) - n_same + (not is_alike)
 
 
 def _causes(old: Description, new: Description, of_user: bool) -> list[list[Change]]:
@@ -101,29 +96,25 @@ def _causes(old: Description, new: Description, of_user: bool) -> list[list[Chan
     # The paths of what differs, and of all that is in it: the parts of a node that is another
     # altogether aren't compared.
     changed: set[str] = set()
-    # First what is there now, then what is there no more.
-    for description, other in ((new, old), (old, new))[: 1 + (old.paths != new.paths)]:
-        parts = dict(zip(other.paths, other.parts, strict=True))
-        for path, parent, part in zip(*description, strict=True):
-            match = parts.get(path)
-            if path in changed or (parent >= 0 and description.paths[parent] in changed):
-                changed.add(path)
-            elif match is not part and match != part:
-                changed.add(path)
-                pair = (match, part) if description is new else (part, match)
-                changes.append(Change(path, *pair, description, parent, of_user))
-    if not changes and old.paths != new.paths:
-        # Of the same parts: the first that is elsewhere is in a dict whose keys are.
-        first = next(i for i, path in enumerate(old.paths) if path != new.paths[i])
-        index = new.parents[first]
-        part = new.parts[index]
-        moved = NodePart(f"{part} with its keys in another order", None)
-        changes.append(Change(new.paths[index], part, moved, new, new.parents[index], of_user))
+    old_parts, new_parts = ({row.path: row.part for row in rows} for rows in (old, new))
+    for row in (*new, *old):
+        was, is_now = old_parts.get(row.path), new_parts.get(row.path)
+        if row.holder and row.holder.path in changed:
+            changed.add(row.path)
+        elif row.path not in changed and was != is_now:
+            changed.add(row.path)
+            changes.append(Change(row, was, is_now, new, of_user))
+    if not changes:
+        for was, row in zip(old, new, strict=False):
+            if was.path != row.path and row.holder is not None:
+                # Of the same parts: the first that is elsewhere is in a dict whose keys are.
+                part = row.holder.part
+                moved = NodePart(f"{part} with its keys in another order", None)
+                return [[Change(row.holder, part, moved, new, of_user)]]
     # Objects below one argument that one call made anew are one cause, with one remedy.
     causes: dict[Hashable, list[Change]] = {}
     for change in changes:
-        made_by = _made_by(change) if type(change.new) is StaticPart else None
-        causes.setdefault(made_by or change.path, []).append(change)
+        causes.setdefault(_made_by(change) or change.path, []).append(change)
     return [*causes.values()]
 
 
@@ -131,13 +122,12 @@ def _made_by(change: Change) -> Hashable:
     """Return which call made an object anew; None for any other change."""
     if not change.is_remade:
         return None
-    owner = change.owner
-    if owner is not None:
-        return owner[0], None
+    if change.owner is not None:
+        return change.owner.path, None
     made_at, maker = change.new.made_at, change.new.maker
-    if made_at is None or not maker or change.parent < 0:
+    if made_at is None or not maker or change.row.holder is None:
         return None
-    return change.around[-1][0], made_at.filename, maker
+    return change.row.around[-1].path, made_at.filename, maker
 
 
 def differences(old: Description, new: Description, of_user: bool = True) -> list[Difference]:
@@ -145,7 +135,7 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
     shown: list[Difference] = []
     for cause in _causes(old, new, of_user):
         first = cause[0]
-        path, was, is_now = first[:3]
+        path, was, is_now = first.path, first.old, first.new
         if len(cause) > 1 or (first.is_remade and not _is_by_itself(first)):
             shown.append(_of_remade(cause))
         elif isinstance(was, ArrayPart) and isinstance(is_now, ArrayPart):
@@ -154,11 +144,16 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
             # A node has no remedy, because a structure is mostly meant.
             category = _CATEGORIES.get((type(was), type(is_now)), "structure changed")
             remedy = advice.for_static(first) if category.startswith("static") else ""
-            if first.parent < 0 and None in (was, is_now):
+            if first.row.holder is None and None in (was, is_now):
                 category = "argument newly passed or left out"
             old_text, new_text = _texts_apart(was, is_now)
             shown.append(Difference(category, path, old_text, new_text, remedy))
-    return shown
+    if len({difference.category for difference in shown}) == 1:
+        return shown
+    # A model of another size has other shapes and other static fields: neither should be padded, or
+    # made an array.
+    unapt = advice.PAD, advice.NOT_STATIC
+    return [d._replace(remedy="") if any(part in d.remedy for part in unapt) else d for d in shown]
 
 
 def _is_by_itself(change: Change) -> bool:
@@ -168,7 +163,7 @@ def _is_by_itself(change: Change) -> bool:
     return (
         owner is None
         or advice.is_made_by_user(part)
-        or (part.kind == "partial" and owner[1].module.startswith("equinox"))
+        or (part.kind == "partial" and owner.part.module.startswith("equinox"))
     )
 
 
@@ -176,9 +171,10 @@ def _of_remade(cause: list[Change]) -> Difference:
     """Return the difference of an object whose parts one call made anew."""
     first = cause[0]
     # Or the innermost node that holds them all.
-    levels = zip(*[change.around[::-1] for change in cause], strict=False)
-    around_all = [nodes[0] for nodes in levels if len({path for path, _ in nodes}) == 1]
-    path, node = first.owner or around_all[-1]
+    owner = first.owner or next(
+        row for row in first.row.around if all(row in change.row.around for change in cause)
+    )
+    path, node = owner.path, owner.part
     parts = [
         f"`{change.path[len(path) :]}`"
         + (f" is another {change.new}" if _is_by_itself(change) else "")
@@ -241,26 +237,3 @@ def defined_again(place: Place) -> Difference:
     else:
         text = f"another one of `{place.qualname}`"
     return Difference(FUNCTION, "", "", f"{text} was traced before", advice.for_function(place))
-
-
-def with_apt_remedies(found: list[Difference]) -> tuple[Difference, ...]:
-    """Return the differences, without remedies that help only where all are of one kind."""
-    if len({difference.category for difference in found}) > 1:
-        # A model of another size has other shapes and other static fields: neither should be
-        # padded, or made an array.
-        unapt = advice.PAD, advice.NOT_STATIC
-        found = [
-            d._replace(remedy="") if any(part in d.remedy for part in unapt) else d for d in found
-        ]
-    return tuple(found)
-
-
-def configuration_differences(old: dict[str, str], new: dict[str, str]) -> list[Difference]:
-    """Return how JAX's configuration differs, as far as traces and programs depend on it."""
-    if old is new:
-        return []
-    return [
-        Difference("configuration changed", name, old.get(name, "absent"), new.get(name, "absent"))
-        for name in {**old, **new}
-        if old.get(name) != new.get(name)
-    ]

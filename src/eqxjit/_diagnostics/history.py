@@ -15,13 +15,11 @@ from .differences import (
     FUNCTION,
     OF_ARRAYS,
     Difference,
-    configuration_differences,
     defined_again,
     differences,
     distance,
-    with_apt_remedies,
 )
-from .log import log, log_streak, switches
+from .log import log, log_streak
 from .trace import Trace, TraceList, size_of
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -123,7 +121,7 @@ class History(TraceHook):
             record.number = number
             self._traces.append(record)
             for old in [*self._cleared, *self._traces][-_MAX_COMPARED - 1 : -_MAX_COMPARED]:
-                if len(old.description.parts) > _MAX_PARTS:
+                if len(old.description) > _MAX_PARTS:
                     old.description = UNKNOWN
             if self._number is not None:
                 definition_at(self.place).latest = self._number
@@ -139,7 +137,7 @@ class History(TraceHook):
         """Measure a trace, and log it."""
         if jaxpr is not None:
             record.equations, record.busiest_line = size_of(jaxpr)
-        if switches and record.differences:
+        if record.differences:
             log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         if call.is_staged or is_staging():
@@ -170,11 +168,9 @@ class History(TraceHook):
                 trace.differences = (defined_again(self.place),)
             return
 
-        def changed_since(earlier: Trace) -> list[Difference]:
-            return configuration_differences(earlier.configuration, trace.configuration)
-
         def distance_of(earlier: Trace) -> int:
-            return distance(earlier.description, trace.description) + len(changed_since(earlier))
+            is_set_anew = earlier.configuration != trace.configuration
+            return distance(earlier.description, trace.description) + is_set_anew
 
         earlier = min(latest, key=distance_of)
         if UNKNOWN in (earlier.description, trace.description):
@@ -182,8 +178,14 @@ class History(TraceHook):
             trace.differences = (Difference("unknown", "", "", why),)
         else:
             found = differences(earlier.description, trace.description, self.place.is_users)
-            shown = with_apt_remedies([*found, *changed_since(earlier)])
-            trace.differences = shown or (_why_it_does_not_serve(earlier, trace),)
+            # Of the same names, whatever they are in this release of JAX.
+            was = earlier.configuration
+            found += [
+                Difference("configuration changed", name, was[name], text)
+                for name, text in trace.configuration.items()
+                if was[name] != text
+            ]
+            trace.differences = tuple(found) or (_why_it_does_not_serve(earlier, trace),)
         # That of a cleared one may be another trace's by now.
         trace.compared_with = None if earlier in self._cleared else earlier.number
 

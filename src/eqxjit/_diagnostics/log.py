@@ -4,8 +4,7 @@ import collections
 import logging
 from collections.abc import Callable
 from contextlib import ContextDecorator
-from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from .._code.text import short, times
 from .._switches import switch
@@ -18,7 +17,7 @@ _logger = logging.getLogger("eqxjit")
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Those in force: of the environment, of a switch, of each `with`. The last one decides.
-switches: list[Any] = []
+_switches: list[Any] = []
 
 
 class Explaining(ContextDecorator):
@@ -27,56 +26,38 @@ class Explaining(ContextDecorator):
     def __init__(self, on: bool):
         self.on = on
         self._is_set = True
-        switches.append(self)
+        _switches.append(self)
 
     def __enter__(self) -> None:
         if not self._is_set:
             # A second `with`, or a call of a decorated function, maybe within another.
-            switches.append(self)
+            _switches.append(self)
         self._is_set = False
 
     def __exit__(self, *_: object) -> None:
-        if self in switches:
-            switches.remove(self)
+        if self in _switches:
+            _switches.remove(self)
 
     def __call__(self, fun: F) -> F:
+        # Not from here on, but in its calls.
         with self:
-            # A call of these only makes what runs them, and that of a class isn't all that it does.
-            kinds = (isclass, iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)
-            if not callable(fun) or any(is_kind(fun) for is_kind in kinds):
-                raise TypeError(
-                    f"`on` is True, False or a function to decorate, not {short(fun)}. Around "
-                    "calls of anything else, write `with eqxjit.explain_retraces():`."
-                )
-        return super().__call__(fun)
+            return super().__call__(fun)
 
 
 if switch("EQXJIT_EXPLAIN_RETRACES"):
     Explaining(True)
 
 
-@overload
-def explain_retraces(on: bool = True) -> Explaining: ...
-
-
-@overload
-def explain_retraces(on: F) -> F: ...
-
-
-def explain_retraces(on: Any = True) -> Any:
+def explain_retraces(on: bool = True) -> Explaining:
     """Log each trace after a function's first: why it was made, and how long it took.
 
-    A switch, a context manager and a decorator, in the manner of `torch.set_grad_enabled`, and for
-    all threads. The environment variable `EQXJIT_EXPLAIN_RETRACES=1` switches it on for a whole
-    process. The messages are warnings of the logger `eqxjit`. Warm calls stay as fast.
+    A switch, a context manager and a decorator of functions, for all threads. The environment
+    variable `EQXJIT_EXPLAIN_RETRACES=1` switches it on for a whole process. The messages are
+    warnings of the logger `eqxjit`. Warm calls stay as fast.
 
     **Arguments:**
 
-    - `on`: `explain_retraces(False)` switches it off. Or the function to decorate.
-
-    **Raises:**
-
-    - `TypeError`, for a class, a coroutine function or a generator function: use a `with` there.
+    - `on`: `explain_retraces(False)` switches it off.
 
     !!! example
 
@@ -97,21 +78,25 @@ def explain_retraces(on: Any = True) -> Any:
 
         ```
     """
-    return Explaining(on) if isinstance(on, bool) else Explaining(True)(on)
+    if not isinstance(on, bool):
+        raise TypeError(
+            f"`on` is True or False, not {short(on)}. A decorator is `@eqxjit.explain_retraces()`."
+        )
+    return Explaining(on)
 
 
 def log(trace: Trace) -> None:
     """Log a trace that differs from earlier ones, if `explain_retraces` is on."""
     # Looked up once, because another thread may end it.
-    latest = switches[-1:]
+    latest = _switches[-1:]
     if not latest or not latest[0].on:
         return
     again = " again" if trace.number > 1 else ""
-    text = (
-        f"`{trace.function}` was traced{again} (trace {trace.number}) for the call at "
-        f"{trace.call_site}, in {trace.seconds}.\n{trace.explanation()}"
+    _logger.warning(
+        "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
+        *(trace.function, again, trace.number, trace.call_site, trace.seconds),
+        trace.explanation(),
     )
-    _logger.warning("%s", text)
 
 
 # How many causes a message names.

@@ -3,9 +3,7 @@
 import json
 import os
 import pathlib
-import shutil
 import sys
-import textwrap
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -15,17 +13,11 @@ from typing import Any, NamedTuple
 
 from .._code.text import block, escape, table, times
 from .._core.events import COMPILING, observers
-from .differences import Difference
 from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
-from .trace import Seconds, Trace, TraceList
+from .trace import Seconds, TraceList
 
 # The latest.
 _MAX_EVENTS = 100_000
-
-# Where neither a terminal nor `COLUMNS` says how much room there is.
-_WIDTH = 100
-# In less room, columns are left out.
-_WIDE = 80
 
 
 class ReportRow(NamedTuple):
@@ -60,8 +52,13 @@ def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
         spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
         setattr(seconds, span.phase, spent)
     # A program that is compiled for another device has no trace, nor has JAX's function.
-    traces = list(dict.fromkeys(span.trace for span in spans if span.trace is not None))
+    traces = _traces_of(spans)
     largest = max(traces, key=lambda trace: trace.equations or 0, default=None)
+    reasons = Counter((d.category, d.path) for trace in traces for d in trace.differences)
+    reason = ""
+    for (category, path), count in reasons.most_common(1):
+        often = f" ({times(count)})" if count > 1 else ""
+        reason = f"{category}{': ' if path else ''}{path}{often}"
     return ReportRow(
         function=function,
         traces=len(traces) or sum([span.phase == COMPILING for span in spans]),
@@ -70,16 +67,12 @@ def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
         persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
         equations=None if largest is None else largest.equations,
         busiest_line="" if largest is None else largest.busiest_line,
-        reason=_most_repeated([d for trace in traces for d in trace.differences]),
+        reason=reason,
     )
 
 
-def _most_repeated(differences: list[Difference]) -> str:
-    counts = Counter((d.category, d.path) for d in differences)
-    for (category, path), count in counts.most_common(1):
-        often = f" ({times(count)})" if count > 1 else ""
-        return f"{category}{': ' if path else ''}{path}{often}"
-    return ""
+def _traces_of(spans: list[ReportSpan]) -> TraceList:
+    return TraceList(dict.fromkeys(span.trace for span in spans if span.trace is not None))
 
 
 _PAGE = """<!doctype html>
@@ -108,18 +101,8 @@ class CompileReport:
     """
 
     def __init__(self) -> None:
-        self._start = time.perf_counter()
         # With the numbers of their threads, of which several may have one name.
         self._events: deque[tuple[int, ReportSpan]] = deque(maxlen=_MAX_EVENTS)
-
-    def add(
-        self, function: str, phase: str, seconds: float, from_cache: bool, trace: Trace | None
-    ) -> None:
-        """Record a phase of this thread that has just ended."""
-        start = time.perf_counter() - self._start - seconds
-        thread = threading.current_thread()
-        span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, trace)
-        self._events.append((threading.get_ident(), span))
 
     @property
     def rows(self) -> list[ReportRow]:
@@ -171,9 +154,8 @@ class CompileReport:
         if path.suffix.lower() == ".json":
             text = json.dumps(chrome_trace(self.spans))
         else:
-            traces = TraceList(dict.fromkeys(s.trace for s in self.spans if s.trace is not None))
-            shown = traces._repr_html_() if traces else ""
-            text = _PAGE.format(self._repr_html_() + shown)
+            traces = _traces_of(self.spans)
+            text = _PAGE.format(self._repr_html_() + (traces._repr_html_() if traces else ""))
         path.write_text(text, encoding="utf-8")
 
     def _repr_html_(self) -> str:
@@ -187,86 +169,62 @@ class CompileReport:
         return block(title, timeline_html(self.spans), table(headings, cells), notes)
 
     def __repr__(self) -> str:
-        width = shutil.get_terminal_size((_WIDTH, 0)).columns
         rows = self.rows
         if not rows:
             return "Nothing was compiled."
-        title = f"In all, {self.total_seconds:.3g} s of tracing, lowering and compiling"
-        notes = [line for note in self.notes() for line in textwrap.wrap(note, width)]
-        return "\n".join([*textwrap.wrap(title, width), *_table(rows, width), *notes])
+        cells = [[*_columns(rows[0])], *[[*_columns(row).values()] for row in rows]]
+        # With two spaces before each column.
+        widths = [2 + max(map(len, column)) for column in zip(*cells, strict=True)]
+        headings, *numbers = ["".join(map(str.rjust, row, widths)) for row in cells]
+        # Texts come last, as in Python's profiles: they may be of any length.
+        lines = [
+            f"In all, {self.total_seconds:.3g} s of tracing, lowering and compiling",
+            f"{headings}  function, and why it was traced again",
+        ]
+        for row, text in zip(rows, numbers, strict=True):
+            lines.append(f"{text}  {row.function}")
+            if row.reason:
+                lines.append(f"{'':>{len(text)}}    {row.reason}")
+        return "\n".join([*lines, *self.notes()])
 
 
-def _columns(row: ReportRow, is_wide: bool = True) -> dict[str, str]:
-    """Return the text of each column but the first, by its heading."""
-    seconds = row.seconds
-    if not is_wide:
-        return {"traces": str(row.traces), "seconds": f"{seconds.total:.3f}"}
+def _columns(row: ReportRow) -> dict[str, str]:
+    """Return the text of each column of numbers, by its heading."""
     return {
         "traces": str(row.traces),
-        "trace s": f"{seconds.tracing:.3f}",
-        "lower s": f"{seconds.lowering:.3f}",
-        "compile s": f"{seconds.compiling:.3f}",
+        "trace s": f"{row.seconds.tracing:.3f}",
+        "lower s": f"{row.seconds.lowering:.3f}",
+        "compile s": f"{row.seconds.compiling:.3f}",
         "share": f"{row.share:.0%}",
         "cached": str(row.persistent_cache_hits),
         "size": "" if row.equations is None else f"{row.equations:,}",
     }
 
 
-def _table(rows: list[ReportRow], width: int) -> list[str]:
-    """Return the lines of the table, none of them longer than that."""
-    columns = [_columns(row, width >= _WIDE) for row in rows]
-    cells = [[*columns[0]], *[[*row.values()] for row in columns]]
-    # With two spaces before each column.
-    widths = [2 + max(map(len, column)) for column in zip(*cells, strict=True)]
-    numbers = ["".join(map(str.rjust, row, widths)) for row in cells]
-    names = [["function, and why it was traced again"]]
-    names += [[row.function, f"  {row.reason}"] for row in rows]
-    most = width - sum(widths)
-    texts = [
-        [line for text in name for line in textwrap.wrap(text, most, subsequent_indent="  ")]
-        for name in names
-    ]
-    longest = max([len(line) for lines in texts for line in lines])
-    lines: list[str] = []
-    for (first, *others), after in zip(texts, numbers, strict=True):
-        lines += [f"{first:<{longest}}{after}".rstrip(), *others]
-    lines.insert(len(texts[0]), "─" * (longest + sum(widths)))
-    return lines
-
-
 class _Observer:
-    """An observer that fills in a report, and shows on a terminal what is under way."""
+    """An observer that fills in a report."""
 
-    def __init__(self, report: CompileReport, is_shown: bool):
-        self._report = report
-        self._is_shown = is_shown and sys.stderr is not None and sys.stderr.isatty()
-        self._n_under_way = 0
+    def __init__(self, report: CompileReport):
+        self._events = report._events
+        self._start = time.perf_counter()
 
-    def begun(self, function: str, phase: str) -> None:
-        self._n_under_way += 1
-        if self._n_under_way == 1:
-            self._show(f"{phase} {function} ...")
+    def begun(self, function: str, phase: str) -> None: ...
 
     def ended(
         self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
     ) -> None:
-        self._report.add(function, phase, seconds, from_cache, record)
-        # One may have begun before this was there.
-        self._n_under_way = max(0, self._n_under_way - 1)
-        if self._n_under_way == 0:
-            self._show("")
-
-    def _show(self, text: str) -> None:
-        if self._is_shown:
-            # In place of what was there.
-            print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
+        start = time.perf_counter() - self._start - seconds
+        thread = threading.current_thread()
+        span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
+        self._events.append((threading.get_ident(), span))
 
 
 @contextmanager
-def recording(report: CompileReport, is_shown: bool = False) -> Iterator[CompileReport]:
+def recording(report: CompileReport) -> Iterator[CompileReport]:
     """Fill in a report, without printing it."""
-    # It dies with this `with`, even if that is interrupted; a report is read afterwards.
-    observer = _Observer(report, is_shown)
+    # Not the report itself, which is read afterwards: this dies with the `with`, even if that is
+    # interrupted.
+    observer = _Observer(report)
     try:
         observers.add(observer)
         yield report
@@ -281,7 +239,7 @@ def compile_report() -> Iterator[CompileReport]:
     It includes nested functions, and also `jax.jit` functions and JAX's own operations, unless they
     are traced as part of another function. The seconds of a function leave out functions under
     `filter_jit` that are traced within its trace, because these have their own rows. Threads add
-    up. On a terminal, a line shows the current phase.
+    up.
 
     It yields a `CompileReport`, with `rows`, `spans` and `save`, which can be read at any time. In
     a notebook the cell shows the table and the timeline as HTML.
@@ -305,7 +263,7 @@ def compile_report() -> Iterator[CompileReport]:
     """
     report = CompileReport()
     try:
-        with recording(report, is_shown=True):
+        with recording(report):
             yield report
     finally:
         ipython = sys.modules.get("IPython")

@@ -127,7 +127,13 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
     parts = [f"<p>{title}</p>"]
     rows: dict[tuple[str, int], list[_Bar]] = collections.defaultdict(list)
     for span in shown:
-        rows[span.thread, span.depth].append(_span_bar(span))
+        text = f"{span.function}: {span.phase}, {span.seconds:.3g} s, begun at {span.start:.3g} s"
+        if span.from_persistent_cache:
+            text += "\nfrom JAX's persistent cache"
+        if span.trace is not None:
+            text += f"\ntrace {span.trace.number}: {span.reason}\ncalled at {span.trace.call_site}"
+        bar = span.start, span.end, _COLOURS[span.phase], span.function, text
+        rows[span.thread, span.depth].append(bar)
     for (thread, depth), bars in sorted(rows.items()):
         if depth == 0:
             parts.append(f'<div style="clear:both;padding-top:8px">{escape(thread)}</div>')
@@ -170,13 +176,3 @@ def _row(bars: list[_Bar], place: Callable[[float], float]) -> str:
         label = escape(text) if width > _NARROW else ""
         parts.append(f'<div class="bar" style="{style}" title="{escape(title)}">{label}</div>')
     return f'<div style="clear:both;height:18px;overflow:hidden">{"".join(parts)}</div>'
-
-
-def _span_bar(span: ReportSpan) -> _Bar:
-    lines = [f"{span.function}: {span.phase}, {span.seconds:.3g} s, begun at {span.start:.3g} s"]
-    if span.from_persistent_cache:
-        lines.append("from JAX's persistent cache")
-    if span.trace is not None:
-        lines.append(f"trace {span.trace.number}: {span.reason}")
-        lines.append(f"called at {span.trace.call_site}")
-    return span.start, span.end, _COLOURS[span.phase], span.function, "\n".join(lines)

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
@@ -72,8 +71,6 @@ class Trace:
     from_persistent_cache: bool = False
     equations: int | None = None
     busiest_line: str = ""
-    #: Of a copy: the arguments and their summary.
-    _texts: tuple[Mapping[str, str], str] | None = None
 
     @property
     def reason(self) -> str:
@@ -81,25 +78,19 @@ class Trace:
         return "; ".join(listed(self.differences)) or "first trace"
 
     @property
-    def arguments(self) -> Mapping[str, str]:
+    def arguments(self) -> dict[str, str]:
         """The arguments that it was made for: each part by its path, arrays as `float32[3]`.
 
         Empty for trees that are too large to be described, and for old traces of large trees.
         """
-        if self._texts is not None:
-            return self._texts[0]
         # Made each time, because lines are named from the working directory, which may change.
-        paths, _, parts = self.description if self.description != UNKNOWN else ((), (), ())
-        return dict(zip(paths, map(str, parts), strict=True))
+        rows = () if self.description is UNKNOWN else self.description
+        return {row.path: str(row.part) for row in rows}
 
     @property
     def summary(self) -> str:
         """The arguments in a few words."""
-        return str(self.description) if self._texts is None else self._texts[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Without the keys by which parts are compared, which refer to classes weakly.
-        return vars(self) | {"description": None, "_texts": (self.arguments, self.summary)}
+        return str(self.description)
 
     def __repr__(self) -> str:
         return (
@@ -122,23 +113,28 @@ class TraceList(list[Trace]):
         if not self:
             return block("<p>Nothing was traced.</p>")
         headings = ("function", "trace", "why", "called at", "seconds", "arguments")
-        rows = [
-            (
-                trace.function,
-                trace.number,
-                "\n".join(listed(trace.differences, with_remedies=True)) or "first trace",
-                trace.call_site,
-                trace.seconds.total,
-                trace.summary,
+        rows: list[tuple[Any, ...]] = []
+        for trace in self:
+            why = "\n".join(listed(trace.differences, with_remedies=True)) or "first trace"
+            seconds = trace.seconds.total
+            rows.append(
+                (trace.function, trace.number, why, trace.call_site, seconds, trace.summary)
             )
-            for trace in self
-        ]
         return block(table(headings, rows))
 
 
 def size_of(jaxpr: Any) -> tuple[int, str]:
     """Return the number of equations of a jaxpr, nested ones too, and the user's busiest line."""
-    equations = _equations(jaxpr)
+    equations: list[Any] = []
+    # The list grows while it is gone through. Not by recursion, because loops may be nested deeply.
+    # Those of a jaxpr that is used twice count twice, as they are compiled twice.
+    parts = [jaxpr]
+    for part in parts:
+        equations += part.eqns
+        for equation in part.eqns:
+            for value in equation.params.values():
+                nested = value if isinstance(value, (tuple, list)) else (value,)
+                parts += [each for each in nested if isinstance(each, (ClosedJaxpr, Jaxpr))]
     n = len(equations)
     if n < _MANY_EQUATIONS:
         return n, ""
@@ -148,18 +144,3 @@ def size_of(jaxpr: Any) -> tuple[int, str]:
     if line is None or count < max(_MANY_EQUATIONS, n / 2) or not is_users(line[0]):
         return n, ""
     return n, f"{location(*line)} ({count:,})"
-
-
-def _equations(jaxpr: Any) -> list[Any]:
-    """Return the equations of a jaxpr and of those in it, each as often as it is used."""
-    equations: list[Any] = []
-    # The list grows while it is gone through. Not by recursion, because loops may be nested deeply.
-    parts = [jaxpr]
-    for part in parts:
-        equations += part.eqns
-        for equation in part.eqns:
-            for value in equation.params.values():
-                for nested in value if isinstance(value, (tuple, list)) else (value,):
-                    if isinstance(nested, (ClosedJaxpr, Jaxpr)):
-                        parts.append(nested)
-    return equations

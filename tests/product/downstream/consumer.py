@@ -156,13 +156,12 @@ def use_the_rest(model: eqx.nn.Linear, x: jax.Array) -> None:
     assert_type(eqxjit.load("file"), eqxjit.types.FrozenFunction[..., Any])
     with eqxjit.compile_report() as report:
         assert_type(report, eqxjit.types.CompileReport)
-    assert_type(eqxjit.explain_retraces(named)(3), str)
     assert_type(eqxjit.explain_retraces()(named)(3), str)
     with eqxjit.explain_retraces(False):
         named(3)
 
-    eqxjit.explain_retraces(named)("three")  # type: ignore[arg-type]
-    eqxjit.explain_retraces("yes")  # type: ignore[call-overload]
+    eqxjit.explain_retraces()(named)("three")  # type: ignore[arg-type]
+    eqxjit.explain_retraces("yes")  # type: ignore[arg-type]
 
     frozen("three")  # type: ignore[arg-type]
     eqxjit.freeze(Model(x))(x, "two")  # type: ignore[arg-type]
