@@ -1,6 +1,5 @@
 """One structure of a function's calls: its jitted form, and what its traces returned."""
 
-import operator
 import weakref
 from typing import Any, NamedTuple
 
@@ -65,8 +64,6 @@ class Entry(_Flags):
     - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's, how many these
         are, and how many there are in all. `n_fun_statics`: its static objects.
     - `outs`: what its traces returned.
-    - `uses`: a byte for each array: whether a program that was compiled reads it; None until one
-        was compiled.
     - `pending`: whether a program was traced or compiled that isn't settled yet: a call then goes
         through `settle`.
     - `blocks`: whether calls wait, because a program can raise.
@@ -90,7 +87,6 @@ class Entry(_Flags):
         "name",
         "outs",
         "spec",
-        "uses",
         "was_traced",
         "watches",
     )
@@ -104,7 +100,6 @@ class Entry(_Flags):
         self.label = label
         self.n_first, self.n_fun, self.n_fun_statics = layout
         self.n_arrays = count_arrays(spec) + self.n_fun
-        self.uses: bytes | None = None
         #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
         self.outs: list[Out] = []
         self.blocks = options.block
@@ -129,8 +124,6 @@ class Entry(_Flags):
             if name != "__weakref__":
                 setattr(entry, name, getattr(self, name))
         entry.jitted, entry.pending, entry.blocks = compiled, False, blocks
-        # XLA may drop other inputs here than where the function itself is compiled.
-        entry.uses = None
         return entry
 
     # --- Traces ---------------------------------------------------------------------------------
@@ -154,15 +147,6 @@ class Entry(_Flags):
         if is_classified:
             self._unclassified = False
         self.pending = self._unclassified or len(self._traces) > 0
-
-    def add_uses(self, read: frozenset[int] | None) -> None:
-        """Note which arrays one more program reads; None where that is unknown."""
-        uses = bytes([read is None or i in read for i in range(self.n_arrays)])
-        if self.uses is not None:
-            uses = bytes(map(operator.or_, uses, self.uses))
-        if uses != self.uses:
-            # Only then, because fast paths compare it by identity.
-            self.uses = uses
 
     # --- Outputs --------------------------------------------------------------------------------
 

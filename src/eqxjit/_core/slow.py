@@ -100,15 +100,10 @@ class Caller:
         if self.can_be_disabled and jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         entry = self.find_or_add(call)
-        # Until there is a program, any of the arrays may be one that it reads while it runs.
-        arrays, waits, uses = call.flat, True, entry.uses
-        if entry.was_traced:
-            # JAX may be reading the arrays still when this call has returned.
-            arrays, waits = owned(arrays, uses)
+        # JAX may be reading NumPy arrays still when this call has returned.
+        arrays, waits = owned(call.flat)
         try:
             output = make(call, entry.jitted, arrays)
-            # Another thread may have traced a program meanwhile that reads other arrays.
-            waits = waits or entry.uses is not uses
             if (waits or entry.blocks) and not is_untraced(output):
                 entry.wait_for(output)
         except BaseException as error:
@@ -117,7 +112,7 @@ class Caller:
         result = self.settle(output, call)
         # While something is pending, each call would leave a fast path for `settle_fast`.
         if HAS_FAST_PATHS and not entry.pending and self.table.wants_fast(entry):
-            self.add_fast(call)
+            self.table.add_fast(fast_path(call))
         return result
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -183,7 +178,7 @@ class Caller:
         return self.combine(output, call)
 
     def classify(self, call: Call, trace: Any) -> None:
-        """Find out whether a program that has just run can raise, and which arrays it reads."""
+        """Find out whether a program that has just run can raise."""
         entry = call.entry
         can_raise = None if trace is None else trace.may_raise
         if can_raise is None:
@@ -195,11 +190,6 @@ class Caller:
                 # No `lower` (`EQX_ON_ERROR=breakpoint`), or caches that were cleared meanwhile.
                 can_raise = True
         entry.blocks = entry.blocks or can_raise
-        uses = entry.uses
-        entry.add_uses(None if trace is None else trace.inputs_read)
-        if entry.uses != uses and uses is not None:
-            # A fast path copies the arrays that were read when it was made.
-            self.table.drop_fast(entry)
 
     def combine(self, output: Output, call: Call) -> Any:
         """Return the user's output, from what JAX returned for a call."""
@@ -210,17 +200,6 @@ class Caller:
             came_in = call.all_statics
             statics = [came_in[i] if i >= 0 else v for v, i in zip(statics, out.slots, strict=True)]
         return combine(out.spec, iter(arrays_of(output)), iter(statics))
-
-    def add_fast(self, call: Call) -> None:
-        """Give the entry of a call its fast path, if it can have one."""
-        entry = call.entry
-        uses = entry.uses
-        fast = fast_path(call)
-        if fast is not None:
-            self.table.add_fast(fast)
-            if entry.uses is not uses:
-                # By another thread, before the fast path could be found.
-                self.table.drop_fast(entry)
 
     # --- From fast paths ----------------------------------------------------------------------
 

@@ -220,11 +220,11 @@ class Table(_Watched):
         self._n_slow += 1
         return self._n_slow % _CALLS_PER_TURN == 0
 
-    def add_fast(self, fast: Any) -> None:
-        """Put a fast path before all others, unless its entry was dropped."""
+    def add_fast(self, fast: Any | None) -> None:
+        """Put a fast path before all others, if there is one, unless its entry was dropped."""
         with self.lock:
             # Its calls would go on being served, and it would live as long as the table.
-            if self.entries.get(fast.entry.spec) is not fast.entry:
+            if fast is None or self.entries.get(fast.entry.spec) is not fast.entry:
                 return
             self.remove_fast(fast.entry)
             self.fasts.insert(0, fast)
@@ -238,15 +238,6 @@ class Table(_Watched):
             self._n_hits += fast.hits
             self.fasts.remove(fast)
             self._unlink()
-
-    def drop_fast(self, entry: Entry) -> None:
-        """Have the next call of an entry make its fast path anew."""
-        with self.lock:
-            for fast in self.fasts:
-                if fast.entry is entry:
-                    # A call of it in another thread may be on its way.
-                    fast.is_stale = True
-            self.remove_fast(entry)
 
     def _unlink(self) -> None:
         # A generated function calls those that there were when it was made.

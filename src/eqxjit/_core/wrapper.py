@@ -532,7 +532,7 @@ def filter_jit(
         - `"none"`: no arrays; the default.
     - `block`: whether each call waits for its computation, as in Equinox. By default a call waits
         only if the program can raise at runtime (it holds a callback or a foreign call, such as
-        `eqx.error_if`), or if it reads a NumPy array of more than 16 KiB, which you may overwrite
+        `eqx.error_if`), or if it takes a NumPy array of more than 16 KiB, which you may overwrite
         once the call has returned. A call copies smaller ones.
     - `maxsize`: how many static structures are compiled at a time. Further ones replace the least
         recently used. `None` for no limit.

@@ -37,8 +37,6 @@ class PythonFast:
     def __init__(self, signature: Signature, entry: Any):
         self.entry = entry
         self.hits_before = 0
-        #: Its source compares what programs read.
-        self.is_stale = False
         self._written = write(signature, entry)
         #: Its `next` counts a hit: in C, hence without a lock, and faster than an addition.
         self._counter: Iterator[None] = itertools.repeat(None, sys.maxsize)
@@ -101,10 +99,8 @@ def native_fast(call: Any) -> Any:
     """Return the fast path for calls like this one in C."""
     assert _native is not None
     entry = call.entry
-    # Until a program was read, any array may be one that it uses.
-    uses = entry.uses or b"\1" * entry.n_arrays
     layout = entry.n_arrays, entry.n_first, entry.n_fun
-    return _native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, uses, *layout)
+    return _native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, *layout)
 
 
 # --- Wrappers -------------------------------------------------------------------------------------

@@ -28,9 +28,8 @@ from .._spec.tree import (
     Static,
     count_arrays,
     count_nodes,
-    is_array,
 )
-from .numpy_inputs import take_noting
+from .numpy_inputs import take
 from .signature import KEYWORD_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature, absent
 
 #: The slow path serves larger trees, because compiling their source takes too long.
@@ -120,8 +119,8 @@ class _Writer:
         n, arrays = entry.n_first, self.arrays
         # The function's come last here, as in C. They may be NumPy's, too.
         self.arrays = []
-        for i, fun_array in enumerate(fun_arrays):
-            self._match_array(fun_array, fun_array, n + i)
+        for fun_array in fun_arrays:
+            self._match_array(fun_array, fun_array)
         passed = [*arrays[:n], *self.arrays, *arrays[n:]]
         self.statics = [*fun_statics, *self.statics]
         result, unpacking = self._output()
@@ -132,10 +131,6 @@ class _Writer:
         parameters = self.signature.header(absent_name)
         jitted, hits = names.variable("jitted"), names.variable("hits")
         entry_name = names.constant("entry", entry)
-        waits = f"{entry_name}.blocks or {self.large}"
-        if entry.uses is not None and not all(entry.uses):
-            # Another thread may trace a program that reads what isn't copied here.
-            waits += f" or {entry_name}.uses is not {names.constant('uses', entry.uses)}"
         array, matches = names.variable("arrays"), names.variable("matches")
         body = [
             # Guards run the user's `==` and flattens: what these raise, the slow path deals with.
@@ -148,7 +143,7 @@ class _Writer:
             f"    return {otherwise}({', '.join(self.signature.forwarded())})",
             "try:",
             *indented(wrapped(f"{array} = {jitted}(", passed, ")")),
-            f"    if ({waits}) and not {entry_name}.pending:",
+            f"    if ({entry_name}.blocks or {self.large}) and not {entry_name}.pending:",
             f"        {entry_name}.wait_for({array})",
             f"except {names.named(BaseException)} as {error}:",
             f"    {self._passed_on('failed_fast', error, entry_name)}",
@@ -243,11 +238,7 @@ class _Writer:
         if depth > _MAX_DEPTH:
             raise TooLarge
         if spec is ARRAY:
-            # JAX's order has the function's arrays in between.
-            index = len(self.arrays)
-            self._match_array(
-                var, inner, index + (self.entry.n_fun if index >= self.entry.n_first else 0)
-            )
+            self._match_array(var, inner)
         elif spec is None:
             guards.append(f"{source} is None")
         elif type(spec) is Static:
@@ -296,23 +287,17 @@ class _Writer:
         self.statics.append(f"{flat}[1]")
         return [f"{below}[{i}]" for i in range(n)]
 
-    def _match_array(self, var: str, source: str, index: int) -> None:
-        """Write the guard of the array that is passed at an index."""
+    def _match_array(self, var: str, source: str) -> None:
         names = self.names
-        uses = self.entry.uses
         if source == var:
             # A parameter isn't assigned to: the slow path gets it where a guard fails.
             var = names.variable(f"{var}_array")
             source = f"{var} := {source}"
         self.arrays.append(var)
         array = names.constant("Array", ArrayImpl)
-        if uses is not None and not uses[index]:
-            # XLA doesn't read it: no copy of a NumPy array, and no wait.
-            other = f"{names.constant('is_array', is_array)}({var})"
-        else:
-            take = names.constant("take", take_noting)
-            refused = names.constant("NotImplemented", NotImplemented)
-            other = f"({var} := {take}({var}, {self.large})) is not {refused}"
+        take_name = names.named(take)
+        refused = names.constant("NotImplemented", NotImplemented)
+        other = f"({var} := {take_name}({var}, {self.large})) is not {refused}"
         self.guards.append(f"({names.named(type)}({source}) is {array}{_OR}{other})")
 
     def _match_static(self, var: str, bound: str, spec: Any) -> None:
