@@ -170,8 +170,6 @@ class _CompiledCaller(Caller):
     - `table`: one that holds this entry alone.
     """
 
-    __slots__ = ("_table", "description", "entry")
-
     #: As a `jax.stages.Compiled`.
     can_be_disabled = False
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from .._compat import native_back_end, wrapped_by_tracer
+from .._fast.signature import Signature
 from .._interruptions import Weak
 from .._spec.static import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
@@ -19,16 +20,8 @@ _native = native_back_end()
 _MAX_COMPARED = 16
 
 
-class _State:
-    """The flags of an entry that a warm call looks at."""
-
-    __slots__ = ("blocks", "pending")
-
-    def __init__(self) -> None:
-        self.blocks = self.pending = False
-
-
-_Flags: type[_State] = _State if _native is None else _native.Flags
+# C reads the flags of an entry where they lie.
+_Flags: type = object if _native is None else _native.Flags
 
 
 class Out(NamedTuple):
@@ -62,7 +55,7 @@ class Entry(_Flags):
     - `spec`: that of the arguments, under which the table holds it.
     - `jitted`: `jax.jit` of a function of flat arrays.
     - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's, how many these
-        are, and how many there are in all. `n_fun_statics`: its static objects.
+        are, and how many there are in all.
     - `outs`: what its traces returned.
     - `pending`: whether a program was traced or compiled that isn't settled yet: a call then goes
         through `settle`.
@@ -70,36 +63,16 @@ class Entry(_Flags):
     - `invalidation_reasons`: why the table dropped it; its traces share the list.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_traces",
-        "_unclassified",
-        "hides_donation_warning",
-        "invalidation_reasons",
-        "jitted",
-        "label",
-        "last_used",
-        "latest_record",
-        "n_arrays",
-        "n_first",
-        "n_fun",
-        "n_fun_statics",
-        "name",
-        "outs",
-        "spec",
-        "was_traced",
-        "watches",
-    )
-
     def __init__(
-        self, spec: Spec, name: str, label: str, options: Options, layout: tuple[int, int, int]
+        self, spec: Spec, signature: Signature, options: Options, n_first: int, n_fun: int
     ):
-        super().__init__()
         self.spec = spec
-        self.name = name
-        self.label = label
-        self.n_first, self.n_fun, self.n_fun_statics = layout
-        self.n_arrays = count_arrays(spec) + self.n_fun
+        self.name = signature.name
+        self.label = signature.label
+        self.n_first = n_first
+        self.n_fun = n_fun
+        self.n_arrays = count_arrays(spec) + n_fun
+        self.pending = False
         #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
         self.outs: list[Out] = []
         self.blocks = options.block
@@ -119,10 +92,7 @@ class Entry(_Flags):
     def with_program(self, compiled: Any, blocks: bool) -> "Entry":
         """Return the same for a program compiled ahead of time: nothing of it is pending."""
         entry = Entry.__new__(Entry)
-        # By the slots, so that one that is added isn't left out.
-        for name in Entry.__slots__:
-            if name != "__weakref__":
-                setattr(entry, name, getattr(self, name))
+        entry.__dict__.update(self.__dict__)
         entry.jitted, entry.pending, entry.blocks = compiled, False, blocks
         return entry
 

@@ -3,6 +3,7 @@
 Between the beginning of a trace and its end in `settle`, the events of its thread belong to it.
 """
 
+import dataclasses
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import CO_GENERATOR
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -31,27 +32,13 @@ _PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
 _MOST_OPEN = 100
 
 
-class Observer(Protocol):
-    """An observer of all that is compiled, by eqxjit or not, in any thread."""
-
-    def begun(self, function: str, phase: str) -> None:
-        """Note that a phase begins: `"tracing"`, `"lowering"` or `"compiling"`."""
-        ...
-
-    def ended(
-        self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
-    ) -> None:
-        """Note the seconds of a phase that ended, with all that was compiled within it.
-
-        `record` is the hook's of the trace that it is a part of; None without one.
-        """
-        ...
+#: Observers of all that is compiled, by eqxjit or not, in any thread, each as long as it lives.
+#: They have `begun(function, phase)` and `ended(function, phase, seconds, from_cache, record)`: the
+#: seconds are with all that was compiled within it, and the record is the hook's, or None.
+observers: Weak[Any] = Weak()
 
 
-#: The observers, each as long as it lives.
-observers: Weak[Observer] = Weak()
-
-
+@dataclasses.dataclass(eq=False)
 class OpenTrace:
     """A trace from its beginning until it is settled.
 
@@ -62,21 +49,11 @@ class OpenTrace:
     - `may_raise`: whether a program that JAX compiles afterwards can raise; None if there is none.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "call",
-        "is_traced",
-        "jaxpr",
-        "may_raise",
-        "record",
-    )
-
-    def __init__(self, call: Call):
-        self.call = call
-        self.record: Any = None
-        self.is_traced = False
-        self.jaxpr: Any = None
-        self.may_raise: bool | None = None
+    call: Call
+    record: Any = None
+    is_traced: bool = False
+    jaxpr: Any = None
+    may_raise: bool | None = None
 
     @property
     def hook(self) -> Any:

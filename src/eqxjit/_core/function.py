@@ -48,19 +48,6 @@ class Function:
     - `attributes`: what a wrapper takes over from it, as with `functools.update_wrapper`.
     """
 
-    __slots__ = (
-        "_home",
-        "_place",
-        "_stand_ins",
-        "_table",
-        "attributes",
-        "keeps_arrays",
-        "options",
-        "signature",
-        "spec",
-        "statics",
-    )
-
     def __init__(
         self,
         fun: Any,

@@ -57,14 +57,6 @@ class Options:
         return (self.donate, self.block, self.maxsize, self.max_traces, self.jit_arguments)
 
     @property
-    def donates_first(self) -> bool:
-        return self.donate in ("all", "warn")
-
-    @property
-    def donates_rest(self) -> bool:
-        return self.donate != "none"
-
-    @property
     def hides_donation_warning(self) -> bool:
         return self.donate in ("all", "all-except-first")
 

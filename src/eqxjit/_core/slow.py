@@ -16,9 +16,9 @@ from .._code.files import trim, trimming
 from .._compat import may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import owned
-from .._fast.source import TooLarge, lacks_field, write
+from .._fast.source import TooLarge, Writer, lacks_field
 from .._interruptions import raise_if_interruption
-from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
+from .._spec.tree import combine, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make
 from .entry import Entry, Output, arrays_of, out_of
@@ -38,8 +38,6 @@ class Caller:
     - `function`: the function, without its arrays; `fun_arrays`: its arrays.
     - `wrapper`: whose `target` this fills; weakly, so that no cycle keeps arrays alive.
     """
-
-    __slots__ = ("__weakref__", "fun_arrays", "function", "wrapper")
 
     #: Whether `jax.disable_jit` has an effect.
     can_be_disabled = True
@@ -120,21 +118,13 @@ class Caller:
         __tracebackhide__ = True
         named = functools.partial(self.function.signature.named, args, kwargs)
         parts = with_argument_errors(lambda: split((args, kwargs)), named)
-        return Call(self.function, self.fun_arrays, args, kwargs, parts)
+        return Call(self.function, self.fun_arrays, args, kwargs, *parts)
 
     def find_or_add(self, call: Call) -> Entry:
         """Return the entry that serves a call, new where there is none."""
         __tracebackhide__ = True
-        entry = self.find(call)
-        if entry is None:
-            function = self.function
-            # The order is upstream's, in which JAX reuses donated arrays.
-            is_split = call.args and (self.fun_arrays or function.options.donates_rest)
-            n_first = count_arrays(call.spec[3][3]) if is_split else 0
-            layout = n_first, len(self.fun_arrays), len(function.statics)
-            entry = self.table.add(new_entry(call, function.options, layout))
-        call.entry = entry
-        return entry
+        call.entry = self.find(call) or self.table.add(new_entry(call))
+        return call.entry
 
     def find(self, call: Call) -> Entry | None:
         """Return the entry of a call's spec, if there is one; an error names a bad argument."""
@@ -223,7 +213,7 @@ class Caller:
     def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
         """Return the call in flight whose arguments these are."""
         bound = self.bind(args, kwargs)
-        call = Call(self.function, self.fun_arrays, *bound, split(bound))
+        call = Call(self.function, self.fun_arrays, *bound, *split(bound))
         call.entry = entry
         return call
 
@@ -266,7 +256,7 @@ class Caller:
             return None
         entry = fasts[0].entry
         try:
-            return write(self.function.signature, entry).source
+            return Writer(self.function, entry).write()[0]
         except (TooLarge, RecursionError, MemoryError):
             return "# This tree is too large to be shown as source.\n"
 

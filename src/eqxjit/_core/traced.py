@@ -12,12 +12,11 @@ import jax
 from .._code.place import stub_at
 from .._compat import JITTED_FRAME_MARK, debug_info, is_staging
 from .._fast.signature import Signature
-from .._spec.tree import ARRAY, children, combine, has_tracers, leaf_paths
+from .._spec.tree import ARRAY, children, combine, count_arrays, has_tracers, leaf_paths
 from .calls import Call, in_flight
 from .entry import Entry, Output
 from .events import OpenTrace, open_trace, tracing
 from .hidden_warnings import hide_warnings
-from .options import Options
 
 # Spelled out below, because only a plain local variable shows on the stack.
 assert JITTED_FRAME_MARK == "__equinox_jit_id__"
@@ -37,8 +36,6 @@ def is_untraced(output: Any) -> bool:
 
 class Box:
     """A box around what the user's function returned where nothing is traced."""
-
-    __slots__ = ("content",)
 
     def __init__(self, content: Any):
         self.content = content
@@ -136,13 +133,22 @@ def _check_not_donated(name: str, leaves: Sequence[Any]) -> None:
         )
 
 
-def new_entry(call: Call, options: Options, layout: tuple[int, int, int]) -> Entry:
+def new_entry(call: Call) -> Entry:
     """Return a new entry for a call's structure, not yet traced."""
-    signature = call.function.signature
-    entry = Entry(call.spec, signature.name, signature.label, options, layout)
+    function, options, n_fun = call.function, call.function.options, len(call.fun_arrays)
+    donates = options.donate != "none"
+    # The order is upstream's, in which JAX reuses donated arrays.
+    is_split = call.args and (n_fun or donates)
+    n_first = count_arrays(call.spec[3][3]) if is_split else 0
+    entry = Entry(call.spec, function.signature, options, n_first, n_fun)
     # New for each entry: JAX keeps what it traced by the function that it jits.
-    traced = TracedFunction(signature, entry)
-    donated = _donated(entry, options, call.function.keeps_arrays)
+    traced = TracedFunction(function.signature, entry)
+    donated: list[int] = []
+    if donates:
+        # Not the arrays of a frozen function, which is called again with the same ones.
+        donated += range(n_first + (n_fun if function.keeps_arrays else 0), entry.n_arrays)
+    if options.donate in ("all", "warn"):
+        donated += range(n_first)
     with contextlib.ExitStack() as stack:
         if options.jit_arguments:
             # What JAX has to say of them it said when they were checked.
@@ -150,15 +156,6 @@ def new_entry(call: Call, options: Options, layout: tuple[int, int, int]) -> Ent
         # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
         entry.jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
     return entry
-
-
-def _donated(entry: Entry, options: Options, keeps_arrays: bool) -> tuple[int, ...]:
-    """Return the donated arrays' positions among all of a call."""
-    first = range(entry.n_first) if options.donates_first else ()
-    # A frozen function is called again with the same arrays.
-    start = entry.n_first + (entry.n_fun if keeps_arrays else 0)
-    rest = range(start, entry.n_arrays) if options.donates_rest else ()
-    return (*first, *rest)
 
 
 # --- Names: texts, the same in every process, that refer to nothing of the user's -----------------

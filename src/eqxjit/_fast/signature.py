@@ -45,8 +45,6 @@ class Signature:
         function has no signature that can be read, `*args, **kwargs`.
     """
 
-    __slots__ = ("_inspected", "called", "location", "name", "parameters", "qualname")
-
     def __init__(self, fun: Callable[..., Any], name: str, qualname: str):
         try:
             signature = inspect.signature(fun)

@@ -5,12 +5,11 @@ Reads the specs of the arguments and of the output; `native.c` does the same by 
 
 import functools
 import inspect
-import re
 import struct
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 
@@ -38,15 +37,8 @@ MAX_NODES = 2000
 # Python's parser doesn't take deeper ones.
 _MAX_DEPTH = 50
 
-_LONGEST_EXPRESSION = 60
-_LONGEST_LINE = 70
-
-# Guards are indented by twenty.
-_LONGEST_GUARD = 80
-_ASSIGNMENT = re.compile(r"( *)(.*?)\((\w+ := [^()]+(?:\([^()]*\))?)\)(.*)")
-
-# Where a guard is broken in two lines if it is long.
-_OR = "\0or\0"
+# Between the lines of a guard.
+_OR = "\n    or "
 
 #: The global of a generated function that holds its entry, and its free variable with the wrapper's
 #: `Caller`: its frame is found by them.
@@ -56,28 +48,6 @@ CALLER_VARIABLE = "__eqxjit_caller__"
 
 class TooLarge(Exception):
     """A tree for which no source is written."""
-
-
-class FastSource(NamedTuple):
-    """A fast path as source.
-
-    - `source`: the source, which defines a function `make_call`.
-    - `make`: that function. Called with `(caller, otherwise, jitted, hits, *fun_arrays,
-        *fun_statics)` it returns the fast path of one wrapper; `next(hits)` counts a call.
-    """
-
-    source: str
-    make: Callable[..., Any]
-
-
-def write(signature: Signature, entry: Any) -> FastSource:
-    """Write the fast path of an entry of a function with this signature.
-
-    **Raises:**
-
-    - `TooLarge`, for trees beyond the bounds.
-    """
-    return _Writer(signature, entry).write()
 
 
 def lacks_field(error: BaseException) -> bool:
@@ -90,17 +60,19 @@ def lacks_field(error: BaseException) -> bool:
     return traceback.tb_next is None and ENTRY_VARIABLE in traceback.tb_frame.f_globals
 
 
-class _Writer:
-    def __init__(self, signature: Signature, entry: Any):
+class Writer:
+    """A writer of the fast path of one entry; making one raises `TooLarge` beyond the bounds."""
+
+    def __init__(self, function: Any, entry: Any):
         # The first of its traces' outputs; `settle_fast` makes others.
         out = entry.outs[0]
         if count_nodes(entry.spec) + count_nodes(out.spec) > MAX_NODES:
             raise TooLarge
-        self.signature = signature
+        self.signature: Signature = function.signature
+        self.n_fun_statics = len(function.statics)
         self.out = out
         self.entry = entry
-        self.caller = CALLER_VARIABLE
-        self.names = signature.names()
+        self.names = self.signature.names()
         self.names.namespace[ENTRY_VARIABLE] = entry
         #: Guards of one argument after the other, the arrays, and the source of each static object.
         self.guards: list[str] = []
@@ -110,10 +82,15 @@ class _Writer:
         #: Statements that make parts of the output.
         self.body: list[str] = []
 
-    def write(self) -> FastSource:
+    def write(self) -> tuple[str, Callable[..., Any]]:
+        """Return the source, and the function `make_call` that it defines.
+
+        This returns the fast path of one wrapper, for `(caller, otherwise, jitted, hits,
+        *fun_arrays, *fun_statics)`; `next(hits)` counts a call.
+        """
         names, entry = self.names, self.entry
         fun_arrays = [names.variable(f"fun_array_{i}") for i in range(entry.n_fun)]
-        fun_statics = [names.variable(f"fun_static_{i}") for i in range(entry.n_fun_statics)]
+        fun_statics = [names.variable(f"fun_static_{i}") for i in range(self.n_fun_statics)]
         otherwise = names.variable("otherwise")
         self._match_arguments()
         n, arrays = entry.n_first, self.arrays
@@ -159,7 +136,7 @@ class _Writer:
         lines = [
             *wrapped(
                 "def make_call(",
-                [self.caller, otherwise, jitted, hits, *fun_arrays, *fun_statics],
+                [CALLER_VARIABLE, otherwise, jitted, hits, *fun_arrays, *fun_statics],
                 "):",
             ),
             f"    def {name}({parameters}):",
@@ -171,17 +148,24 @@ class _Writer:
             f"    return {name}",
         ]
         source = "\n".join(lines) + "\n"
-        make = define("make_call", self.signature.qualname, source, names.namespace)
-        return FastSource(source, make)
+        return source, define("make_call", self.signature.qualname, source, names.namespace)
 
     def _passed_on(self, method: str, *first: str) -> str:
         """Return the source that passes a call on to the slow path."""
-        return f"{self.caller}.{method}({', '.join([*first, *self.signature.forwarded()])})"
+        return f"{CALLER_VARIABLE}.{method}({', '.join([*first, *self.signature.forwarded()])})"
 
     def _matches(self, name: str) -> list[str]:
         if not self.guards:
             return [f"{name} = True"]
-        return [f"{name} = (", *indented(_joined(self.guards)), ")"]
+        lines: list[str] = []
+        lead = ""
+        for guard in self.guards:
+            if guard.startswith("#"):
+                lines.append(guard)
+            else:
+                lines += f"{lead}{guard}".split("\n")
+                lead = "and "
+        return [f"{name} = (", *indented(lines), ")"]
 
     # --- Guards -------------------------------------------------------------------------------
 
@@ -345,7 +329,7 @@ class _Writer:
     def _make(
         self, hint: str, spec: Spec, arrays: list[str], statics: Iterator[Any], depth: int
     ) -> str:
-        """Return the expression of a part of the output: short, or a variable's name."""
+        """Return the expression of a part of the output, which statements may make before."""
         names = self.names
         if depth > _MAX_DEPTH:
             raise TooLarge
@@ -385,9 +369,6 @@ class _Writer:
         return self._expression(hint, f"{names.named(cls)}(", parts, ")")
 
     def _expression(self, hint: str, head: str, items: list[str], tail: str) -> str:
-        source = wrapped(head, items, tail)
-        if len(source) == 1 and len(source[0]) <= _LONGEST_EXPRESSION:
-            return source[0]
         name = self.names.variable(hint)
         self.body += wrapped(f"{name} = {head}", items, tail)
         return name
@@ -478,30 +459,3 @@ def _described(spec: Spec) -> str:
     if type(spec) is tuple:
         return f"{spec[1].__name__} with {counted(count_arrays(spec), 'array')}"
     return "static"
-
-
-def _joined(guards: list[str]) -> list[str]:
-    """Return guards as the lines of a conjunction, with the comments among them."""
-    lines: list[str] = []
-    is_first = True
-    for guard in guards:
-        if guard.startswith("#"):
-            lines.append(guard)
-            continue
-        parts = guard.split(_OR)
-        lead = "" if is_first else "and "
-        is_first = False
-        if len(parts) == 1 or len(guard) < _LONGEST_LINE:
-            lines.append(lead + guard.replace(_OR, " or "))
-        else:
-            lines += [f"{lead}(", f"    {parts[0][1:]}", f"    or {parts[1][:-1]}", ")"]
-    return [part for line in lines for part in _broken(line)]
-
-
-def _broken(line: str) -> list[str]:
-    """Return a guard's line, in three where it is long and has an assignment in brackets."""
-    found = _ASSIGNMENT.fullmatch(line) if len(line) > _LONGEST_GUARD else None
-    if found is None:
-        return [line]
-    indent, head, assignment, tail = found.groups()
-    return [f"{indent}{head}(", f"{indent}    {assignment}", f"{indent}){tail}"]
