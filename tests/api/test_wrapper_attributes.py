@@ -163,16 +163,6 @@ def test_device_and_backend_are_passed_on(filter_jit, option):
             filter_jit(lambda x: 2 * x, backend="no_such")(x)
 
 
-@pytest.mark.parametrize("option", ["backend", "device"])
-def test_a_deprecated_option_warns_once(option):
-    value = "cpu" if option == "backend" else jax.devices("cpu")[0]
-    # Options that were there before aren't checked again.
-    for filter_jit, new in ((eqx.filter_jit, {}), (eqxjit.filter_jit, {"maxsize": 77})):
-        with pytest.warns(DeprecationWarning, match="backend and device") as caught:
-            filter_jit(lambda x: 2 * x, **{option: value}, **new)(jnp.ones(2))
-        assert len(caught) == 1
-
-
 # --- What the wrapper takes over --------------------------------------------------------------
 
 

@@ -41,7 +41,12 @@ class Lowered:
     """
 
     def __init__(
-        self, caller: Caller, call: Call, lowered: jax.stages.Lowered, trace: OpenTrace | None
+        self,
+        caller: Caller,
+        call: Call,
+        lowered: jax.stages.Lowered,
+        trace: OpenTrace | None,
+        bound: Arguments,
     ):
         self.lowered = lowered
         self._caller = caller
@@ -49,15 +54,10 @@ class Lowered:
         self._entry = call.entry
         self._trace = trace
         self._description = caller.table.counter.hook.describe(call)
-        self._bound: Arguments = (), {}
+        self._bound = bound
 
     def __repr__(self) -> str:
         return f"<Lowered {_shown(self._caller, self._description)}>"
-
-    def bind(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> "Lowered":
-        """Return the same, with arguments (a method's instance) that a call then leaves out."""
-        self._bound = args, keywords
-        return self
 
     def as_text(self) -> str:
         """Return the program as StableHLO."""
@@ -110,23 +110,15 @@ class Compiled(CallableBySlot):
         self._caller = _CompiledCaller(caller, entry, description, self)
         self._caller.unlink()
 
-    def __copy__(self) -> "Compiled":
-        # Not by its slots: a caller fills the one wrapper that it has.
-        mine = self._caller
-        return type(self)(mine, mine.entry, mine.description, self.bound)
-
     def __repr__(self) -> str:
         return f"<Compiled {_shown(self._caller, self._caller.description)}>"
 
     @property
     def executable_bytes(self) -> int | None:
         """The size of the executable as JAX would store it; `None` if the backend can't tell."""
-
-        def size() -> int:
-            return len(self.compiled.runtime_executable().serialize())  # type: ignore[union-attr]
-
+        compiled: Any = self.compiled
         # Some backends can't serialise their programs.
-        return unless_it_raises(size, None)
+        return unless_it_raises(lambda: len(compiled.runtime_executable().serialize()), None)
 
     def cost_analysis(self) -> Any:
         """Estimate the cost of one call, as XLA does from the optimised program; nothing is run.
@@ -210,8 +202,10 @@ class _CompiledCaller(Caller):
         return self.combine(output, call)
 
 
-def lower(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
-    """Trace and lower what a call would run."""
+def lower(
+    caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any], bound: Arguments = ((), {})
+) -> Lowered:
+    """Trace and lower what a call would run, which then leaves out the arguments in `bound`."""
     __tracebackhide__ = True
     args, kwargs = caller.bind(args, kwargs)
     try:
@@ -220,7 +214,7 @@ def lower(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowe
         # The user's or JAX's, which may come of a shape that was passed for an array.
         raise_for_shapes(error, caller.function.signature.named(args, kwargs))
         raise
-    return Lowered(caller, call, lowered, trace)
+    return Lowered(caller, call, lowered, trace, bound)
 
 
 def _shown(caller: Caller, description: Any) -> str:

@@ -3,7 +3,6 @@
 The hook is the protocol by which diagnostics come in: the core itself explains and logs nothing.
 """
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +20,8 @@ class TraceHook:
     `complete`. A `call` is the one in flight: a `calls.Call`.
     """
 
-    def __init__(self, name: str, place: Place, home: types.FunctionType | None, number: int):
-        """`home` is the Python function below it, if any; `number` tells it from others."""
+    def __init__(self, name: str, place: Place, number: int | None):
+        """`number` tells Python functions apart; None for one that isn't."""
 
     @property
     def traces(self) -> list[Any]:
@@ -67,11 +66,6 @@ def install(cls: type[TraceHook]) -> type[TraceHook]:
     return before
 
 
-def make_hook(name: str, place: Place, home: types.FunctionType | None, number: int) -> TraceHook:
-    """Return a hook of the class in force."""
-    return _class(name, place, home, number)
-
-
 class TooManyTracesError(RuntimeError):
     """A call would trace a function more often than its `max_traces` allows."""
 
@@ -86,9 +80,11 @@ class TraceCounter:
     - `check`: raises, for `(args, kwargs)` that the function itself refuses; tried before the rest.
     """
 
-    def __init__(self, name: str, max_traces: int | None, hook: TraceHook, lock: Lock):
+    def __init__(
+        self, name: str, max_traces: int | None, place: Place, number: int | None, lock: Lock
+    ):
         self.name = name
-        self.hook = hook
+        self.hook = _class(name, place, number)
         self.n_traces = 0
         self.why_sealed = ""
         self.check: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None

@@ -16,9 +16,6 @@ from .options import Options
 
 _native = native_back_end()
 
-# How many outputs of an entry's traces a new one is compared with: each takes a while.
-_MAX_COMPARED = 16
-
 
 # C reads the flags of an entry where they lie.
 _Flags: type = object if _native is None else _native.Flags
@@ -133,12 +130,7 @@ class Entry(_Flags):
                 array.block_until_ready()
 
     def describe(self, out: Any, statics: list[Any]) -> Output:
-        """Return the arrays of what the user's function returned, and remember the rest.
-
-        **Arguments:**
-
-        - `statics`: the static objects that came in with the call.
-        """
+        """Return the arrays of what the user's function returned for these; remember the rest."""
         spec, arrays, found = split(out, is_input=False)
         # Constants are left out, because an equal one may come in at many places.
         slots_by_id = {id(v): i for i, v in enumerate(statics) if type(v) not in CONSTANTS}
@@ -153,28 +145,12 @@ class Entry(_Flags):
         return arrays[0] if len(arrays) == 1 else arrays
 
     def _index_of(self, new: Out) -> int:
-        outs = self.outs
-        n = len(outs)
-        # The first is that of most traces; of the others the latest come again.
-        for index in (*range(min(n, 1)), *range(max(1, n - _MAX_COMPARED), n)):
-            old = outs[index]
-            if (
-                old.slots == new.slots
-                and old.spec == new.spec
-                and _are_one(old.statics, new.statics)
-            ):
-                return index
-        outs.append(new)
+        for index, old in enumerate(self.outs):
+            if old.slots == new.slots and old.spec == new.spec:
+                statics = zip(old.statics, new.statics, strict=True)
+                # Equal constants serve, because specs tell them apart by their types.
+                if all(a is b or type(a) in CONSTANTS for a, b in statics):
+                    return index
+        self.outs.append(new)
         # Another thread may have appended one, too.
-        return next(index for index, out in enumerate(outs) if out is new)
-
-
-def _are_one(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Return whether the static objects of two outputs are the same; constants may be equal."""
-    # Specs tell constants apart by their types.
-    return all(a is b or type(a) in CONSTANTS for a, b in zip(one, other, strict=True))
-
-
-def out_of(entry: Entry, output: Output) -> Out:
-    """Return what the trace that made an output returned."""
-    return entry.outs[next(iter(output)) if type(output) is dict else 0]
+        return next(index for index, out in enumerate(self.outs) if out is new)

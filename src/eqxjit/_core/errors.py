@@ -96,7 +96,8 @@ def _array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> Base
                 return kind(f"The array `{path}` {_why_invalid(leaf)}")
         elif issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer):
             # The buffers of this very call are deleted too: is it this array that complains?
-            if leaf.is_deleted() and (text.startswith(_INVALID_BUFFER) or text == _complaint(leaf)):
+            complaint = raised_by(lambda leaf=leaf: np.asarray(leaf)) if leaf.is_deleted() else None
+            if complaint and (text.startswith(_INVALID_BUFFER) or text == str(complaint)):
                 return kind(
                     f"The array `{path}` has been deleted: its buffer was donated to an earlier "
                     "call. Use that call's result in its place, or don't donate it."
@@ -112,11 +113,6 @@ def _array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> Base
         f"{', and '.join(texts)} are the same array, which is donated: its buffer can be reused "
         f"only once. Pass a copy as `{shared[0][-1]}` (`jnp.copy`), or don't donate it."
     )
-
-
-def _complaint(array: jax.Array) -> str:
-    """Return the error message of a deleted array."""
-    return str(raised_by(lambda: np.asarray(array)) or "")
 
 
 def _why_invalid(array: np.ndarray | np.generic) -> str:
@@ -157,7 +153,11 @@ def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None
 def raise_for_shapes(error: Exception, arguments: list[tuple[str, Any]]) -> None:
     """Raise, or note, that an example is a shape where an array was to be described."""
     __tracebackhide__ = True
-    shapes = [(path, value) for path, value in arguments if _is_shape(value)]
+    shapes = [
+        (path, value)
+        for path, value in arguments
+        if type(value) in (tuple, list) and value and all(type(n) is int for n in value)
+    ]
     if not shapes:
         return
     path, shape = shapes[0]
@@ -171,10 +171,6 @@ def raise_for_shapes(error: Exception, arguments: list[tuple[str, Any]]) -> None
     else:
         raised = f"{type(error).__name__}: {error}"
         raise TypeError(f"{text} (With it, tracing raises {raised})") from error
-
-
-def _is_shape(value: Any) -> bool:
-    return type(value) in (tuple, list) and bool(value) and all(type(n) is int for n in value)
 
 
 def with_argument_errors(

@@ -4,7 +4,7 @@ import functools
 import inspect
 import types
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._code.place import Place, place_of
 from .._compat import MISSING
@@ -13,7 +13,7 @@ from .._interruptions import Lock
 from .._spec.tree import Spec, combine, count_arrays, split
 from .errors import not_callable, with_argument_errors
 from .options import Options
-from .table import Table, home_of, names_of, table_of, tables_of
+from .table import Table, home_of, names_of, tables_of
 
 # One for all functions, because making one takes longer than waiting for it.
 _choosing = Lock()
@@ -29,13 +29,6 @@ def _nothing() -> None: ...
 _NOTHING = _nothing.__code__.replace(
     co_filename="<eqxjit>", co_name="nothing", co_qualname="nothing"
 )
-
-
-class _Definition(NamedTuple):
-    """A reading of a function: it is the same for all that have its spec."""
-
-    signature: Signature
-    place: Place
 
 
 class Function:
@@ -65,14 +58,16 @@ class Function:
         self._table = table
         self._home = home_of(fun)
 
-        def define() -> _Definition:
-            return _Definition(Signature(fun, *names_of(fun)), place_of(fun, self._home))
+        def define() -> tuple[Signature, Place]:
+            return Signature(fun, *names_of(fun)), place_of(fun, self._home)
 
-        # Much code wraps where it calls, and reading a signature takes longer than such a call.
-        # But a frozen function's spec holds its arrays.
-        definition = tables_of(self._home).get(spec, define) if table is None else define()
-        self._place = definition.place
-        self.signature = definition.signature if table is None else table.signature
+        self.signature: Signature
+        if table is None:
+            # Much code wraps where it calls, and reading a signature takes longer than such a call.
+            self.signature, self._place = tables_of(self._home).get(spec, define)
+        else:
+            # A frozen function's spec holds its arrays, which nothing else is to hold.
+            self.signature, self._place = table.signature, table.place
         self.attributes = {
             attribute: getattr(fun, attribute)
             # Copied when it is wrapped: a wrapper lets its user set them.
@@ -89,7 +84,13 @@ class Function:
     def table(self) -> Table:
         """The table of its entries, shared by all that wrap the function so."""
         if self._table is None:
-            table = table_of(self._home, self._place, self.signature, self.spec, self.options)
+            tables, signature = tables_of(self._home), self.signature
+
+            def make() -> Table:
+                return Table(signature, self.options, self._place, tables.number)
+
+            key = self.spec, self.options.key, signature.name, signature.qualname
+            table = tables.get(key, make)
             with _choosing:
                 # Another thread may have found another: `equinox.clear_caches()` came in between.
                 if self._table is None:

@@ -1,4 +1,4 @@
-"""Hides JAX's warnings: of donated buffers that it can't reuse, and of options once more.
+"""Hides JAX's warning of donated buffers that it can't reuse.
 
 Nothing of it depends on being undone: a filter of ours matches only in a thread in which such a
 call is on the stack, so that neither other threads nor an interrupt can turn it against anybody.
@@ -11,7 +11,6 @@ from typing import Any
 from .._compat import warning_filters
 
 _DONATED = "Some donated buffers were not usable"
-_OPTIONS = "backend and device argument on jit is deprecated"
 
 
 class _Pattern:
@@ -19,7 +18,7 @@ class _Pattern:
 
     def match(self, text: str) -> bool:
         """Return whether this is a warning to hide, in a thread that hides them."""
-        return _hiding.is_on and text.startswith((_DONATED, _OPTIONS))
+        return _hiding.is_on and text.startswith(_DONATED)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         # Those who hand a process their filters pickle them.

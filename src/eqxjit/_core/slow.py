@@ -21,7 +21,7 @@ from .._interruptions import raise_if_interruption
 from .._spec.tree import combine, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make
-from .entry import Entry, Output, arrays_of, out_of
+from .entry import Entry, Output, arrays_of
 from .errors import call_error, note_tracers, with_argument_errors
 from .events import close_trace
 from .function import Function
@@ -58,7 +58,9 @@ class Caller:
         """Call, and have the fast paths of the function tried from now on."""
         __tracebackhide__ = True
         with trimming:
-            return self.link()(*args, **kwargs)
+            target = link(self, self.table.fasts) if HAS_FAST_PATHS else self.slow_call
+            self.fill(target)
+            return target(*args, **kwargs)
 
     def slow_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call, where no fast path matches."""
@@ -76,25 +78,10 @@ class Caller:
         """Return the arguments, bound to the function's parameters."""
         return self.function.signature.bind(args, kwargs)
 
-    def call(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        interruption: BaseException | None = None,
-    ) -> Any:
-        """Make a call whose arguments are bound.
-
-        **Arguments:**
-
-        - `interruption`: what a guard of a fast path raised. If the arguments can be split and
-            compared, it came from elsewhere: a signal handler, or another thread.
-        """
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call whose arguments are bound."""
         __tracebackhide__ = True
         call = self.split(args, kwargs)
-        if interruption is not None:
-            # A guard compares, too: what the user's `==` raised there it raises here again.
-            self.find(call)
-            raise interruption
         if self.can_be_disabled and jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         entry = self.find_or_add(call)
@@ -145,14 +132,13 @@ class Caller:
             # Its containers are new, as where it is traced.
             return tree_map(_same, cast(dict[int, Any], output)[UNTRACED].content)
         if not entry.pending:
-            self.table.count_hit()
+            self.table.n_hits += 1
             return self.combine(output, call)
         # None also where another thread traces: this call waited for it, within JAX.
         trace = close_trace(entry)
         # The program is then a part of another one, and JAX compiles none that could be read.
         is_transformed = has_tracers(arrays_of(output)) or has_tracers(call.flat)
-        if trace is None:
-            self.table.count_hit()
+        self.table.n_hits += trace is None
         if not is_transformed:
             self.classify(call, trace)
         entry.end(trace, is_classified=not is_transformed)
@@ -183,7 +169,7 @@ class Caller:
 
     def combine(self, output: Output, call: Call) -> Any:
         """Return the user's output, from what JAX returned for a call."""
-        out = out_of(call.entry, output)
+        out = call.entry.outs[next(iter(output)) if type(output) is dict else 0]
         statics = out.statics
         # Mostly none came in, and a list of all that did takes a while.
         if any(slot >= 0 for slot in out.slots):
@@ -192,12 +178,6 @@ class Caller:
         return combine(out.spec, iter(arrays_of(output)), iter(statics))
 
     # --- From fast paths ----------------------------------------------------------------------
-
-    def link(self) -> Any:
-        """Have the wrapper try the fast paths of its function; return what it then calls."""
-        target = self.slow_call if not HAS_FAST_PATHS else link(self, self.table.fasts)
-        self.fill(target)
-        return target
 
     def unlink(self) -> None:
         """Have the next call link the wrapper anew."""
@@ -247,7 +227,13 @@ class Caller:
         """Make a call in which a guard raised: what the slow path doesn't meet, too, is raised."""
         __tracebackhide__ = True
         with trimming:
-            return self.call(*self.bind(args, kwargs), None if lacks_field(error) else error)
+            args, kwargs = self.bind(args, kwargs)
+            if lacks_field(error):
+                return self.call(args, kwargs)
+            # What the user's `==` or flatten raised in a guard it raises here again. Otherwise it
+            # came from elsewhere: a signal handler, or another thread.
+            self.find(self.split(args, kwargs))
+            raise error
 
     def source(self) -> str | None:
         """Return the fast path of the function's latest call in Python; None without one."""
@@ -280,10 +266,13 @@ class Caller:
         """Return a call, what `stage(jitted)` makes of its arrays, and the trace if it made one."""
         __tracebackhide__ = True
         call = self.split(args, kwargs)
+
+        def is_dynamic(leaf: Any) -> bool:
+            return isinstance(leaf, jax.ShapeDtypeStruct) or is_array(leaf)
+
         # A `ShapeDtypeStruct` is a static leaf to a call, and an array to what is lowered.
-        parts = call.spec, iter(call.arrays), iter(call.statics)
-        call.spec, call.arrays, call.statics = resplit(*parts, is_dynamic_for_stage)
-        call.arrays = [*map(canonical, call.arrays)]
+        call.spec, arrays, call.statics = resplit(call.spec, call.arrays, call.statics, is_dynamic)
+        call.arrays = [*map(canonical, arrays)]
         call.is_staged = True
         entry = self.find_or_add(call)
         try:
@@ -338,11 +327,6 @@ class Caller:
 
 def _same(leaf: Any) -> Any:
     return leaf
-
-
-def is_dynamic_for_stage(leaf: Any) -> bool:
-    """Return whether a leaf is an array, or the structure that stands for one."""
-    return isinstance(leaf, jax.ShapeDtypeStruct) or is_array(leaf)
 
 
 def canonical(array: Any) -> Any:

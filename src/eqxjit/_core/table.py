@@ -18,7 +18,7 @@ from .._fast.signature import Signature
 from .._interruptions import Lock, Weak
 from .._spec.static import referents
 from .._spec.tree import Spec
-from .counter import TraceCounter, make_hook
+from .counter import TraceCounter
 from .entry import Entry
 from .options import Options
 
@@ -113,25 +113,21 @@ class Table(_Watched):
     """
 
     def __init__(
-        self,
-        signature: Signature,
-        options: Options,
-        place: Place,
-        home: types.FunctionType | None = None,
-        number: int = 0,
+        self, signature: Signature, options: Options, place: Place, number: int | None = None
     ):
-        """`home` is the Python function below it, if any; `number` tells it from others."""
+        """`number` tells the Python functions that are there apart."""
         super().__init__()
         self.signature = signature
         self.options = options
         self.place = place
-        hook = make_hook(signature.label, place, home, number)
-        self.counter = TraceCounter(signature.label, options.max_traces, hook, self.lock)
+        label, limit = signature.label, options.max_traces
+        self.counter = TraceCounter(label, limit, place, number, self.lock)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         #: The callers of wrappers that have generated functions, which change with `fasts`.
         self.linked: Weak[Any] = Weak()
-        self._n_hits = 0
+        #: Of calls of the slow path, and of fast paths that were removed.
+        self.n_hits = 0
         self._n_slow = 0
         self._clock = itertools.count()
 
@@ -199,7 +195,7 @@ class Table(_Watched):
                 entry.invalidation_reasons.append("`clear_cache()` was called")
             self.entries.clear()
             self.fasts.clear()
-            self._n_hits = 0
+            self.n_hits = 0
             self._unlink()
             self.counter.clear()
 
@@ -235,7 +231,7 @@ class Table(_Watched):
     def remove_fast(self, entry: Entry) -> None:
         """Remove the fast path of an entry, if it has one."""
         for fast in [fast for fast in self.fasts if fast.entry is entry]:
-            self._n_hits += fast.hits
+            self.n_hits += fast.hits
             self.fasts.remove(fast)
             self._unlink()
 
@@ -244,15 +240,11 @@ class Table(_Watched):
         for caller in self.linked.alive():
             caller.unlink()
 
-    def count_hit(self) -> None:
-        """Count a call of the slow path that was served without a trace."""
-        self._n_hits += 1
-
     def info(self) -> CacheInfo:
         """Return the state of the cache."""
         with self.lock:
             self._drop_dead()
-            hits = self._n_hits + sum([fast.hits for fast in self.fasts])
+            hits = self.n_hits + sum([fast.hits for fast in self.fasts])
         return CacheInfo(len(self.entries), self.counter.n_traces, self.options.maxsize, hits)
 
 
@@ -263,7 +255,8 @@ class _Tables(_Watched):
         super().__init__()
         self.owner = None if owner is None else weakref.ref(owner)
         self.by_key: collections.OrderedDict[Hashable, tuple[Any, Any]] = collections.OrderedDict()
-        self.number = next(_serial)
+        # Those that lie on no function are of many.
+        self.number = None if owner is None else next(_serial)
         _all_tables.add(self)
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -320,48 +313,31 @@ def tables_of(home: types.FunctionType | None) -> _Tables:
     return tables
 
 
-def table_of(
-    home: types.FunctionType | None,
-    place: Place,
-    signature: Signature,
-    spec: Spec,
-    options: Options,
-) -> Table:
-    """Return the table of a function with this spec, made if there is none."""
-    tables = tables_of(home)
-
-    def make() -> Table:
-        return Table(signature, options, place, home, tables.number)
-
-    return tables.get((spec, options.key, signature.name, signature.qualname), make)
-
-
-def home_of(fun: Any) -> types.FunctionType | None:
-    """Return the Python function below a callable, on which its tables lie."""
+def innermost(fun: Any) -> Any:
+    """Return the callable below partials, methods and wrappers that aren't Python functions."""
     # A bound, because `__wrapped__` may lead in a circle.
     for _ in range(100):
-        if type(fun) is types.FunctionType:
-            return fun
         if isinstance(fun, (functools.partial, jax.tree_util.Partial, eqx.Partial)):
             fun = fun.func
         elif isinstance(fun, types.MethodType):
             fun = fun.__func__
-        elif hasattr(fun, "__wrapped__"):
+        elif type(fun) is not types.FunctionType and hasattr(fun, "__wrapped__"):
             fun = fun.__wrapped__
         else:
-            return None
-    return None
+            break
+    return fun
+
+
+def home_of(fun: Any) -> types.FunctionType | None:
+    """Return the Python function below a callable, on which its tables lie."""
+    below = innermost(fun)
+    return below if type(below) is types.FunctionType else None
 
 
 def names_of(fun: Any) -> tuple[str, str]:
     """Return what to call a callable in programs and errors: the name of the function below it."""
-    for _ in range(100):
-        if hasattr(fun, "__wrapped__"):
-            fun = fun.__wrapped__
-        elif isinstance(fun, functools.partial):
-            fun = fun.func
-        else:
-            break
+    # As upstream names it, in programs.
+    below = fun if isinstance(fun, eqx.Partial) else innermost(fun)
     # An instance of a class is called by the name of that.
-    named = fun if hasattr(fun, "__name__") and hasattr(fun, "__qualname__") else type(fun)
+    named = below if hasattr(below, "__name__") and hasattr(below, "__qualname__") else type(below)
     return named.__name__, named.__qualname__

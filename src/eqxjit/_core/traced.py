@@ -1,6 +1,5 @@
 """The function that JAX traces for one entry, in the middle of whatever call needs it."""
 
-import contextlib
 import inspect
 import re
 import weakref
@@ -16,7 +15,6 @@ from .._spec.tree import ARRAY, children, combine, count_arrays, has_tracers, le
 from .calls import Call, in_flight
 from .entry import Entry, Output
 from .events import OpenTrace, open_trace, tracing
-from .hidden_warnings import hide_warnings
 
 # Spelled out below, because only a plain local variable shows on the stack.
 assert JITTED_FRAME_MARK == "__equinox_jit_id__"
@@ -149,12 +147,8 @@ def new_entry(call: Call) -> Entry:
         donated += range(n_first + (n_fun if function.keeps_arrays else 0), entry.n_arrays)
     if options.donate in ("all", "warn"):
         donated += range(n_first)
-    with contextlib.ExitStack() as stack:
-        if options.jit_arguments:
-            # What JAX has to say of them it said when they were checked.
-            stack.callback(hide_warnings())
-        # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
-        entry.jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
+    # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
+    entry.jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
     return entry
 
 

@@ -60,8 +60,14 @@ class Signature:
         # The name of a class alone, of which the function is an instance, reads as its constructor.
         self.called = qualname if inspect.isroutine(fun) else f"filter_jit({self.label})"
         self.location = location_of(fun)
-        self.parameters = tuple(map(_bare, signature.parameters.values()))
-        # Without the return annotation, too, which may refer to anything.
+        empty = inspect.Parameter.empty
+        # Without annotations, which may be any expression, and defaults, which may change later.
+        self.parameters = tuple(
+            [
+                inspect.Parameter(p.name, p.kind, default=empty if p.default is empty else absent)
+                for p in signature.parameters.values()
+            ]
+        )
         self._inspected = inspect.Signature(self.parameters)
 
     @property
@@ -81,8 +87,13 @@ class Signature:
         try:
             bound = self._inspected.bind(*args, **kwargs)
         except TypeError:
-            # Says more than `inspect`'s, and names the function.
-            self._define_receiver()(*args, **kwargs)
+            names = self.names()
+            header = self.header(names.constant("absent", absent))
+            source = f"def receiver({header}): ...\n"
+            receiver = define("receiver", "arguments", source, names.namespace)
+            receiver.__name__, receiver.__qualname__ = self.name, self.called
+            # Its error says more than `inspect`'s, and names the function.
+            receiver(*args, **kwargs)
             raise
         if any(value is absent for value in bound.arguments.values()):
             # As generated Python passes on what a call left out.
@@ -90,16 +101,6 @@ class Signature:
                 {**dict.fromkeys(self._inspected.parameters, absent), **bound.arguments}
             )
         return bound.args, bound.kwargs
-
-    def _define_receiver(self) -> Any:
-        """Define a function that does nothing with the user's parameters."""
-        names = self.names()
-        header = self.header(names.constant("absent", absent))
-        receiver = define(
-            "receiver", "arguments", f"def receiver({header}): ...\n", names.namespace
-        )
-        receiver.__name__, receiver.__qualname__ = self.name, self.called
-        return receiver
 
     def arguments_among(
         self, variables: Mapping[str, Any]
@@ -151,11 +152,3 @@ class Signature:
             if parameter.name == name and parameter.kind != POSITIONAL_ONLY:
                 break
         return name
-
-
-def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
-    # Neither annotations, which may be any expression, nor defaults, which may be changed later.
-    optional = parameter.default is not inspect.Parameter.empty
-    return inspect.Parameter(
-        parameter.name, parameter.kind, default=absent if optional else inspect.Parameter.empty
-    )

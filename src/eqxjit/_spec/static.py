@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from .._compat import ArrayImpl, fields_of, native_back_end
-from .._interruptions import raise_if_interruption
+from .._interruptions import unless_it_raises
 
 #: Static containers with more parts than these are compared as in Equinox: the very object is taken
 #: to be unchanged, another one is asked by `==`. A warm call looks at each part.
@@ -56,25 +56,19 @@ class Opaque:
         return hash(type(self.value)) if self.hash is None else self.hash
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Opaque and other.hash == self.hash and self._equals(other.value)
+        return type(other) is Opaque and other.hash == self.hash and self.matches(other.value)
 
     def matches(self, value: Any) -> bool:
         """Return whether this stands for a value, too."""
-        if type(value) is not type(self.value):
+        mine = self.value
+        if type(value) is not type(mine) or (self.hash is not None and hash(value) != self.hash):
             return False
-        return (self.hash is None or hash(value) == self.hash) and self._equals(value)
-
-    def _equals(self, value: Any) -> bool:
-        return type(value) is type(self.value) and (
-            value is self.value or bool(_equal(value, self.value))
-        )
-
-
-def _equal(one: Any, other: Any) -> Any:
-    if issubclass(type(one), np.ndarray):
-        # Its `==` broadcasts, and has no single answer.
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    return one == other
+        if value is mine:
+            return True
+        if issubclass(type(value), np.ndarray):
+            # Its `==` broadcasts, and has no single answer.
+            return value.dtype == mine.dtype and value.tobytes() == mine.tobytes()
+        return bool(value == mine)
 
 
 class Identity:
@@ -118,14 +112,8 @@ class _TooLarge(Exception):
 def freeze(value: Any) -> Hashable:
     """Return the stand-in for one static object.
 
-    **Returns:**
-
-    A hashable object: a constant stands for itself or by its bits, an object that compares by
-    identity by a weak reference, a container by `(reader, class, names, part, ...)`.
-
-    **Raises:**
-
-    What a signal handler or another thread raises meanwhile.
+    A constant stands for itself or by its bits, an object that compares by identity by a weak
+    reference, a container by `(reader, class, names, part, ...)`.
     """
     kind = type(value)
     if kind in THEMSELVES:
@@ -194,17 +182,8 @@ def _by_identity(value: Any) -> Hashable:
 
 
 def _opaque(value: Any) -> Opaque:
-    return Opaque(value, _hash_of(value))
-
-
-def _hash_of(value: Any) -> int | None:
-    """Return the hash of an object; None if it is unhashable."""
-    try:
-        return hash(value)
-    except Exception as error:
-        # A `__hash__` of the user's that refuses.
-        raise_if_interruption(error, lambda: hash(value))
-        return None
+    # A `__hash__` of the user's may refuse.
+    return Opaque(value, unless_it_raises(lambda: hash(value), None))
 
 
 # --- What is read of an object: how, the names of fields, and the parts ---------------------------
@@ -319,10 +298,9 @@ def _reader_of_class(kind: type) -> Callable[[Any, list[int]], _Read | None] | N
     return lambda value, left: (FIELDS, names, [getattr(value, name) for name in names])
 
 
-# Of the dataclasses that were asked for: a weak reference to their `__eq__`, and its fields.
-_compared: weakref.WeakKeyDictionary[
-    type, tuple[weakref.ref[types.FunctionType], tuple[str, ...] | None]
-] = weakref.WeakKeyDictionary()
+# By the `__eq__` of dataclasses: a method that was generated is of one class.
+_compared: weakref.WeakKeyDictionary[types.FunctionType, tuple[str, ...] | None]
+_compared = weakref.WeakKeyDictionary()
 
 
 def compared_fields(kind: type) -> tuple[str, ...] | None:
@@ -333,18 +311,14 @@ def compared_fields(kind: type) -> tuple[str, ...] | None:
         equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
     ):
         return None
-    found = _compared.get(kind)
-    if found is None or found[0]() is not equality:
-        found = _compared[kind] = weakref.ref(equality), _fields_of_equality(kind)
-    return found[1]
-
-
-def _fields_of_equality(kind: type) -> tuple[str, ...] | None:
-    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
-    parameters = vars(owner).get("__dataclass_params__")
-    if parameters is None or not parameters.eq:
-        return None
-    return tuple([field.name for field in dataclasses.fields(owner) if field.compare])
+    if equality not in _compared:
+        owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+        parameters = vars(owner).get("__dataclass_params__")
+        is_its_own = parameters is not None and parameters.eq
+        fields = dataclasses.fields(owner) if is_its_own else ()
+        names = tuple([field.name for field in fields if field.compare])
+        _compared[equality] = names if is_its_own else None
+    return _compared[equality]
 
 
 def referents(frozen: Hashable) -> list[Any]:
@@ -356,9 +330,7 @@ def referents(frozen: Hashable) -> list[Any]:
         if type(part) is tuple or type(part) is frozenset:
             pending.extend(part)
         elif isinstance(part, weakref.ref):
-            value = part()
-            if value is not None:
-                found.append(value)
+            found.append(part())
         elif hasattr(part, "frozen"):
             pending.append(part.frozen)
-    return found
+    return [value for value in found if value is not None]
