@@ -76,14 +76,6 @@ def test_a_compiled_function_refuses_disable_jit(filter_jit):
     assert_same(compiled(X), X + 1)
 
 
-def test_a_compiled_function_is_called_through_its_class():
-    compiled = eqxjit.filter_jit(lambda x, n: x * n).lower(X, 3).compile()
-    for _ in range(CALLS):
-        assert_same(type(compiled).__call__(compiled, X, 3), X * 3)
-    with pytest.raises(ValueError, match="lowered for other static arguments"):
-        type(compiled).__call__(compiled, X, 4)
-
-
 @both
 def test_arguments_are_bound_as_in_a_call(filter_jit):
     f = filter_jit(run)

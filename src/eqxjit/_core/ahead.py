@@ -9,9 +9,9 @@ import jax
 from .._compat import call_directly, may_raise
 from .._interruptions import unless_it_raises
 from .calls import Call
-from .entry import Entry, Output
+from .entry import Entry
 from .errors import raise_for_shapes
-from .events import OpenTrace, reopened
+from .events import OpenTrace, close_trace, open_trace
 from .slot import CallableBySlot
 from .slow import Caller
 from .table import Table
@@ -43,16 +43,13 @@ class Lowered:
     def __init__(
         self,
         caller: Caller,
-        call: Call,
-        lowered: jax.stages.Lowered,
-        trace: OpenTrace | None,
+        staged: tuple[Call, jax.stages.Lowered, OpenTrace | None],
         bound: Arguments,
     ):
-        self.lowered = lowered
+        call, self.lowered, self._trace = staged
         self._caller = caller
         # Not the call, with which its arrays would live as long as this.
         self._entry = call.entry
-        self._trace = trace
         self._description = caller.table.counter.hook.describe(call)
         self._bound = bound
 
@@ -80,9 +77,14 @@ class Lowered:
 
         - `compiler_options`: as for `jax.stages.Lowered.compile`.
         """
-        # What is compiled here belongs to the trace that was made for it.
-        with reopened(self._trace):
+        if self._trace is not None:
+            # What is compiled here belongs to the trace that was made for it.
+            open_trace(self._trace)
+        try:
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
+        finally:
+            if self._trace is not None:
+                close_trace(self._entry)
         blocks = self._entry.blocks or may_raise(self.lowered.compiler_ir("stablehlo"))
         entry = self._entry.with_program(compiled, blocks)
         return Compiled(self._caller, entry, self._description, self._bound)
@@ -169,8 +171,8 @@ class _CompiledCaller(Caller):
         super().__init__(caller.function, caller.fun_arrays, wrapper)
         self.entry = entry
         self.description = description
-        of_function = caller.table
-        self._table = Table(of_function.signature, of_function.options, of_function.place)
+        table = caller.table
+        self._table = Table(table.signature, table.options, table.place)
         self._table.add(entry)
 
     @property
@@ -197,7 +199,7 @@ class _CompiledCaller(Caller):
             )
         return self.entry
 
-    def settle(self, output: Output, call: Call) -> Any:
+    def settle(self, output: Any, call: Call) -> Any:
         """Return the result of a call, in which nothing can have been traced."""
         return self.combine(output, call)
 
@@ -209,16 +211,15 @@ def lower(
     __tracebackhide__ = True
     args, kwargs = caller.bind(args, kwargs)
     try:
-        call, lowered, trace = caller.stage(lambda jitted: jitted.lower, args, kwargs)
+        staged = caller.stage(lambda jitted: jitted.lower, args, kwargs)
     except Exception as error:
         # The user's or JAX's, which may come of a shape that was passed for an array.
         raise_for_shapes(error, caller.function.signature.named(args, kwargs))
         raise
-    return Lowered(caller, call, lowered, trace, bound)
+    return Lowered(caller, staged, bound)
 
 
 def _shown(caller: Caller, description: Any) -> str:
-    """Return the function and its arguments, on one line."""
     arguments = str(description)
     if len(arguments) > _LONGEST:
         arguments = f"{arguments[: _LONGEST - 3]}..."

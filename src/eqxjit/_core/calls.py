@@ -74,22 +74,18 @@ else:
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            call = _call_in(frame)
-            if call is not None and (entry is None or call.entry is entry):
-                return call
+            found = frame.f_globals.get(ENTRY_VARIABLE)
+            if frame.f_code is _MAKE:
+                call = frame.f_locals["call"]
+                if entry in (None, call.entry):
+                    return call
+            # The module that defines the variable's name isn't generated.
+            elif CALLER_VARIABLE in frame.f_code.co_freevars and found and entry in (None, found):
+                variables = frame.f_locals
+                caller = variables[CALLER_VARIABLE]
+                args, kwargs = caller.function.signature.arguments_among(variables)
+                return caller.call_of(found, *args, **kwargs)
             frame = frame.f_back
         return None
 
     _MAKE = make.__code__
-
-    def _call_in(frame: FrameType) -> Call | None:
-        if frame.f_code is _MAKE:
-            return frame.f_locals["call"]
-        entry = frame.f_globals.get(ENTRY_VARIABLE)
-        # The module that defines the variable's name isn't generated.
-        if entry is None or CALLER_VARIABLE not in frame.f_code.co_freevars:
-            return None
-        variables = frame.f_locals
-        caller = variables[CALLER_VARIABLE]
-        args, kwargs = caller.function.signature.arguments_among(variables)
-        return caller.call_of(entry, *args, **kwargs)

@@ -60,7 +60,6 @@ _class = TraceHook
 
 
 def install(cls: type[TraceHook]) -> type[TraceHook]:
-    """Set the class of the hooks of functions first called from now on; return the old one."""
     global _class
     before, _class = _class, cls
     return before
@@ -94,12 +93,7 @@ class TraceCounter:
         self._begun: Weak[Any] = Weak()
 
     def begin(self, trace: Any) -> None:
-        """Begin a trace, which `end` must follow, also if this raises; give it the hook's record.
-
-        **Raises:**
-
-        - `TooManyTracesError`, if it would be one too many.
-        """
+        """Begin a trace, which `end` must follow, also if this raises that it is one too many."""
         limit = self._max_traces
         with self._lock:
             # With those of other threads, which may come to their end first.
@@ -128,10 +122,9 @@ class TraceCounter:
         compiled = list(dict.fromkeys(trace.summary for trace in self.hook.traces))
         if len(compiled) < 2:
             return ""
-        lines = [f"  - {arguments}" for arguments in compiled[:_MAX_LISTED]]
         if len(compiled) > _MAX_LISTED:
-            lines.append(f"  - and {len(compiled) - _MAX_LISTED} more")
-        return "\n".join(["\n  It is compiled for", *lines])
+            compiled[_MAX_LISTED:] = [f"and {len(compiled) - _MAX_LISTED} more"]
+        return "\n  - ".join(["\n  It is compiled for", *compiled])
 
     def end(self, trace: Any, is_made: bool) -> None:
         """Count a trace that was begun, if it came to its end."""
@@ -141,7 +134,6 @@ class TraceCounter:
             self.hook.end(trace.record, self.n_traces if is_made else None)
 
     def clear(self) -> None:
-        """Count from zero again."""
         with self._lock:
             self.n_traces = 0
             self.hook.restart()

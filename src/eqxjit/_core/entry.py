@@ -40,7 +40,6 @@ Output = jax.Array | list[Any] | dict[int, list[Any]]
 
 
 def arrays_of(output: Output) -> list[Any]:
-    """Return the arrays of an output."""
     if type(output) is dict:
         return next(iter(output.values()))
     return output if type(output) is list else [output]
@@ -73,7 +72,7 @@ class Entry(_Flags):
         #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
         self.outs: list[Out] = []
         self.blocks = options.block
-        self.hides_donation_warning = options.hides_donation_warning
+        self.hides_donation_warning = options.donate in ("all", "all-except-first")
         self.invalidation_reasons: list[str] = []
         #: Weak references to static objects, which tell the table when those die.
         self.watches: list[weakref.ref[Any]] = []
@@ -84,7 +83,8 @@ class Entry(_Flags):
         self.latest_record: Any = None
         #: Traces that aren't settled. An interrupt may keep one from it, but not alive.
         self._traces: Weak[Any] = Weak()
-        self._unclassified = False
+        #: Whether the next call is to find out if a program can raise.
+        self.unclassified = False
 
     def with_program(self, compiled: Any, blocks: bool) -> "Entry":
         """Return the same for a program compiled ahead of time: nothing of it is pending."""
@@ -100,20 +100,16 @@ class Entry(_Flags):
         self._traces.add(trace)
         self.pending = True
 
-    def compiled_again(self) -> None:
-        """Have the next call find out if a program that JAX compiled anew can raise."""
-        self._unclassified = self.pending = True
-
     def end(self, trace: Any, is_classified: bool) -> None:
         """Settle a trace, or a call without one; `is_classified` says that its program was read."""
         if trace is not None:
             self._traces.discard(trace)
             # One that became part of an outer program has no program yet.
-            self._unclassified = True
+            self.unclassified = True
             self.latest_record = trace.record
         if is_classified:
-            self._unclassified = False
-        self.pending = self._unclassified or len(self._traces) > 0
+            self.unclassified = False
+        self.pending = self.unclassified or len(self._traces) > 0
 
     # --- Outputs --------------------------------------------------------------------------------
 

@@ -2,10 +2,9 @@
 
 import collections
 import dataclasses
-import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -48,19 +47,11 @@ def runtime_error(error: BaseException) -> BaseException | None:
         if found is None:
             return None
         message, stack = found[1], []
-    return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=_inside_jit(stack)))
-
-
-def _inside_jit(stack: Iterable[bytes | str]) -> str:
-    """Return the stack within the outermost jitted call: marks are bytes, frames run outwards."""
-    frames: list[str] = []
-    inside: list[str] = []
-    for frame_or_mark in stack:
-        if isinstance(frame_or_mark, str):
-            frames.append(frame_or_mark)
-        else:
-            inside = list(frames)
-    return "".join(reversed(inside or frames))
+    # It runs outwards; what is outside of the outermost jitted call, marked by bytes, is left out.
+    marks = [i for i, part in enumerate(stack) if isinstance(part, bytes)]
+    frames = [part for part in stack[: marks[-1] if marks else None] if isinstance(part, str)]
+    shown = "".join(reversed(frames or [part for part in stack if isinstance(part, str)]))
+    return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=shown))
 
 
 def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
@@ -301,13 +292,3 @@ def _children(node: Any) -> list[tuple[str, Any]]:
     is_leaf = itertools.chain([False], itertools.repeat(True))
     pairs, _ = tree_flatten_with_path(node, is_leaf=lambda _: next(is_leaf))
     return [(keystr(key), child) for key, child in pairs]
-
-
-def not_callable(fun: Any) -> TypeError:
-    """Return the error for something that `filter_jit` can't wrap."""
-    hint = ""
-    if isinstance(fun, (classmethod, property)):
-        hint = f" Put `@{type(fun).__name__}` above `@filter_jit`."
-    elif inspect.ismodule(fun):
-        hint = " Name the function in the module."
-    return TypeError(f"`filter_jit` takes a callable; got {short(fun)}.{hint}")

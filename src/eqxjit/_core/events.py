@@ -28,10 +28,6 @@ _PHASES = {
 }
 _PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
-# More traces under way are left over from interrupts.
-_MOST_OPEN = 100
-
-
 #: Observers of all that is compiled, by eqxjit or not, in any thread, each as long as it lives.
 #: They have `begun(function, phase)` and `ended(function, phase, seconds, from_cache, record)`: the
 #: seconds are with all that was compiled within it, and the record is the hook's, or None.
@@ -57,7 +53,6 @@ class OpenTrace:
 
     @property
     def hook(self) -> Any:
-        """The observer of the function's traces."""
         return self.call.function.table.counter.hook
 
 
@@ -76,9 +71,7 @@ _state = _State()
 
 
 def open_trace(trace: OpenTrace) -> None:
-    """Have the events of this thread belong to a trace."""
     _state.traces.append(trace)
-    del _state.traces[:-_MOST_OPEN]
 
 
 def close_trace(entry: Any) -> OpenTrace | None:
@@ -98,19 +91,6 @@ def close_trace(entry: Any) -> OpenTrace | None:
                 _state.depth = 0
             return trace
     return None
-
-
-@contextmanager
-def reopened(trace: OpenTrace | None) -> Iterator[None]:
-    """Have events belong to a trace that was closed: it is compiled ahead of time."""
-    if trace is None:
-        yield
-        return
-    open_trace(trace)
-    try:
-        yield
-    finally:
-        close_trace(trace.call.entry)
 
 
 @contextmanager
@@ -152,7 +132,6 @@ def _on_event(event: str, **_: Any) -> None:
 
 
 def _current() -> OpenTrace | None:
-    """Return the trace that JAX's events in this thread belong to."""
     # A slice, because a signal handler may empty the list between a look and an index.
     latest = _state.traces[-1:]
     return latest[0] if latest and latest[0].is_traced else None
@@ -185,7 +164,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     if trace is None:
         if phase == COMPILING:
             # Say, for another device, where a program may hold other custom calls.
-            call.entry.compiled_again()
+            call.entry.unclassified = call.entry.pending = True
         return
     # JAX passes a name and no more: the rest is in the frame that reports the phase.
     frame = _frame_of_with()

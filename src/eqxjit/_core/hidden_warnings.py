@@ -18,18 +18,15 @@ class _Pattern:
 
     def match(self, text: str) -> bool:
         """Return whether this is a warning to hide, in a thread that hides them."""
-        return _hiding.is_on and text.startswith(_DONATED)
+        return hasattr(_hiding, "is_on") and text.startswith(_DONATED)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         # Those who hand a process their filters pickle them.
         return _Pattern, ()
 
 
-class _Hiding(threading.local):
-    is_on = False
-
-
-_hiding = _Hiding()
+# A thread that hides them has `is_on`.
+_hiding = threading.local()
 
 
 def hide_warnings() -> Callable[[], None]:
@@ -41,7 +38,7 @@ def hide_warnings() -> Callable[[], None]:
     _hiding.is_on = True
 
     def remove() -> None:
-        _hiding.is_on = False
+        vars(_hiding).pop("is_on", None)
         # What was restored since, and what will be.
         for those in (filters, warning_filters()):
             if item in those:

@@ -56,10 +56,6 @@ class Options:
     def _chosen(self) -> tuple[Any, ...]:
         return (self.donate, self.block, self.maxsize, self.max_traces, self.jit_arguments)
 
-    @property
-    def hides_donation_warning(self) -> bool:
-        return self.donate in ("all", "all-except-first")
-
     def __reduce__(self) -> tuple[type["Options"], tuple[Any, ...]]:
         # Without `key`, which may hold weak references.
         return Options, self._chosen

@@ -7,7 +7,7 @@ settle what was traced meanwhile, and combine the output. A fast path is a guard
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 from jax.tree_util import tree_map
@@ -26,7 +26,7 @@ from .errors import call_error, note_tracers, with_argument_errors
 from .events import close_trace
 from .function import Function
 from .table import Table
-from .traced import UNTRACED, NotInFlight, is_untraced, new_entry
+from .traced import Box, NotInFlight, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
 HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False
@@ -49,7 +49,6 @@ class Caller:
 
     @property
     def table(self) -> Table:
-        """The entries of the function."""
         return self.function.table
 
     # --- A call, from top to bottom -----------------------------------------------------------
@@ -63,7 +62,6 @@ class Caller:
             return target(*args, **kwargs)
 
     def slow_call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call, where no fast path matches."""
         __tracebackhide__ = True
         # Not `with trimming`, because here all calls pass that no fast path matches.
         try:
@@ -75,11 +73,9 @@ class Caller:
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments, bound to the function's parameters."""
         return self.function.signature.bind(args, kwargs)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call whose arguments are bound."""
         __tracebackhide__ = True
         call = self.split(args, kwargs)
         if self.can_be_disabled and jax.config.jax_disable_jit:  # type: ignore[attr-defined]
@@ -89,7 +85,7 @@ class Caller:
         arrays, waits = owned(call.flat)
         try:
             output = make(call, entry.jitted, arrays)
-            if (waits or entry.blocks) and not is_untraced(output):
+            if (waits or entry.blocks) and type(output) is not Box:
                 entry.wait_for(output)
         except BaseException as error:
             self.failed(error, call)
@@ -120,7 +116,7 @@ class Caller:
         # Looking it up compares static objects.
         return with_argument_errors(lambda: self.table.find(call.spec), named)
 
-    def settle(self, output: Output, call: Call) -> Any:
+    def settle(self, output: Output | Box, call: Call) -> Any:
         """Return the result of a call, after the end of a trace that was made in it.
 
         Finds out whether the program can raise, so that calls must wait for it, and waits if that
@@ -128,9 +124,9 @@ class Caller:
         """
         __tracebackhide__ = True
         entry = call.entry
-        if is_untraced(output):
+        if isinstance(output, Box):
             # Its containers are new, as where it is traced.
-            return tree_map(_same, cast(dict[int, Any], output)[UNTRACED].content)
+            return tree_map(_same, output.content)
         if not entry.pending:
             self.table.n_hits += 1
             return self.combine(output, call)
@@ -168,7 +164,6 @@ class Caller:
         entry.blocks = entry.blocks or can_raise
 
     def combine(self, output: Output, call: Call) -> Any:
-        """Return the user's output, from what JAX returned for a call."""
         out = call.entry.outs[next(iter(output)) if type(output) is dict else 0]
         statics = out.statics
         # Mostly none came in, and a list of all that did takes a while.
@@ -184,21 +179,18 @@ class Caller:
         self.fill(self.first_call)
 
     def fill(self, target: Callable[..., Any]) -> None:
-        """Have the wrapper call this."""
         # It may be gone: what calls this may be another thread, or a finaliser.
         wrapper = self.wrapper()
         if wrapper is not None:
             wrapper.target = target
 
     def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
-        """Return the call in flight whose arguments these are."""
         bound = self.bind(args, kwargs)
         call = Call(self.function, self.fun_arrays, *bound, *split(bound))
         call.entry = entry
         return call
 
     def settle_fast(self, output: Output, entry: Entry, /, *args: Any, **kwargs: Any) -> Any:
-        """Settle a call of a fast path."""
         __tracebackhide__ = True
         try:
             return self.settle(output, self.call_of(entry, *args, **kwargs))
@@ -238,11 +230,8 @@ class Caller:
     def source(self) -> str | None:
         """Return the fast path of the function's latest call in Python; None without one."""
         fasts = self.table.fasts
-        if not fasts:
-            return None
-        entry = fasts[0].entry
         try:
-            return Writer(self.function, entry).write()[0]
+            return Writer(self.function, fasts[0].entry).write()[0] if fasts else None
         except (TooLarge, RecursionError, MemoryError):
             return "# This tree is too large to be shown as source.\n"
 

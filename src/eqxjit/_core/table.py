@@ -145,7 +145,12 @@ class Table(_Watched):
         """Add an entry in place of the least used; return another thread's, if that was first."""
         with self.lock:
             self._drop_dead()
-            self._note_uses()
+            # A call of a fast path leaves no trace but a hit and, in C, its place among the others:
+            # hence at each new entry, so that at least what was used since then is recorded.
+            for fast in self.fasts[::-1]:
+                if fast.hits > fast.hits_before:
+                    fast.hits_before = fast.hits
+                    fast.entry.last_used = next(self._clock)
             added = self.entries.setdefault(entry.spec, entry)
             added.last_used = next(self._clock)
             if added is entry:
@@ -154,14 +159,6 @@ class Table(_Watched):
                 while maxsize is not None and len(self.entries) > maxsize:
                     self._drop_least_used(entry, maxsize)
             return added
-
-    def _note_uses(self) -> None:
-        # A call of a fast path leaves no trace but a hit and, in C, its place among the others:
-        # hence at each new entry, so that at least what was used since the last one is recorded.
-        for fast in self.fasts[::-1]:
-            if fast.hits > fast.hits_before:
-                fast.hits_before = fast.hits
-                fast.entry.last_used = next(self._clock)
 
     def _drop_least_used(self, new: Entry, maxsize: int) -> None:
         # In one C call, because garbage collection may drop entries meanwhile.
@@ -189,7 +186,6 @@ class Table(_Watched):
                 self._drop(entry.spec)
 
     def clear(self) -> None:
-        """Drop all entries, and with them what was compiled."""
         with self.lock:
             for entry in self.entries.values():
                 entry.invalidation_reasons.append("`clear_cache()` was called")
@@ -229,7 +225,6 @@ class Table(_Watched):
             self._unlink()
 
     def remove_fast(self, entry: Entry) -> None:
-        """Remove the fast path of an entry, if it has one."""
         for fast in [fast for fast in self.fasts if fast.entry is entry]:
             self.n_hits += fast.hits
             self.fasts.remove(fast)
@@ -241,7 +236,6 @@ class Table(_Watched):
             caller.unlink()
 
     def info(self) -> CacheInfo:
-        """Return the state of the cache."""
         with self.lock:
             self._drop_dead()
             hits = self.n_hits + sum([fast.hits for fast in self.fasts])

@@ -1,5 +1,6 @@
 """Makes fast paths: in C where that is built, in generated Python elsewhere."""
 
+import functools
 import itertools
 import operator
 import sys
@@ -43,11 +44,9 @@ class PythonFast:
 
     @property
     def hits(self) -> int:
-        """The number of calls it has served."""
         return sys.maxsize - operator.length_hint(self._counter)
 
     def instantiate(self, caller: Any, otherwise: Any) -> Any:
-        """Return the function for one wrapper."""
         signature, statics = caller.function.signature, caller.function.statics
         bound = caller, otherwise, self.entry.jitted, self._counter
         made = self._make(*bound, *caller.fun_arrays, *statics)
@@ -84,15 +83,11 @@ def fast_path(call: Any) -> Any | None:
         layout = entry.n_arrays, entry.n_first, entry.n_fun
         return _native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, *layout)
 
-    def make() -> PythonFast:
-        return PythonFast(call.function, entry)
-
+    make = functools.partial(PythonFast, call.function, entry)
     try:
         return make()
-    except TooLarge:
-        return None
-    except (RecursionError, MemoryError) as error:
-        # Python's compiler raises either for source that is nested too deeply.
+    except (TooLarge, RecursionError, MemoryError) as error:
+        # Python's compiler raises the others for source that is nested too deeply.
         raise_if_interruption(error, make)
         return None
 

@@ -19,12 +19,9 @@ _n_bytes = np.ndarray.nbytes.__get__  # type: ignore[attr-defined]
 
 
 def take(leaf: Any, large: list[Any] | None = None) -> Any:
-    """Return what a warm call passes for a leaf that isn't an array of JAX's class.
+    """Return what a call passes for a leaf that isn't JAX's: NotImplemented if it is no array.
 
-    **Returns:**
-
-    A copy of a small NumPy array, any other array itself, and NotImplemented for anything else. A
-    NumPy array for which the call must wait is added to `large`.
+    That is a copy of a small NumPy array; a large one, for which it must wait, goes to `large`.
     """
     # Not `isinstance`, which believes what an object says of its class.
     if not issubclass(type(leaf), np.ndarray):

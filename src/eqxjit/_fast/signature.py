@@ -27,12 +27,7 @@ class _Absent:
 
 absent = _Absent()
 
-_ANYTHING = inspect.Signature(
-    [
-        inspect.Parameter("args", VAR_POSITIONAL),
-        inspect.Parameter("kwargs", VAR_KEYWORD),
-    ]
-)
+_ANYTHING = inspect.signature(lambda *args, **kwargs: None)
 
 
 class Signature:

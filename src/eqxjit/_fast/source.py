@@ -6,7 +6,6 @@ Reads the specs of the arguments and of the output; `native.c` does the same by 
 import functools
 import inspect
 import struct
-import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +14,6 @@ import equinox as eqx
 
 from .._code.files import trim
 from .._code.source import can_be_written, define, indented, wrapped
-from .._code.text import counted
 from .._compat import ArrayImpl, fields_of, flatten_one_level, unflatten_node
 from .._spec.static import THEMSELVES, same
 from .._spec.tree import (
@@ -25,8 +23,7 @@ from .._spec.tree import (
     SEQUENCE,
     Spec,
     Static,
-    count_arrays,
-    count_nodes,
+    parts_of,
 )
 from .numpy_inputs import take
 from .signature import KEYWORD_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature, absent
@@ -66,7 +63,7 @@ class Writer:
     def __init__(self, function: Any, entry: Any):
         # The first of its traces' outputs; `settle_fast` makes others.
         out = entry.outs[0]
-        if count_nodes(entry.spec) + count_nodes(out.spec) > MAX_NODES:
+        if len(parts_of(entry.spec)) + len(parts_of(out.spec)) > MAX_NODES:
             raise TooLarge
         self.signature: Signature = function.signature
         self.n_fun_statics = len(function.statics)
@@ -101,8 +98,7 @@ class Writer:
         passed = [*arrays[:n], *self.arrays, *arrays[n:]]
         self.statics = [*fun_statics, *self.statics]
         result, unpacking = self._output()
-        name = self.signature.name if can_be_written(self.signature.name) else "call"
-        name = names.variable(name)
+        name = names.variable(self.signature.name)
         absent_name = names.constant("absent", absent)
         error = names.variable("error")
         parameters = self.signature.header(absent_name)
@@ -151,7 +147,6 @@ class Writer:
         return source, define("make_call", self.signature.qualname, source, names.namespace)
 
     def _passed_on(self, method: str, *first: str) -> str:
-        """Return the source that passes a call on to the slow path."""
         return f"{CALLER_VARIABLE}.{method}({', '.join([*first, *self.signature.forwarded()])})"
 
     def _matches(self, name: str) -> list[str]:
@@ -175,7 +170,8 @@ class Writer:
         late: list[str] = []
         for name, source, var, spec, guard in self._arguments(*self.entry.spec[3:]):
             self.guards = early if type(spec) is Static or guard else late
-            self.guards.append(f"# {name}: {guard or _described(spec)}")
+            kind = spec[1].__name__ if type(spec) is tuple else "static"
+            self.guards.append(f"# {name}: {guard or ('array' if spec is ARRAY else kind)}")
             if guard:
                 self.guards.append(guard)
             else:
@@ -286,7 +282,11 @@ class Writer:
 
     def _match_static(self, var: str, bound: str, spec: Any) -> None:
         names, frozen = self.names, spec.frozen
-        plain = frozen if type(frozen) in THEMSELVES else _plain_float(frozen)
+        plain = frozen if type(frozen) in THEMSELVES else None
+        if type(frozen) is tuple and frozen[1] is float:
+            [number] = struct.unpack("d", frozen[3])
+            # Zeros have two signs, and NaN equals nothing.
+            plain = number if number and number == number else None
         self.statics.append(var)
         if spec.ask:
             # Its class may have been registered as a node since.
@@ -398,15 +398,6 @@ class Writer:
         return self.names.constant(hint, value)
 
 
-def _plain_float(frozen: Any) -> float | None:
-    """Return the float of a stand-in, if `==` tells it from all others; None for all else."""
-    if type(frozen) is not tuple or frozen[1] is not float:
-        return None
-    [value] = struct.unpack("d", frozen[3])
-    # Zeros have two signs, and NaN equals nothing.
-    return value if value and value == value else None
-
-
 _STR_TYPES = {str}
 
 
@@ -421,12 +412,9 @@ def _labels(spec: Any) -> Sequence[Any]:
 
 
 def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:
-    """Return a class whose objects get these fields, and then made instances of a class of
-    Modules.
-
-    Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
-    Python function, and refuses. None where objects can't change from the one class to the other.
-    """
+    """Return a class whose objects get these fields, and then this class; None if they can't."""
+    # Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
+    # Python function, and refuses.
     if not all(map(can_be_written, fields)):
         return None
     plain = _plain_class_of(fields)
@@ -448,14 +436,4 @@ def _plain_class_of(_fields: tuple[str, ...]) -> type:
     while base.__dictoffset__ and base.__base__:
         # Both classes must have got their `__dict__` on top of the same base.
         base = base.__base__
-    return types.new_class(
-        "Fields", (base,), {}, lambda namespace: namespace.update(__hash__=object.__hash__)
-    )
-
-
-def _described(spec: Spec) -> str:
-    if spec is ARRAY:
-        return "an array"
-    if type(spec) is tuple:
-        return f"{spec[1].__name__} with {counted(count_arrays(spec), 'array')}"
-    return "static"
+    return type("Fields", (base,), {"__hash__": object.__hash__})

@@ -191,13 +191,11 @@ def _opaque(value: Any) -> Opaque:
 _Read = tuple[int, tuple[str, ...] | None, Any]
 
 
-def _number(bits: Callable[[Any], Hashable]) -> Callable[[Any, list[int]], _Read]:
-    return lambda value, left: (NUMBER, None, (bits(value),))
-
-
-def float_bits(value: float) -> bytes:
-    """Return what tells a float from others: zeros have two signs, and NaN equals NaN."""
-    return struct.pack("d", value) if value == value else _NAN
+def _number(value: complex, left: list[int]) -> _Read:
+    # Zeros have two signs, and NaN equals NaN.
+    parts = (value.real, value.imag) if type(value) is complex else (value,)
+    bits = [struct.pack("d", part) if part == part else _NAN for part in parts]
+    return NUMBER, None, (b"".join(bits),)
 
 
 def _items(value: Any, left: list[int]) -> _Read:
@@ -208,10 +206,8 @@ def _items(value: Any, left: list[int]) -> _Read:
 
 def _pairs(value: dict[Any, Any], left: list[int]) -> _Read:
     # Unlike for `==`, the order of the items matters: a function may go through them.
-    return PAIRS, None, [*dict.keys(value), *dict.values(value)]
-
-
-def _ordered_pairs(value: Any, left: list[int]) -> _Read:
+    if not isinstance(value, collections.OrderedDict):
+        return PAIRS, None, [*dict.keys(value), *dict.values(value)]
     cls = collections.OrderedDict
     return OTHER, None, _freeze_parts([*cls.keys(value), *cls.values(value)], left)
 
@@ -226,10 +222,6 @@ def _elements(value: Any, left: list[int]) -> _Read:
 def _method(value: types.MethodType, left: list[int]) -> _Read:
     # Methods compare their `__self__` by identity.
     return OTHER, None, (_freeze(value.__func__, left, 0), _by_identity(value.__self__))
-
-
-def _slice(value: slice, left: list[int]) -> _Read:
-    return FIELDS, ("start", "stop", "step"), (value.start, value.stop, value.step)
 
 
 def _numpy(value: np.ndarray | np.generic, left: list[int]) -> _Read | None:
@@ -255,17 +247,19 @@ def _module(value: eqx.Module, left: list[int]) -> _Read:
     return OTHER, (*fields,), _freeze_parts(fields.values(), left)
 
 
+_OF_SLICES = ("start", "stop", "step")
+
 _READERS: dict[type, Callable[[Any, list[int]], _Read | None]] = {
-    bool: _number(lambda value: value),
-    float: _number(float_bits),
-    complex: _number(lambda value: float_bits(value.real) + float_bits(value.imag)),
+    bool: lambda value, left: (NUMBER, None, (value,)),
+    float: _number,
+    complex: _number,
     tuple: _items,
     list: _items,
     dict: _pairs,
-    collections.OrderedDict: _ordered_pairs,
+    collections.OrderedDict: _pairs,
     set: _elements,
     frozenset: _elements,
-    slice: _slice,
+    slice: lambda value, left: (FIELDS, _OF_SLICES, (value.start, value.stop, value.step)),
     types.MethodType: _method,
     np.ndarray: _numpy,
     ArrayImpl: _array,

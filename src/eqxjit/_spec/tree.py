@@ -140,22 +140,16 @@ def _named_tuple_aux(kind: type) -> bool | None:
     except KeyError:
         aux = None
         if (
-            issubclass(kind, tuple)
-            and hasattr(kind, "_fields")
-            and kind.__getitem__ is tuple.__getitem__  # type: ignore[comparison-overlap]
-            and kind.__len__ is tuple.__len__  # type: ignore[comparison-overlap]
-            and not _is_registered(kind)
+            hasattr(kind, "_fields")
+            and kind.__getitem__ is tuple.__getitem__  # type: ignore[attr-defined]
+            and kind.__len__ is tuple.__len__  # type: ignore[attr-defined]
         ):
-            aux = _is_standard(kind)
+            empty: Any = tuple.__new__(kind, ())
+            # A registered class has a flatten of the user's, which may raise, as it misses items.
+            flat: Any = unless_it_raises(lambda: _flatten_one_level(empty), (None, None))
+            # JAX's rule for named tuples is the class alone; a registered class has other metadata.
+            aux = _is_standard(kind) if flat[1] is kind else None
         return _named_tuples.setdefault(kind, aux)
-
-
-def _is_registered(kind: type) -> bool:
-    # JAX's rule for named tuples is the class alone; a registered class has other metadata.
-    # The user's flatten may raise, as it misses the items.
-    empty = tuple.__new__(kind, ())
-    flat: Any = unless_it_raises(lambda: _flatten_one_level(empty), (None, None))
-    return flat[1] is not kind
 
 
 def _is_standard(kind: type) -> bool:
@@ -306,10 +300,7 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> Any:
 def resplit(
     spec: Spec, arrays: list[Any], statics: list[Any], is_dynamic: Callable[[Any], bool]
 ) -> tuple[Spec, list[Any], list[Any]]:
-    """Decide anew which leaves count as arrays: of a tree's arrays and of its static leaves.
-
-    **Returns:** as `split`.
-    """
+    """Return the same as `split`, with other arrays among a tree's arrays and static leaves."""
     old_arrays, old_statics = iter(arrays), iter(statics)
     new_arrays: list[Any] = []
     new_statics: list[Any] = []
@@ -343,16 +334,10 @@ def _n_dynamic(spec: tuple[Any, ...]) -> int:
 
 
 def count_arrays(spec: Spec) -> int:
-    """Return the number of arrays in a tree."""
-    return sum([part is ARRAY for part in _parts(spec)])
+    return sum([part is ARRAY for part in parts_of(spec)])
 
 
-def count_nodes(spec: Spec) -> int:
-    """Return the number of nodes and leaves of a tree."""
-    return len(_parts(spec))
-
-
-def _parts(spec: Spec) -> list[Spec]:
+def parts_of(spec: Spec) -> list[Spec]:
     """Return the spec of each node and leaf of a tree, outside in."""
     parts = [spec]
     # Not by recursion, because trees may be deep: the list grows while it is gone through.
