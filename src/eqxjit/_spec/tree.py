@@ -356,16 +356,17 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
     kind, cls, aux = spec[:3]
     below = spec[3:]
     n = n_dynamic = len(below)
-    names = [f"[{i}]" for i in range(n)]
+    names = [*map("[{}]".format, range(n))]
     if kind == MODULE:
-        fields, n_dynamic = fields_of(value), _n_dynamic(spec)
-        names, values = [f".{name}" for name in aux], [fields[name] for name in aux]
+        names, n_dynamic = [*map(".{}".format, aux)], _n_dynamic(spec)
+        values = [*map(fields_of(value).__getitem__, aux)]
     elif kind == DICT:
-        names, values = [f"[{short(key)}]" for key in aux], [value[key] for key in aux]
+        names = [*map("[{}]".format, map(short, aux))]
+        values = [*map(value.__getitem__, aux)]
     elif kind == SEQUENCE:
         values = list(value)
         if aux is not None and len(cls._fields) == n:
-            names = [f".{name}" for name in cls._fields]
+            names = [*map(".{}".format, cls._fields)]
     else:
 
         def read() -> tuple[list[str], list[Any]]:
@@ -377,7 +378,7 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
         names, values = found or (names, [*_flatten_one_level(value)[0]])  # type: ignore[index]
     if len(values) != n:
         raise ValueError("a node changed while it was read")
-    is_static = [i >= n_dynamic for i in range(n)]
+    is_static = [False] * n_dynamic + [True] * (n - n_dynamic)
     return list(zip(names, below, values, is_static, strict=True))
 
 
