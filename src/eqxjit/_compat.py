@@ -42,7 +42,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 25:
+    if getattr(_native, "INTERFACE", None) != 24:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -313,6 +313,21 @@ def module_compiled_in(frame: FrameType) -> Any:
 
 def _local_of_class(frame: FrameType, cls: type) -> Any:
     return next((value for value in frame.f_locals.values() if type(value) is cls), None)
+
+
+def inputs_read_in(frame: FrameType | None) -> frozenset[int] | None:
+    """Return which inputs of a program XLA gets, from the frame in which JAX lowers it; or None."""
+    # JAX drops those that no equation reads, in a frame a few above the one that lowers. None where
+    # that isn't there: all then count as read, and a fast path copies NumPy arrays in vain.
+    for _ in range(4):
+        if frame is None:
+            break
+        variables = frame.f_locals
+        found = variables.get("kept_var_idx")
+        if isinstance(found, (set, frozenset)) and not variables.get("num_const_args"):
+            return frozenset(found)
+        frame = frame.f_back
+    return None
 
 
 # --- Warnings ---------------------------------------------------------------------------------

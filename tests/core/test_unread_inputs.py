@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import eqxjit
+from tests.support.inside import entries
 from tests.support.threads import race
 
 SIDE = 300
@@ -39,6 +40,8 @@ def test_a_later_program_reads_more(size, donate):
             buffer[...] = -1
         expected = [1.0] if n == 1 else [n * size, (n + 1) * size]
         np.testing.assert_allclose(out, expected, rtol=1e-3)
+    (entry,) = entries(f)
+    assert entry.uses == b"\1\1\1"
 
 
 def test_another_thread_traces_meanwhile():
@@ -48,6 +51,7 @@ def test_another_thread_traces_meanwhile():
     buffers = [np.ones(SIDE * SIDE, np.float32)]
     for _ in range(4):
         f(jnp.ones(1), buffers)
+    (entry,) = entries(f)
 
     def call(i):
         own = [np.full(SIDE * SIDE, i, np.float32)]
@@ -56,4 +60,5 @@ def test_another_thread_traces_meanwhile():
         assert float(out[0]) == pytest.approx(i * SIDE * SIDE, rel=1e-3)
 
     race(call)
+    assert entry.uses == b"\1\1"
     assert jax.tree.leaves(f(jnp.ones(1), buffers))[0].shape == (1,)

@@ -417,7 +417,8 @@ def test_traces_that_return_so_many_arrays(first, then, container):
         twins(jnp.float32(1))
         assert_specialized(twins.ours.jitted)
         twins(x)
-        # Without C there is no fast path for the outputs of later traces alone.
+        # Without C there is no fast path for the outputs of later traces alone, and the first
+        # trace has none left once a later one uses arrays that it didn't.
         if first or eqxjit.native_enabled():
             assert_specialized(twins.ours.jitted)
         with jax.disable_jit():

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from .._compat import is_staging, jaxpr_lowered_in, may_raise, module_compiled_in
+from .._compat import inputs_read_in, is_staging, jaxpr_lowered_in, may_raise, module_compiled_in
 from .._interruptions import Weak
 from .calls import Call, in_flight
 from .hidden_warnings import hide_warnings
@@ -42,6 +42,7 @@ class OpenTrace:
     - `record`: the hook's.
     - `is_traced`: whether the user's function has returned, and what it returned was read.
     - `jaxpr`: the first that JAX lowers afterwards.
+    - `inputs_read`: which of its inputs XLA reads, None where that can't be found out.
     - `may_raise`: whether a program that JAX compiles afterwards can raise; None if there is none.
     """
 
@@ -49,6 +50,7 @@ class OpenTrace:
     record: Any = None
     is_traced: bool = False
     jaxpr: Any = None
+    inputs_read: frozenset[int] | None = None
     may_raise: bool | None = None
 
     @property
@@ -171,6 +173,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     # Only the first: a `jax.jit` within the program is lowered as a part of it.
     if phase == LOWERING and trace.jaxpr is None:
         trace.jaxpr = jaxpr_lowered_in(frame)
+        trace.inputs_read = inputs_read_in(frame)
     elif phase == COMPILING and not trace.may_raise:
         module = module_compiled_in(frame)
         trace.may_raise = None if module is None else may_raise(module)

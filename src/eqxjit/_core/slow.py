@@ -81,10 +81,13 @@ class Caller:
         if self.can_be_disabled and jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         entry = self.find_or_add(call)
+        uses = entry.uses
         # JAX may be reading NumPy arrays still when this call has returned.
-        arrays, waits = owned(call.flat)
+        arrays, waits = owned(call.flat, uses)
         try:
             output = make(call, entry.jitted, arrays)
+            # Another thread may have traced a program meanwhile that reads other arrays.
+            waits = waits or entry.uses is not uses
             if (waits or entry.blocks) and type(output) is not Box:
                 entry.wait_for(output)
         except BaseException as error:
@@ -93,7 +96,10 @@ class Caller:
         result = self.settle(output, call)
         # While something is pending, each call would leave a fast path for `settle_fast`.
         if HAS_FAST_PATHS and not entry.pending and self.table.wants_fast(entry):
-            self.table.add_fast(fast_path(call))
+            uses = entry.uses
+            fast = fast_path(call)
+            if fast is not None:
+                self.table.add_fast(fast, uses)
         return result
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -150,7 +156,7 @@ class Caller:
         return self.combine(output, call)
 
     def classify(self, call: Call, trace: Any) -> None:
-        """Find out whether a program that has just run can raise."""
+        """Find out whether a program that has just run can raise, and which arrays it reads."""
         entry = call.entry
         can_raise = None if trace is None else trace.may_raise
         if can_raise is None:
@@ -162,6 +168,10 @@ class Caller:
                 # No `lower` (`EQX_ON_ERROR=breakpoint`), or caches that were cleared meanwhile.
                 can_raise = True
         entry.blocks = entry.blocks or can_raise
+        if entry.add_uses(None if trace is None else trace.inputs_read):
+            # A fast path copies the arrays that were read when it was made.
+            with self.table.lock:
+                self.table.remove_fast(entry)
 
     def combine(self, output: Output, call: Call) -> Any:
         out = call.entry.outs[next(iter(output)) if type(output) is dict else 0]

@@ -136,6 +136,10 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
         A `CompileCost`: how long it took, and how large the executable is.
 
+        **Raises:**
+
+        - `TypeError`, for `other_shapes`, which is an option of frozen functions only.
+
         !!! example
 
             ```python
@@ -152,6 +156,14 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
             ```
         """
+        names = [parameter.name for parameter in self._function.signature.parameters]
+        if "other_shapes" in kwargs and "other_shapes" not in names:
+            # It would be passed to a function with `**kwargs`, in silence.
+            raise TypeError(
+                f"`compile` of {self!r}: `other_shapes` is an option of a frozen function's "
+                "`compile` (`eqxjit.freeze`). For an argument of that name, write "
+                "`.lower(..., other_shapes=...).compile()`."
+            )
 
         def seconds() -> float:
             return sum([trace.seconds.total for trace in self.traces()])
@@ -495,7 +507,7 @@ def filter_jit(
         - `"none"`: no arrays; the default.
     - `block`: whether each call waits for its computation, as in Equinox. By default a call waits
         only if the program can raise at runtime (it holds a callback or a foreign call, such as
-        `eqx.error_if`), or if it takes a NumPy array of more than 16 KiB, which you may overwrite
+        `eqx.error_if`), or if it reads a NumPy array of more than 16 KiB, which you may overwrite
         once the call has returned. A call copies smaller ones.
     - `maxsize`: how many static structures are compiled at a time. Further ones replace the least
         recently used. `None` for no limit.

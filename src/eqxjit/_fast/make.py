@@ -38,6 +38,8 @@ class PythonFast:
     def __init__(self, function: Any, entry: Any):
         self.entry = entry
         self.hits_before = 0
+        #: Its source compares what programs read.
+        self.is_stale = False
         _, self._make = Writer(function, entry).write()
         #: Its `next` counts a hit: in C, hence without a lock, and faster than an addition.
         self._counter: Iterator[None] = itertools.repeat(None, sys.maxsize)
@@ -80,8 +82,10 @@ def fast_path(call: Any) -> Any | None:
     # argument in place: the slow path then serves the next call, too.
     entry = call.entry
     if _native is not None:
+        # Until a program was read, any array may be one that it uses.
+        uses = entry.uses or b"\1" * entry.n_arrays
         layout = entry.n_arrays, entry.n_first, entry.n_fun
-        return _native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, *layout)
+        return _native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, uses, *layout)
 
     make = functools.partial(PythonFast, call.function, entry)
     try:

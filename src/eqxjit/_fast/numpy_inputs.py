@@ -36,9 +36,13 @@ def take(leaf: Any, large: list[Any] | None = None) -> Any:
 _ONLY_JAX = {ArrayImpl}
 
 
-def owned(arrays: list[Any]) -> tuple[list[Any], bool]:
-    """Return the arrays that a call passes, and whether it must wait for the program."""
+def owned(arrays: list[Any], uses: bytes | None) -> tuple[list[Any], bool]:
+    """Return the arrays that a call passes, and whether it must wait for the program.
+
+    `uses` has a byte for each: whether the program reads it; None where that is unknown.
+    """
     if {*map(type, arrays)} <= _ONLY_JAX:
         return arrays, False
     large: list[Any] = []
-    return [take(array, large) for array in arrays], bool(large)
+    pairs = zip(arrays, uses or b"\1" * len(arrays), strict=True)
+    return [take(array, large) if use else array for array, use in pairs], bool(large)

@@ -23,6 +23,7 @@ from .._spec.tree import (
     SEQUENCE,
     Spec,
     Static,
+    is_array,
     parts_of,
 )
 from .numpy_inputs import take
@@ -76,6 +77,10 @@ class Writer:
         self.arrays: list[str] = []
         self.statics: list[str] = []
         self.large = self.names.variable("large")
+        n, n_fun = entry.n_first, entry.n_fun
+        uses = entry.uses or b"\1" * entry.n_arrays
+        # In the order of their guards: the function's come last, as in C.
+        self.uses = iter((*uses[:n], *uses[n + n_fun :], *uses[n : n + n_fun]))
         #: Statements that make parts of the output.
         self.body: list[str] = []
 
@@ -91,7 +96,7 @@ class Writer:
         otherwise = names.variable("otherwise")
         self._match_arguments()
         n, arrays = entry.n_first, self.arrays
-        # The function's come last here, as in C. They may be NumPy's, too.
+        # The function's may be NumPy's, too.
         self.arrays = []
         for fun_array in fun_arrays:
             self._match_array(fun_array, fun_array)
@@ -104,6 +109,10 @@ class Writer:
         parameters = self.signature.header(absent_name)
         jitted, hits = names.variable("jitted"), names.variable("hits")
         entry_name = names.constant("entry", entry)
+        waits = f"{entry_name}.blocks or {self.large}"
+        if entry.uses is not None and not all(entry.uses):
+            # Another thread may trace a program that reads what isn't copied here.
+            waits += f" or {entry_name}.uses is not {names.constant('uses', entry.uses)}"
         array, matches = names.variable("arrays"), names.variable("matches")
         body = [
             # Guards run the user's `==` and flattens: what these raise, the slow path deals with.
@@ -116,7 +125,7 @@ class Writer:
             f"    return {otherwise}({', '.join(self.signature.forwarded())})",
             "try:",
             *indented(wrapped(f"{array} = {jitted}(", passed, ")")),
-            f"    if ({entry_name}.blocks or {self.large}) and not {entry_name}.pending:",
+            f"    if ({waits}) and not {entry_name}.pending:",
             f"        {entry_name}.wait_for({array})",
             f"except {names.named(BaseException)} as {error}:",
             f"    {self._passed_on('failed_fast', error, entry_name)}",
@@ -275,9 +284,12 @@ class Writer:
             source = f"{var} := {source}"
         self.arrays.append(var)
         array = names.constant("Array", ArrayImpl)
-        take_name = names.named(take)
-        refused = names.constant("NotImplemented", NotImplemented)
-        other = f"({var} := {take_name}({var}, {self.large})) is not {refused}"
+        if next(self.uses):
+            refused = names.constant("NotImplemented", NotImplemented)
+            other = f"({var} := {names.named(take)}({var}, {self.large})) is not {refused}"
+        else:
+            # XLA doesn't read it: no copy of a NumPy array, and no wait.
+            other = f"{names.named(is_array)}({var})"
         self.guards.append(f"({names.named(type)}({source}) is {array}{_OR}{other})")
 
     def _match_static(self, var: str, bound: str, spec: Any) -> None:
