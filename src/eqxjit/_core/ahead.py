@@ -157,12 +157,7 @@ class Compiled(CallableBySlot):
 
 
 class _CompiledCaller(Caller):
-    """The calls of a program that was compiled ahead of time, which serves one structure.
-
-    - `entry`: that structure's, with this program.
-    - `description`: the hook's, of the call that it was lowered for.
-    - `table`: one that holds this entry alone.
-    """
+    """The calls of a program that was compiled ahead of time, which serves one structure."""
 
     #: As a `jax.stages.Compiled`.
     can_be_disabled = False

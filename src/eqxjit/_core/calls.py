@@ -68,10 +68,7 @@ else:
 
     # Not a stack of ours: a signal may come between a push and its pop.
     def in_flight(entry: "Entry | None" = None) -> Call | None:
-        """Return this thread's innermost call in flight: of an entry, or of any.
-
-        None where there is none.
-        """
+        """Return this thread's innermost call in flight, of an entry or of any; or None."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             found = frame.f_globals.get(ENTRY_VARIABLE)

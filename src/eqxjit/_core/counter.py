@@ -132,8 +132,3 @@ class TraceCounter:
             self._begun.discard(trace)
             self.n_traces += is_made
             self.hook.end(trace.record, self.n_traces if is_made else None)
-
-    def clear(self) -> None:
-        with self._lock:
-            self.n_traces = 0
-            self.hook.restart()

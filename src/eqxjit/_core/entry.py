@@ -85,7 +85,7 @@ class Entry(_Flags):
         #: The hook's record of the latest trace, which may be compiled in a later call.
         self.latest_record: Any = None
         #: Traces that aren't settled. An interrupt may keep one from it, but not alive.
-        self._traces: Weak[Any] = Weak()
+        self.traces: Weak[Any] = Weak()
         #: Whether the next call is to find out if a program can raise.
         self.unclassified = False
 
@@ -98,23 +98,16 @@ class Entry(_Flags):
         entry.uses = None
         return entry
 
-    # --- Traces ---------------------------------------------------------------------------------
-
-    def begin(self, trace: Any) -> None:
-        """Have all calls go through `settle` until a trace is settled."""
-        self._traces.add(trace)
-        self.pending = True
-
     def end(self, trace: Any, is_classified: bool) -> None:
         """Settle a trace, or a call without one; `is_classified` says that its program was read."""
         if trace is not None:
-            self._traces.discard(trace)
+            self.traces.discard(trace)
             # One that became part of an outer program has no program yet.
             self.unclassified = True
             self.latest_record = trace.record
         if is_classified:
             self.unclassified = False
-        self.pending = self.unclassified or len(self._traces) > 0
+        self.pending = self.unclassified or len(self.traces) > 0
 
     def add_uses(self, read: frozenset[int] | None) -> bool:
         """Note which arrays one more program reads, None where unknown; return if that is new."""
@@ -125,8 +118,6 @@ class Entry(_Flags):
             # Only then, because fast paths compare it by identity.
             self.uses = uses
         return is_new
-
-    # --- Outputs --------------------------------------------------------------------------------
 
     @staticmethod
     def wait_for(output: Output) -> None:

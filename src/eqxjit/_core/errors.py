@@ -54,12 +54,6 @@ def runtime_error(error: BaseException) -> BaseException | None:
     return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=shown))
 
 
-def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
-    """Return a clearer error for a jitted call that failed; None where `error` is clear enough."""
-    note_tracers(error, arguments)
-    return runtime_error(error) or _array_error(error, arguments)
-
-
 # How XLA begins to say that a buffer was deleted, in JAX 0.8 and 0.10 alike.
 _INVALID_BUFFER = "INVALID_ARGUMENT: Invalid buffer passed"
 
@@ -71,7 +65,7 @@ _DONATED_TWICE = (
 )
 
 
-def _array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
+def array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
     """Return the error for an array that was refused, if `error` is JAX's or XLA's for one."""
     kind = type(error)
     # Not `isinstance`: users raise subclasses, whose text may be one that can't be read.
@@ -189,10 +183,6 @@ def with_argument_errors(
         raise
 
 
-# JAX sorts their keys.
-_SORTED_DICTS = (dict, collections.defaultdict)
-
-
 def _argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> ValueError | None:
     for path, kind, node in _nodes(arguments):
         if kind == "cycle" and isinstance(error, RecursionError):
@@ -200,7 +190,8 @@ def _argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> Value
                 f"`{path}` contains itself, so it isn't a tree. Keep references to a parent out of "
                 "the pytree, or make them static."
             )
-        if type(node) in _SORTED_DICTS and _raises(lambda node=node: sorted(node)):
+        is_sorted = type(node) in (dict, collections.defaultdict)
+        if is_sorted and _raises(lambda node=node: sorted(node)):
             return ValueError(
                 f"The keys of the dict `{path}` can't be sorted, as JAX needs: "
                 f"{', '.join(map(short, node))}. Use keys of one type, or an `OrderedDict`."
@@ -254,9 +245,6 @@ def _raises(action: Any) -> str:
     finally:
         # Its traceback leads to this frame and to those around it.
         del error
-
-
-# --- Walking arguments ----------------------------------------------------------------------------
 
 
 def _leaves(arguments: list[tuple[str, Any]]) -> list[tuple[str, Any]]:

@@ -133,10 +133,12 @@ def _on_event(event: str, **_: Any) -> None:
         _state.hits_persistent_cache = True
 
 
-def _current() -> OpenTrace | None:
+def _current() -> tuple[OpenTrace | None, Call | None]:
     # A slice, because a signal handler may empty the list between a look and an index.
-    latest = _state.traces[-1:]
-    return latest[0] if latest and latest[0].is_traced else None
+    for latest in _state.traces[-1:]:
+        if latest.is_traced:
+            return latest, latest.call
+    return None, in_flight()
 
 
 def _label(fun_name: str, call: Call | None) -> str:
@@ -152,8 +154,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
         # Some versions of JAX report nested traces, too: parts of the outer one to us.
         _state.depth += 1
         return
-    trace = _current()
-    call = in_flight() if trace is None else trace.call
+    trace, call = _current()
     _begin_phase(_label(fun_name, call), phase)
     if phase == TRACING or call is None:
         return
@@ -203,8 +204,7 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
     from_cache = False
     if phase == COMPILING:
         from_cache, _state.hits_persistent_cache = _state.hits_persistent_cache, False
-    trace = _current()
-    call = in_flight() if trace is None else trace.call
+    trace, call = _current()
     record = None
     if trace is not None:
         record = trace.record

@@ -6,7 +6,6 @@ call is on the stack, so that neither other threads nor an interrupt can turn it
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from .._compat import warning_filters
 
@@ -14,15 +13,11 @@ _DONATED = "Some donated buffers were not usable"
 
 
 class _Pattern:
-    """A stand-in for the regular expression of a filter."""
+    """A stand-in for the regular expression of a filter, which can be pickled as that."""
 
     def match(self, text: str) -> bool:
         """Return whether this is a warning to hide, in a thread that hides them."""
         return hasattr(_hiding, "is_on") and text.startswith(_DONATED)
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
-        # Those who hand a process their filters pickle them.
-        return _Pattern, ()
 
 
 # A thread that hides them has `is_on`.

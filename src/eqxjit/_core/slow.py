@@ -22,7 +22,7 @@ from .._spec.tree import combine, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make
 from .entry import Entry, Output, arrays_of
-from .errors import call_error, note_tracers, with_argument_errors
+from .errors import array_error, note_tracers, runtime_error, with_argument_errors
 from .events import close_trace
 from .function import Function
 from .table import Table
@@ -105,8 +105,10 @@ class Caller:
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Return a call, taken apart; an error names a bad argument."""
         __tracebackhide__ = True
-        named = functools.partial(self.function.signature.named, args, kwargs)
-        parts = with_argument_errors(lambda: split((args, kwargs)), named)
+        signature = self.function.signature
+        parts = with_argument_errors(
+            lambda: split((args, kwargs)), lambda: signature.named(args, kwargs)
+        )
         return Call(self.function, self.fun_arrays, args, kwargs, *parts)
 
     def find_or_add(self, call: Call) -> Entry:
@@ -312,10 +314,8 @@ class Caller:
         named = self.function.signature.named(args, kwargs)
         if self.fun_arrays:
             named.append(("fun", self.function.combine(self.fun_arrays)))
-        if user_raised:
-            note_tracers(error, named)
-            return
-        clearer = call_error(error, named)
+        note_tracers(error, named)
+        clearer = None if user_raised else runtime_error(error) or array_error(error, named)
         if clearer is not None:
             try:
                 raise clearer from None

@@ -73,22 +73,21 @@ class _Watched:
 
         def died(_: weakref.ref[Any]) -> None:
             table = table_ref()
-            if table is not None:
-                table._forget(key)
+            if table is None:
+                return
+            # Python collects garbage at any point: another thread may be changing the table (then
+            # the next miss drops the key), or this one, whose changes allow for that.
+            table._dead.append(key)
+            # No names of modules, which are gone when the interpreter exits.
+            try:
+                with table.lock.attempt as is_free:
+                    if is_free:
+                        table._drop_dead()
+            except RuntimeError:
+                # Another thread has the lock.
+                pass
 
         return [weakref.ref(value, died) for value in referents(key)]
-
-    def _forget(self, key: Hashable) -> None:
-        # Python collects garbage at any point: another thread may be changing the table (then the
-        # next miss drops the key), or this one, whose changes allow for that.
-        self._dead.append(key)
-        try:
-            with self.lock.attempt as is_free:
-                if is_free:
-                    self._drop_dead()
-        except RuntimeError:
-            # Another thread has the lock.
-            pass
 
     def _drop_dead(self) -> None:
         while self._dead:
@@ -120,8 +119,8 @@ class Table(_Watched):
         self.signature = signature
         self.options = options
         self.place = place
-        label, limit = signature.label, options.max_traces
-        self.counter = TraceCounter(label, limit, place, number, self.lock)
+        limit = options.max_traces
+        self.counter = TraceCounter(signature.label, limit, place, number, self.lock)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         #: The callers of wrappers that have generated functions, which change with `fasts`.
@@ -130,8 +129,6 @@ class Table(_Watched):
         self.n_hits = 0
         self._n_slow = 0
         self._clock = itertools.count()
-
-    # --- Entries ------------------------------------------------------------------------------
 
     def find(self, spec: Spec) -> Entry | None:
         """Return the entry of a spec, now the most recently used one; None if there is none."""
@@ -193,9 +190,8 @@ class Table(_Watched):
             self.fasts.clear()
             self.n_hits = 0
             self._unlink()
-            self.counter.clear()
-
-    # --- Fast paths ---------------------------------------------------------------------------
+            self.counter.n_traces = 0
+            self.counter.hook.restart()
 
     def wants_fast(self, entry: Entry) -> bool:
         """Return whether an entry should get a fast path now; one that it has goes to the front."""

@@ -87,7 +87,9 @@ def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
     try:
         # Before the user's code runs: it may raise.
         counter.begin(trace)
-        entry.begin(trace)
+        # Until it is settled, all calls are.
+        entry.traces.add(trace)
+        entry.pending = True
         open_trace(trace)
         with tracing(trace):
             output = entry.describe(_run(entry, call, leaves), call.all_statics)
@@ -143,11 +145,8 @@ def new_entry(call: Call) -> Entry:
     return entry
 
 
-# --- Names: texts, the same in every process, that refer to nothing of the user's -----------------
-
-
 def argument_names(call: Call) -> tuple[str, ...]:
-    """Return the paths of all arrays of a call, in JAX's order."""
+    """Return the paths of all arrays of a call, in JAX's order; they hold nothing of the user's."""
     function, n, keys = call.function, call.entry.n_first, sorted(call.kwargs)
     names = function.signature.path_names(len(call.args))
     names += map(function.signature.keyword_path, keys)

@@ -96,9 +96,6 @@ def fast_path(call: Any) -> Any | None:
         return None
 
 
-# --- Wrappers -------------------------------------------------------------------------------------
-
-
 def link(caller: Any, fasts: list[Any]) -> Any:
     """Return what a wrapper calls: the fast paths of its function in turn, then the slow path."""
     function = caller.function

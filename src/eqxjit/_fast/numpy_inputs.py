@@ -33,15 +33,12 @@ def take(leaf: Any, large: list[Any] | None = None) -> Any:
     return leaf
 
 
-_ONLY_JAX = {ArrayImpl}
-
-
 def owned(arrays: list[Any], uses: bytes | None) -> tuple[list[Any], bool]:
     """Return the arrays that a call passes, and whether it must wait for the program.
 
     `uses` has a byte for each: whether the program reads it; None where that is unknown.
     """
-    if {*map(type, arrays)} <= _ONLY_JAX:
+    if {*map(type, arrays)} <= {ArrayImpl}:
         return arrays, False
     large: list[Any] = []
     pairs = zip(arrays, uses or b"\1" * len(arrays), strict=True)

@@ -102,7 +102,14 @@ class Writer:
             self._match_array(fun_array, fun_array)
         passed = [*arrays[:n], *self.arrays, *arrays[n:]]
         self.statics = [*fun_statics, *self.statics]
-        result, unpacking = self._output()
+        array = names.variable("arrays")
+        out_arrays: list[str] = []
+        statics = iter(zip(self.out.slots, self.out.statics, strict=True))
+        result = self._make("out", self.out.spec, out_arrays, statics, 0)
+        unpacking = wrapped("(", out_arrays, f") = {array}") if out_arrays else []
+        if len(out_arrays) == 1:
+            # The only one comes as it is.
+            unpacking = [f"{out_arrays[0]} = {array}"]
         name = names.variable(self.signature.name)
         absent_name = names.constant("absent", absent)
         error = names.variable("error")
@@ -113,7 +120,7 @@ class Writer:
         if entry.uses is not None and not all(entry.uses):
             # Another thread may trace a program that reads what isn't copied here.
             waits += f" or {entry_name}.uses is not {names.constant('uses', entry.uses)}"
-        array, matches = names.variable("arrays"), names.variable("matches")
+        matches = names.variable("matches")
         body = [
             # Guards run the user's `==` and flattens: what these raise, the slow path deals with.
             "try:",
@@ -134,9 +141,9 @@ class Writer:
             "    # A program was traced, or this is the output of another trace than the first.",
             f"    return {self._passed_on('settle_fast', array, entry_name)}",
             f"{names.named(next)}({hits})",
-            *[line.replace("<arrays>", array) for line in unpacking],
+            *unpacking,
             *self.body,
-            f"return {result.replace('<arrays>', array)}",
+            f"return {result}",
         ]
         lines = [
             *wrapped(
@@ -170,8 +177,6 @@ class Writer:
                 lines += f"{lead}{guard}".split("\n")
                 lead = "and "
         return [f"{name} = (", *indented(lines), ")"]
-
-    # --- Guards -------------------------------------------------------------------------------
 
     def _match_arguments(self) -> None:
         """Write the guards of each argument, those of static ones first: they fail fastest."""
@@ -327,17 +332,6 @@ class Writer:
         same_name = self.names.constant("same", same)
         return f"{same_name}({source}, {self.names.constant('frozen', spec.frozen)})"
 
-    # --- Output -------------------------------------------------------------------------------
-
-    def _output(self) -> tuple[str, list[str]]:
-        """Return the expression of the output, and the statement that names its arrays."""
-        statics = iter(zip(self.out.slots, self.out.statics, strict=True))
-        arrays: list[str] = []
-        result = self._make("out", self.out.spec, arrays, statics, 0)
-        if len(arrays) == 1:
-            return result, [f"{arrays[0]} = <arrays>"]
-        return result, wrapped("(", arrays, ") = <arrays>") if arrays else []
-
     def _make(
         self, hint: str, spec: Spec, arrays: list[str], statics: Iterator[Any], depth: int
     ) -> str:
@@ -404,9 +398,6 @@ class Writer:
     def _static(self, hint: str, slot: int, value: Any) -> str:
         if slot >= 0:
             return self.statics[slot]
-        # As a person would write them.
-        if value is None or value is True or value is False:
-            return repr(value)
         return self.names.constant(hint, value)
 
 
