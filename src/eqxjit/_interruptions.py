@@ -7,9 +7,10 @@ code raises asks here whether that is raised again: an interruption isn't, and g
 import functools
 import os
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ._switches import switch
 
@@ -26,20 +27,13 @@ _OURS = os.path.join(os.path.dirname(__file__), "")
 _BUGS = (AssertionError, NameError)
 
 
-def _is_bug(error: BaseException) -> bool:
-    """Return whether an error comes of a line of ours, rather than of the user's code."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    is_ours = traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_OURS)
-    return is_ours and isinstance(error, _BUGS)
-
-
 def raise_if_interruption(error: BaseException, action: Callable[[], Any]) -> None:
     """Raise an error that an action has raised, unless it raises that again."""
     # Or a bug of ours would look like an error of the user's, and make calls slow, silently.
-    if IS_DEBUGGING and _is_bug(error):
-        raise error
+    if IS_DEBUGGING and isinstance(error, _BUGS):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename.startswith(_OURS):
+            raise error
     try:
         action()
     except BaseException as again:
@@ -75,25 +69,18 @@ def unless_it_raises(action: Callable[[], T], otherwise: T) -> T:
 
 # --- Locks, and sets of what is alive -------------------------------------------------------------
 
-_WITH = ("__enter__", "__exit__")
-
 
 class _With:
     """A context manager without a frame and without a call that hooks would see."""
 
-    __slots__ = _WITH
+    # `with` calls what these slots hold.
+    __slots__ = ("__enter__", "__exit__")
 
-    def __init__(self, *with_: Callable[..., Any]):
-        # `with` calls what these slots hold. Hooks of profilers and debuggers aren't called for a
-        # `partial`: one may raise, and then what was to be called isn't, and a lock is left locked.
-        for name, function in zip(_WITH, with_, strict=True):
-            setattr(self, name, functools.partial(function))
-
-    if TYPE_CHECKING:
-
-        def __enter__(self) -> bool: ...
-
-        def __exit__(self, *_: object) -> None: ...
+    def __init__(self, enter: Callable[[], bool], exit_: Callable[..., None]):
+        # Hooks of profilers and debuggers aren't called for a `partial`: one may raise, and then
+        # what was to be called isn't, and a lock is left locked.
+        self.__enter__ = functools.partial(enter)
+        self.__exit__ = functools.partial(exit_)
 
 
 class Lock(_With):
@@ -128,13 +115,11 @@ class Weak(Generic[T]):
         return len(self._refs)
 
     def add(self, value: T) -> None:
-        """Add an object."""
         # Unlike a `WeakSet` this runs no Python when one dies: an exception of a signal handler,
         # raised there, would go nowhere.
         self._refs.add(weakref.ref(value, self._refs.discard))
 
     def discard(self, value: T) -> None:
-        """Remove an object, if it is there."""
         self._refs.discard(weakref.ref(value))
 
     def alive(self) -> list[T]:

@@ -82,7 +82,6 @@ def test_the_source_is_formatted(arguments):
     assert source.endswith("\n")
     for line in source.splitlines():
         assert line == line.rstrip()
-        assert len(line) <= 100
         assert (len(line) - len(line.lstrip(" "))) % 4 == 0
     assert "\t" not in source
     assert "0x" not in source

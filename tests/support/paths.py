@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import eqxjit
-from eqxjit._fast.make import PythonFast, native_dispatcher, native_fast
+from eqxjit._fast.make import PythonFast, fast_path, link
 from eqxjit._fast.source import lacks_field
 from eqxjit._spec.tree import combine
 from tests.support import inside
@@ -97,10 +97,10 @@ class Path:
         mine = Caller(self.caller.function, self.caller.fun_arrays)
         self.fast: Any
         if kind == C:
-            self.fast = native_fast(call)
-            self.run = native_dispatcher(mine, [self.fast])
+            self.fast = fast_path(call)
+            self.run = link(mine, [self.fast])
         else:
-            self.fast = PythonFast(mine.function.signature, entry)
+            self.fast = PythonFast(mine.function, entry)
             self.run = self.fast.instantiate(mine, mine.slow_call)
 
     def split(self, *args: Any, **kwargs: Any) -> Any:
@@ -122,4 +122,4 @@ def dispatcher(fast: Any, fun_arrays: tuple[Any, ...] = ()) -> Any:
     """The call of a wrapper in C that tries a fast path made by hand."""
     signature = types.SimpleNamespace(parameters=())
     function = types.SimpleNamespace(signature=signature, statics=())
-    return native_dispatcher(Caller(function, fun_arrays), [fast])
+    return link(Caller(function, fun_arrays), [fast])

@@ -9,9 +9,9 @@ import jax
 from .._compat import call_directly, may_raise
 from .._interruptions import unless_it_raises
 from .calls import Call
-from .entry import Entry, Output
+from .entry import Entry
 from .errors import raise_for_shapes
-from .events import OpenTrace, reopened
+from .events import OpenTrace, close_trace, open_trace
 from .slot import CallableBySlot
 from .slow import Caller
 from .table import Table
@@ -41,23 +41,20 @@ class Lowered:
     """
 
     def __init__(
-        self, caller: Caller, call: Call, lowered: jax.stages.Lowered, trace: OpenTrace | None
+        self,
+        caller: Caller,
+        staged: tuple[Call, jax.stages.Lowered, OpenTrace | None],
+        bound: Arguments,
     ):
-        self.lowered = lowered
+        call, self.lowered, self._trace = staged
         self._caller = caller
         # Not the call, with which its arrays would live as long as this.
         self._entry = call.entry
-        self._trace = trace
         self._description = caller.table.counter.hook.describe(call)
-        self._bound: Arguments = (), {}
+        self._bound = bound
 
     def __repr__(self) -> str:
         return f"<Lowered {_shown(self._caller, self._description)}>"
-
-    def bind(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> "Lowered":
-        """Return the same, with arguments (a method's instance) that a call then leaves out."""
-        self._bound = args, keywords
-        return self
 
     def as_text(self) -> str:
         """Return the program as StableHLO."""
@@ -80,9 +77,14 @@ class Lowered:
 
         - `compiler_options`: as for `jax.stages.Lowered.compile`.
         """
-        # What is compiled here belongs to the trace that was made for it.
-        with reopened(self._trace):
+        if self._trace is not None:
+            # What is compiled here belongs to the trace that was made for it.
+            open_trace(self._trace)
+        try:
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
+        finally:
+            if self._trace is not None:
+                close_trace(self._entry)
         blocks = self._entry.blocks or may_raise(self.lowered.compiler_ir("stablehlo"))
         entry = self._entry.with_program(compiled, blocks)
         return Compiled(self._caller, entry, self._description, self._bound)
@@ -110,23 +112,15 @@ class Compiled(CallableBySlot):
         self._caller = _CompiledCaller(caller, entry, description, self)
         self._caller.unlink()
 
-    def __copy__(self) -> "Compiled":
-        # Not by its slots: a caller fills the one wrapper that it has.
-        mine = self._caller
-        return type(self)(mine, mine.entry, mine.description, self.bound)
-
     def __repr__(self) -> str:
         return f"<Compiled {_shown(self._caller, self._caller.description)}>"
 
     @property
     def executable_bytes(self) -> int | None:
         """The size of the executable as JAX would store it; `None` if the backend can't tell."""
-
-        def size() -> int:
-            return len(self.compiled.runtime_executable().serialize())  # type: ignore[union-attr]
-
+        compiled: Any = self.compiled
         # Some backends can't serialise their programs.
-        return unless_it_raises(size, None)
+        return unless_it_raises(lambda: len(compiled.runtime_executable().serialize()), None)
 
     def cost_analysis(self) -> Any:
         """Estimate the cost of one call, as XLA does from the optimised program; nothing is run.
@@ -163,14 +157,7 @@ class Compiled(CallableBySlot):
 
 
 class _CompiledCaller(Caller):
-    """The calls of a program that was compiled ahead of time, which serves one structure.
-
-    - `entry`: that structure's, with this program.
-    - `description`: the hook's, of the call that it was lowered for.
-    - `table`: one that holds this entry alone.
-    """
-
-    __slots__ = ("_table", "description", "entry")
+    """The calls of a program that was compiled ahead of time, which serves one structure."""
 
     #: As a `jax.stages.Compiled`.
     can_be_disabled = False
@@ -179,8 +166,8 @@ class _CompiledCaller(Caller):
         super().__init__(caller.function, caller.fun_arrays, wrapper)
         self.entry = entry
         self.description = description
-        of_function = caller.table
-        self._table = Table(of_function.signature, of_function.options, of_function.place)
+        table = caller.table
+        self._table = Table(table.signature, table.options, table.place)
         self._table.add(entry)
 
     @property
@@ -207,26 +194,27 @@ class _CompiledCaller(Caller):
             )
         return self.entry
 
-    def settle(self, output: Output, call: Call) -> Any:
+    def settle(self, output: Any, call: Call) -> Any:
         """Return the result of a call, in which nothing can have been traced."""
         return self.combine(output, call)
 
 
-def lower(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
-    """Trace and lower what a call would run."""
+def lower(
+    caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any], bound: Arguments = ((), {})
+) -> Lowered:
+    """Trace and lower what a call would run, which then leaves out the arguments in `bound`."""
     __tracebackhide__ = True
     args, kwargs = caller.bind(args, kwargs)
     try:
-        call, lowered, trace = caller.stage(lambda jitted: jitted.lower, args, kwargs)
+        staged = caller.stage(lambda jitted: jitted.lower, args, kwargs)
     except Exception as error:
         # The user's or JAX's, which may come of a shape that was passed for an array.
         raise_for_shapes(error, caller.function.signature.named(args, kwargs))
         raise
-    return Lowered(caller, call, lowered, trace)
+    return Lowered(caller, staged, bound)
 
 
 def _shown(caller: Caller, description: Any) -> str:
-    """Return the function and its arguments, on one line."""
     arguments = str(description)
     if len(arguments) > _LONGEST:
         arguments = f"{arguments[: _LONGEST - 3]}..."

@@ -6,12 +6,14 @@ each thread. Without it they are found by the frames that make them: an interrup
 behind in either.
 """
 
+import dataclasses
 import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .._compat import native_back_end
 from .._fast.source import CALLER_VARIABLE, ENTRY_VARIABLE
+from .._spec.tree import Spec
 
 if TYPE_CHECKING:
     from .entry import Entry
@@ -20,44 +22,26 @@ if TYPE_CHECKING:
 _native = native_back_end()
 
 
+@dataclasses.dataclass(eq=False)
 class Call:
     """One call of a wrapper, taken apart.
 
     - `function`: the function, without its arrays; `fun_arrays`: its arrays.
     - `args`, `kwargs`: the arguments, bound to the function's parameters.
     - `spec`, `arrays`, `statics`: those of `(args, kwargs)`, as `split` returns them.
-    - `entry`: the entry that serves it; None until it is looked up.
+    - `entry`: the entry that serves it, once it is looked up.
     - `is_staged`: whether it is lowered rather than run.
     """
 
-    __slots__ = (
-        "args",
-        "arrays",
-        "entry",
-        "fun_arrays",
-        "function",
-        "is_staged",
-        "kwargs",
-        "spec",
-        "statics",
-    )
-
-    entry: "Entry"
-
-    def __init__(
-        self,
-        function: "Function",
-        fun_arrays: tuple[Any, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        parts: tuple[Any, list[Any], list[Any]],
-    ):
-        self.function = function
-        self.fun_arrays = fun_arrays
-        self.args = args
-        self.kwargs = kwargs
-        self.spec, self.arrays, self.statics = parts
-        self.is_staged = False
+    function: "Function"
+    fun_arrays: tuple[Any, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    spec: Spec
+    arrays: list[Any]
+    statics: list[Any]
+    entry: "Entry" = dataclasses.field(init=False)
+    is_staged: bool = False
 
     @property
     def flat(self) -> list[Any]:
@@ -84,28 +68,21 @@ else:
 
     # Not a stack of ours: a signal may come between a push and its pop.
     def in_flight(entry: "Entry | None" = None) -> Call | None:
-        """Return this thread's innermost call in flight: of an entry, or of any.
-
-        None where there is none.
-        """
+        """Return this thread's innermost call in flight, of an entry or of any; or None."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            call = _call_in(frame)
-            if call is not None and (entry is None or call.entry is entry):
-                return call
+            found = frame.f_globals.get(ENTRY_VARIABLE)
+            if frame.f_code is _MAKE:
+                call = frame.f_locals["call"]
+                if entry in (None, call.entry):
+                    return call
+            # The module that defines the variable's name isn't generated.
+            elif CALLER_VARIABLE in frame.f_code.co_freevars and found and entry in (None, found):
+                variables = frame.f_locals
+                caller = variables[CALLER_VARIABLE]
+                args, kwargs = caller.function.signature.arguments_among(variables)
+                return caller.call_of(found, *args, **kwargs)
             frame = frame.f_back
         return None
 
     _MAKE = make.__code__
-
-    def _call_in(frame: FrameType) -> Call | None:
-        if frame.f_code is _MAKE:
-            return frame.f_locals["call"]
-        entry = frame.f_globals.get(ENTRY_VARIABLE)
-        # The module that defines the variable's name isn't generated.
-        if entry is None or CALLER_VARIABLE not in frame.f_code.co_freevars:
-            return None
-        variables = frame.f_locals
-        caller = variables[CALLER_VARIABLE]
-        args, kwargs = caller.function.signature.arguments_among(variables)
-        return caller.call_of(entry, *args, **kwargs)

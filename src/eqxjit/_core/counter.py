@@ -3,7 +3,6 @@
 The hook is the protocol by which diagnostics come in: the core itself explains and logs nothing.
 """
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +20,8 @@ class TraceHook:
     `complete`. A `call` is the one in flight: a `calls.Call`.
     """
 
-    def __init__(self, name: str, place: Place, home: types.FunctionType | None, number: int):
-        """`home` is the Python function below it, if any; `number` tells it from others."""
+    def __init__(self, name: str, place: Place, number: int | None):
+        """`number` tells Python functions apart; None for one that isn't."""
 
     @property
     def traces(self) -> list[Any]:
@@ -61,15 +60,9 @@ _class = TraceHook
 
 
 def install(cls: type[TraceHook]) -> type[TraceHook]:
-    """Set the class of the hooks of functions first called from now on; return the old one."""
     global _class
     before, _class = _class, cls
     return before
-
-
-def make_hook(name: str, place: Place, home: types.FunctionType | None, number: int) -> TraceHook:
-    """Return a hook of the class in force."""
-    return _class(name, place, home, number)
 
 
 class TooManyTracesError(RuntimeError):
@@ -86,9 +79,11 @@ class TraceCounter:
     - `check`: raises, for `(args, kwargs)` that the function itself refuses; tried before the rest.
     """
 
-    def __init__(self, name: str, max_traces: int | None, hook: TraceHook, lock: Lock):
+    def __init__(
+        self, name: str, max_traces: int | None, place: Place, number: int | None, lock: Lock
+    ):
         self.name = name
-        self.hook = hook
+        self.hook = _class(name, place, number)
         self.n_traces = 0
         self.why_sealed = ""
         self.check: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
@@ -98,12 +93,7 @@ class TraceCounter:
         self._begun: Weak[Any] = Weak()
 
     def begin(self, trace: Any) -> None:
-        """Begin a trace, which `end` must follow, also if this raises; give it the hook's record.
-
-        **Raises:**
-
-        - `TooManyTracesError`, if it would be one too many.
-        """
+        """Begin a trace, which `end` must follow, also if this raises that it is one too many."""
         limit = self._max_traces
         with self._lock:
             # With those of other threads, which may come to their end first.
@@ -132,10 +122,9 @@ class TraceCounter:
         compiled = list(dict.fromkeys(trace.summary for trace in self.hook.traces))
         if len(compiled) < 2:
             return ""
-        lines = [f"  - {arguments}" for arguments in compiled[:_MAX_LISTED]]
         if len(compiled) > _MAX_LISTED:
-            lines.append(f"  - and {len(compiled) - _MAX_LISTED} more")
-        return "\n".join(["\n  It is compiled for", *lines])
+            compiled[_MAX_LISTED:] = [f"and {len(compiled) - _MAX_LISTED} more"]
+        return "\n  - ".join(["\n  It is compiled for", *compiled])
 
     def end(self, trace: Any, is_made: bool) -> None:
         """Count a trace that was begun, if it came to its end."""
@@ -143,9 +132,3 @@ class TraceCounter:
             self._begun.discard(trace)
             self.n_traces += is_made
             self.hook.end(trace.record, self.n_traces if is_made else None)
-
-    def clear(self) -> None:
-        """Count from zero again."""
-        with self._lock:
-            self.n_traces = 0
-            self.hook.restart()

@@ -1,6 +1,5 @@
 """One structure of a function's calls: its jitted form, and what its traces returned."""
 
-import operator
 import weakref
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from .._compat import native_back_end, wrapped_by_tracer
+from .._fast.signature import Signature
 from .._interruptions import Weak
 from .._spec.static import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
@@ -16,20 +16,9 @@ from .options import Options
 
 _native = native_back_end()
 
-# How many outputs of an entry's traces a new one is compared with: each takes a while.
-_MAX_COMPARED = 16
 
-
-class _State:
-    """The flags of an entry that a warm call looks at."""
-
-    __slots__ = ("blocks", "pending")
-
-    def __init__(self) -> None:
-        self.blocks = self.pending = False
-
-
-_Flags: type[_State] = _State if _native is None else _native.Flags
+# C reads the flags of an entry where they lie.
+_Flags: type = object if _native is None else _native.Flags
 
 
 class Out(NamedTuple):
@@ -51,7 +40,6 @@ Output = jax.Array | list[Any] | dict[int, list[Any]]
 
 
 def arrays_of(output: Output) -> list[Any]:
-    """Return the arrays of an output."""
     if type(output) is dict:
         return next(iter(output.values()))
     return output if type(output) is list else [output]
@@ -63,7 +51,7 @@ class Entry(_Flags):
     - `spec`: that of the arguments, under which the table holds it.
     - `jitted`: `jax.jit` of a function of flat arrays.
     - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's, how many these
-        are, and how many there are in all. `n_fun_statics`: its static objects.
+        are, and how many there are in all.
     - `outs`: what its traces returned.
     - `uses`: a byte for each array: whether a program that was compiled reads it; None until one
         was compiled.
@@ -73,42 +61,21 @@ class Entry(_Flags):
     - `invalidation_reasons`: why the table dropped it; its traces share the list.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_traces",
-        "_unclassified",
-        "hides_donation_warning",
-        "invalidation_reasons",
-        "jitted",
-        "label",
-        "last_used",
-        "latest_record",
-        "n_arrays",
-        "n_first",
-        "n_fun",
-        "n_fun_statics",
-        "name",
-        "outs",
-        "spec",
-        "uses",
-        "was_traced",
-        "watches",
-    )
-
     def __init__(
-        self, spec: Spec, name: str, label: str, options: Options, layout: tuple[int, int, int]
+        self, spec: Spec, signature: Signature, options: Options, n_first: int, n_fun: int
     ):
-        super().__init__()
         self.spec = spec
-        self.name = name
-        self.label = label
-        self.n_first, self.n_fun, self.n_fun_statics = layout
-        self.n_arrays = count_arrays(spec) + self.n_fun
+        self.name = signature.name
+        self.label = signature.label
+        self.n_first = n_first
+        self.n_fun = n_fun
+        self.n_arrays = count_arrays(spec) + n_fun
+        self.pending = False
         self.uses: bytes | None = None
         #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
         self.outs: list[Out] = []
         self.blocks = options.block
-        self.hides_donation_warning = options.hides_donation_warning
+        self.hides_donation_warning = options.donate in ("all", "all-except-first")
         self.invalidation_reasons: list[str] = []
         #: Weak references to static objects, which tell the table when those die.
         self.watches: list[weakref.ref[Any]] = []
@@ -118,53 +85,39 @@ class Entry(_Flags):
         #: The hook's record of the latest trace, which may be compiled in a later call.
         self.latest_record: Any = None
         #: Traces that aren't settled. An interrupt may keep one from it, but not alive.
-        self._traces: Weak[Any] = Weak()
-        self._unclassified = False
+        self.traces: Weak[Any] = Weak()
+        #: Whether the next call is to find out if a program can raise.
+        self.unclassified = False
 
     def with_program(self, compiled: Any, blocks: bool) -> "Entry":
         """Return the same for a program compiled ahead of time: nothing of it is pending."""
         entry = Entry.__new__(Entry)
-        # By the slots, so that one that is added isn't left out.
-        for name in Entry.__slots__:
-            if name != "__weakref__":
-                setattr(entry, name, getattr(self, name))
+        entry.__dict__.update(self.__dict__)
         entry.jitted, entry.pending, entry.blocks = compiled, False, blocks
         # XLA may drop other inputs here than where the function itself is compiled.
         entry.uses = None
         return entry
 
-    # --- Traces ---------------------------------------------------------------------------------
-
-    def begin(self, trace: Any) -> None:
-        """Have all calls go through `settle` until a trace is settled."""
-        self._traces.add(trace)
-        self.pending = True
-
-    def compiled_again(self) -> None:
-        """Have the next call find out if a program that JAX compiled anew can raise."""
-        self._unclassified = self.pending = True
-
     def end(self, trace: Any, is_classified: bool) -> None:
         """Settle a trace, or a call without one; `is_classified` says that its program was read."""
         if trace is not None:
-            self._traces.discard(trace)
+            self.traces.discard(trace)
             # One that became part of an outer program has no program yet.
-            self._unclassified = True
+            self.unclassified = True
             self.latest_record = trace.record
         if is_classified:
-            self._unclassified = False
-        self.pending = self._unclassified or len(self._traces) > 0
+            self.unclassified = False
+        self.pending = self.unclassified or len(self.traces) > 0
 
-    def add_uses(self, read: frozenset[int] | None) -> None:
-        """Note which arrays one more program reads; None where that is unknown."""
-        uses = bytes([read is None or i in read for i in range(self.n_arrays)])
-        if self.uses is not None:
-            uses = bytes(map(operator.or_, uses, self.uses))
-        if uses != self.uses:
+    def add_uses(self, read: frozenset[int] | None) -> bool:
+        """Note which arrays one more program reads, None where unknown; return if that is new."""
+        before = self.uses or bytes(self.n_arrays)
+        uses = bytes([used or read is None or i in read for i, used in enumerate(before)])
+        is_new = uses != self.uses
+        if is_new:
             # Only then, because fast paths compare it by identity.
             self.uses = uses
-
-    # --- Outputs --------------------------------------------------------------------------------
+        return is_new
 
     @staticmethod
     def wait_for(output: Output) -> None:
@@ -179,12 +132,7 @@ class Entry(_Flags):
                 array.block_until_ready()
 
     def describe(self, out: Any, statics: list[Any]) -> Output:
-        """Return the arrays of what the user's function returned, and remember the rest.
-
-        **Arguments:**
-
-        - `statics`: the static objects that came in with the call.
-        """
+        """Return the arrays of what the user's function returned for these; remember the rest."""
         spec, arrays, found = split(out, is_input=False)
         # Constants are left out, because an equal one may come in at many places.
         slots_by_id = {id(v): i for i, v in enumerate(statics) if type(v) not in CONSTANTS}
@@ -199,28 +147,12 @@ class Entry(_Flags):
         return arrays[0] if len(arrays) == 1 else arrays
 
     def _index_of(self, new: Out) -> int:
-        outs = self.outs
-        n = len(outs)
-        # The first is that of most traces; of the others the latest come again.
-        for index in (*range(min(n, 1)), *range(max(1, n - _MAX_COMPARED), n)):
-            old = outs[index]
-            if (
-                old.slots == new.slots
-                and old.spec == new.spec
-                and _are_one(old.statics, new.statics)
-            ):
-                return index
-        outs.append(new)
+        for index, old in enumerate(self.outs):
+            if old.slots == new.slots and old.spec == new.spec:
+                statics = zip(old.statics, new.statics, strict=True)
+                # Equal constants serve, because specs tell them apart by their types.
+                if all(a is b or type(a) in CONSTANTS for a, b in statics):
+                    return index
+        self.outs.append(new)
         # Another thread may have appended one, too.
-        return next(index for index, out in enumerate(outs) if out is new)
-
-
-def _are_one(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Return whether the static objects of two outputs are the same; constants may be equal."""
-    # Specs tell constants apart by their types.
-    return all(a is b or type(a) in CONSTANTS for a, b in zip(one, other, strict=True))
-
-
-def out_of(entry: Entry, output: Output) -> Out:
-    """Return what the trace that made an output returned."""
-    return entry.outs[next(iter(output)) if type(output) is dict else 0]
+        return next(index for index, out in enumerate(self.outs) if out is new)

@@ -3,10 +3,9 @@
 import collections
 import copy
 import dataclasses
-import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -49,25 +48,11 @@ def runtime_error(error: BaseException) -> BaseException | None:
         if found is None:
             return None
         message, stack = found[1], []
-    return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=_inside_jit(stack)))
-
-
-def _inside_jit(stack: Iterable[bytes | str]) -> str:
-    """Return the stack within the outermost jitted call: marks are bytes, frames run outwards."""
-    frames: list[str] = []
-    inside: list[str] = []
-    for frame_or_mark in stack:
-        if isinstance(frame_or_mark, str):
-            frames.append(frame_or_mark)
-        else:
-            inside = list(frames)
-    return "".join(reversed(inside or frames))
-
-
-def call_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
-    """Return a clearer error for a jitted call that failed; None where `error` is clear enough."""
-    note_tracers(error, arguments)
-    return runtime_error(error) or _array_error(error, arguments)
+    # It runs outwards; what is outside of the outermost jitted call, marked by bytes, is left out.
+    marks = [i for i, part in enumerate(stack) if isinstance(part, bytes)]
+    frames = [part for part in stack[: marks[-1] if marks else None] if isinstance(part, str)]
+    shown = "".join(reversed(frames or [part for part in stack if isinstance(part, str)]))
+    return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=shown))
 
 
 # How XLA begins to say that a buffer was deleted, in JAX 0.8 and 0.10 alike.
@@ -81,7 +66,7 @@ _DONATED_TWICE = (
 )
 
 
-def _array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
+def array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
     """Return the error for an array that was refused, if `error` is JAX's or XLA's for one."""
     kind = type(error)
     # Not `isinstance`: users raise subclasses, whose text may be one that can't be read.
@@ -97,7 +82,8 @@ def _array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> Base
                 return kind(f"The array `{path}` {_why_invalid(leaf)}")
         elif issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer):
             # The buffers of this very call are deleted too: is it this array that complains?
-            if leaf.is_deleted() and (text.startswith(_INVALID_BUFFER) or text == _complaint(leaf)):
+            complaint = raised_by(lambda leaf=leaf: np.asarray(leaf)) if leaf.is_deleted() else None
+            if complaint and (text.startswith(_INVALID_BUFFER) or text == str(complaint)):
                 return kind(
                     f"The array `{path}` has been deleted: its buffer was donated to an earlier "
                     "call. Use that call's result in its place, or don't donate it."
@@ -113,11 +99,6 @@ def _array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> Base
         f"{', and '.join(texts)} are the same array, which is donated: its buffer can be reused "
         f"only once. Pass a copy as `{shared[0][-1]}` (`jnp.copy`), or don't donate it."
     )
-
-
-def _complaint(array: jax.Array) -> str:
-    """Return the error message of a deleted array."""
-    return str(raised_by(lambda: np.asarray(array)) or "")
 
 
 def _why_invalid(array: np.ndarray | np.generic) -> str:
@@ -158,7 +139,11 @@ def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None
 def raise_for_shapes(error: Exception, arguments: list[tuple[str, Any]]) -> None:
     """Raise, or note, that an example is a shape where an array was to be described."""
     __tracebackhide__ = True
-    shapes = [(path, value) for path, value in arguments if _is_shape(value)]
+    shapes = [
+        (path, value)
+        for path, value in arguments
+        if type(value) in (tuple, list) and value and all(type(n) is int for n in value)
+    ]
     if not shapes:
         return
     path, shape = shapes[0]
@@ -172,10 +157,6 @@ def raise_for_shapes(error: Exception, arguments: list[tuple[str, Any]]) -> None
     else:
         raised = f"{type(error).__name__}: {error}"
         raise TypeError(f"{text} (With it, tracing raises {raised})") from error
-
-
-def _is_shape(value: Any) -> bool:
-    return type(value) in (tuple, list) and bool(value) and all(type(n) is int for n in value)
 
 
 def with_argument_errors(
@@ -203,10 +184,6 @@ def with_argument_errors(
         raise
 
 
-# JAX sorts their keys.
-_SORTED_DICTS = (dict, collections.defaultdict)
-
-
 def _argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> ValueError | None:
     for path, kind, node in _nodes(arguments):
         if kind == "cycle" and isinstance(error, RecursionError):
@@ -214,7 +191,8 @@ def _argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> Value
                 f"`{path}` contains itself, so it isn't a tree. Keep references to a parent out of "
                 "the pytree, or make them static."
             )
-        if type(node) in _SORTED_DICTS and _raises(lambda node=node: sorted(node)):
+        is_sorted = type(node) in (dict, collections.defaultdict)
+        if is_sorted and _raises(lambda node=node: sorted(node)):
             return ValueError(
                 f"The keys of the dict `{path}` can't be sorted, as JAX needs: "
                 f"{', '.join(map(short, node))}. Use keys of one type, or an `OrderedDict`."
@@ -273,9 +251,6 @@ def _raises(action: Any) -> str:
         del error
 
 
-# --- Walking arguments ----------------------------------------------------------------------------
-
-
 def _leaves(arguments: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(path, node) for path, kind, node in _nodes(arguments) if kind == "leaf"]
 
@@ -309,13 +284,3 @@ def _children(node: Any) -> list[tuple[str, Any]]:
     is_leaf = itertools.chain([False], itertools.repeat(True))
     pairs, _ = tree_flatten_with_path(node, is_leaf=lambda _: next(is_leaf))
     return [(keystr(key), child) for key, child in pairs]
-
-
-def not_callable(fun: Any) -> TypeError:
-    """Return the error for something that `filter_jit` can't wrap."""
-    hint = ""
-    if isinstance(fun, (classmethod, property)):
-        hint = f" Put `@{type(fun).__name__}` above `@filter_jit`."
-    elif inspect.ismodule(fun):
-        hint = " Name the function in the module."
-    return TypeError(f"`filter_jit` takes a callable; got {short(fun)}.{hint}")

@@ -3,6 +3,7 @@
 Between the beginning of a trace and its end in `settle`, the events of its thread belong to it.
 """
 
+import dataclasses
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import CO_GENERATOR
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
@@ -28,31 +29,13 @@ _PHASES = {
 }
 _PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
-# More traces under way are left over from interrupts.
-_MOST_OPEN = 100
+#: Observers of all that is compiled, by eqxjit or not, in any thread, each as long as it lives.
+#: They have `begun(function, phase)` and `ended(function, phase, seconds, from_cache, record)`: the
+#: seconds are with all that was compiled within it, and the record is the hook's, or None.
+observers: Weak[Any] = Weak()
 
 
-class Observer(Protocol):
-    """An observer of all that is compiled, by eqxjit or not, in any thread."""
-
-    def begun(self, function: str, phase: str) -> None:
-        """Note that a phase begins: `"tracing"`, `"lowering"` or `"compiling"`."""
-        ...
-
-    def ended(
-        self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
-    ) -> None:
-        """Note the seconds of a phase that ended, with all that was compiled within it.
-
-        `record` is the hook's of the trace that it is a part of; None without one.
-        """
-        ...
-
-
-#: The observers, each as long as it lives.
-observers: Weak[Observer] = Weak()
-
-
+@dataclasses.dataclass(eq=False)
 class OpenTrace:
     """A trace from its beginning until it is settled.
 
@@ -64,27 +47,15 @@ class OpenTrace:
     - `may_raise`: whether a program that JAX compiles afterwards can raise; None if there is none.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "call",
-        "inputs_read",
-        "is_traced",
-        "jaxpr",
-        "may_raise",
-        "record",
-    )
-
-    def __init__(self, call: Call):
-        self.call = call
-        self.record: Any = None
-        self.is_traced = False
-        self.jaxpr: Any = None
-        self.inputs_read: frozenset[int] | None = None
-        self.may_raise: bool | None = None
+    call: Call
+    record: Any = None
+    is_traced: bool = False
+    jaxpr: Any = None
+    inputs_read: frozenset[int] | None = None
+    may_raise: bool | None = None
 
     @property
     def hook(self) -> Any:
-        """The observer of the function's traces."""
         return self.call.function.table.counter.hook
 
 
@@ -103,9 +74,7 @@ _state = _State()
 
 
 def open_trace(trace: OpenTrace) -> None:
-    """Have the events of this thread belong to a trace."""
     _state.traces.append(trace)
-    del _state.traces[:-_MOST_OPEN]
 
 
 def close_trace(entry: Any) -> OpenTrace | None:
@@ -125,19 +94,6 @@ def close_trace(entry: Any) -> OpenTrace | None:
                 _state.depth = 0
             return trace
     return None
-
-
-@contextmanager
-def reopened(trace: OpenTrace | None) -> Iterator[None]:
-    """Have events belong to a trace that was closed: it is compiled ahead of time."""
-    if trace is None:
-        yield
-        return
-    open_trace(trace)
-    try:
-        yield
-    finally:
-        close_trace(trace.call.entry)
 
 
 @contextmanager
@@ -178,11 +134,12 @@ def _on_event(event: str, **_: Any) -> None:
         _state.hits_persistent_cache = True
 
 
-def _current() -> OpenTrace | None:
-    """Return the trace that JAX's events in this thread belong to."""
+def _current() -> tuple[OpenTrace | None, Call | None]:
     # A slice, because a signal handler may empty the list between a look and an index.
-    latest = _state.traces[-1:]
-    return latest[0] if latest and latest[0].is_traced else None
+    for latest in _state.traces[-1:]:
+        if latest.is_traced:
+            return latest, latest.call
+    return None, in_flight()
 
 
 def _label(fun_name: str, call: Call | None) -> str:
@@ -198,8 +155,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
         # Some versions of JAX report nested traces, too: parts of the outer one to us.
         _state.depth += 1
         return
-    trace = _current()
-    call = in_flight() if trace is None else trace.call
+    trace, call = _current()
     _begin_phase(_label(fun_name, call), phase)
     if phase == TRACING or call is None:
         return
@@ -212,7 +168,7 @@ def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None
     if trace is None:
         if phase == COMPILING:
             # Say, for another device, where a program may hold other custom calls.
-            call.entry.compiled_again()
+            call.entry.unclassified = call.entry.pending = True
         return
     # JAX passes a name and no more: the rest is in the frame that reports the phase.
     frame = _frame_of_with()
@@ -249,8 +205,7 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
     from_cache = False
     if phase == COMPILING:
         from_cache, _state.hits_persistent_cache = _state.hits_persistent_cache, False
-    trace = _current()
-    call = in_flight() if trace is None else trace.call
+    trace, call = _current()
     record = None
     if trace is not None:
         record = trace.record

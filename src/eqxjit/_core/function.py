@@ -4,38 +4,19 @@ import functools
 import inspect
 import types
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from .._code.place import Place, place_of
+from .._code.place import CallSite, Place, place_of, stub_at
+from .._code.text import short
 from .._compat import MISSING
 from .._fast.signature import Signature
-from .._interruptions import Lock
 from .._spec.tree import Spec, combine, count_arrays, split
-from .errors import not_callable, with_argument_errors
+from .errors import with_argument_errors
 from .options import Options
-from .table import Table, home_of, names_of, table_of, tables_of
-
-# One for all functions, because making one takes longer than waiting for it.
-_choosing = Lock()
-
+from .table import Table, home_of, names_of, tables_of
 
 #: Attributes of a wrapper, by which picklers find out if they take it by name or by value.
 STAND_INS = ("__eqxjit_name__", "__eqxjit_content__")
-
-
-def _nothing() -> None: ...
-
-
-_NOTHING = _nothing.__code__.replace(
-    co_filename="<eqxjit>", co_name="nothing", co_qualname="nothing"
-)
-
-
-class _Definition(NamedTuple):
-    """A reading of a function: it is the same for all that have its spec."""
-
-    signature: Signature
-    place: Place
 
 
 class Function:
@@ -47,19 +28,6 @@ class Function:
     - `keeps_arrays`: whether its arrays are never donated; it then shares no table.
     - `attributes`: what a wrapper takes over from it, as with `functools.update_wrapper`.
     """
-
-    __slots__ = (
-        "_home",
-        "_place",
-        "_stand_ins",
-        "_table",
-        "attributes",
-        "keeps_arrays",
-        "options",
-        "signature",
-        "spec",
-        "statics",
-    )
 
     def __init__(
         self,
@@ -73,19 +41,20 @@ class Function:
         self.statics = tuple(statics)
         self.options = options
         self.keeps_arrays = table is not None
-        self._stand_ins: tuple[Any, Any] | None = None
         # Found at the first call, because much is wrapped that is never called.
         self._table = table
         self._home = home_of(fun)
 
-        def define() -> _Definition:
-            return _Definition(Signature(fun, *names_of(fun)), place_of(fun, self._home))
+        def define() -> tuple[Signature, Place]:
+            return Signature(fun, *names_of(fun)), place_of(fun, self._home)
 
-        # Much code wraps where it calls, and reading a signature takes longer than such a call.
-        # But a frozen function's spec holds its arrays.
-        definition = tables_of(self._home).get(spec, define) if table is None else define()
-        self._place = definition.place
-        self.signature = definition.signature if table is None else table.signature
+        self.signature: Signature
+        if table is None:
+            # Much code wraps where it calls, and reading a signature takes longer than such a call.
+            self.signature, self._place = tables_of(self._home).get(spec, define)
+        else:
+            # A frozen function's spec holds its arrays, which nothing else is to hold.
+            self.signature, self._place = table.signature, table.place
         self.attributes = {
             attribute: getattr(fun, attribute)
             # Copied when it is wrapped: a wrapper lets its user set them.
@@ -102,31 +71,25 @@ class Function:
     def table(self) -> Table:
         """The table of its entries, shared by all that wrap the function so."""
         if self._table is None:
-            table = table_of(self._home, self._place, self.signature, self.spec, self.options)
-            with _choosing:
-                # Another thread may have found another: `equinox.clear_caches()` came in between.
-                if self._table is None:
-                    self._table = table
+            tables, signature = tables_of(self._home), self.signature
+
+            def make() -> Table:
+                return Table(signature, self.options, self._place, tables.number)
+
+            key = self.spec, self.options.key, signature.name, signature.qualname
+            self._table = tables.get(key, make)
         return self._table
 
     def stand_ins(self, content: Any) -> tuple[Any, Any]:
-        """Return what stands for a wrapper's name and for its content when it is pickled.
-
-        Two functions, attributes of the wrapper; the second one holds the content.
-        """
-        if self._stand_ins is None:
-            made = []
-            for name in STAND_INS:
-                stand_in: Any = types.FunctionType(_NOTHING, {}, name)
-                stand_in.__module__ = self.attributes["__module__"]
-                stand_in.__qualname__ = f"{self.signature.qualname}.{name}"
-                made.append(stand_in)
-            made[1].content = content
-            # Another thread may be first: picklers compare them by identity.
-            with _choosing:
-                if self._stand_ins is None:
-                    self._stand_ins = made[0], made[1]
-        return self._stand_ins
+        """Return two functions that stand for a wrapper's name and content when it is pickled."""
+        code = stub_at(CallSite("<eqxjit>", 1))
+        made: list[Any] = [types.FunctionType(code, {}, name) for name in STAND_INS]
+        for stand_in in made:
+            stand_in.__module__ = self.attributes["__module__"]
+            stand_in.__qualname__ = f"{self.signature.qualname}.{stand_in.__name__}"
+        made[1].content = content
+        # The same ones each time, in any thread: picklers compare them by identity.
+        return vars(self).setdefault("_stand_ins", tuple(made))
 
     @property
     def varies(self) -> bool:
@@ -134,7 +97,6 @@ class Function:
         return not self.keeps_arrays and count_arrays(self.spec) > 0
 
     def combine(self, arrays: Sequence[Any]) -> Any:
-        """Return the function with these arrays."""
         return combine(self.spec, iter(arrays), iter(self.statics))
 
     @property
@@ -153,7 +115,12 @@ class Function:
 def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
     """Return a function as `filter_jit` sees it: without its arrays, and these."""
     if not callable(fun):
-        raise not_callable(fun)
+        hint = ""
+        if isinstance(fun, (classmethod, property)):
+            hint = f" Put `@{type(fun).__name__}` above `@filter_jit`."
+        elif inspect.ismodule(fun):
+            hint = " Name the function in the module."
+        raise TypeError(f"`filter_jit` takes a callable; got {short(fun)}.{hint}")
 
     def take() -> tuple[Function, tuple[Any, ...]]:
         spec, arrays, statics = split(fun)

@@ -1,4 +1,4 @@
-"""Hides JAX's warnings: of donated buffers that it can't reuse, and of options once more.
+"""Hides JAX's warning of donated buffers that it can't reuse.
 
 Nothing of it depends on being undone: a filter of ours matches only in a thread in which such a
 call is on the stack, so that neither other threads nor an interrupt can turn it against anybody.
@@ -6,31 +6,22 @@ call is on the stack, so that neither other threads nor an interrupt can turn it
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from .._compat import warning_filters
 
 _DONATED = "Some donated buffers were not usable"
-_OPTIONS = "backend and device argument on jit is deprecated"
 
 
 class _Pattern:
-    """A stand-in for the regular expression of a filter."""
+    """A stand-in for the regular expression of a filter, which can be pickled as that."""
 
     def match(self, text: str) -> bool:
         """Return whether this is a warning to hide, in a thread that hides them."""
-        return _hiding.is_on and text.startswith((_DONATED, _OPTIONS))
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
-        # Those who hand a process their filters pickle them.
-        return _Pattern, ()
+        return hasattr(_hiding, "is_on") and text.startswith(_DONATED)
 
 
-class _Hiding(threading.local):
-    is_on = False
-
-
-_hiding = _Hiding()
+# A thread that hides them has `is_on`.
+_hiding = threading.local()
 
 
 def hide_warnings() -> Callable[[], None]:
@@ -42,7 +33,7 @@ def hide_warnings() -> Callable[[], None]:
     _hiding.is_on = True
 
     def remove() -> None:
-        _hiding.is_on = False
+        vars(_hiding).pop("is_on", None)
         # What was restored since, and what will be.
         for those in (filters, warning_filters()):
             if item in those:

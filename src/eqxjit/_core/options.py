@@ -56,18 +56,6 @@ class Options:
     def _chosen(self) -> tuple[Any, ...]:
         return (self.donate, self.block, self.maxsize, self.max_traces, self.jit_arguments)
 
-    @property
-    def donates_first(self) -> bool:
-        return self.donate in ("all", "warn")
-
-    @property
-    def donates_rest(self) -> bool:
-        return self.donate != "none"
-
-    @property
-    def hides_donation_warning(self) -> bool:
-        return self.donate in ("all", "all-except-first")
-
     def __reduce__(self) -> tuple[type["Options"], tuple[Any, ...]]:
         # Without `key`, which may hold weak references.
         return Options, self._chosen
@@ -80,12 +68,13 @@ def check_options(
     arguments = tuple(sorted(jit_arguments.items()))
     # Much code wraps where it calls, with the same options each time.
     try:
-        return _checked_before(donate, block, maxsize, max_traces, arguments)
+        return _checked(donate, block, maxsize, max_traces, arguments)
     except TypeError:
         # An option that can't be hashed; or a wrong one, whose error comes again.
-        return _checked(donate, block, maxsize, max_traces, arguments)
+        return _checked.__wrapped__(donate, block, maxsize, max_traces, arguments)
 
 
+@functools.lru_cache(maxsize=64, typed=True)
 def _checked(
     donate: Any, block: Any, maxsize: Any, max_traces: Any, arguments: tuple[tuple[str, Any], ...]
 ) -> Options:
@@ -117,11 +106,8 @@ def _checked(
                 )
                 raise TypeError(f"`filter_jit` has no option `{name}`: {hint}")
         # So that a bad value is refused here, as by upstream, rather than at the first call.
-        jax.jit(_checked, **jit_arguments)
+        jax.jit(lambda: None, **jit_arguments)
     return Options(donate, bool(block), maxsize, max_traces, arguments)  # type: ignore[arg-type]
-
-
-_checked_before = functools.lru_cache(maxsize=64, typed=True)(_checked)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ settle what was traced meanwhile, and combine the output. A fast path is a guard
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 from jax.tree_util import tree_map
@@ -16,17 +16,17 @@ from .._code.files import trim, trimming
 from .._compat import may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import owned
-from .._fast.source import TooLarge, lacks_field, write
+from .._fast.source import TooLarge, Writer, lacks_field
 from .._interruptions import raise_if_interruption
-from .._spec.tree import combine, count_arrays, has_tracers, is_array, resplit, split
+from .._spec.tree import combine, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make
-from .entry import Entry, Output, arrays_of, out_of
-from .errors import call_error, note_tracers, with_argument_errors
+from .entry import Entry, Output, arrays_of
+from .errors import array_error, note_tracers, runtime_error, with_argument_errors
 from .events import close_trace
 from .function import Function
 from .table import Table
-from .traced import UNTRACED, NotInFlight, is_untraced, new_entry
+from .traced import Box, NotInFlight, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
 HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False
@@ -39,8 +39,6 @@ class Caller:
     - `wrapper`: whose `target` this fills; weakly, so that no cycle keeps arrays alive.
     """
 
-    __slots__ = ("__weakref__", "fun_arrays", "function", "wrapper")
-
     #: Whether `jax.disable_jit` has an effect.
     can_be_disabled = True
 
@@ -51,7 +49,6 @@ class Caller:
 
     @property
     def table(self) -> Table:
-        """The entries of the function."""
         return self.function.table
 
     # --- A call, from top to bottom -----------------------------------------------------------
@@ -60,10 +57,11 @@ class Caller:
         """Call, and have the fast paths of the function tried from now on."""
         __tracebackhide__ = True
         with trimming:
-            return self.link()(*args, **kwargs)
+            target = link(self, self.table.fasts) if HAS_FAST_PATHS else self.slow_call
+            self.fill(target)
+            return target(*args, **kwargs)
 
     def slow_call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call, where no fast path matches."""
         __tracebackhide__ = True
         # Not `with trimming`, because here all calls pass that no fast path matches.
         try:
@@ -75,41 +73,22 @@ class Caller:
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments, bound to the function's parameters."""
         return self.function.signature.bind(args, kwargs)
 
-    def call(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        interruption: BaseException | None = None,
-    ) -> Any:
-        """Make a call whose arguments are bound.
-
-        **Arguments:**
-
-        - `interruption`: what a guard of a fast path raised. If the arguments can be split and
-            compared, it came from elsewhere: a signal handler, or another thread.
-        """
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
         call = self.split(args, kwargs)
-        if interruption is not None:
-            # A guard compares, too: what the user's `==` raised there it raises here again.
-            self.find(call)
-            raise interruption
         if self.can_be_disabled and jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         entry = self.find_or_add(call)
-        # Until there is a program, any of the arrays may be one that it reads while it runs.
-        arrays, waits, uses = call.flat, True, entry.uses
-        if entry.was_traced:
-            # JAX may be reading the arrays still when this call has returned.
-            arrays, waits = owned(arrays, uses)
+        uses = entry.uses
+        # JAX may be reading NumPy arrays still when this call has returned.
+        arrays, waits = owned(call.flat, uses)
         try:
             output = make(call, entry.jitted, arrays)
             # Another thread may have traced a program meanwhile that reads other arrays.
             waits = waits or entry.uses is not uses
-            if (waits or entry.blocks) and not is_untraced(output):
+            if (waits or entry.blocks) and type(output) is not Box:
                 entry.wait_for(output)
         except BaseException as error:
             self.failed(error, call)
@@ -117,29 +96,26 @@ class Caller:
         result = self.settle(output, call)
         # While something is pending, each call would leave a fast path for `settle_fast`.
         if HAS_FAST_PATHS and not entry.pending and self.table.wants_fast(entry):
-            self.add_fast(call)
+            uses = entry.uses
+            fast = fast_path(call)
+            if fast is not None:
+                self.table.add_fast(fast, uses)
         return result
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Return a call, taken apart; an error names a bad argument."""
         __tracebackhide__ = True
-        named = functools.partial(self.function.signature.named, args, kwargs)
-        parts = with_argument_errors(lambda: split((args, kwargs)), named)
-        return Call(self.function, self.fun_arrays, args, kwargs, parts)
+        signature = self.function.signature
+        parts = with_argument_errors(
+            lambda: split((args, kwargs)), lambda: signature.named(args, kwargs)
+        )
+        return Call(self.function, self.fun_arrays, args, kwargs, *parts)
 
     def find_or_add(self, call: Call) -> Entry:
         """Return the entry that serves a call, new where there is none."""
         __tracebackhide__ = True
-        entry = self.find(call)
-        if entry is None:
-            function = self.function
-            # The order is upstream's, in which JAX reuses donated arrays.
-            is_split = call.args and (self.fun_arrays or function.options.donates_rest)
-            n_first = count_arrays(call.spec[3][3]) if is_split else 0
-            layout = n_first, len(self.fun_arrays), len(function.statics)
-            entry = self.table.add(new_entry(call, function.options, layout))
-        call.entry = entry
-        return entry
+        call.entry = self.find(call) or self.table.add(new_entry(call))
+        return call.entry
 
     def find(self, call: Call) -> Entry | None:
         """Return the entry of a call's spec, if there is one; an error names a bad argument."""
@@ -148,7 +124,7 @@ class Caller:
         # Looking it up compares static objects.
         return with_argument_errors(lambda: self.table.find(call.spec), named)
 
-    def settle(self, output: Output, call: Call) -> Any:
+    def settle(self, output: Output | Box, call: Call) -> Any:
         """Return the result of a call, after the end of a trace that was made in it.
 
         Finds out whether the program can raise, so that calls must wait for it, and waits if that
@@ -156,18 +132,17 @@ class Caller:
         """
         __tracebackhide__ = True
         entry = call.entry
-        if is_untraced(output):
+        if isinstance(output, Box):
             # Its containers are new, as where it is traced.
-            return tree_map(_same, cast(dict[int, Any], output)[UNTRACED].content)
+            return tree_map(_same, output.content)
         if not entry.pending:
-            self.table.count_hit()
+            self.table.n_hits += 1
             return self.combine(output, call)
         # None also where another thread traces: this call waited for it, within JAX.
         trace = close_trace(entry)
         # The program is then a part of another one, and JAX compiles none that could be read.
         is_transformed = has_tracers(arrays_of(output)) or has_tracers(call.flat)
-        if trace is None:
-            self.table.count_hit()
+        self.table.n_hits += trace is None
         if not is_transformed:
             self.classify(call, trace)
         entry.end(trace, is_classified=not is_transformed)
@@ -195,15 +170,13 @@ class Caller:
                 # No `lower` (`EQX_ON_ERROR=breakpoint`), or caches that were cleared meanwhile.
                 can_raise = True
         entry.blocks = entry.blocks or can_raise
-        uses = entry.uses
-        entry.add_uses(None if trace is None else trace.inputs_read)
-        if entry.uses != uses and uses is not None:
+        if entry.add_uses(None if trace is None else trace.inputs_read):
             # A fast path copies the arrays that were read when it was made.
-            self.table.drop_fast(entry)
+            with self.table.lock:
+                self.table.remove_fast(entry)
 
     def combine(self, output: Output, call: Call) -> Any:
-        """Return the user's output, from what JAX returned for a call."""
-        out = out_of(call.entry, output)
+        out = call.entry.outs[next(iter(output)) if type(output) is dict else 0]
         statics = out.statics
         # Mostly none came in, and a list of all that did takes a while.
         if any(slot >= 0 for slot in out.slots):
@@ -211,45 +184,25 @@ class Caller:
             statics = [came_in[i] if i >= 0 else v for v, i in zip(statics, out.slots, strict=True)]
         return combine(out.spec, iter(arrays_of(output)), iter(statics))
 
-    def add_fast(self, call: Call) -> None:
-        """Give the entry of a call its fast path, if it can have one."""
-        entry = call.entry
-        uses = entry.uses
-        fast = fast_path(call)
-        if fast is not None:
-            self.table.add_fast(fast)
-            if entry.uses is not uses:
-                # By another thread, before the fast path could be found.
-                self.table.drop_fast(entry)
-
     # --- From fast paths ----------------------------------------------------------------------
-
-    def link(self) -> Any:
-        """Have the wrapper try the fast paths of its function; return what it then calls."""
-        target = self.slow_call if not HAS_FAST_PATHS else link(self, self.table.fasts)
-        self.fill(target)
-        return target
 
     def unlink(self) -> None:
         """Have the next call link the wrapper anew."""
         self.fill(self.first_call)
 
     def fill(self, target: Callable[..., Any]) -> None:
-        """Have the wrapper call this."""
         # It may be gone: what calls this may be another thread, or a finaliser.
         wrapper = self.wrapper()
         if wrapper is not None:
             wrapper.target = target
 
     def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
-        """Return the call in flight whose arguments these are."""
         bound = self.bind(args, kwargs)
-        call = Call(self.function, self.fun_arrays, *bound, split(bound))
+        call = Call(self.function, self.fun_arrays, *bound, *split(bound))
         call.entry = entry
         return call
 
     def settle_fast(self, output: Output, entry: Entry, /, *args: Any, **kwargs: Any) -> Any:
-        """Settle a call of a fast path."""
         __tracebackhide__ = True
         try:
             return self.settle(output, self.call_of(entry, *args, **kwargs))
@@ -278,16 +231,19 @@ class Caller:
         """Make a call in which a guard raised: what the slow path doesn't meet, too, is raised."""
         __tracebackhide__ = True
         with trimming:
-            return self.call(*self.bind(args, kwargs), None if lacks_field(error) else error)
+            args, kwargs = self.bind(args, kwargs)
+            if lacks_field(error):
+                return self.call(args, kwargs)
+            # What the user's `==` or flatten raised in a guard it raises here again. Otherwise it
+            # came from elsewhere: a signal handler, or another thread.
+            self.find(self.split(args, kwargs))
+            raise error
 
     def source(self) -> str | None:
         """Return the fast path of the function's latest call in Python; None without one."""
         fasts = self.table.fasts
-        if not fasts:
-            return None
-        entry = fasts[0].entry
         try:
-            return write(self.function.signature, entry).source
+            return Writer(self.function, fasts[0].entry).write()[0] if fasts else None
         except (TooLarge, RecursionError, MemoryError):
             return "# This tree is too large to be shown as source.\n"
 
@@ -311,10 +267,13 @@ class Caller:
         """Return a call, what `stage(jitted)` makes of its arrays, and the trace if it made one."""
         __tracebackhide__ = True
         call = self.split(args, kwargs)
+
+        def is_dynamic(leaf: Any) -> bool:
+            return isinstance(leaf, jax.ShapeDtypeStruct) or is_array(leaf)
+
         # A `ShapeDtypeStruct` is a static leaf to a call, and an array to what is lowered.
-        parts = call.spec, iter(call.arrays), iter(call.statics)
-        call.spec, call.arrays, call.statics = resplit(*parts, is_dynamic_for_stage)
-        call.arrays = [*map(canonical, call.arrays)]
+        call.spec, arrays, call.statics = resplit(call.spec, call.arrays, call.statics, is_dynamic)
+        call.arrays = [*map(canonical, arrays)]
         call.is_staged = True
         entry = self.find_or_add(call)
         try:
@@ -355,10 +314,8 @@ class Caller:
         named = self.function.signature.named(args, kwargs)
         if self.fun_arrays:
             named.append(("fun", self.function.combine(self.fun_arrays)))
-        if user_raised:
-            note_tracers(error, named)
-            return
-        clearer = call_error(error, named)
+        note_tracers(error, named)
+        clearer = None if user_raised else runtime_error(error) or array_error(error, named)
         if clearer is not None:
             try:
                 raise clearer from None
@@ -369,11 +326,6 @@ class Caller:
 
 def _same(leaf: Any) -> Any:
     return leaf
-
-
-def is_dynamic_for_stage(leaf: Any) -> bool:
-    """Return whether a leaf is an array, or the structure that stands for one."""
-    return isinstance(leaf, jax.ShapeDtypeStruct) or is_array(leaf)
 
 
 def canonical(array: Any) -> Any:

@@ -18,7 +18,7 @@ from .._fast.signature import Signature
 from .._interruptions import Lock, Weak
 from .._spec.static import referents
 from .._spec.tree import Spec
-from .counter import TraceCounter, make_hook
+from .counter import TraceCounter
 from .entry import Entry
 from .options import Options
 
@@ -73,22 +73,21 @@ class _Watched:
 
         def died(_: weakref.ref[Any]) -> None:
             table = table_ref()
-            if table is not None:
-                table._forget(key)
+            if table is None:
+                return
+            # Python collects garbage at any point: another thread may be changing the table (then
+            # the next miss drops the key), or this one, whose changes allow for that.
+            table._dead.append(key)
+            # No names of modules, which are gone when the interpreter exits.
+            try:
+                with table.lock.attempt as is_free:
+                    if is_free:
+                        table._drop_dead()
+            except RuntimeError:
+                # Another thread has the lock.
+                pass
 
         return [weakref.ref(value, died) for value in referents(key)]
-
-    def _forget(self, key: Hashable) -> None:
-        # Python collects garbage at any point: another thread may be changing the table (then the
-        # next miss drops the key), or this one, whose changes allow for that.
-        self._dead.append(key)
-        try:
-            with self.lock.attempt as is_free:
-                if is_free:
-                    self._drop_dead()
-        except RuntimeError:
-            # Another thread has the lock.
-            pass
 
     def _drop_dead(self) -> None:
         while self._dead:
@@ -113,29 +112,23 @@ class Table(_Watched):
     """
 
     def __init__(
-        self,
-        signature: Signature,
-        options: Options,
-        place: Place,
-        home: types.FunctionType | None = None,
-        number: int = 0,
+        self, signature: Signature, options: Options, place: Place, number: int | None = None
     ):
-        """`home` is the Python function below it, if any; `number` tells it from others."""
+        """`number` tells the Python functions that are there apart."""
         super().__init__()
         self.signature = signature
         self.options = options
         self.place = place
-        hook = make_hook(signature.label, place, home, number)
-        self.counter = TraceCounter(signature.label, options.max_traces, hook, self.lock)
+        limit = options.max_traces
+        self.counter = TraceCounter(signature.label, limit, place, number, self.lock)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         #: The callers of wrappers that have generated functions, which change with `fasts`.
         self.linked: Weak[Any] = Weak()
-        self._n_hits = 0
+        #: Of calls of the slow path, and of fast paths that were removed.
+        self.n_hits = 0
         self._n_slow = 0
         self._clock = itertools.count()
-
-    # --- Entries ------------------------------------------------------------------------------
 
     def find(self, spec: Spec) -> Entry | None:
         """Return the entry of a spec, now the most recently used one; None if there is none."""
@@ -149,7 +142,12 @@ class Table(_Watched):
         """Add an entry in place of the least used; return another thread's, if that was first."""
         with self.lock:
             self._drop_dead()
-            self._note_uses()
+            # A call of a fast path leaves no trace but a hit and, in C, its place among the others:
+            # hence at each new entry, so that at least what was used since then is recorded.
+            for fast in self.fasts[::-1]:
+                if fast.hits > fast.hits_before:
+                    fast.hits_before = fast.hits
+                    fast.entry.last_used = next(self._clock)
             added = self.entries.setdefault(entry.spec, entry)
             added.last_used = next(self._clock)
             if added is entry:
@@ -158,14 +156,6 @@ class Table(_Watched):
                 while maxsize is not None and len(self.entries) > maxsize:
                     self._drop_least_used(entry, maxsize)
             return added
-
-    def _note_uses(self) -> None:
-        # A call of a fast path leaves no trace but a hit and, in C, its place among the others:
-        # hence at each new entry, so that at least what was used since the last one is recorded.
-        for fast in self.fasts[::-1]:
-            if fast.hits > fast.hits_before:
-                fast.hits_before = fast.hits
-                fast.entry.last_used = next(self._clock)
 
     def _drop_least_used(self, new: Entry, maxsize: int) -> None:
         # In one C call, because garbage collection may drop entries meanwhile.
@@ -193,17 +183,15 @@ class Table(_Watched):
                 self._drop(entry.spec)
 
     def clear(self) -> None:
-        """Drop all entries, and with them what was compiled."""
         with self.lock:
             for entry in self.entries.values():
                 entry.invalidation_reasons.append("`clear_cache()` was called")
             self.entries.clear()
             self.fasts.clear()
-            self._n_hits = 0
+            self.n_hits = 0
             self._unlink()
-            self.counter.clear()
-
-    # --- Fast paths ---------------------------------------------------------------------------
+            self.counter.n_traces = 0
+            self.counter.hook.restart()
 
     def wants_fast(self, entry: Entry) -> bool:
         """Return whether an entry should get a fast path now; one that it has goes to the front."""
@@ -220,11 +208,11 @@ class Table(_Watched):
         self._n_slow += 1
         return self._n_slow % _CALLS_PER_TURN == 0
 
-    def add_fast(self, fast: Any) -> None:
-        """Put a fast path before all others, unless its entry was dropped."""
+    def add_fast(self, fast: Any, uses: bytes | None) -> None:
+        """Put a fast path before all others, unless its entry was dropped or has other uses."""
         with self.lock:
             # Its calls would go on being served, and it would live as long as the table.
-            if self.entries.get(fast.entry.spec) is not fast.entry:
+            if self.entries.get(fast.entry.spec) is not fast.entry or fast.entry.uses is not uses:
                 return
             self.remove_fast(fast.entry)
             self.fasts.insert(0, fast)
@@ -233,35 +221,22 @@ class Table(_Watched):
             self._unlink()
 
     def remove_fast(self, entry: Entry) -> None:
-        """Remove the fast path of an entry, if it has one."""
         for fast in [fast for fast in self.fasts if fast.entry is entry]:
-            self._n_hits += fast.hits
+            self.n_hits += fast.hits
+            # A call of it in another thread may be on its way.
+            fast.is_stale = True
             self.fasts.remove(fast)
             self._unlink()
-
-    def drop_fast(self, entry: Entry) -> None:
-        """Have the next call of an entry make its fast path anew."""
-        with self.lock:
-            for fast in self.fasts:
-                if fast.entry is entry:
-                    # A call of it in another thread may be on its way.
-                    fast.is_stale = True
-            self.remove_fast(entry)
 
     def _unlink(self) -> None:
         # A generated function calls those that there were when it was made.
         for caller in self.linked.alive():
             caller.unlink()
 
-    def count_hit(self) -> None:
-        """Count a call of the slow path that was served without a trace."""
-        self._n_hits += 1
-
     def info(self) -> CacheInfo:
-        """Return the state of the cache."""
         with self.lock:
             self._drop_dead()
-            hits = self._n_hits + sum([fast.hits for fast in self.fasts])
+            hits = self.n_hits + sum([fast.hits for fast in self.fasts])
         return CacheInfo(len(self.entries), self.counter.n_traces, self.options.maxsize, hits)
 
 
@@ -272,7 +247,8 @@ class _Tables(_Watched):
         super().__init__()
         self.owner = None if owner is None else weakref.ref(owner)
         self.by_key: collections.OrderedDict[Hashable, tuple[Any, Any]] = collections.OrderedDict()
-        self.number = next(_serial)
+        # Those that lie on no function are of many.
+        self.number = None if owner is None else next(_serial)
         _all_tables.add(self)
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -329,48 +305,31 @@ def tables_of(home: types.FunctionType | None) -> _Tables:
     return tables
 
 
-def table_of(
-    home: types.FunctionType | None,
-    place: Place,
-    signature: Signature,
-    spec: Spec,
-    options: Options,
-) -> Table:
-    """Return the table of a function with this spec, made if there is none."""
-    tables = tables_of(home)
-
-    def make() -> Table:
-        return Table(signature, options, place, home, tables.number)
-
-    return tables.get((spec, options.key, signature.name, signature.qualname), make)
-
-
-def home_of(fun: Any) -> types.FunctionType | None:
-    """Return the Python function below a callable, on which its tables lie."""
+def innermost(fun: Any) -> Any:
+    """Return the callable below partials, methods and wrappers that aren't Python functions."""
     # A bound, because `__wrapped__` may lead in a circle.
     for _ in range(100):
-        if type(fun) is types.FunctionType:
-            return fun
         if isinstance(fun, (functools.partial, jax.tree_util.Partial, eqx.Partial)):
             fun = fun.func
         elif isinstance(fun, types.MethodType):
             fun = fun.__func__
-        elif hasattr(fun, "__wrapped__"):
+        elif type(fun) is not types.FunctionType and hasattr(fun, "__wrapped__"):
             fun = fun.__wrapped__
         else:
-            return None
-    return None
+            break
+    return fun
+
+
+def home_of(fun: Any) -> types.FunctionType | None:
+    """Return the Python function below a callable, on which its tables lie."""
+    below = innermost(fun)
+    return below if type(below) is types.FunctionType else None
 
 
 def names_of(fun: Any) -> tuple[str, str]:
     """Return what to call a callable in programs and errors: the name of the function below it."""
-    for _ in range(100):
-        if hasattr(fun, "__wrapped__"):
-            fun = fun.__wrapped__
-        elif isinstance(fun, functools.partial):
-            fun = fun.func
-        else:
-            break
+    # As upstream names it, in programs.
+    below = fun if isinstance(fun, eqx.Partial) else innermost(fun)
     # An instance of a class is called by the name of that.
-    named = fun if hasattr(fun, "__name__") and hasattr(fun, "__qualname__") else type(fun)
+    named = below if hasattr(below, "__name__") and hasattr(below, "__qualname__") else type(below)
     return named.__name__, named.__qualname__

@@ -1,6 +1,6 @@
 """The function that JAX traces for one entry, in the middle of whatever call needs it."""
 
-import contextlib
+import dataclasses
 import inspect
 import re
 import weakref
@@ -12,36 +12,24 @@ import jax
 from .._code.place import stub_at
 from .._compat import JITTED_FRAME_MARK, debug_info, is_staging
 from .._fast.signature import Signature
-from .._spec.tree import ARRAY, children, combine, has_tracers, leaf_paths
+from .._spec.tree import ARRAY, Spec, combine, count_arrays, has_tracers, leaf_paths
 from .calls import Call, in_flight
 from .entry import Entry, Output
 from .events import OpenTrace, open_trace, tracing
-from .hidden_warnings import hide_warnings
-from .options import Options
 
 # Spelled out below, because only a plain local variable shows on the stack.
 assert JITTED_FRAME_MARK == "__equinox_jit_id__"
-
-#: The index of an output that JAX didn't trace: what the user's function returned lies in a `Box`.
-UNTRACED = -1
 
 
 class NotInFlight(RuntimeError):
     """JAX asks for a trace outside of any call: its caches no longer hold one that it had."""
 
 
-def is_untraced(output: Any) -> bool:
-    """Return whether an output holds what the user's function returned, in a `Box`."""
-    return type(output) is dict and UNTRACED in output
-
-
+@dataclasses.dataclass
 class Box:
     """A box around what the user's function returned where nothing is traced."""
 
-    __slots__ = ("content",)
-
-    def __init__(self, content: Any):
-        self.content = content
+    content: Any
 
 
 class TracedFunction:
@@ -51,9 +39,7 @@ class TracedFunction:
     """
 
     # Asked for by JAX each time, and slow to find out.
-    __signature__ = inspect.Signature(
-        [inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)]
-    )
+    __signature__ = inspect.signature(lambda *leaves: None)
 
     def __init__(self, signature: Signature, entry: Entry):
         self.__name__ = self.__qualname__ = signature.name
@@ -91,7 +77,7 @@ class TracedFunction:
         # `jax_debug_nans` JAX runs the function that made a NaN again, on the arrays themselves.
         _check_not_donated(self.__name__, leaves)
         entry.pending = True
-        return {UNTRACED: Box(_run(entry, call, leaves))}
+        return Box(_run(entry, call, leaves))
 
 
 def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
@@ -101,7 +87,9 @@ def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
     try:
         # Before the user's code runs: it may raise.
         counter.begin(trace)
-        entry.begin(trace)
+        # Until it is settled, all calls are.
+        entry.traces.add(trace)
+        entry.pending = True
         open_trace(trace)
         with tracing(trace):
             output = entry.describe(_run(entry, call, leaves), call.all_statics)
@@ -136,71 +124,50 @@ def _check_not_donated(name: str, leaves: Sequence[Any]) -> None:
         )
 
 
-def new_entry(call: Call, options: Options, layout: tuple[int, int, int]) -> Entry:
+def new_entry(call: Call) -> Entry:
     """Return a new entry for a call's structure, not yet traced."""
-    signature = call.function.signature
-    entry = Entry(call.spec, signature.name, signature.label, options, layout)
+    function, options, n_fun = call.function, call.function.options, len(call.fun_arrays)
+    donates = options.donate != "none"
+    # The order is upstream's, in which JAX reuses donated arrays.
+    is_split = call.args and (n_fun or donates)
+    n_first = count_arrays(call.spec[3][3]) if is_split else 0
+    entry = Entry(call.spec, function.signature, options, n_first, n_fun)
     # New for each entry: JAX keeps what it traced by the function that it jits.
-    traced = TracedFunction(signature, entry)
-    donated = _donated(entry, options, call.function.keeps_arrays)
-    with contextlib.ExitStack() as stack:
-        if options.jit_arguments:
-            # What JAX has to say of them it said when they were checked.
-            stack.callback(hide_warnings())
-        # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
-        entry.jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
+    traced = TracedFunction(function.signature, entry)
+    donated: list[int] = []
+    if donates:
+        # Not the arrays of a frozen function, which is called again with the same ones.
+        donated += range(n_first + (n_fun if function.keeps_arrays else 0), entry.n_arrays)
+    if options.donate in ("all", "warn"):
+        donated += range(n_first)
+    # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
+    entry.jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
     return entry
 
 
-def _donated(entry: Entry, options: Options, keeps_arrays: bool) -> tuple[int, ...]:
-    """Return the donated arrays' positions among all of a call."""
-    first = range(entry.n_first) if options.donates_first else ()
-    # A frozen function is called again with the same arrays.
-    start = entry.n_first + (entry.n_fun if keeps_arrays else 0)
-    rest = range(start, entry.n_arrays) if options.donates_rest else ()
-    return (*first, *rest)
-
-
-# --- Names: texts, the same in every process, that refer to nothing of the user's -----------------
-
-
 def argument_names(call: Call) -> tuple[str, ...]:
-    """Return the paths of all arrays of a call, in JAX's order."""
-    signature = call.function.signature
-    args, kwargs = call.spec[3:]
-    positional = zip(signature.path_names(len(args) - 3), args[3:], call.args, strict=True)
-    keywords = [
-        (signature.keyword_path(call_name), spec, value)
-        for call_name, (_, spec, value, _) in zip(
-            sorted(call.kwargs), children(kwargs, call.kwargs), strict=True
-        )
-    ]
-    names = [
-        _stable(path)
-        for name, spec, value in (*positional, *keywords)
-        for path, leaf, _ in leaf_paths(spec, value, name)
-        if leaf is ARRAY
-    ]
-    fun = call.function.combine(call.fun_arrays)
-    fun_names = [
-        # A bound method of a Module.
-        _stable(re.sub(r"^fun\.__self__\b", "self", path))
-        for path, leaf, _ in leaf_paths(call.function.spec, fun, "fun")
-        if leaf is ARRAY
-    ]
-    n = call.entry.n_first
-    return (*names[:n], *fun_names, *names[n:])
+    """Return the paths of all arrays of a call, in JAX's order; they hold nothing of the user's."""
+    function, n, keys = call.function, call.entry.n_first, sorted(call.kwargs)
+    names = function.signature.path_names(len(call.args))
+    names += map(function.signature.keyword_path, keys)
+    values = [*call.args, *[call.kwargs[key] for key in keys]]
+    specs = [*call.spec[3][3:], *call.spec[4][3:]]
+    arguments = zip(specs, values, names, strict=True)
+    paths = [path for argument in arguments for path in _array_paths(*argument)]
+    of_fun = _array_paths(function.spec, function.combine(call.fun_arrays), "fun")
+    # A bound method of a Module.
+    of_fun = [re.sub(r"^fun\.__self__\b", "self", path) for path in of_fun]
+    return (*paths[:n], *of_fun, *paths[n:])
 
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _INDEX = re.compile(r"<flat index ([^>]+)>")
 
 
-def _stable(text: str) -> str:
-    """Return a path, the same in every process, and written as JAX does."""
-    if "0x" in text:
-        text = _ADDRESS.sub("...", text)
-    return _INDEX.sub(r"\1", text) if "<" in text else text
+def _array_paths(spec: Spec, value: Any, name: str) -> list[str]:
+    paths = [path for path, leaf, _ in leaf_paths(spec, value, name) if leaf is ARRAY]
+    # The same in every process, and written as JAX does.
+    return [_INDEX.sub(r"\1", _ADDRESS.sub("...", path)) for path in paths]
 
 
 def currently_jitting() -> bool:

@@ -16,7 +16,6 @@ from typing import (
     Protocol,
     Self,
     TypeVar,
-    cast,
     overload,
 )
 
@@ -41,9 +40,6 @@ _S = TypeVar("_S")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
-# An option of `FrozenFunction.compile`.
-_OF_FROZEN = "other_shapes"
-
 # What tools read of a function that is written in Python, and of a method.
 _OF_PYTHON_FUNCTIONS = frozenset(
     ["__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"]
@@ -64,7 +60,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         self.__dict__ = dict(function.attributes)  # type: ignore
         self._caller = Caller(function, arrays, self)
         # Linked to the fast paths by its first call, because many copies are never called.
-        self.target = self._caller.first_call
+        self._caller.unlink()
 
     @property
     def _function(self) -> Function:
@@ -161,24 +157,22 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
             ```
         """
-        self._check_options(kwargs)
-        before = self._seconds()
-        with trimming:
-            compiled = self.lower(*args, **kwargs).compile()
-        return CompileCost(self._seconds() - before, compiled.executable_bytes)
-
-    def _check_options(self, kwargs: dict[str, Any]) -> None:
-        """Raise for an option that `compile` of a frozen function alone has."""
         names = [parameter.name for parameter in self._function.signature.parameters]
-        if _OF_FROZEN in kwargs and _OF_FROZEN not in names:
+        if "other_shapes" in kwargs and "other_shapes" not in names:
+            # It would be passed to a function with `**kwargs`, in silence.
             raise TypeError(
-                f"`compile` of {self!r}: `{_OF_FROZEN}` is an option of a frozen function's "
+                f"`compile` of {self!r}: `other_shapes` is an option of a frozen function's "
                 "`compile` (`eqxjit.freeze`). For an argument of that name, write "
-                f"`.lower(..., {_OF_FROZEN}=...).compile()`."
+                "`.lower(..., other_shapes=...).compile()`."
             )
 
-    def _seconds(self) -> float:
-        return sum([trace.seconds.total for trace in self.traces()])
+        def seconds() -> float:
+            return sum([trace.seconds.total for trace in self.traces()])
+
+        before = seconds()
+        with trimming:
+            compiled = self.lower(*args, **kwargs).compile()
+        return CompileCost(seconds() - before, compiled.executable_bytes)
 
     def cache_info(self) -> CacheInfo:
         """Return the state of the cache: `CacheInfo(entries, traces, maxsize, hits)`.
@@ -262,7 +256,8 @@ class JitFunction(CallableBySlot, Generic[P, T]):
     # Not `__reduce__`, to which the protocol isn't passed.
     def __reduce_ex__(self, protocol: Any) -> Any:
         content = self.__wrapped__, self._function.options
-        module, qualname = self._function.attributes.get("__module__", ""), self._qualname
+        module = self._function.attributes.get("__module__", "")
+        qualname = self._function.signature.qualname
         if not self._is_found_by_name(module, qualname):
             return _blank, (), content
         if protocol < 4:
@@ -277,10 +272,6 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         # One that was found by name is complete.
         if not hasattr(self, "_caller"):
             type(self).__init__(self, *take_apart(*getattr(state, "content", state)))
-
-    @property
-    def _qualname(self) -> str:
-        return self._function.signature.qualname
 
     def _is_found_by_name(self, module: str, qualname: str) -> bool:
         # As `pickle` looks for a function: what raises there is found nowhere.
@@ -332,9 +323,6 @@ class _Doc:
     def __get__(self, instance: Any, owner: type | None = None) -> str | None:
         return self.of_class if instance is None else instance.func.__doc__
 
-    def __set__(self, instance: Any, value: Any) -> None:
-        raise AttributeError("the docstring of a bound function can't be set")
-
 
 def _hash(fun: Any, key: tuple[Any, ...]) -> int:
     # Not by identity, because copies are equal, and must hash alike.
@@ -361,6 +349,10 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
         __wrapped__: Callable[P, T]
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+        def cache_info(self) -> CacheInfo: ...
+        def traces(self) -> list[Any]: ...
+        def clear_cache(self) -> None: ...
+        def specialized_source(self) -> str | None: ...
 
     else:
 
@@ -375,36 +367,18 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
                 return self.args[0]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    @property
-    def _wrapper(self) -> JitFunction[Any, T]:
-        return cast(Any, self.func)
-
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Lower the wrapped function, with the instance filled in, here and when called."""
+        wrapper: Any = self.func
+        all_args, all_kwargs = (*self.args, *args), {**self.keywords, **kwargs}
         with trimming:
-            lowered = self._wrapper.lower(*self.args, *args, **self.keywords, **kwargs)
-            return lowered.bind(self.args, self.keywords)
+            return lower(wrapper._caller, all_args, all_kwargs, (self.args, self.keywords))
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
         """Compile the wrapped function ahead of time, with the instance filled in."""
+        wrapper: Any = self.func
         with trimming:
-            return self._wrapper.compile(*self.args, *args, **self.keywords, **kwargs)
-
-    def cache_info(self) -> CacheInfo:
-        """Return the state of the wrapped function's cache, for all instances."""
-        return self._wrapper.cache_info()
-
-    def traces(self) -> list[Any]:
-        """Return the record of each trace of the wrapped function, of all instances."""
-        return self._wrapper.traces()
-
-    def clear_cache(self) -> None:
-        """Drop all programs of the wrapped function under these options."""
-        self._wrapper.clear_cache()
-
-    def specialized_source(self) -> str | None:
-        """Return the source of the fast path of the latest call, in Python."""
-        return self._wrapper.specialized_source()
+            return wrapper.compile(*self.args, *args, **self.keywords, **kwargs)
 
     def __repr__(self) -> str:
         instance = ", ".join([short(argument, _LONGEST_REPR) for argument in self.args])
@@ -420,38 +394,39 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
 # An instance's are its function's, which an empty dict of the class would hide.
 del BoundJitFunction.__annotations__
 
-
-def _flatten(wrapper: JitFunction[..., Any]) -> tuple[tuple[Any, ...], Function]:
-    return wrapper._caller.fun_arrays, wrapper._function
-
-
-def _flatten_with_keys(wrapper: JitFunction[..., Any]) -> Any:
-    keyed = [(FlattenedIndexKey(i), leaf) for i, leaf in enumerate(wrapper._caller.fun_arrays)]
-    return keyed, wrapper._function
+# Of all instances.
+for _name in ("cache_info", "traces", "clear_cache", "specialized_source"):
+    setattr(BoundJitFunction, _name, property(operator.attrgetter(f"func.{_name}")))
 
 
 def register_wrapper(kind: type[JitFunction[..., Any]]) -> None:
     """Make a kind of wrapper a pytree, whose leaves are its function's arrays."""
 
+    def flatten(wrapper: JitFunction[..., Any]) -> tuple[tuple[Any, ...], Function]:
+        return wrapper._caller.fun_arrays, wrapper._function
+
+    def flatten_with_keys(wrapper: JitFunction[..., Any]) -> Any:
+        arrays, function = flatten(wrapper)
+        return [(FlattenedIndexKey(i), array) for i, array in enumerate(arrays)], function
+
     def unflatten(function: Function, arrays: Any) -> JitFunction[..., Any]:
         return kind(function, tuple(arrays))
 
-    register_pytree_with_keys(kind, _flatten_with_keys, unflatten, _flatten)
-
-
-def _flatten_partial_with_keys(partial: functools.partial[Any]) -> Any:
-    keyed = [(GetAttrKey(name), getattr(partial, name)) for name in ("func", "args", "keywords")]
-    return keyed, None
+    register_pytree_with_keys(kind, flatten_with_keys, unflatten, flatten)
 
 
 def register_partial(kind: type[functools.partial[Any]]) -> None:
     """Make a kind of `functools.partial` a pytree of its function and arguments."""
+    names = "func", "args", "keywords"
+
+    def flatten_with_keys(partial: functools.partial[Any]) -> Any:
+        return [(GetAttrKey(name), getattr(partial, name)) for name in names], None
 
     def unflatten(_: None, children: Any) -> functools.partial[Any]:
         func, args, keywords = children
         return kind(func, *args, **keywords)
 
-    register_pytree_with_keys(kind, _flatten_partial_with_keys, unflatten)
+    register_pytree_with_keys(kind, flatten_with_keys, unflatten)
 
 
 register_wrapper(JitFunction)

@@ -245,10 +245,7 @@ def freeze(
     # By default those larger than a weight matrix of 512 by 512 are passed: as constants they make
     # compiling slower, and calls no faster.
     spec, passed, statics = resplit(
-        spec,
-        iter(arrays),
-        iter(statics),
-        lambda leaf: eqx.is_array(leaf) and leaf.nbytes > max_constant_bytes,
+        spec, arrays, statics, lambda leaf: eqx.is_array(leaf) and leaf.nbytes > max_constant_bytes
     )
     signature = Signature(remaining, *names)
     # So Python's error for a wrong call says that some arguments are there already.

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import types
 from typing import Any
 
 from .._code.place import Place, call_site
@@ -75,11 +74,10 @@ def definition_at(place: Place) -> _Definition:
 class History(TraceHook):
     """The traces of one function under one set of options: the hook that explains them."""
 
-    def __init__(self, name: str, place: Place, home: types.FunctionType | None, number: int):
+    def __init__(self, name: str, place: Place, number: int | None):
         self.name = name
         self.place = place
-        # All that aren't Python functions have one number, which tells nothing.
-        self._number = None if home is None else number
+        self._number = number
         # Those under way. An interrupt may keep one from its end, but not alive.
         self._begun: Weak[Trace] = Weak()
         self._traces: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)

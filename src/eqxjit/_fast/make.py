@@ -1,5 +1,6 @@
 """Makes fast paths: in C where that is built, in generated Python elsewhere."""
 
+import functools
 import itertools
 import operator
 import sys
@@ -13,8 +14,8 @@ from .._interruptions import raise_if_interruption
 from .._spec.static import Opaque, same
 from .._spec.tree import ARRAY, DICT
 from .numpy_inputs import take
-from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature
-from .source import TooLarge, write
+from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL
+from .source import TooLarge, Writer
 
 _native = native_back_end()
 
@@ -34,25 +35,23 @@ class PythonFast:
     - `hits`: how many calls it has served; `hits_before`: as of when the table last looked.
     """
 
-    def __init__(self, signature: Signature, entry: Any):
+    def __init__(self, function: Any, entry: Any):
         self.entry = entry
         self.hits_before = 0
         #: Its source compares what programs read.
         self.is_stale = False
-        self._written = write(signature, entry)
+        _, self._make = Writer(function, entry).write()
         #: Its `next` counts a hit: in C, hence without a lock, and faster than an addition.
         self._counter: Iterator[None] = itertools.repeat(None, sys.maxsize)
 
     @property
     def hits(self) -> int:
-        """The number of calls it has served."""
         return sys.maxsize - operator.length_hint(self._counter)
 
     def instantiate(self, caller: Any, otherwise: Any) -> Any:
-        """Return the function for one wrapper."""
         signature, statics = caller.function.signature, caller.function.statics
         bound = caller, otherwise, self.entry.jitted, self._counter
-        made = self._written.make(*bound, *caller.fun_arrays, *statics)
+        made = self._make(*bound, *caller.fun_arrays, *statics)
         made.__name__, made.__qualname__ = signature.name, signature.called
         return made
 
@@ -81,58 +80,38 @@ def fast_path(call: Any) -> Any | None:
         return None
     # It needn't match the very call that it is made for, whose function may have changed an
     # argument in place: the slow path then serves the next call, too.
+    entry = call.entry
     if _native is not None:
-        return native_fast(call)
+        # Until a program was read, any array may be one that it uses.
+        uses = entry.uses or b"\1" * entry.n_arrays
+        layout = entry.n_arrays, entry.n_first, entry.n_fun
+        return _native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, uses, *layout)
 
-    def make() -> PythonFast:
-        return PythonFast(call.function.signature, call.entry)
-
+    make = functools.partial(PythonFast, call.function, entry)
     try:
         return make()
-    except TooLarge:
-        return None
-    except (RecursionError, MemoryError) as error:
-        # Python's compiler raises either for source that is nested too deeply.
+    except (TooLarge, RecursionError, MemoryError) as error:
+        # Python's compiler raises the others for source that is nested too deeply.
         raise_if_interruption(error, make)
         return None
 
 
-def native_fast(call: Any) -> Any:
-    """Return the fast path for calls like this one in C."""
-    assert _native is not None
-    entry = call.entry
-    # Until a program was read, any array may be one that it uses.
-    uses = entry.uses or b"\1" * entry.n_arrays
-    layout = entry.n_arrays, entry.n_first, entry.n_fun
-    return _native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, uses, *layout)
-
-
-# --- Wrappers -------------------------------------------------------------------------------------
-
-
 def link(caller: Any, fasts: list[Any]) -> Any:
     """Return what a wrapper calls: the fast paths of its function in turn, then the slow path."""
+    function = caller.function
     if _native is not None:
-        return native_dispatcher(caller, fasts)
+        names = tuple(
+            [
+                # None, because no keyword is passed for it.
+                None if parameter.kind == POSITIONAL_ONLY else parameter.name
+                for parameter in function.signature.parameters
+                if parameter.kind not in (KEYWORD_ONLY, VAR_POSITIONAL, VAR_KEYWORD)
+            ]
+        )
+        return _native.Dispatcher(caller, fasts, caller.fun_arrays, function.statics, names)
     # Unlike C, which reads the list anew in each call, this is to be made again once it changes.
     caller.table.linked.add(caller)
     otherwise = caller.slow_call
     for fast in reversed(fasts):
         otherwise = fast.instantiate(caller, otherwise)
     return otherwise
-
-
-def native_dispatcher(caller: Any, fasts: list[Any]) -> Any:
-    """Return the call of a wrapper in C."""
-    assert _native is not None
-    names = tuple(
-        [
-            # None, because no keyword is passed for it.
-            None if parameter.kind == POSITIONAL_ONLY else parameter.name
-            for parameter in caller.function.signature.parameters
-            if parameter.kind not in (KEYWORD_ONLY, VAR_POSITIONAL, VAR_KEYWORD)
-        ]
-    )
-    return _native.Dispatcher(
-        caller, fasts, caller.fun_arrays, tuple(caller.function.statics), names
-    )

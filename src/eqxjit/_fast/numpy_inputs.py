@@ -18,42 +18,28 @@ MAX_COPIED_BYTES = 16_384
 _n_bytes = np.ndarray.nbytes.__get__  # type: ignore[attr-defined]
 
 
-def take(leaf: Any) -> Any:
-    """Return what a warm call passes for a leaf that isn't an array of JAX's class.
+def take(leaf: Any, large: list[Any] | None = None) -> Any:
+    """Return what a call passes for a leaf that isn't JAX's: NotImplemented if it is no array.
 
-    **Returns:**
-
-    A copy of a small NumPy array, any other array itself, and NotImplemented for anything else.
+    That is a copy of a small NumPy array; a large one, for which it must wait, goes to `large`.
     """
     # Not `isinstance`, which believes what an object says of its class.
-    if issubclass(type(leaf), np.ndarray):
-        return np.ndarray.copy(leaf) if _n_bytes(leaf) <= MAX_COPIED_BYTES else leaf
-    return leaf if is_array(leaf) else NotImplemented
-
-
-def take_noting(leaf: Any, large: list[Any]) -> Any:
-    """Return the same as `take`, and add a NumPy array to `large` for which the call must wait."""
-    taken = take(leaf)
-    if taken is leaf and issubclass(type(leaf), np.ndarray):
+    if not issubclass(type(leaf), np.ndarray):
+        return leaf if is_array(leaf) else NotImplemented
+    if _n_bytes(leaf) <= MAX_COPIED_BYTES:
+        return np.ndarray.copy(leaf)
+    if large is not None:
         large.append(leaf)
-    return taken
+    return leaf
 
 
 def owned(arrays: list[Any], uses: bytes | None) -> tuple[list[Any], bool]:
-    """Return the arrays that a warm call passes, and whether it must wait for the program.
+    """Return the arrays that a call passes, and whether it must wait for the program.
 
-    **Arguments:**
-
-    - `arrays`: all arrays of a call.
-    - `uses`: a byte for each: whether the program reads it; None where that is unknown.
+    `uses` has a byte for each: whether the program reads it; None where that is unknown.
     """
-    if {*map(type, arrays)} <= _ONLY_JAX:
+    if {*map(type, arrays)} <= {ArrayImpl}:
         return arrays, False
     large: list[Any] = []
-    if uses is None:
-        return [take_noting(array, large) for array in arrays], bool(large)
-    pairs = zip(arrays, uses, strict=True)
-    return [take_noting(array, large) if use else array for array, use in pairs], bool(large)
-
-
-_ONLY_JAX = {ArrayImpl}
+    pairs = zip(arrays, uses or b"\1" * len(arrays), strict=True)
+    return [take(array, large) if use else array for array, use in pairs], bool(large)

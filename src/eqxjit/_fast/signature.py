@@ -27,12 +27,7 @@ class _Absent:
 
 absent = _Absent()
 
-_ANYTHING = inspect.Signature(
-    [
-        inspect.Parameter("args", VAR_POSITIONAL),
-        inspect.Parameter("kwargs", VAR_KEYWORD),
-    ]
-)
+_ANYTHING = inspect.signature(lambda *args, **kwargs: None)
 
 
 class Signature:
@@ -44,8 +39,6 @@ class Signature:
     - `parameters`: the user's parameters, without annotations, all defaults `absent`; where the
         function has no signature that can be read, `*args, **kwargs`.
     """
-
-    __slots__ = ("_inspected", "called", "location", "name", "parameters", "qualname")
 
     def __init__(self, fun: Callable[..., Any], name: str, qualname: str):
         try:
@@ -62,8 +55,14 @@ class Signature:
         # The name of a class alone, of which the function is an instance, reads as its constructor.
         self.called = qualname if inspect.isroutine(fun) else f"filter_jit({self.label})"
         self.location = location_of(fun)
-        self.parameters = tuple(map(_bare, signature.parameters.values()))
-        # Without the return annotation, too, which may refer to anything.
+        empty = inspect.Parameter.empty
+        # Without annotations, which may be any expression, and defaults, which may change later.
+        self.parameters = tuple(
+            [
+                inspect.Parameter(p.name, p.kind, default=empty if p.default is empty else absent)
+                for p in signature.parameters.values()
+            ]
+        )
         self._inspected = inspect.Signature(self.parameters)
 
     @property
@@ -83,8 +82,13 @@ class Signature:
         try:
             bound = self._inspected.bind(*args, **kwargs)
         except TypeError:
-            # Says more than `inspect`'s, and names the function.
-            self._define_receiver()(*args, **kwargs)
+            names = self.names()
+            header = self.header(names.constant("absent", absent))
+            source = f"def receiver({header}): ...\n"
+            receiver = define("receiver", "arguments", source, names.namespace)
+            receiver.__name__, receiver.__qualname__ = self.name, self.called
+            # Its error says more than `inspect`'s, and names the function.
+            receiver(*args, **kwargs)
             raise
         if any(value is absent for value in bound.arguments.values()):
             # As generated Python passes on what a call left out.
@@ -92,16 +96,6 @@ class Signature:
                 {**dict.fromkeys(self._inspected.parameters, absent), **bound.arguments}
             )
         return bound.args, bound.kwargs
-
-    def _define_receiver(self) -> Any:
-        """Define a function that does nothing with the user's parameters."""
-        names = self.names()
-        header = self.header(names.constant("absent", absent))
-        receiver = define(
-            "receiver", "arguments", f"def receiver({header}): ...\n", names.namespace
-        )
-        receiver.__name__, receiver.__qualname__ = self.name, self.called
-        return receiver
 
     def arguments_among(
         self, variables: Mapping[str, Any]
@@ -153,11 +147,3 @@ class Signature:
             if parameter.name == name and parameter.kind != POSITIONAL_ONLY:
                 break
         return name
-
-
-def _bare(parameter: inspect.Parameter) -> inspect.Parameter:
-    # Neither annotations, which may be any expression, nor defaults, which may be changed later.
-    optional = parameter.default is not inspect.Parameter.empty
-    return inspect.Parameter(
-        parameter.name, parameter.kind, default=absent if optional else inspect.Parameter.empty
-    )

@@ -5,18 +5,15 @@ Reads the specs of the arguments and of the output; `native.c` does the same by 
 
 import functools
 import inspect
-import re
 import struct
-import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 
 from .._code.files import trim
 from .._code.source import can_be_written, define, indented, wrapped
-from .._code.text import counted
 from .._compat import ArrayImpl, fields_of, flatten_one_level, unflatten_node
 from .._spec.static import THEMSELVES, same
 from .._spec.tree import (
@@ -26,11 +23,10 @@ from .._spec.tree import (
     SEQUENCE,
     Spec,
     Static,
-    count_arrays,
-    count_nodes,
     is_array,
+    parts_of,
 )
-from .numpy_inputs import take_noting
+from .numpy_inputs import take
 from .signature import KEYWORD_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature, absent
 
 #: The slow path serves larger trees, because compiling their source takes too long.
@@ -39,15 +35,8 @@ MAX_NODES = 2000
 # Python's parser doesn't take deeper ones.
 _MAX_DEPTH = 50
 
-_LONGEST_EXPRESSION = 60
-_LONGEST_LINE = 70
-
-# Guards are indented by twenty.
-_LONGEST_GUARD = 80
-_ASSIGNMENT = re.compile(r"( *)(.*?)\((\w+ := [^()]+(?:\([^()]*\))?)\)(.*)")
-
-# Where a guard is broken in two lines if it is long.
-_OR = "\0or\0"
+# Between the lines of a guard.
+_OR = "\n    or "
 
 #: The global of a generated function that holds its entry, and its free variable with the wrapper's
 #: `Caller`: its frame is found by them.
@@ -57,28 +46,6 @@ CALLER_VARIABLE = "__eqxjit_caller__"
 
 class TooLarge(Exception):
     """A tree for which no source is written."""
-
-
-class FastSource(NamedTuple):
-    """A fast path as source.
-
-    - `source`: the source, which defines a function `make_call`.
-    - `make`: that function. Called with `(caller, otherwise, jitted, hits, *fun_arrays,
-        *fun_statics)` it returns the fast path of one wrapper; `next(hits)` counts a call.
-    """
-
-    source: str
-    make: Callable[..., Any]
-
-
-def write(signature: Signature, entry: Any) -> FastSource:
-    """Write the fast path of an entry of a function with this signature.
-
-    **Raises:**
-
-    - `TooLarge`, for trees beyond the bounds.
-    """
-    return _Writer(signature, entry).write()
 
 
 def lacks_field(error: BaseException) -> bool:
@@ -91,42 +58,59 @@ def lacks_field(error: BaseException) -> bool:
     return traceback.tb_next is None and ENTRY_VARIABLE in traceback.tb_frame.f_globals
 
 
-class _Writer:
-    def __init__(self, signature: Signature, entry: Any):
+class Writer:
+    """A writer of the fast path of one entry; making one raises `TooLarge` beyond the bounds."""
+
+    def __init__(self, function: Any, entry: Any):
         # The first of its traces' outputs; `settle_fast` makes others.
         out = entry.outs[0]
-        if count_nodes(entry.spec) + count_nodes(out.spec) > MAX_NODES:
+        if len(parts_of(entry.spec)) + len(parts_of(out.spec)) > MAX_NODES:
             raise TooLarge
-        self.signature = signature
+        self.signature: Signature = function.signature
+        self.n_fun_statics = len(function.statics)
         self.out = out
         self.entry = entry
-        self.caller = CALLER_VARIABLE
-        self.names = signature.names()
+        self.names = self.signature.names()
         self.names.namespace[ENTRY_VARIABLE] = entry
         #: Guards of one argument after the other, the arrays, and the source of each static object.
         self.guards: list[str] = []
         self.arrays: list[str] = []
         self.statics: list[str] = []
         self.large = self.names.variable("large")
+        n, n_fun = entry.n_first, entry.n_fun
+        uses = entry.uses or b"\1" * entry.n_arrays
+        # In the order of their guards: the function's come last, as in C.
+        self.uses = iter((*uses[:n], *uses[n + n_fun :], *uses[n : n + n_fun]))
         #: Statements that make parts of the output.
         self.body: list[str] = []
 
-    def write(self) -> FastSource:
+    def write(self) -> tuple[str, Callable[..., Any]]:
+        """Return the source, and the function `make_call` that it defines.
+
+        This returns the fast path of one wrapper, for `(caller, otherwise, jitted, hits,
+        *fun_arrays, *fun_statics)`; `next(hits)` counts a call.
+        """
         names, entry = self.names, self.entry
         fun_arrays = [names.variable(f"fun_array_{i}") for i in range(entry.n_fun)]
-        fun_statics = [names.variable(f"fun_static_{i}") for i in range(entry.n_fun_statics)]
+        fun_statics = [names.variable(f"fun_static_{i}") for i in range(self.n_fun_statics)]
         otherwise = names.variable("otherwise")
         self._match_arguments()
         n, arrays = entry.n_first, self.arrays
-        # The function's come last here, as in C. They may be NumPy's, too.
+        # The function's may be NumPy's, too.
         self.arrays = []
-        for i, fun_array in enumerate(fun_arrays):
-            self._match_array(fun_array, fun_array, n + i)
+        for fun_array in fun_arrays:
+            self._match_array(fun_array, fun_array)
         passed = [*arrays[:n], *self.arrays, *arrays[n:]]
         self.statics = [*fun_statics, *self.statics]
-        result, unpacking = self._output()
-        name = self.signature.name if can_be_written(self.signature.name) else "call"
-        name = names.variable(name)
+        array = names.variable("arrays")
+        out_arrays: list[str] = []
+        statics = iter(zip(self.out.slots, self.out.statics, strict=True))
+        result = self._make("out", self.out.spec, out_arrays, statics, 0)
+        unpacking = wrapped("(", out_arrays, f") = {array}") if out_arrays else []
+        if len(out_arrays) == 1:
+            # The only one comes as it is.
+            unpacking = [f"{out_arrays[0]} = {array}"]
+        name = names.variable(self.signature.name)
         absent_name = names.constant("absent", absent)
         error = names.variable("error")
         parameters = self.signature.header(absent_name)
@@ -136,7 +120,7 @@ class _Writer:
         if entry.uses is not None and not all(entry.uses):
             # Another thread may trace a program that reads what isn't copied here.
             waits += f" or {entry_name}.uses is not {names.constant('uses', entry.uses)}"
-        array, matches = names.variable("arrays"), names.variable("matches")
+        matches = names.variable("matches")
         body = [
             # Guards run the user's `==` and flattens: what these raise, the slow path deals with.
             "try:",
@@ -157,14 +141,14 @@ class _Writer:
             "    # A program was traced, or this is the output of another trace than the first.",
             f"    return {self._passed_on('settle_fast', array, entry_name)}",
             f"{names.named(next)}({hits})",
-            *[line.replace("<arrays>", array) for line in unpacking],
+            *unpacking,
             *self.body,
-            f"return {result.replace('<arrays>', array)}",
+            f"return {result}",
         ]
         lines = [
             *wrapped(
                 "def make_call(",
-                [self.caller, otherwise, jitted, hits, *fun_arrays, *fun_statics],
+                [CALLER_VARIABLE, otherwise, jitted, hits, *fun_arrays, *fun_statics],
                 "):",
             ),
             f"    def {name}({parameters}):",
@@ -176,19 +160,23 @@ class _Writer:
             f"    return {name}",
         ]
         source = "\n".join(lines) + "\n"
-        make = define("make_call", self.signature.qualname, source, names.namespace)
-        return FastSource(source, make)
+        return source, define("make_call", self.signature.qualname, source, names.namespace)
 
     def _passed_on(self, method: str, *first: str) -> str:
-        """Return the source that passes a call on to the slow path."""
-        return f"{self.caller}.{method}({', '.join([*first, *self.signature.forwarded()])})"
+        return f"{CALLER_VARIABLE}.{method}({', '.join([*first, *self.signature.forwarded()])})"
 
     def _matches(self, name: str) -> list[str]:
         if not self.guards:
             return [f"{name} = True"]
-        return [f"{name} = (", *indented(_joined(self.guards)), ")"]
-
-    # --- Guards -------------------------------------------------------------------------------
+        lines: list[str] = []
+        lead = ""
+        for guard in self.guards:
+            if guard.startswith("#"):
+                lines.append(guard)
+            else:
+                lines += f"{lead}{guard}".split("\n")
+                lead = "and "
+        return [f"{name} = (", *indented(lines), ")"]
 
     def _match_arguments(self) -> None:
         """Write the guards of each argument, those of static ones first: they fail fastest."""
@@ -196,7 +184,8 @@ class _Writer:
         late: list[str] = []
         for name, source, var, spec, guard in self._arguments(*self.entry.spec[3:]):
             self.guards = early if type(spec) is Static or guard else late
-            self.guards.append(f"# {name}: {guard or _described(spec)}")
+            kind = spec[1].__name__ if type(spec) is tuple else "static"
+            self.guards.append(f"# {name}: {guard or ('array' if spec is ARRAY else kind)}")
             if guard:
                 self.guards.append(guard)
             else:
@@ -243,11 +232,7 @@ class _Writer:
         if depth > _MAX_DEPTH:
             raise TooLarge
         if spec is ARRAY:
-            # JAX's order has the function's arrays in between.
-            index = len(self.arrays)
-            self._match_array(
-                var, inner, index + (self.entry.n_fun if index >= self.entry.n_first else 0)
-            )
+            self._match_array(var, inner)
         elif spec is None:
             guards.append(f"{source} is None")
         elif type(spec) is Static:
@@ -296,28 +281,29 @@ class _Writer:
         self.statics.append(f"{flat}[1]")
         return [f"{below}[{i}]" for i in range(n)]
 
-    def _match_array(self, var: str, source: str, index: int) -> None:
-        """Write the guard of the array that is passed at an index."""
+    def _match_array(self, var: str, source: str) -> None:
         names = self.names
-        uses = self.entry.uses
         if source == var:
             # A parameter isn't assigned to: the slow path gets it where a guard fails.
             var = names.variable(f"{var}_array")
             source = f"{var} := {source}"
         self.arrays.append(var)
         array = names.constant("Array", ArrayImpl)
-        if uses is not None and not uses[index]:
-            # XLA doesn't read it: no copy of a NumPy array, and no wait.
-            other = f"{names.constant('is_array', is_array)}({var})"
-        else:
-            take = names.constant("take", take_noting)
+        if next(self.uses):
             refused = names.constant("NotImplemented", NotImplemented)
-            other = f"({var} := {take}({var}, {self.large})) is not {refused}"
+            other = f"({var} := {names.named(take)}({var}, {self.large})) is not {refused}"
+        else:
+            # XLA doesn't read it: no copy of a NumPy array, and no wait.
+            other = f"{names.named(is_array)}({var})"
         self.guards.append(f"({names.named(type)}({source}) is {array}{_OR}{other})")
 
     def _match_static(self, var: str, bound: str, spec: Any) -> None:
         names, frozen = self.names, spec.frozen
-        plain = frozen if type(frozen) in THEMSELVES else _plain_float(frozen)
+        plain = frozen if type(frozen) in THEMSELVES else None
+        if type(frozen) is tuple and frozen[1] is float:
+            [number] = struct.unpack("d", frozen[3])
+            # Zeros have two signs, and NaN equals nothing.
+            plain = number if number and number == number else None
         self.statics.append(var)
         if spec.ask:
             # Its class may have been registered as a node since.
@@ -346,21 +332,10 @@ class _Writer:
         same_name = self.names.constant("same", same)
         return f"{same_name}({source}, {self.names.constant('frozen', spec.frozen)})"
 
-    # --- Output -------------------------------------------------------------------------------
-
-    def _output(self) -> tuple[str, list[str]]:
-        """Return the expression of the output, and the statement that names its arrays."""
-        statics = iter(zip(self.out.slots, self.out.statics, strict=True))
-        arrays: list[str] = []
-        result = self._make("out", self.out.spec, arrays, statics, 0)
-        if len(arrays) == 1:
-            return result, [f"{arrays[0]} = <arrays>"]
-        return result, wrapped("(", arrays, ") = <arrays>") if arrays else []
-
     def _make(
         self, hint: str, spec: Spec, arrays: list[str], statics: Iterator[Any], depth: int
     ) -> str:
-        """Return the expression of a part of the output: short, or a variable's name."""
+        """Return the expression of a part of the output, which statements may make before."""
         names = self.names
         if depth > _MAX_DEPTH:
             raise TooLarge
@@ -400,9 +375,6 @@ class _Writer:
         return self._expression(hint, f"{names.named(cls)}(", parts, ")")
 
     def _expression(self, hint: str, head: str, items: list[str], tail: str) -> str:
-        source = wrapped(head, items, tail)
-        if len(source) == 1 and len(source[0]) <= _LONGEST_EXPRESSION:
-            return source[0]
         name = self.names.variable(hint)
         self.body += wrapped(f"{name} = {head}", items, tail)
         return name
@@ -426,19 +398,7 @@ class _Writer:
     def _static(self, hint: str, slot: int, value: Any) -> str:
         if slot >= 0:
             return self.statics[slot]
-        # As a person would write them.
-        if value is None or value is True or value is False:
-            return repr(value)
         return self.names.constant(hint, value)
-
-
-def _plain_float(frozen: Any) -> float | None:
-    """Return the float of a stand-in, if `==` tells it from all others; None for all else."""
-    if type(frozen) is not tuple or frozen[1] is not float:
-        return None
-    [value] = struct.unpack("d", frozen[3])
-    # Zeros have two signs, and NaN equals nothing.
-    return value if value and value == value else None
 
 
 _STR_TYPES = {str}
@@ -455,12 +415,9 @@ def _labels(spec: Any) -> Sequence[Any]:
 
 
 def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:
-    """Return a class whose objects get these fields, and then made instances of a class of
-    Modules.
-
-    Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
-    Python function, and refuses. None where objects can't change from the one class to the other.
-    """
+    """Return a class whose objects get these fields, and then this class; None if they can't."""
+    # Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
+    # Python function, and refuses.
     if not all(map(can_be_written, fields)):
         return None
     plain = _plain_class_of(fields)
@@ -482,41 +439,4 @@ def _plain_class_of(_fields: tuple[str, ...]) -> type:
     while base.__dictoffset__ and base.__base__:
         # Both classes must have got their `__dict__` on top of the same base.
         base = base.__base__
-    return types.new_class(
-        "Fields", (base,), {}, lambda namespace: namespace.update(__hash__=object.__hash__)
-    )
-
-
-def _described(spec: Spec) -> str:
-    if spec is ARRAY:
-        return "an array"
-    if type(spec) is tuple:
-        return f"{spec[1].__name__} with {counted(count_arrays(spec), 'array')}"
-    return "static"
-
-
-def _joined(guards: list[str]) -> list[str]:
-    """Return guards as the lines of a conjunction, with the comments among them."""
-    lines: list[str] = []
-    is_first = True
-    for guard in guards:
-        if guard.startswith("#"):
-            lines.append(guard)
-            continue
-        parts = guard.split(_OR)
-        lead = "" if is_first else "and "
-        is_first = False
-        if len(parts) == 1 or len(guard) < _LONGEST_LINE:
-            lines.append(lead + guard.replace(_OR, " or "))
-        else:
-            lines += [f"{lead}(", f"    {parts[0][1:]}", f"    or {parts[1][:-1]}", ")"]
-    return [part for line in lines for part in _broken(line)]
-
-
-def _broken(line: str) -> list[str]:
-    """Return a guard's line, in three where it is long and has an assignment in brackets."""
-    found = _ASSIGNMENT.fullmatch(line) if len(line) > _LONGEST_GUARD else None
-    if found is None:
-        return [line]
-    indent, head, assignment, tail = found.groups()
-    return [f"{indent}{head}(", f"{indent}    {assignment}", f"{indent}){tail}"]
+    return type("Fields", (base,), {"__hash__": object.__hash__})

@@ -20,13 +20,13 @@ import jax
 import numpy as np
 
 from .._compat import ArrayImpl, fields_of, native_back_end
-from .._interruptions import raise_if_interruption
+from .._interruptions import unless_it_raises
 
 #: Static containers with more parts than these are compared as in Equinox: the very object is taken
 #: to be unchanged, another one is asked by `==`. A warm call looks at each part.
 MAX_PARTS = 1000 if native_back_end() is not None else 100
 
-# As many parts does one count that C asks Python about: an array, a set, a method, a Module.
+# One that C asks Python about counts as so many parts: an array, a set, a method, a Module.
 _N_OTHER = MAX_PARTS // 32
 
 # Deeper ones count as too large, because reading them takes a frame for each level.
@@ -59,25 +59,19 @@ class Opaque:
         return hash(type(self.value)) if self.hash is None else self.hash
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Opaque and other.hash == self.hash and self._equals(other.value)
+        return type(other) is Opaque and other.hash == self.hash and self.matches(other.value)
 
     def matches(self, value: Any) -> bool:
         """Return whether this stands for a value, too."""
-        if type(value) is not type(self.value):
+        mine = self.value
+        if type(value) is not type(mine) or (self.hash is not None and hash(value) != self.hash):
             return False
-        return (self.hash is None or hash(value) == self.hash) and self._equals(value)
-
-    def _equals(self, value: Any) -> bool:
-        return type(value) is type(self.value) and (
-            value is self.value or bool(_equal(value, self.value))
-        )
-
-
-def _equal(one: Any, other: Any) -> Any:
-    if issubclass(type(one), np.ndarray):
-        # Its `==` broadcasts, and has no single answer.
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    return one == other
+        if value is mine:
+            return True
+        if issubclass(type(value), np.ndarray):
+            # Its `==` broadcasts, and has no single answer.
+            return value.dtype == mine.dtype and value.tobytes() == mine.tobytes()
+        return bool(value == mine)
 
 
 class Identity:
@@ -121,14 +115,8 @@ class _TooLarge(Exception):
 def freeze(value: Any) -> Hashable:
     """Return the stand-in for one static object.
 
-    **Returns:**
-
-    A hashable object: a constant stands for itself or by its bits, an object that compares by
-    identity by a weak reference, a container by `(reader, class, names, part, ...)`.
-
-    **Raises:**
-
-    What a signal handler or another thread raises meanwhile.
+    A constant stands for itself or by its bits, an object that compares by identity by a weak
+    reference, a container by `(reader, class, names, part, ...)`.
     """
     kind = type(value)
     if kind in THEMSELVES:
@@ -201,17 +189,8 @@ def _by_identity(value: Any) -> Hashable:
 
 
 def _opaque(value: Any) -> Opaque:
-    return Opaque(value, _hash_of(value))
-
-
-def _hash_of(value: Any) -> int | None:
-    """Return the hash of an object; None if it is unhashable."""
-    try:
-        return hash(value)
-    except Exception as error:
-        # A `__hash__` of the user's that refuses.
-        raise_if_interruption(error, lambda: hash(value))
-        return None
+    # A `__hash__` of the user's may refuse.
+    return Opaque(value, unless_it_raises(lambda: hash(value), None))
 
 
 # --- What is read of an object: how, the names of fields, and the parts ---------------------------
@@ -219,13 +198,11 @@ def _hash_of(value: Any) -> int | None:
 _Read = tuple[int, tuple[str, ...] | None, Any]
 
 
-def _number(bits: Callable[[Any], Hashable]) -> Callable[[Any, list[int]], _Read]:
-    return lambda value, left: (NUMBER, None, (bits(value),))
-
-
-def float_bits(value: float) -> bytes:
-    """Return what tells a float from others: zeros have two signs, and NaN equals NaN."""
-    return struct.pack("d", value) if value == value else _NAN
+def _number(value: complex, left: list[int]) -> _Read:
+    # Zeros have two signs, and NaN equals NaN.
+    parts = (value.real, value.imag) if type(value) is complex else (value,)
+    bits = [struct.pack("d", part) if part == part else _NAN for part in parts]
+    return NUMBER, None, (b"".join(bits),)
 
 
 def _items(value: Any, left: list[int]) -> _Read:
@@ -236,10 +213,8 @@ def _items(value: Any, left: list[int]) -> _Read:
 
 def _pairs(value: dict[Any, Any], left: list[int]) -> _Read:
     # Unlike for `==`, the order of the items matters: a function may go through them.
-    return PAIRS, None, [*dict.keys(value), *dict.values(value)]
-
-
-def _ordered_pairs(value: Any, left: list[int]) -> _Read:
+    if not isinstance(value, collections.OrderedDict):
+        return PAIRS, None, [*dict.keys(value), *dict.values(value)]
     cls = collections.OrderedDict
     return OTHER, None, _freeze_parts([*cls.keys(value), *cls.values(value)], left)
 
@@ -254,10 +229,6 @@ def _elements(value: Any, left: list[int]) -> _Read:
 def _method(value: types.MethodType, left: list[int]) -> _Read:
     # Methods compare their `__self__` by identity.
     return OTHER, None, (_freeze(value.__func__, left, 0), _by_identity(value.__self__))
-
-
-def _slice(value: slice, left: list[int]) -> _Read:
-    return FIELDS, ("start", "stop", "step"), (value.start, value.stop, value.step)
 
 
 def _numpy(value: np.ndarray | np.generic, left: list[int]) -> _Read | None:
@@ -283,17 +254,19 @@ def _module(value: eqx.Module, left: list[int]) -> _Read:
     return OTHER, (*fields,), _freeze_parts(fields.values(), left)
 
 
+_OF_SLICES = ("start", "stop", "step")
+
 _READERS: dict[type, Callable[[Any, list[int]], _Read | None]] = {
-    bool: _number(lambda value: value),
-    float: _number(float_bits),
-    complex: _number(lambda value: float_bits(value.real) + float_bits(value.imag)),
+    bool: lambda value, left: (NUMBER, None, (value,)),
+    float: _number,
+    complex: _number,
     tuple: _items,
     list: _items,
     dict: _pairs,
-    collections.OrderedDict: _ordered_pairs,
+    collections.OrderedDict: _pairs,
     set: _elements,
     frozenset: _elements,
-    slice: _slice,
+    slice: lambda value, left: (FIELDS, _OF_SLICES, (value.start, value.stop, value.step)),
     types.MethodType: _method,
     np.ndarray: _numpy,
     ArrayImpl: _array,
@@ -326,10 +299,9 @@ def _reader_of_class(kind: type) -> Callable[[Any, list[int]], _Read | None] | N
     return lambda value, left: (FIELDS, names, [getattr(value, name) for name in names])
 
 
-# Of the dataclasses that were asked for: a weak reference to their `__eq__`, and its fields.
-_compared: weakref.WeakKeyDictionary[
-    type, tuple[weakref.ref[types.FunctionType], tuple[str, ...] | None]
-] = weakref.WeakKeyDictionary()
+# By the `__eq__` of dataclasses: a method that was generated is of one class.
+_compared: weakref.WeakKeyDictionary[types.FunctionType, tuple[str, ...] | None]
+_compared = weakref.WeakKeyDictionary()
 
 
 def compared_fields(kind: type) -> tuple[str, ...] | None:
@@ -340,18 +312,14 @@ def compared_fields(kind: type) -> tuple[str, ...] | None:
         equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
     ):
         return None
-    found = _compared.get(kind)
-    if found is None or found[0]() is not equality:
-        found = _compared[kind] = weakref.ref(equality), _fields_of_equality(kind)
-    return found[1]
-
-
-def _fields_of_equality(kind: type) -> tuple[str, ...] | None:
-    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
-    parameters = vars(owner).get("__dataclass_params__")
-    if parameters is None or not parameters.eq:
-        return None
-    return tuple([field.name for field in dataclasses.fields(owner) if field.compare])
+    if equality not in _compared:
+        owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+        parameters = vars(owner).get("__dataclass_params__")
+        is_its_own = parameters is not None and parameters.eq
+        fields = dataclasses.fields(owner) if is_its_own else ()
+        names = tuple([field.name for field in fields if field.compare])
+        _compared[equality] = names if is_its_own else None
+    return _compared[equality]
 
 
 def referents(frozen: Hashable) -> list[Any]:
@@ -363,9 +331,7 @@ def referents(frozen: Hashable) -> list[Any]:
         if type(part) is tuple or type(part) is frozenset:
             pending.extend(part)
         elif isinstance(part, weakref.ref):
-            value = part()
-            if value is not None:
-                found.append(value)
+            found.append(part())
         elif hasattr(part, "frozen"):
             pending.append(part.frozen)
-    return found
+    return [value for value in found if value is not None]

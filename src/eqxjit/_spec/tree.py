@@ -16,7 +16,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -99,14 +99,8 @@ def is_array(leaf: Any) -> bool:
     return type(leaf) in ARRAY_CLASSES or bool(eqx.is_array(leaf))
 
 
-@dataclasses.dataclass(frozen=True)
-class ModuleFields:
-    """The fields of a class of Modules that keeps them in the `__dict__` of its instances.
-
-    - `names`: all of them, static ones last.
-    - `n_dynamic`: how many of them aren't static.
-    - `read`: returns their values, in this order, from a `__dict__`.
-    """
+class ModuleFields(NamedTuple):
+    """The names of a Module class's fields, static ones last; `read` takes them from a dict."""
 
     names: tuple[str, ...]
     n_dynamic: int
@@ -117,7 +111,6 @@ class ModuleFields:
 @functools.lru_cache(maxsize=4096)
 def module_fields(cls: type) -> ModuleFields | None:
     """Return the fields of a class of Modules; None if instances have a say in reading them."""
-    fields = dataclasses.fields(cls)
     # What the instance's `__dict__` holds would not be what the user reads.
     if cls.__getattribute__ is not eqx.Module.__getattribute__:
         return None
@@ -125,21 +118,15 @@ def module_fields(cls: type) -> ModuleFields | None:
         eqx.Module, "__dict__"
     ):
         return None
-    dynamic: list[str] = []
-    static: list[str] = []
-    for field in fields:
-        # A property of the same name would be what `setattr` writes to.
-        if hasattr(inspect.getattr_static(cls, field.name, None), "__set__"):
-            return None
-        (static if field.metadata.get("static", False) else dynamic).append(field.name)
+    fields = dataclasses.fields(cls)
+    # A property of the same name would be what `setattr` writes to.
+    if any(hasattr(inspect.getattr_static(cls, f.name, None), "__set__") for f in fields):
+        return None
+    static = [field.name for field in fields if field.metadata.get("static", False)]
+    dynamic = [field.name for field in fields if field.name not in static]
     names = (*dynamic, *static)
-    read: Callable[[dict[str, Any]], tuple[Any, ...]]
-    if len(names) > 1:
-        read = operator.itemgetter(*names)
-    elif names:
-        read = lambda values: (values[names[0]],)  # noqa: E731
-    else:
-        read = lambda values: ()  # noqa: E731
+    # Of fewer names it would make no tuple.
+    read = operator.itemgetter(*names) if len(names) > 1 else lambda d: tuple([d[n] for n in names])
     return ModuleFields(names, len(dynamic), read)
 
 
@@ -153,22 +140,16 @@ def _named_tuple_aux(kind: type) -> bool | None:
     except KeyError:
         aux = None
         if (
-            issubclass(kind, tuple)
-            and hasattr(kind, "_fields")
-            and kind.__getitem__ is tuple.__getitem__  # type: ignore[comparison-overlap]
-            and kind.__len__ is tuple.__len__  # type: ignore[comparison-overlap]
-            and not _is_registered(kind)
+            hasattr(kind, "_fields")
+            and kind.__getitem__ is tuple.__getitem__  # type: ignore[attr-defined]
+            and kind.__len__ is tuple.__len__  # type: ignore[attr-defined]
         ):
-            aux = _is_standard(kind)
+            empty: Any = tuple.__new__(kind, ())
+            # A registered class has a flatten of the user's, which may raise, as it misses items.
+            flat: Any = unless_it_raises(lambda: _flatten_one_level(empty), (None, None))
+            # JAX's rule for named tuples is the class alone; a registered class has other metadata.
+            aux = _is_standard(kind) if flat[1] is kind else None
         return _named_tuples.setdefault(kind, aux)
-
-
-def _is_registered(kind: type) -> bool:
-    # JAX's rule for named tuples is the class alone; a registered class has other metadata.
-    # The user's flatten may raise, as it misses the items.
-    empty = tuple.__new__(kind, ())
-    flat: Any = unless_it_raises(lambda: _flatten_one_level(empty), (None, None))
-    return flat[1] is not kind
 
 
 def _is_standard(kind: type) -> bool:
@@ -188,22 +169,11 @@ def _is_standard(kind: type) -> bool:
 
 
 def split(tree: Any, is_input: bool = True) -> tuple[Spec, list[Any], list[Any]]:
-    """Take a pytree apart, in one pass.
+    """Take a pytree apart in one pass: return its spec, its arrays and its static objects.
 
-    **Arguments:**
-
-    - `tree`: the pytree.
-    - `is_input`: whether its static leaves must be hashable, as Equinox asks of arguments.
-
-    **Returns:**
-
-    Its spec, its arrays as `equinox.is_array` has it, and its static objects, both in the order of
-    the spec.
-
-    **Raises:**
-
-    - `RecursionError`, if it contains itself or is nested too deeply.
-    - Whatever a flatten or a `__hash__` of the user's raises.
+    Arrays are those of `equinox.is_array`; both are in the order of the spec. Static leaves of an
+    input must be hashable, as Equinox asks of arguments. Raises whatever a flatten or a `__hash__`
+    of the user's raises, and a `RecursionError` for a tree that contains itself or is too deep.
     """
     arrays: list[Any] = []
     statics: list[Any] = []
@@ -221,80 +191,65 @@ def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) ->
             return None
         statics.append(value)
         return Static(value if kind in THEMSELVES else freeze(value))
+    fixed: Sequence[Any] = ()
     if kind is tuple or kind is list:
-        spec = [SEQUENCE, kind, None]
-        for child in value:
-            if type(child) is ArrayImpl:
-                arrays.append(child)
-                spec.append(ARRAY)
-            else:
-                spec.append(_split(child, arrays, statics, is_input))
-        return tuple(spec)
-    if issubclass(type(kind), _MODULE_METACLASS):
-        plan = module_fields(kind)
-        values = None if plan is None else _field_values(value, plan)
-        if plan is not None and values is not None:
-            spec = [MODULE, kind, plan.names]
-            for child in values[: plan.n_dynamic]:
-                if type(child) is ArrayImpl:
-                    arrays.append(child)
-                    spec.append(ARRAY)
-                elif child is None:
-                    spec.append(None)
-                else:
-                    spec.append(_split(child, arrays, statics, is_input))
-            # JAX doesn't look into static fields: whatever is there is one static object.
-            for child in values[plan.n_dynamic :]:
-                statics.append(child)
-                spec.append(Static(child if type(child) in THEMSELVES else freeze(child)))
-            return tuple(spec)
-    elif kind is dict:
-        # A dict with other keys is a node, whose metadata are its keys and their types.
-        if {*map(type, value)} <= _ONLY_STR:
-            # As JAX does: arrays come in its order.
-            keys = tuple(sorted(value))
-            spec = [DICT, dict, keys]
-            for key in keys:
-                spec.append(_split(value[key], arrays, statics, is_input))
-            return tuple(spec)
+        spec, below = [SEQUENCE, kind, None], value
+    elif (
+        issubclass(type(kind), _MODULE_METACLASS)
+        and (fields := module_fields(kind)) is not None
+        and (values := _read_module(value, fields)) is not None
+    ):
+        n = fields.n_dynamic
+        spec, below, fixed = [MODULE, kind, fields.names], values[:n], values[n:]
+    # A dict with other keys is a node, whose metadata are its keys and their types.
+    elif kind is dict and {*map(type, value)} <= _ONLY_STR:
+        # As JAX does: arrays come in its order.
+        keys = tuple(sorted(value))
+        spec, below = [DICT, dict, keys], [value[key] for key in keys]
     # Activations and the like are most static leaves of a model.
     elif kind is types.FunctionType:
         return _split_leaf(value, statics, is_input)
     elif kind in ARRAY_CLASSES:
         arrays.append(value)
         return ARRAY
-    elif issubclass(kind, tuple):
-        aux = _named_tuple_aux(kind)
-        if aux is not None:
-            spec = [SEQUENCE, kind, aux]
-            for child in tuple.__iter__(value):
-                spec.append(_split(child, arrays, statics, is_input))
-            return tuple(spec)
-    # All else may be a node of a registered class, and may become one between two calls.
-    flat = _flatten_one_level(value)
-    if flat is None:
-        if eqx.is_array(value):
-            arrays.append(value)
-            return ARRAY
-        return _split_leaf(value, statics, is_input)
-    below, metadata = flat
-    statics.append(metadata)
-    spec = [NODE, kind, Static(freeze(metadata))]
+    elif issubclass(kind, tuple) and (aux := _named_tuple_aux(kind)) is not None:
+        spec, below = [SEQUENCE, kind, aux], tuple.__iter__(value)
+    else:
+        # All else may be a node of a registered class, and may become one between two calls.
+        flat = _flatten_one_level(value)
+        if flat is None:
+            if eqx.is_array(value):
+                arrays.append(value)
+                return ARRAY
+            return _split_leaf(value, statics, is_input)
+        below, metadata = flat
+        statics.append(metadata)
+        spec = [NODE, kind, Static(freeze(metadata))]
     for child in below:
-        spec.append(_split(child, arrays, statics, is_input))
+        if type(child) is ArrayImpl:
+            arrays.append(child)
+            spec.append(ARRAY)
+        elif child is None:
+            spec.append(None)
+        else:
+            spec.append(_split(child, arrays, statics, is_input))
+    # JAX doesn't look into static fields: whatever is there is one static object.
+    for child in fixed:
+        statics.append(child)
+        spec.append(Static(child if type(child) in THEMSELVES else freeze(child)))
     return tuple(spec)
 
 
 _ONLY_STR = {str}
 
 
-def _field_values(module: Any, plan: ModuleFields) -> tuple[Any, ...] | None:
+def _read_module(module: Any, fields: ModuleFields) -> tuple[Any, ...] | None:
     """Return a Module's fields; None if it lacks one, or has others, as a wrapper's `__doc__`."""
-    fields = fields_of(module)
-    if len(fields) != len(plan.names):
+    found = fields_of(module)
+    if len(found) != len(fields.names):
         return None
     try:
-        return plan.read(fields)
+        return fields.read(found)
     except KeyError:
         return None
 
@@ -343,66 +298,46 @@ def combine(spec: Spec, arrays: Iterator[Any], statics: Iterator[Any]) -> Any:
 
 
 def resplit(
-    spec: Spec, arrays: Iterator[Any], statics: Iterator[Any], is_dynamic: Callable[[Any], bool]
+    spec: Spec, arrays: list[Any], statics: list[Any], is_dynamic: Callable[[Any], bool]
 ) -> tuple[Spec, list[Any], list[Any]]:
-    """Decide anew which leaves count as arrays: of a tree's arrays and of its static leaves.
-
-    **Returns:** as `split`.
-    """
+    """Return the same as `split`, with other arrays among a tree's arrays and static leaves."""
+    old_arrays, old_statics = iter(arrays), iter(statics)
     new_arrays: list[Any] = []
     new_statics: list[Any] = []
 
-    def add(leaf: Any, static: Spec) -> Spec:
-        if is_dynamic(leaf):
+    def walk(spec: Spec, is_leaf: bool) -> Spec:
+        if spec is None:
+            return None
+        if type(spec) is tuple:
+            kind, cls, aux = spec[:3]
+            if kind == NODE:
+                new_statics.append(next(old_statics))
+            n_leaves = _n_dynamic(spec)
+            return (kind, cls, aux, *[walk(c, i < n_leaves) for i, c in enumerate(spec[3:])])
+        leaf = next(old_arrays if spec is ARRAY else old_statics)
+        if is_leaf and is_dynamic(leaf):
             new_arrays.append(leaf)
             return ARRAY
         new_statics.append(leaf)
-        return static
-
-    def walk(spec: Spec, is_leaf: bool) -> Spec:
-        if spec is ARRAY:
-            leaf = next(arrays)
-            return add(leaf, Static(Identity(leaf)))
-        if spec is None:
-            return None
-        if type(spec) is not tuple:
-            leaf = next(statics)
-            if is_leaf:
-                return add(leaf, spec)
-            new_statics.append(leaf)
-            return spec
-        kind, cls, aux = spec[:3]
-        if kind == NODE:
-            new_statics.append(next(statics))
-        n_leaves = _n_dynamic(spec)
-        return (kind, cls, aux, *[walk(c, i < n_leaves) for i, c in enumerate(spec[3:])])
+        return Static(Identity(leaf)) if spec is ARRAY else spec
 
     return walk(spec, True), new_arrays, new_statics
 
 
 def _n_dynamic(spec: tuple[Any, ...]) -> int:
     """Return how many of a node's children aren't static fields."""
-    if spec[0] == MODULE:
-        plan = module_fields(spec[1])
-        assert plan is not None
-        return plan.n_dynamic
-    return len(spec) - 3
+    fields = module_fields(spec[1]) if spec[0] == MODULE else None
+    return len(spec) - 3 if fields is None else fields.n_dynamic
 
 
 # --- Reading specs --------------------------------------------------------------------------------
 
 
 def count_arrays(spec: Spec) -> int:
-    """Return the number of arrays in a tree."""
-    return sum([part is ARRAY for part in _parts(spec)])
+    return sum([part is ARRAY for part in parts_of(spec)])
 
 
-def count_nodes(spec: Spec) -> int:
-    """Return the number of nodes and leaves of a tree."""
-    return len(_parts(spec))
-
-
-def _parts(spec: Spec) -> list[Spec]:
+def parts_of(spec: Spec) -> list[Spec]:
     """Return the spec of each node and leaf of a tree, outside in."""
     parts = [spec]
     # Not by recursion, because trees may be deep: the list grows while it is gone through.
@@ -413,60 +348,38 @@ def _parts(spec: Spec) -> list[Spec]:
 
 
 def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bool]]:
-    """Return the children of a node.
+    """Return the children of a node with this spec.
 
-    **Arguments:**
-
-    - `spec`, `value`: a node of a tree, and that tree's spec of it.
-
-    **Returns:**
-
-    What follows the node's path in the child's, its spec, the child, and whether it is in a static
-    field.
+    Of each: what follows the node's path in its own, its spec, itself, and whether it is in a
+    static field.
     """
     kind, cls, aux = spec[:3]
     below = spec[3:]
+    n = n_dynamic = len(below)
+    names = [*map("[{}]".format, range(n))]
     if kind == MODULE:
-        fields, n_dynamic = fields_of(value), _n_dynamic(spec)
-        return [
-            (f".{name}", child, fields[name], i >= n_dynamic)
-            for i, (name, child) in enumerate(zip(aux, below, strict=True))
-        ]
-    if kind == DICT:
-        return [
-            (f"[{short(k)}]", child, value[k], False) for k, child in zip(aux, below, strict=True)
-        ]
-    if kind == SEQUENCE:
-        names = [f"[{i}]" for i in range(len(below))] if aux is None else _named(cls, len(below))
-        return [(n, s, c, False) for n, s, c in zip(names, below, tuple(value), strict=True)]
-    names, values = _children_of_node(value, len(below))
-    return [(n, s, c, False) for n, s, c in zip(names, below, values, strict=True)]
-
-
-def _named(cls: Any, n: int) -> list[str]:
-    return (
-        [f".{name}" for name in cls._fields]
-        if len(cls._fields) == n
-        else [f"[{i}]" for i in range(n)]
-    )
-
-
-def _children_of_node(value: Any, n: int) -> tuple[list[str], list[Any]]:
-
-    def read() -> tuple[list[str], list[Any]]:
-        keyed = [*default_registry.flatten_one_level_with_keys(value)[0]]  # type: ignore[index]
-        return [keystr((key,)) for key, _ in keyed], [child for _, child in keyed]
-
-    # A class that was registered without keys, or a `repr` of the user's that raises.
-    found = unless_it_raises(read, None)
-    if found is None:
-        values = [*_flatten_one_level(value)[0]]  # type: ignore[index]
-        names = [f"[{i}]" for i in range(len(values))]
+        names, n_dynamic = [*map(".{}".format, aux)], _n_dynamic(spec)
+        values = [*map(fields_of(value).__getitem__, aux)]
+    elif kind == DICT:
+        names = [*map("[{}]".format, map(short, aux))]
+        values = [*map(value.__getitem__, aux)]
+    elif kind == SEQUENCE:
+        values = list(value)
+        if aux is not None and len(cls._fields) == n:
+            names = [*map(".{}".format, cls._fields)]
     else:
-        names, values = found
+
+        def read() -> tuple[list[str], list[Any]]:
+            keyed = [*default_registry.flatten_one_level_with_keys(value)[0]]  # type: ignore[index]
+            return [keystr((key,)) for key, _ in keyed], [child for _, child in keyed]
+
+        # A class that was registered without keys, or a `repr` of the user's that raises.
+        found = unless_it_raises(read, None)
+        names, values = found or (names, [*_flatten_one_level(value)[0]])  # type: ignore[index]
     if len(values) != n:
         raise ValueError("a node changed while it was read")
-    return names, values
+    is_static = [False] * n_dynamic + [True] * (n - n_dynamic)
+    return list(zip(names, below, values, is_static, strict=True))
 
 
 def leaf_paths(spec: Spec, value: Any, path: str) -> list[tuple[str, Spec, Any]]:
