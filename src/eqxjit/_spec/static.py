@@ -315,10 +315,10 @@ def compared_fields(kind: type) -> tuple[str, ...] | None:
     if equality not in _compared:
         owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
         parameters = vars(owner).get("__dataclass_params__")
-        is_its_own = parameters is not None and parameters.eq
-        fields = dataclasses.fields(owner) if is_its_own else ()
-        names = tuple([field.name for field in fields if field.compare])
-        _compared[equality] = names if is_its_own else None
+        names = None
+        if parameters is not None and parameters.eq:
+            names = tuple([field.name for field in dataclasses.fields(owner) if field.compare])
+        _compared[equality] = names
     return _compared[equality]
 
 
