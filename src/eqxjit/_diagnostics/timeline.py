@@ -2,7 +2,7 @@
 
 import collections
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,7 +108,7 @@ def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-# A bar of the chart: its beginning and end in seconds, its colour, its text, and its tooltip.
+# A bar of the chart: its beginning and end in percent, its colour, its text, and its tooltip.
 _Bar = tuple[float, float, str, str, str]
 
 
@@ -132,16 +132,16 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
             text += "\nfrom JAX's persistent cache"
         if span.trace is not None:
             text += f"\ntrace {span.trace.number}: {span.reason}\ncalled at {span.trace.call_site}"
-        bar = span.start, span.end, _COLOURS[span.phase], span.function, text
+        start, end = np.interp((span.start, span.end), times, places)
+        bar = start, end, _COLOURS[span.phase], span.function, text
         rows[span.thread, span.depth].append(bar)
     for (thread, depth), bars in sorted(rows.items()):
         if depth == 0:
             parts.append(f'<div style="clear:both;padding-top:8px">{escape(thread)}</div>')
-            bars += [
-                (start, end, _GREY, "", f"{end - start:.3g} s without tracing or compiling")
-                for start, end in gaps
-            ]
-        parts.append(_row(bars, lambda at: float(np.interp(at, times, places))))
+            for gap in gaps:
+                text = f"{gap[1] - gap[0]:.3g} s without tracing or compiling"
+                bars.append((*np.interp(gap, times, places), _GREY, "", text))
+        parts.append(_row(bars))
     return f'{"".join(parts)}<div style="clear:both;height:8px"></div>'
 
 
@@ -163,13 +163,13 @@ def _scale(spans: Sequence[ReportSpan]) -> tuple[list[float], Any, list[tuple[fl
     return times, places * (99.99 / max(places[-1], 1e-9)), gaps
 
 
-def _row(bars: list[_Bar], place: Callable[[float], float]) -> str:
+def _row(bars: list[_Bar]) -> str:
     """Return a row of bars, each placed from the end of the one before."""
     parts: list[str] = []
     cursor = 0.0
     for start, end, colour, text, title in sorted(bars):
-        left = max(cursor, place(start))
-        margin, width = round(left - cursor, 3), max(0.0, round(place(end) - left, 3))
+        left = max(cursor, start)
+        margin, width = round(left - cursor, 3), max(0.0, round(end - left, 3))
         # As it is written: what is rounded doesn't add up.
         cursor += margin + width
         style = f"margin-left:{margin:.3f}%;width:{width:.3f}%;{_BAR};background-color:{colour}"
