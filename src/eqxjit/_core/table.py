@@ -119,8 +119,7 @@ class Table(_Watched):
         self.signature = signature
         self.options = options
         self.place = place
-        limit = options.max_traces
-        self.counter = TraceCounter(signature.label, limit, place, number, self.lock)
+        self.counter = TraceCounter(signature.label, options.max_traces, place, number, self.lock)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         #: The callers of wrappers that have generated functions, which change with `fasts`.
