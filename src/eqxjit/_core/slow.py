@@ -4,7 +4,6 @@ Bind the arguments, split them, find the entry of their spec or add one, call it
 settle what was traced meanwhile, and combine the output. A fast path is a guarded replay of this.
 """
 
-import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -105,10 +104,8 @@ class Caller:
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Return a call, taken apart; an error names a bad argument."""
         __tracebackhide__ = True
-        signature = self.function.signature
-        parts = with_argument_errors(
-            lambda: split((args, kwargs)), lambda: signature.named(args, kwargs)
-        )
+        named = self.function.signature.named
+        parts = with_argument_errors(lambda: split((args, kwargs)), lambda: named(args, kwargs))
         return Call(self.function, self.fun_arrays, args, kwargs, *parts)
 
     def find_or_add(self, call: Call) -> Entry:
@@ -120,9 +117,11 @@ class Caller:
     def find(self, call: Call) -> Entry | None:
         """Return the entry of a call's spec, if there is one; an error names a bad argument."""
         __tracebackhide__ = True
-        named = functools.partial(self.function.signature.named, call.args, call.kwargs)
+        named = self.function.signature.named
         # Looking it up compares static objects.
-        return with_argument_errors(lambda: self.table.find(call.spec), named)
+        return with_argument_errors(
+            lambda: self.table.find(call.spec), lambda: named(call.args, call.kwargs)
+        )
 
     def settle(self, output: Output | Box, call: Call) -> Any:
         """Return the result of a call, after the end of a trace that was made in it.

@@ -119,8 +119,7 @@ class Table(_Watched):
         self.signature = signature
         self.options = options
         self.place = place
-        limit = options.max_traces
-        self.counter = TraceCounter(signature.label, limit, place, number, self.lock)
+        self.counter = TraceCounter(signature.label, options.max_traces, place, number, self.lock)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         #: The callers of wrappers that have generated functions, which change with `fasts`.
@@ -305,31 +304,32 @@ def tables_of(home: types.FunctionType | None) -> _Tables:
     return tables
 
 
-def innermost(fun: Any) -> Any:
-    """Return the callable below partials, methods and wrappers that aren't Python functions."""
+def home_of(fun: Any) -> types.FunctionType | None:
+    """Return the Python function below a callable, on which its tables lie."""
     # A bound, because `__wrapped__` may lead in a circle.
     for _ in range(100):
+        if type(fun) is types.FunctionType:
+            return fun
         if isinstance(fun, (functools.partial, jax.tree_util.Partial, eqx.Partial)):
             fun = fun.func
         elif isinstance(fun, types.MethodType):
             fun = fun.__func__
-        elif type(fun) is not types.FunctionType and hasattr(fun, "__wrapped__"):
+        elif hasattr(fun, "__wrapped__"):
             fun = fun.__wrapped__
         else:
-            break
-    return fun
-
-
-def home_of(fun: Any) -> types.FunctionType | None:
-    """Return the Python function below a callable, on which its tables lie."""
-    below = innermost(fun)
-    return below if type(below) is types.FunctionType else None
+            return None
+    return None
 
 
 def names_of(fun: Any) -> tuple[str, str]:
     """Return what to call a callable in programs and errors: the name of the function below it."""
-    # As upstream names it, in programs.
-    below = fun if isinstance(fun, eqx.Partial) else innermost(fun)
+    for _ in range(100):
+        if hasattr(fun, "__wrapped__"):
+            fun = fun.__wrapped__
+        elif isinstance(fun, functools.partial):
+            fun = fun.func
+        else:
+            break
     # An instance of a class is called by the name of that.
-    named = below if hasattr(below, "__name__") and hasattr(below, "__qualname__") else type(below)
+    named = fun if hasattr(fun, "__name__") and hasattr(fun, "__qualname__") else type(fun)
     return named.__name__, named.__qualname__
