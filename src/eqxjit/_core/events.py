@@ -30,8 +30,8 @@ _PHASES = {
 _PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 #: Observers of all that is compiled, by eqxjit or not, in any thread, each as long as it lives.
-#: They have `begun(function, phase)` and `ended(function, phase, seconds, from_cache, record)`: the
-#: seconds are with all that was compiled within it, and the record is the hook's, or None.
+#: Each has `ended(function, phase, seconds, from_cache, record)`: the seconds include what was
+#: compiled within the phase, and the record is the hook's, or None.
 observers: Weak[Any] = Weak()
 
 
@@ -100,7 +100,7 @@ def close_trace(entry: Any) -> OpenTrace | None:
 def tracing(trace: OpenTrace) -> Iterator[None]:
     """Time the user's function while it is traced, which may be within another's trace."""
     label = trace.call.entry.label
-    _begin_phase(label, TRACING)
+    _state.depth += 1
     start = time.perf_counter()
     try:
         yield
@@ -110,12 +110,6 @@ def tracing(trace: OpenTrace) -> Iterator[None]:
         # JAX reports no phase for a trace within another one's.
         trace.hook.spend(trace.record, TRACING, seconds, False)
         _end_phase(label, TRACING, seconds, False, trace.record if trace.is_traced else None)
-
-
-def _begin_phase(function: str, phase: str) -> None:
-    _state.depth += 1
-    for observer in observers.alive():
-        observer.begun(function, phase)
 
 
 def _end_phase(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
@@ -147,17 +141,15 @@ def _label(fun_name: str, call: Call | None) -> str:
     return call.entry.label if call is not None and call.entry.name == name else name
 
 
-def _on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None:
+def _on_start(event: str, value: float, **_: Any) -> None:
     phase = _PHASES.get(event)
     if phase is None:
         return
-    if phase == TRACING and (_state.depth or not observers):
-        # Some versions of JAX report nested traces, too: parts of the outer one to us.
-        _state.depth += 1
+    _state.depth += 1
+    if phase == TRACING:
         return
     trace, call = _current()
-    _begin_phase(_label(fun_name, call), phase)
-    if phase == TRACING or call is None:
+    if call is None:
         return
     hides = [c.entry.hides_donation_warning for c in (call, *[t.call for t in _state.traces])]
     if phase == LOWERING and any(hides):
@@ -197,6 +189,7 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
     if phase is None:
         return
     if phase == TRACING and _state.depth > 1:
+        # Some versions of JAX report nested traces, too: parts of the outer one to us.
         _state.depth -= 1
         return
     if phase == LOWERING and _state.show_warning is not None:

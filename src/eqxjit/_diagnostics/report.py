@@ -208,8 +208,6 @@ class _Observer:
         self._events = report._events
         self._start = time.perf_counter()
 
-    def begun(self, function: str, phase: str) -> None: ...
-
     def ended(
         self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
     ) -> None:
