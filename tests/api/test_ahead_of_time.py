@@ -205,3 +205,15 @@ def test_keys_have_no_struct():
         f.compile(jax.eval_shape(lambda: KEY))
     f.compile(KEY)
     assert counted(lambda: f(KEY))[1] == 0
+
+
+def test_a_shape_in_a_static_field_stands_for_no_array():
+    class Shaped(eqx.Module):
+        weight: jax.Array
+        shape: jax.ShapeDtypeStruct = eqx.field(static=True)
+
+    model = Shaped(jnp.ones(2), jax.ShapeDtypeStruct((3,), jnp.float32))
+    f = eqxjit.filter_jit(lambda model: (model.weight, model.shape.shape))
+    f.compile(model)
+    assert f(model)[1] == (3,)
+    assert f.cache_info().traces == 1

@@ -1,5 +1,6 @@
 """Inputs that one program of an entry doesn't read, and a later one does: none is read too late."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,3 +63,23 @@ def test_another_thread_traces_meanwhile():
     race(call)
     assert entry.uses == b"\1\1"
     assert jax.tree.leaves(f(jnp.ones(1), buffers))[0].shape == (1,)
+
+
+class Summed(eqx.Module):
+    """A function that holds a buffer, which it reads late, beside an input that it doesn't read."""
+
+    buffer: np.ndarray
+
+    def __call__(self, x, unread):
+        return reads_if_large(x, [self.buffer])[0]
+
+
+@pytest.mark.parametrize("size", [100, SIDE * SIDE])
+def test_the_arrays_of_the_function_are_told_from_those_of_its_arguments(size):
+    buffer, unread = np.ones(size, np.float32), np.ones(size, np.float32)
+    f = eqxjit.filter_jit(Summed(buffer))
+    for n in range(1, 8):
+        buffer[...] = n
+        out = f(jnp.ones(2), unread)
+        buffer[...] = -1
+        assert float(out) == pytest.approx(n * size, rel=1e-3)

@@ -475,3 +475,18 @@ def test_the_key_of_plain_modules_refers_to_nothing():
     """Equinox's own mark of a missing field is no object of the user's."""
     spec, _, _ = split([eqx.nn.Linear(2, 2, key=jax.random.key(0)) for _ in range(3)])
     assert referents(spec) == []
+
+
+def test_the_very_object_is_found_whatever_its_equality_says():
+    class Never:
+        def __eq__(self, other):
+            return False
+
+        def __hash__(self):
+            return 1
+
+    never = Never()
+    f = eqxjit.filter_jit(lambda x, value: x)
+    for _ in range(4):
+        f(jnp.ones(2), never)
+    assert f.cache_info().traces == 1
