@@ -79,6 +79,10 @@ if TYPE_CHECKING or _native is None:
 
             def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+    if not TYPE_CHECKING:
+        # CPython calls what is in the slot, without a frame in between.
+        Delegate.__call__ = Delegate.target
+
     def call_directly(cls: type[_T]) -> type[_T]:
         """Return a class as it is."""
         return cls

@@ -163,6 +163,16 @@ def test_device_and_backend_are_passed_on(filter_jit, option):
             filter_jit(lambda x: 2 * x, backend="no_such")(x)
 
 
+@pytest.mark.parametrize("option", ["backend", "device"])
+def test_a_deprecated_option_warns_once(option):
+    value = "cpu" if option == "backend" else jax.devices("cpu")[0]
+    # Options that were there before aren't checked again.
+    for filter_jit, new in ((eqx.filter_jit, {}), (eqxjit.filter_jit, {"maxsize": 77})):
+        with pytest.warns(DeprecationWarning, match="backend and device") as caught:
+            filter_jit(lambda x: 2 * x, **{option: value}, **new)(jnp.ones(2))
+        assert len(caught) == 1
+
+
 # --- What the wrapper takes over --------------------------------------------------------------
 
 
@@ -391,5 +401,17 @@ def test_clear_cache():
 @both
 def test_the_signature_of_its_type(filter_jit):
     f = filter_jit(lambda x, *, n: x * n)
+    assert callable(type(f))
+    inspect.signature(type(f))
+
+
+@pytest.mark.skipif(not eqxjit.native_enabled(), reason="the class has a slot, which isn't called")
+@both
+def test_the_call_of_its_type(filter_jit):
+    f = filter_jit(lambda x, *, n: x * n)
+    for _ in range(CALLS):
+        assert type(f).__call__(f, jnp.ones(2), n=3).tolist() == [3, 3]
+    with pytest.raises(TypeError):
+        type(f).__call__(f)
     assert callable(type(f))
     inspect.signature(type(f))

@@ -1,4 +1,4 @@
-"""Hides JAX's warning of donated buffers that it can't reuse.
+"""Hides JAX's warnings: of donated buffers that it can't reuse, and of options once more.
 
 Nothing of it depends on being undone: a filter of ours matches only in a thread in which such a
 call is on the stack, so that neither other threads nor an interrupt can turn it against anybody.
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from .._compat import warning_filters
 
-_DONATED = "Some donated buffers were not usable"
+_HIDDEN = "Some donated buffers were not usable", "backend and device argument on jit is deprecated"
 
 
 class _Pattern:
@@ -17,7 +17,7 @@ class _Pattern:
 
     def match(self, text: str) -> bool:
         """Return whether this is a warning to hide, in a thread that hides them."""
-        return hasattr(_hiding, "is_on") and text.startswith(_DONATED)
+        return hasattr(_hiding, "is_on") and text.startswith(_HIDDEN)
 
 
 # A thread that hides them has `is_on`.

@@ -1,7 +1,5 @@
 """The base of what users call: a slot holds what a call runs, with no frame of ours in between."""
 
-from typing import TYPE_CHECKING
-
 from .._compat import Delegate
 
 
@@ -13,9 +11,6 @@ class TypeNamedForChex(type):
 
 
 class CallableBySlot(Delegate, metaclass=TypeNamedForChex):
-    """A callable whose slot `__call__`, also `target`, is filled anew as calls get faster."""
+    """A callable whose slot `target`, which a call runs, is filled anew as calls get faster."""
 
     __slots__ = ()
-
-    if not TYPE_CHECKING:
-        __call__ = Delegate.target

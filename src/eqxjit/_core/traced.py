@@ -1,5 +1,6 @@
 """The function that JAX traces for one entry, in the middle of whatever call needs it."""
 
+import contextlib
 import dataclasses
 import inspect
 import re
@@ -16,6 +17,7 @@ from .._spec.tree import ARRAY, Spec, combine, count_arrays, has_tracers, leaf_p
 from .calls import Call, in_flight
 from .entry import Entry, Output
 from .events import OpenTrace, open_trace, tracing
+from .hidden_warnings import hide_warnings
 
 # Spelled out below, because only a plain local variable shows on the stack.
 assert JITTED_FRAME_MARK == "__equinox_jit_id__"
@@ -140,8 +142,12 @@ def new_entry(call: Call) -> Entry:
         donated += range(n_first + (n_fun if function.keeps_arrays else 0), entry.n_arrays)
     if options.donate in ("all", "warn"):
         donated += range(n_first)
-    # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
-    entry.jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
+    with contextlib.ExitStack() as stack:
+        if options.jit_arguments:
+            # What JAX has to say of them it said when they were checked.
+            stack.callback(hide_warnings())
+        # `jax.jit` as it is now: `EQX_ON_ERROR=breakpoint` replaces it.
+        entry.jitted = jax.jit(traced, donate_argnums=donated, **dict(options.jit_arguments))
     return entry
 
 

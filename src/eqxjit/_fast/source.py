@@ -20,6 +20,7 @@ from .._spec.tree import (
     ARRAY,
     DICT,
     MODULE,
+    NODE,
     SEQUENCE,
     Spec,
     Static,
@@ -348,9 +349,7 @@ class Writer:
             return self._static(hint, *next(statics))
         kind, cls, aux, *below = spec
         # Before those below, as `split` has them.
-        metadata = (
-            self._static(hint, *next(statics)) if kind not in (SEQUENCE, DICT, MODULE) else ""
-        )
+        metadata = self._static(hint, *next(statics)) if kind == NODE else ""
         parts = [
             self._make(f"{hint}_{label}", child, arrays, statics, depth + 1)
             for label, child in zip(_labels(spec), below, strict=True)
@@ -398,7 +397,8 @@ class Writer:
     def _static(self, hint: str, slot: int, value: Any) -> str:
         if slot >= 0:
             return self.statics[slot]
-        return self.names.constant(hint, value)
+        is_literal = value is None or value is True or value is False
+        return repr(value) if is_literal else self.names.constant(hint, value)
 
 
 _STR_TYPES = {str}
