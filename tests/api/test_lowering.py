@@ -43,16 +43,13 @@ def test_lowered_is_jaxs_with_its_text(filter_jit):
     assert "stablehlo.multiply" in lowered.as_text()
 
 
-def test_the_analysis_of_what_was_lowered_and_compiled():
+def test_jaxs_analysis_of_what_was_lowered_and_compiled():
     lowered = eqxjit.filter_jit(lambda a, b: a @ b).lower(jnp.ones((8, 16)), jnp.ones((16, 4)))
     compiled = lowered.compile()
-    for stage in (lowered, compiled):
+    for stage in (lowered.lowered, compiled.compiled):
         assert stage.cost_analysis()["flops"] == 2 * 8 * 16 * 4
-    assert lowered.cost_analysis() == lowered.lowered.cost_analysis()
-    assert compiled.cost_analysis() == compiled.compiled.cost_analysis()
+    memory = compiled.compiled.memory_analysis()
     n_bytes = 4 * (8 * 16 + 16 * 4), 4 * 8 * 4
-    assert compiled.cost_analysis()["bytes accessed"] == sum(n_bytes)
-    memory = compiled.memory_analysis()
     assert (memory.argument_size_in_bytes, memory.output_size_in_bytes) == n_bytes
 
 

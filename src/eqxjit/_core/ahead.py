@@ -37,7 +37,7 @@ class CompileCost(NamedTuple):
 class Lowered:
     """A function that is traced and lowered for one call's structure, shapes and static arguments.
 
-    - `lowered`: the `jax.stages.Lowered`.
+    - `lowered`: the `jax.stages.Lowered`, with `cost_analysis()`, say.
     """
 
     def __init__(
@@ -59,16 +59,6 @@ class Lowered:
     def as_text(self) -> str:
         """Return the program as StableHLO."""
         return self.lowered.as_text()
-
-    def cost_analysis(self) -> Any:
-        """Estimate the cost of the program before XLA optimises it.
-
-        **Returns:**
-
-        The same as `Compiled.cost_analysis`. Fusion lowers the bytes, and may change the
-        operations.
-        """
-        return self.lowered.cost_analysis()
 
     def compile(self, compiler_options: dict[str, str | bool] | None = None) -> "Compiled":
         """Compile the program.
@@ -96,7 +86,7 @@ class Compiled(CallableBySlot):
 
     Call it like the function itself. It is as fast as a warm call.
 
-    - `compiled`: the `jax.stages.Compiled`.
+    - `compiled`: the `jax.stages.Compiled`, with `cost_analysis()` and `memory_analysis()`.
 
     A call raises
 
@@ -121,39 +111,6 @@ class Compiled(CallableBySlot):
         compiled: Any = self.compiled
         # Some backends can't serialise their programs.
         return unless_it_raises(lambda: len(compiled.runtime_executable().serialize()), None)
-
-    def cost_analysis(self) -> Any:
-        """Estimate the cost of one call, as XLA does from the optimised program; nothing is run.
-
-        **Returns:**
-
-        JAX's answer (`jax.stages.Compiled.cost_analysis`): a dict of floats, among them `"flops"`
-        and `"bytes accessed"`. The keys depend on the backend; `None` if it has no analysis. The
-        body of a loop counts once if XLA doesn't know its number of steps.
-
-        !!! example
-
-            ```python
-            >>> import jax.numpy as jnp
-            >>> from eqxjit import filter_jit
-            >>> matmul = filter_jit(lambda a, b: a @ b)
-            >>> compiled = matmul.lower(jnp.ones((8, 16)), jnp.ones((16, 4))).compile()
-            >>> compiled.cost_analysis()["flops"] == 2 * 8 * 16 * 4
-            True
-
-            ```
-        """
-        return self.compiled.cost_analysis()
-
-    def memory_analysis(self) -> Any:
-        """Return how much memory one call needs on a device, as XLA has planned it.
-
-        **Returns:**
-
-        JAX's answer (`jax.stages.Compiled.memory_analysis`), with attributes in bytes, such as
-        `argument_size_in_bytes` and `temp_size_in_bytes`; `None` if the backend has no analysis.
-        """
-        return self.compiled.memory_analysis()
 
 
 class _CompiledCaller(Caller):
