@@ -131,7 +131,7 @@ class FrozenFunction(JitFunction[P, T]):
             >>> eqxjit.freeze(jax.vmap(model)).save(path, batches)
             >>> loaded = eqxjit.load(path)
             >>> loaded
-            load(MLP, saved for (float32[b,4]))
+            load(MLP, saved for (x: float32[b,4]))
             >>> loaded(jnp.ones((3, 4))).shape, loaded(jnp.ones((50, 4))).shape
             ((3, 2), (50, 2))
 
@@ -144,7 +144,7 @@ class FrozenFunction(JitFunction[P, T]):
         label = self._function.signature.label
         fun = getattr(self.__wrapped__, "func", None)
         if isinstance(fun, SavedFunction):
-            return f"load({label}, saved for {fun.saved_for})"
+            return f"load({label}, saved for ({fun.saved_for}))"
         return f"freeze({label}, {self.constant_bytes:,} bytes compiled in)"
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -56,7 +56,7 @@ class Layout:
 
     def __reduce__(self) -> Any:
         # A spec can't be pickled, since it refers to objects weakly.
-        skeleton = self.combine(itertools.repeat(_PLACEHOLDER))
+        skeleton = self.combine(itertools.repeat(PLACEHOLDER))
         return (_from_skeleton, (skeleton, self.types, self.members))
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class Layout:
     def arrays_of(self, tree: Any) -> list[Any]:
         """Return the arrays of a tree of this layout; raise for another one, and say where."""
         spec, arrays, statics = split(tree, is_input=False)
-        types = tuple(map(_type_of, arrays))
+        types = tuple(map(type_of, arrays))
         if (spec, types) != (self.spec, self.types):
             trees = (self.spec, self.types, self.statics), (spec, types, statics)
             old, new = (
@@ -131,8 +131,8 @@ _interning = Lock()
 
 register_reader(Layout, lambda layout: layout.key)
 
-# In the place of each array in a pickle: another one would be an array of the tree.
-_PLACEHOLDER = np.zeros(0)
+#: In the place of each array in what is pickled or saved.
+PLACEHOLDER = np.zeros(0)
 
 
 def _interned(layout: Layout) -> Layout:
@@ -152,7 +152,7 @@ def layout_of(
     spec: Spec, arrays: Sequence[Any], statics: Sequence[Any], max_leaf_bytes: int
 ) -> Layout:
     """Return the layout in which arrays of a tree up to a size share buffers."""
-    types = tuple(map(_type_of, arrays))
+    types = tuple(map(type_of, arrays))
     places = [*map(_place, arrays)]
     counts = collections.Counter([p for p in places if p not in (_ANYWHERE, _APART)])
     # Where most of them are; what isn't anywhere yet follows.
@@ -169,7 +169,8 @@ def layout_of(
     return _interned(Layout(spec, statics, types, tuple(sorted(members))))
 
 
-def _type_of(leaf: Any) -> Type:
+def type_of(leaf: Any) -> Type:
+    """Return the type of an array inside a jitted function, weak types aside."""
     # A NumPy array of 64 bits becomes one of 32, unless JAX has x64 switched on.
     computable = _is_computable(leaf.dtype)
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if computable else leaf.dtype
