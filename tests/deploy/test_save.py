@@ -98,7 +98,7 @@ def test_other_arguments_are_refused(tmp_path):
     assert repr(loaded) == "load(<lambda>, saved for (x: float32[4], n: 2))"
     for _ in range(CALLS):
         loaded(X, 2)
-        with pytest.raises(ValueError, match="saved for other.*\n.*`x` was float32, is int32"):
+        with pytest.raises(ValueError, match=r"saved for other.*\n.*`x` was float32, is int32"):
             loaded(X.astype(int), 2)
         with pytest.raises(ValueError, match="`n` was 2, is 3"):
             loaded(X, 3)

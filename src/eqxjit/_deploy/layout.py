@@ -153,14 +153,10 @@ def layout_of(
 ) -> Layout:
     """Return the layout in which arrays of a tree up to a size share buffers."""
     types = tuple(map(type_of, arrays))
-    places = [*map(_place, arrays)]
-    counts = collections.Counter([p for p in places if p not in (_ANYWHERE, _APART)])
-    # Where most of them are; what isn't anywhere yet follows.
-    together = {_ANYWHERE, *[place for place, _ in counts.most_common(1)]}
     groups: dict[Hashable, list[int]] = collections.defaultdict(list)
-    for index, (kind, place) in enumerate(zip(types, places, strict=True)):
+    for index, (kind, array) in enumerate(zip(types, arrays, strict=True)):
         is_small = _is_computable(kind.dtype) and kind.size * kind.dtype.itemsize <= max_leaf_bytes
-        groups[kind.dtype if is_small and place in together else index].append(index)
+        groups[kind.dtype if is_small and not _is_sharded(array) else index].append(index)
     members = [
         tuple(group[i : i + MAX_LEAVES_PER_BUFFER])
         for group in groups.values()
@@ -182,20 +178,11 @@ def _is_computable(dtype: Any) -> bool:
     return isinstance(dtype, np.dtype) and (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number))
 
 
-# Where an array is, if not on a device: on none yet, or where it can't share a buffer.
-_ANYWHERE = "anywhere"
-_APART = "apart"
-
-
-def _place(leaf: Any) -> Hashable:
+def _is_sharded(leaf: Any) -> bool:
     if isinstance(leaf, Tracer):
-        return _APART if is_sharded_aval(jax.typeof(leaf)) else _ANYWHERE
-    if not isinstance(leaf, jax.Array):
-        return _ANYWHERE
-    sharding = leaf.sharding
-    if not isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        return _APART
-    return (*sharding.device_set, sharding.memory_kind)
+        return is_sharded_aval(jax.typeof(leaf))
+    single = jax.sharding.SingleDeviceSharding
+    return isinstance(leaf, jax.Array) and not isinstance(leaf.sharding, single)
 
 
 # --- Buffers ----------------------------------------------------------------------------------
