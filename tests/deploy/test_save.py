@@ -468,7 +468,7 @@ def test_a_manifest_that_is_nested_deeply_is_refused(tmp_path):
         for field in ("inputs", "output", "n_fun"):
             path = saved(tmp_path, mlp(), X)
             text = json.dumps({**_manifest_of(path), field: "here"})
-            nested = '{"list": [' * depth + '{"value": 1}' + "]}" * depth
+            nested = '{"tuple": [' * depth + "1" + "]}" * depth
             _rewrite(path, **{"manifest.json": text.replace('"here"', nested).encode()})
             with pytest.raises(ValueError, match="is damaged"):
                 eqxjit.load(path)
@@ -528,7 +528,7 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
         except ValueError as error:
             if "` was saved for" not in str(error):
                 raise
-    assert n_refused > 800
+    assert n_refused > 700
 
 
 @pytest.mark.parametrize(
@@ -546,13 +546,13 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
         ("jax", None),
         ("eqxjit", 1),
         ("inputs", {"tuple": [{"tuple": [{"array": 1}]}, {"dict": {}}]}),
-        ("inputs", {"tuple": [{"list": [{"array": None}]}, {"dict": {}}]}),
+        ("inputs", {"tuple": [[{"array": None}], {"dict": {}}]}),
         ("inputs", {"tuple": [{"tuple": []}, {"dict": {}}]}),
-        ("inputs", {"tuple": [{"tuple": [{"array": None}]}, {"list": {}}]}),
+        ("inputs", {"tuple": [{"tuple": [{"array": None}]}, {"list": []}]}),
         ("output", {"array": 1}),
         ("output", {"tuple": [{"array": None}, {"list": {}}]}),
-        ("output", {"tuple": [{"array": None}, {"value": [1]}]}),
-        ("output", {"tuple": [{"array": None}, {"value": {"a": 1}}]}),
+        ("output", {"tuple": [{"array": None}, {"dict": []}]}),
+        ("output", {"tuple": [{"array": None}, {"a": 1}]}),
         ("output", {"tuple": [{"array": None}, {"array": None}]}),
         ("output", {"float": "0x1p9999"}),
     ],

@@ -134,18 +134,15 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
     __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = _refuse
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = _refuse
 
-    def __repr__(self) -> str:
+    # Equinox prints Modules by it, field by field otherwise.
+    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
         shared = [members for members in self.layout.members if len(members) > 1]
         n_shared, n_alone = sum(map(len, shared)), len(self.layout.members) - len(shared)
         parts = [f"{counted(n_shared, 'array')} in {counted(len(shared), 'buffer')}"]
         if n_alone:
             parts.append(f"{n_alone} as {'it is' if n_alone == 1 else 'they are'}")
         parts.append(f"{sum([getattr(array, 'nbytes', 0) for array in self.arrays]):,} B")
-        return f"Packed({', '.join(parts)})"
-
-    # Equinox prints Modules by it, field by field otherwise.
-    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
-        return wl.TextDoc(repr(self))
+        return wl.TextDoc(f"Packed({', '.join(parts)})")
 
 
 def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Packed[Tree]:

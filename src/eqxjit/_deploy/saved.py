@@ -359,9 +359,10 @@ def _written(tree: Any, path: str) -> Any:
     if kind is np.ndarray:
         return {"array": None}
     if kind in _VALUES:
-        return {"value": tree}
+        return tree
     if kind is tuple or kind is list:
-        return {kind.__name__: [_written(item, f"{path}[{i}]") for i, item in enumerate(tree)]}
+        items = [_written(item, f"{path}[{i}]") for i, item in enumerate(tree)]
+        return items if kind is list else {"tuple": items}
     if kind is dict and all(type(key) is str for key in tree):
         return {"dict": {key: _written(item, f"{path}[{key!r}]") for key, item in tree.items()}}
     raise ValueError(
@@ -372,16 +373,15 @@ def _written(tree: Any, path: str) -> Any:
 
 def _built(tree: Any) -> Any:
     """Return the tree that was written, with placeholders of its arrays."""
-    [(kind, content)] = tree.items()
-    match kind, content:
-        case "array", None:
+    match tree:
+        case {"array": None}:
             return PLACEHOLDER
-        case "tuple", list():
-            return tuple(map(_built, content))
-        case "list", list():
-            return [*map(_built, content)]
-        case "dict", dict():
-            return {key: _built(item) for key, item in content.items()}
-        case "value", _ if type(content) in _VALUES:
-            return content
+        case {"tuple": [*items]}:
+            return tuple(map(_built, items))
+        case {"dict": {**items}}:
+            return {key: _built(item) for key, item in items.items()}
+        case [*items]:
+            return [*map(_built, items)]
+        case bool() | int() | float() | str() | None:
+            return tree
     raise ValueError(f"no tree is written as {short(tree)}")
