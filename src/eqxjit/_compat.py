@@ -18,12 +18,6 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.tree_util import default_registry, tree_structure
 
-if TYPE_CHECKING:
-    # JAX's stubs have a variable of this name, which a type checker won't take for a type.
-    PyTreeDef = Any
-else:
-    from jax.tree_util import PyTreeDef
-
 from ._interruptions import unless_it_raises
 from ._switches import switch
 
@@ -121,7 +115,7 @@ _LEAF = tree_structure(0)
 
 def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
     """Return the object that JAX's registry makes of a node's metadata and children."""
-    make: Any = PyTreeDef.from_node_data_and_children  # type: ignore[attr-defined]
+    make: Any = type(_LEAF).from_node_data_and_children
     return make(default_registry, (kind, metadata), [_LEAF] * len(children)).unflatten(children)
 
 
@@ -401,11 +395,8 @@ try:
     if len(_CONTEXT_NAMES) != len(_trace_context()):
         raise ImportError
 except (ImportError, AttributeError, TypeError, ValueError):
-    # Another release's: what this version of JAX keys traces by can't be read in full.
-    _CONTEXT_NAMES = ("abstract_mesh_context_manager",)
-
-    def _trace_context() -> tuple[Any, ...]:
-        return (jax.sharding.get_abstract_mesh(),)
+    # Another release's: explanations then name none of what this version of JAX keys traces by.
+    _CONTEXT_NAMES, _trace_context = (), _do_nothing
 
 
 def trace_configuration() -> dict[str, str]:

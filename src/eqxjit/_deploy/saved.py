@@ -190,7 +190,24 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
         _, program, *arrays = contents = [archive.read(name) for name in names]
         if archive.comment != _digest(contents):
             raise _Refused("is damaged: its checksum differs. Copy or save it again.")
-    fun = SavedFunction(manifest, _exported(manifest, program))
+    try:
+        exported = deserialize(bytearray(program))
+    except ImportError:
+        # As in `read`.
+        raise
+    except Exception as error:
+        # JAX raises many kinds for what an older or a newer one has written.
+        raise_if_interruption(error, lambda: deserialize(bytearray(program)))
+        raise _Refused(
+            f"was saved under jax {manifest['jax']}, whose program jax {jax.__version__} can't "
+            "read. Save it again under this one."
+        ) from error
+    platform = default_export_platform()
+    if platform not in exported.platforms:
+        raise _Refused(
+            f"was saved for {', '.join(exported.platforms)}, and this is {platform}. Save it there."
+        )
+    fun = SavedFunction(manifest, exported)
     return fun, [
         jnp.asarray(np.frombuffer(content, kind.dtype).reshape(kind.shape))
         for content, kind in zip(arrays, fun.fun_types, strict=True)
@@ -218,27 +235,6 @@ def _check_fields(manifest: Any) -> None:
     for field in {**_FIELDS, **manifest}:
         if type(manifest.get(field)) is not _FIELDS.get(field):
             raise _Refused(f"is damaged: its manifest has no valid `{field}`.")
-
-
-def _exported(manifest: dict[str, Any], program: bytes) -> Exported:
-    try:
-        exported = deserialize(bytearray(program))
-    except ImportError:
-        # As in `read`.
-        raise
-    except Exception as error:
-        # JAX raises many kinds for what an older or a newer one has written.
-        raise_if_interruption(error, lambda: deserialize(bytearray(program)))
-        raise _Refused(
-            f"was saved under jax {manifest['jax']}, whose program jax {jax.__version__} can't "
-            "read. Save it again under this one."
-        ) from error
-    platform = default_export_platform()
-    if platform not in exported.platforms:
-        raise _Refused(
-            f"was saved for {', '.join(exported.platforms)}, and this is {platform}. Save it there."
-        )
-    return exported
 
 
 # --- The function -----------------------------------------------------------------------------
@@ -293,20 +289,21 @@ class SavedFunction:
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the arrays in arguments; raise for arguments that it wasn't saved for."""
-        spec, leaves, statics = split((args, kwargs))
-        types = [*map(type_of, leaves)]
+        spec, leaves, _ = split((args, kwargs))
         # JAX compares those with symbols.
         is_fit = spec == self._spec and all(
-            is_symbolic(saved.shape) or saved == passed
-            for saved, passed in zip(self._types, types, strict=True)
+            is_symbolic(saved.shape) or saved == type_of(leaf)
+            for saved, leaf in zip(self._types, leaves, strict=True)
         )
         if not is_fit:
-            raise ValueError(self._misfit(spec, types, statics))
+            raise ValueError(self._misfit(args, kwargs))
         return leaves
 
-    def _misfit(self, spec: Spec, types: Sequence[Type], statics: Sequence[Any]) -> str:
+    def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return how arguments differ from those that it was saved for."""
-        found = differences(self._description, self._describe(spec, types, statics))
+        spec, leaves, statics = split((args, kwargs))
+        passed = self._describe(spec, [*map(type_of, leaves)], statics)
+        found = differences(self._description, passed)
         lines = listed(found) or ["somewhere in a large tree"]
         if any(difference.category == "static where an array was" for difference in found):
             lines.append("A Python number isn't an array: pass `np.float32(2.0)`, say, for `2.0`.")
@@ -321,8 +318,7 @@ class SavedFunction:
             if not any(is_symbolic(kind.shape) for kind in self._types):
                 raise
             # JAX's error names no argument, and says nothing of what was saved.
-            spec, _, statics = split((args, kwargs))
-            misfit = self._misfit(spec, [*map(type_of, leaves)], statics)
+            misfit = self._misfit(args, kwargs)
             raise ValueError(f"{misfit}\nA symbol stands for one size, from 1 on.") from error
         return combine(self._out_spec, iter(arrays_of(results)), iter(self._out_statics))
 
