@@ -112,9 +112,9 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
     def __getattr__(self, name: str) -> Any:
         if name == "inference":
-            has_flag = lambda node: hasattr(node, name)  # noqa: E731
             tree = self.layout.combine(self.layout.types)
-            if any(map(has_flag, tree_leaves(tree, is_leaf=has_flag))):
+            nodes = tree_leaves(tree, is_leaf=lambda node: hasattr(node, name))
+            if any(hasattr(node, name) for node in nodes):
                 # Without it, Equinox would find nothing to switch, and say nothing.
                 raise TypeError(
                     "`equinox.nn.inference_mode` doesn't see what is in a `Packed`. Write "
