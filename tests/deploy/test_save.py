@@ -548,6 +548,7 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
         ("inputs", {"tuple": [{"tuple": [{"array": 1}]}, {"dict": {}}]}),
         ("inputs", {"tuple": [[{"array": None}], {"dict": {}}]}),
         ("inputs", {"tuple": [{"tuple": []}, {"dict": {}}]}),
+        ("inputs", {"tuple": [{"tuple": [1]}, {"dict": {}}]}),
         ("inputs", {"tuple": [{"tuple": [{"array": None}]}, {"list": []}]}),
         ("output", {"array": 1}),
         ("output", {"tuple": [{"array": None}, {"list": {}}]}),
