@@ -18,12 +18,6 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.tree_util import default_registry, tree_structure
 
-if TYPE_CHECKING:
-    # JAX's stubs have a variable of this name, which a type checker won't take for a type.
-    PyTreeDef = Any
-else:
-    from jax.tree_util import PyTreeDef
-
 from ._interruptions import unless_it_raises
 from ._switches import switch
 
@@ -125,7 +119,7 @@ _LEAF = tree_structure(0)
 
 def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
     """Return the object that JAX's registry makes of a node's metadata and children."""
-    make: Any = PyTreeDef.from_node_data_and_children  # type: ignore[attr-defined]
+    make: Any = type(_LEAF).from_node_data_and_children
     return make(default_registry, (kind, metadata), [_LEAF] * len(children)).unflatten(children)
 
 
@@ -372,20 +366,10 @@ _DONATIONS = {
 def upstream_donation(wrapper: Any) -> Any:
     """Return the `donate` of an upstream wrapper; None if it can't be read."""
     assert _filter_jit_cache is not None
-    jitted, plain = wrapper._cached, _filter_jit_cache(wrapper.__wrapped__, {})
-    # Two of the same options, if `equinox.clear_caches()` was called meanwhile.
-    if jitted is not plain and _jit_options(jitted) != _jit_options(plain):
+    # One with options of `jax.jit`, or `equinox.clear_caches()` was called meanwhile.
+    if wrapper._cached is not _filter_jit_cache(wrapper.__wrapped__, {}):
         return None
     return _DONATIONS.get((wrapper.filter_warning, wrapper.donate_first, wrapper.donate_rest))
-
-
-def _jit_options(jitted: Any) -> list[Any]:
-    """Return the options of a function under `jax.jit`; the function if JAX has no record."""
-    info = getattr(jitted, "_jit_info", None)
-    if info is None:
-        return [jitted]
-    names = {*info._fields} - {"fun_sourceinfo", "fun_signature"}
-    return [getattr(info, name) for name in sorted(names)]
 
 
 # --- What tracing depends on ------------------------------------------------------------------
@@ -415,27 +399,15 @@ try:
     if len(_CONTEXT_NAMES) != len(_trace_context()):
         raise ImportError
 except (ImportError, AttributeError, TypeError, ValueError):
-    # Another release's: what this version of JAX keys traces by can't be read in full.
-    _CONTEXT_NAMES = ("abstract_mesh_context_manager",)
-
-    def _trace_context() -> tuple[Any, ...]:
-        return (jax.sharding.get_abstract_mesh(),)
+    # Another release's: explanations then name none of what this version of JAX keys traces by.
+    _CONTEXT_NAMES, _trace_context = (), _do_nothing
 
 
 def trace_configuration() -> dict[str, str]:
     """Return what JAX's programs depend on beside arguments: the name and the value of each."""
-    global _last_configuration
     values = {name: getattr(jax.config, name, None) for name in _SETTINGS}
     values |= zip(_CONTEXT_NAMES, _trace_context(), strict=True)
-    last_values, texts = _last_configuration
-    # Mostly as it was, and making texts takes longer. A `jax` context may hold anything.
-    if not unless_it_raises(lambda: bool(values == last_values), False):
-        texts = {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in values.items()}
-        _last_configuration = values, texts
-    return texts
-
-
-_last_configuration: tuple[Any, dict[str, str]] = None, {}
+    return {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in values.items()}
 
 
 def _setting_text(value: Any) -> str:

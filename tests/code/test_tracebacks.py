@@ -295,3 +295,12 @@ def test_an_error_of_the_users_that_reads_like_jaxs():
         with pytest.raises(RuntimeError) as caught:
             fail(deleted)
         assert caught.value is error
+
+
+def test_the_line_of_ours_that_raised_is_left():
+    """A report of a bug needs it."""
+    f = eqxjit.filter_jit(lambda d: d)
+    with pytest.raises(ValueError, match="can't be sorted") as raised:
+        f({1: 1.0, "a": 2.0})
+    frames = traceback.extract_tb(raised.value.__traceback__)
+    assert [frame.filename.endswith("errors.py") for frame in frames[-2:]] == [False, True]

@@ -303,11 +303,10 @@ def test_an_optimiser_that_fails_for_a_packed():
 
 
 def test_an_optimiser_that_fails_for_the_tree():
-    """Its own error, which says what was called."""
+    """Its own error."""
     plateau = optax.chain(optax.adam(1e-3), optax.contrib.reduce_on_plateau())
-    with pytest.raises(TypeError, match=r"missing 1 required.*'value'") as caught:
+    with pytest.raises(TypeError, match=r"missing 1 required.*'value'"):
         eqxjit.pack(model(), optimiser=plateau)
-    assert "functools.partial(optimiser.update, value=1.0)" in " ".join(caught.value.__notes__)
     update = functools.partial(plateau.update, value=1.0)
     eqxjit.pack(model(), optimiser=optax.GradientTransformation(plateau.init, update))
 

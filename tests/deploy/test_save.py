@@ -95,12 +95,12 @@ def test_in_another_process_by_the_names_of_the_parameters(tmp_path):
 
 def test_other_arguments_are_refused(tmp_path):
     loaded = eqxjit.load(saved(tmp_path, lambda x, n: X * x * n, X, 2))
-    assert repr(loaded) == "load(<lambda>, saved for (float32[4], 2))"
+    assert repr(loaded) == "load(<lambda>, saved for (x: float32[4], n: 2))"
     for _ in range(CALLS):
         loaded(X, 2)
-        with pytest.raises(ValueError, match=r"saved for float32\[4\], and is called with int32"):
+        with pytest.raises(ValueError, match=r"saved for other.*\n.*`x` was float32, is int32"):
             loaded(X.astype(int), 2)
-        with pytest.raises(ValueError, match=r"saved for \(float32\[4\], 2\), and is called with"):
+        with pytest.raises(ValueError, match="`n` was 2, is 3"):
             loaded(X, 3)
         with pytest.raises(ValueError, match="was saved for"):
             loaded([X], 2)
@@ -124,10 +124,6 @@ def test_what_is_loaded_can_be_compiled_ahead_nested_and_saved_again(tmp_path):
 # --- Batches of any size ----------------------------------------------------------------------
 
 
-def text(array):
-    return str(jax.typeof(array))
-
-
 def struct(shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -138,7 +134,7 @@ def test_one_file_serves_batches_of_any_size(tmp_path, bound):
     shape = jax.export.symbolic_shape("b, 4")
     path = saved(tmp_path, jax.vmap(model), struct(shape), bound=bound)
     loaded = eqxjit.load(path)
-    assert repr(loaded) == "load(MLP, saved for (float32[b,4]))"
+    assert repr(loaded) == "load(MLP, saved for (x: float32[b,4]))"
     for size in (1, 5, 2, 5):
         batch = jnp.arange(4.0 * size).reshape(size, 4)
         for _ in range(CALLS):
@@ -180,16 +176,17 @@ def test_several_symbols_in_another_process(tmp_path):
     for result, (b, n) in zip(results, [(2, 3), (4, 1), (2, 3)], strict=True):
         assert result["product"] == [n] * b
         assert result["twice"] == [[2 * i for i in range(2 * b + 1)], 3 * n]
-    assert errors == [
-        "`fun` was saved for `x`: float32[b,n], `y`: float32[n], `tree['n']`: float32[], "
-        f"`tree['z'][0]`: int32[2*b + 1], and is called with {shapes}, which doesn't fit: a symbol "
-        "stands for one size, from 1 on."
-        for shapes in (
-            "float32[2,3], float32[4], float32[], int32[5]",
-            "float32[2,3], float32[3], float32[], int32[4]",
-            "float32[0,3], float32[3], float32[], int32[1]",
-        )
-    ]
+    for error, parts in zip(
+        errors,
+        (
+            ["`x` was float32[b,n], is float32[2,3]", "`y` was float32[n], is float32[4]"],
+            ["`tree['z'][0]` was int32[2*b + 1], is int32[4]"],
+            ["`x` was float32[b,n], is float32[0,3]"],
+        ),
+        strict=True,
+    ):
+        for part in ("`fun` was saved for", *parts, "A symbol stands for one size, from 1 on."):
+            assert part in error
 
 
 @pytest.mark.parametrize(
@@ -198,7 +195,7 @@ def test_several_symbols_in_another_process(tmp_path):
 def test_what_does_not_fit_symbols_is_refused(tmp_path, array):
     shape = jax.export.symbolic_shape("b, 4")
     loaded = eqxjit.load(saved(tmp_path, lambda x: x["y"] * 2, {"y": struct(shape)}))
-    told = rf"for `x\['y'\]`: float32\[b,4\], and is called with {re.escape(text(array))}, which"
+    told = rf"saved for.*\n.*`x\['y'\]` was float32(\[b,4\])?, is {array.dtype}"
     for _ in range(CALLS):
         loaded({"y": np.ones((3, 4), np.float32)})
         with pytest.raises(ValueError, match=told):
@@ -364,15 +361,15 @@ def test_other_platforms_are_refused(tmp_path, monkeypatch):
         (
             {},
             r"by eqxjit (\d.*|of another version), in version 9 of the format; this release reads "
-            r"version 3\. Upgrade",
+            r"version 4\. Upgrade",
         ),
         (
-            {"version": 4},
-            r"by eqxjit (\d.*|of another version), in version 4 of the format; .*\. Upgrade",
+            {"version": 5},
+            r"by eqxjit (\d.*|of another version), in version 5 of the format; .*\. Upgrade",
         ),
         (
-            {"version": 2},
-            r"by eqxjit (\d.*|of another version), in version 2 of the format; .*\. Save it again",
+            {"version": 3},
+            r"by eqxjit (\d.*|of another version), in version 3 of the format; .*\. Save it again",
         ),
     ],
 )
@@ -471,7 +468,7 @@ def test_a_manifest_that_is_nested_deeply_is_refused(tmp_path):
         for field in ("inputs", "output", "n_fun"):
             path = saved(tmp_path, mlp(), X)
             text = json.dumps({**_manifest_of(path), field: "here"})
-            nested = '{"list": [' * depth + '{"value": 1}' + "]}" * depth
+            nested = '{"tuple": [' * depth + "1" + "]}" * depth
             _rewrite(path, **{"manifest.json": text.replace('"here"', nested).encode()})
             with pytest.raises(ValueError, match="is damaged"):
                 eqxjit.load(path)
@@ -487,7 +484,7 @@ def _places(node, place=()):
 
 def _mutants(manifest):
     """Yield a manifest with one wrong value, or without one, for all of its values."""
-    values = [None, True, -1, 10**30, 1.5, "x", "\ud800", [], {}, [[1]], {"array": "x"}]
+    values = [None, True, -1, 10**30, 1.5, "x", "\ud800", [], {}, [[1]], {"array": None}]
     for *place, last in _places(manifest):
         for value in (*values, "delete", "repeat"):
             mutant = copy.deepcopy(manifest)
@@ -531,7 +528,7 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
         except ValueError as error:
             if "` was saved for" not in str(error):
                 raise
-    assert n_refused > 800
+    assert n_refused > 700
 
 
 @pytest.mark.parametrize(
@@ -539,7 +536,7 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
     [
         ("version", "2"),
         ("version", True),
-        ("version", 4.0),
+        ("version", 5.0),
         ("name", 3),
         ("parameters", [["x", "POSITIONAL", False]]),
         ("parameters", [["a b", "POSITIONAL_OR_KEYWORD", False]]),
@@ -548,15 +545,16 @@ def test_whatever_is_wrong_in_a_manifest_is_told_when_it_is_loaded(tmp_path):
         ("n_fun", 1.0),
         ("jax", None),
         ("eqxjit", 1),
-        ("inputs", {"tuple": [{"tuple": [{"array": "int32[4]"}]}, {"dict": {}}]}),
-        ("inputs", {"tuple": [{"list": [{"array": "float32[4]"}]}, {"dict": {}}]}),
+        ("inputs", {"tuple": [{"tuple": [{"array": 1}]}, {"dict": {}}]}),
+        ("inputs", {"tuple": [[{"array": None}], {"dict": {}}]}),
         ("inputs", {"tuple": [{"tuple": []}, {"dict": {}}]}),
-        ("inputs", {"tuple": [{"tuple": [{"array": "float32[4]"}]}, {"list": {}}]}),
-        ("output", {"array": "float32[4]"}),
-        ("output", {"tuple": [{"array": "float32[3]"}, {"list": {}}]}),
-        ("output", {"tuple": [{"array": "float32[3]"}, {"value": [1]}]}),
-        ("output", {"tuple": [{"array": "float32[3]"}, {"value": {"a": 1}}]}),
-        ("output", {"tuple": [{"array": "float32[3]"}, {"array": "float32[3]"}]}),
+        ("inputs", {"tuple": [{"tuple": [1]}, {"dict": {}}]}),
+        ("inputs", {"tuple": [{"tuple": [{"array": None}]}, {"list": []}]}),
+        ("output", {"array": 1}),
+        ("output", {"tuple": [{"array": None}, {"list": {}}]}),
+        ("output", {"tuple": [{"array": None}, {"dict": []}]}),
+        ("output", {"tuple": [{"array": None}, {"a": 1}]}),
+        ("output", {"tuple": [{"array": None}, {"array": None}]}),
         ("output", {"float": "0x1p9999"}),
     ],
 )
@@ -616,29 +614,24 @@ def test_numbers_in_the_place_of_arrays(tmp_path):
     loaded = eqxjit.load(saved(tmp_path, lambda x, tree: x * tree["n"], x, {"n": n, "k": 2}))
     wrong = [(2.0, n, 2, True), (x, 3, 2, True), (x, n, 4, False)]
     for x, n, k, is_told in wrong:
-        with pytest.raises(ValueError, match=r"and is called with") as caught:
+        with pytest.raises(ValueError, match="was saved for") as caught:
             loaded(x, {"n": n, "k": k})
         assert ("pass `np.float32(2.0)`, say" in str(caught.value)) == is_told
 
 
 def test_arrays_in_containers_are_shown_by_their_types(tmp_path):
     loaded = eqxjit.load(saved(tmp_path, lambda x, mode: x["a"], {"a": X}, "sum"))
-    with pytest.raises(ValueError, match="saved for") as raised:
+    with pytest.raises(ValueError, match=r"`x\['a'\]` was float32\[4\], is absent"):
         loaded({"b": X}, mode="sum")
-    assert "for ({'a': float32[4]}, 'sum'), and is called with ({'b': float32[4]}, 'sum')" in str(
-        raised.value
-    )
-    assert repr(loaded) == "load(<lambda>, saved for ({'a': float32[4]}, 'sum'))"
+    assert repr(loaded) == "load(<lambda>, saved for (x['a']: float32[4], mode: 'sum'))"
 
 
-def test_a_weak_type(tmp_path):
-    """What was saved for one takes one, and a strong one."""
-    loaded = eqxjit.load(saved(tmp_path, lambda x: x * 2, jnp.asarray(2.0)))
-    for _ in range(CALLS):
-        assert loaded(jnp.asarray(3.0)) == loaded(np.float32(3)) == 6
-    loaded = eqxjit.load(saved(tmp_path, lambda x: x * 2, np.float32(2)))
-    with pytest.raises(ValueError, match=r"saved for float32\[\], and is called with ~float32"):
-        loaded(jnp.asarray(3.0))
+def test_weak_types_count_as_strong_ones(tmp_path):
+    for saved_for in (jnp.asarray(2.0), np.float32(2)):
+        loaded = eqxjit.load(saved(tmp_path, lambda x: x * 2, saved_for))
+        for _ in range(CALLS):
+            assert loaded(jnp.asarray(3.0)) == loaded(np.float32(3)) == 6
+            assert not loaded(jnp.asarray(3.0)).weak_type
 
 
 def test_a_parameter_of_any_name(tmp_path):
@@ -742,7 +735,7 @@ def test_errors_of_files_name_the_file_of_the_user(tmp_path):
         with pytest.raises(OSError) as raised:  # noqa: PT011
             frozen.save(path, jnp.ones(1))
         assert ".part" not in str(raised.value)
-        # A missing folder is noticed before all that takes time.
-        assert len(frozen.traces()) == ("missing" not in path.parts)
+        # What can't be opened is noticed before all that takes time.
+        assert len(frozen.traces()) == (path is folder)
         frozen.clear_cache()
     assert not list(tmp_path.rglob("*.part"))

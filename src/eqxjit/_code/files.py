@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import sysconfig
-from types import TracebackType
 from typing import Any
 
 import equinox
@@ -18,8 +17,8 @@ from .source import GENERATED_FOLDER
 
 def _below(*folders: str) -> tuple[str, ...]:
     """Return how the paths of files below folders begin: also where a folder is a link."""
-    paths = (path for folder in folders for path in (folder, os.path.realpath(folder)))
-    return tuple(dict.fromkeys(os.path.join(path, "") for path in paths))
+    paths = {path for folder in folders for path in (folder, os.path.realpath(folder))}
+    return tuple([os.path.join(path, "") for path in paths])
 
 
 #: How the paths of our files begin, generated ones included.
@@ -81,20 +80,12 @@ def trim() -> None:
     """
     error = sys.exception()
     assert error is not None
-    traceback = error.__traceback__
-    entries: list[TracebackType] = []
-    while traceback is not None:
-        entries.append(traceback)
-        traceback = traceback.tb_next
-    trimmed: TracebackType | None = None
-    for entry in reversed(entries):
-        frame = entry.tb_frame
-        is_end = entry in (entries[0], entries[-1])
-        if is_end or not frame.f_code.co_filename.startswith(OUR_FILES):
-            # An instruction without a line is where an interrupt may come.
-            lineno = -1 if entry.tb_lineno is None else entry.tb_lineno
-            trimmed = TracebackType(trimmed, frame, entry.tb_lasti, lineno)
-    error.__traceback__ = trimmed
+    entry = error.__traceback__
+    while entry is not None and (below := entry.tb_next) is not None:
+        if below.tb_next is None or not below.tb_frame.f_code.co_filename.startswith(OUR_FILES):
+            entry = below
+        else:
+            entry.tb_next = below.tb_next
 
 
 # Not a `contextmanager`, because its generator would add frames.

@@ -162,14 +162,11 @@ def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:
     That is a Module also where it is one's method. An empty name and None for other functions.
     """
     below = vars(fun).get("__wrapped__")
-    if below is None:
-        return "", None
-    for function in (fun, *captured_functions(fun)):
-        code = function.__code__
+    functions = [] if below is None else [fun, *captured_functions(fun)]
+    for code in [function.__code__ for function in functions]:
         name, _, rest = code.co_qualname.partition(".")
         if rest and hasattr(jax, name) and code.co_filename.startswith(JAX_FILES):
-            target = unless_it_raises(lambda: inspect.unwrap(fun), None)
             if isinstance(below, types.MethodType) and isinstance(below.__self__, eqx.Module):
-                target = below.__self__
-            return name, target
+                return name, below.__self__
+            return name, unless_it_raises(lambda: inspect.unwrap(fun), None)
     return "", None

@@ -51,14 +51,11 @@ def wrapped(head: str, items: list[str], tail: str) -> list[str]:
 # --- Names ----------------------------------------------------------------------------------------
 
 
-def as_read(name: str) -> str:
-    """Return Python's name for an identifier in source: `µ` (micro) is `μ` (mu) to it."""
-    return unicodedata.normalize("NFKC", name)
-
-
 def can_be_written(name: str) -> bool:
     """Return whether source can have an attribute or a parameter of this name."""
-    return name.isidentifier() and not keyword.iskeyword(name) and as_read(name) == name
+    # Python reads `µ` (micro) as `μ` (mu).
+    is_read_so = unicodedata.normalize("NFKC", name) == name
+    return name.isidentifier() and not keyword.iskeyword(name) and is_read_so
 
 
 # The end of a path says most.
@@ -71,19 +68,17 @@ class Constants:
     def __init__(self, taken: Iterable[str] = ()):
         #: The constants by name: the globals of the generated function.
         self.namespace: dict[str, Any] = {}
-        self._taken = {as_read(name) for name in taken}
+        self._taken = {*taken}
         self._by_id: dict[int, str] = {}
         # The last number of each name, because a tree may have thousands of leaves of one name.
         self._numbers: dict[str, int] = {}
 
     def variable(self, hint: str) -> str:
         """Return a name like the hint, made an identifier, and numbered where it is taken."""
-        base = re.sub(r"\W+", "_", as_read(hint)).strip("_")
-        while len(base) > _LONGEST_NAME and "_" in base:
-            base = base.split("_", 1)[1].lstrip("_")
-        name = base = base[-_LONGEST_NAME:] or "value"
+        base = re.sub(r"\W+", "_", hint, flags=re.ASCII)[-_LONGEST_NAME:].strip("_") or "value"
         if base[0].isdigit() or keyword.iskeyword(base):
-            name = base = f"_{base}"
+            base = f"_{base}"
+        name = base
         while name in self._taken:
             number = self._numbers[base] = self._numbers.get(base, 1) + 1
             name = f"{base}_{number}"

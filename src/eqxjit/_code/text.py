@@ -5,21 +5,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .._interruptions import raise_if_interruption
+from .._interruptions import unless_it_raises
 
 
 def short(value: Any, limit: int = 40) -> str:
     """Return the `repr` of a value on one line, cut to so many characters."""
-    if type(value) is str and len(value) <= limit - 2 and value.isidentifier():
-        # Most keys of dicts.
-        return f"'{value}'"
-    try:
-        text = repr(value)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise_if_interruption(error, lambda: repr(value))
-        text = f"{type(value).__name__} object"
+    # The user's `repr`.
+    text = unless_it_raises(lambda: repr(value), f"{type(value).__name__} object")
     text = " ".join(text.split())
     if not text.isprintable():
         # Source, or a terminal, takes no NUL and no half of a character.

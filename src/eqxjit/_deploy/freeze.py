@@ -3,7 +3,7 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args, overload
 
 import equinox as eqx
@@ -30,7 +30,7 @@ from .._core.wrapper import (
 from .._fast.signature import Signature
 from .._interruptions import unless_it_raises
 from .._spec import static
-from .._spec.tree import combine, has_tracers, resplit, split
+from .._spec.tree import Spec, combine, has_tracers, resplit, split
 from .saved import Path, SavedFunction, is_symbolic, read, write
 
 OtherShapes = Literal["compile", "raise"]
@@ -131,7 +131,7 @@ class FrozenFunction(JitFunction[P, T]):
             >>> eqxjit.freeze(jax.vmap(model)).save(path, batches)
             >>> loaded = eqxjit.load(path)
             >>> loaded
-            load(MLP, saved for (float32[b,4]))
+            load(MLP, saved for (x: float32[b,4]))
             >>> loaded(jnp.ones((3, 4))).shape, loaded(jnp.ones((50, 4))).shape
             ((3, 2), (50, 2))
 
@@ -144,7 +144,7 @@ class FrozenFunction(JitFunction[P, T]):
         label = self._function.signature.label
         fun = getattr(self.__wrapped__, "func", None)
         if isinstance(fun, SavedFunction):
-            return f"load({label}, saved for {fun.saved_for})"
+            return f"load({label}, saved for ({fun.saved_for}))"
         return f"freeze({label}, {self.constant_bytes:,} bytes compiled in)"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -238,10 +238,8 @@ def freeze(
             "`freeze` compiles in arrays, and got a tracer: call it outside of `jit`, `grad` "
             "and `vmap`."
         )
-    # Split anew, because what the spec says of the static objects must be true of their copies. And
-    # of the arrays copies, since they may be donated, or changed in place if they are NumPy's.
-    copied = combine(spec, map(jnp.copy, arrays), map(copy_static, statics))
-    spec, arrays, statics = split(copied)
+    # Copies of the arrays, too: they may be donated, or changed in place if they are NumPy's.
+    spec, arrays, statics = snapshot(spec, map(jnp.copy, arrays), statics)
     # By default those larger than a weight matrix of 512 by 512 are passed: as constants they make
     # compiling slower, and calls no faster.
     spec, passed, statics = resplit(
@@ -262,7 +260,15 @@ class _Partial(functools.partial[Any]):
 register_partial(_Partial)
 
 
-def copy_static(value: Any) -> Any:
+def snapshot(
+    spec: Spec, arrays: Iterable[Any], statics: Iterable[Any]
+) -> tuple[Spec, list[Any], list[Any]]:
+    """Return a tree, as `split` does, with copies of its static objects."""
+    # Split anew, because what the spec says of the static objects must be true of their copies.
+    return split(combine(spec, iter(arrays), map(_copy_static, statics)), is_input=False)
+
+
+def _copy_static(value: Any) -> Any:
     """Return a copy of a static object; the object itself where it can't change, or be copied."""
     if type(value) in static.CONSTANTS or type(value).__eq__ is object.__eq__:
         return value

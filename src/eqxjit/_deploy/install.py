@@ -9,12 +9,7 @@ from typing import Any
 
 import equinox as eqx
 
-from .._compat import (
-    UpstreamWrapper,
-    fields_of,
-    upstream_donation,
-    upstream_filter_jit,
-)
+from .._compat import UpstreamWrapper, fields_of, upstream_donation, upstream_filter_jit
 from .._core.wrapper import filter_jit
 from .._interruptions import Lock
 
@@ -32,7 +27,7 @@ class Installation(contextlib.AbstractContextManager["Installation"]):
             if self in _installations:
                 _installations.remove(self)
                 if not _installations:
-                    _put_back()
+                    _undo.close()
 
     def __exit__(self, *_: object) -> None:
         self.uninstall()
@@ -44,8 +39,8 @@ def install() -> Installation:
     From then on `equinox.filter_jit` is eqxjit's, wherever a module looks it up or has imported it.
     Functions that Equinox wrapped before, such as `diffrax.diffeqsolve`, call (and `lower`) an
     eqxjit wrapper of the same function instead. (Not if they were wrapped with options of `jax.jit`
-    such as `inline=True`, which can't be read back.) A module that imports or wraps something
-    meanwhile keeps using eqxjit permanently.
+    such as `inline=True`, which can't be read back, nor after `equinox.clear_caches()`.) A module
+    that imports or wraps something meanwhile keeps using eqxjit permanently.
 
     Libraries then see how eqxjit differs from Equinox. Processes that are spawned, rather than
     forked, have to install for themselves.
@@ -88,8 +83,8 @@ def uninstall() -> None:
 
 # --- What is replaced -------------------------------------------------------------------------
 
-#: What was put where: a namespace, how to write to it, a name, and its value then and before.
-_replaced: list[tuple[Any, Callable[[str, Any], None], str, Any, Any]] = []
+# Puts back what was there before.
+_undo = contextlib.ExitStack()
 
 
 def _put_in_place() -> None:
@@ -111,15 +106,15 @@ def _put_in_place() -> None:
 
 
 def _replace(namespace: Any, write: Callable[[str, Any], None], name: str, value: Any) -> None:
-    _replaced.append((namespace, write, name, value, namespace[name]))
-    write(name, value)
+    before = namespace[name]
 
-
-def _put_back() -> None:
-    while _replaced:
-        namespace, write, name, value, before = _replaced.pop()
+    def put_back() -> None:
+        # Unless another tool has put something else there since.
         if namespace.get(name) is value:
             write(name, before)
+
+    _undo.callback(put_back)
+    write(name, value)
 
 
 # --- Wrappers of upstream's -------------------------------------------------------------------
@@ -137,35 +132,30 @@ class _Link(types.SimpleNamespace):
         return type(None), ()
 
 
-def _method(wrapper: Any, name: str) -> Any:
-    """Return a method of what serves an upstream wrapper: of its twin, or upstream's."""
+def _twin_of(wrapper: Any) -> Any:
+    """Return eqxjit's wrapper of the same function; None if upstream goes on serving it."""
     link = fields_of(wrapper).get(_LINK)
     if link is None:
-        # The twin is eqxjit's wrapper of the same function.
         donate = upstream_donation(wrapper)
         twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=donate)
         # Another thread may have been first: their twins share what is compiled.
         link = fields_of(wrapper)[_LINK] = _Link(twin=twin)
-    if link.twin is None:
-        return functools.partial(_UPSTREAM[name], wrapper)
-    return getattr(link.twin, name)
+    return link.twin
 
 
 def _redirecting(name: str) -> Callable[..., Any]:
     """Return a method of upstream's wrappers that calls the one of this name that serves."""
+    # As it was when eqxjit was imported: what another tool has put there since may call ours.
+    upstream: Any = getattr(UpstreamWrapper, name, None)
 
     def method(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        return _method(wrapper, name)(*args, **kwargs)
+        # An attribute of a class is the wrapper itself.
+        twin = None if name == "__get__" and args[0] is None else _twin_of(wrapper)
+        serving = functools.partial(upstream, wrapper) if twin is None else getattr(twin, name)
+        return serving(*args, **kwargs)
 
     return method
 
 
-def _get(wrapper: Any, instance: Any, owner: type | None = None) -> Any:
-    return wrapper if instance is None else _method(wrapper, "__get__")(instance, owner)
-
-
-_REDIRECTING = {**{name: _redirecting(name) for name in ("__call__", "lower")}, "__get__": _get}
-
-# As they were when eqxjit was imported: what another tool has put there since may call ours.
-_UPSTREAM: dict[str, Any] = {name: getattr(UpstreamWrapper, name, None) for name in _REDIRECTING}
+_REDIRECTING = {name: _redirecting(name) for name in ("__call__", "__get__", "lower")}

@@ -56,7 +56,7 @@ class Layout:
 
     def __reduce__(self) -> Any:
         # A spec can't be pickled, since it refers to objects weakly.
-        skeleton = self.combine(itertools.repeat(_PLACEHOLDER))
+        skeleton = self.combine(itertools.repeat(PLACEHOLDER))
         return (_from_skeleton, (skeleton, self.types, self.members))
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class Layout:
     def arrays_of(self, tree: Any) -> list[Any]:
         """Return the arrays of a tree of this layout; raise for another one, and say where."""
         spec, arrays, statics = split(tree, is_input=False)
-        types = tuple(map(_type_of, arrays))
+        types = tuple(map(type_of, arrays))
         if (spec, types) != (self.spec, self.types):
             trees = (self.spec, self.types, self.statics), (spec, types, statics)
             old, new = (
@@ -131,8 +131,8 @@ _interning = Lock()
 
 register_reader(Layout, lambda layout: layout.key)
 
-# In the place of each array in a pickle: another one would be an array of the tree.
-_PLACEHOLDER = np.zeros(0)
+#: In the place of each array in what is pickled or saved.
+PLACEHOLDER = np.zeros(0)
 
 
 def _interned(layout: Layout) -> Layout:
@@ -152,15 +152,11 @@ def layout_of(
     spec: Spec, arrays: Sequence[Any], statics: Sequence[Any], max_leaf_bytes: int
 ) -> Layout:
     """Return the layout in which arrays of a tree up to a size share buffers."""
-    types = tuple(map(_type_of, arrays))
-    places = [*map(_place, arrays)]
-    counts = collections.Counter([p for p in places if p not in (_ANYWHERE, _APART)])
-    # Where most of them are; what isn't anywhere yet follows.
-    together = {_ANYWHERE, *[place for place, _ in counts.most_common(1)]}
+    types = tuple(map(type_of, arrays))
     groups: dict[Hashable, list[int]] = collections.defaultdict(list)
-    for index, (kind, place) in enumerate(zip(types, places, strict=True)):
+    for index, (kind, array) in enumerate(zip(types, arrays, strict=True)):
         is_small = _is_computable(kind.dtype) and kind.size * kind.dtype.itemsize <= max_leaf_bytes
-        groups[kind.dtype if is_small and place in together else index].append(index)
+        groups[kind.dtype if is_small and not _is_sharded(array) else index].append(index)
     members = [
         tuple(group[i : i + MAX_LEAVES_PER_BUFFER])
         for group in groups.values()
@@ -169,7 +165,8 @@ def layout_of(
     return _interned(Layout(spec, statics, types, tuple(sorted(members))))
 
 
-def _type_of(leaf: Any) -> Type:
+def type_of(leaf: Any) -> Type:
+    """Return the type of an array inside a jitted function, weak types aside."""
     # A NumPy array of 64 bits becomes one of 32, unless JAX has x64 switched on.
     computable = _is_computable(leaf.dtype)
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if computable else leaf.dtype
@@ -181,20 +178,11 @@ def _is_computable(dtype: Any) -> bool:
     return isinstance(dtype, np.dtype) and (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number))
 
 
-# Where an array is, if not on a device: on none yet, or where it can't share a buffer.
-_ANYWHERE = "anywhere"
-_APART = "apart"
-
-
-def _place(leaf: Any) -> Hashable:
+def _is_sharded(leaf: Any) -> bool:
     if isinstance(leaf, Tracer):
-        return _APART if is_sharded_aval(jax.typeof(leaf)) else _ANYWHERE
-    if not isinstance(leaf, jax.Array):
-        return _ANYWHERE
-    sharding = leaf.sharding
-    if not isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        return _APART
-    return (*sharding.device_set, sharding.memory_kind)
+        return is_sharded_aval(jax.typeof(leaf))
+    single = jax.sharding.SingleDeviceSharding
+    return isinstance(leaf, jax.Array) and not isinstance(leaf.sharding, single)
 
 
 # --- Buffers ----------------------------------------------------------------------------------

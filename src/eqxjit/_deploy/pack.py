@@ -14,8 +14,8 @@ from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves
 from .._code.text import counted, short
 from .._core.errors import with_argument_errors
 from .._interruptions import raise_if_interruption
-from .._spec.tree import combine, is_array, leaf_paths, split
-from .freeze import copy_static
+from .._spec.tree import is_array, leaf_paths, split
+from .freeze import snapshot
 from .layout import Layout, layout_of
 
 Tree = TypeVar("Tree")
@@ -112,9 +112,9 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
 
     def __getattr__(self, name: str) -> Any:
         if name == "inference":
-            has_flag = lambda node: hasattr(node, name)  # noqa: E731
             tree = self.layout.combine(self.layout.types)
-            if any(map(has_flag, tree_leaves(tree, is_leaf=has_flag))):
+            nodes = tree_leaves(tree, is_leaf=lambda node: hasattr(node, name))
+            if any(hasattr(node, name) for node in nodes):
                 # Without it, Equinox would find nothing to switch, and say nothing.
                 raise TypeError(
                     "`equinox.nn.inference_mode` doesn't see what is in a `Packed`. Write "
@@ -134,18 +134,15 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
     __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = _refuse
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = _refuse
 
-    def __repr__(self) -> str:
+    # Equinox prints Modules by it, field by field otherwise.
+    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
         shared = [members for members in self.layout.members if len(members) > 1]
         n_shared, n_alone = sum(map(len, shared)), len(self.layout.members) - len(shared)
         parts = [f"{counted(n_shared, 'array')} in {counted(len(shared), 'buffer')}"]
         if n_alone:
             parts.append(f"{n_alone} as {'it is' if n_alone == 1 else 'they are'}")
         parts.append(f"{sum([getattr(array, 'nbytes', 0) for array in self.arrays]):,} B")
-        return f"Packed({', '.join(parts)})"
-
-    # Equinox prints Modules by it, field by field otherwise.
-    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
-        return wl.TextDoc(repr(self))
+        return wl.TextDoc(f"Packed({', '.join(parts)})")
 
 
 def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Packed[Tree]:
@@ -161,12 +158,13 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
     - `tree`: any pytree of arrays, such as a model. It isn't changed, and static lists and dicts
         in it are copied.
     - `optimiser`: an `optax.GradientTransformation`, or another object with its `init` and
-        `update`. `pack` tries it on the tree and on the `Packed`, with pseudo-random weights, for
-        some steps with pseudo-random gradients and some with none. That takes about as long as
-        compiling it for both.
+        `update`, called as `update(grads, opt_state, params)`. (Bind what else it takes, such as
+        `value=1.0`, by `functools.partial`.) `pack` tries it on the tree and on the `Packed`, with
+        pseudo-random weights, for some steps with pseudo-random gradients and some with none. That
+        takes about as long as compiling it for both.
     - `max_leaf_bytes`: arrays of more bytes (4 KiB by default) are left as they are, the same
         objects, because copying them would cost more than it saves. So are typed keys of random
-        numbers, and arrays that are sharded or on another device than most.
+        numbers, and sharded arrays.
 
     **Returns:**
 
@@ -213,11 +211,9 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
     # An optimiser without a state has none.
     if not arrays and tree_leaves(tree):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")
-    # Anew, because what the spec says of the static objects must be true of their copies.
-    copied = combine(spec, iter(arrays), map(copy_static, statics))
     # Copying a leaf above 4 KiB costs more than passing it along: with its matrix of 12 KiB in the
     # buffer, a GRU's step took 1.04 of the time of that on the tree, and 0.87 without.
-    layout = layout_of(*split(copied, is_input=False), max_leaf_bytes)
+    layout = layout_of(*snapshot(spec, arrays, statics), max_leaf_bytes)
     if optimiser is not None:
         # Within a trace, too: the check is no part of the program.
         with jax.ensure_compile_time_eval():
@@ -240,12 +236,6 @@ _INSTEAD = (
     "params.unpack(), updates))`."
 )
 
-_NOTE = (
-    "`eqxjit.pack` called `optimiser.update(grads, opt_state, params)`. If it takes more, bind it: "
-    "`optimiser=optax.GradientTransformation(optimiser.init, functools.partial(optimiser.update, "
-    "value=1.0))`."
-)
-
 
 def _check_optimiser(optimiser: Any, layout: Layout) -> None:
     """Raise if an optimiser's updates of a `Packed` aren't those of the tree, to rounding."""
@@ -254,34 +244,28 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
             "`optimiser` must have `init` and `update`, as an `optax.GradientTransformation` has; "
             f"got {short(optimiser)}."
         )
-
     # Without `jit`, a hundred steps would take longer than compiling one.
-    @eqx.filter_jit
-    def update(*args: Any) -> Any:
-        try:
-            return optimiser.update(*args)
-        except TypeError as error:
-            error.add_note(_NOTE)
-            raise
+    update = eqx.filter_jit(optimiser.update)
 
-    def steps(wrap: Any, unwrap: Any, size: float) -> Iterator[tuple[Any, Any]]:
-        """Yield the updates of each step with gradients of a size, and the weights after it."""
+    def steps(wrap: Any, unwrap: Any, size: float) -> Iterator[Any]:
+        """Yield the updates of each step with gradients of a size."""
         weights = wrap(_drawn(layout, 0, 1.0))
         state = optimiser.init(weights)
         for number in itertools.count(1):
             updates, state = update(wrap(_drawn(layout, number, size)), state, weights)
             weights = eqx.apply_updates(weights, updates)
-            yield eqx.filter(unwrap(updates), is_array), weights
+            yield eqx.filter(unwrap(updates), is_array)
 
     of_tree = lambda arrays: eqx.filter(layout.combine(arrays), is_array), lambda tree: tree
     of_packed = lambda arrays: Packed(layout.gather(arrays), layout), Packed.unpack
+    weights = [kind for kind in layout.types if jnp.issubdtype(kind.dtype, jnp.inexact)]
     n_steps = _MAX_STEPS
     # Without gradients there is nothing that hides the decay of weights, however small it is.
     for size in (1.0, 0.0):
         n_moves, packed_steps = 0, steps(*of_packed, size)
-        for number, (expected, weights) in enumerate(steps(*of_tree, size), 1):
+        for number, expected in enumerate(steps(*of_tree, size), 1):
             try:
-                differences = jax.tree.map(_difference, expected, next(packed_steps)[0])
+                differences = jax.tree.map(_difference, expected, next(packed_steps))
             except Exception as error:
                 # The user's optimiser: a mask, say, that is a tree of the model.
                 again = itertools.islice(steps(*of_packed, size), number)
@@ -291,7 +275,8 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
                     f"for the `Packed`. {_INSTEAD}"
                 ) from error
             # What may be due to rounding, in the coarsest dtype.
-            epsilons = [jnp.finfo(a.dtype).eps for a in jax.tree.leaves((expected, weights))]
+            leaves = jax.tree.leaves(expected)
+            epsilons = [jnp.finfo(leaf.dtype).eps for leaf in (*leaves, *weights)]
             pairs = tree_flatten_with_path(differences)[0]
             path, worst = max(pairs, key=lambda pair: pair[1], default=((), 0.0))
             if worst > 1e-4 + 8 * float(max(epsilons, default=0)):
@@ -300,7 +285,7 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
                     f"{keystr(path)}` differ by {100 * worst:.3g} % from those of the tree itself, "
                     f"as a buffer hides leaves, their shapes and their names. {_INSTEAD}"
                 )
-            n_moves += any(np.any(update) for update in jax.tree.leaves(expected))
+            n_moves += any(map(np.any, leaves))
             if n_moves == _N_MOVES or number == n_steps:
                 n_steps = number
                 break

@@ -5,14 +5,14 @@ and the arrays that aren't compiled in. Its comment is one digest over all of th
 """
 
 import contextlib
-import errno
 import hashlib
 import importlib.metadata
 import inspect
+import itertools
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from inspect import Parameter
 from typing import Any, BinaryIO
 
@@ -26,12 +26,15 @@ from .._code.text import short
 from .._core.entry import arrays_of
 from .._core.errors import raise_for_shapes
 from .._core.slow import Caller
+from .._diagnostics.description import Description, NodePart, describe_trees
+from .._diagnostics.differences import differences, listed
 from .._fast.signature import Signature
 from .._interruptions import raise_if_interruption
-from .._spec.tree import ARRAY, Spec, combine, leaf_paths, split
+from .._spec.tree import Spec, combine, split
+from .layout import PLACEHOLDER, Type, type_of
 
 _FORMAT = "eqxjit.freeze"
-_VERSION = 3
+_VERSION = 4
 _MANIFEST, _PROGRAM = "manifest.json", "program.bin"
 _array_name = "array-{}.bin".format
 
@@ -43,6 +46,10 @@ _FIELDS = {
     "inputs": dict,
     "output": dict,
 }
+
+# The first parameter of a saved function: its arrays, by a name that no other has.
+_ARRAYS = ("__arrays", "POSITIONAL_ONLY", False)
+_REQUIRED = Parameter.empty
 
 Path = str | os.PathLike[str]
 
@@ -56,10 +63,29 @@ _VALUES = (bool, int, float, str, type(None))
 def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write the program for arguments like these, and the function's arrays."""
     path = os.fsdecode(path)
-    folder = os.path.dirname(path) or os.curdir
-    # Before the function is traced and exported, which may take minutes.
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "There is no such folder", folder)
+    temporary = f"{path}.part"
+    try:
+        # Opened before the function is traced and exported, which may take minutes.
+        with zipfile.ZipFile(temporary, "w") as archive:
+            members = _members(caller, args, kwargs)
+            archive.comment = _digest(members.values())
+            for name, content in members.items():
+                archive.writestr(name, content)
+        # At once: a server may be loading the file that is there.
+        os.replace(temporary, path)
+    except OSError as error:
+        if error.filename != temporary:
+            # The function itself raised it, or the disk is full.
+            raise
+        # The user has no file of the temporary one's name.
+        raise type(error)(error.errno, error.strerror, path) from None
+    finally:
+        # It is there where something was raised.
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+
+
+def _members(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, bytes]:
     signature = caller.function.signature
     args, kwargs = caller.bind(args, kwargs)
     try:
@@ -84,16 +110,11 @@ def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, A
             "What the function returns beside arrays depends on their shapes. Freeze it anew, and "
             "save it before it is called."
         )
-    avals, _ = _arguments_among(exported.in_avals, entry.n_first, entry.n_fun)
-    # An array of its type's text stands for each array in what is written.
-    inputs = combine(call.spec, (np.asarray(str(aval)) for aval in avals), iter(call.statics))
+    inputs = combine(call.spec, itertools.repeat(PLACEHOLDER), iter(call.statics))
     for name, argument in signature.named(*inputs):
         # For the error, which names the argument.
         _written(argument, name)
-    output = caller.combine([np.asarray(str(aval)) for aval in exported.out_avals], call)
-    members = {_PROGRAM: bytes(exported.serialize())}
-    for i, array in enumerate(caller.fun_arrays):
-        members[_array_name(i)] = np.asarray(array).tobytes()
+    output = caller.combine([PLACEHOLDER] * len(exported.out_avals), call)
     manifest = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -108,7 +129,12 @@ def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, A
         "inputs": _written(inputs, "(args, kwargs)"),
         "output": _written(output, "output"),
     }
-    _write(path, {_MANIFEST: json.dumps(manifest, indent=1).encode(), **members})
+    arrays = [np.asarray(array).tobytes() for array in caller.fun_arrays]
+    return {
+        _MANIFEST: json.dumps(manifest, indent=1).encode(),
+        _PROGRAM: bytes(exported.serialize()),
+        **{_array_name(i): content for i, content in enumerate(arrays)},
+    }
 
 
 def _digest(contents: Iterable[bytes]) -> bytes:
@@ -117,25 +143,6 @@ def _digest(contents: Iterable[bytes]) -> bytes:
     for content in contents:
         found.update(content)
     return found.hexdigest().encode()
-
-
-def _write(path: str, members: dict[str, bytes]) -> None:
-    """Write a file as a whole, or not at all."""
-    temporary = f"{path}.part"
-    try:
-        with zipfile.ZipFile(temporary, "w") as archive:
-            archive.comment = _digest(members.values())
-            for name, content in members.items():
-                archive.writestr(name, content)
-        # At once: a server may be loading the file that is there.
-        os.replace(temporary, path)
-    except OSError as error:
-        # The user has no file of the temporary one's name.
-        raise type(error)(error.errno, error.strerror, path) from None
-    finally:
-        # It is there where something was raised.
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
 
 
 # --- Reading ----------------------------------------------------------------------------------
@@ -183,10 +190,27 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
         _, program, *arrays = contents = [archive.read(name) for name in names]
         if archive.comment != _digest(contents):
             raise _Refused("is damaged: its checksum differs. Copy or save it again.")
-    fun = SavedFunction(manifest, _exported(manifest, program))
+    try:
+        exported = deserialize(bytearray(program))
+    except ImportError:
+        # As in `read`.
+        raise
+    except Exception as error:
+        # JAX raises many kinds for what an older or a newer one has written.
+        raise_if_interruption(error, lambda: deserialize(bytearray(program)))
+        raise _Refused(
+            f"was saved under jax {manifest['jax']}, whose program jax {jax.__version__} can't "
+            "read. Save it again under this one."
+        ) from error
+    platform = default_export_platform()
+    if platform not in exported.platforms:
+        raise _Refused(
+            f"was saved for {', '.join(exported.platforms)}, and this is {platform}. Save it there."
+        )
+    fun = SavedFunction(manifest, exported)
     return fun, [
-        jnp.asarray(np.frombuffer(content, aval.dtype).reshape(aval.shape))
-        for content, aval in zip(arrays, fun.fun_avals, strict=True)
+        jnp.asarray(np.frombuffer(content, kind.dtype).reshape(kind.shape))
+        for content, kind in zip(arrays, fun.fun_types, strict=True)
     ]
 
 
@@ -213,27 +237,6 @@ def _check_fields(manifest: Any) -> None:
             raise _Refused(f"is damaged: its manifest has no valid `{field}`.")
 
 
-def _exported(manifest: dict[str, Any], program: bytes) -> Exported:
-    try:
-        exported = deserialize(bytearray(program))
-    except ImportError:
-        # As in `read`.
-        raise
-    except Exception as error:
-        # JAX raises many kinds for what an older or a newer one has written.
-        raise_if_interruption(error, lambda: deserialize(bytearray(program)))
-        raise _Refused(
-            f"was saved under jax {manifest['jax']}, whose program jax {jax.__version__} can't "
-            "read. Save it again under this one."
-        ) from error
-    platform = default_export_platform()
-    if platform not in exported.platforms:
-        raise _Refused(
-            f"was saved for {', '.join(exported.platforms)}, and this is {platform}. Save it there."
-        )
-    return exported
-
-
 # --- The function -----------------------------------------------------------------------------
 
 
@@ -243,63 +246,68 @@ class SavedFunction:
     def __init__(self, manifest: dict[str, Any], exported: Exported):
         name = self.__name__ = self.__qualname__ = manifest["name"]
         # `freeze` and `bind` find the parameters of the function that was saved, behind the arrays.
-        self.__signature__ = _signature(manifest["parameters"])
+        self.__signature__ = inspect.Signature(
+            [
+                Parameter(name, getattr(Parameter, kind), default=None if optional else _REQUIRED)
+                for name, kind, optional in [_ARRAYS, *manifest["parameters"]]
+            ]
+        )
+        self._signature = Signature(self, name, name)
         args, kwargs = _built(manifest["inputs"])
         bound = self.__signature__.bind(None, *args, **kwargs)
         self._spec, leaves, statics = split((args, kwargs))
-        # With a `~` for a weak type, which the program itself doesn't have.
-        self._saved = list(map(str, leaves))
-        self._paths = [
-            path
-            for top, value in Signature(self, name, name).named((None, *args), kwargs)[1:]
-            for path, spec, _ in leaf_paths(split(value)[0], value, top)
-            if spec is ARRAY
-        ]
-        self._n_first = manifest["n_first"]
-        self._avals, self.fun_avals = _arguments_among(
-            exported.in_avals, self._n_first, manifest["n_fun"]
-        )
+        types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
+        n_first = self._n_first = manifest["n_first"]
+        end = n_first + manifest["n_fun"]
+        self._types, self.fun_types = [*types[:n_first], *types[end:]], types[n_first:end]
         self._out_spec, outs, self._out_statics = split(_built(manifest["output"]))
         # Whatever is wrong in a file raises when it is read, because a call comes too late.
         is_sound = (
             name.isprintable()
             and all(type(optional) is bool for _, _, optional in manifest["parameters"])
-            and 0 <= self._n_first <= len(self._avals)
+            and 0 <= n_first <= len(self._types)
             # Calls are bound likewise, or none would be the one that was saved.
             and (bound.args[1:], bound.kwargs) == (args, kwargs)
-            and _strong(leaves) == _strong(self._avals)
+            and len(leaves) == len(self._types)
             # Where a function returns no array, its program does.
-            and (not outs or _strong(outs) == _strong(exported.out_avals))
+            and (not outs or len(outs) == len(exported.out_avals))
         )
         if not is_sound:
             raise _Refused("is damaged: its manifest doesn't fit its program.")
         # Without arrays there is nothing to transform.
         self._call = _refusing(exported.call, name) if exported.in_avals else exported.call
-        self.saved_for = _shown(self._spec, self._saved, statics)
+        self._description = self._describe(self._spec, self._types, statics)
+        parts = [row for row in self._description if not isinstance(row.part, NodePart)]
+        self.saved_for = ", ".join([f"{row.path}: {row.part}" for row in parts])
+
+    def _describe(self, spec: Spec, types: Sequence[Type], statics: Sequence[Any]) -> Description:
+        args, kwargs = combine(spec, iter(types), iter(statics))
+        named = self._signature.named((None, *args), kwargs)[1:]
+        specs = [*spec[3][3:], *spec[4][3:]]
+        pairs = zip(named, specs, strict=True)
+        return describe_trees([(name, spec, value) for (name, value), spec in pairs])
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the arrays in arguments; raise for arguments that it wasn't saved for."""
-        spec, leaves, statics = split((args, kwargs))
-        types = [str(jax.typeof(leaf)) for leaf in leaves]
-        if spec != self._spec:
-            called_with = _shown(spec, types, statics)
-            has_numbers = any(type(value) in (bool, int, float, complex) for value in statics)
-            hint = ""
-            if has_numbers and len(leaves) < len(self._saved):
-                hint = " A Python number isn't an array: pass `np.float32(2.0)`, say, for `2.0`."
-            raise ValueError(
-                f"`{self.__name__}` was saved for {self.saved_for}, and is called with "
-                f"{called_with}.{hint}"
-            )
-        expected = zip(self._saved, self._avals, self._paths, strict=True)
-        for passed, (saved, aval, path) in zip(types, expected, strict=True):
-            # JAX compares those with symbols.
-            if passed not in (saved, str(aval)) and not is_symbolic(aval.shape):
-                raise ValueError(
-                    f"`{self.__name__}` was saved for {saved}, and is called with {passed} as "
-                    f"`{path}`."
-                )
+        spec, leaves, _ = split((args, kwargs))
+        # JAX compares those with symbols.
+        is_fit = spec == self._spec and all(
+            is_symbolic(saved.shape) or saved == type_of(leaf)
+            for saved, leaf in zip(self._types, leaves, strict=True)
+        )
+        if not is_fit:
+            raise ValueError(self._misfit(args, kwargs))
         return leaves
+
+    def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return how arguments differ from those that it was saved for."""
+        spec, leaves, statics = split((args, kwargs))
+        passed = self._describe(spec, [*map(type_of, leaves)], statics)
+        found = differences(self._description, passed)
+        lines = listed(found) or ["somewhere in a large tree"]
+        if any(difference.category == "static where an array was" for difference in found):
+            lines.append("A Python number isn't an array: pass `np.float32(2.0)`, say, for `2.0`.")
+        return "\n    ".join([f"`{self.__name__}` was saved for other arguments:", *lines])
 
     def __call__(self, arrays: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run the program."""
@@ -307,28 +315,12 @@ class SavedFunction:
         try:
             results = self._call(*leaves[:n], *arrays, *leaves[n:])
         except ValueError as error:
-            if not any(is_symbolic(aval.shape) for aval in self._avals):
+            if not any(is_symbolic(kind.shape) for kind in self._types):
                 raise
             # JAX's error names no argument, and says nothing of what was saved.
-            saved = ", ".join(map("`{}`: {}".format, self._paths, self._saved))
-            passed = ", ".join([str(jax.typeof(leaf)) for leaf in leaves])
-            raise ValueError(
-                f"`{self.__name__}` was saved for {saved}, and is called with {passed}, which "
-                "doesn't fit: a symbol stands for one size, from 1 on."
-            ) from error
+            misfit = self._misfit(args, kwargs)
+            raise ValueError(f"{misfit}\nA symbol stands for one size, from 1 on.") from error
         return combine(self._out_spec, iter(arrays_of(results)), iter(self._out_statics))
-
-
-def _signature(parameters: list[Any]) -> inspect.Signature:
-    """Return the signature of a function of the arrays and of the parameters in a manifest."""
-    # A name that no other parameter has.
-    arrays = "_".join(["arrays", *[name for name, _, _ in parameters]])
-    return inspect.Signature(
-        [
-            Parameter(name, getattr(Parameter, kind), default=None if optional else Parameter.empty)
-            for name, kind, optional in [(arrays, "POSITIONAL_ONLY", False), *parameters]
-        ]
-    )
 
 
 def _refusing(call: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -349,31 +341,9 @@ def _refusing(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     return differentiated
 
 
-def _arguments_among(flat: Any, n_first: int, n_fun: int) -> tuple[list[Any], list[Any]]:
-    """Return those of the arguments' arrays and those of the function's, of all in JAX's order."""
-    end = n_first + n_fun
-    return [*flat[:n_first], *flat[end:]], [*flat[n_first:end]]
-
-
 def is_symbolic(shape: tuple[Any, ...]) -> bool:
     """Return whether some dimension has no size yet."""
     return not all(isinstance(size, int) for size in shape)
-
-
-def _strong(avals: Any) -> list[str]:
-    """Return the texts of arrays' types, without the mark of a weak one."""
-    return [str(aval).removeprefix("~") for aval in avals]
-
-
-class _ArrayText(str):
-    """The type of an array, to be shown in its place within containers, too."""
-
-    __repr__ = str.__str__
-
-
-def _shown(spec: Spec, types: list[str], statics: list[Any]) -> str:
-    args, kwargs = combine(spec, map(_ArrayText, types), iter(statics))
-    return f"({', '.join([*map(repr, args), *(f'{k}={v!r}' for k, v in kwargs.items())])})"
 
 
 # --- Trees ------------------------------------------------------------------------------------
@@ -383,11 +353,12 @@ def _written(tree: Any, path: str) -> Any:
     """Return a tree as JSON; raise for what is no container, placeholder or plain value."""
     kind = type(tree)
     if kind is np.ndarray:
-        return {"array": str(tree)}
+        return {"array": None}
     if kind in _VALUES:
-        return {"value": tree}
+        return tree
     if kind is tuple or kind is list:
-        return {kind.__name__: [_written(item, f"{path}[{i}]") for i, item in enumerate(tree)]}
+        items = [_written(item, f"{path}[{i}]") for i, item in enumerate(tree)]
+        return items if kind is list else {"tuple": items}
     if kind is dict and all(type(key) is str for key in tree):
         return {"dict": {key: _written(item, f"{path}[{key!r}]") for key, item in tree.items()}}
     raise ValueError(
@@ -398,16 +369,15 @@ def _written(tree: Any, path: str) -> Any:
 
 def _built(tree: Any) -> Any:
     """Return the tree that was written, with placeholders of its arrays."""
-    [(kind, content)] = tree.items()
-    match kind, content:
-        case "array", str():
-            return np.asarray(content)
-        case "tuple", list():
-            return tuple(map(_built, content))
-        case "list", list():
-            return [*map(_built, content)]
-        case "dict", dict():
-            return {key: _built(item) for key, item in content.items()}
-        case "value", _ if type(content) in _VALUES:
-            return content
+    match tree:
+        case {"array": None}:
+            return PLACEHOLDER
+        case {"tuple": [*items]}:
+            return tuple(map(_built, items))
+        case {"dict": {**items}}:
+            return {key: _built(item) for key, item in items.items()}
+        case [*items]:
+            return [*map(_built, items)]
+        case bool() | int() | float() | str() | None:
+            return tree
     raise ValueError(f"no tree is written as {short(tree)}")
