@@ -129,6 +129,7 @@ try:
     # The trace that JAX is in, and whether it folds constants eagerly: reading both takes 0.2 µs,
     # asking by an addition (the fallback, and what Equinox does) 17.
     from jax._src.config import eager_constant_folding as _eager_constant_folding
+    from jax._src.core import EvalTrace as _EvalTrace
     from jax._src.core import trace_ctx as _trace_ctx
     from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _StagingTrace
 
@@ -146,11 +147,10 @@ else:
         if _eager_constant_folding.value:
             return False
         trace = _trace_ctx.trace
-        while trace is not None:
-            if isinstance(trace, _StagingTrace):
-                return True
-            trace = getattr(trace, "parent_trace", None)
-        return False
+        # Those of `vmap` and `grad` pass constants on, that of an eager `shard_map` doesn't.
+        while not isinstance(trace, _StagingTrace) and hasattr(trace, "parent_trace"):
+            trace = trace.parent_trace
+        return not isinstance(trace, _EvalTrace)
 
 
 try:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from equinox._misc import currently_jitting as upstreams
+from jax.sharding import PartitionSpec as P
 
 import eqxjit
 from tests.support.hiding import LOOKED_AT_FOR_STAGING, needs
@@ -41,6 +42,9 @@ CONTEXTS = TRANSFORMATIONS | {
     "scan, vmap, jvp": lambda f, _: jax.lax.scan(
         lambda c, _: (c, jax.vmap(lambda x: jax.jvp(f, (x,), (x,)))(X)), 0, None, 2
     ),
+    "shard_map": lambda f, _: _shard_map(f)(jnp.ones(1)),
+    "vmap, shard_map": lambda f, _: jax.vmap(_shard_map(f))(jnp.ones((3, 1))),
+    "jit, shard_map": lambda f, _: jax.jit(_shard_map(f))(jnp.ones(1)),
     "disable_jit": lambda f, _: _without_jit(f),
     "vmap, eqxjit.filter_jit, grad": lambda f, _: jax.vmap(eqxjit.filter_jit(jax.grad(f)))(X),
     "filter_closure_convert": lambda f, _: eqx.filter_closure_convert(f, X),
@@ -48,6 +52,11 @@ CONTEXTS = TRANSFORMATIONS | {
         lambda x: jax.pure_callback(f, jax.ShapeDtypeStruct((), jnp.float32), x)
     )(X),
 }
+
+
+def _shard_map(f):
+    mesh = jax.make_mesh((1,), ("d",), devices=jax.devices()[:1])
+    return jax.shard_map(lambda x: f(x)[None], mesh=mesh, in_specs=P("d"), out_specs=P("d"))
 
 
 def _without_jit(f):
