@@ -55,7 +55,7 @@ CONTEXTS = TRANSFORMATIONS | {
 
 
 def _shard_map(f):
-    mesh = jax.make_mesh((1,), ("d",), devices=jax.devices()[:1])
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("d",))
     return jax.shard_map(lambda x: f(x)[None], mesh=mesh, in_specs=P("d"), out_specs=P("d"))
 
 
