@@ -8,7 +8,7 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -406,13 +406,13 @@ try:
     from jax._src.config import trace_context as _trace_context
     from jax._src.config import trace_context_names as _trace_context_names
 
-    _CONTEXT_NAMES: tuple[str, ...] = tuple(_trace_context_names())
     # JAX's list of what its cache of traces is keyed by.
-    if len(_CONTEXT_NAMES) != len(_trace_context()):
+    if len(_trace_context_names()) != len(_trace_context()):
         raise ImportError
-except (ImportError, AttributeError, TypeError, ValueError):
+except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError):
     # Another release's: what this version of JAX keys traces by can't be read in full.
-    _CONTEXT_NAMES = ("abstract_mesh_context_manager",)
+    def _trace_context_names() -> Sequence[str]:
+        return ("abstract_mesh_context_manager",)
 
     def _trace_context() -> tuple[Any, ...]:
         return (jax.sharding.get_abstract_mesh(),)
@@ -422,7 +422,9 @@ def trace_configuration() -> dict[str, str]:
     """Return what JAX's programs depend on beside arguments: the name and the value of each."""
     global _last_configuration
     values = {name: getattr(jax.config, name, None) for name in _SETTINGS}
-    values |= zip(_CONTEXT_NAMES, _trace_context(), strict=True)
+    # Asked for each time: `jax.make_user_context` adds to them, always under one name.
+    for i, (name, value) in enumerate(zip(_trace_context_names(), _trace_context(), strict=False)):
+        values[f"{name} {i}" if name == "user_context" else name] = value
     last_values, texts = _last_configuration
     # Mostly as it was, and making texts takes longer. A `jax` context may hold anything.
     if not unless_it_raises(lambda: bool(values == last_values), False):
