@@ -48,10 +48,12 @@ class Lowered:
     ):
         call, self.lowered, self._trace = staged
         self._caller = caller
-        # Not the call, with which its arrays would live as long as this.
         self._entry = call.entry
         self._description = caller.table.counter.hook.describe(call)
         self._bound = bound
+        # The trace holds the call, with which the examples would live as long as this.
+        call.args, call.kwargs, call.fun_arrays = (), {}, ()
+        call.arrays, call.statics = [], []
 
     def __repr__(self) -> str:
         return f"<Lowered {_shown(self._caller, self._description)}>"
