@@ -8,7 +8,7 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -394,19 +394,20 @@ try:
     from jax._src.config import trace_context as _trace_context
     from jax._src.config import trace_context_names as _trace_context_names
 
-    _CONTEXT_NAMES: tuple[str, ...] = tuple(_trace_context_names())
     # JAX's list of what its cache of traces is keyed by.
-    if len(_CONTEXT_NAMES) != len(_trace_context()):
+    if len(_trace_context_names()) != len(_trace_context()):
         raise ImportError
-except (ImportError, AttributeError, TypeError, ValueError):
+except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError):
     # Another release's: explanations then name none of what this version of JAX keys traces by.
-    _CONTEXT_NAMES, _trace_context = (), _do_nothing
+    _trace_context_names = _trace_context = _do_nothing
 
 
 def trace_configuration() -> dict[str, str]:
     """Return what JAX's programs depend on beside arguments: the name and the value of each."""
     values = {name: getattr(jax.config, name, None) for name in _SETTINGS}
-    values |= zip(_CONTEXT_NAMES, _trace_context(), strict=True)
+    # Asked for each time: `jax.make_user_context` adds to them, always under one name.
+    for i, (name, value) in enumerate(zip(_trace_context_names(), _trace_context(), strict=False)):
+        values[f"{name} {i}" if name == "user_context" else name] = value
     return {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in values.items()}
 
 

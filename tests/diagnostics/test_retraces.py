@@ -1,5 +1,6 @@
 """Each trace is seen and explained: `traces()`, `explain_retraces`, and the reasons they give."""
 
+import ast
 import collections
 import dataclasses
 import functools
@@ -550,6 +551,25 @@ def test_a_changed_configuration(change, name, old, new, warm):
     for _ in range(warm):
         counted(X)
     assert counted.jitted.cache_info().traces == counted.traces == 2
+
+
+def test_contexts_that_are_made_after_the_import():
+    code = """
+import jax, jax.numpy as jnp, eqxjit
+f = eqxjit.filter_jit(lambda x: x + 1)
+f(jnp.ones(3))
+one, other = jax.make_user_context(0), jax.make_user_context(0)
+f(jnp.ones(3))
+for n in range(3):
+    with one(n), other(1):
+        f(jnp.ones(3))
+print([[(d.path.rstrip("0123456789"), d.old, d.new) for d in t.differences] for t in f.traces()])
+"""
+    # Where JAX doesn't tell what it keys traces by, there is no name.
+    *_, first, second = ast.literal_eval(run(code))
+    if first[0][1]:
+        assert first == [("user_context ", "0", "1")]
+        assert second == [("user_context ", "1", "2")]
 
 
 @pytest.mark.parametrize("warm", [1, CALLS])

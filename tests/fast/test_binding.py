@@ -1,5 +1,6 @@
 """Binding: how a call's arguments become parameters, and what a wrong call raises."""
 
+import enum
 import inspect
 import re
 from typing import Any
@@ -280,3 +281,19 @@ def test_more_than_255_arguments():
         assert jitted(*values) == values
         assert jitted(**dict(zip(names, values, strict=True))) == values
     assert jitted.cache_info().entries == 1
+
+
+class Key(enum.StrEnum):
+    FIRST = "first"
+    SECOND = "second"
+
+
+def test_names_of_a_class_derived_from_str():
+    jitted = eqxjit.filter_jit(keywords)
+    for _ in range(CALLS):
+        for n in (1, 2):
+            found = jitted(x, **{Key.SECOND: n, Key.FIRST: y})
+            assert_same(found, keywords(x, **{Key.FIRST: y, Key.SECOND: n}))
+            assert [*map(type, found["kwargs"])] == [Key, Key]
+    assert [t.summary.rpartition(", ")[2] for t in jitted.traces()] == ["second=1", "second=2"]
+    assert_same(jitted(x, first=y, second=1), keywords(x, first=y, second=1))

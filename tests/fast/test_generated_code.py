@@ -152,3 +152,11 @@ def test_the_source_is_dropped_with_the_function():
         warm(eqxjit.filter_jit(lambda x, n=n: x * n), X)
     gc.collect()
     assert not [name for name in set(linecache.cache) - before if name.startswith("<eqxjit")]
+
+
+@specializing
+def test_a_class_whose_name_has_several_lines():
+    kind = type("a\nb", (Scaled,), {})
+    f = warm(eqxjit.filter_jit(lambda model, x: model(x)), kind(X), X)
+    assert "model: a b" in f.specialized_source()
+    assert f(kind(X), X).tolist() == (X * X * 2).tolist()

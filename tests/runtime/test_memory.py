@@ -305,6 +305,35 @@ def test_arrays_passed_in_are_not_kept(filter_jit, calls):
         gc.enable()
 
 
+def test_examples_of_what_is_lowered_go_at_once():
+    """Without the garbage collector: a program is often kept for as long as a process runs."""
+    f = eqxjit.filter_jit(lambda model, x: model(x))
+    gc.collect()
+    gc.disable()
+    try:
+        model = Model(X + 1)
+        alive = weakref.ref(model.weight)
+        lowered = f.lower(model, X)
+        del model
+        assert alive() is None
+        assert lowered.compile()(Model(X), X).tolist() == (X * X).tolist()
+    finally:
+        gc.enable()
+
+
+def test_the_constants_of_a_frozen_function_go_with_it():
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(jax.live_arrays())
+        frozen = eqxjit.freeze(Model(X * 3))
+        frozen.compile(X)
+        del frozen
+        assert len(jax.live_arrays()) <= before
+    finally:
+        gc.enable()
+
+
 class Incomparable:
     def __eq__(self, other):
         raise ValueError

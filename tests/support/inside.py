@@ -100,7 +100,7 @@ def link(wrapper: Any) -> Any:
 
 def sees_axis_names() -> bool:
     """Whether the names of a transformation's axes can be read from JAX."""
-    return "axis_env_state" in _compat._CONTEXT_NAMES
+    return "axis_env_state" in _compat._trace_context_names()
 
 
 def assert_nothing_installed() -> None:

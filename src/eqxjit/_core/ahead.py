@@ -48,10 +48,12 @@ class Lowered:
     ):
         call, self.lowered, self._trace = staged
         self._caller = caller
-        # Not the call, with which its arrays would live as long as this.
         self._entry = call.entry
         self._description = caller.table.counter.hook.describe(call)
         self._bound = bound
+        # The trace holds the call, with which the examples would live as long as this.
+        call.args, call.kwargs, call.fun_arrays = (), {}, ()
+        call.arrays, call.statics = [], []
 
     def __repr__(self) -> str:
         return f"<Lowered {_shown(self._caller, self._description)}>"
@@ -101,6 +103,11 @@ class Compiled(CallableBySlot):
         self.bound = bound
         self._caller = _CompiledCaller(caller, entry, description, self)
         self._caller.unlink()
+
+    def __copy__(self) -> "Compiled":
+        # Not by its slots: a caller fills the one wrapper that it has.
+        mine = self._caller
+        return type(self)(mine, mine.entry, mine.description, self.bound)
 
     def __repr__(self) -> str:
         return f"<Compiled {_shown(self._caller, self._caller.description)}>"

@@ -156,7 +156,7 @@ UNKNOWN = Description([Row("...", NodePart("unknown", None), None)])
 
 def describe(call: Any) -> Description:
     """Describe the arguments of a call, and its function where copies of it may differ."""
-    args, (_, _, keys, *specs) = call.spec[3][3:], call.spec[4]
+    args, specs, keys = call.spec[3][3:], call.spec[4][3:], sorted(call.kwargs)
     names = call.function.signature.path_names(len(args))
     named = [*zip(names, args, call.args, strict=True)]
     named += [(key, spec, call.kwargs[key]) for key, spec in zip(keys, specs, strict=True)]

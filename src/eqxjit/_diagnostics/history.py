@@ -176,12 +176,12 @@ class History(TraceHook):
             trace.differences = (Difference("unknown", "", "", why),)
         else:
             found = differences(earlier.description, trace.description, self.place.is_users)
-            # Of the same names, whatever they are in this release of JAX.
+            # The names depend on the release of JAX, and a user may add contexts.
             was = earlier.configuration
             found += [
-                Difference("configuration changed", name, was[name], text)
+                Difference("configuration changed", name, was.get(name, "absent"), text)
                 for name, text in trace.configuration.items()
-                if was[name] != text
+                if was.get(name) != text
             ]
             trace.differences = tuple(found) or (_why_it_does_not_serve(earlier, trace),)
         # That of a cleared one may be another trace's by now.

@@ -185,7 +185,8 @@ class Writer:
         late: list[str] = []
         for name, source, var, spec, guard in self._arguments(*self.entry.spec[3:]):
             self.guards = early if type(spec) is Static or guard else late
-            kind = spec[1].__name__ if type(spec) is tuple else "static"
+            # A class may have any name, as of several lines.
+            kind = " ".join(spec[1].__name__.split()) if type(spec) is tuple else "static"
             self.guards.append(f"# {name}: {guard or ('array' if spec is ARRAY else kind)}")
             if guard:
                 self.guards.append(guard)

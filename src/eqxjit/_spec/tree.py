@@ -321,7 +321,10 @@ def resplit(
         new_statics.append(leaf)
         return Static(Identity(leaf)) if spec is ARRAY else spec
 
-    return walk(spec, True), new_arrays, new_statics
+    new_spec = walk(spec, True)
+    # It refers to itself, and to the arrays: only the garbage collector would free them.
+    del walk
+    return new_spec, new_arrays, new_statics
 
 
 def _n_dynamic(spec: tuple[Any, ...]) -> int:
