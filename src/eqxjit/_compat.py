@@ -8,7 +8,7 @@ less pretty, never wrong, so that a new release of JAX or Equinox is a change of
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 

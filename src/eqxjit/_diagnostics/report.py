@@ -234,9 +234,9 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
 def compile_report() -> Iterator[CompileReport]:
     """Print one table of everything that is compiled inside it, the costliest function first.
 
-    It includes nested functions, and also `jax.jit` functions and JAX's own operations, unless they
+    It includes nested functions, and also `jax.jit` functions and operations of JAX, unless they
     are traced as part of another function. The seconds of a function leave out functions under
-    `filter_jit` that are traced within its trace, because these have their own rows. Threads add
+    `filter_jit` that are traced within its trace, because these have rows of theirs. Threads add
     up.
 
     It yields a `CompileReport`, with `rows`, `spans` and `save`, which can be read at any time. In

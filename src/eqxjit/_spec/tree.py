@@ -353,7 +353,7 @@ def parts_of(spec: Spec) -> list[Spec]:
 def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bool]]:
     """Return the children of a node with this spec.
 
-    Of each: what follows the node's path in its own, its spec, itself, and whether it is in a
+    Of each: what follows the node's path in the child's, its spec, itself, and whether it is in a
     static field.
     """
     kind, cls, aux = spec[:3]
