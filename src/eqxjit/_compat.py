@@ -366,10 +366,20 @@ _DONATIONS = {
 def upstream_donation(wrapper: Any) -> Any:
     """Return the `donate` of an upstream wrapper; None if it can't be read."""
     assert _filter_jit_cache is not None
-    # One with options of `jax.jit`, or `equinox.clear_caches()` was called meanwhile.
-    if wrapper._cached is not _filter_jit_cache(wrapper.__wrapped__, {}):
+    jitted, plain = wrapper._cached, _filter_jit_cache(wrapper.__wrapped__, {})
+    # Two of the same options, if `equinox.clear_caches()` was called meanwhile.
+    if jitted is not plain and _jit_options(jitted) != _jit_options(plain):
         return None
     return _DONATIONS.get((wrapper.filter_warning, wrapper.donate_first, wrapper.donate_rest))
+
+
+def _jit_options(jitted: Any) -> list[Any]:
+    """Return the options of a function under `jax.jit`; the function if JAX has no record."""
+    info = getattr(jitted, "_jit_info", None)
+    if info is None:
+        return [jitted]
+    names = {*info._fields} - {"fun_sourceinfo", "fun_signature"}
+    return [getattr(info, name) for name in sorted(names)]
 
 
 # --- What tracing depends on ------------------------------------------------------------------
