@@ -414,11 +414,20 @@ except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError)
 
 def trace_configuration() -> dict[str, str]:
     """Return what JAX's programs depend on beside arguments: the name and the value of each."""
+    global _last_configuration
     values = {name: getattr(jax.config, name, None) for name in _SETTINGS}
     # Asked for each time: `jax.make_user_context` adds to them, always under one name.
     for i, (name, value) in enumerate(zip(_trace_context_names(), _trace_context(), strict=False)):
         values[f"{name} {i}" if name == "user_context" else name] = value
-    return {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in values.items()}
+    last_values, texts = _last_configuration
+    # Mostly as it was, and making texts takes longer. A `jax` context may hold anything.
+    if not unless_it_raises(lambda: bool(values == last_values), False):
+        texts = {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in values.items()}
+        _last_configuration = values, texts
+    return texts
+
+
+_last_configuration: tuple[Any, dict[str, str]] = None, {}
 
 
 def _setting_text(value: Any) -> str:

@@ -18,7 +18,7 @@ from .differences import (
     differences,
     distance,
 )
-from .log import log, log_streak
+from .log import log, log_streak, switches
 from .trace import Trace, TraceList, size_of
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -135,7 +135,7 @@ class History(TraceHook):
         """Measure a trace, and log it."""
         if jaxpr is not None:
             record.equations, record.busiest_line = size_of(jaxpr)
-        if record.differences:
+        if switches and record.differences:
             log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         if call.is_staged or is_staging():

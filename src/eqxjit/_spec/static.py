@@ -123,6 +123,9 @@ def freeze(value: Any) -> Hashable:
         return value
     if kind is bool:
         return _TRUE if value else _FALSE
+    if kind is float:
+        # As many Modules hold, of which each takes a while below.
+        return (NUMBER, float, None, _bits(value))
     if kind is tuple and len(value) <= MAX_PARTS and THEMSELVES.issuperset(map(type, value)):
         # As the metadata of most nodes.
         return (ITEMS, tuple, None, *value)
@@ -198,11 +201,14 @@ def _opaque(value: Any) -> Opaque:
 _Read = tuple[int, tuple[str, ...] | None, Any]
 
 
-def _number(value: complex, left: list[int]) -> _Read:
-    # Zeros have two signs, and NaN equals NaN.
+def _number(value: Any, left: list[int]) -> _Read:
     parts = (value.real, value.imag) if type(value) is complex else (value,)
-    bits = [struct.pack("d", part) if part == part else _NAN for part in parts]
-    return NUMBER, None, (b"".join(bits),)
+    return NUMBER, None, (b"".join(map(_bits, parts)),)
+
+
+def _bits(value: float) -> bytes:
+    # Zeros have two signs, and NaN equals NaN.
+    return struct.pack("d", value) if value == value else _NAN
 
 
 def _items(value: Any, left: list[int]) -> _Read:

@@ -236,11 +236,16 @@ def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) ->
     # JAX doesn't look into static fields: whatever is there is one static object.
     for child in fixed:
         statics.append(child)
-        spec.append(Static(child if type(child) in THEMSELVES else freeze(child)))
+        if type(child) is bool:
+            spec.append(_BOOLS[child])
+        else:
+            spec.append(Static(child if type(child) in THEMSELVES else freeze(child)))
     return tuple(spec)
 
 
 _ONLY_STR = {str}
+# Made once, because layers have many.
+_BOOLS = Static(freeze(False)), Static(freeze(True))
 
 
 def _read_module(module: Any, fields: ModuleFields) -> tuple[Any, ...] | None:
