@@ -401,7 +401,7 @@ def test_what_cannot_be_served_ends_it_with_the_reason(server, path, tmp_path):
     [
         (lambda x: x[0], np.zeros((8, 8), np.float32), "doesn't return ten probabilities"),
         (lambda x: x * jnp.nan, np.zeros((8, 8), np.float32), "doesn't return ten"),
-        (lambda x: x[:10], np.zeros(64, np.float32), r"saved for float32\[64\]"),
+        (lambda x: x[:10], np.zeros(64, np.float32), r"`x` was float32\[64\]"),
     ],
 )
 def test_another_model_is_refused(tmp_path, fun, example, message):
