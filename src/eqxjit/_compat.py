@@ -408,8 +408,9 @@ try:
     if len(_trace_context_names()) != len(_trace_context()):
         raise ImportError
 except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError):
-    # Another release's: explanations then name none of what this version of JAX keys traces by.
-    _trace_context_names = _trace_context = _do_nothing
+    # Another release's, such as 0.8: of what it keys traces by, explanations name the mesh alone.
+    _trace_context_names = lambda: ["abstract_mesh_context_manager"]  # noqa: E731
+    _trace_context = lambda: [jax.sharding.get_abstract_mesh()]  # noqa: E731
 
 
 def trace_configuration() -> dict[str, str]:
