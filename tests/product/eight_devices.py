@@ -542,13 +542,23 @@ def test_training(split, donate):
 # --- Packing ----------------------------------------------------------------------------------
 
 
-def test_what_is_sharded_is_left_alone():
+def test_what_is_sharded_or_elsewhere_is_left_alone():
     sharded = jax.device_put(array(8, 2), over("data"))
     replicated = jax.device_put(array(3), over())
-    tree = [array(4), sharded, array(2), replicated, array(5)]
+    elsewhere = jax.device_put(array(3), jax.devices()[1])
+    tree = [array(4), sharded, array(2), replicated, elsewhere, array(5)]
     packed = eqxjit.pack(tree)
-    assert [a.shape for a in packed.arrays] == [(11,), (8, 2), (3,)]
-    assert packed.arrays[1:] == (sharded, replicated)
+    assert [a.shape for a in packed.arrays] == [(11,), (8, 2), (3,), (3,)]
+    assert packed.arrays[1:] == (sharded, replicated, elsewhere)
+    assert_same(packed.unpack(), tree)
+    assert placements(packed.unpack()) == placements(tree)
+
+
+def test_what_was_put_on_one_device_shares_a_buffer_there():
+    one, two = jax.devices()[1:3]
+    tree = [jax.device_put(array(size), device) for size in (2, 3) for device in (one, two)]
+    packed = eqxjit.pack(tree)
+    assert [(a.shape, a.devices()) for a in packed.arrays] == [((5,), {one}), ((5,), {two})]
     assert_same(packed.unpack(), tree)
     assert placements(packed.unpack()) == placements(tree)
 

@@ -156,7 +156,8 @@ def layout_of(
     groups: dict[Hashable, list[int]] = collections.defaultdict(list)
     for index, (kind, array) in enumerate(zip(types, arrays, strict=True)):
         is_small = _is_computable(kind.dtype) and kind.size * kind.dtype.itemsize <= max_leaf_bytes
-        groups[kind.dtype if is_small and not _is_sharded(array) else index].append(index)
+        is_joined = is_small and not _is_sharded(array)
+        groups[(kind.dtype, _device(array)) if is_joined else index].append(index)
     members = [
         tuple(group[i : i + MAX_LEAVES_PER_BUFFER])
         for group in groups.values()
@@ -183,6 +184,12 @@ def _is_sharded(leaf: Any) -> bool:
         return is_sharded_aval(jax.typeof(leaf))
     single = jax.sharding.SingleDeviceSharding
     return isinstance(leaf, jax.Array) and not isinstance(leaf.sharding, single)
+
+
+def _device(leaf: Any) -> Hashable:
+    """Return where an array was put by its user, and must stay; None for anywhere."""
+    is_put = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed
+    return leaf.sharding if is_put else None
 
 
 # --- Buffers ----------------------------------------------------------------------------------

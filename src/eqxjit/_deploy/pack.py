@@ -164,7 +164,7 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
         takes about as long as compiling it for both.
     - `max_leaf_bytes`: arrays of more bytes (4 KiB by default) are left as they are, the same
         objects, because copying them would cost more than it saves. So are typed keys of random
-        numbers, and sharded arrays.
+        numbers, and sharded arrays. Arrays on different devices share no buffer.
 
     **Returns:**
 
