@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import eqxjit
+from eqxjit._core import slow
 from tests.support.inside import entries
 from tests.support.threads import race
 
@@ -63,6 +64,27 @@ def test_another_thread_traces_meanwhile():
     race(call)
     assert entry.uses == b"\1\1"
     assert jax.tree.leaves(f(jnp.ones(1), buffers))[0].shape == (1,)
+
+
+def test_a_program_that_reads_more_is_traced_while_a_fast_path_is_made(monkeypatch):
+    f = eqxjit.filter_jit(reads_if_large)
+    f.clear_cache()
+    buffers = [np.ones(SIDE * SIDE, np.float32)]
+    make = slow.fast_path
+
+    def make_meanwhile(call):
+        monkeypatch.setattr(slow, "fast_path", make)
+        fast = make(call)
+        f(jnp.ones(2), buffers)
+        return fast
+
+    monkeypatch.setattr(slow, "fast_path", make_meanwhile)
+    f(jnp.ones(1), buffers)
+    for n in range(1, 6):
+        buffers[0][...] = n
+        out = f(jnp.ones(2), buffers)
+        buffers[0][...] = -1
+        assert float(out[0]) == pytest.approx(n * SIDE * SIDE, rel=1e-3)
 
 
 class Summed(eqx.Module):

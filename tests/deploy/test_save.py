@@ -300,7 +300,7 @@ def _manifest_of(path):
     return json.loads(_members(path)["manifest.json"])
 
 
-def _rewrite(path, manifest=None, fits=True, compressed=(), **members):
+def _rewrite(path, manifest=None, fits=True, compressed=(), sizes=(), **members):
     """Write a file anew with other members (None for no such), and a digest that fits, or not."""
     files = {**_members(path), **members}
     if manifest is not None:
@@ -314,6 +314,8 @@ def _rewrite(path, manifest=None, fits=True, compressed=(), **members):
             archive.writestr(
                 name, content, zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
             )
+        for name, size in sizes:
+            archive.getinfo(name).file_size = size
 
 
 def _change(path, fits=True, **changes):
@@ -427,6 +429,13 @@ def test_what_the_manifest_does_not_name_is_refused(tmp_path, name, compression)
 def test_compressed_members_are_refused(tmp_path, name):
     path = saved(tmp_path, mlp(), X)
     _rewrite(path, compressed=[name], **{name: bytes(2**23)})
+    assert_refused(path, "damaged: its parts are compressed")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "program.bin"])
+def test_a_compressed_member_whose_size_is_a_lie_is_refused(tmp_path, name):
+    path = saved(tmp_path, mlp(), X)
+    _rewrite(path, compressed=[name], sizes=[(name, 1)], **{name: bytes(2**23)})
     assert_refused(path, "damaged: its parts are compressed")
 
 

@@ -565,9 +565,9 @@ for n in range(3):
         f(jnp.ones(3))
 print([[(d.path.rstrip("0123456789"), d.old, d.new) for d in t.differences] for t in f.traces()])
 """
-    # Where JAX doesn't tell what it keys traces by, there is no name.
     *_, first, second = ast.literal_eval(run(code))
-    if first[0][1]:
+    # Where JAX doesn't tell what it keys traces by, there is no name.
+    if inside.sees_axis_names():
         assert first == [("user_context ", "0", "1")]
         assert second == [("user_context ", "1", "2")]
 
