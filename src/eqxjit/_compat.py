@@ -261,25 +261,26 @@ _HOST_TRANSFERS = {"stablehlo.send", "stablehlo.recv", "stablehlo.outfeed"}
 
 def may_raise(module: Any) -> bool:
     """Return whether a StableHLO program can raise once it runs; True if that is unclear."""
+    # JAX may no longer lower to a module that can be walked.
+    return unless_it_raises(lambda: _may_raise(module), True)
+
+
+def _may_raise(module: Any) -> bool:
     # Only host callbacks and foreign calls can. The lowered module shows them all, also those that
     # a primitive hides from the jaxpr (lineax's solve, Equinox's `noinline`).
     # Not `walk`, which turns an interrupt in what it calls into another error.
     pending: list[Any] = [module]
-    try:
-        while pending:
-            operation = pending.pop().operation
-            if operation.name in _HOST_TRANSFERS:
+    while pending:
+        operation = pending.pop().operation
+        if operation.name in _HOST_TRANSFERS:
+            return True
+        if operation.name == "stablehlo.custom_call":
+            target = operation.attributes["call_target_name"].value
+            if target not in _HARMLESS_TARGETS and not target.startswith(_HARMLESS_PREFIXES):
                 return True
-            if operation.name == "stablehlo.custom_call":
-                target = operation.attributes["call_target_name"].value
-                if target not in _HARMLESS_TARGETS and not target.startswith(_HARMLESS_PREFIXES):
-                    return True
-            for region in operation.regions:
-                for block in region.blocks:
-                    pending.extend(block.operations)
-    except (AttributeError, KeyError, TypeError):
-        # JAX no longer lowers to a module that can be walked.
-        return True
+        for region in operation.regions:
+            for block in region.blocks:
+                pending.extend(block.operations)
     return False
 
 

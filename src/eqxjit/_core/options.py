@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
+from .._interruptions import raise_if_interruption
 from .._spec.static import freeze
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
@@ -65,13 +66,14 @@ def check_options(
     donate: Any, block: Any, maxsize: Any, max_traces: Any, jit_arguments: Mapping[str, Any]
 ) -> Options:
     """Return the options; raise, as upstream does, for what none of them can be."""
-    arguments = tuple(sorted(jit_arguments.items()))
+    chosen = (donate, block, maxsize, max_traces, tuple(sorted(jit_arguments.items())))
     # Much code wraps where it calls, with the same options each time.
     try:
-        return _checked(donate, block, maxsize, max_traces, arguments)
-    except TypeError:
+        return _checked(*chosen)
+    except TypeError as error:
         # An option that can't be hashed; or a wrong one, whose error comes again.
-        return _checked.__wrapped__(donate, block, maxsize, max_traces, arguments)
+        raise_if_interruption(error, lambda: _checked(*chosen))
+        return _checked.__wrapped__(*chosen)
 
 
 @functools.lru_cache(maxsize=64, typed=True)

@@ -161,12 +161,16 @@ class Caller:
         entry = call.entry
         can_raise = None if trace is None else trace.may_raise
         if can_raise is None:
-            try:
+
+            def read() -> bool:
                 # Served from JAX's caches, which takes its time.
-                module = entry.jitted.lower(*call.flat).compiler_ir("stablehlo")
-                can_raise = may_raise(module)
-            except (AttributeError, NotInFlight):
+                return may_raise(entry.jitted.lower(*call.flat).compiler_ir("stablehlo"))
+
+            try:
+                can_raise = read()
+            except (AttributeError, NotInFlight) as error:
                 # No `lower` (`EQX_ON_ERROR=breakpoint`), or caches that were cleared meanwhile.
+                raise_if_interruption(error, read)
                 can_raise = True
         entry.blocks = entry.blocks or can_raise
         if entry.add_uses(None if trace is None else trace.inputs_read):

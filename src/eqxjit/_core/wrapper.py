@@ -25,6 +25,7 @@ from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_ke
 from .._code.files import trimming
 from .._code.text import short
 from .._compat import call_directly
+from .._interruptions import raise_if_interruption, unless_it_raises
 from .ahead import CompileCost, Lowered, lower
 from .function import STAND_INS, Function, take_apart
 from .options import DEFAULT_MAXSIZE, Donate, Options, check_options
@@ -300,12 +301,9 @@ def _blank() -> JitFunction[..., Any]:
 def _found_or_blank(name: Any) -> JitFunction[..., Any]:
     """Return the wrapper to which a stand-in belongs; a new one, if that was pickled by value."""
     path, _, attribute = name.__qualname__.rpartition(".")
-    try:
-        # Nothing is imported: by name, that was done.
-        found = operator.attrgetter(path)(sys.modules[name.__module__])
-        return found if getattr(found, attribute) is name else _blank()
-    except (KeyError, AttributeError):
-        return _blank()
+    # Nothing is imported: by name, that was done.
+    found = unless_it_raises(lambda: operator.attrgetter(path)(sys.modules[name.__module__]), None)
+    return found if getattr(found, attribute, None) is name else _blank()
 
 
 # What a bound function has of the wrapper, as a bound method has its function's attributes.
@@ -329,6 +327,7 @@ def _hash(fun: Any, key: tuple[Any, ...]) -> int:
     try:
         return hash(key)
     except TypeError as error:
+        raise_if_interruption(error, lambda: hash(key))
         raise TypeError(
             f"`{fun!r}` can't be hashed, because it holds something unhashable ({error}). If a JAX "
             "function must hash it, as `jax.lax.scan` or `switch`, pass a lambda that calls it."

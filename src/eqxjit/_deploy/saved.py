@@ -317,6 +317,7 @@ class SavedFunction:
         except ValueError as error:
             if not any(is_symbolic(kind.shape) for kind in self._types):
                 raise
+            raise_if_interruption(error, lambda: self._call(*leaves[:n], *arrays, *leaves[n:]))
             # JAX's error names no argument, and says nothing of what was saved.
             misfit = self._misfit(args, kwargs)
             raise ValueError(f"{misfit}\nA symbol stands for one size, from 1 on.") from error

@@ -179,16 +179,16 @@ def _freeze_parts(parts: Iterable[Any], left: list[int], depth: int = 1) -> list
 
 def _by_identity(value: Any) -> Hashable:
     kind = type(value)
-    try:
-        if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
-            # Equal while alive if the referents are, that is, by identity; and compared in C.
-            ref = weakref.ref(value)
-            # A reference keeps its hash, and has none to make once its object is gone.
-            hash(ref)
-            return ref
-        return IdentityRef(value)
-    except TypeError:
+    # Whether it can be referred to weakly.
+    if not kind.__weakrefoffset__:
         return Identity(value)
+    if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
+        # Equal while alive if the referents are, that is, by identity; and compared in C.
+        ref = weakref.ref(value)
+        # A reference keeps its hash, and has none to make once its object is gone.
+        hash(ref)
+        return ref
+    return IdentityRef(value)
 
 
 def _opaque(value: Any) -> Opaque:

@@ -26,7 +26,7 @@ from jax.tree_util import default_registry, keystr
 
 from .._code.text import short
 from .._compat import ArrayImpl, fields_of, native_back_end, unflatten_node
-from .._interruptions import unless_it_raises
+from .._interruptions import raise_if_interruption, unless_it_raises
 from .static import CONSTANTS, THEMSELVES, Identity, freeze
 
 
@@ -135,21 +135,20 @@ _named_tuples: weakref.WeakKeyDictionary[type, bool | None] = weakref.WeakKeyDic
 
 def _named_tuple_aux(kind: type) -> bool | None:
     """Return the aux of a class of named tuples; None for any other class."""
-    try:
+    if kind in _named_tuples:
         return _named_tuples[kind]
-    except KeyError:
-        aux = None
-        if (
-            hasattr(kind, "_fields")
-            and kind.__getitem__ is tuple.__getitem__  # type: ignore[attr-defined]
-            and kind.__len__ is tuple.__len__  # type: ignore[attr-defined]
-        ):
-            empty: Any = tuple.__new__(kind, ())
-            # A registered class has a flatten of the user's, which may raise, as it misses items.
-            flat: Any = unless_it_raises(lambda: _flatten_one_level(empty), (None, None))
-            # JAX's rule for named tuples is the class alone; a registered class has other metadata.
-            aux = _is_standard(kind) if flat[1] is kind else None
-        return _named_tuples.setdefault(kind, aux)
+    aux = None
+    if (
+        hasattr(kind, "_fields")
+        and kind.__getitem__ is tuple.__getitem__  # type: ignore[attr-defined]
+        and kind.__len__ is tuple.__len__  # type: ignore[attr-defined]
+    ):
+        empty: Any = tuple.__new__(kind, ())
+        # A registered class has a flatten of the user's, which may raise, as it misses items.
+        flat: Any = unless_it_raises(lambda: _flatten_one_level(empty), (None, None))
+        # JAX's rule for named tuples is the class alone; a registered class has other metadata.
+        aux = _is_standard(kind) if flat[1] is kind else None
+    return _named_tuples.setdefault(kind, aux)
 
 
 def _is_standard(kind: type) -> bool:
@@ -255,7 +254,8 @@ def _read_module(module: Any, fields: ModuleFields) -> tuple[Any, ...] | None:
         return None
     try:
         return fields.read(found)
-    except KeyError:
+    except KeyError as error:
+        raise_if_interruption(error, lambda: fields.read(found))
         return None
 
 
