@@ -35,7 +35,10 @@ PROGRAM = """
 
     class Timeout(Exception): ...
     class Urgent(BaseException): ...
-    ERRORS = [Timeout, TimeoutError, RuntimeError, ValueError, KeyError, MemoryError, Urgent]
+    ERRORS = [
+        Timeout, TimeoutError, RuntimeError, ValueError, KeyError, TypeError, AttributeError,
+        MemoryError, Urgent,
+    ]
 
     class Own:
         def __init__(self, value=0): self.value = value
@@ -130,6 +133,74 @@ PATHS = [
 @pytest.mark.slow
 def test_each_one_arrives(how, path):
     assert run(PROGRAM, how, "48", **path) == "[]\n"
+
+
+# One call after the other, interrupted at the next step of ours each time.
+AT_EACH_STEP = """
+    import collections, dataclasses, functools, sys
+    import equinox as eqx, jax, jax.numpy as jnp
+    import eqxjit
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        rate: float = 0.1
+
+    class Model(eqx.Module):
+        weight: object
+        static: object = eqx.field(static=True)
+
+    Pair = collections.namedtuple("Pair", "a b")
+    x = jnp.ones(2)
+    tree = Pair(Model(x, [Config(), {"a": object()}]), {1: x})
+    f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1))
+    calls = {
+        "a call": lambda: f(tree, x=x),
+        "wrapped where it is called": lambda: eqxjit.filter_jit(f.__wrapped__, backend="cpu")(x, x),
+    }
+
+    def call_interrupted_at(call, number, error):
+        "Whether there are so many steps, and whether it arrives."
+        n = 0
+
+        def step(frame, event, arg):
+            nonlocal n
+            if not frame.f_code.co_filename.startswith(eqxjit.__path__[0]):
+                return
+            frame.f_trace_opcodes = True
+            n += event == "opcode"
+            if n == number:
+                n += 1
+                raise error
+            return step
+
+        sys.settrace(step)
+        try:
+            call()
+        except error:
+            return True, True
+        finally:
+            sys.settrace(None)
+        return n >= number, False
+
+    for name, call in calls.items():
+        for _ in range(4): call()
+        for error in (KeyError, TypeError, AttributeError):
+            number, is_there = 0, True
+            while is_there:
+                number += 1
+                is_there, arrives = call_interrupted_at(call, number, error)
+                if is_there and not arrives:
+                    print(name, error, number)
+        assert number > int(sys.argv[1]), (name, number)
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "n"), [({"EQXJIT_SPECIALIZE": "0"}, 500), ({"EQXJIT_NATIVE": "0"}, 50)]
+)
+@pytest.mark.slow
+def test_it_arrives_wherever_it_comes(path, n):
+    assert run(AT_EACH_STEP, str(n), **path) == ""
 
 
 class Interrupted:

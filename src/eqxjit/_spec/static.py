@@ -318,14 +318,16 @@ def compared_fields(kind: type) -> tuple[str, ...] | None:
         equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
     ):
         return None
-    if equality not in _compared:
-        owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
-        parameters = vars(owner).get("__dataclass_params__")
-        names = None
-        if parameters is not None and parameters.eq:
-            names = tuple([field.name for field in dataclasses.fields(owner) if field.compare])
-        _compared[equality] = names
-    return _compared[equality]
+    # Not by `in`, which takes an interruption for a key that can't be referred to weakly.
+    found = _compared.get(equality, ...)
+    if found is not ...:
+        return found
+    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+    parameters = vars(owner).get("__dataclass_params__")
+    names = None
+    if parameters is not None and parameters.eq:
+        names = tuple([field.name for field in dataclasses.fields(owner) if field.compare])
+    return _compared.setdefault(equality, names)
 
 
 def referents(frozen: Hashable) -> list[Any]:

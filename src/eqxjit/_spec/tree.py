@@ -135,8 +135,10 @@ _named_tuples: weakref.WeakKeyDictionary[type, bool | None] = weakref.WeakKeyDic
 
 def _named_tuple_aux(kind: type) -> bool | None:
     """Return the aux of a class of named tuples; None for any other class."""
-    if kind in _named_tuples:
-        return _named_tuples[kind]
+    # Not by `in`, which takes an interruption for a class that can't be referred to weakly.
+    found = _named_tuples.get(kind, ...)
+    if found is not ...:
+        return found
     aux = None
     if (
         hasattr(kind, "_fields")
