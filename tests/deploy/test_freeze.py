@@ -395,15 +395,6 @@ def test_a_shape_for_an_array_is_named(wrap):
     assert not [note for note in raised.value.__notes__ if "ShapeDtypeStruct" in note]
 
 
-def test_options_of_freeze_alone_are_refused_elsewhere():
-    f = eqxjit.filter_jit(lambda x, **kwargs: x)
-    with pytest.raises(TypeError, match=r"is an option of a frozen function's `compile`"):
-        f.compile(1, other_shapes="raise")
-    g = eqxjit.filter_jit(lambda x, other_shapes: x)
-    assert g.compile(jnp.ones(1), other_shapes=True).seconds > 0
-    assert eqxjit.freeze(f).compile(jnp.ones(1), other_shapes="raise").seconds > 0
-
-
 def test_errors_of_freeze_are_short():
     def annotated(x: "jax.Array | None" = None, *, key: "jax.Array | None" = None): ...
 

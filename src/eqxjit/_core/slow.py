@@ -15,8 +15,8 @@ from .._code.files import trim, trimming
 from .._compat import may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import owned
-from .._fast.source import TooLarge, Writer, lacks_field
-from .._interruptions import raise_if_interruption
+from .._fast.source import Writer, lacks_field
+from .._interruptions import raise_if_interruption, unless_it_raises
 from .._spec.tree import combine, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make
@@ -245,10 +245,8 @@ class Caller:
     def source(self) -> str | None:
         """Return the fast path of the function's latest call in Python; None without one."""
         fasts = self.table.fasts
-        try:
-            return Writer(self.function, fasts[0].entry).write()[0] if fasts else None
-        except (TooLarge, RecursionError, MemoryError):
-            return "# This tree is too large to be shown as source.\n"
+        # A large tree's isn't written.
+        return unless_it_raises(lambda: Writer(self.function, fasts[0].entry).write()[0], None)
 
     # --- Beside calls -------------------------------------------------------------------------
 

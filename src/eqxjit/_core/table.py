@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 import equinox as eqx
 import jax
 
-from .._code import text
 from .._code.place import Place
 from .._compat import clear_with_equinox
 from .._fast.signature import Signature
@@ -53,10 +52,6 @@ class CacheInfo(NamedTuple):
     traces: int
     maxsize: int | None
     hits: int = 0
-
-    def _repr_html_(self) -> str:
-        cells = ["no limit" if cell is None else cell for cell in self]
-        return text.block(text.table(self._fields, [cells]))
 
 
 class _Watched:

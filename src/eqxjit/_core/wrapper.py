@@ -138,10 +138,6 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
         A `CompileCost`: how long it took, and how large the executable is.
 
-        **Raises:**
-
-        - `TypeError`, for `other_shapes`, which is an option of frozen functions only.
-
         !!! example
 
             ```python
@@ -158,14 +154,6 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
             ```
         """
-        names = [parameter.name for parameter in self._function.signature.parameters]
-        if "other_shapes" in kwargs and "other_shapes" not in names:
-            # It would be passed to a function with `**kwargs`, in silence.
-            raise TypeError(
-                f"`compile` of {self!r}: `other_shapes` is an option of a frozen function's "
-                "`compile` (`eqxjit.freeze`). For an argument of that name, write "
-                "`.lower(..., other_shapes=...).compile()`."
-            )
 
         def seconds() -> float:
             return sum([trace.seconds.total for trace in self.traces()])
@@ -226,7 +214,8 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
         **Returns:**
 
-        Python source, also if C makes the call. `None` if there is no fast path.
+        Python source, also if C makes the call. `None` if there is no fast path, or if the
+        tree is too large for generated Python.
         """
         return self._caller.source()
 
