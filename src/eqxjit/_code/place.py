@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -70,21 +71,28 @@ def location_of(fun: Any) -> CallSite | None:
     return CallSite(code.co_filename, code.co_firstlineno)
 
 
-def code_of(value: Any, or_of_call: bool = False) -> types.CodeType | None:
-    """Return the code of the function in all wrappers; or, if asked, of its class's `__call__`."""
+def wrapped_by(value: Any) -> Iterator[Any]:
+    """Yield a callable and what it wraps, outside in."""
     # Not `inspect.unwrap`, which stops at a partial; wrappers that form a circle have an end here.
     for _ in range(100):
+        yield value
         if isinstance(value, (functools.partial, eqx.Partial)):
             value = value.func
+        elif isinstance(value, types.MethodType):
+            value = value.__func__
         elif hasattr(value, "__wrapped__"):
             value = value.__wrapped__
-        elif isinstance(getattr(value, "__code__", None), types.CodeType):
-            return value.__code__
-        elif or_of_call:
-            value = type(value).__call__
         else:
-            break
-    return None
+            return
+
+
+def code_of(value: Any, or_of_call: bool = False) -> types.CodeType | None:
+    """Return the code of the function in all wrappers; or, if asked, of its class's `__call__`."""
+    *_, value = wrapped_by(value)
+    code = getattr(value, "__code__", None)
+    if isinstance(code, types.CodeType):
+        return code
+    return code_of(type(value).__call__) if or_of_call else None
 
 
 class Place(NamedTuple):

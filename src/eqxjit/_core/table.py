@@ -1,7 +1,6 @@
 """The entries of one function: a bounded table, and where functions keep their tables."""
 
 import collections
-import functools
 import itertools
 import types
 import weakref
@@ -9,9 +8,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
-import jax
 
-from .._code.place import Place
+from .._code.place import Place, wrapped_by
 from .._compat import clear_with_equinox
 from .._fast.signature import Signature
 from .._interruptions import Lock, Weak
@@ -301,30 +299,15 @@ def tables_of(home: types.FunctionType | None) -> _Tables:
 
 def home_of(fun: Any) -> types.FunctionType | None:
     """Return the Python function below a callable, on which its tables lie."""
-    # A bound, because `__wrapped__` may lead in a circle.
-    for _ in range(100):
-        if type(fun) is types.FunctionType:
-            return fun
-        if isinstance(fun, (functools.partial, jax.tree_util.Partial, eqx.Partial)):
-            fun = fun.func
-        elif isinstance(fun, types.MethodType):
-            fun = fun.__func__
-        elif hasattr(fun, "__wrapped__"):
-            fun = fun.__wrapped__
-        else:
-            return None
-    return None
+    return next((below for below in wrapped_by(fun) if type(below) is types.FunctionType), None)
 
 
 def names_of(fun: Any) -> tuple[str, str]:
     """Return what to call a callable in programs and errors: the name of the function below it."""
-    for _ in range(100):
-        if hasattr(fun, "__wrapped__"):
-            fun = fun.__wrapped__
-        elif isinstance(fun, functools.partial):
-            fun = fun.func
-        else:
+    for below in wrapped_by(fun):
+        # As upstream names it.
+        if isinstance(below, eqx.Partial):
             break
     # An instance of a class is called by the name of that.
-    named = fun if hasattr(fun, "__name__") and hasattr(fun, "__qualname__") else type(fun)
+    named = below if hasattr(below, "__name__") and hasattr(below, "__qualname__") else type(below)
     return named.__name__, named.__qualname__
