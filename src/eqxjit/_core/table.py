@@ -304,6 +304,7 @@ def home_of(fun: Any) -> types.FunctionType | None:
 
 def names_of(fun: Any) -> tuple[str, str]:
     """Return what to call a callable in programs and errors: the name of the function below it."""
+    below = fun
     for below in wrapped_by(fun):
         # As upstream names it.
         if isinstance(below, eqx.Partial):
