@@ -98,14 +98,6 @@ def test_jit_arguments_that_are_refused(filter_jit, argument):
             filter_jit(**{argument: value})(documented)
 
 
-@both
-@pytest.mark.parametrize("argument", ["default", "fn", "args", "kwargs", "out"])
-def test_arguments_of_old_are_refused(filter_jit, argument):
-    """Those of Equinox before 0.10."""
-    with pytest.raises(ValueError, match=r"0\.10"):
-        filter_jit(documented, **{argument: True})
-
-
 @pytest.mark.parametrize("block", ["a", None, (), 2])
 def test_a_block_that_is_neither_true_nor_false_is_refused(block):
     with pytest.raises(ValueError, match="block"):

@@ -449,39 +449,11 @@ def test_what_is_not_callable_cannot_be_wrapped(filter_jit, value):
         filter_jit(donate="all")(value)
 
 
-@pytest.mark.parametrize(
-    "wrap", [eqxjit.filter_jit, lambda f, **options: eqxjit.filter_jit(**options)]
-)
-@pytest.mark.parametrize(
-    ("option", "nearest"),
-    [
-        ("max_trace", "max_traces"),
-        ("max_size", "maxsize"),
-        ("donated", "donate"),
-        ("blocks", "block"),
-        ("inlined", "inline"),
-        ("compiler_option", "compiler_options"),
-        ("keep_unsed", "keep_unused"),
-        ("func", "fun"),
-        ("static_argnum", "static_argnums"),
-    ],
-)
-def test_an_unknown_option_is_named_with_the_nearest(wrap, option, nearest):
-    message = f"`filter_jit` has no option `{option}`: did you mean `{nearest}`?"
-    with pytest.raises(TypeError) as caught:
-        wrap(lambda x: x, **{option: 1})
-    assert str(caught.value).startswith(message)
-
-
 @both
-def test_an_option_like_no_other_is_unknown(filter_jit):
-    with pytest.raises(TypeError, match="zzz"):
-        filter_jit(lambda x: x, zzz=1)
-    if filter_jit is eqxjit.filter_jit:
-        with pytest.raises(
-            TypeError, match=r"has no option `zzz`: there are `donate`, .* `inline`"
-        ):
-            filter_jit(lambda x: x, inline=True, zzz=1)
+def test_an_unknown_option_is_named(filter_jit):
+    for wrap in (filter_jit, lambda fun, **options: filter_jit(**options)(fun)):
+        with pytest.raises(TypeError, match="max_trace"):
+            wrap(lambda x: x, inline=True, max_trace=1)
 
 
 def test_decorators_in_the_wrong_order_are_told():

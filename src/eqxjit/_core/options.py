@@ -1,10 +1,8 @@
 """The options of `filter_jit`, checked once, when a function is wrapped."""
 
 import dataclasses
-import difflib
 import functools
-import inspect
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Literal, get_args
 
 import jax
@@ -26,11 +24,7 @@ _REFUSED = {
     "donate_argnums": "Use `donate=...` to donate arrays.",
     "in_shardings": _PLACED,
     "out_shardings": _PLACED,
-    # Its arguments of long ago, of which JAX would say nothing helpful.
-    **dict.fromkeys(("default", "fn", "args", "kwargs", "out"), "Equinox 0.10 has removed it."),
 }
-
-_OURS = ("donate", "block", "maxsize", "max_traces")
 
 DEFAULT_MAXSIZE = 1024
 
@@ -99,20 +93,6 @@ def _checked(
         if count is not None and count < 1:
             raise ValueError(f"`{name}` must be at least 1; got {count}.")
     if jit_arguments:
-        of_jax = [*inspect.signature(jax.jit).parameters][1:]
-        options = [*_OURS, *[name for name in of_jax if name not in _REFUSED]]
-        for name in jit_arguments:
-            if name not in options:
-                hint = nearest(name, ["fun", *options, *_REFUSED]) or (
-                    f"there are {', '.join(f'`{option}`' for option in options)}."
-                )
-                raise TypeError(f"`filter_jit` has no option `{name}`: {hint}")
-        # So that a bad value is refused here, as by upstream, rather than at the first call.
+        # So that JAX refuses an unknown one, or a bad value, here and not at the first call.
         jax.jit(lambda: None, **jit_arguments)
     return Options(donate, bool(block), maxsize, max_traces, arguments)  # type: ignore[arg-type]
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a question for the name nearest to an unknown one; empty if none is near."""
-    found = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean `{found[0]}`?" if found else ""
