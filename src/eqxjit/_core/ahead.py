@@ -1,6 +1,7 @@
 """Ahead-of-time compilation: `f.lower(...)` and `f.lower(...).compile()`."""
 
 import functools
+import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,9 +18,6 @@ from .slow import Caller
 from .table import Table
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-# How much of the arguments is shown.
-_LONGEST = 100
 
 
 class CompileCost(NamedTuple):
@@ -158,28 +156,29 @@ class _CompiledCaller(Caller):
             )
         return self.entry
 
-    def settle(self, output: Any, call: Call) -> Any:
-        """Return the result of a call, in which nothing can have been traced."""
-        return self.combine(output, call)
-
 
 def lower(
     caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any], bound: Arguments = ((), {})
 ) -> Lowered:
     """Trace and lower what a call would run, which then leaves out the arguments in `bound`."""
     __tracebackhide__ = True
+    return Lowered(caller, stage(caller, lambda jitted: jitted.lower, args, kwargs), bound)
+
+
+def stage(
+    caller: Caller, action: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Call, Any, Any]:
+    """Bind arguments and stage a call; an error names a shape in the place of an array."""
+    __tracebackhide__ = True
     args, kwargs = caller.bind(args, kwargs)
     try:
-        staged = caller.stage(lambda jitted: jitted.lower, args, kwargs)
+        return caller.stage(action, args, kwargs)
     except Exception as error:
-        # The user's or JAX's, which may come of a shape that was passed for an array.
+        # The user's or JAX's, which may come of such a shape.
         raise_for_shapes(error, caller.function.signature.named(args, kwargs))
         raise
-    return Lowered(caller, staged, bound)
 
 
 def _shown(caller: Caller, description: Any) -> str:
-    arguments = str(description)
-    if len(arguments) > _LONGEST:
-        arguments = f"{arguments[: _LONGEST - 3]}..."
+    arguments = textwrap.shorten(str(description), 100, placeholder=" ...")
     return f"{caller.function.signature.label}({arguments})"

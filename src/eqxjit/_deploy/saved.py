@@ -23,8 +23,8 @@ import numpy as np
 from jax.export import Exported, default_export_platform, deserialize, export
 
 from .._code.text import short
+from .._core.ahead import stage
 from .._core.entry import arrays_of
-from .._core.errors import raise_for_shapes
 from .._core.slow import Caller
 from .._diagnostics.description import Description, NodePart, describe_trees
 from .._diagnostics.differences import differences, listed
@@ -87,9 +87,8 @@ def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _members(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, bytes]:
     signature = caller.function.signature
-    args, kwargs = caller.bind(args, kwargs)
     try:
-        call, exported, _ = caller.stage(export, args, kwargs)
+        call, exported, _ = stage(caller, export, args, kwargs)
     except NotImplementedError as error:
         if "host_callbacks" not in str(error):
             # The function itself raised it.
@@ -100,10 +99,6 @@ def _members(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
             "function without; the environment variable `EQX_ON_ERROR=off` takes out Equinox's "
             "checks."
         ) from error
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-        # These come of a shape in the place of an array.
-        raise_for_shapes(error, signature.named(args, kwargs))
-        raise
     entry = call.entry
     if len(entry.outs) != 1:
         raise ValueError(
