@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -20,8 +20,6 @@ from jax.tree_util import default_registry, tree_structure
 
 from ._interruptions import unless_it_raises
 from ._switches import switch
-
-_T = TypeVar("_T")
 
 
 def _do_nothing(*_: Any) -> Any:
@@ -62,28 +60,19 @@ def native_back_end() -> Any:
     return _native
 
 
-if TYPE_CHECKING or _native is None:
+if TYPE_CHECKING or _native is not None:
+    # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
+    from ._native import Delegate, call_directly
+else:
 
     class Delegate:
         """A base of classes whose instances are called by their `target`: as of `_native.c`."""
 
         __slots__ = ("target",)
 
-        if TYPE_CHECKING:
-
-            def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    if not TYPE_CHECKING:
-        # CPython calls what is in the slot, without a frame in between.
-        Delegate.__call__ = Delegate.target
-
-    def call_directly(cls: type[_T]) -> type[_T]:
-        """Return a class as it is."""
-        return cls
-
-else:
-    # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
-    Delegate, call_directly = _native.Delegate, _native.call_directly
+    # CPython calls what is in the slot, without a frame in between.
+    Delegate.__call__ = Delegate.target
+    call_directly = lambda cls: cls  # noqa: E731
 
 
 # --- Types ------------------------------------------------------------------------------------
@@ -416,20 +405,11 @@ except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError)
 
 def trace_configuration() -> dict[str, str]:
     """Return what JAX's programs depend on beside arguments: the name and the value of each."""
-    global _last_configuration
     values = {name: getattr(jax.config, name, None) for name in _SETTINGS}
     # Asked for each time: `jax.make_user_context` adds to them, always under one name.
     for i, (name, value) in enumerate(zip(_trace_context_names(), _trace_context(), strict=False)):
         values[f"{name} {i}" if name == "user_context" else name] = value
-    last_values, texts = _last_configuration
-    # Mostly as it was, and making texts takes longer. A `jax` context may hold anything.
-    if not unless_it_raises(lambda: bool(values == last_values), False):
-        texts = {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in values.items()}
-        _last_configuration = values, texts
-    return texts
-
-
-_last_configuration: tuple[Any, dict[str, str]] = None, {}
+    return {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in values.items()}
 
 
 def _setting_text(value: Any) -> str:
