@@ -363,13 +363,10 @@ def upstream_donation(wrapper: Any) -> Any:
     return _DONATIONS.get((wrapper.filter_warning, wrapper.donate_first, wrapper.donate_rest))
 
 
-def _jit_options(jitted: Any) -> list[Any]:
+def _jit_options(jitted: Any) -> Any:
     """Return the options of a function under `jax.jit`; the function if JAX has no record."""
-    info = getattr(jitted, "_jit_info", None)
-    if info is None:
-        return [jitted]
-    names = {*info._fields} - {"fun_sourceinfo", "fun_signature"}
-    return [getattr(info, name) for name in sorted(names)]
+    of_function = {"fun_sourceinfo": None, "fun_signature": None}
+    return unless_it_raises(lambda: jitted._jit_info._replace(**of_function), jitted)
 
 
 # --- What tracing depends on ------------------------------------------------------------------

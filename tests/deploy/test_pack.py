@@ -585,7 +585,7 @@ def test_forgetting_to_unpack():
 
 def test_a_packed_in_the_place_of_an_array():
     packed, linear = eqxjit.pack(mlp()), eqx.nn.Linear(3, 3, key=jr.key(0))
-    with pytest.raises(TypeError, match=r"write `\.unpack\(\)` where the tree of the model"):
+    with pytest.raises(TypeError, match=r"class .eqxjit\.Packed."):
         jnp.sum(packed)
     for compute in (linear, lambda p: 2 * p, lambda p: jnp.ones(3) + p, lambda p: p @ jnp.ones(3)):
         with pytest.raises(TypeError, match=r"can't be computed with.*`packed\.unpack\(\)`"):

@@ -3,7 +3,7 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args, overload
 
 import equinox as eqx
@@ -16,7 +16,7 @@ from .._code.text import short
 from .._core.ahead import CompileCost
 from .._core.errors import with_argument_errors
 from .._core.function import Function
-from .._core.options import DEFAULT_MAXSIZE, check_options, nearest
+from .._core.options import DEFAULT_MAXSIZE, check_options
 from .._core.table import Table, home_of, names_of
 from .._core.wrapper import (
     BoundJitFunction,
@@ -78,8 +78,6 @@ class FrozenFunction(JitFunction[P, T]):
         """
         if other_shapes not in (None, *get_args(OtherShapes)):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
-        parameters = self._function.signature.parameters
-        _check_arguments(f"`compile` of {self!r}", parameters, (), kwargs, "other_shapes")
         for leaf in jax.tree.leaves((args, kwargs)):
             if isinstance(leaf, jax.ShapeDtypeStruct) and is_symbolic(leaf.shape):
                 raise ValueError(
@@ -226,8 +224,14 @@ def freeze(
     if not callable(fun):
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
     names = names_of(fun)
-    parameters = Signature(fun, *names).parameters
-    _check_arguments(f"`freeze` of `{names[1]}`", parameters, args, kwargs, "max_constant_bytes")
+    parameters = inspect.Signature(Signature(fun, *names).parameters)
+    try:
+        parameters.bind_partial(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"`freeze` of `{names[1]}`: {error}: its parameters are `{parameters}`, and an option "
+            "of `freeze` is `max_constant_bytes`."
+        ) from None
     remaining = _Partial(fun, *args, **kwargs)
     spec, arrays, statics = with_argument_errors(
         lambda: split(remaining),
@@ -279,24 +283,6 @@ def _copy_static(value: Any) -> Any:
     copied = unless_it_raises(lambda: copy.deepcopy(value, {**memo}), value)
     # One that isn't equal wouldn't be what the user froze or packed.
     return copied if unless_it_raises(lambda: static.same(copied, frozen), False) else value
-
-
-def _check_arguments(
-    of: str,
-    parameters: Sequence[inspect.Parameter],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *options: str,
-) -> None:
-    """Raise for arguments that no parameter takes; name the parameter or option that is meant."""
-    signature = inspect.Signature(parameters)
-    try:
-        signature.bind_partial(*args, **kwargs)
-    except TypeError as error:
-        names = [*options, *signature.parameters]
-        hints = [nearest(keyword, names) for keyword in kwargs if keyword not in names]
-        hint = next(filter(None, hints), f"its parameters are `{signature}`.")
-        raise TypeError(f"{of}: {error}: {hint}") from None
 
 
 def load(path: Path) -> FrozenFunction[..., Any]:

@@ -106,10 +106,9 @@ class Layout:
         spec, arrays, statics = split(tree, is_input=False)
         types = tuple(map(type_of, arrays))
         if (spec, types) != (self.spec, self.types):
-            trees = (self.spec, self.types, self.statics), (spec, types, statics)
             old, new = (
-                describe_trees([("tree", spec, combine(spec, iter(types), iter(statics)))])
-                for spec, types, statics in trees
+                describe_trees([("tree", layout.spec, layout.combine(layout.types))])
+                for layout in (self, Layout(spec, statics, types, ()))
             )
             found = listed(differences(old, new))
             # Trees of very many parts aren't described.

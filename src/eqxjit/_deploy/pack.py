@@ -22,21 +22,8 @@ Tree = TypeVar("Tree")
 
 _MISTAKEN = "A `Packed` {}; the tree in it may. Write `packed.unpack(){}`, in the jitted function."
 
-_ModuleClass: Any = type(eqx.Module)
 
-
-class _PackedClass(_ModuleClass):
-    """The class of `Packed`, with a hint wherever an error of JAX's names that."""
-
-    def __format__(self, spec: str) -> str:
-        # JAX formats the class of what it can't take: "different types at key path ...", of a mask.
-        return (
-            f"{self!r} (packed by `eqxjit.pack`: write `.unpack()` where the tree of the model is "
-            "meant, as beside a mask or labels of its leaves)"
-        )
-
-
-class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
+class Packed(eqx.Module, Generic[Tree]):
     """A pytree whose small arrays are in flat buffers; made by `eqxjit.pack`.
 
     It is a pytree itself, of a few arrays: differentiate with respect to it, hand it to an
@@ -204,10 +191,10 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
     spec, arrays, statics = with_argument_errors(
         lambda: split(tree, is_input=False), lambda: [("tree", tree)]
     )
-    if any(type(static) is Layout for static in statics):
-        found = [path for path, _, value in leaf_paths(spec, tree, "tree") if type(value) is Layout]
-        path = found[0].removesuffix(".layout")
-        raise ValueError(f"`{path}` is packed already. To pack it anew, `unpack` it first.")
+    for path, _, value in leaf_paths(spec, tree, "tree"):
+        if type(value) is Layout:
+            path = path.removesuffix(".layout")
+            raise ValueError(f"`{path}` is packed already. To pack it anew, `unpack` it first.")
     # An optimiser without a state has none.
     if not arrays and tree_leaves(tree):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")
