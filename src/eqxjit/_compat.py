@@ -217,10 +217,11 @@ logging.getLogger("jax._src.callback").addFilter(_is_for_logs)
 try:
     # JAX leaves frames of these files out of tracebacks, and of the places that it logs.
     from jax._src.source_info_util import register_exclusion as exclude_from_locations
+    from jax._src.source_info_util import user_frames as _user_frames
     from jax._src.traceback_util import register_exclusion as exclude_from_tracebacks
 except ImportError:
-    # Tracebacks and JAX's logs then show a few lines of ours.
-    exclude_from_locations = exclude_from_tracebacks = _do_nothing
+    # Tracebacks and JAX's logs then show a few lines of ours, and no line of a program stands out.
+    exclude_from_locations = exclude_from_tracebacks = _user_frames = _do_nothing
 
 
 # --- Lowered programs -------------------------------------------------------------------------
@@ -416,20 +417,12 @@ def _setting_text(value: Any) -> str:
     return unless_it_raises(lambda: repr(shown), f"a {type(value).__name__}")
 
 
-try:
-    from jax._src.source_info_util import user_frames as _user_frames
-except ImportError:
-    _user_frames = _do_nothing
-
-
 def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:
     """Return the file and line, not a library's, that made an equation of a jaxpr; or None."""
 
     def find() -> tuple[str, int] | None:
-        for frame in _user_frames(equation.source_info.traceback):
-            if not frame.file_name.startswith(library_files):
-                return frame.file_name, frame.start_line
-        return None
+        places = [(f.file_name, f.start_line) for f in _user_frames(equation.source_info.traceback)]
+        return next((place for place in places if not place[0].startswith(library_files)), None)
 
     # Another release's signature: no line stands out.
     return unless_it_raises(find, None)

@@ -380,7 +380,6 @@ def test_other_versions_say_so_whatever_else_they_lack(tmp_path, changes, text):
         (whole, {}),
         (bare, {"program.bin": None}),
         (bare, {"other.bin": bytes(1000)}),
-        (bare, {"other.bin": bytes(1000), "compressed": ["other.bin"]}),
     ):
         path = saved(tmp_path, mlp(), X)
         _rewrite(path, manifest, **kwargs)
@@ -422,21 +421,24 @@ def test_what_the_manifest_does_not_name_is_refused(tmp_path, name, compression)
     path = saved(tmp_path, mlp(), X)
     with zipfile.ZipFile(path, "a", compression) as archive:
         archive.writestr(name, bytes(2**23))
-    assert_refused(path, "damaged: its parts (aren't those that its manifest names|are compressed)")
+    assert_refused(
+        path,
+        r"damaged(: its parts aren't those that its manifest names|.*its parts are compressed)",
+    )
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "program.bin"])
 def test_compressed_members_are_refused(tmp_path, name):
     path = saved(tmp_path, mlp(), X)
     _rewrite(path, compressed=[name], **{name: bytes(2**23)})
-    assert_refused(path, "damaged: its parts are compressed")
+    assert_refused(path, "damaged.*: its parts are compressed")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "program.bin"])
 def test_a_compressed_member_whose_size_is_a_lie_is_refused(tmp_path, name):
     path = saved(tmp_path, mlp(), X)
     _rewrite(path, compressed=[name], sizes=[(name, 1)], **{name: bytes(2**23)})
-    assert_refused(path, "damaged: its parts are compressed")
+    assert_refused(path, "damaged.*: its parts are compressed")
 
 
 def test_missing_members_are_refused(tmp_path):
@@ -469,7 +471,7 @@ def test_members_that_overlap_are_refused(tmp_path):
             archive.filelist.append(info)
             archive.NameToInfo[info.filename] = info
         archive._didModify = True
-    assert_refused(path, "damaged: its parts are compressed, or overlap")
+    assert_refused(path, "damaged.*: its parts are compressed, or overlap")
 
 
 def test_a_manifest_that_is_nested_deeply_is_refused(tmp_path):

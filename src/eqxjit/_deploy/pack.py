@@ -109,17 +109,8 @@ class Packed(eqx.Module, Generic[Tree]):
                 )
         raise AttributeError(_MISTAKEN.format(f"has no attribute {name!r}", f".{name}"))
 
-    def __getitem__(self, key: Any) -> Any:
-        raise TypeError(_MISTAKEN.format("can't be indexed or iterated over", f"[{key!r}]"))
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(_MISTAKEN.format("can't be called", "(...)"))
-
-    def _refuse(self, other: Any) -> Any:
-        raise TypeError(_MISTAKEN.format("isn't an array, and can't be computed with", ""))
-
-    __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = _refuse
-    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = _refuse
 
     # Equinox prints Modules by it, field by field otherwise.
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
@@ -285,9 +276,7 @@ def _drawn(layout: Layout, step: int, size: float) -> list[Any]:
         draw = np.random.default_rng((step, index))
         # Of many sizes, and above what clipping of leaves lets pass.
         scale = size * (10 ** (draw.uniform() + step % 2) if step else 1.0)
-        real, imaginary = draw.standard_normal((2, *kind.shape))
-        is_complex = jnp.issubdtype(kind.dtype, jnp.complexfloating)
-        values = scale * (real + 1j * imaginary if is_complex else real)
+        values = scale * draw.standard_normal(kind.shape)
         is_trained = jnp.issubdtype(kind.dtype, jnp.inexact)
         arrays.append(jax.device_put(values.astype(kind.dtype)) if is_trained else None)
     return arrays

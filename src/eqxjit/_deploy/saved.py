@@ -121,11 +121,10 @@ def _members(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
         "inputs": _written(inputs, "(args, kwargs)"),
         "output": _written(output, "output"),
     }
-    arrays = [np.asarray(array).tobytes() for array in caller.fun_arrays]
     return {
         _MANIFEST: json.dumps(manifest, indent=1).encode(),
         _PROGRAM: bytes(exported.serialize()),
-        **{_array_name(i): content for i, content in enumerate(arrays)},
+        **{_array_name(i): np.asarray(a).tobytes() for i, a in enumerate(caller.fun_arrays)},
     }
 
 
@@ -160,13 +159,17 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
     with zipfile.ZipFile(file) as archive:
         # Nothing may take more memory than on disk. Of a compressed part `zipfile` makes all there
         # is, whatever size is written of it.
-        of_manifest, infos = archive.getinfo(_MANIFEST), archive.infolist()
-        size = os.fstat(file.fileno()).st_size
-        _check_sizes([of_manifest], size)
-        manifest = json.loads(archive.read(of_manifest))
+        infos = archive.infolist()
+        is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
+        size = sum([max(info.compress_size, info.file_size) for info in infos])
+        if not is_stored or size > os.fstat(file.fileno()).st_size:
+            raise _Refused(
+                "is damaged, or wasn't written by `frozen.save`: "
+                "its parts are compressed, or overlap."
+            )
+        manifest = json.loads(archive.read(_MANIFEST))
         # Before all else: another version may have other fields and other parts.
         _check_fields(manifest)
-        _check_sizes(infos, size)
         names = [_MANIFEST, _PROGRAM, *map(_array_name, range(len(infos) - 2))]
         # What isn't named isn't read, however large it is.
         if archive.namelist() != names or len(names) != 2 + manifest["n_fun"]:
@@ -194,13 +197,6 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
         jnp.asarray(np.frombuffer(content, kind.dtype).reshape(kind.shape))
         for content, kind in zip(arrays, fun.fun_types, strict=True)
     ]
-
-
-def _check_sizes(infos: list[zipfile.ZipInfo], size: int) -> None:
-    """Raise unless parts are stored as they are, and together fit in a file of this size."""
-    is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
-    if not is_stored or sum([max(i.compress_size, i.file_size) for i in infos]) > size:
-        raise _Refused("is damaged: its parts are compressed, or overlap.")
 
 
 def _check_fields(manifest: Any) -> None:
@@ -282,7 +278,6 @@ class SavedFunction:
         return leaves
 
     def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return how arguments differ from those that it was saved for."""
         spec, leaves, statics = split((args, kwargs))
         passed = self._describe(spec, [*map(type_of, leaves)], statics)
         found = differences(self._description, passed)
@@ -292,7 +287,6 @@ class SavedFunction:
         return "\n    ".join([f"`{self.__name__}` was saved for other arguments:", *lines])
 
     def __call__(self, arrays: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the program."""
         leaves, n = self.check(args, kwargs), self._n_first
         try:
             results = self._call(*leaves[:n], *arrays, *leaves[n:])
