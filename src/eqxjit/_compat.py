@@ -49,9 +49,9 @@ if _IS_NATIVE is False:
     why_back_end = "Python, because EQXJIT_NATIVE=0"
 elif _IS_NATIVE and _native is None:
     raise ImportError(
-        "`EQXJIT_NATIVE=1` asks for eqxjit's native back end, which isn't built for this Python. "
-        "Install a C compiler and Python's headers, then run "
-        "`pip install --force-reinstall --no-deps` of eqxjit again; or unset the variable."
+        "`EQXJIT_NATIVE=1` asks for a native back end, and none is built for this Python. Install "
+        "a C compiler and Python's headers, then eqxjit again, by `pip install --force-reinstall "
+        "--no-deps`; or unset the variable."
     )
 
 

@@ -12,7 +12,7 @@ from .._interruptions import unless_it_raises
 from .calls import Call
 from .entry import Entry
 from .errors import raise_for_shapes
-from .events import OpenTrace, close_trace, open_trace
+from .events import close_trace, open_trace
 from .slot import CallableBySlot
 from .slow import Caller
 from .table import Table
@@ -38,12 +38,9 @@ class Lowered:
     - `lowered`: the `jax.stages.Lowered`, with `cost_analysis()`, say.
     """
 
-    def __init__(
-        self,
-        caller: Caller,
-        staged: tuple[Call, jax.stages.Lowered, OpenTrace | None],
-        bound: Arguments,
-    ):
+    lowered: jax.stages.Lowered
+
+    def __init__(self, caller: Caller, staged: tuple[Call, Any, Any], bound: Arguments):
         call, self.lowered, self._trace = staged
         self._caller = caller
         self._entry = call.entry

@@ -132,28 +132,23 @@ class _Link(types.SimpleNamespace):
         return type(None), ()
 
 
-def _twin_of(wrapper: Any) -> Any:
-    """Return eqxjit's wrapper of the same function; None if upstream goes on serving it."""
-    link = fields_of(wrapper).get(_LINK)
-    if link is None:
-        donate = upstream_donation(wrapper)
-        twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=donate)
-        # Another thread may have been first: their twins share what is compiled.
-        link = fields_of(wrapper)[_LINK] = _Link(twin=twin)
-    return link.twin
-
-
 def _redirecting(name: str) -> Callable[..., Any]:
-    """Return a method of upstream's wrappers that calls the one of this name that serves."""
+    """Return a method of upstream's wrappers that calls the twin's of this name."""
     # As it was when eqxjit was imported: what another tool has put there since may call ours.
     upstream: Any = getattr(UpstreamWrapper, name, None)
 
     def method(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        link = fields_of(wrapper).get(_LINK)
+        if link is None:
+            donate = upstream_donation(wrapper)
+            twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=donate)
+            # Another thread may have been first: their twins share what is compiled.
+            link = fields_of(wrapper)[_LINK] = _Link(twin=twin)
         # An attribute of a class is the wrapper itself.
-        twin = None if name == "__get__" and args[0] is None else _twin_of(wrapper)
-        serving = functools.partial(upstream, wrapper) if twin is None else getattr(twin, name)
-        return serving(*args, **kwargs)
+        if link.twin is None or (name == "__get__" and args[0] is None):
+            return upstream(wrapper, *args, **kwargs)
+        return getattr(link.twin, name)(*args, **kwargs)
 
     return method
 

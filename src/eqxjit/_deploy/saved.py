@@ -52,9 +52,6 @@ _REQUIRED = Parameter.empty
 
 Path = str | os.PathLike[str]
 
-# The types of static values that JSON holds as they are: of a float it has all digits.
-_VALUES = (bool, int, float, str, type(None))
-
 
 # --- Writing ----------------------------------------------------------------------------------
 
@@ -331,7 +328,8 @@ def _written(tree: Any, path: str) -> Any:
     kind = type(tree)
     if kind is np.ndarray:
         return {"array": None}
-    if kind in _VALUES:
+    # JSON holds these as they are: of a float it has all digits.
+    if kind in (bool, int, float, str, type(None)):
         return tree
     if kind is tuple or kind is list:
         items = [_written(item, f"{path}[{i}]") for i, item in enumerate(tree)]
