@@ -344,30 +344,17 @@ except (ImportError, AttributeError):
     UpstreamWrapper = _filter_jit_cache = None
     upstream_filter_jit = eqx.filter_jit
 
-# By `filter_warning`, `donate_first` and `donate_rest`.
-_DONATIONS = {
-    (False, False, False): "none",
-    (True, True, True): "all",
-    (True, False, True): "all-except-first",
-    (False, True, True): "warn",
-    (False, False, True): "warn-except-first",
-}
-
 
 def upstream_donation(wrapper: Any) -> Any:
     """Return the `donate` of an upstream wrapper; None if it can't be read."""
     assert _filter_jit_cache is not None
-    jitted, plain = wrapper._cached, _filter_jit_cache(wrapper.__wrapped__, {})
-    # Two of the same options, if `equinox.clear_caches()` was called meanwhile.
-    if jitted is not plain and _jit_options(jitted) != _jit_options(plain):
+    # Those without options of `jax.jit` share this one until `equinox.clear_caches()`.
+    if wrapper._cached is not _filter_jit_cache(wrapper.__wrapped__, {}):
         return None
-    return _DONATIONS.get((wrapper.filter_warning, wrapper.donate_first, wrapper.donate_rest))
-
-
-def _jit_options(jitted: Any) -> Any:
-    """Return the options of a function under `jax.jit`; the function if JAX has no record."""
-    of_function = {"fun_sourceinfo": None, "fun_signature": None}
-    return unless_it_raises(lambda: jitted._jit_info._replace(**of_function), jitted)
+    if not wrapper.donate_rest:
+        return "none"
+    donate = "all" if wrapper.filter_warning else "warn"
+    return donate if wrapper.donate_first else f"{donate}-except-first"
 
 
 # --- What tracing depends on ------------------------------------------------------------------

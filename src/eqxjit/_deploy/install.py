@@ -24,10 +24,9 @@ class Installation(contextlib.AbstractContextManager["Installation"]):
     def uninstall(self) -> None:
         """End this installation, and leave others in place; do nothing if it has ended."""
         with _lock:
-            if self in _installations:
-                _installations.remove(self)
-                if not _installations:
-                    _undo.close()
+            _installations.discard(self)
+            if not _installations:
+                _undo.close()
 
     def __exit__(self, *_: object) -> None:
         self.uninstall()
@@ -39,8 +38,9 @@ def install() -> Installation:
     From then on `equinox.filter_jit` is eqxjit's, wherever a module looks it up or has imported it.
     Functions that Equinox wrapped before, such as `diffrax.diffeqsolve`, call (and `lower`) an
     eqxjit wrapper of the same function instead. (Not if they were wrapped with options of `jax.jit`
-    such as `inline=True`, which can't be read back.) A module that imports or wraps something
-    meanwhile keeps using eqxjit permanently.
+    such as `inline=True`, or if `equinox.clear_caches()` was called before their first call: their
+    options can't be read back.) A module that imports or wraps something meanwhile keeps using
+    eqxjit permanently.
 
     Libraries then see how eqxjit differs from Equinox. Processes that are spawned, rather than
     forked, have to install for themselves.
@@ -77,8 +77,8 @@ def uninstall() -> None:
     Does nothing if there are none, and leaves a replacement by another tool in place.
     """
     with _lock:
-        for installation in tuple(_installations):
-            installation.uninstall()
+        _installations.clear()
+        _undo.close()
 
 
 # --- What is replaced -------------------------------------------------------------------------

@@ -160,10 +160,7 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
         is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
         size = sum([max(info.compress_size, info.file_size) for info in infos])
         if not is_stored or size > os.fstat(file.fileno()).st_size:
-            raise _Refused(
-                "is damaged, or wasn't written by `frozen.save`: "
-                "its parts are compressed, or overlap."
-            )
+            raise ValueError("its parts are compressed, or overlap")
         manifest = json.loads(archive.read(_MANIFEST))
         # Before all else: another version may have other fields and other parts.
         _check_fields(manifest)
