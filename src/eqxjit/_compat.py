@@ -6,6 +6,7 @@ Each name is looked up once, at import. Where a release no longer has it, the fa
 less pretty, never wrong, so that a new release of JAX or Equinox is a change of this file alone.
 """
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Mapping
@@ -394,14 +395,13 @@ def trace_configuration() -> dict[str, str]:
     # Asked for each time: `jax.make_user_context` adds to them, always under one name.
     for i, (name, value) in enumerate(zip(_trace_context_names(), _trace_context(), strict=False)):
         values[f"{name} {i}" if name == "user_context" else name] = value
-    return {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in values.items()}
-
-
-def _setting_text(value: Any) -> str:
-    # JAX's environment of axis names has no text; and the `repr` of a user's context may raise.
-    sizes = getattr(value, "axis_sizes", None)
-    shown = dict(sizes) if isinstance(sizes, Mapping) else value
-    return unless_it_raises(lambda: repr(shown), f"a {type(value).__name__}")
+    texts = {}
+    for name, value in values.items():
+        # JAX's environment of axis names has no text; and the `repr` of a user's context may raise.
+        sizes = getattr(value, "axis_sizes", None)
+        find = functools.partial(repr, dict(sizes) if isinstance(sizes, Mapping) else value)
+        texts[_USERS_NAMES.get(name, name)] = unless_it_raises(find, f"a {type(value).__name__}")
+    return texts
 
 
 def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:

@@ -84,8 +84,7 @@ class FrozenFunction(JitFunction[P, T]):
                     f"{leaf} stands for arrays of many shapes, and a program is compiled for one: "
                     "give a size for each dimension. (`save` takes symbolic ones.)"
                 )
-        with trimming:
-            cost = super().compile(*args, **kwargs)
+        cost = super().compile(*args, **kwargs)
         counter = self._function.table.counter
         if other_shapes == "compile":
             counter.why_sealed = ""

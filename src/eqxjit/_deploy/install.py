@@ -90,9 +90,8 @@ _undo = contextlib.ExitStack()
 def _put_in_place() -> None:
     # Another one than upstream's, if another tool has put one in the public place.
     public = eqx.filter_jit
-    for module in tuple(sys.modules.values()):
-        if not issubclass(type(module), types.ModuleType):
-            continue
+    modules = tuple(sys.modules.values())
+    for module in [module for module in modules if issubclass(type(module), types.ModuleType)]:
         # Not `vars`, by which a module that waits for its first use would be loaded.
         namespace = object.__getattribute__(module, "__dict__")
         for name, value in tuple(namespace.items()):

@@ -108,13 +108,12 @@ class Layout:
                 describe_trees([("tree", layout.spec, layout.combine(layout.types))])
                 for layout in (self, Layout(spec, statics, types, ()))
             )
-            found = listed(differences(old, new))
             # Trees of very many parts aren't described.
-            lines = "\n    ".join(found or ["somewhere in a large tree"])
+            found = listed(differences(old, new)) or ["somewhere in a large tree"]
             raise ValueError(
                 "`repack` takes a tree of the same structure, shapes and dtypes as the one that "
                 "was packed. If another one is meant, pack it anew with `eqxjit.pack`. The "
-                f"differences:\n    {lines}"
+                "differences:\n    " + "\n    ".join(found)
             )
         return arrays
 
