@@ -307,12 +307,11 @@ def inputs_read_in(frame: FrameType | None) -> frozenset[int] | None:
 # --- Warnings ---------------------------------------------------------------------------------
 
 
-def warning_filters() -> list[Any]:
+def warning_filters() -> Any:
     """Return the filters of warnings, the first to match first."""
     # Not `warnings.filterwarnings`, which takes nothing but a regular expression. Since Python 3.14
     # the filters may be a context's.
-    find = getattr(warnings, "_get_filters", None)
-    return warnings.filters if find is None else find()  # type: ignore[return-value]
+    return getattr(warnings, "_get_filters", lambda: warnings.filters)()
 
 
 # --- Caches -----------------------------------------------------------------------------------
@@ -349,13 +348,20 @@ except (ImportError, AttributeError):
 def upstream_donation(wrapper: Any) -> Any:
     """Return the `donate` of an upstream wrapper; None if it can't be read."""
     assert _filter_jit_cache is not None
-    # Those without options of `jax.jit` share this one until `equinox.clear_caches()`.
-    if wrapper._cached is not _filter_jit_cache(wrapper.__wrapped__, {}):
+    jitted, plain = wrapper._cached, _filter_jit_cache(wrapper.__wrapped__, {})
+    # Two of the same options, if `equinox.clear_caches()` was called meanwhile.
+    if jitted is not plain and _jit_options(jitted) != _jit_options(plain):
         return None
     if not wrapper.donate_rest:
         return "none"
     donate = "all" if wrapper.filter_warning else "warn"
     return donate if wrapper.donate_first else f"{donate}-except-first"
+
+
+def _jit_options(jitted: Any) -> Any:
+    """Return the options of a function under `jax.jit`; the function if JAX has no record."""
+    of_function = {"fun_sourceinfo": None, "fun_signature": None}
+    return unless_it_raises(lambda: jitted._jit_info._replace(**of_function), jitted)
 
 
 # --- What tracing depends on ------------------------------------------------------------------

@@ -414,14 +414,24 @@ def test_wrappers_with_options_go_on_using_upstreams():
         assert_same(Model().method(X), X * 2)
 
 
-def test_options_are_told_until_caches_are_cleared():
+@pytest.mark.parametrize("clear", [lambda: None, eqx.clear_caches])
+def test_options_that_are_defaults_are_no_options(clear, no_upstream):
+    f = make(inline=False)
+    clear()
+    with no_upstream():
+        assert_same(warm(f, X), X * 2)
+
+
+def test_without_what_jax_keeps_of_options(monkeypatch):
+    """As under `EQX_ON_ERROR=breakpoint`, for which Equinox replaces `jax.jit`."""
+    jit = jax.jit
+    monkeypatch.setattr(jax, "jit", lambda fun, **options: functools.partial(jit(fun, **options)))
     f, g = make(), make(inline=True)
     assert _compat.upstream_donation(f) == "none"
     assert _compat.upstream_donation(g) is None
+    # Of these it can't be told.
     eqx.clear_caches()
     assert _compat.upstream_donation(f) is None
-    with eqxjit.install():
-        assert_same(warm(f, X), X * 2)
 
 
 UNKNOWN = """

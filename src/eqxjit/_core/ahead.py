@@ -38,10 +38,9 @@ class Lowered:
     - `lowered`: the `jax.stages.Lowered`, with `cost_analysis()`, say.
     """
 
-    lowered: jax.stages.Lowered
-
     def __init__(self, caller: Caller, staged: tuple[Call, Any, Any], bound: Arguments):
-        call, self.lowered, self._trace = staged
+        call, lowered, self._trace = staged
+        self.lowered: jax.stages.Lowered = lowered
         self._caller = caller
         self._entry = call.entry
         self._description = caller.table.counter.hook.describe(call)

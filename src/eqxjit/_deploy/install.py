@@ -38,9 +38,8 @@ def install() -> Installation:
     From then on `equinox.filter_jit` is eqxjit's, wherever a module looks it up or has imported it.
     Functions that Equinox wrapped before, such as `diffrax.diffeqsolve`, call (and `lower`) an
     eqxjit wrapper of the same function instead. (Not if they were wrapped with options of `jax.jit`
-    such as `inline=True`, or if `equinox.clear_caches()` was called before their first call: their
-    options can't be read back.) A module that imports or wraps something meanwhile keeps using
-    eqxjit permanently.
+    such as `inline=True`, which can't be read back.) A module that imports or wraps something
+    meanwhile keeps using eqxjit permanently.
 
     Libraries then see how eqxjit differs from Equinox. Processes that are spawned, rather than
     forked, have to install for themselves.
