@@ -146,9 +146,7 @@ class FrozenFunction(JitFunction[P, T]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As a wrapper it would come back with arrays that are passed, and without its programs.
-        raise TypeError(
-            f"{self!r} can't be pickled: use its `save`, or pickle what it was made of."
-        )
+        raise TypeError(f"{self!r} can't be pickled: `save` it, or pickle what it was made of.")
 
 
 register_wrapper(FrozenFunction)
@@ -235,10 +233,7 @@ def freeze(
         lambda: [("fun", fun), ("args", args), ("kwargs", kwargs)],
     )
     if has_tracers(arrays):
-        raise ValueError(
-            "`freeze` compiles in arrays, and got a tracer: call it outside of `jit`, `grad` "
-            "and `vmap`."
-        )
+        raise ValueError("`freeze` got a tracer: call it outside of `jit`, `grad` and `vmap`.")
     # Copies of the arrays, too: they may be donated, or changed in place if they are NumPy's.
     spec, arrays, statics = snapshot(spec, map(jnp.copy, arrays), statics)
     # By default those larger than a weight matrix of 512 by 512 are passed: as constants they make

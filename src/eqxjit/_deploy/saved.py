@@ -146,10 +146,8 @@ def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
         except Exception as error:
             # A flipped bit may look like another compression, an encryption, a wrong offset.
             raise_if_interruption(error, lambda: _read(file))
-            problem = short(error, 200)
-            raise ValueError(
-                f"{path} is damaged, or wasn't written by `frozen.save`: {problem}."
-            ) from error
+            text = f"{path} is damaged, or wasn't written by `frozen.save`: {short(error, 200)}."
+            raise ValueError(text) from error
 
 
 def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
