@@ -37,8 +37,7 @@ def main(argv: list[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    info = "print versions, devices, the back end and the switches that are set; run nothing"
-    parser.add_argument("--info", action="store_true", help=info)
+    parser.add_argument("--info", action="store_true", help="print versions, devices and switches")
     parser.add_argument("--report", type=_report_path, metavar="FILE", help="write a report there")
     parser.add_argument("--explain", action="store_true", help="log why functions are traced again")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")

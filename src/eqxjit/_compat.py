@@ -6,11 +6,12 @@ Each name is looked up once, at import. Where a release no longer has it, the fa
 less pretty, never wrong, so that a new release of JAX or Equinox is a change of this file alone.
 """
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -20,8 +21,6 @@ from jax.tree_util import default_registry, tree_structure
 
 from ._interruptions import unless_it_raises
 from ._switches import switch
-
-_T = TypeVar("_T")
 
 
 def _do_nothing(*_: Any) -> Any:
@@ -51,9 +50,9 @@ if _IS_NATIVE is False:
     why_back_end = "Python, because EQXJIT_NATIVE=0"
 elif _IS_NATIVE and _native is None:
     raise ImportError(
-        "`EQXJIT_NATIVE=1` asks for eqxjit's native back end, which isn't built for this Python. "
-        "Install a C compiler and Python's headers, then run "
-        "`pip install --force-reinstall --no-deps` of eqxjit again; or unset the variable."
+        "`EQXJIT_NATIVE=1` asks for a native back end, and none is built for this Python. Install "
+        "a C compiler and Python's headers, then eqxjit again, by `pip install --force-reinstall "
+        "--no-deps`; or unset the variable."
     )
 
 
@@ -62,28 +61,19 @@ def native_back_end() -> Any:
     return _native
 
 
-if TYPE_CHECKING or _native is None:
+if TYPE_CHECKING or _native is not None:
+    # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
+    from ._native import Delegate, call_directly
+else:
 
     class Delegate:
         """A base of classes whose instances are called by their `target`: as of `_native.c`."""
 
         __slots__ = ("target",)
 
-        if TYPE_CHECKING:
-
-            def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    if not TYPE_CHECKING:
-        # CPython calls what is in the slot, without a frame in between.
-        Delegate.__call__ = Delegate.target
-
-    def call_directly(cls: type[_T]) -> type[_T]:
-        """Return a class as it is."""
-        return cls
-
-else:
-    # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
-    Delegate, call_directly = _native.Delegate, _native.call_directly
+    # CPython calls what is in the slot, without a frame in between.
+    Delegate.__call__ = Delegate.target
+    call_directly = lambda cls: cls  # noqa: E731
 
 
 # --- Types ------------------------------------------------------------------------------------
@@ -228,10 +218,11 @@ logging.getLogger("jax._src.callback").addFilter(_is_for_logs)
 try:
     # JAX leaves frames of these files out of tracebacks, and of the places that it logs.
     from jax._src.source_info_util import register_exclusion as exclude_from_locations
+    from jax._src.source_info_util import user_frames as _user_frames
     from jax._src.traceback_util import register_exclusion as exclude_from_tracebacks
 except ImportError:
-    # Tracebacks and JAX's logs then show a few lines of ours.
-    exclude_from_locations = exclude_from_tracebacks = _do_nothing
+    # Tracebacks and JAX's logs then show a few lines of ours, and no line of a program stands out.
+    exclude_from_locations = exclude_from_tracebacks = _user_frames = _do_nothing
 
 
 # --- Lowered programs -------------------------------------------------------------------------
@@ -316,12 +307,11 @@ def inputs_read_in(frame: FrameType | None) -> frozenset[int] | None:
 # --- Warnings ---------------------------------------------------------------------------------
 
 
-def warning_filters() -> list[Any]:
+def warning_filters() -> Any:
     """Return the filters of warnings, the first to match first."""
     # Not `warnings.filterwarnings`, which takes nothing but a regular expression. Since Python 3.14
     # the filters may be a context's.
-    find = getattr(warnings, "_get_filters", None)
-    return warnings.filters if find is None else find()  # type: ignore[return-value]
+    return getattr(warnings, "_get_filters", lambda: warnings.filters)()
 
 
 # --- Caches -----------------------------------------------------------------------------------
@@ -354,15 +344,6 @@ except (ImportError, AttributeError):
     UpstreamWrapper = _filter_jit_cache = None
     upstream_filter_jit = eqx.filter_jit
 
-# By `filter_warning`, `donate_first` and `donate_rest`.
-_DONATIONS = {
-    (False, False, False): "none",
-    (True, True, True): "all",
-    (True, False, True): "all-except-first",
-    (False, True, True): "warn",
-    (False, False, True): "warn-except-first",
-}
-
 
 def upstream_donation(wrapper: Any) -> Any:
     """Return the `donate` of an upstream wrapper; None if it can't be read."""
@@ -371,16 +352,16 @@ def upstream_donation(wrapper: Any) -> Any:
     # Two of the same options, if `equinox.clear_caches()` was called meanwhile.
     if jitted is not plain and _jit_options(jitted) != _jit_options(plain):
         return None
-    return _DONATIONS.get((wrapper.filter_warning, wrapper.donate_first, wrapper.donate_rest))
+    if not wrapper.donate_rest:
+        return "none"
+    donate = "all" if wrapper.filter_warning else "warn"
+    return donate if wrapper.donate_first else f"{donate}-except-first"
 
 
-def _jit_options(jitted: Any) -> list[Any]:
+def _jit_options(jitted: Any) -> Any:
     """Return the options of a function under `jax.jit`; the function if JAX has no record."""
-    info = getattr(jitted, "_jit_info", None)
-    if info is None:
-        return [jitted]
-    names = {*info._fields} - {"fun_sourceinfo", "fun_signature"}
-    return [getattr(info, name) for name in sorted(names)]
+    of_function = {"fun_sourceinfo": None, "fun_signature": None}
+    return unless_it_raises(lambda: jitted._jit_info._replace(**of_function), jitted)
 
 
 # --- What tracing depends on ------------------------------------------------------------------
@@ -416,43 +397,25 @@ except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError)
 
 def trace_configuration() -> dict[str, str]:
     """Return what JAX's programs depend on beside arguments: the name and the value of each."""
-    global _last_configuration
     values = {name: getattr(jax.config, name, None) for name in _SETTINGS}
     # Asked for each time: `jax.make_user_context` adds to them, always under one name.
     for i, (name, value) in enumerate(zip(_trace_context_names(), _trace_context(), strict=False)):
         values[f"{name} {i}" if name == "user_context" else name] = value
-    last_values, texts = _last_configuration
-    # Mostly as it was, and making texts takes longer. A `jax` context may hold anything.
-    if not unless_it_raises(lambda: bool(values == last_values), False):
-        texts = {_USERS_NAMES.get(name, name): _setting_text(v) for name, v in values.items()}
-        _last_configuration = values, texts
+    texts = {}
+    for name, value in values.items():
+        # JAX's environment of axis names has no text; and the `repr` of a user's context may raise.
+        sizes = getattr(value, "axis_sizes", None)
+        find = functools.partial(repr, dict(sizes) if isinstance(sizes, Mapping) else value)
+        texts[_USERS_NAMES.get(name, name)] = unless_it_raises(find, f"a {type(value).__name__}")
     return texts
-
-
-_last_configuration: tuple[Any, dict[str, str]] = None, {}
-
-
-def _setting_text(value: Any) -> str:
-    # JAX's environment of axis names has no text; and the `repr` of a user's context may raise.
-    sizes = getattr(value, "axis_sizes", None)
-    shown = dict(sizes) if isinstance(sizes, Mapping) else value
-    return unless_it_raises(lambda: repr(shown), f"a {type(value).__name__}")
-
-
-try:
-    from jax._src.source_info_util import user_frames as _user_frames
-except ImportError:
-    _user_frames = _do_nothing
 
 
 def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:
     """Return the file and line, not a library's, that made an equation of a jaxpr; or None."""
 
     def find() -> tuple[str, int] | None:
-        for frame in _user_frames(equation.source_info.traceback):
-            if not frame.file_name.startswith(library_files):
-                return frame.file_name, frame.start_line
-        return None
+        places = [(f.file_name, f.start_line) for f in _user_frames(equation.source_info.traceback)]
+        return next((place for place in places if not place[0].startswith(library_files)), None)
 
     # Another release's signature: no line stands out.
     return unless_it_raises(find, None)

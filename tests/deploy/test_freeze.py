@@ -254,8 +254,8 @@ def test_errors_name_what_is_wrong():
         lambda: eqxjit.freeze(Model(X), donate="all"): "unexpected keyword argument 'donate'",
         lambda: eqxjit.freeze(
             Model(X), max_constant_byte=3
-        ): "'max_constant_byte': did you mean `max_constant_bytes`",
-        lambda: eqxjit.freeze(lambda_, Model(X), m=3): r"argument 'm': did you mean `mm`\?",
+        ): "'max_constant_byte': its parameters are .* an option of .* is `max_constant_bytes`",
+        lambda: eqxjit.freeze(lambda_, Model(X), m=3): r"'m': its parameters are `\(mm, x\)`",
         lambda: eqxjit.freeze(
             Model(X), max_constant_bytes="1 MB"
         ): "`max_constant_bytes` must be an int",
@@ -335,12 +335,10 @@ def test_after_a_first_call_all_are_alike():
     assert frozen.cache_info().traces == 1
 
 
-def test_an_unknown_option_is_named_with_the_nearest(tmp_path):
+def test_an_unknown_option_is_named(tmp_path):
     frozen = eqxjit.freeze(Model(X))
-    for keyword, nearest in {"other_shape": "other_shapes", "xx": "x"}.items():
-        match = rf"`compile` of freeze\(Model, .*'{keyword}': did you mean `{nearest}`\?"
-        with pytest.raises(TypeError, match=match):
-            frozen.compile(X, **{keyword: "raise"})
+    with pytest.raises(TypeError, match=r"freeze\(Model\)\(\) got .* keyword argument 'zzz'"):
+        frozen.compile(X, zzz="raise")
     with pytest.raises(TypeError, match=r"freeze\(Model\)\(\) got .* keyword argument 'zzz'"):
         frozen.save(tmp_path / "model", X, zzz=1)
     # What takes any keyword takes that.

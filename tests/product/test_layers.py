@@ -37,9 +37,10 @@ def imports_of(path):
         if isinstance(node, ast.ImportFrom) and node.level:
             folder = ROOT / package if node.level == 1 else ROOT / package.parent
             target = folder.joinpath(*(node.module or "").split("."))
+            modules = [target.with_suffix(".py"), target.with_suffix(".pyi")]
             for alias in node.names:
                 names = [f"{alias.name}.py", f"{alias.name}.pyi"]
-                files = [*map(target.joinpath, names), target.with_suffix(".py")]
+                files = [*map(target.joinpath, names), *modules]
                 found.add(str(next(filter(pathlib.Path.exists, files)).relative_to(ROOT)))
     return found
 

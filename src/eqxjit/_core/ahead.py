@@ -1,6 +1,7 @@
 """Ahead-of-time compilation: `f.lower(...)` and `f.lower(...).compile()`."""
 
 import functools
+import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,15 +12,12 @@ from .._interruptions import unless_it_raises
 from .calls import Call
 from .entry import Entry
 from .errors import raise_for_shapes
-from .events import OpenTrace, close_trace, open_trace
+from .events import close_trace, open_trace
 from .slot import CallableBySlot
 from .slow import Caller
 from .table import Table
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-# How much of the arguments is shown.
-_LONGEST = 100
 
 
 class CompileCost(NamedTuple):
@@ -40,13 +38,9 @@ class Lowered:
     - `lowered`: the `jax.stages.Lowered`, with `cost_analysis()`, say.
     """
 
-    def __init__(
-        self,
-        caller: Caller,
-        staged: tuple[Call, jax.stages.Lowered, OpenTrace | None],
-        bound: Arguments,
-    ):
-        call, self.lowered, self._trace = staged
+    def __init__(self, caller: Caller, staged: tuple[Call, Any, Any], bound: Arguments):
+        call, lowered, self._trace = staged
+        self.lowered: jax.stages.Lowered = lowered
         self._caller = caller
         self._entry = call.entry
         self._description = caller.table.counter.hook.describe(call)
@@ -158,28 +152,29 @@ class _CompiledCaller(Caller):
             )
         return self.entry
 
-    def settle(self, output: Any, call: Call) -> Any:
-        """Return the result of a call, in which nothing can have been traced."""
-        return self.combine(output, call)
-
 
 def lower(
     caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any], bound: Arguments = ((), {})
 ) -> Lowered:
     """Trace and lower what a call would run, which then leaves out the arguments in `bound`."""
     __tracebackhide__ = True
+    return Lowered(caller, stage(caller, lambda jitted: jitted.lower, args, kwargs), bound)
+
+
+def stage(
+    caller: Caller, action: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Call, Any, Any]:
+    """Bind arguments and stage a call; an error names a shape in the place of an array."""
+    __tracebackhide__ = True
     args, kwargs = caller.bind(args, kwargs)
     try:
-        staged = caller.stage(lambda jitted: jitted.lower, args, kwargs)
+        return caller.stage(action, args, kwargs)
     except Exception as error:
-        # The user's or JAX's, which may come of a shape that was passed for an array.
+        # The user's or JAX's, which may come of such a shape.
         raise_for_shapes(error, caller.function.signature.named(args, kwargs))
         raise
-    return Lowered(caller, staged, bound)
 
 
 def _shown(caller: Caller, description: Any) -> str:
-    arguments = str(description)
-    if len(arguments) > _LONGEST:
-        arguments = f"{arguments[: _LONGEST - 3]}..."
+    arguments = textwrap.shorten(str(description), 100, placeholder=" ...")
     return f"{caller.function.signature.label}({arguments})"

@@ -3,7 +3,7 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args, overload
 
 import equinox as eqx
@@ -16,7 +16,7 @@ from .._code.text import short
 from .._core.ahead import CompileCost
 from .._core.errors import with_argument_errors
 from .._core.function import Function
-from .._core.options import DEFAULT_MAXSIZE, check_options, nearest
+from .._core.options import DEFAULT_MAXSIZE, check_options
 from .._core.table import Table, home_of, names_of
 from .._core.wrapper import (
     BoundJitFunction,
@@ -78,16 +78,13 @@ class FrozenFunction(JitFunction[P, T]):
         """
         if other_shapes not in (None, *get_args(OtherShapes)):
             raise ValueError(f'`other_shapes` must be "compile" or "raise"; got {other_shapes!r}.')
-        parameters = self._function.signature.parameters
-        _check_arguments(f"`compile` of {self!r}", parameters, (), kwargs, "other_shapes")
         for leaf in jax.tree.leaves((args, kwargs)):
             if isinstance(leaf, jax.ShapeDtypeStruct) and is_symbolic(leaf.shape):
                 raise ValueError(
                     f"{leaf} stands for arrays of many shapes, and a program is compiled for one: "
                     "give a size for each dimension. (`save` takes symbolic ones.)"
                 )
-        with trimming:
-            cost = super().compile(*args, **kwargs)
+        cost = super().compile(*args, **kwargs)
         counter = self._function.table.counter
         if other_shapes == "compile":
             counter.why_sealed = ""
@@ -149,20 +146,16 @@ class FrozenFunction(JitFunction[P, T]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As a wrapper it would come back with arrays that are passed, and without its programs.
-        raise TypeError(
-            f"{self!r} can't be pickled: use its `save`, or pickle what it was made of."
-        )
+        raise TypeError(f"{self!r} can't be pickled: `save` it, or pickle what it was made of.")
 
 
 register_wrapper(FrozenFunction)
 
 
 @overload
-def freeze(fun: Jitted[P, T], *, max_constant_bytes: int = 2**20) -> FrozenFunction[P, T]: ...
-
-
-@overload
-def freeze(fun: Callable[P, T], *, max_constant_bytes: int = 2**20) -> FrozenFunction[P, T]: ...
+def freeze(
+    fun: Jitted[P, T] | Callable[P, T], *, max_constant_bytes: int = 2**20
+) -> FrozenFunction[P, T]: ...
 
 
 @overload
@@ -226,18 +219,21 @@ def freeze(
     if not callable(fun):
         raise TypeError(f"`freeze` takes a callable; got {short(fun)}.")
     names = names_of(fun)
-    parameters = Signature(fun, *names).parameters
-    _check_arguments(f"`freeze` of `{names[1]}`", parameters, args, kwargs, "max_constant_bytes")
+    parameters = inspect.Signature(Signature(fun, *names).parameters)
+    try:
+        parameters.bind_partial(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"`freeze` of `{names[1]}`: {error}: its parameters are `{parameters}`, and an option "
+            "of `freeze` is `max_constant_bytes`."
+        ) from None
     remaining = _Partial(fun, *args, **kwargs)
     spec, arrays, statics = with_argument_errors(
         lambda: split(remaining),
         lambda: [("fun", fun), ("args", args), ("kwargs", kwargs)],
     )
     if has_tracers(arrays):
-        raise ValueError(
-            "`freeze` compiles in arrays, and got a tracer: call it outside of `jit`, `grad` "
-            "and `vmap`."
-        )
+        raise ValueError("`freeze` got a tracer: call it outside of `jit`, `grad` and `vmap`.")
     # Copies of the arrays, too: they may be donated, or changed in place if they are NumPy's.
     spec, arrays, statics = snapshot(spec, map(jnp.copy, arrays), statics)
     # By default those larger than a weight matrix of 512 by 512 are passed: as constants they make
@@ -279,24 +275,6 @@ def _copy_static(value: Any) -> Any:
     copied = unless_it_raises(lambda: copy.deepcopy(value, {**memo}), value)
     # One that isn't equal wouldn't be what the user froze or packed.
     return copied if unless_it_raises(lambda: static.same(copied, frozen), False) else value
-
-
-def _check_arguments(
-    of: str,
-    parameters: Sequence[inspect.Parameter],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *options: str,
-) -> None:
-    """Raise for arguments that no parameter takes; name the parameter or option that is meant."""
-    signature = inspect.Signature(parameters)
-    try:
-        signature.bind_partial(*args, **kwargs)
-    except TypeError as error:
-        names = [*options, *signature.parameters]
-        hints = [nearest(keyword, names) for keyword in kwargs if keyword not in names]
-        hint = next(filter(None, hints), f"its parameters are `{signature}`.")
-        raise TypeError(f"{of}: {error}: {hint}") from None
 
 
 def load(path: Path) -> FrozenFunction[..., Any]:

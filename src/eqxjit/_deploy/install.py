@@ -24,10 +24,9 @@ class Installation(contextlib.AbstractContextManager["Installation"]):
     def uninstall(self) -> None:
         """End this installation, and leave others in place; do nothing if it has ended."""
         with _lock:
-            if self in _installations:
-                _installations.remove(self)
-                if not _installations:
-                    _undo.close()
+            _installations.discard(self)
+            if not _installations:
+                _undo.close()
 
     def __exit__(self, *_: object) -> None:
         self.uninstall()
@@ -77,8 +76,8 @@ def uninstall() -> None:
     Does nothing if there are none, and leaves a replacement by another tool in place.
     """
     with _lock:
-        for installation in tuple(_installations):
-            installation.uninstall()
+        _installations.clear()
+        _undo.close()
 
 
 # --- What is replaced -------------------------------------------------------------------------
@@ -90,9 +89,8 @@ _undo = contextlib.ExitStack()
 def _put_in_place() -> None:
     # Another one than upstream's, if another tool has put one in the public place.
     public = eqx.filter_jit
-    for module in tuple(sys.modules.values()):
-        if not issubclass(type(module), types.ModuleType):
-            continue
+    modules = tuple(sys.modules.values())
+    for module in [module for module in modules if issubclass(type(module), types.ModuleType)]:
         # Not `vars`, by which a module that waits for its first use would be loaded.
         namespace = object.__getattribute__(module, "__dict__")
         for name, value in tuple(namespace.items()):
@@ -132,28 +130,23 @@ class _Link(types.SimpleNamespace):
         return type(None), ()
 
 
-def _twin_of(wrapper: Any) -> Any:
-    """Return eqxjit's wrapper of the same function; None if upstream goes on serving it."""
-    link = fields_of(wrapper).get(_LINK)
-    if link is None:
-        donate = upstream_donation(wrapper)
-        twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=donate)
-        # Another thread may have been first: their twins share what is compiled.
-        link = fields_of(wrapper)[_LINK] = _Link(twin=twin)
-    return link.twin
-
-
 def _redirecting(name: str) -> Callable[..., Any]:
-    """Return a method of upstream's wrappers that calls the one of this name that serves."""
+    """Return a method of upstream's wrappers that calls the twin's of this name."""
     # As it was when eqxjit was imported: what another tool has put there since may call ours.
     upstream: Any = getattr(UpstreamWrapper, name, None)
 
     def method(wrapper: Any, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        link = fields_of(wrapper).get(_LINK)
+        if link is None:
+            donate = upstream_donation(wrapper)
+            twin = None if donate is None else filter_jit(wrapper.__wrapped__, donate=donate)
+            # Another thread may have been first: their twins share what is compiled.
+            link = fields_of(wrapper)[_LINK] = _Link(twin=twin)
         # An attribute of a class is the wrapper itself.
-        twin = None if name == "__get__" and args[0] is None else _twin_of(wrapper)
-        serving = functools.partial(upstream, wrapper) if twin is None else getattr(twin, name)
-        return serving(*args, **kwargs)
+        if link.twin is None or (name == "__get__" and args[0] is None):
+            return upstream(wrapper, *args, **kwargs)
+        return getattr(link.twin, name)(*args, **kwargs)
 
     return method
 

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import textwrap
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -25,8 +26,6 @@ from .._spec.tree import Spec, Static, combine, is_array, split
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.
 MAX_LEAVES_PER_BUFFER = 24
-
-_SHOWN = 12
 
 Type = jax.ShapeDtypeStruct
 Members = tuple[tuple[int, ...], ...]
@@ -61,9 +60,9 @@ class Layout:
 
     def __repr__(self) -> str:
         # JAX's errors show it for two structures that differ.
-        texts = [array_text(kind.dtype, kind.shape) for kind in self.types[:_SHOWN]]
-        more = ["..."] * (len(self.types) > _SHOWN)
-        return f"<layout of {len(self.types)} arrays: {', '.join(texts + more)}>"
+        texts = ", ".join([array_text(kind.dtype, kind.shape) for kind in self.types])
+        texts = textwrap.shorten(texts, 200, placeholder=" ...")
+        return f"<layout of {len(self.types)} arrays: {texts}>"
 
     def combine(self, arrays: Iterable[Any]) -> Any:
         """Return the tree of its arrays, or of what stands in their places."""
@@ -86,7 +85,6 @@ class Layout:
         for indices, array in zip(self.members, gathered, strict=True):
             shapes = tuple([self.types[index].shape for index in indices])
             size = sum(map(math.prod, shapes))
-            found: Sequence[Any]
             if len(shapes) == 1 or array is None:
                 found = [array] * len(shapes)
             elif not is_array(array) or array.shape[-1:] != (size,):
@@ -106,18 +104,16 @@ class Layout:
         spec, arrays, statics = split(tree, is_input=False)
         types = tuple(map(type_of, arrays))
         if (spec, types) != (self.spec, self.types):
-            trees = (self.spec, self.types, self.statics), (spec, types, statics)
             old, new = (
-                describe_trees([("tree", spec, combine(spec, iter(types), iter(statics)))])
-                for spec, types, statics in trees
+                describe_trees([("tree", layout.spec, layout.combine(layout.types))])
+                for layout in (self, Layout(spec, statics, types, ()))
             )
-            found = listed(differences(old, new))
             # Trees of very many parts aren't described.
-            lines = "\n    ".join(found or ["somewhere in a large tree"])
+            found = listed(differences(old, new)) or ["somewhere in a large tree"]
             raise ValueError(
                 "`repack` takes a tree of the same structure, shapes and dtypes as the one that "
                 "was packed. If another one is meant, pack it anew with `eqxjit.pack`. The "
-                f"differences:\n    {lines}"
+                "differences:\n    " + "\n    ".join(found)
             )
         return arrays
 

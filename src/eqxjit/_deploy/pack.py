@@ -22,21 +22,8 @@ Tree = TypeVar("Tree")
 
 _MISTAKEN = "A `Packed` {}; the tree in it may. Write `packed.unpack(){}`, in the jitted function."
 
-_ModuleClass: Any = type(eqx.Module)
 
-
-class _PackedClass(_ModuleClass):
-    """The class of `Packed`, with a hint wherever an error of JAX's names that."""
-
-    def __format__(self, spec: str) -> str:
-        # JAX formats the class of what it can't take: "different types at key path ...", of a mask.
-        return (
-            f"{self!r} (packed by `eqxjit.pack`: write `.unpack()` where the tree of the model is "
-            "meant, as beside a mask or labels of its leaves)"
-        )
-
-
-class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
+class Packed(eqx.Module, Generic[Tree]):
     """A pytree whose small arrays are in flat buffers; made by `eqxjit.pack`.
 
     It is a pytree itself, of a few arrays: differentiate with respect to it, hand it to an
@@ -122,17 +109,8 @@ class Packed(eqx.Module, Generic[Tree], metaclass=_PackedClass):
                 )
         raise AttributeError(_MISTAKEN.format(f"has no attribute {name!r}", f".{name}"))
 
-    def __getitem__(self, key: Any) -> Any:
-        raise TypeError(_MISTAKEN.format("can't be indexed or iterated over", f"[{key!r}]"))
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(_MISTAKEN.format("can't be called", "(...)"))
-
-    def _refuse(self, other: Any) -> Any:
-        raise TypeError(_MISTAKEN.format("isn't an array, and can't be computed with", ""))
-
-    __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = _refuse
-    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = _refuse
 
     # Equinox prints Modules by it, field by field otherwise.
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
@@ -204,10 +182,10 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
     spec, arrays, statics = with_argument_errors(
         lambda: split(tree, is_input=False), lambda: [("tree", tree)]
     )
-    if any(type(static) is Layout for static in statics):
-        found = [path for path, _, value in leaf_paths(spec, tree, "tree") if type(value) is Layout]
-        path = found[0].removesuffix(".layout")
-        raise ValueError(f"`{path}` is packed already. To pack it anew, `unpack` it first.")
+    for path, _, value in leaf_paths(spec, tree, "tree"):
+        if type(value) is Layout:
+            path = path.removesuffix(".layout")
+            raise ValueError(f"`{path}` is packed already. To pack it anew, `unpack` it first.")
     # An optimiser without a state has none.
     if not arrays and tree_leaves(tree):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")
@@ -298,9 +276,7 @@ def _drawn(layout: Layout, step: int, size: float) -> list[Any]:
         draw = np.random.default_rng((step, index))
         # Of many sizes, and above what clipping of leaves lets pass.
         scale = size * (10 ** (draw.uniform() + step % 2) if step else 1.0)
-        real, imaginary = draw.standard_normal((2, *kind.shape))
-        is_complex = jnp.issubdtype(kind.dtype, jnp.complexfloating)
-        values = scale * (real + 1j * imaginary if is_complex else real)
+        values = scale * draw.standard_normal(kind.shape)
         is_trained = jnp.issubdtype(kind.dtype, jnp.inexact)
         arrays.append(jax.device_put(values.astype(kind.dtype)) if is_trained else None)
     return arrays

@@ -1,18 +1,17 @@
 """The file of a frozen function: `write` makes one, and `read` restores the function in it.
 
 It is a zip archive, without pickle: a manifest in JSON, the program as `jax.export` serialises it,
-and the arrays that aren't compiled in. Its comment is one digest over all of them.
+and the arrays that aren't compiled in. `zipfile` checks the checksum of each part that it reads.
 """
 
 import contextlib
-import hashlib
 import importlib.metadata
 import inspect
 import itertools
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from inspect import Parameter
 from typing import Any, BinaryIO
 
@@ -23,8 +22,8 @@ import numpy as np
 from jax.export import Exported, default_export_platform, deserialize, export
 
 from .._code.text import short
+from .._core.ahead import stage
 from .._core.entry import arrays_of
-from .._core.errors import raise_for_shapes
 from .._core.slow import Caller
 from .._diagnostics.description import Description, NodePart, describe_trees
 from .._diagnostics.differences import differences, listed
@@ -34,7 +33,7 @@ from .._spec.tree import Spec, combine, split
 from .layout import PLACEHOLDER, Type, type_of
 
 _FORMAT = "eqxjit.freeze"
-_VERSION = 4
+_VERSION = 5
 _MANIFEST, _PROGRAM = "manifest.json", "program.bin"
 _array_name = "array-{}.bin".format
 
@@ -53,9 +52,6 @@ _REQUIRED = Parameter.empty
 
 Path = str | os.PathLike[str]
 
-# The types of static values that JSON holds as they are: of a float it has all digits.
-_VALUES = (bool, int, float, str, type(None))
-
 
 # --- Writing ----------------------------------------------------------------------------------
 
@@ -67,18 +63,16 @@ def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, A
     try:
         # Opened before the function is traced and exported, which may take minutes.
         with zipfile.ZipFile(temporary, "w") as archive:
-            members = _members(caller, args, kwargs)
-            archive.comment = _digest(members.values())
-            for name, content in members.items():
+            for name, content in _members(caller, args, kwargs).items():
                 archive.writestr(name, content)
         # At once: a server may be loading the file that is there.
         os.replace(temporary, path)
     except OSError as error:
-        if error.filename != temporary:
-            # The function itself raised it, or the disk is full.
-            raise
-        # The user has no file of the temporary one's name.
-        raise type(error)(error.errno, error.strerror, path) from None
+        if error.filename == temporary:
+            # The user has no file of that name.
+            error.filename = path
+            del error.filename2
+        raise
     finally:
         # It is there where something was raised.
         with contextlib.suppress(OSError):
@@ -87,9 +81,8 @@ def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _members(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, bytes]:
     signature = caller.function.signature
-    args, kwargs = caller.bind(args, kwargs)
     try:
-        call, exported, _ = caller.stage(export, args, kwargs)
+        call, exported, _ = stage(caller, export, args, kwargs)
     except NotImplementedError as error:
         if "host_callbacks" not in str(error):
             # The function itself raised it.
@@ -100,10 +93,6 @@ def _members(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
             "function without; the environment variable `EQX_ON_ERROR=off` takes out Equinox's "
             "checks."
         ) from error
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-        # These come of a shape in the place of an array.
-        raise_for_shapes(error, signature.named(args, kwargs))
-        raise
     entry = call.entry
     if len(entry.outs) != 1:
         raise ValueError(
@@ -129,20 +118,11 @@ def _members(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
         "inputs": _written(inputs, "(args, kwargs)"),
         "output": _written(output, "output"),
     }
-    arrays = [np.asarray(array).tobytes() for array in caller.fun_arrays]
     return {
         _MANIFEST: json.dumps(manifest, indent=1).encode(),
         _PROGRAM: bytes(exported.serialize()),
-        **{_array_name(i): content for i, content in enumerate(arrays)},
+        **{_array_name(i): np.asarray(a).tobytes() for i, a in enumerate(caller.fun_arrays)},
     }
-
-
-def _digest(contents: Iterable[bytes]) -> bytes:
-    """Return the digest of the members of a file, the manifest first, in the manifest's order."""
-    found = hashlib.sha256()
-    for content in contents:
-        found.update(content)
-    return found.hexdigest().encode()
 
 
 # --- Reading ----------------------------------------------------------------------------------
@@ -166,30 +146,27 @@ def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
         except Exception as error:
             # A flipped bit may look like another compression, an encryption, a wrong offset.
             raise_if_interruption(error, lambda: _read(file))
-            problem = short(error, 200)
-            raise ValueError(
-                f"{path} is damaged, or wasn't written by `frozen.save`: {problem}."
-            ) from error
+            text = f"{path} is damaged, or wasn't written by `frozen.save`: {short(error, 200)}."
+            raise ValueError(text) from error
 
 
 def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
     with zipfile.ZipFile(file) as archive:
         # Nothing may take more memory than on disk. Of a compressed part `zipfile` makes all there
         # is, whatever size is written of it.
-        of_manifest, infos = archive.getinfo(_MANIFEST), archive.infolist()
-        size = os.fstat(file.fileno()).st_size
-        _check_sizes([of_manifest], size)
-        manifest = json.loads(archive.read(of_manifest))
+        infos = archive.infolist()
+        is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
+        size = sum([max(info.compress_size, info.file_size) for info in infos])
+        if not is_stored or size > os.fstat(file.fileno()).st_size:
+            raise ValueError("its parts are compressed, or overlap")
+        manifest = json.loads(archive.read(_MANIFEST))
         # Before all else: another version may have other fields and other parts.
         _check_fields(manifest)
-        _check_sizes(infos, size)
         names = [_MANIFEST, _PROGRAM, *map(_array_name, range(len(infos) - 2))]
         # What isn't named isn't read, however large it is.
         if archive.namelist() != names or len(names) != 2 + manifest["n_fun"]:
             raise _Refused("is damaged: its parts aren't those that its manifest names.")
-        _, program, *arrays = contents = [archive.read(name) for name in names]
-        if archive.comment != _digest(contents):
-            raise _Refused("is damaged: its checksum differs. Copy or save it again.")
+        program, *arrays = map(archive.read, names[1:])
     try:
         exported = deserialize(bytearray(program))
     except ImportError:
@@ -212,13 +189,6 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
         jnp.asarray(np.frombuffer(content, kind.dtype).reshape(kind.shape))
         for content, kind in zip(arrays, fun.fun_types, strict=True)
     ]
-
-
-def _check_sizes(infos: list[zipfile.ZipInfo], size: int) -> None:
-    """Raise unless parts are stored as they are, and together fit in a file of this size."""
-    is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
-    if not is_stored or sum([max(i.compress_size, i.file_size) for i in infos]) > size:
-        raise _Refused("is damaged: its parts are compressed, or overlap.")
 
 
 def _check_fields(manifest: Any) -> None:
@@ -300,7 +270,6 @@ class SavedFunction:
         return leaves
 
     def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Return how arguments differ from those that it was saved for."""
         spec, leaves, statics = split((args, kwargs))
         passed = self._describe(spec, [*map(type_of, leaves)], statics)
         found = differences(self._description, passed)
@@ -310,7 +279,6 @@ class SavedFunction:
         return "\n    ".join([f"`{self.__name__}` was saved for other arguments:", *lines])
 
     def __call__(self, arrays: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the program."""
         leaves, n = self.check(args, kwargs), self._n_first
         try:
             results = self._call(*leaves[:n], *arrays, *leaves[n:])
@@ -355,7 +323,8 @@ def _written(tree: Any, path: str) -> Any:
     kind = type(tree)
     if kind is np.ndarray:
         return {"array": None}
-    if kind in _VALUES:
+    # JSON holds these as they are: of a float it has all digits.
+    if kind in (bool, int, float, str, type(None)):
         return tree
     if kind is tuple or kind is list:
         items = [_written(item, f"{path}[{i}]") for i, item in enumerate(tree)]
