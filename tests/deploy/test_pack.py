@@ -575,10 +575,10 @@ def test_forgetting_to_unpack():
     with pytest.raises(AttributeError, match=r"packed\.unpack\(\)\.layers"):
         eqx.tree_at(lambda p: p.layers[0].weight, packed, jnp.ones(3))
     as_dict = eqxjit.pack({"w": jnp.ones(2)})
-    with pytest.raises(TypeError, match="'Packed' object is not subscriptable"):
+    with pytest.raises(TypeError, match=r"packed\.unpack\(\)\['w'\]"):
         as_dict["w"]
-    with pytest.raises(TypeError, match="'Packed' object is not iterable"):
-        iter(as_dict)
+    with pytest.raises(TypeError, match=r"packed\.unpack\(\)\["):
+        iter(as_dict).__next__()
     assert not hasattr(packed, "__array__")
     assert not hasattr(packed, "shape")
 
@@ -588,7 +588,7 @@ def test_a_packed_in_the_place_of_an_array():
     with pytest.raises(TypeError, match=r"class .eqxjit\.Packed."):
         jnp.sum(packed)
     for compute in (linear, lambda p: 2 * p, lambda p: jnp.ones(3) + p, lambda p: p @ jnp.ones(3)):
-        with pytest.raises(TypeError, match="Packed"):
+        with pytest.raises(TypeError, match=r"can't be computed with.*`packed\.unpack\(\)`"):
             compute(packed)
     assert packed != 1
 

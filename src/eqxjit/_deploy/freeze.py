@@ -153,9 +153,11 @@ register_wrapper(FrozenFunction)
 
 
 @overload
-def freeze(
-    fun: Jitted[P, T] | Callable[P, T], *, max_constant_bytes: int = 2**20
-) -> FrozenFunction[P, T]: ...
+def freeze(fun: Jitted[P, T], *, max_constant_bytes: int = 2**20) -> FrozenFunction[P, T]: ...
+
+
+@overload
+def freeze(fun: Callable[P, T], *, max_constant_bytes: int = 2**20) -> FrozenFunction[P, T]: ...
 
 
 @overload

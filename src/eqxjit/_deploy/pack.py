@@ -109,8 +109,17 @@ class Packed(eqx.Module, Generic[Tree]):
                 )
         raise AttributeError(_MISTAKEN.format(f"has no attribute {name!r}", f".{name}"))
 
+    def __getitem__(self, key: Any) -> Any:
+        raise TypeError(_MISTAKEN.format("can't be indexed or iterated over", f"[{key!r}]"))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(_MISTAKEN.format("can't be called", "(...)"))
+
+    def _refuse(self, other: Any) -> Any:
+        raise TypeError(_MISTAKEN.format("isn't an array, and can't be computed with", ""))
+
+    __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = _refuse
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = _refuse
 
     # Equinox prints Modules by it, field by field otherwise.
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:

@@ -1,17 +1,18 @@
 """The file of a frozen function: `write` makes one, and `read` restores the function in it.
 
 It is a zip archive, without pickle: a manifest in JSON, the program as `jax.export` serialises it,
-and the arrays that aren't compiled in. `zipfile` checks the checksum of each part that it reads.
+and the arrays that aren't compiled in. Its comment is one digest over all of them.
 """
 
 import contextlib
+import hashlib
 import importlib.metadata
 import inspect
 import itertools
 import json
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from inspect import Parameter
 from typing import Any, BinaryIO
 
@@ -33,7 +34,7 @@ from .._spec.tree import Spec, combine, split
 from .layout import PLACEHOLDER, Type, type_of
 
 _FORMAT = "eqxjit.freeze"
-_VERSION = 5
+_VERSION = 4
 _MANIFEST, _PROGRAM = "manifest.json", "program.bin"
 _array_name = "array-{}.bin".format
 
@@ -63,16 +64,18 @@ def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, A
     try:
         # Opened before the function is traced and exported, which may take minutes.
         with zipfile.ZipFile(temporary, "w") as archive:
-            for name, content in _members(caller, args, kwargs).items():
+            members = _members(caller, args, kwargs)
+            archive.comment = _digest(members.values())
+            for name, content in members.items():
                 archive.writestr(name, content)
         # At once: a server may be loading the file that is there.
         os.replace(temporary, path)
     except OSError as error:
-        if error.filename == temporary:
-            # The user has no file of that name.
-            error.filename = path
-            del error.filename2
-        raise
+        if error.filename != temporary:
+            # The function itself raised it, or the disk is full.
+            raise
+        # The user has no file of the temporary one's name.
+        raise type(error)(error.errno, error.strerror, path) from None
     finally:
         # It is there where something was raised.
         with contextlib.suppress(OSError):
@@ -125,6 +128,14 @@ def _members(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
     }
 
 
+def _digest(contents: Iterable[bytes]) -> bytes:
+    """Return the digest of the members of a file, the manifest first, in the manifest's order."""
+    found = hashlib.sha256()
+    for content in contents:
+        found.update(content)
+    return found.hexdigest().encode()
+
+
 # --- Reading ----------------------------------------------------------------------------------
 
 
@@ -154,19 +165,19 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
     with zipfile.ZipFile(file) as archive:
         # Nothing may take more memory than on disk. Of a compressed part `zipfile` makes all there
         # is, whatever size is written of it.
-        infos = archive.infolist()
-        is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
-        size = sum([max(info.compress_size, info.file_size) for info in infos])
-        if not is_stored or size > os.fstat(file.fileno()).st_size:
-            raise ValueError("its parts are compressed, or overlap")
+        infos, size = archive.infolist(), os.fstat(file.fileno()).st_size
+        _check_sizes([archive.getinfo(_MANIFEST)], size)
         manifest = json.loads(archive.read(_MANIFEST))
         # Before all else: another version may have other fields and other parts.
         _check_fields(manifest)
+        _check_sizes(infos, size)
         names = [_MANIFEST, _PROGRAM, *map(_array_name, range(len(infos) - 2))]
         # What isn't named isn't read, however large it is.
         if archive.namelist() != names or len(names) != 2 + manifest["n_fun"]:
             raise _Refused("is damaged: its parts aren't those that its manifest names.")
-        program, *arrays = map(archive.read, names[1:])
+        _, program, *arrays = contents = [archive.read(name) for name in names]
+        if archive.comment != _digest(contents):
+            raise _Refused("is damaged: its checksum differs. Copy or save it again.")
     try:
         exported = deserialize(bytearray(program))
     except ImportError:
@@ -189,6 +200,13 @@ def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
         jnp.asarray(np.frombuffer(content, kind.dtype).reshape(kind.shape))
         for content, kind in zip(arrays, fun.fun_types, strict=True)
     ]
+
+
+def _check_sizes(infos: list[zipfile.ZipInfo], size: int) -> None:
+    """Raise unless parts are stored as they are, and together fit in a file of this size."""
+    is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
+    if not is_stored or sum([max(i.compress_size, i.file_size) for i in infos]) > size:
+        raise _Refused("is damaged: its parts are compressed, or overlap.")
 
 
 def _check_fields(manifest: Any) -> None:
