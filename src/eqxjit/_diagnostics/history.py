@@ -1,23 +1,17 @@
 """The history of one function's traces: it explains each by those before."""
 
 import collections
+import dataclasses
 import functools
 from typing import Any
 
 from .._code.place import Place, call_site
 from .._compat import is_staging, trace_configuration
 from .._core.counter import TraceHook
-from .._core.events import COMPILING, TRACING
+from .._core.events import COMPILING, TRACING, OpenTrace
 from .._interruptions import Lock, Weak
 from .description import UNKNOWN, Description, describe
-from .differences import (
-    FUNCTION,
-    OF_ARRAYS,
-    Difference,
-    defined_again,
-    differences,
-    distance,
-)
+from .differences import FUNCTION, OF_ARRAYS, Difference, defined_again, differences, distance
 from .log import log, log_streak, switches
 from .trace import Trace, TraceList, size_of
 
@@ -34,34 +28,31 @@ _MANY = 10
 _lock = Lock()
 
 
-class _Streak:
-    """The traces in a row of one function, each for something new."""
+# How each of the traces in a row of one function, or place, differs from those before.
+_Streak = list[tuple[Difference, ...]]
 
-    def __init__(self) -> None:
-        #: How these differ.
-        self.causes: list[tuple[Difference, ...]] = []
-        self._has_logged = False
 
-    def add(self, trace: Trace, causes: tuple[Difference, ...]) -> None:
-        """Count a trace, and log the streak once it is long."""
-        with _lock:
-            if self._has_logged:
-                return
-            self.causes.append(causes)
-            if len(self.causes) < _MANY:
-                return
-            self._has_logged = True
-            streak, self.causes = self.causes, []
-        # Not under the lock: a handler may be anybody's code.
+def _extend(streak: _Streak, trace: Trace, causes: tuple[Difference, ...]) -> None:
+    """Count a trace, and log the streak once it is long."""
+    with _lock:
+        # One that is longer has been logged.
+        if len(streak) == _MANY:
+            return
+        streak.append(causes)
+        is_long = len(streak) == _MANY
+    # Not under the lock: a handler may be anybody's code.
+    if is_long:
         log_streak(trace, streak)
 
 
-class _Definition(_Streak):
-    """The traces in a row of the functions that are defined at one place."""
+@dataclasses.dataclass
+class _Definition:
+    """The functions that are defined at one place."""
 
     #: The number of the function that was traced last.
     latest: int | None = None
-    has_function = False
+    has_function: bool = False
+    streak: _Streak = dataclasses.field(default_factory=list)
 
 
 # Of the latest places, because a session may define functions without end.
@@ -78,12 +69,10 @@ class History(TraceHook):
         self.name = name
         self.place = place
         self._number = number
-        # Those under way. An interrupt may keep one from its end, but not alive.
-        self._begun: Weak[Trace] = Weak()
         self._traces: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
-        # Those before the last `clear_cache`, which new ones are still compared with.
-        self._cleared: collections.deque[Trace] = collections.deque(maxlen=_MAX_COMPARED)
-        self._streak = _Streak()
+        # Those that a new one is compared with, the latest first, cleared ones included.
+        self._latest: collections.deque[Trace] = collections.deque()
+        self._streak: _Streak = []
 
     @property
     def traces(self) -> TraceList:
@@ -100,25 +89,22 @@ class History(TraceHook):
     def explain(self, record: Trace) -> str:
         return record.explanation()
 
-    def begin(self, call: Any, number: int) -> Trace:
-        """Explain a trace that is about to be made."""
-        configuration, reasons = trace_configuration(), call.entry.invalidation_reasons
-        trace = Trace(self.name, call_site(), number, configuration, describe(call), reasons)
+    def begin(self, trace: OpenTrace, number: int, begun: Weak[OpenTrace]) -> None:
+        call, reasons = trace.call, trace.call.entry.invalidation_reasons
+        configuration = trace_configuration()
+        record = Trace(self.name, call_site(), number, configuration, describe(call), reasons)
         with _lock:
-            self._explain(trace)
-            self._begun.add(trace)
-        return trace
+            records = [other.record for other in begun.alive() if other.record is not None]
+            self._explain(record, sorted(records, key=lambda earlier: -earlier.number))
+            trace.record = record
 
-    def end(self, record: Trace | None, number: int | None) -> None:
-        """Remember a trace that was begun, if it came to its end."""
+    def end(self, record: Trace, number: int) -> None:
         with _lock:
-            if record is not None:
-                self._begun.discard(record)
-            if record is None or number is None:
-                return
             record.number = number
             self._traces.append(record)
-            for old in [*self._cleared, *self._traces][-_MAX_COMPARED - 1 : -_MAX_COMPARED]:
+            self._latest.appendleft(record)
+            if len(self._latest) > _MAX_COMPARED:
+                old = self._latest.pop()
                 if len(old.description) > _MAX_PARTS:
                     old.description = UNKNOWN
             if self._number is not None:
@@ -141,25 +127,25 @@ class History(TraceHook):
         if call.is_staged or is_staging():
             return
         if record.differences and record.differences[0].category != FUNCTION:
-            self._streak.add(record, record.differences)
+            _extend(self._streak, record, record.differences)
             return
         definition = definition_at(self.place)
         with _lock:
             is_first, definition.has_function = not definition.has_function, True
         if not is_first and not self.place.is_loaded:
-            definition.add(record, record.differences or (defined_again(self.place),))
+            causes = record.differences or (defined_again(self.place),)
+            _extend(definition.streak, record, causes)
 
     def restart(self) -> None:
         with _lock:
-            self._cleared += self._traces
             self._traces.clear()
-            self._streak.causes.clear()
+            if len(self._streak) < _MANY:
+                self._streak.clear()
 
-    def _explain(self, trace: Trace) -> None:
-        """Fill in how a trace differs from the closest of those before."""
+    def _explain(self, trace: Trace, begun: list[Trace]) -> None:
+        """Fill in how a trace differs from the closest of those before, or under way."""
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
-        begun = sorted(self._begun.alive(), key=lambda earlier: earlier.number)
-        latest = [*self._cleared, *self._traces, *begun][: -_MAX_COMPARED - 1 : -1]
+        latest = [*begun, *self._latest][:_MAX_COMPARED]
         if not latest:
             another = None if self._number is None else definition_at(self.place).latest
             if another not in (None, self._number) and not self.place.is_loaded:
@@ -185,7 +171,8 @@ class History(TraceHook):
             ]
             trace.differences = tuple(found) or (_why_it_does_not_serve(earlier, trace),)
         # That of a cleared one may be another trace's by now.
-        trace.compared_with = None if earlier in self._cleared else earlier.number
+        is_counted = earlier in (*begun, *self._traces)
+        trace.compared_with = earlier.number if is_counted else None
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
