@@ -29,7 +29,7 @@ _MAX_PARTS = 50_000
 # Longer texts are cut where they are shown, and those of objects where they are made.
 LONG_TEXT = 40
 _MAX_TEXT = 1_000
-# Python refuses to write out an integer of thousands of digits.
+# Larger integers fit no dtype, and Python refuses to write out those of thousands of digits.
 _MAX_BITS = 256
 
 # The most constants that are part of a text.
@@ -110,24 +110,14 @@ class NodePart(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A part of a call, its path, and the row of the node that holds it: None of an argument."""
+    """A part of a call, its path, and the rows of the nodes that hold it, inside out."""
 
     path: str
     # One of the three, which its reader narrows.
     part: Any
-    holder: "Row | None"
+    around: "tuple[Row, ...]" = ()
     # It is in a static field, into which JAX doesn't look.
     is_field: bool = False
-
-    @property
-    def around(self) -> "list[Row]":
-        """The rows of the nodes that hold it, inside out."""
-        rows: list[Row] = []
-        row = self.holder
-        while row is not None:
-            rows.append(row)
-            row = row.holder
-        return rows
 
 
 class Description(tuple[Row, ...]):
@@ -139,7 +129,7 @@ class Description(tuple[Row, ...]):
             return "..."
         texts: list[str] = []
         # What is in an argument comes between it and the next one.
-        starts = [index for index, row in enumerate(self) if row.holder is None]
+        starts = [index for index, row in enumerate(self) if not row.around]
         for start, stop in itertools.pairwise([*starts, len(self)]):
             path, part = self[start][:2]
             if isinstance(part, NodePart):
@@ -151,7 +141,7 @@ class Description(tuple[Row, ...]):
 
 
 #: Of a call that defies description. (That of a call without arguments is empty.)
-UNKNOWN = Description([Row("...", NodePart("unknown", None), None)])
+UNKNOWN = Description([Row("...", NodePart("unknown", None))])
 
 
 def describe(call: Any) -> Description:
@@ -168,24 +158,29 @@ def describe(call: Any) -> Description:
 def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     """Describe trees, each from its name, its spec and itself."""
     rows: list[Row] = []
-    # The next one last: a path, a spec, a value, if it is in a static field, and the row around.
-    pending: list[Any] = [(*each, False, None) for each in reversed(named)]
+    # The next one last: a path, a spec, a value, if it is in a static field, and the rows around.
+    pending: list[Any] = [(*each, False, ()) for each in reversed(named)]
     while pending:
-        path, spec, value, is_field, holder = pending.pop()
+        path, spec, value, is_field, around = pending.pop()
         below: _Below = []
+        is_huge = type(value) is int and value.bit_length() > _MAX_BITS
         if spec is ARRAY:
             part = _array(value)
-        elif type(value) in CONSTANTS:
-            part = _constant(value, is_field)
+        elif value is None and not is_field:
+            # JAX takes it for a node without children.
+            part = NodePart("None", None)
+        elif type(value) in CONSTANTS and not is_huge:
+            part = StaticPart(repr(value), None, type(value).__name__)
         elif type(spec) is tuple and not is_field:
             part, below = _node(spec, value)
         else:
             frozen = spec.frozen if isinstance(spec, Static) else spec
             part, below = _static(frozen, value)
-        row = Row(path, part, holder, is_field)
+        row = Row(path, part, around, is_field)
         rows.append(row)
+        around = (row, *around)
         for suffix, inner, child, is_inner_field in reversed(below):
-            pending.append((path + suffix, inner, child, is_field or is_inner_field, row))
+            pending.append((path + suffix, inner, child, is_field or is_inner_field, around))
         if len(rows) + len(pending) > _MAX_PARTS:
             return UNKNOWN
     return Description(rows)
@@ -201,29 +196,13 @@ def _array(array: Any) -> ArrayPart:
     # JAX puts the others where it likes; and a tracer has no place that it could tell.
     is_put = not isinstance(array, Tracer) and getattr(array, "committed", True)
     sharding = getattr(array, "sharding", None) if is_put else None
-    return _array_part(aval.shape, aval.dtype, getattr(aval, "weak_type", False), sharding)
-
-
-# Because texts of dtypes and places take most of the time.
-@functools.lru_cache(maxsize=1024)
-def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: Any) -> ArrayPart:
     placement = ""
     if isinstance(sharding, jax.sharding.NamedSharding):
         axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
         placement = f"a mesh of {axes} by {sharding.spec}"
     elif sharding is not None:
         placement = ", ".join(sorted(f"{d.platform}:{d.id}" for d in sharding.device_set))
-    return ArrayPart(shape, str(dtype), weak_type, placement)
-
-
-def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
-    if value is None and not is_field:
-        # JAX takes it for a node without children.
-        return NodePart("None", None)
-    name = type(value).__name__
-    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        return StaticPart(f"int of {value.bit_length():,} bits", hash(value), name)
-    return StaticPart(repr(value), None, name)
+    return ArrayPart(aval.shape, str(aval.dtype), getattr(aval, "weak_type", False), placement)
 
 
 def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:

@@ -99,18 +99,18 @@ def _causes(old: Description, new: Description, of_user: bool) -> list[list[Chan
     old_parts, new_parts = ({row.path: row.part for row in rows} for rows in (old, new))
     for row in (*new, *old):
         was, is_now = old_parts.get(row.path), new_parts.get(row.path)
-        if row.holder and row.holder.path in changed:
+        if row.around and row.around[0].path in changed:
             changed.add(row.path)
         elif row.path not in changed and was != is_now:
             changed.add(row.path)
             changes.append(Change(row, was, is_now, new, of_user))
     if not changes:
         for was, row in zip(old, new, strict=False):
-            if was.path != row.path and row.holder is not None:
+            if was.path != row.path and row.around:
                 # Of the same parts: the first that is elsewhere is in a dict whose keys are.
-                part = row.holder.part
+                part = row.around[0].part
                 moved = NodePart(f"{part} with its keys in another order", None)
-                return [[Change(row.holder, part, moved, new, of_user)]]
+                return [[Change(row.around[0], part, moved, new, of_user)]]
     # Objects below one argument that one call made anew are one cause, with one remedy.
     causes: dict[Hashable, list[Change]] = {}
     for change in changes:
@@ -125,7 +125,7 @@ def _made_by(change: Change) -> Hashable:
     if change.owner is not None:
         return change.owner.path, None
     made_at, maker = change.new.made_at, change.new.maker
-    if made_at is None or not maker or change.row.holder is None:
+    if made_at is None or not maker or not change.row.around:
         return None
     return change.row.around[-1].path, made_at.filename, maker
 
@@ -144,7 +144,7 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
             # A node has no remedy, because a structure is mostly meant.
             category = _CATEGORIES.get((type(was), type(is_now)), "structure changed")
             remedy = advice.for_static(first) if category.startswith("static") else ""
-            if first.row.holder is None and None in (was, is_now):
+            if not first.row.around and None in (was, is_now):
                 category = "argument newly passed or left out"
             old_text, new_text = _texts_apart(was, is_now)
             shown.append(Difference(category, path, old_text, new_text, remedy))
