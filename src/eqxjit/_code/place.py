@@ -128,19 +128,15 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
             kind.__module__, kind.__qualname__, None, 0, is_partial, transformation, "", is_ours
         )
     code = below.__code__
+    codes = [code, *[function.__code__ for function in captured_functions(below)]]
     site = CallSite(code.co_filename, code.co_firstlineno)
     files = LIBRARY_FILES if isinstance(fun, types.MethodType) else OUR_FILES
-    codes = [code, *[function.__code__ for function in captured_functions(below)]]
+    is_loaded = site.filename.startswith(files)
+    owner_name = "" if owner is None else type(owner).__qualname__
     return Place(
-        "",
         # A Python function's file says more than its module.
-        code.co_qualname,
-        site,
-        hash(tuple(codes)),
-        is_partial,
-        transformation,
-        "" if owner is None else type(owner).__qualname__,
-        site.filename.startswith(files),
+        *("", code.co_qualname, site, hash(tuple(codes))),
+        *(is_partial, transformation, owner_name, is_loaded),
     )
 
 

@@ -37,11 +37,6 @@ _CELL = "padding:2px 12px 2px 0;vertical-align:top;border-bottom:1px solid rgba(
 _NUMBER = re.compile(r"[\d.,e+-]*%?")
 
 
-def escape(text: object) -> str:
-    """Return text as HTML, quotes included."""
-    return html.escape(str(text))
-
-
 def block(*parts: str) -> str:
     """Return parts as one block."""
     style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4"
@@ -50,7 +45,8 @@ def block(*parts: str) -> str:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table, which scrolls where it is too wide; numbers are aligned to the right."""
-    rows = [[_shown(cell) for cell in row] for row in rows]
+    texts = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    rows = [[html.escape(text).replace("\n", "<br>") for text in row] for row in texts]
     are_numbers = [all(map(_NUMBER.fullmatch, column)) for column in zip(*rows, strict=True)]
     aligned = [f"text-align:{'right' if number else 'left'};{_CELL}" for number in are_numbers]
 
@@ -59,17 +55,9 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         return "".join([f'<{tag} style="{style}">{cell}</{tag}>' for style, cell in cells])
 
     body = "".join([f"<tr>{line('td', row)}</tr>" for row in rows])
-    head = line("th", [escape(heading) for heading in headings])
+    head = line("th", [html.escape(heading) for heading in headings])
     return (
         '<div style="overflow-x:auto"><table class="eqxjit" '
         'style="border-collapse:collapse;margin:6px 0">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
-
-
-def _shown(cell: object) -> str:
-    if isinstance(cell, float):
-        return f"{cell:.3g}"
-    if isinstance(cell, int):
-        return f"{cell:,}"
-    return escape(cell).replace("\n", "<br>")

@@ -32,7 +32,6 @@ class Change(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The path, in the user's names."""
         return self.row.path
 
     @property
@@ -71,7 +70,6 @@ _PARTIAL = f", or use `eqx.Partial`{_BY_PARTS}"
 
 
 def for_remade(change: Change) -> str:
-    """Return what to do about one object that compares by identity."""
     new: StaticPart = change.new
     # Only the author of a library could change it.
     if not (change.of_user or is_made_by_user(new)):
@@ -129,7 +127,6 @@ def _transformed(name: str, module: str, is_local: bool = False) -> str:
 
 
 def for_function(place: Place) -> str:
-    """Return what to do about a function that is defined, or made, again and again."""
     is_local = "<" in place.qualname
     if place.transformation and place.site is None:
         return _transformed(place.transformation, place.qualname)
@@ -160,7 +157,6 @@ _NUMBERS: dict[str, tuple[type, type]] = {
 
 
 def for_static(change: Change) -> str:
-    """Return what to do about a static value that is another now, or was an array."""
     if change.is_remade:
         return for_remade(change)
     dtype = _dtype(change.old, change.new)
@@ -215,13 +211,11 @@ def _fits(part: StaticPart, dtype: jnp.dtype) -> bool:
 
 
 def for_shape(change: Change, old: ArrayPart, new: ArrayPart) -> str:
-    """Return what to do about another shape."""
     is_length = len(old.shape) == len(new.shape) > 0 and old.shape[1:] == new.shape[1:]
     return PAD if is_length and change.is_users else ""
 
 
 def for_weak_type(change: Change, old: ArrayPart) -> str:
-    """Return what to do about another weak type."""
     # The user's array, whoever's function it goes to.
     if change.holder and not change.is_users:
         return ""

@@ -1,5 +1,6 @@
 """`compile_report`: one table of everything that was compiled, sorted by cost."""
 
+import html
 import json
 import os
 import pathlib
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from .._code.text import block, escape, table, times
+from .._code.text import block, table, times
 from .._core.events import COMPILING, observers
 from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import Seconds, TraceList
@@ -165,7 +166,7 @@ class CompileReport:
         title = f"<p><b>{self.total_seconds:.3g} s of tracing, lowering and compiling</b></p>"
         cells = [(row.function, *_columns(row).values(), row.reason) for row in rows]
         headings = ("function", *_columns(rows[0]), "traced again for")
-        notes = "".join([f"<p>{escape(note)}</p>" for note in self.notes()])
+        notes = "".join([f"<p>{html.escape(note)}</p>" for note in self.notes()])
         return block(title, timeline_html(self.spans), table(headings, cells), notes)
 
     def __repr__(self) -> str:
@@ -201,33 +202,23 @@ def _columns(row: ReportRow) -> dict[str, str]:
     }
 
 
-class _Observer:
-    """An observer that fills in a report."""
-
-    def __init__(self, report: CompileReport):
-        self._events = report._events
-        self._start = time.perf_counter()
-
-    def ended(
-        self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
-    ) -> None:
-        start = time.perf_counter() - self._start - seconds
-        thread = threading.current_thread()
-        span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
-        self._events.append((threading.get_ident(), span))
-
-
 @contextmanager
 def recording(report: CompileReport) -> Iterator[CompileReport]:
     """Fill in a report, without printing it."""
-    # Not the report itself, which is read afterwards: this dies with the `with`, even if that is
-    # interrupted.
-    observer = _Observer(report)
+    begun = time.perf_counter()
+
+    # It dies with the `with`, even if that is interrupted; the report is read afterwards.
+    def observe(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
+        start = time.perf_counter() - begun - seconds
+        thread = threading.current_thread()
+        span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
+        report._events.append((threading.get_ident(), span))
+
     try:
-        observers.add(observer)
+        observers.add(observe)
         yield report
     finally:
-        observers.discard(observer)
+        observers.discard(observe)
 
 
 @contextmanager

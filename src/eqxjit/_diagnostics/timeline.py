@@ -1,13 +1,13 @@
 """The timeline of a report: what was traced, lowered and compiled when, and why."""
 
 import collections
+import html
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._code.text import escape
 from .._core.events import COMPILING, LOWERING, TRACING
 from .trace import Trace
 
@@ -15,8 +15,6 @@ from .trace import Trace
 _MAX_SHOWN = 3_000
 # How much of a page an interval takes in which nothing is compiled, at most.
 _WIDEST_GAP = 0.04
-# Up to this share of a row, in percent, a bar has no text.
-_NARROW = 1.5
 
 _COLOURS = {TRACING: "#4c9be8", LOWERING: "#e8a33d", COMPILING: "#6cbf6c"}
 _GREY = "rgba(128,128,128,0.2)"
@@ -137,7 +135,7 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
         rows[span.thread, span.depth].append(bar)
     for (thread, depth), bars in sorted(rows.items()):
         if depth == 0:
-            parts.append(f'<div style="clear:both;padding-top:8px">{escape(thread)}</div>')
+            parts.append(f'<div style="clear:both;padding-top:8px">{html.escape(thread)}</div>')
             for gap in gaps:
                 text = f"{gap[1] - gap[0]:.3g} s without tracing or compiling"
                 bars.append((*np.interp(gap, times, places), _GREY, "", text))
@@ -173,6 +171,6 @@ def _row(bars: list[_Bar]) -> str:
         # As it is written: what is rounded doesn't add up.
         cursor += margin + width
         style = f"margin-left:{margin:.3f}%;width:{width:.3f}%;{_BAR};background-color:{colour}"
-        label = escape(text) if width > _NARROW else ""
-        parts.append(f'<div class="bar" style="{style}" title="{escape(title)}">{label}</div>')
+        text, title = html.escape(text), html.escape(title)
+        parts.append(f'<div class="bar" style="{style}" title="{title}">{text}</div>')
     return f'<div style="clear:both;height:18px;overflow:hidden">{"".join(parts)}</div>'
