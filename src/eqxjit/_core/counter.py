@@ -28,11 +28,8 @@ class TraceHook:
         """The records since the last `restart`, the oldest first."""
         return []
 
-    def begin(self, trace: Any, number: int, begun: Weak[Any]) -> None:
-        """Set the record of an `OpenTrace` that is about to be made, one of those under way."""
-
-    def explain(self, record: Any) -> str:
-        """Return how a trace differs from earlier ones."""
+    def begin(self, trace: Any, number: int, begun: Weak[Any]) -> str:
+        """Set the record of an `OpenTrace`, one of those under way; return how it differs."""
         return ""
 
     def end(self, record: Any, number: int) -> None:
@@ -106,15 +103,14 @@ class TraceCounter:
             self._begun.add(trace)
         # Not under the lock, since it describes the arguments, which runs the user's code. And for
         # a trace that is refused, too: its error explains it.
-        self.hook.begin(trace, number, self._begun)
+        explanation = self.hook.begin(trace, number, self._begun)
         if why_not:
             # A wrong number of arguments is no new shape, and says so.
             if self.check is not None:
                 self.check(trace.call.args, trace.call.kwargs)
             raise TooManyTracesError(
                 f"{why_not}, and the call at {call_site()} would be trace {number}.\n"
-                f"{self.hook.explain(trace.record)}"
-                f"{self._compiled() if is_sealed else ''}"
+                f"{explanation}{self._compiled() if is_sealed else ''}"
             )
 
     def _compiled(self) -> str:

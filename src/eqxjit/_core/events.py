@@ -30,8 +30,8 @@ _PHASES = {
 _PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 #: Observers of all that is compiled, by eqxjit or not, in any thread, each as long as it lives.
-#: Each is called with `(function, phase, seconds, from_cache, record)`: the seconds include what was
-#: compiled within the phase, and the record is the hook's, or None.
+#: Each takes `function, phase, seconds, from_cache, record`: the seconds include what was compiled
+#: within the phase, and the record is the hook's, or None.
 observers: Weak[Callable[[str, str, float, bool, Any], None]] = Weak()
 
 

@@ -318,13 +318,6 @@ def _text(value: Any) -> str:
         if transformation:
             of = type(target).__name__ if isinstance(target, eqx.Module) else _text(target)
             return f"jax.{transformation} of {of}"
-        name = value.__qualname__
-        if "<" not in name:
-            return name
-        # A line of a library's is no help, but where in the library.
-        is_ours = is_users(value.__code__.co_filename)
-        name = value.__name__ if is_ours else name.replace(".<locals>", "")
-        return f"`{name}`{_holding(captured(value))}"
     if isinstance(value, functools.partial):
         keywords = [f"{name}={_text(argument)}" for name, argument in value.keywords.items()]
         arguments = ", ".join([*map(_text, value.args), *keywords])
@@ -339,6 +332,11 @@ def _text(value: Any) -> str:
         name = getattr(value, "__qualname__", "<")
         if "<" not in name:
             return name
+        if kind is types.FunctionType:
+            # A line of a library's is no help, but where in the library.
+            is_ours = is_users(value.__code__.co_filename)
+            name = value.__name__ if is_ours else name.replace(".<locals>", "")
+            return f"`{name}`{_holding(captured(value))}"
         wrapped = inspect.unwrap(value)
         if isinstance(wrapped, types.FunctionType):
             return f"{kind.__name__} of {_text(wrapped)}"

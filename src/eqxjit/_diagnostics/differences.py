@@ -1,7 +1,7 @@
 """Compares what two traces were made for, and says in the user's names how they differ."""
 
 import collections
-import itertools
+import os.path
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -195,9 +195,7 @@ def _texts_apart(old: Any, new: Any) -> list[str]:
         return [f"{part}{part.detail}" for part in (old, new)]
     if old.text != new.text:
         # Both are long: from a little before the first character that differs.
-        pairs = zip(old.text, new.text, strict=False)
-        alike = [*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
-        start = len(alike) - LONG_TEXT // 4
+        start = len(os.path.commonprefix([old.text, new.text])) - LONG_TEXT // 4
         stop = start + LONG_TEXT
         return [f"...{p.text[start:stop]}{'...' * (stop < len(p.text))}" for p in (old, new)]
     for details in ((old.kind, new.kind), (old.site, new.site)):

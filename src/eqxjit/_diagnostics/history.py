@@ -12,7 +12,7 @@ from .._core.events import COMPILING, TRACING, OpenTrace
 from .._interruptions import Lock, Weak
 from .description import UNKNOWN, Description, describe
 from .differences import FUNCTION, OF_ARRAYS, Difference, defined_again, differences, distance
-from .log import log, log_streak, switches
+from .log import log, log_streak
 from .trace import Trace, TraceList, size_of
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -80,16 +80,12 @@ class History(TraceHook):
         with _lock:
             return TraceList(self._traces)
 
-    def describe(self, call: Any) -> Description:
-        return describe(call)
+    describe = staticmethod(describe)
 
     def static_differences(self, old: Description, new: Description) -> list[str]:
         return [str(d) for d in differences(old, new) if d.category not in OF_ARRAYS]
 
-    def explain(self, record: Trace) -> str:
-        return record.explanation()
-
-    def begin(self, trace: OpenTrace, number: int, begun: Weak[OpenTrace]) -> None:
+    def begin(self, trace: OpenTrace, number: int, begun: Weak[OpenTrace]) -> str:
         call, reasons = trace.call, trace.call.entry.invalidation_reasons
         configuration = trace_configuration()
         record = Trace(self.name, call_site(), number, configuration, describe(call), reasons)
@@ -97,6 +93,7 @@ class History(TraceHook):
             records = [other.record for other in begun.alive() if other.record is not None]
             self._explain(record, sorted(records, key=lambda earlier: -earlier.number))
             trace.record = record
+        return record.explanation()
 
     def end(self, record: Trace, number: int) -> None:
         with _lock:
@@ -121,7 +118,7 @@ class History(TraceHook):
         """Measure a trace, and log it."""
         if jaxpr is not None:
             record.equations, record.busiest_line = size_of(jaxpr)
-        if switches and record.differences:
+        if record.differences:
             log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         if call.is_staged or is_staging():
@@ -177,6 +174,7 @@ class History(TraceHook):
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
     # The call looks just like that of the trace.
+    why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
     if earlier.invalidation_reasons:
         why = earlier.invalidation_reasons[-1]
     elif earlier.invalidation_reasons is not trace.invalidation_reasons:
@@ -184,6 +182,4 @@ def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
             "a static object of that trace's was changed in place, or differs in what neither its "
             "text nor its hash shows"
         )
-    else:
-        why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
     return Difference("cache evicted or cleared", "", "", why)
