@@ -60,7 +60,6 @@ def is_users(filename: str) -> bool:
 
 
 def is_users_module(name: str) -> bool:
-    """Return whether a module, by its name, is the user's."""
     if not isinstance(name, str) or name in sys.builtin_module_names:
         return False
     filename = getattr(sys.modules.get(name), "__file__", None)

@@ -31,7 +31,6 @@ def define(name: str, title: str, source: str, namespace: dict[str, Any]) -> Any
 
 
 def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
-    """Return lines of source, some levels deeper."""
     return [f"{'    ' * levels}{line}" if line else "" for line in lines]
 
 
@@ -46,9 +45,6 @@ def wrapped(head: str, items: list[str], tail: str) -> list[str]:
     if len(line) <= _LINE_LENGTH:
         return [line]
     return [head, *indented(f"{item}," for item in items), tail]
-
-
-# --- Names ----------------------------------------------------------------------------------------
 
 
 def can_be_written(name: str) -> bool:
@@ -86,7 +82,6 @@ class Constants:
         return name
 
     def named(self, value: Any) -> str:
-        """Return the name of a class or a function, which it has itself."""
         return self.constant(value.__name__, value)
 
     def constant(self, hint: str, value: Any) -> str:

@@ -25,20 +25,16 @@ def times(count: int) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number of things, in words."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-# --- HTML, on a light or a dark ground ------------------------------------------------------------
-
-# All style is inline, because JupyterLab drops style sheets from notebooks of other origin; it
-# drops positions, too.
+# For a light or a dark ground. All style is inline, because JupyterLab drops style sheets from
+# notebooks of other origin; it drops positions, too.
 _CELL = "padding:2px 12px 2px 0;vertical-align:top;border-bottom:1px solid rgba(128,128,128,0.3)"
 _NUMBER = re.compile(r"[\d.,e+-]*%?")
 
 
 def block(*parts: str) -> str:
-    """Return parts as one block."""
     style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4"
     return f'<div class="eqxjit" style="{style}">{"".join(parts)}</div>'
 

@@ -113,7 +113,6 @@ def _make_owner_once(changes: list[Change], path: str) -> str:
 
 
 def _transformed(name: str, module: str, is_local: bool = False) -> str:
-    """Return what to do about a transformation that is made anew, of a Module or a function."""
     is_filtered = hasattr(eqx, f"filter_{name}")
     if module:
         use = f"`eqx.filter_{name}`" if is_filtered else "Equinox's transformations"

@@ -1,7 +1,7 @@
 """Compares what two traces were made for, and says in the user's names how they differ."""
 
 import collections
-import os.path
+import itertools
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -168,7 +168,6 @@ def _is_by_itself(change: Change) -> bool:
 
 
 def _of_remade(cause: list[Change]) -> Difference:
-    """Return the difference of an object whose parts one call made anew."""
     first = cause[0]
     # Or the innermost node that holds them all.
     owner = first.owner or next(
@@ -195,7 +194,9 @@ def _texts_apart(old: Any, new: Any) -> list[str]:
         return [f"{part}{part.detail}" for part in (old, new)]
     if old.text != new.text:
         # Both are long: from a little before the first character that differs.
-        start = len(os.path.commonprefix([old.text, new.text])) - LONG_TEXT // 4
+        pairs = zip(old.text, new.text, strict=False)
+        alike = [*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        start = len(alike) - LONG_TEXT // 4
         stop = start + LONG_TEXT
         return [f"...{p.text[start:stop]}{'...' * (stop < len(p.text))}" for p in (old, new)]
     for details in ((old.kind, new.kind), (old.site, new.site)):
@@ -222,7 +223,6 @@ def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Diffe
 
 
 def defined_again(place: Place) -> Difference:
-    """Return the difference of a function that is one of several, each defined or made anew."""
     # A line of a library's is no help.
     where = f" ({place.site})" if place.site and place.is_users else ""
     if place.transformation:

@@ -58,7 +58,6 @@ class _Definition:
 # Of the latest places, because a session may define functions without end.
 @functools.lru_cache(maxsize=1024)
 def definition_at(place: Place) -> _Definition:
-    """Return the definition at a place: the same one for each function there."""
     return _Definition()
 
 
@@ -115,7 +114,6 @@ class History(TraceHook):
             record.from_persistent_cache = from_cache
 
     def complete(self, record: Trace, call: Any, jaxpr: Any) -> None:
-        """Measure a trace, and log it."""
         if jaxpr is not None:
             record.equations, record.busiest_line = size_of(jaxpr)
         if record.differences:

@@ -89,7 +89,6 @@ _PAGE = """<!doctype html>
 
 
 def check_report_path(path: pathlib.Path) -> None:
-    """Raise an error if no report can be saved there."""
     if path.suffix.lower() not in (".html", ".json"):
         raise ValueError(f"A report is saved as .html or .json; the path is {str(path)!r}.")
 
