@@ -31,10 +31,6 @@ class Change(NamedTuple):
     of_user: bool
 
     @property
-    def path(self) -> str:
-        return self.row.path
-
-    @property
     def holder(self) -> str:
         """The module of the innermost node around it that is no container; empty without one."""
         return next((row.part.module for row in self.row.around if row.part.module), "")
@@ -80,7 +76,7 @@ def for_remade(change: Change) -> str:
     if new.transformed or (new.maker.startswith("jax.") and is_made_by_user(new)):
         return _transformed(new.maker.removeprefix("jax."), new.transformed, new.is_local)
     if not is_made_by_user(new):
-        return _make_owner_once([change], change.path.removesuffix(".__wrapped__"))
+        return _make_owner_once([change], change.row.path.removesuffix(".__wrapped__"))
     if new.kind == "method":
         owner = f"make its class an `equinox.Module`{_BY_PARTS}"
         return f"A method of another object is another method: {once}, or {owner}"
@@ -162,7 +158,7 @@ def for_static(change: Change) -> str:
     # The user can't make it an array everywhere.
     if dtype is None or not change.is_users:
         return ""
-    path = change.path
+    path = change.row.path
     argument = f", dtype=jnp.{dtype}" if dtype else ""
     opaque = [row for row in change.row.around if row.part.is_opaque]
     if opaque:

@@ -6,7 +6,6 @@ import itertools
 import re
 import types
 import weakref
-from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
@@ -158,11 +157,12 @@ def describe(call: Any) -> Description:
 def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     """Describe trees, each from its name, its spec and itself."""
     rows: list[Row] = []
+    # Children are as of `children`; in a static field, with stand-ins in place of specs.
     # The next one last: a path, a spec, a value, if it is in a static field, and the rows around.
     pending: list[Any] = [(*each, False, ()) for each in reversed(named)]
     while pending:
         path, spec, value, is_field, around = pending.pop()
-        below: _Below = []
+        below: list[Any] = []
         is_huge = type(value) is int and value.bit_length() > _MAX_BITS
         if spec is ARRAY:
             part = _array(value)
@@ -186,10 +186,6 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     return Description(rows)
 
 
-# The children of a node, as of `children`; in a static field, with stand-ins in place of specs.
-_Below = list[tuple[str, Any, Any, bool]]
-
-
 def _array(array: Any) -> ArrayPart:
     """Return the part of an array: JAX's, NumPy's, a tracer or a structure."""
     aval = array.aval if type(array) is ArrayImpl else jax.typeof(array)
@@ -205,7 +201,7 @@ def _array(array: Any) -> ArrayPart:
     return ArrayPart(aval.shape, str(aval.dtype), getattr(aval, "weak_type", False), placement)
 
 
-def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
+def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
     cls, n = spec[1], len(spec) - 3
     if spec[0] != NODE:
         return _part_of_class(cls, n), children(spec, value)
@@ -241,22 +237,19 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> NodePart:
     return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque)
 
 
-_CONTAINERS = (tuple, list, dict, OrderedDict, defaultdict)
-
-
-def _static(frozen: Hashable, value: Any) -> tuple[StaticPart | NodePart, _Below]:
+def _static(frozen: Hashable, value: Any) -> tuple[StaticPart | NodePart, list[Any]]:
     kind = type(value)
     # A class of the user's may refuse to be walked.
     below = unless_it_raises(lambda: _parts_of(frozen, value), None)
     if below is None:
         nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__)
         return unless_it_raises(lambda: _leaf(frozen, value), nameless), []
-    # JAX takes no other class apart for being derived from a builtin one.
-    is_node = kind in _CONTAINERS or hasattr(kind, "_fields") or issubclass(kind, eqx.Module)
+    # The user's flatten, which may refuse.
+    is_node = unless_it_raises(lambda: flatten_one_level(value), None) is not None
     return _part_of_class(kind, len(below), not is_node), below
 
 
-def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
+def _parts_of(frozen: Hashable, value: Any) -> list[Any] | None:
     """Return the parts of a static container or dataclass, by its stand-in; None for a leaf."""
     if type(frozen) is not tuple:
         return None

@@ -114,7 +114,7 @@ def _causes(old: Description, new: Description, of_user: bool) -> list[list[Chan
     # Objects below one argument that one call made anew are one cause, with one remedy.
     causes: dict[Hashable, list[Change]] = {}
     for change in changes:
-        causes.setdefault(_made_by(change) or change.path, []).append(change)
+        causes.setdefault(_made_by(change) or change.row.path, []).append(change)
     return [*causes.values()]
 
 
@@ -135,7 +135,7 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
     shown: list[Difference] = []
     for cause in _causes(old, new, of_user):
         first = cause[0]
-        path, was, is_now = first.path, first.old, first.new
+        path, was, is_now = first.row.path, first.old, first.new
         if len(cause) > 1 or (first.is_remade and not _is_by_itself(first)):
             shown.append(_of_remade(cause))
         elif isinstance(was, ArrayPart) and isinstance(is_now, ArrayPart):
@@ -175,7 +175,7 @@ def _of_remade(cause: list[Change]) -> Difference:
     )
     path, node = owner.path, owner.part
     parts = [
-        f"`{change.path[len(path) :]}`"
+        f"`{change.row.path[len(path) :]}`"
         + (f" is another {change.new}" if _is_by_itself(change) else "")
         for change in cause
     ]
@@ -206,7 +206,7 @@ def _texts_apart(old: Any, new: Any) -> list[str]:
 
 
 def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
-    path = change.path
+    path = change.row.path
     if old.shape != new.shape:
         remedy = advice.for_shape(change, old, new)
         texts = array_text(old.dtype, old.shape), array_text(new.dtype, new.shape)

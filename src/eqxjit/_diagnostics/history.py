@@ -75,7 +75,6 @@ class History(TraceHook):
 
     @property
     def traces(self) -> TraceList:
-        """Those since the cache was last cleared, the oldest first; the latest 256 of them."""
         with _lock:
             return TraceList(self._traces)
 

@@ -112,8 +112,6 @@ _Bar = tuple[float, float, str, str, str]
 
 def timeline_html(spans: Sequence[ReportSpan]) -> str:
     """Return a flame chart of spans: a lane for each thread, a row for each level of nesting."""
-    if not spans:
-        return ""
     shown = sorted(spans, key=lambda span: span.seconds)[-_MAX_SHOWN:]
     times, places, gaps = _scale(spans)
     title = f"{times[-1] - times[0]:.3g} s from the first trace to the last program."
