@@ -67,11 +67,7 @@ def is_users_module(name: str) -> bool:
     return not isinstance(filename, str) or is_users(filename)
 
 
-# --- Tracebacks -----------------------------------------------------------------------------------
-
 # JAX's filter is for printed tracebacks alone, and only where it isn't switched off.
-
-
 def trim() -> None:
     """Trim the traceback of the exception that the caller handles, before `raise`.
 

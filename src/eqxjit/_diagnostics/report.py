@@ -77,14 +77,9 @@ def _traces_of(spans: list[ReportSpan]) -> TraceList:
 
 
 _PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="color-scheme" content="light dark">
+<html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
 <title>What was compiled</title>
-<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">
-{}
-</body>
-</html>
+<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">{}
 """
 
 

@@ -93,9 +93,8 @@ def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
         for name, tid in threads.items()
     ]
     for span in spans:
-        args: dict[str, Any] = {"phase": span.phase}
-        if span.phase == COMPILING:
-            args["from_persistent_cache"] = span.from_persistent_cache
+        cached = span.from_persistent_cache
+        args: dict[str, Any] = {"phase": span.phase, "from_persistent_cache": cached}
         if span.trace is not None:
             site = str(span.trace.call_site)
             args |= {"trace": span.trace.number, "reason": span.reason, "call_site": site}
@@ -104,10 +103,6 @@ def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
         place = {"pid": pid, "tid": threads[span.thread]}
         events.append({"name": name, "cat": span.phase, "ph": "X", **times, **place, "args": args})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-# A bar of the chart: its beginning and end in percent, its colour, its text, and its tooltip.
-_Bar = tuple[float, float, str, str, str]
 
 
 def timeline_html(spans: Sequence[ReportSpan]) -> str:
@@ -121,7 +116,7 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
         style = f"background-color:{colour};color:#111111;white-space:nowrap"
         title += f' <span style="{style}">&ensp;{phase}&ensp;</span>'
     parts = [f"<p>{title}</p>"]
-    rows: dict[tuple[str, int], list[_Bar]] = collections.defaultdict(list)
+    rows: dict[tuple[str, int], list[Any]] = collections.defaultdict(list)
     for span in shown:
         text = f"{span.function}: {span.phase}, {span.seconds:.3g} s, begun at {span.start:.3g} s"
         if span.from_persistent_cache:
@@ -159,7 +154,7 @@ def _scale(spans: Sequence[ReportSpan]) -> tuple[list[float], Any, list[tuple[fl
     return times, places * (99.99 / max(places[-1], 1e-9)), gaps
 
 
-def _row(bars: list[_Bar]) -> str:
+def _row(bars: list[tuple[float, float, str, str, str]]) -> str:
     """Return a row of bars, each placed from the end of the one before."""
     parts: list[str] = []
     cursor = 0.0
