@@ -81,15 +81,6 @@ def with_remedies_once(lines: Iterable[tuple[str, str]]) -> list[str]:
     return texts
 
 
-def distance(old: Description, new: Description) -> int:
-    """Return in how many parts two descriptions differ, those in nodes that differ included."""
-    parts = {row.path: row.part for row in old}
-    n_same = sum([parts.get(row.path) == row.part for row in new])
-    # Or the same paths in another order.
-    is_alike = [*parts] == [row.path for row in new]
-    return max(len(old), len(new)) - n_same + (not is_alike)
-
-
 def _causes(old: Description, new: Description, of_user: bool) -> list[list[Change]]:
     """Return the parts that differ, outside in: those of one cause together."""
     changes: list[Change] = []

@@ -11,7 +11,7 @@ from .._core.counter import TraceHook
 from .._core.events import COMPILING, TRACING, OpenTrace
 from .._interruptions import Lock, Weak
 from .description import UNKNOWN, Description, describe
-from .differences import FUNCTION, OF_ARRAYS, Difference, defined_again, differences, distance
+from .differences import FUNCTION, OF_ARRAYS, Difference, defined_again, differences
 from .log import log, log_streak
 from .trace import Trace, TraceList, size_of
 
@@ -78,7 +78,8 @@ class History(TraceHook):
         with _lock:
             return TraceList(self._traces)
 
-    describe = staticmethod(describe)
+    def describe(self, call: Any) -> Description:
+        return describe(call)
 
     def static_differences(self, old: Description, new: Description) -> list[str]:
         return [str(d) for d in differences(old, new) if d.category not in OF_ARRAYS]
@@ -145,12 +146,7 @@ class History(TraceHook):
             if another not in (None, self._number) and not self.place.is_loaded:
                 trace.differences = (defined_again(self.place),)
             return
-
-        def distance_of(earlier: Trace) -> int:
-            is_set_anew = earlier.configuration != trace.configuration
-            return distance(earlier.description, trace.description) + is_set_anew
-
-        earlier = min(latest, key=distance_of)
+        earlier = min(latest, key=lambda each: _distance(each, trace))
         if UNKNOWN in (earlier.description, trace.description):
             why = "the arguments are too large to be compared, or can't be"
             trace.differences = (Difference("unknown", "", "", why),)
@@ -167,6 +163,17 @@ class History(TraceHook):
         # That of a cleared one may be another trace's by now.
         is_counted = earlier in (*begun, *self._traces)
         trace.compared_with = earlier.number if is_counted else None
+
+
+def _distance(earlier: Trace, trace: Trace) -> int:
+    """Return in how many parts two traces differ, those in nodes that differ included."""
+    old, new = earlier.description, trace.description
+    parts = {row.path: row.part for row in old}
+    n_same = sum([parts.get(row.path) == row.part for row in new])
+    # Or the same paths in another order.
+    is_alike = [*parts] == [row.path for row in new]
+    is_set_anew = earlier.configuration != trace.configuration
+    return max(len(old), len(new)) - n_same + (not is_alike) + is_set_anew
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
