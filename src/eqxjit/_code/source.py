@@ -14,6 +14,9 @@ GENERATED_FOLDER = "<eqxjit>"
 
 _LINE_LENGTH = 88
 
+# The end of a path says most.
+_LONGEST_NAME = 22
+
 _serial = itertools.count()
 
 
@@ -52,10 +55,6 @@ def can_be_written(name: str) -> bool:
     # Python reads `µ` (micro) as `μ` (mu).
     is_read_so = unicodedata.normalize("NFKC", name) == name
     return name.isidentifier() and not keyword.iskeyword(name) and is_read_so
-
-
-# The end of a path says most.
-_LONGEST_NAME = 22
 
 
 class Constants:

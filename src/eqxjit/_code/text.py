@@ -7,6 +7,11 @@ from typing import Any
 
 from .._interruptions import unless_it_raises
 
+# HTML for a light or a dark ground. All style is inline, because JupyterLab drops style sheets from
+# notebooks of other origin; it drops positions, too.
+_CELL = "padding:2px 12px 2px 0;vertical-align:top;border-bottom:1px solid rgba(128,128,128,0.3)"
+_NUMBER = re.compile(r"[\d.,e+-]*%?")
+
 
 def short(value: Any, limit: int = 40) -> str:
     """Return the `repr` of a value on one line, cut to so many characters."""
@@ -20,18 +25,11 @@ def short(value: Any, limit: int = 40) -> str:
 
 
 def times(count: int) -> str:
-    """Return how often, in words: once, or so many times."""
     return "once" if count == 1 else f"{count} times"
 
 
 def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-# For a light or a dark ground. All style is inline, because JupyterLab drops style sheets from
-# notebooks of other origin; it drops positions, too.
-_CELL = "padding:2px 12px 2px 0;vertical-align:top;border-bottom:1px solid rgba(128,128,128,0.3)"
-_NUMBER = re.compile(r"[\d.,e+-]*%?")
 
 
 def block(*parts: str) -> str:

@@ -15,6 +15,16 @@ from .description import ArrayPart, Description, Row, StaticPart
 NOT_STATIC = "in a field that isn't static"
 PAD = "If its size varies, pad it to a few sizes"
 _UNLESS = ", unless a shape or control flow depends on it"
+_ONCE = "once, at module level, outside `__init__`"
+_BY_PARTS = ", which compares by its parts"
+_PARTIAL = f", or use `eqx.Partial`{_BY_PARTS}"
+
+# The types of Python's numbers, and what a dtype must be so that each of them fits it.
+_NUMBERS: dict[str, tuple[type, type]] = {
+    "int": (int, jnp.number),
+    "float": (float, jnp.inexact),
+    "complex": (complex, jnp.complexfloating),
+}
 
 
 class Change(NamedTuple):
@@ -58,11 +68,6 @@ class Change(NamedTuple):
 def is_made_by_user(part: StaticPart) -> bool:
     """Return whether the user wrote the code of a callable, or the class of anything else."""
     return is_users(part.made_at.filename) if part.made_at else is_users_module(part.module)
-
-
-_ONCE = "once, at module level, outside `__init__`"
-_BY_PARTS = ", which compares by its parts"
-_PARTIAL = f", or use `eqx.Partial`{_BY_PARTS}"
 
 
 def for_remade(change: Change) -> str:
@@ -141,14 +146,6 @@ def for_function(place: Place) -> str:
         "Define and wrap it once, outside of loops and of the functions that call it, and pass "
         "what varies as arrays"
     )
-
-
-# The types of Python's numbers, and what a dtype must be so that each of them fits it.
-_NUMBERS: dict[str, tuple[type, type]] = {
-    "int": (int, jnp.number),
-    "float": (float, jnp.inexact),
-    "complex": (complex, jnp.complexfloating),
-}
 
 
 def for_static(change: Change) -> str:

@@ -34,6 +34,8 @@ _MAX_BITS = 256
 # The most constants that are part of a text.
 _MAX_CAPTURED = 4
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
 
 def array_text(dtype: Any, shape: Iterable[Any]) -> str:
     """Return the text of an array's type, as `float32[2,3]`."""
@@ -337,9 +339,6 @@ def _text(value: Any) -> str:
         return f"{kind.__name__} object{_holding(getattr(value, '__dict__', {}).items())}"
     # Where something is in memory tells nothing.
     return _ADDRESS.sub("", short(value, _MAX_TEXT))
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def _holding(named: Iterable[tuple[str, Any]]) -> str:

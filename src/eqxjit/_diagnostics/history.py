@@ -39,10 +39,10 @@ def _extend(streak: _Streak, trace: Trace, causes: tuple[Difference, ...]) -> No
         if len(streak) == _MANY:
             return
         streak.append(causes)
-        is_long = len(streak) == _MANY
+        if len(streak) < _MANY:
+            return
     # Not under the lock: a handler may be anybody's code.
-    if is_long:
-        log_streak(trace, streak)
+    log_streak(trace, streak)
 
 
 @dataclasses.dataclass

@@ -19,6 +19,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Those in force: of the environment, of a switch, of each `with`. The last one decides.
 _switches: list[Any] = []
 
+# How many causes a message names.
+_MAX_CAUSES = 4
+
 
 class Explaining(ContextDecorator):
     """A switch that was set: the end of its `with` sets it back."""
@@ -97,10 +100,6 @@ def log(trace: Trace) -> None:
         *(trace.function, again, trace.number, trace.call_site, trace.seconds),
         trace.explanation(),
     )
-
-
-# How many causes a message names.
-_MAX_CAUSES = 4
 
 
 def log_streak(trace: Trace, streak: list[tuple[Difference, ...]]) -> None:

@@ -20,6 +20,12 @@ from .trace import Seconds, TraceList
 # The latest.
 _MAX_EVENTS = 100_000
 
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<title>What was compiled</title>
+<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">{}
+"""
+
 
 class ReportRow(NamedTuple):
     """The cost of one function.
@@ -46,8 +52,7 @@ class ReportRow(NamedTuple):
     reason: str
 
 
-def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
-    """Return the row of a function; `total` is what all took, in seconds."""
+def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> ReportRow:
     seconds = Seconds()
     for span in spans:
         spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
@@ -64,7 +69,7 @@ def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
         function=function,
         traces=len(traces) or sum([span.phase == COMPILING for span in spans]),
         seconds=seconds,
-        share=seconds.total / total if total else 0.0,
+        share=seconds.total / total_seconds if total_seconds else 0.0,
         persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
         equations=None if largest is None else largest.equations,
         busiest_line="" if largest is None else largest.busiest_line,
@@ -74,13 +79,6 @@ def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
 
 def _traces_of(spans: list[ReportSpan]) -> TraceList:
     return TraceList(dict.fromkeys(span.trace for span in spans if span.trace is not None))
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
-<title>What was compiled</title>
-<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">{}
-"""
 
 
 def check_report_path(path: pathlib.Path) -> None:
