@@ -327,6 +327,8 @@ def test_what_is_not_complete_yet_is_compared_with():
         "first trace",
         *["static value changed"] * 3,
     ]
+    # The innermost comes to its end first.
+    assert reasons[0] == "static value changed: `n` was 1, is 0"
 
     started, go_on = threading.Event(), threading.Event()
 
@@ -1314,6 +1316,11 @@ def test_causes_are_counted(messages):
     )
     assert "- 3 times, the last time: static value changed: `n` was 2, is 3\n" in message
     assert message.count("pad it") == message.count("pass `jnp.asarray(n, ") == 1
+    # It is logged once.
+    f.clear_cache()
+    for i in range(12):
+        f(X, i)
+    assert messages == [message]
 
 
 def test_many_causes_are_cut_short(messages):

@@ -49,8 +49,7 @@ def compiled_blocks(compiled: Any) -> bool:
 
 def in_progress(wrapper: Any) -> int:
     """How many traces are taken for ones that go on."""
-    counter = table(wrapper).counter
-    return len(counter._begun) + len(counter.hook._begun)
+    return len(table(wrapper).counter._begun)
 
 
 # --- Settings ---------------------------------------------------------------------------------

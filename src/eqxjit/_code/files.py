@@ -60,7 +60,6 @@ def is_users(filename: str) -> bool:
 
 
 def is_users_module(name: str) -> bool:
-    """Return whether a module, by its name, is the user's."""
     if not isinstance(name, str) or name in sys.builtin_module_names:
         return False
     filename = getattr(sys.modules.get(name), "__file__", None)
@@ -68,11 +67,7 @@ def is_users_module(name: str) -> bool:
     return not isinstance(filename, str) or is_users(filename)
 
 
-# --- Tracebacks -----------------------------------------------------------------------------------
-
 # JAX's filter is for printed tracebacks alone, and only where it isn't switched off.
-
-
 def trim() -> None:
     """Trim the traceback of the exception that the caller handles, before `raise`.
 

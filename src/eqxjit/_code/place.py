@@ -53,9 +53,6 @@ def location(filename: str, line: int) -> str:
     return f"{os.path.normpath(filename).removeprefix(here)}:{line}"
 
 
-# --- Where a function is defined ------------------------------------------------------------------
-
-
 def stub_at(site: CallSite) -> types.CodeType:
     """Return a code object that seems to be from a line, and holds nothing of what is there."""
     code = (lambda: None).__code__
@@ -115,7 +112,6 @@ class Place(NamedTuple):
 
     @property
     def is_users(self) -> bool:
-        """True where the user wrote what is there."""
         return is_users(self.site.filename) if self.site else is_users_module(self.module)
 
 
@@ -138,30 +134,25 @@ def place_of(fun: Any, home: types.FunctionType | None) -> Place:
     code = below.__code__
     site = CallSite(code.co_filename, code.co_firstlineno)
     files = LIBRARY_FILES if isinstance(fun, types.MethodType) else OUR_FILES
-    codes = [code, *[function.__code__ for function in captured_functions(below)]]
+    is_loaded = site.filename.startswith(files)
+    owner_name = "" if owner is None else type(owner).__qualname__
     return Place(
-        "",
         # A Python function's file says more than its module.
-        code.co_qualname,
-        site,
-        hash(tuple(codes)),
-        is_partial,
-        transformation,
-        "" if owner is None else type(owner).__qualname__,
-        site.filename.startswith(files),
+        *("", code.co_qualname, site, hash(tuple(_codes_in(below)))),
+        *(is_partial, transformation, owner_name, is_loaded),
     )
 
 
 def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:
-    """Return what a function captured, by the names."""
     # An empty cell raises a `ValueError`; `repr` of a cell runs nothing of the user's.
     cells = zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
     return [(name, c.cell_contents) for name, c in cells if not repr(c).endswith(": empty>")]
 
 
-def captured_functions(fun: types.FunctionType) -> list[types.FunctionType]:
-    """Return the functions among what a function captured."""
-    return [value for _, value in captured(fun) if isinstance(value, types.FunctionType)]
+def _codes_in(fun: types.FunctionType) -> list[types.CodeType]:
+    """Return the code of a function, and of those that it captured."""
+    functions = [value for _, value in captured(fun) if isinstance(value, types.FunctionType)]
+    return [function.__code__ for function in (fun, *functions)]
 
 
 def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:
@@ -170,8 +161,7 @@ def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:
     That is a Module also where it is one's method. An empty name and None for other functions.
     """
     below = vars(fun).get("__wrapped__")
-    functions = [] if below is None else [fun, *captured_functions(fun)]
-    for code in [function.__code__ for function in functions]:
+    for code in () if below is None else _codes_in(fun):
         name, _, rest = code.co_qualname.partition(".")
         if rest and hasattr(jax, name) and code.co_filename.startswith(JAX_FILES):
             if isinstance(below, types.MethodType) and isinstance(below.__self__, eqx.Module):

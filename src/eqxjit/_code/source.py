@@ -14,6 +14,9 @@ GENERATED_FOLDER = "<eqxjit>"
 
 _LINE_LENGTH = 88
 
+# The end of a path says most.
+_LONGEST_NAME = 22
+
 _serial = itertools.count()
 
 
@@ -31,7 +34,6 @@ def define(name: str, title: str, source: str, namespace: dict[str, Any]) -> Any
 
 
 def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
-    """Return lines of source, some levels deeper."""
     return [f"{'    ' * levels}{line}" if line else "" for line in lines]
 
 
@@ -48,18 +50,11 @@ def wrapped(head: str, items: list[str], tail: str) -> list[str]:
     return [head, *indented(f"{item}," for item in items), tail]
 
 
-# --- Names ----------------------------------------------------------------------------------------
-
-
 def can_be_written(name: str) -> bool:
     """Return whether source can have an attribute or a parameter of this name."""
     # Python reads `µ` (micro) as `μ` (mu).
     is_read_so = unicodedata.normalize("NFKC", name) == name
     return name.isidentifier() and not keyword.iskeyword(name) and is_read_so
-
-
-# The end of a path says most.
-_LONGEST_NAME = 22
 
 
 class Constants:
@@ -86,7 +81,6 @@ class Constants:
         return name
 
     def named(self, value: Any) -> str:
-        """Return the name of a class or a function, which it has itself."""
         return self.constant(value.__name__, value)
 
     def constant(self, hint: str, value: Any) -> str:

@@ -16,7 +16,7 @@ _MAX_LISTED = 32
 class TraceHook:
     """An observer of the traces of one function; this one does nothing.
 
-    It holds a record for each: made by `begin`, remembered by `end`, published by
+    It has a record of each, or None: made by `begin`, remembered by `end`, published by
     `complete`. A `call` is the one in flight: a `calls.Call`.
     """
 
@@ -28,15 +28,12 @@ class TraceHook:
         """The records since the last `restart`, the oldest first."""
         return []
 
-    def begin(self, call: Any, number: int) -> Any:
-        """Return the record of a trace that is about to be made."""
-
-    def explain(self, record: Any) -> str:
-        """Return how a trace differs from earlier ones."""
+    def begin(self, trace: Any, number: int, begun: Weak[Any]) -> str:
+        """Set the record of an `OpenTrace`, one of those under way; return how it differs."""
         return ""
 
-    def end(self, record: Any, number: int | None) -> None:
-        """Remember the record of a trace under its final number; drop it if that is None."""
+    def end(self, record: Any, number: int) -> None:
+        """Remember the record of a trace under its final number."""
 
     def spend(self, record: Any, phase: str, seconds: float, from_cache: bool) -> None:
         """Add the time that JAX spent on a phase: `"tracing"`, `"lowering"` or `"compiling"`."""
@@ -106,15 +103,14 @@ class TraceCounter:
             self._begun.add(trace)
         # Not under the lock, since it describes the arguments, which runs the user's code. And for
         # a trace that is refused, too: its error explains it.
-        trace.record = self.hook.begin(trace.call, number)
+        explanation = self.hook.begin(trace, number, self._begun)
         if why_not:
             # A wrong number of arguments is no new shape, and says so.
             if self.check is not None:
                 self.check(trace.call.args, trace.call.kwargs)
             raise TooManyTracesError(
                 f"{why_not}, and the call at {call_site()} would be trace {number}.\n"
-                f"{self.hook.explain(trace.record)}"
-                f"{self._compiled() if is_sealed else ''}"
+                f"{explanation}{self._compiled() if is_sealed else ''}"
             )
 
     def _compiled(self) -> str:
@@ -130,5 +126,6 @@ class TraceCounter:
         """Count a trace that was begun, if it came to its end."""
         with self._lock:
             self._begun.discard(trace)
-            self.n_traces += is_made
-            self.hook.end(trace.record, self.n_traces if is_made else None)
+            if is_made:
+                self.n_traces += 1
+                self.hook.end(trace.record, self.n_traces)

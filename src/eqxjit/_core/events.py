@@ -30,9 +30,9 @@ _PHASES = {
 _PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 #: Observers of all that is compiled, by eqxjit or not, in any thread, each as long as it lives.
-#: Each has `ended(function, phase, seconds, from_cache, record)`: the seconds include what was
-#: compiled within the phase, and the record is the hook's, or None.
-observers: Weak[Any] = Weak()
+#: Each takes `function, phase, seconds, from_cache, record`: the seconds include what was compiled
+#: within the phase, and the record is the hook's, or None.
+observers: Weak[Callable[[str, str, float, bool, Any], None]] = Weak()
 
 
 @dataclasses.dataclass(eq=False)
@@ -116,7 +116,7 @@ def _end_phase(function: str, phase: str, seconds: float, from_cache: bool, reco
     # A call that a hook makes in between may begin to count anew.
     _state.depth = max(0, _state.depth - 1)
     for observer in observers.alive():
-        observer.ended(function, phase, seconds, from_cache, record)
+        observer(function, phase, seconds, from_cache, record)
 
 
 # --- JAX's events ---------------------------------------------------------------------------------

@@ -15,6 +15,16 @@ from .description import ArrayPart, Description, Row, StaticPart
 NOT_STATIC = "in a field that isn't static"
 PAD = "If its size varies, pad it to a few sizes"
 _UNLESS = ", unless a shape or control flow depends on it"
+_ONCE = "once, at module level, outside `__init__`"
+_BY_PARTS = ", which compares by its parts"
+_PARTIAL = f", or use `eqx.Partial`{_BY_PARTS}"
+
+# The types of Python's numbers, and what a dtype must be so that each of them fits it.
+_NUMBERS: dict[str, tuple[type, type]] = {
+    "int": (int, jnp.number),
+    "float": (float, jnp.inexact),
+    "complex": (complex, jnp.complexfloating),
+}
 
 
 class Change(NamedTuple):
@@ -29,11 +39,6 @@ class Change(NamedTuple):
     description: Description
     # Of the function.
     of_user: bool
-
-    @property
-    def path(self) -> str:
-        """The path, in the user's names."""
-        return self.row.path
 
     @property
     def holder(self) -> str:
@@ -65,13 +70,7 @@ def is_made_by_user(part: StaticPart) -> bool:
     return is_users(part.made_at.filename) if part.made_at else is_users_module(part.module)
 
 
-_ONCE = "once, at module level, outside `__init__`"
-_BY_PARTS = ", which compares by its parts"
-_PARTIAL = f", or use `eqx.Partial`{_BY_PARTS}"
-
-
 def for_remade(change: Change) -> str:
-    """Return what to do about one object that compares by identity."""
     new: StaticPart = change.new
     # Only the author of a library could change it.
     if not (change.of_user or is_made_by_user(new)):
@@ -82,7 +81,7 @@ def for_remade(change: Change) -> str:
     if new.transformed or (new.maker.startswith("jax.") and is_made_by_user(new)):
         return _transformed(new.maker.removeprefix("jax."), new.transformed, new.is_local)
     if not is_made_by_user(new):
-        return _make_owner_once([change], change.path.removesuffix(".__wrapped__"))
+        return _make_owner_once([change], change.row.path.removesuffix(".__wrapped__"))
     if new.kind == "method":
         owner = f"make its class an `equinox.Module`{_BY_PARTS}"
         return f"A method of another object is another method: {once}, or {owner}"
@@ -115,7 +114,6 @@ def _make_owner_once(changes: list[Change], path: str) -> str:
 
 
 def _transformed(name: str, module: str, is_local: bool = False) -> str:
-    """Return what to do about a transformation that is made anew, of a Module or a function."""
     is_filtered = hasattr(eqx, f"filter_{name}")
     if module:
         use = f"`eqx.filter_{name}`" if is_filtered else "Equinox's transformations"
@@ -129,7 +127,6 @@ def _transformed(name: str, module: str, is_local: bool = False) -> str:
 
 
 def for_function(place: Place) -> str:
-    """Return what to do about a function that is defined, or made, again and again."""
     is_local = "<" in place.qualname
     if place.transformation and place.site is None:
         return _transformed(place.transformation, place.qualname)
@@ -151,23 +148,14 @@ def for_function(place: Place) -> str:
     )
 
 
-# The types of Python's numbers, and what a dtype must be so that each of them fits it.
-_NUMBERS: dict[str, tuple[type, type]] = {
-    "int": (int, jnp.number),
-    "float": (float, jnp.inexact),
-    "complex": (complex, jnp.complexfloating),
-}
-
-
 def for_static(change: Change) -> str:
-    """Return what to do about a static value that is another now, or was an array."""
     if change.is_remade:
         return for_remade(change)
     dtype = _dtype(change.old, change.new)
     # The user can't make it an array everywhere.
     if dtype is None or not change.is_users:
         return ""
-    path = change.path
+    path = change.row.path
     argument = f", dtype=jnp.{dtype}" if dtype else ""
     opaque = [row for row in change.row.around if row.part.is_opaque]
     if opaque:
@@ -215,13 +203,11 @@ def _fits(part: StaticPart, dtype: jnp.dtype) -> bool:
 
 
 def for_shape(change: Change, old: ArrayPart, new: ArrayPart) -> str:
-    """Return what to do about another shape."""
     is_length = len(old.shape) == len(new.shape) > 0 and old.shape[1:] == new.shape[1:]
     return PAD if is_length and change.is_users else ""
 
 
 def for_weak_type(change: Change, old: ArrayPart) -> str:
-    """Return what to do about another weak type."""
     # The user's array, whoever's function it goes to.
     if change.holder and not change.is_users:
         return ""

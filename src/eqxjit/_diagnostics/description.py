@@ -6,7 +6,6 @@ import itertools
 import re
 import types
 import weakref
-from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
@@ -29,11 +28,13 @@ _MAX_PARTS = 50_000
 # Longer texts are cut where they are shown, and those of objects where they are made.
 LONG_TEXT = 40
 _MAX_TEXT = 1_000
-# Python refuses to write out an integer of thousands of digits.
+# Larger integers fit no dtype, and Python refuses to write out those of thousands of digits.
 _MAX_BITS = 256
 
 # The most constants that are part of a text.
 _MAX_CAPTURED = 4
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def array_text(dtype: Any, shape: Iterable[Any]) -> str:
@@ -110,24 +111,14 @@ class NodePart(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A part of a call, its path, and the row of the node that holds it: None of an argument."""
+    """A part of a call, its path, and the rows of the nodes that hold it, inside out."""
 
     path: str
     # One of the three, which its reader narrows.
     part: Any
-    holder: "Row | None"
+    around: "tuple[Row, ...]" = ()
     # It is in a static field, into which JAX doesn't look.
     is_field: bool = False
-
-    @property
-    def around(self) -> "list[Row]":
-        """The rows of the nodes that hold it, inside out."""
-        rows: list[Row] = []
-        row = self.holder
-        while row is not None:
-            rows.append(row)
-            row = row.holder
-        return rows
 
 
 class Description(tuple[Row, ...]):
@@ -139,7 +130,7 @@ class Description(tuple[Row, ...]):
             return "..."
         texts: list[str] = []
         # What is in an argument comes between it and the next one.
-        starts = [index for index, row in enumerate(self) if row.holder is None]
+        starts = [index for index, row in enumerate(self) if not row.around]
         for start, stop in itertools.pairwise([*starts, len(self)]):
             path, part = self[start][:2]
             if isinstance(part, NodePart):
@@ -151,7 +142,7 @@ class Description(tuple[Row, ...]):
 
 
 #: Of a call that defies description. (That of a call without arguments is empty.)
-UNKNOWN = Description([Row("...", NodePart("unknown", None), None)])
+UNKNOWN = Description([Row("...", NodePart("unknown", None))])
 
 
 def describe(call: Any) -> Description:
@@ -168,31 +159,33 @@ def describe(call: Any) -> Description:
 def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     """Describe trees, each from its name, its spec and itself."""
     rows: list[Row] = []
-    # The next one last: a path, a spec, a value, if it is in a static field, and the row around.
-    pending: list[Any] = [(*each, False, None) for each in reversed(named)]
+    # Children are as of `children`; in a static field, with stand-ins in place of specs.
+    # The next one last: a path, a spec, a value, if it is in a static field, and the rows around.
+    pending: list[Any] = [(*each, False, ()) for each in reversed(named)]
     while pending:
-        path, spec, value, is_field, holder = pending.pop()
-        below: _Below = []
+        path, spec, value, is_field, around = pending.pop()
+        below: list[Any] = []
+        is_huge = type(value) is int and value.bit_length() > _MAX_BITS
         if spec is ARRAY:
             part = _array(value)
-        elif type(value) in CONSTANTS:
-            part = _constant(value, is_field)
+        elif value is None and not is_field:
+            # JAX takes it for a node without children.
+            part = NodePart("None", None)
+        elif type(value) in CONSTANTS and not is_huge:
+            part = StaticPart(repr(value), None, type(value).__name__)
         elif type(spec) is tuple and not is_field:
             part, below = _node(spec, value)
         else:
             frozen = spec.frozen if isinstance(spec, Static) else spec
             part, below = _static(frozen, value)
-        row = Row(path, part, holder, is_field)
+        row = Row(path, part, around, is_field)
         rows.append(row)
+        around = (row, *around)
         for suffix, inner, child, is_inner_field in reversed(below):
-            pending.append((path + suffix, inner, child, is_field or is_inner_field, row))
+            pending.append((path + suffix, inner, child, is_field or is_inner_field, around))
         if len(rows) + len(pending) > _MAX_PARTS:
             return UNKNOWN
     return Description(rows)
-
-
-# The children of a node, as of `children`; in a static field, with stand-ins in place of specs.
-_Below = list[tuple[str, Any, Any, bool]]
 
 
 def _array(array: Any) -> ArrayPart:
@@ -201,32 +194,16 @@ def _array(array: Any) -> ArrayPart:
     # JAX puts the others where it likes; and a tracer has no place that it could tell.
     is_put = not isinstance(array, Tracer) and getattr(array, "committed", True)
     sharding = getattr(array, "sharding", None) if is_put else None
-    return _array_part(aval.shape, aval.dtype, getattr(aval, "weak_type", False), sharding)
-
-
-# Because texts of dtypes and places take most of the time.
-@functools.lru_cache(maxsize=1024)
-def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: Any) -> ArrayPart:
     placement = ""
     if isinstance(sharding, jax.sharding.NamedSharding):
         axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
         placement = f"a mesh of {axes} by {sharding.spec}"
     elif sharding is not None:
         placement = ", ".join(sorted(f"{d.platform}:{d.id}" for d in sharding.device_set))
-    return ArrayPart(shape, str(dtype), weak_type, placement)
+    return ArrayPart(aval.shape, str(aval.dtype), getattr(aval, "weak_type", False), placement)
 
 
-def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
-    if value is None and not is_field:
-        # JAX takes it for a node without children.
-        return NodePart("None", None)
-    name = type(value).__name__
-    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        return StaticPart(f"int of {value.bit_length():,} bits", hash(value), name)
-    return StaticPart(repr(value), None, name)
-
-
-def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, _Below]:
+def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
     cls, n = spec[1], len(spec) - 3
     if spec[0] != NODE:
         return _part_of_class(cls, n), children(spec, value)
@@ -262,22 +239,19 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> NodePart:
     return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque)
 
 
-_CONTAINERS = (tuple, list, dict, OrderedDict, defaultdict)
-
-
-def _static(frozen: Hashable, value: Any) -> tuple[StaticPart | NodePart, _Below]:
+def _static(frozen: Hashable, value: Any) -> tuple[StaticPart | NodePart, list[Any]]:
     kind = type(value)
     # A class of the user's may refuse to be walked.
     below = unless_it_raises(lambda: _parts_of(frozen, value), None)
     if below is None:
         nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__)
         return unless_it_raises(lambda: _leaf(frozen, value), nameless), []
-    # JAX takes no other class apart for being derived from a builtin one.
-    is_node = kind in _CONTAINERS or hasattr(kind, "_fields") or issubclass(kind, eqx.Module)
+    # The user's flatten, which may refuse.
+    is_node = unless_it_raises(lambda: flatten_one_level(value), None) is not None
     return _part_of_class(kind, len(below), not is_node), below
 
 
-def _parts_of(frozen: Hashable, value: Any) -> _Below | None:
+def _parts_of(frozen: Hashable, value: Any) -> list[Any] | None:
     """Return the parts of a static container or dataclass, by its stand-in; None for a leaf."""
     if type(frozen) is not tuple:
         return None
@@ -339,13 +313,6 @@ def _text(value: Any) -> str:
         if transformation:
             of = type(target).__name__ if isinstance(target, eqx.Module) else _text(target)
             return f"jax.{transformation} of {of}"
-        name = value.__qualname__
-        if "<" not in name:
-            return name
-        # A line of a library's is no help, but where in the library.
-        is_ours = is_users(value.__code__.co_filename)
-        name = value.__name__ if is_ours else name.replace(".<locals>", "")
-        return f"`{name}`{_holding(captured(value))}"
     if isinstance(value, functools.partial):
         keywords = [f"{name}={_text(argument)}" for name, argument in value.keywords.items()]
         arguments = ", ".join([*map(_text, value.args), *keywords])
@@ -360,6 +327,11 @@ def _text(value: Any) -> str:
         name = getattr(value, "__qualname__", "<")
         if "<" not in name:
             return name
+        if kind is types.FunctionType:
+            # A line of a library's is no help, but where in the library.
+            is_ours = is_users(value.__code__.co_filename)
+            name = value.__name__ if is_ours else name.replace(".<locals>", "")
+            return f"`{name}`{_holding(captured(value))}"
         wrapped = inspect.unwrap(value)
         if isinstance(wrapped, types.FunctionType):
             return f"{kind.__name__} of {_text(wrapped)}"
@@ -367,9 +339,6 @@ def _text(value: Any) -> str:
         return f"{kind.__name__} object{_holding(getattr(value, '__dict__', {}).items())}"
     # Where something is in memory tells nothing.
     return _ADDRESS.sub("", short(value, _MAX_TEXT))
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def _holding(named: Iterable[tuple[str, Any]]) -> str:

@@ -81,15 +81,6 @@ def with_remedies_once(lines: Iterable[tuple[str, str]]) -> list[str]:
     return texts
 
 
-def distance(old: Description, new: Description) -> int:
-    """Return in how many parts two descriptions differ, those in nodes that differ included."""
-    parts = {row.path: row.part for row in old}
-    n_same = sum([parts.get(row.path) == row.part for row in new])
-    # Or the same paths in another order.
-    is_alike = [*parts] == [row.path for row in new]
-    return max(len(old), len(new)) - n_same + (not is_alike)
-
-
 def _causes(old: Description, new: Description, of_user: bool) -> list[list[Change]]:
     """Return the parts that differ, outside in: those of one cause together."""
     changes: list[Change] = []
@@ -99,22 +90,22 @@ def _causes(old: Description, new: Description, of_user: bool) -> list[list[Chan
     old_parts, new_parts = ({row.path: row.part for row in rows} for rows in (old, new))
     for row in (*new, *old):
         was, is_now = old_parts.get(row.path), new_parts.get(row.path)
-        if row.holder and row.holder.path in changed:
+        if row.around and row.around[0].path in changed:
             changed.add(row.path)
         elif row.path not in changed and was != is_now:
             changed.add(row.path)
             changes.append(Change(row, was, is_now, new, of_user))
     if not changes:
         for was, row in zip(old, new, strict=False):
-            if was.path != row.path and row.holder is not None:
+            if was.path != row.path and row.around:
                 # Of the same parts: the first that is elsewhere is in a dict whose keys are.
-                part = row.holder.part
+                part = row.around[0].part
                 moved = NodePart(f"{part} with its keys in another order", None)
-                return [[Change(row.holder, part, moved, new, of_user)]]
+                return [[Change(row.around[0], part, moved, new, of_user)]]
     # Objects below one argument that one call made anew are one cause, with one remedy.
     causes: dict[Hashable, list[Change]] = {}
     for change in changes:
-        causes.setdefault(_made_by(change) or change.path, []).append(change)
+        causes.setdefault(_made_by(change) or change.row.path, []).append(change)
     return [*causes.values()]
 
 
@@ -125,7 +116,7 @@ def _made_by(change: Change) -> Hashable:
     if change.owner is not None:
         return change.owner.path, None
     made_at, maker = change.new.made_at, change.new.maker
-    if made_at is None or not maker or change.row.holder is None:
+    if made_at is None or not maker or not change.row.around:
         return None
     return change.row.around[-1].path, made_at.filename, maker
 
@@ -135,7 +126,7 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
     shown: list[Difference] = []
     for cause in _causes(old, new, of_user):
         first = cause[0]
-        path, was, is_now = first.path, first.old, first.new
+        path, was, is_now = first.row.path, first.old, first.new
         if len(cause) > 1 or (first.is_remade and not _is_by_itself(first)):
             shown.append(_of_remade(cause))
         elif isinstance(was, ArrayPart) and isinstance(is_now, ArrayPart):
@@ -144,7 +135,7 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
             # A node has no remedy, because a structure is mostly meant.
             category = _CATEGORIES.get((type(was), type(is_now)), "structure changed")
             remedy = advice.for_static(first) if category.startswith("static") else ""
-            if first.row.holder is None and None in (was, is_now):
+            if not first.row.around and None in (was, is_now):
                 category = "argument newly passed or left out"
             old_text, new_text = _texts_apart(was, is_now)
             shown.append(Difference(category, path, old_text, new_text, remedy))
@@ -168,7 +159,6 @@ def _is_by_itself(change: Change) -> bool:
 
 
 def _of_remade(cause: list[Change]) -> Difference:
-    """Return the difference of an object whose parts one call made anew."""
     first = cause[0]
     # Or the innermost node that holds them all.
     owner = first.owner or next(
@@ -176,7 +166,7 @@ def _of_remade(cause: list[Change]) -> Difference:
     )
     path, node = owner.path, owner.part
     parts = [
-        f"`{change.path[len(path) :]}`"
+        f"`{change.row.path[len(path) :]}`"
         + (f" is another {change.new}" if _is_by_itself(change) else "")
         for change in cause
     ]
@@ -207,7 +197,7 @@ def _texts_apart(old: Any, new: Any) -> list[str]:
 
 
 def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Difference]:
-    path = change.path
+    path = change.row.path
     if old.shape != new.shape:
         remedy = advice.for_shape(change, old, new)
         texts = array_text(old.dtype, old.shape), array_text(new.dtype, new.shape)
@@ -224,7 +214,6 @@ def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Diffe
 
 
 def defined_again(place: Place) -> Difference:
-    """Return the difference of a function that is one of several, each defined or made anew."""
     # A line of a library's is no help.
     where = f" ({place.site})" if place.site and place.is_users else ""
     if place.transformation:

@@ -1,24 +1,18 @@
 """The history of one function's traces: it explains each by those before."""
 
 import collections
+import dataclasses
 import functools
 from typing import Any
 
 from .._code.place import Place, call_site
 from .._compat import is_staging, trace_configuration
 from .._core.counter import TraceHook
-from .._core.events import COMPILING, TRACING
+from .._core.events import COMPILING, TRACING, OpenTrace
 from .._interruptions import Lock, Weak
 from .description import UNKNOWN, Description, describe
-from .differences import (
-    FUNCTION,
-    OF_ARRAYS,
-    Difference,
-    defined_again,
-    differences,
-    distance,
-)
-from .log import log, log_streak, switches
+from .differences import FUNCTION, OF_ARRAYS, Difference, defined_again, differences
+from .log import log, log_streak
 from .trace import Trace, TraceList, size_of
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -34,40 +28,36 @@ _MANY = 10
 _lock = Lock()
 
 
-class _Streak:
-    """The traces in a row of one function, each for something new."""
-
-    def __init__(self) -> None:
-        #: How these differ.
-        self.causes: list[tuple[Difference, ...]] = []
-        self._has_logged = False
-
-    def add(self, trace: Trace, causes: tuple[Difference, ...]) -> None:
-        """Count a trace, and log the streak once it is long."""
-        with _lock:
-            if self._has_logged:
-                return
-            self.causes.append(causes)
-            if len(self.causes) < _MANY:
-                return
-            self._has_logged = True
-            streak, self.causes = self.causes, []
-        # Not under the lock: a handler may be anybody's code.
-        log_streak(trace, streak)
+# How each of the traces in a row of one function, or place, differs from those before.
+_Streak = list[tuple[Difference, ...]]
 
 
-class _Definition(_Streak):
-    """The traces in a row of the functions that are defined at one place."""
+def _extend(streak: _Streak, trace: Trace, causes: tuple[Difference, ...]) -> None:
+    """Count a trace, and log the streak once it is long."""
+    with _lock:
+        # One that is longer has been logged.
+        if len(streak) == _MANY:
+            return
+        streak.append(causes)
+        if len(streak) < _MANY:
+            return
+    # Not under the lock: a handler may be anybody's code.
+    log_streak(trace, streak)
+
+
+@dataclasses.dataclass
+class _Definition:
+    """The functions that are defined at one place."""
 
     #: The number of the function that was traced last.
     latest: int | None = None
-    has_function = False
+    has_function: bool = False
+    streak: _Streak = dataclasses.field(default_factory=list)
 
 
 # Of the latest places, because a session may define functions without end.
 @functools.lru_cache(maxsize=1024)
 def definition_at(place: Place) -> _Definition:
-    """Return the definition at a place: the same one for each function there."""
     return _Definition()
 
 
@@ -78,16 +68,13 @@ class History(TraceHook):
         self.name = name
         self.place = place
         self._number = number
-        # Those under way. An interrupt may keep one from its end, but not alive.
-        self._begun: Weak[Trace] = Weak()
         self._traces: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
-        # Those before the last `clear_cache`, which new ones are still compared with.
-        self._cleared: collections.deque[Trace] = collections.deque(maxlen=_MAX_COMPARED)
-        self._streak = _Streak()
+        # Those that a new one is compared with, the latest first, cleared ones included.
+        self._latest: collections.deque[Trace] = collections.deque()
+        self._streak: _Streak = []
 
     @property
     def traces(self) -> TraceList:
-        """Those since the cache was last cleared, the oldest first; the latest 256 of them."""
         with _lock:
             return TraceList(self._traces)
 
@@ -97,28 +84,23 @@ class History(TraceHook):
     def static_differences(self, old: Description, new: Description) -> list[str]:
         return [str(d) for d in differences(old, new) if d.category not in OF_ARRAYS]
 
-    def explain(self, record: Trace) -> str:
+    def begin(self, trace: OpenTrace, number: int, begun: Weak[OpenTrace]) -> str:
+        call, reasons = trace.call, trace.call.entry.invalidation_reasons
+        configuration = trace_configuration()
+        record = Trace(self.name, call_site(), number, configuration, describe(call), reasons)
+        with _lock:
+            records = [other.record for other in begun.alive() if other.record is not None]
+            self._explain(record, sorted(records, key=lambda earlier: -earlier.number))
+            trace.record = record
         return record.explanation()
 
-    def begin(self, call: Any, number: int) -> Trace:
-        """Explain a trace that is about to be made."""
-        configuration, reasons = trace_configuration(), call.entry.invalidation_reasons
-        trace = Trace(self.name, call_site(), number, configuration, describe(call), reasons)
+    def end(self, record: Trace, number: int) -> None:
         with _lock:
-            self._explain(trace)
-            self._begun.add(trace)
-        return trace
-
-    def end(self, record: Trace | None, number: int | None) -> None:
-        """Remember a trace that was begun, if it came to its end."""
-        with _lock:
-            if record is not None:
-                self._begun.discard(record)
-            if record is None or number is None:
-                return
             record.number = number
             self._traces.append(record)
-            for old in [*self._cleared, *self._traces][-_MAX_COMPARED - 1 : -_MAX_COMPARED]:
+            self._latest.appendleft(record)
+            if len(self._latest) > _MAX_COMPARED:
+                old = self._latest.pop()
                 if len(old.description) > _MAX_PARTS:
                     old.description = UNKNOWN
             if self._number is not None:
@@ -132,45 +114,39 @@ class History(TraceHook):
             record.from_persistent_cache = from_cache
 
     def complete(self, record: Trace, call: Any, jaxpr: Any) -> None:
-        """Measure a trace, and log it."""
         if jaxpr is not None:
             record.equations, record.busiest_line = size_of(jaxpr)
-        if switches and record.differences:
+        if record.differences:
             log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         if call.is_staged or is_staging():
             return
         if record.differences and record.differences[0].category != FUNCTION:
-            self._streak.add(record, record.differences)
+            _extend(self._streak, record, record.differences)
             return
         definition = definition_at(self.place)
         with _lock:
             is_first, definition.has_function = not definition.has_function, True
         if not is_first and not self.place.is_loaded:
-            definition.add(record, record.differences or (defined_again(self.place),))
+            causes = record.differences or (defined_again(self.place),)
+            _extend(definition.streak, record, causes)
 
     def restart(self) -> None:
         with _lock:
-            self._cleared += self._traces
             self._traces.clear()
-            self._streak.causes.clear()
+            if len(self._streak) < _MANY:
+                self._streak.clear()
 
-    def _explain(self, trace: Trace) -> None:
-        """Fill in how a trace differs from the closest of those before."""
+    def _explain(self, trace: Trace, begun: list[Trace]) -> None:
+        """Fill in how a trace differs from the closest of those before, or under way."""
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
-        begun = sorted(self._begun.alive(), key=lambda earlier: earlier.number)
-        latest = [*self._cleared, *self._traces, *begun][: -_MAX_COMPARED - 1 : -1]
+        latest = [*begun, *self._latest][:_MAX_COMPARED]
         if not latest:
             another = None if self._number is None else definition_at(self.place).latest
             if another not in (None, self._number) and not self.place.is_loaded:
                 trace.differences = (defined_again(self.place),)
             return
-
-        def distance_of(earlier: Trace) -> int:
-            is_set_anew = earlier.configuration != trace.configuration
-            return distance(earlier.description, trace.description) + is_set_anew
-
-        earlier = min(latest, key=distance_of)
+        earlier = min(latest, key=lambda each: _distance(each, trace))
         if UNKNOWN in (earlier.description, trace.description):
             why = "the arguments are too large to be compared, or can't be"
             trace.differences = (Difference("unknown", "", "", why),)
@@ -185,11 +161,24 @@ class History(TraceHook):
             ]
             trace.differences = tuple(found) or (_why_it_does_not_serve(earlier, trace),)
         # That of a cleared one may be another trace's by now.
-        trace.compared_with = None if earlier in self._cleared else earlier.number
+        is_counted = earlier in (*begun, *self._traces)
+        trace.compared_with = earlier.number if is_counted else None
+
+
+def _distance(earlier: Trace, trace: Trace) -> int:
+    """Return in how many parts two traces differ, those in nodes that differ included."""
+    old, new = earlier.description, trace.description
+    parts = {row.path: row.part for row in old}
+    n_same = sum([parts.get(row.path) == row.part for row in new])
+    # Or the same paths in another order.
+    is_alike = [*parts] == [row.path for row in new]
+    is_set_anew = earlier.configuration != trace.configuration
+    return max(len(old), len(new)) - n_same + (not is_alike) + is_set_anew
 
 
 def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
     # The call looks just like that of the trace.
+    why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
     if earlier.invalidation_reasons:
         why = earlier.invalidation_reasons[-1]
     elif earlier.invalidation_reasons is not trace.invalidation_reasons:
@@ -197,6 +186,4 @@ def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
             "a static object of that trace's was changed in place, or differs in what neither its "
             "text nor its hash shows"
         )
-    else:
-        why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
     return Difference("cache evicted or cleared", "", "", why)

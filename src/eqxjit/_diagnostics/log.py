@@ -17,7 +17,10 @@ _logger = logging.getLogger("eqxjit")
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Those in force: of the environment, of a switch, of each `with`. The last one decides.
-switches: list[Any] = []
+_switches: list[Any] = []
+
+# How many causes a message names.
+_MAX_CAUSES = 4
 
 
 class Explaining(ContextDecorator):
@@ -26,17 +29,17 @@ class Explaining(ContextDecorator):
     def __init__(self, on: bool):
         self.on = on
         self._is_set = True
-        switches.append(self)
+        _switches.append(self)
 
     def __enter__(self) -> None:
         if not self._is_set:
             # A second `with`, or a call of a decorated function, maybe within another.
-            switches.append(self)
+            _switches.append(self)
         self._is_set = False
 
     def __exit__(self, *_: object) -> None:
-        if self in switches:
-            switches.remove(self)
+        if self in _switches:
+            _switches.remove(self)
 
     def __call__(self, fun: F) -> F:
         # Not from here on, but in its calls.
@@ -88,7 +91,7 @@ def explain_retraces(on: bool = True) -> Explaining:
 def log(trace: Trace) -> None:
     """Log a trace that differs from earlier ones, if `explain_retraces` is on."""
     # Looked up once, because another thread may end it.
-    latest = switches[-1:]
+    latest = _switches[-1:]
     if not latest or not latest[0].on:
         return
     again = " again" if trace.number > 1 else ""
@@ -97,10 +100,6 @@ def log(trace: Trace) -> None:
         *(trace.function, again, trace.number, trace.call_site, trace.seconds),
         trace.explanation(),
     )
-
-
-# How many causes a message names.
-_MAX_CAUSES = 4
 
 
 def log_streak(trace: Trace, streak: list[tuple[Difference, ...]]) -> None:

@@ -1,5 +1,6 @@
 """`compile_report`: one table of everything that was compiled, sorted by cost."""
 
+import html
 import json
 import os
 import pathlib
@@ -11,13 +12,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from .._code.text import block, escape, table, times
+from .._code.text import block, table, times
 from .._core.events import COMPILING, observers
 from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import Seconds, TraceList
 
 # The latest.
 _MAX_EVENTS = 100_000
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<title>What was compiled</title>
+<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">{}
+"""
 
 
 class ReportRow(NamedTuple):
@@ -45,8 +52,7 @@ class ReportRow(NamedTuple):
     reason: str
 
 
-def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
-    """Return the row of a function; `total` is what all took, in seconds."""
+def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> ReportRow:
     seconds = Seconds()
     for span in spans:
         spent = getattr(seconds, span.phase) + span.seconds - span.nested_seconds
@@ -63,7 +69,7 @@ def _row(function: str, spans: list[ReportSpan], total: float) -> ReportRow:
         function=function,
         traces=len(traces) or sum([span.phase == COMPILING for span in spans]),
         seconds=seconds,
-        share=seconds.total / total if total else 0.0,
+        share=seconds.total / total_seconds if total_seconds else 0.0,
         persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
         equations=None if largest is None else largest.equations,
         busiest_line="" if largest is None else largest.busiest_line,
@@ -75,20 +81,7 @@ def _traces_of(spans: list[ReportSpan]) -> TraceList:
     return TraceList(dict.fromkeys(span.trace for span in spans if span.trace is not None))
 
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="color-scheme" content="light dark">
-<title>What was compiled</title>
-<body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">
-{}
-</body>
-</html>
-"""
-
-
 def check_report_path(path: pathlib.Path) -> None:
-    """Raise an error if no report can be saved there."""
     if path.suffix.lower() not in (".html", ".json"):
         raise ValueError(f"A report is saved as .html or .json; the path is {str(path)!r}.")
 
@@ -165,7 +158,7 @@ class CompileReport:
         title = f"<p><b>{self.total_seconds:.3g} s of tracing, lowering and compiling</b></p>"
         cells = [(row.function, *_columns(row).values(), row.reason) for row in rows]
         headings = ("function", *_columns(rows[0]), "traced again for")
-        notes = "".join([f"<p>{escape(note)}</p>" for note in self.notes()])
+        notes = "".join([f"<p>{html.escape(note)}</p>" for note in self.notes()])
         return block(title, timeline_html(self.spans), table(headings, cells), notes)
 
     def __repr__(self) -> str:
@@ -201,33 +194,23 @@ def _columns(row: ReportRow) -> dict[str, str]:
     }
 
 
-class _Observer:
-    """An observer that fills in a report."""
-
-    def __init__(self, report: CompileReport):
-        self._events = report._events
-        self._start = time.perf_counter()
-
-    def ended(
-        self, function: str, phase: str, seconds: float, from_cache: bool, record: Any
-    ) -> None:
-        start = time.perf_counter() - self._start - seconds
-        thread = threading.current_thread()
-        span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
-        self._events.append((threading.get_ident(), span))
-
-
 @contextmanager
 def recording(report: CompileReport) -> Iterator[CompileReport]:
     """Fill in a report, without printing it."""
-    # Not the report itself, which is read afterwards: this dies with the `with`, even if that is
-    # interrupted.
-    observer = _Observer(report)
+    begun = time.perf_counter()
+
+    # It dies with the `with`, even if that is interrupted; the report is read afterwards.
+    def observe(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
+        start = time.perf_counter() - begun - seconds
+        thread = threading.current_thread()
+        span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
+        report._events.append((threading.get_ident(), span))
+
     try:
-        observers.add(observer)
+        observers.add(observe)
         yield report
     finally:
-        observers.discard(observer)
+        observers.discard(observe)
 
 
 @contextmanager

@@ -1,13 +1,13 @@
 """The timeline of a report: what was traced, lowered and compiled when, and why."""
 
 import collections
+import html
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._code.text import escape
 from .._core.events import COMPILING, LOWERING, TRACING
 from .trace import Trace
 
@@ -15,8 +15,6 @@ from .trace import Trace
 _MAX_SHOWN = 3_000
 # How much of a page an interval takes in which nothing is compiled, at most.
 _WIDEST_GAP = 0.04
-# Up to this share of a row, in percent, a bar has no text.
-_NARROW = 1.5
 
 _COLOURS = {TRACING: "#4c9be8", LOWERING: "#e8a33d", COMPILING: "#6cbf6c"}
 _GREY = "rgba(128,128,128,0.2)"
@@ -95,9 +93,8 @@ def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
         for name, tid in threads.items()
     ]
     for span in spans:
-        args: dict[str, Any] = {"phase": span.phase}
-        if span.phase == COMPILING:
-            args["from_persistent_cache"] = span.from_persistent_cache
+        cached = span.from_persistent_cache
+        args: dict[str, Any] = {"phase": span.phase, "from_persistent_cache": cached}
         if span.trace is not None:
             site = str(span.trace.call_site)
             args |= {"trace": span.trace.number, "reason": span.reason, "call_site": site}
@@ -108,14 +105,8 @@ def chrome_trace(spans: Sequence[ReportSpan]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-# A bar of the chart: its beginning and end in percent, its colour, its text, and its tooltip.
-_Bar = tuple[float, float, str, str, str]
-
-
 def timeline_html(spans: Sequence[ReportSpan]) -> str:
     """Return a flame chart of spans: a lane for each thread, a row for each level of nesting."""
-    if not spans:
-        return ""
     shown = sorted(spans, key=lambda span: span.seconds)[-_MAX_SHOWN:]
     times, places, gaps = _scale(spans)
     title = f"{times[-1] - times[0]:.3g} s from the first trace to the last program."
@@ -125,7 +116,7 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
         style = f"background-color:{colour};color:#111111;white-space:nowrap"
         title += f' <span style="{style}">&ensp;{phase}&ensp;</span>'
     parts = [f"<p>{title}</p>"]
-    rows: dict[tuple[str, int], list[_Bar]] = collections.defaultdict(list)
+    rows: dict[tuple[str, int], list[Any]] = collections.defaultdict(list)
     for span in shown:
         text = f"{span.function}: {span.phase}, {span.seconds:.3g} s, begun at {span.start:.3g} s"
         if span.from_persistent_cache:
@@ -137,7 +128,7 @@ def timeline_html(spans: Sequence[ReportSpan]) -> str:
         rows[span.thread, span.depth].append(bar)
     for (thread, depth), bars in sorted(rows.items()):
         if depth == 0:
-            parts.append(f'<div style="clear:both;padding-top:8px">{escape(thread)}</div>')
+            parts.append(f'<div style="clear:both;padding-top:8px">{html.escape(thread)}</div>')
             for gap in gaps:
                 text = f"{gap[1] - gap[0]:.3g} s without tracing or compiling"
                 bars.append((*np.interp(gap, times, places), _GREY, "", text))
@@ -163,7 +154,7 @@ def _scale(spans: Sequence[ReportSpan]) -> tuple[list[float], Any, list[tuple[fl
     return times, places * (99.99 / max(places[-1], 1e-9)), gaps
 
 
-def _row(bars: list[_Bar]) -> str:
+def _row(bars: list[tuple[float, float, str, str, str]]) -> str:
     """Return a row of bars, each placed from the end of the one before."""
     parts: list[str] = []
     cursor = 0.0
@@ -173,6 +164,6 @@ def _row(bars: list[_Bar]) -> str:
         # As it is written: what is rounded doesn't add up.
         cursor += margin + width
         style = f"margin-left:{margin:.3f}%;width:{width:.3f}%;{_BAR};background-color:{colour}"
-        label = escape(text) if width > _NARROW else ""
-        parts.append(f'<div class="bar" style="{style}" title="{escape(title)}">{label}</div>')
+        text, title = html.escape(text), html.escape(title)
+        parts.append(f'<div class="bar" style="{style}" title="{title}">{text}</div>')
     return f'<div style="clear:both;height:18px;overflow:hidden">{"".join(parts)}</div>'

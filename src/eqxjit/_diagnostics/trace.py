@@ -116,10 +116,8 @@ class TraceList(list[Trace]):
         rows: list[tuple[Any, ...]] = []
         for trace in self:
             why = "\n".join(listed(trace.differences, with_remedies=True)) or "first trace"
-            seconds = trace.seconds.total
-            rows.append(
-                (trace.function, trace.number, why, trace.call_site, seconds, trace.summary)
-            )
+            what = trace.function, trace.number, why
+            rows.append((*what, trace.call_site, f"{trace.seconds.total:.3g}", trace.summary))
         return block(table(headings, rows))
 
 
