@@ -55,11 +55,8 @@ elif _IS_NATIVE and _native is None:
         "--no-deps`; or unset the variable."
     )
 
-
-def native_back_end() -> Any:
-    """Return `native.c`'s module; None where there is none, or `EQXJIT_NATIVE=0` says so."""
-    return _native
-
+#: `native.c`'s module; None where there is none, or `EQXJIT_NATIVE=0` says so.
+native: Any = _native
 
 if TYPE_CHECKING or _native is not None:
     # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
@@ -74,6 +71,19 @@ else:
     # CPython calls what is in the slot, without a frame in between.
     Delegate.__call__ = Delegate.target
     call_directly = lambda cls: cls  # noqa: E731
+
+
+class TypeNamedForChex(type):
+    """A metaclass whose classes chex takes for jitted functions, by a word in their names."""
+
+    def __repr__(cls) -> str:
+        return f"<class '{cls.__module__}.{cls.__qualname__}', a PjitFunction>"
+
+
+class CallableBySlot(Delegate, metaclass=TypeNamedForChex):
+    """A callable whose slot `target`, which a call runs, is filled anew as calls get faster."""
+
+    __slots__ = ()
 
 
 # --- Types ------------------------------------------------------------------------------------

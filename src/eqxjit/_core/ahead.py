@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._compat import call_directly, may_raise
+from .._compat import CallableBySlot, call_directly, may_raise
 from .._interruptions import unless_it_raises
 from .calls import Call
 from .entry import Entry
 from .errors import raise_for_shapes
 from .events import close_trace, open_trace
-from .slot import CallableBySlot
 from .slow import Caller
 from .table import Table
 

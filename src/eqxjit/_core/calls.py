@@ -11,15 +11,13 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .._compat import native_back_end
+from .._compat import native
 from .._fast.source import CALLER_VARIABLE, ENTRY_VARIABLE
 from .._spec.tree import Spec
 
 if TYPE_CHECKING:
     from .entry import Entry
     from .function import Function
-
-_native = native_back_end()
 
 
 @dataclasses.dataclass(eq=False)
@@ -56,8 +54,8 @@ class Call:
         return [*self.function.statics, *self.statics]
 
 
-if _native is not None:
-    make, in_flight = _native.run, _native.in_flight
+if native is not None:
+    make, in_flight = native.run, native.in_flight
 
 else:
 

@@ -7,18 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from .._compat import native_back_end, wrapped_by_tracer
+from .._compat import native, wrapped_by_tracer
 from .._fast.signature import Signature
 from .._interruptions import Weak
 from .._spec.static import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
 from .options import Options
 
-_native = native_back_end()
-
-
 # C reads the flags of an entry where they lie.
-_Flags: type = object if _native is None else _native.Flags
+_Flags: type = object if native is None else native.Flags
 
 
 class Out(NamedTuple):

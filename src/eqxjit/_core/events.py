@@ -136,11 +136,6 @@ def _current() -> tuple[OpenTrace | None, Call | None]:
     return None, in_flight()
 
 
-def _label(fun_name: str, call: Call | None) -> str:
-    name = fun_name[len("jit(") : -1] if fun_name.startswith("jit(") else fun_name
-    return call.entry.label if call is not None and call.entry.name == name else name
-
-
 def _on_start(event: str, value: float, **_: Any) -> None:
     phase = _PHASES.get(event)
     if phase is None:
@@ -207,7 +202,9 @@ def _on_duration(event: str, duration_secs: float, *, fun_name: Any = "", **_: A
         record = call.entry.latest_record
     if call is not None and record is not None:
         call.function.table.counter.hook.spend(record, phase, duration_secs, from_cache)
-    label = _label(fun_name, call)
+    label = fun_name[len("jit(") : -1] if fun_name.startswith("jit(") else fun_name
+    if call is not None and call.entry.name == label:
+        label = call.entry.label
     # What JAX compiles meanwhile for itself is no part of it.
     is_of_call = call is not None and label == call.entry.label
     _end_phase(label, phase, duration_secs, from_cache, record if is_of_call else None)

@@ -10,7 +10,7 @@ from .._code.place import CallSite, Place, place_of, stub_at
 from .._code.text import short
 from .._compat import MISSING
 from .._fast.signature import Signature
-from .._spec.tree import Spec, combine, count_arrays, split
+from .._spec.tree import Spec, combine, split
 from .errors import with_argument_errors
 from .options import Options
 from .table import Table, home_of, names_of, tables_of
@@ -90,11 +90,6 @@ class Function:
         made[1].content = content
         # The same ones each time, in any thread: picklers compare them by identity.
         return vars(self).setdefault("_stand_ins", tuple(made))
-
-    @property
-    def varies(self) -> bool:
-        """True if wrappers that share the table may hold other arrays."""
-        return not self.keeps_arrays and count_arrays(self.spec) > 0
 
     def combine(self, arrays: Sequence[Any]) -> Any:
         return combine(self.spec, iter(arrays), iter(self.statics))

@@ -24,12 +24,11 @@ from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_ke
 
 from .._code.files import trimming
 from .._code.text import short
-from .._compat import call_directly
+from .._compat import CallableBySlot, TypeNamedForChex, call_directly
 from .._interruptions import raise_if_interruption, unless_it_raises
 from .ahead import CompileCost, Lowered, lower
 from .function import STAND_INS, Function, take_apart
 from .options import DEFAULT_MAXSIZE, Donate, Options, check_options
-from .slot import CallableBySlot, TypeNamedForChex
 from .slow import Caller
 from .table import CacheInfo
 
@@ -41,11 +40,11 @@ _S = TypeVar("_S")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
-# What tools read of a function that is written in Python, and of a method.
-_OF_PYTHON_FUNCTIONS = frozenset(
-    ["__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"]
-)
-_OF_METHODS = frozenset(["__func__", "__self__"])
+# What tools read of a function that is written in Python, or of a method.
+_OF_FUNCTIONS = {
+    *("__closure__", "__code__", "__defaults__", "__globals__", "__kwdefaults__"),
+    *("__func__", "__self__"),
+}
 
 # That of a Module goes over many lines.
 _LONGEST_REPR = 80
@@ -97,7 +96,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
                 return self._function.combine(self._caller.fun_arrays)
             if name == "__isabstractmethod__":
                 return getattr(self.__wrapped__, name, False)
-            if name in _OF_PYTHON_FUNCTIONS or name in _OF_METHODS:
+            if name in _OF_FUNCTIONS:
                 return getattr(self.__wrapped__, name)
             if name in STAND_INS:
                 stand_ins = self._function.stand_ins((self.__wrapped__, self._function.options))
@@ -295,12 +294,6 @@ def _found_or_blank(name: Any) -> JitFunction[..., Any]:
     return found if getattr(found, attribute, None) is name else _blank()
 
 
-# What a bound function has of the wrapper, as a bound method has its function's attributes.
-_OF_FUNCTION = _OF_PYTHON_FUNCTIONS | {
-    *("__name__", "__qualname__", "__annotations__", "__type_params__"),
-}
-
-
 class _Doc:
     """The docstring of a bound function: its function's; of the class: one about it."""
 
@@ -347,12 +340,14 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
         def __getattr__(self, name: str) -> Any:
             if name == "__wrapped__":
                 return self.func.__wrapped__.__get__(*self.args)
-            if name in _OF_FUNCTION:
-                return getattr(self.func, name)
             if name == "__func__":
                 return self.func
-            if name == "__self__" and self.args:
+            if name == "__self__":
                 return self.args[0]
+            # As a bound method has its function's attributes.
+            names = "__name__", "__qualname__", "__annotations__", "__type_params__"
+            if name in {*_OF_FUNCTIONS, *names}:
+                return getattr(self.func, name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:

@@ -151,7 +151,8 @@ def describe(call: Any) -> Description:
     names = call.function.signature.path_names(len(args))
     named = [*zip(names, args, call.args, strict=True)]
     named += [(key, spec, call.kwargs[key]) for key, spec in zip(keys, specs, strict=True)]
-    if call.function.varies:
+    # Those of a frozen function are always the same.
+    if call.fun_arrays and not call.function.keeps_arrays:
         named.append(("fun", call.function.spec, call.function.combine(call.fun_arrays)))
     return describe_trees(named)
 

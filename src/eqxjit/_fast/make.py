@@ -5,24 +5,21 @@ import itertools
 import operator
 import sys
 from collections.abc import Iterator
+from inspect import Parameter
 from typing import Any
 
 import numpy as np
 
-from .._compat import ArrayImpl, flatten_one_level, native_back_end, unflatten_node
+from .._compat import ArrayImpl, flatten_one_level, native, unflatten_node
 from .._interruptions import raise_if_interruption
 from .._spec.static import Opaque, same
 from .._spec.tree import ARRAY, DICT
 from .numpy_inputs import take
-from .signature import KEYWORD_ONLY, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL
 from .source import TooLarge, Writer
 
-_native = native_back_end()
-
-
-if _native is not None:
+if native is not None:
     # What it compares with, and calls.
-    _native.setup(
+    native.setup(
         *(ARRAY, ArrayImpl, np.ndarray, take),
         *(flatten_one_level, same, unflatten_node, Opaque),
     )
@@ -70,7 +67,7 @@ def native_enabled() -> bool:
 
         ```
     """
-    return _native is not None
+    return native is not None
 
 
 def fast_path(call: Any) -> Any | None:
@@ -81,11 +78,11 @@ def fast_path(call: Any) -> Any | None:
     # It needn't match the very call that it is made for, whose function may have changed an
     # argument in place: the slow path then serves the next call, too.
     entry = call.entry
-    if _native is not None:
+    if native is not None:
         # Until a program was read, any array may be one that it uses.
         uses = entry.uses or b"\1" * entry.n_arrays
         layout = entry.n_arrays, entry.n_first, entry.n_fun
-        return _native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, uses, *layout)
+        return native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, uses, *layout)
 
     make = functools.partial(PythonFast, call.function, entry)
     try:
@@ -99,16 +96,13 @@ def fast_path(call: Any) -> Any | None:
 def link(caller: Any, fasts: list[Any]) -> Any:
     """Return what a wrapper calls: the fast paths of its function in turn, then the slow path."""
     function = caller.function
-    if _native is not None:
-        names = tuple(
-            [
-                # None, because no keyword is passed for it.
-                None if parameter.kind == POSITIONAL_ONLY else parameter.name
-                for parameter in function.signature.parameters
-                if parameter.kind not in (KEYWORD_ONLY, VAR_POSITIONAL, VAR_KEYWORD)
-            ]
-        )
-        return _native.Dispatcher(caller, fasts, caller.fun_arrays, function.statics, names)
+    if native is not None:
+        by_position = [
+            p for p in function.signature.parameters if p.kind <= Parameter.POSITIONAL_OR_KEYWORD
+        ]
+        # None where no keyword is passed for it.
+        names = tuple([None if p.kind == p.POSITIONAL_ONLY else p.name for p in by_position])
+        return native.Dispatcher(caller, fasts, caller.fun_arrays, function.statics, names)
     # Unlike C, which reads the list anew in each call, this is to be made again once it changes.
     caller.table.linked.add(caller)
     otherwise = caller.slow_call

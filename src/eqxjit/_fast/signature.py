@@ -5,17 +5,12 @@ Fast paths don't need it: C binds by itself, and generated functions have the us
 
 import inspect
 from collections.abc import Callable, Mapping
+from inspect import Parameter
 from typing import Any
 
 from .._code.place import location_of
 from .._code.source import Constants, can_be_written, define
 from .._interruptions import raise_if_interruption
-
-POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
-POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
-VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
-KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
-VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 
 
 class _Absent:
@@ -55,11 +50,10 @@ class Signature:
         # The name of a class alone, of which the function is an instance, reads as its constructor.
         self.called = qualname if inspect.isroutine(fun) else f"filter_jit({self.label})"
         self.location = location_of(fun)
-        empty = inspect.Parameter.empty
         # Without annotations, which may be any expression, and defaults, which may change later.
         self.parameters = tuple(
             [
-                inspect.Parameter(p.name, p.kind, default=empty if p.default is empty else absent)
+                p.replace(default=p.empty if p.default is p.empty else absent, annotation=p.empty)
                 for p in signature.parameters.values()
             ]
         )
@@ -106,7 +100,7 @@ class Signature:
             for parameter in self.parameters
             if variables[parameter.name] is not absent
             # `inspect` takes empty ones behind a parameter left out for a keyword.
-            and not (parameter.kind == VAR_POSITIONAL and not variables[parameter.name])
+            and not (parameter.kind == Parameter.VAR_POSITIONAL and not variables[parameter.name])
         }
         bound = inspect.BoundArguments(self._inspected, passed)  # type: ignore[arg-type]
         return bound.args, bound.kwargs
@@ -122,16 +116,16 @@ class Signature:
 
     def forwarded(self) -> list[str]:
         """Return the source of the arguments that pass a call on to another of this signature."""
-        forms = {VAR_POSITIONAL: "*{0}", VAR_KEYWORD: "**{0}", KEYWORD_ONLY: "{0}={0}"}
-        return [forms.get(p.kind, "{0}").format(p.name) for p in self.parameters]
+        forms = "{0}", "{0}", "*{0}", "{0}={0}", "**{0}"
+        return [forms[p.kind].format(p.name) for p in self.parameters]
 
     def path_names(self, n_args: int) -> list[str]:
         """Return the name of each positional argument of a bound call, for error messages."""
         names: list[str] = []
         for parameter in self.parameters:
-            if parameter.kind in (POSITIONAL_ONLY, POSITIONAL_OR_KEYWORD):
+            if parameter.kind <= Parameter.POSITIONAL_OR_KEYWORD:
                 names.append(parameter.name)
-            elif parameter.kind == VAR_POSITIONAL:
+            elif parameter.kind == Parameter.VAR_POSITIONAL:
                 names.extend(f"{parameter.name}[{i}]" for i in range(n_args - len(names)))
         return names[:n_args]
 
@@ -142,8 +136,8 @@ class Signature:
     def keyword_path(self, name: str) -> str:
         """Return the path by which JAX names an argument that is passed by its name."""
         for parameter in self.parameters:
-            if parameter.kind == VAR_KEYWORD:
+            if parameter.kind == Parameter.VAR_KEYWORD:
                 return f"{parameter.name}[{name!r}]"
-            if parameter.name == name and parameter.kind != POSITIONAL_ONLY:
+            if parameter.name == name and parameter.kind != Parameter.POSITIONAL_ONLY:
                 break
         return name

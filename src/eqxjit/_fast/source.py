@@ -4,10 +4,10 @@ Reads the specs of the arguments and of the output; `native.c` does the same by 
 """
 
 import functools
-import inspect
 import struct
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from inspect import Parameter
 from typing import Any
 
 import equinox as eqx
@@ -28,7 +28,7 @@ from .._spec.tree import (
     parts_of,
 )
 from .numpy_inputs import take
-from .signature import KEYWORD_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature, absent
+from .signature import Signature, absent
 
 #: The slow path serves larger trees, because compiling their source takes too long.
 MAX_NODES = 2000
@@ -204,19 +204,19 @@ class Writer:
         others: dict[str, tuple[str, str]] = {}
         for parameter in self.signature.parameters:
             name = parameter.name
-            if parameter.kind == VAR_POSITIONAL:
+            if parameter.kind == Parameter.VAR_POSITIONAL:
                 yield f"*{name}", "", "", None, f"{count}({name}) == {len(positional)}"
                 for i, spec in enumerate(positional):
                     item = f"{name}[{i}]"
                     yield item, item, names.variable(f"{name}_{i}"), spec, ""
-            elif parameter.kind == VAR_KEYWORD:
+            elif parameter.kind == Parameter.VAR_KEYWORD:
                 found = [key for key in by_name if key not in others]
                 yield f"**{name}", "", "", None, self._has_keys(name, found)
                 for key in found:
                     others[key] = f"{name}[{key!r}]", names.variable(f"{name}_{key}")
-            elif parameter.kind != KEYWORD_ONLY and positional:
+            elif parameter.kind != Parameter.KEYWORD_ONLY and positional:
                 yield name, name, name, positional.pop(0), ""
-            elif name in by_name and parameter.kind != inspect.Parameter.POSITIONAL_ONLY:
+            elif name in by_name and parameter.kind != Parameter.POSITIONAL_ONLY:
                 others[name] = name, name
             else:
                 yield name, "", "", None, f"{name} is {missing}"

@@ -19,12 +19,12 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from .._compat import ArrayImpl, fields_of, native_back_end
+from .._compat import ArrayImpl, fields_of, native
 from .._interruptions import unless_it_raises
 
 #: Static containers with more parts than these are compared as in Equinox: the very object is taken
 #: to be unchanged, another one is asked by `==`. A warm call looks at each part.
-MAX_PARTS = 1000 if native_back_end() is not None else 100
+MAX_PARTS = 1000 if native is not None else 100
 
 # One that C asks Python about counts as so many parts: an array, a set, a method, a Module.
 _N_OTHER = MAX_PARTS // 32

@@ -25,7 +25,7 @@ from jax.core import Tracer
 from jax.tree_util import default_registry, keystr
 
 from .._code.text import short
-from .._compat import ArrayImpl, fields_of, native_back_end, unflatten_node
+from .._compat import ArrayImpl, fields_of, native, unflatten_node
 from .._interruptions import raise_if_interruption, unless_it_raises
 from .static import CONSTANTS, THEMSELVES, Identity, freeze
 
@@ -73,9 +73,8 @@ class _Static:
         return f"Static({self.frozen!r})"
 
 
-_native = native_back_end()
 # In C, because hashing and comparing specs calls its methods for each static object.
-Static: type[_Static] = _Static if _native is None else _native.Static
+Static: type[_Static] = _Static if native is None else native.Static
 
 
 # --- Classes --------------------------------------------------------------------------------------
