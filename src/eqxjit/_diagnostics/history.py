@@ -12,7 +12,7 @@ from .._core.events import COMPILING, TRACING, OpenTrace
 from .._interruptions import Lock, Weak
 from .description import UNKNOWN, Description, describe
 from .differences import FUNCTION, OF_ARRAYS, Difference, defined_again, differences
-from .log import log, log_streak
+from .log import log, log_streak, switches
 from .trace import Trace, TraceList, size_of
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
@@ -116,7 +116,7 @@ class History(TraceHook):
     def complete(self, record: Trace, call: Any, jaxpr: Any) -> None:
         if jaxpr is not None:
             record.equations, record.busiest_line = size_of(jaxpr)
-        if record.differences:
+        if switches and record.differences:
             log(record)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         if call.is_staged or is_staging():

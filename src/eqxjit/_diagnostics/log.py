@@ -16,8 +16,8 @@ _logger = logging.getLogger("eqxjit")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Those in force: of the environment, of a switch, of each `with`. The last one decides.
-_switches: list[Any] = []
+#: Those in force: of the environment, of a switch, of each `with`. The last one decides.
+switches: list[Any] = []
 
 # How many causes a message names.
 _MAX_CAUSES = 4
@@ -29,17 +29,17 @@ class Explaining(ContextDecorator):
     def __init__(self, on: bool):
         self.on = on
         self._is_set = True
-        _switches.append(self)
+        switches.append(self)
 
     def __enter__(self) -> None:
         if not self._is_set:
             # A second `with`, or a call of a decorated function, maybe within another.
-            _switches.append(self)
+            switches.append(self)
         self._is_set = False
 
     def __exit__(self, *_: object) -> None:
-        if self in _switches:
-            _switches.remove(self)
+        if self in switches:
+            switches.remove(self)
 
     def __call__(self, fun: F) -> F:
         # Not from here on, but in its calls.
@@ -91,7 +91,7 @@ def explain_retraces(on: bool = True) -> Explaining:
 def log(trace: Trace) -> None:
     """Log a trace that differs from earlier ones, if `explain_retraces` is on."""
     # Looked up once, because another thread may end it.
-    latest = _switches[-1:]
+    latest = switches[-1:]
     if not latest or not latest[0].on:
         return
     again = " again" if trace.number > 1 else ""
