@@ -383,14 +383,26 @@ def test_a_wrong_call_names_what_was_frozen(tmp_path):
 @pytest.mark.parametrize("wrap", [eqxjit.filter_jit, eqxjit.freeze])
 def test_a_shape_for_an_array_is_named(wrap):
     fun = wrap(lambda x, y: jnp.sin(x) + y)
-    with pytest.raises(TypeError, match=r"`x` is the tuple \(4, 2\).*jax.ShapeDtypeStruct\(\(4, 2"):
-        fun.compile((4, 2), 1.0)
-    with pytest.raises(TypeError) as raised:
-        fun.compile([4], jnp.ones(4))
-    assert "`x` is the list [4]" in raised.value.__notes__[-1]
+    for shape in ((4, 2), [4]):
+        with pytest.raises(TypeError) as raised:
+            fun.compile(shape, 1.0)
+        note = raised.value.__notes__[-1]
+        assert f"`x` is the {type(shape).__name__} {shape}" in note
+        assert f"jax.ShapeDtypeStruct({(*shape,)}, jnp.float32)" in note
     with pytest.raises(TypeError) as raised:
         fun.compile("four", 1)
     assert not [note for note in raised.value.__notes__ if "ShapeDtypeStruct" in note]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, NotImplementedError, ValueError("mine"), KeyError])
+def test_a_users_error_beside_a_shape_is_raised(error, tmp_path):
+    def fail(shape):
+        raise error
+
+    frozen = eqxjit.freeze(fail)
+    for stage in (eqxjit.filter_jit(fail).compile, lambda x: frozen.save(tmp_path / "model", x)):
+        with pytest.raises(error if isinstance(error, type) else type(error)):
+            stage((3, 1))
 
 
 def test_errors_of_freeze_are_short():

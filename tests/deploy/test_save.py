@@ -694,8 +694,9 @@ def test_a_function_that_calls_back_is_refused(tmp_path):
         jax.debug.print("{}", x)
         return x
 
-    with pytest.raises(ValueError, match=r"`.*prints` can't be saved.*`jax.debug.print`"):
-        eqxjit.freeze(prints).save(tmp_path / "f.eqxjit", jnp.ones(3))
+    for argument in (jnp.ones(3), (3, 1)):
+        with pytest.raises(ValueError, match=r"`.*prints` can't be saved.*`jax.debug.print`"):
+            eqxjit.freeze(prints).save(tmp_path / "f.eqxjit", argument)
 
 
 def test_what_it_was_not_saved_for_is_the_same_error_once_other_shapes_are_refused(tmp_path):
@@ -718,8 +719,9 @@ def test_what_it_was_not_saved_for_is_the_same_error_once_other_shapes_are_refus
 
 def test_a_shape_for_an_array_is_named(tmp_path):
     for fun in (jnp.sin, lambda x: x.shape, mlp()):
-        with pytest.raises(TypeError, match=r"is the tuple \(4,\).*jax.ShapeDtypeStruct\(\(4,\)"):
+        with pytest.raises((TypeError, AttributeError, IndexError)) as raised:
             eqxjit.freeze(fun).save(tmp_path / "f.eqxjit", (4,))
+        assert "is the tuple (4,), which is static" in raised.value.__notes__[-1]
 
 
 def test_paths_of_any_kind(tmp_path):

@@ -11,7 +11,7 @@ from .._compat import CallableBySlot, call_directly, may_raise
 from .._interruptions import unless_it_raises
 from .calls import Call
 from .entry import Entry
-from .errors import raise_for_shapes
+from .errors import note_shapes
 from .events import close_trace, open_trace
 from .slow import Caller
 from .table import Table
@@ -163,14 +163,14 @@ def lower(
 def stage(
     caller: Caller, action: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Call, Any, Any]:
-    """Bind arguments and stage a call; an error names a shape in the place of an array."""
+    """Bind arguments and stage a call; an error notes a shape in the place of an array."""
     __tracebackhide__ = True
     args, kwargs = caller.bind(args, kwargs)
     try:
         return caller.stage(action, args, kwargs)
-    except Exception as error:
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
         # The user's or JAX's, which may come of such a shape.
-        raise_for_shapes(error, caller.function.signature.named(args, kwargs))
+        note_shapes(error, caller.function.signature.named(args, kwargs))
         raise
 
 

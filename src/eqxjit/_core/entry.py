@@ -151,5 +151,7 @@ class Entry(_Flags):
                 if all(a is b or type(a) in CONSTANTS for a, b in statics):
                     return index
         self.outs.append(new)
-        # Another thread may have appended one, too.
-        return next(index for index, out in enumerate(self.outs) if out is new)
+        # Another thread may have appended one, too. Not `next` of a generator: on Python 3.12 one
+        # that is interrupted keeps an array alive.
+        [index] = [index for index, out in enumerate(self.outs) if out is new]
+        return index

@@ -136,27 +136,15 @@ def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None
         )
 
 
-def raise_for_shapes(error: Exception, arguments: list[tuple[str, Any]]) -> None:
-    """Raise, or note, that an example is a shape where an array was to be described."""
-    __tracebackhide__ = True
-    shapes = [
-        (path, value)
-        for path, value in arguments
-        if type(value) in (tuple, list) and value and all(type(n) is int for n in value)
-    ]
-    if not shapes:
-        return
-    path, shape = shapes[0]
-    text = (
-        f"`{path}` is the {type(shape).__name__} {short(shape)}, which is static. For an array of "
-        f"that shape, pass `jax.ShapeDtypeStruct({short(tuple(shape))}, jnp.float32)`."
-    )
-    described = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
-    if any(isinstance(leaf, described) for _, leaf in _leaves(arguments)):
-        error.add_note(text)
-    else:
-        raised = f"{type(error).__name__}: {error}"
-        raise TypeError(f"{text} (With it, tracing raises {raised})") from error
+def note_shapes(error: BaseException, arguments: list[tuple[str, Any]]) -> None:
+    """Add to an error of staging which argument is a shape where an array was to be described."""
+    for path, value in arguments:
+        if type(value) in (tuple, list) and value and all(type(n) is int for n in value):
+            error.add_note(
+                f"`{path}` is the {type(value).__name__} {short(value)}, which is static. For an "
+                f"array of that shape, pass `jax.ShapeDtypeStruct({short(tuple(value))}, "
+                "jnp.float32)`."
+            )
 
 
 def with_argument_errors(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Hashable, Mapping
 from typing import Any, Literal, get_args
 
@@ -92,7 +93,13 @@ def _checked(
             raise TypeError(f"`{name}` must be None or an int, at least 1; got {count!r}.")
         if count is not None and count < 1:
             raise ValueError(f"`{name}` must be at least 1; got {count}.")
+    for name in jit_arguments:
+        if name not in inspect.signature(jax.jit).parameters:
+            raise TypeError(
+                f"`filter_jit` has no option `{name}`. It has `donate`, `block`, `maxsize` and "
+                "`max_traces`, and those of `jax.jit`."
+            )
     if jit_arguments:
-        # So that JAX refuses an unknown one, or a bad value, here and not at the first call.
+        # So that a bad value is refused here, as by upstream, rather than at the first call.
         jax.jit(lambda: None, **jit_arguments)
     return Options(donate, bool(block), maxsize, max_traces, arguments)  # type: ignore[arg-type]

@@ -342,7 +342,7 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
                 return self.func.__wrapped__.__get__(*self.args)
             if name == "__func__":
                 return self.func
-            if name == "__self__":
+            if name == "__self__" and self.args:
                 return self.args[0]
             # As a bound method has its function's attributes.
             names = "__name__", "__qualname__", "__annotations__", "__type_params__"

@@ -293,7 +293,7 @@ class SavedFunction:
         found = differences(self._description, passed)
         lines = listed(found) or ["somewhere in a large tree"]
         if any(difference.category == "static where an array was" for difference in found):
-            lines.append("A Python number isn't an array: pass `np.float32(2.0)`, say, for `2.0`.")
+            lines.append("What isn't an array is static: pass `np.float32(2.0)`, say, for `2.0`.")
         return "\n    ".join([f"`{self.__name__}` was saved for other arguments:", *lines])
 
     def __call__(self, arrays: Any, /, *args: Any, **kwargs: Any) -> Any:
