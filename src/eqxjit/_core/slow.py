@@ -161,16 +161,13 @@ class Caller:
         entry = call.entry
         can_raise = None if trace is None else trace.may_raise
         if can_raise is None:
-
-            def read() -> bool:
-                # Served from JAX's caches, which takes its time.
-                return may_raise(entry.jitted.lower(*call.flat).compiler_ir("stablehlo"))
-
+            # Without `lower` under `EQX_ON_ERROR=breakpoint`.
+            lower = getattr(entry.jitted, "lower", None)
             try:
-                can_raise = read()
-            except (AttributeError, NotInFlight) as error:
-                # No `lower` (`EQX_ON_ERROR=breakpoint`), or caches that were cleared meanwhile.
-                raise_if_interruption(error, read)
+                # Served from JAX's caches, which takes its time.
+                can_raise = lower is None or may_raise(lower(*call.flat).compiler_ir("stablehlo"))
+            except NotInFlight:
+                # They were cleared meanwhile.
                 can_raise = True
         entry.blocks = entry.blocks or can_raise
         if entry.add_uses(None if trace is None else trace.inputs_read):
