@@ -35,10 +35,8 @@ PROGRAM = """
 
     class Timeout(Exception): ...
     class Urgent(BaseException): ...
-    ERRORS = [
-        Timeout, TimeoutError, RuntimeError, ValueError, KeyError, TypeError, AttributeError,
-        MemoryError, Urgent,
-    ]
+    ERRORS = [Timeout, TimeoutError, RuntimeError, ValueError, KeyError, TypeError]
+    ERRORS += [AttributeError, MemoryError, Urgent]
 
     class Own:
         def __init__(self, value=0): self.value = value
@@ -144,7 +142,6 @@ AT_EACH_LINE = """
     @dataclasses.dataclass(frozen=True)
     class Config:
         rate: float = 0.1
-
     class Model(eqx.Module):
         weight: object
         static: object = eqx.field(static=True)
@@ -161,7 +158,6 @@ AT_EACH_LINE = """
     def call_interrupted_at(call, number, error):
         "Whether there are so many lines, and whether it arrives."
         n = 0
-
         def step(frame, event, arg):
             nonlocal n
             if not frame.f_code.co_filename.startswith(eqxjit.__path__[0]):

@@ -635,6 +635,11 @@ def test_arrays_in_containers_are_shown_by_their_types(tmp_path):
     assert repr(loaded) == "load(<lambda>, saved for (x['a']: float32[4], mode: 'sum'))"
 
 
+@pytest.mark.parametrize("out", [[X], [], None, 3, 0.5, True, "a", {}, (X, [None])])
+def test_any_tree_is_an_output(tmp_path, out):
+    assert eqx.tree_equal(eqxjit.load(saved(tmp_path, lambda x: out, X))(X), out)
+
+
 def test_weak_types_count_as_strong_ones(tmp_path):
     for saved_for in (jnp.asarray(2.0), np.float32(2)):
         loaded = eqxjit.load(saved(tmp_path, lambda x: x * 2, saved_for))

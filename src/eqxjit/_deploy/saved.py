@@ -39,12 +39,13 @@ _MANIFEST, _PROGRAM = "manifest.json", "program.bin"
 _array_name = "array-{}.bin".format
 
 # All fields of a manifest. What is in the last three is checked where it is read.
-_FIELDS = {
-    **dict.fromkeys(("format", "eqxjit", "jax", "name"), str),
-    **dict.fromkeys(("version", "n_first", "n_fun"), int),
-    "parameters": list,
-    "inputs": dict,
-    "output": dict,
+_FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("format", "eqxjit", "jax", "name"), (str,)),
+    **dict.fromkeys(("version", "n_first", "n_fun"), (int,)),
+    "parameters": (list,),
+    "inputs": (dict,),
+    # Any tree, a list or a constant, too.
+    "output": (dict, list, str, int, float, bool, type(None)),
 }
 
 # The first parameter of a saved function: its arrays, by a name that no other has.
@@ -221,7 +222,7 @@ def _check_fields(manifest: Any) -> None:
             f"this release reads version {_VERSION}. {remedy}."
         )
     for field in {**_FIELDS, **manifest}:
-        if type(manifest.get(field)) is not _FIELDS.get(field):
+        if type(manifest.get(field)) not in _FIELDS.get(field, ()):
             raise _Refused(f"is damaged: its manifest has no valid `{field}`.")
 
 

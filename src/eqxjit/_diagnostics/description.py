@@ -195,13 +195,19 @@ def _array(array: Any) -> ArrayPart:
     # JAX puts the others where it likes; and a tracer has no place that it could tell.
     is_put = not isinstance(array, Tracer) and getattr(array, "committed", True)
     sharding = getattr(array, "sharding", None) if is_put else None
+    return _array_part(aval.shape, aval.dtype, getattr(aval, "weak_type", False), sharding)
+
+
+# A model has many alike, and each text takes microseconds.
+@functools.lru_cache(maxsize=1024)
+def _array_part(shape: tuple[Any, ...], dtype: Any, weak_type: bool, sharding: Any) -> ArrayPart:
     placement = ""
     if isinstance(sharding, jax.sharding.NamedSharding):
         axes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
         placement = f"a mesh of {axes} by {sharding.spec}"
     elif sharding is not None:
         placement = ", ".join(sorted(f"{d.platform}:{d.id}" for d in sharding.device_set))
-    return ArrayPart(aval.shape, str(aval.dtype), getattr(aval, "weak_type", False), placement)
+    return ArrayPart(shape, str(dtype), weak_type, placement)
 
 
 def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
