@@ -11,7 +11,6 @@ from .._compat import CallableBySlot, call_directly, may_raise
 from .._interruptions import unless_it_raises
 from .calls import Call
 from .entry import Entry
-from .errors import note_shapes
 from .events import close_trace, open_trace
 from .slow import Caller
 from .table import Table
@@ -157,21 +156,7 @@ def lower(
 ) -> Lowered:
     """Trace and lower what a call would run, which then leaves out the arguments in `bound`."""
     __tracebackhide__ = True
-    return Lowered(caller, stage(caller, lambda jitted: jitted.lower, args, kwargs), bound)
-
-
-def stage(
-    caller: Caller, action: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Call, Any, Any]:
-    """Bind arguments and stage a call; an error notes a shape in the place of an array."""
-    __tracebackhide__ = True
-    args, kwargs = caller.bind(args, kwargs)
-    try:
-        return caller.stage(action, args, kwargs)
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-        # The user's or JAX's, which may come of such a shape.
-        note_shapes(error, caller.function.signature.named(args, kwargs))
-        raise
+    return Lowered(caller, caller.stage(lambda jitted: jitted.lower, args, kwargs), bound)
 
 
 def _shown(caller: Caller, description: Any) -> str:

@@ -138,6 +138,9 @@ def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None
 
 def note_shapes(error: BaseException, arguments: list[tuple[str, Any]]) -> None:
     """Add to an error of staging which argument is a shape where an array was to be described."""
+    # The user's or JAX's: others don't come of such a shape.
+    if not isinstance(error, (AttributeError, IndexError, TypeError, ValueError)):
+        return
     for path, value in arguments:
         if type(value) in (tuple, list) and value and all(type(n) is int for n in value):
             error.add_note(

@@ -21,7 +21,13 @@ from .._spec.tree import combine, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make
 from .entry import Entry, Output, arrays_of
-from .errors import array_error, note_tracers, runtime_error, with_argument_errors
+from .errors import (
+    array_error,
+    note_shapes,
+    note_tracers,
+    runtime_error,
+    with_argument_errors,
+)
 from .events import close_trace
 from .function import Function
 from .table import Table
@@ -264,7 +270,7 @@ class Caller:
     ) -> tuple[Call, Any, Any]:
         """Return a call, what `stage(jitted)` makes of its arrays, and the trace if it made one."""
         __tracebackhide__ = True
-        call = self.split(args, kwargs)
+        call = self.split(*self.bind(args, kwargs))
 
         def is_dynamic(leaf: Any) -> bool:
             return isinstance(leaf, jax.ShapeDtypeStruct) or is_array(leaf)
@@ -277,6 +283,7 @@ class Caller:
         try:
             staged = make(call, stage(entry.jitted), call.flat)
         except BaseException as error:
+            note_shapes(error, self.function.signature.named(call.args, call.kwargs))
             self.failed(error, call)
             raise
         trace = close_trace(entry)

@@ -23,7 +23,6 @@ import numpy as np
 from jax.export import Exported, default_export_platform, deserialize, export
 
 from .._code.text import short
-from .._core.ahead import stage
 from .._core.entry import arrays_of
 from .._core.slow import Caller
 from .._diagnostics.description import Description, NodePart, describe_trees
@@ -86,7 +85,7 @@ def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, A
 def _members(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, bytes]:
     signature = caller.function.signature
     try:
-        call, exported, _ = stage(caller, export, args, kwargs)
+        call, exported, _ = caller.stage(export, args, kwargs)
     except NotImplementedError as error:
         if "host_callbacks" not in str(error):
             # The function itself raised it.
