@@ -296,6 +296,7 @@ def local_of_class(frame: FrameType, cls: type) -> Any:
     """Return the local variable of a class in a frame, of JAX's, say; None without one."""
     # To be asked for a jaxpr, JAX goes through all arguments again: as long as all else in a first
     # call.
+    # Not `next` of a generator: on Python 3.12 one that is interrupted keeps an array alive.
     found = [value for value in frame.f_locals.values() if type(value) is cls]
     return found[0] if found else None
 

@@ -346,7 +346,7 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
                 return self.args[0]
             # As a bound method has its function's attributes.
             names = "__name__", "__qualname__", "__annotations__", "__type_params__"
-            if name in {*_OF_FUNCTIONS, *names}:
+            if name in _OF_FUNCTIONS or name in names:
                 return getattr(self.func, name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

@@ -191,10 +191,10 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
     spec, arrays, statics = with_argument_errors(
         lambda: split(tree, is_input=False), lambda: [("tree", tree)]
     )
-    for path, _, value in leaf_paths(spec, tree, "tree"):
-        if type(value) is Layout:
-            path = path.removesuffix(".layout")
-            raise ValueError(f"`{path}` is packed already. To pack it anew, `unpack` it first.")
+    if any(type(static) is Layout for static in statics):
+        found = [path for path, _, value in leaf_paths(spec, tree, "tree") if type(value) is Layout]
+        path = found[0].removesuffix(".layout")
+        raise ValueError(f"`{path}` is packed already. To pack it anew, `unpack` it first.")
     # An optimiser without a state has none.
     if not arrays and tree_leaves(tree):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")
@@ -285,7 +285,9 @@ def _drawn(layout: Layout, step: int, size: float) -> list[Any]:
         draw = np.random.default_rng((step, index))
         # Of many sizes, and above what clipping of leaves lets pass.
         scale = size * (10 ** (draw.uniform() + step % 2) if step else 1.0)
-        values = scale * draw.standard_normal(kind.shape)
+        real, imaginary = draw.standard_normal((2, *kind.shape))
+        is_complex = jnp.issubdtype(kind.dtype, jnp.complexfloating)
+        values = scale * (real + 1j * imaginary if is_complex else real)
         is_trained = jnp.issubdtype(kind.dtype, jnp.inexact)
         arrays.append(jax.device_put(values.astype(kind.dtype)) if is_trained else None)
     return arrays
