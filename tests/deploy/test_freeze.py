@@ -254,8 +254,8 @@ def test_errors_name_what_is_wrong():
         lambda: eqxjit.freeze(Model(X), donate="all"): "unexpected keyword argument 'donate'",
         lambda: eqxjit.freeze(
             Model(X), max_constant_byte=3
-        ): "'max_constant_byte': its parameters are .* an option of .* is `max_constant_bytes`",
-        lambda: eqxjit.freeze(lambda_, Model(X), m=3): r"'m': its parameters are `\(mm, x\)`",
+        ): r"'max_constant_byte'\. The option of `freeze` is `max_constant_bytes`",
+        lambda: eqxjit.freeze(lambda_, Model(X), m=3): r"'m'.*the parameters are `\(mm, x\)`",
         lambda: eqxjit.freeze(
             Model(X), max_constant_bytes="1 MB"
         ): "`max_constant_bytes` must be an int",
@@ -403,6 +403,15 @@ def test_a_users_error_beside_a_shape_is_raised(error, tmp_path):
     for stage in (eqxjit.filter_jit(fail).compile, lambda x: frozen.save(tmp_path / "model", x)):
         with pytest.raises(error if isinstance(error, type) else type(error)):
             stage((3, 1))
+
+
+def test_options_of_freeze_alone_are_refused_elsewhere():
+    f = eqxjit.filter_jit(lambda x, **kwargs: x)
+    with pytest.raises(TypeError, match=r"is an option of a frozen function's `compile`"):
+        f.compile(1, other_shapes="raise")
+    g = eqxjit.filter_jit(lambda x, other_shapes: x)
+    assert g.compile(jnp.ones(1), other_shapes=True).seconds > 0
+    assert eqxjit.freeze(f).compile(jnp.ones(1), other_shapes="raise").seconds > 0
 
 
 def test_errors_of_freeze_are_short():

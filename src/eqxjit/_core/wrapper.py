@@ -137,6 +137,10 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
         A `CompileCost`: how long it took, and how large the executable is.
 
+        **Raises:**
+
+        - `TypeError`, for `other_shapes`, which is an option of frozen functions only.
+
         !!! example
 
             ```python
@@ -153,6 +157,12 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
             ```
         """
+        names = [parameter.name for parameter in self._function.signature.parameters]
+        if "other_shapes" in kwargs and "other_shapes" not in names:
+            # It would be passed to a function with `**kwargs`, in silence.
+            raise TypeError(
+                "`other_shapes` is an option of a frozen function's `compile` (`eqxjit.freeze`)."
+            )
 
         def seconds() -> float:
             return sum([trace.seconds.total for trace in self.traces()])

@@ -226,8 +226,8 @@ def freeze(
         parameters.bind_partial(*args, **kwargs)
     except TypeError as error:
         raise TypeError(
-            f"`freeze` of `{names[1]}`: {error}: its parameters are `{parameters}`, and an option "
-            "of `freeze` is `max_constant_bytes`."
+            f"`freeze` of `{names[1]}`: {error}. The option of `freeze` is `max_constant_bytes`, "
+            f"and the parameters are `{parameters}`."
         ) from None
     remaining = _Partial(fun, *args, **kwargs)
     spec, arrays, statics = with_argument_errors(
