@@ -208,9 +208,6 @@ def last_runtime_error() -> tuple[str | None, list[bytes | str]]:
     return getattr(_eqx_jit, "last_error_info", None) or (None, [])
 
 
-#: The local variable by which Equinox recognises, on the stack, the frame of a jitted call.
-JITTED_FRAME_MARK = "__equinox_jit_id__"
-
 #: What Equinox's callback raises; the type itself is private to `equinox._errors`.
 CALLBACK_ERROR_NAME = "_EquinoxRuntimeError"
 

@@ -151,7 +151,6 @@ class Entry(_Flags):
                 if all(a is b or type(a) in CONSTANTS for a, b in statics):
                     return index
         self.outs.append(new)
-        # Another thread may have appended one, too. Not `next` of a generator: on Python 3.12 one
-        # that is interrupted keeps an array alive.
+        # Another thread may have appended one, too. No generator, as in `local_of_class`.
         [index] = [index for index, out in enumerate(self.outs) if out is new]
         return index

@@ -11,16 +11,13 @@ from typing import Any
 import jax
 
 from .._code.place import stub_at
-from .._compat import JITTED_FRAME_MARK, debug_info, is_staging
+from .._compat import debug_info, is_staging
 from .._fast.signature import Signature
 from .._spec.tree import ARRAY, Spec, combine, count_arrays, has_tracers, leaf_paths
 from .calls import Call, in_flight
 from .entry import Entry, Output
 from .events import OpenTrace, open_trace, tracing
 from .hidden_warnings import hide_warnings
-
-# Spelled out below, because only a plain local variable shows on the stack.
-assert JITTED_FRAME_MARK == "__equinox_jit_id__"
 
 
 class NotInFlight(RuntimeError):
