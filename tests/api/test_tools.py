@@ -45,12 +45,10 @@ def test_attributes_of_python_functions(name):
 def test_a_bound_function():
     shape = Shape(X)
     bound, fun = shape.area, Shape.area.__wrapped__
-    assert (bound.__name__, bound.__qualname__, bound.__doc__) == (
-        "area",
-        "Shape.area",
-        "The area.",
-    )
+    texts = bound.__name__, bound.__qualname__, bound.__doc__
+    assert texts == ("area", "Shape.area", "The area.")
     assert bound.__self__ is shape
+    assert not hasattr(type(bound)(Shape.area), "__self__")
     assert bound.__func__ is Shape.area
     assert bound.__globals__ is globals()
     assert bound.__code__ is fun.__code__

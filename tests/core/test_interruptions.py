@@ -23,26 +23,22 @@ PROGRAM = """
             raise error
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, seconds)
-
     def from_another_thread(seconds, error):
         def send():
             time.sleep(seconds)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(error))
         threading.Thread(target=send).start()
-
     how = {"signal": timeout, "thread": from_another_thread}[sys.argv[1]]
 
     class Timeout(Exception): ...
     class Urgent(BaseException): ...
     ERRORS = [Timeout, TimeoutError, RuntimeError, ValueError, KeyError, TypeError]
     ERRORS += [AttributeError, MemoryError, Urgent]
-
     class Own:
         def __init__(self, value=0): self.value = value
         def __eq__(self, other): return type(other) is Own and self.value == other.value
         def __hash__(self): return 1 + self.value
-
     @dataclasses.dataclass
     class Config:
         rate: float = 0.1
@@ -56,7 +52,6 @@ PROGRAM = """
         def tree_flatten(self): return [*self.children], ("metadata", len(self.children))
         @classmethod
         def tree_unflatten(cls, metadata, children): return cls(*children)
-
     class Named(str):
         def __hash__(self): return super().__hash__()
         def __eq__(self, other): return super().__eq__(other)
@@ -171,7 +166,6 @@ AT_EACH_LINE = """
         finally:
             sys.settrace(None)
         return n >= number, False
-
     for name, call in calls.items():
         for _ in range(4): call()
         for error in (KeyError, TypeError, AttributeError):

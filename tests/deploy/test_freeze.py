@@ -93,6 +93,7 @@ def test_small_arrays_are_constants_and_large_ones_are_passed():
         assert f"%arg{n_passed}:" in text
         assert f"%arg{n_passed + 1}:" not in text
         assert repr(frozen) == f"freeze(Linear, {n_bytes:,} bytes compiled in)"
+        assert [*frozen.traces()[0].arguments] == ["x"]
 
 
 def test_it_is_a_snapshot():
