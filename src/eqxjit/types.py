@@ -3,7 +3,6 @@
 Functions and methods of eqxjit make them, so that you needn't call them.
 """
 
-from ._code.place import CallSite
 from ._core.ahead import CompileCost, Compiled, Lowered
 from ._core.table import CacheInfo
 from ._core.wrapper import BoundJitFunction, JitFunction
@@ -13,6 +12,7 @@ from ._diagnostics.differences import Difference
 from ._diagnostics.report import CompileReport, ReportRow
 from ._diagnostics.timeline import ReportSpan
 from ._diagnostics.trace import Seconds, Trace, TraceList
+from ._places import CallSite
 
 __all__ = [
     "BoundJitFunction",

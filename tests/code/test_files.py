@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import eqxjit
-from eqxjit._code.files import OUR_FILES, is_users, is_users_module
+from eqxjit._places import OUR_FILES, is_users, is_users_module
 from tests.support.places import make_site_packages
 
 
@@ -52,7 +52,7 @@ def test_a_folders_name_says_nothing(word, tmp_path):
 
 def test_what_lies_beside_a_package_is_not_of_it():
     [folder, *_] = OUR_FILES
-    assert not is_users(os.path.join(folder, "_code", "files.py"))
+    assert not is_users(os.path.join(folder, "_core", "slow.py"))
     for other in ("_models", "2", ".py"):
         # In a checkout: where packages are installed, it is another one.
         path = f"{folder.rstrip(os.sep)}{other}/train.py"

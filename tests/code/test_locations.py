@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from eqxjit._code.place import CallSite, location, location_of
+from eqxjit._places import CallSite, location, location_of
 from tests.support.places import in_mlir, make_site_packages
 from tests.support.processes import run
 from tests.support.sides import CALLS

@@ -1,6 +1,6 @@
 """Generated source: Python reads its names as they are written."""
 
-from eqxjit._code.source import Constants, define
+from eqxjit._fast.source import Constants, define
 
 
 def test_names_that_python_reads_as_others():

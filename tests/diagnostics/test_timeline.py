@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import eqxjit
-from eqxjit._code.text import table as html_table
 from eqxjit._diagnostics import report as report_module
 from eqxjit._diagnostics import timeline
+from eqxjit._text import table as html_table
 
 X = jnp.arange(3.0)
 

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 
 import eqxjit
-from eqxjit._code.place import location
+from eqxjit._places import location
 from tests.support.processes import ROOT
 
 #: How paths begin of files of ours, and of generated code.

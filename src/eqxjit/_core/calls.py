@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .._compat import native
-from .._fast.source import CALLER_VARIABLE, ENTRY_VARIABLE
+from .._fast.writer import CALLER_VARIABLE, ENTRY_VARIABLE
 from .._spec.tree import Spec
 
 if TYPE_CHECKING:

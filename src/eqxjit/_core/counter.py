@@ -6,9 +6,9 @@ The hook is the protocol by which diagnostics come in: the core itself explains 
 from collections.abc import Callable
 from typing import Any
 
-from .._code.place import Place, call_site
-from .._code.text import times
 from .._interruptions import Lock, Weak
+from .._places import Place, call_site
+from .._text import times
 
 _MAX_LISTED = 32
 

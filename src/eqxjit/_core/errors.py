@@ -15,8 +15,6 @@ from jax.core import Tracer
 from jax.errors import JaxRuntimeError
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from .._code.files import is_users_module
-from .._code.text import short
 from .._compat import (
     CALLBACK_ERROR_NAME,
     fields_of,
@@ -24,8 +22,10 @@ from .._compat import (
     runtime_error_text,
 )
 from .._interruptions import raise_if_interruption, raised_by, unless_it_raises
+from .._places import is_users_module
 from .._spec.static import Opaque, freeze
 from .._spec.tree import is_array
+from .._text import short
 
 T = TypeVar("T")
 

@@ -6,11 +6,11 @@ import types
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from .._code.place import CallSite, Place, place_of, stub_at
-from .._code.text import short
 from .._compat import MISSING
 from .._fast.signature import Signature
+from .._places import CallSite, Place, place_of, stub_at
 from .._spec.tree import Spec, combine, split
+from .._text import short
 from .errors import with_argument_errors
 from .options import Options
 from .table import Table, home_of, names_of, tables_of

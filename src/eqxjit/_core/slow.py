@@ -11,12 +11,12 @@ from typing import Any
 import jax
 from jax.tree_util import tree_map
 
-from .._code.files import trim, trimming
 from .._compat import may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import owned
-from .._fast.source import Writer, lacks_field
+from .._fast.writer import Writer, lacks_field
 from .._interruptions import raise_if_interruption, unless_it_raises
+from .._places import trim, trimming
 from .._spec.tree import combine, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make

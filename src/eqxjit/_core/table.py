@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 
-from .._code.place import Place, wrapped_by
 from .._compat import clear_with_equinox
 from .._fast.signature import Signature
 from .._interruptions import Lock, Weak
+from .._places import Place, wrapped_by
 from .._spec.static import referents
 from .._spec.tree import Spec
 from .counter import TraceCounter

@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from .._code.place import stub_at
 from .._compat import debug_info, is_staging
 from .._fast.signature import Signature
+from .._places import stub_at
 from .._spec.tree import ARRAY, Spec, combine, count_arrays, has_tracers, leaf_paths
 from .calls import Call, in_flight
 from .entry import Entry, Output

@@ -22,10 +22,10 @@ from typing import (
 import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
-from .._code.files import trimming
-from .._code.text import short
 from .._compat import CallableBySlot, TypeNamedForChex, call_directly
 from .._interruptions import raise_if_interruption, unless_it_raises
+from .._places import trimming
+from .._text import short
 from .ahead import CompileCost, Lowered, lower
 from .function import STAND_INS, Function, take_apart
 from .options import DEFAULT_MAXSIZE, Donate, Options, check_options

@@ -10,9 +10,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from .._code.files import trimming
-from .._code.place import place_of
-from .._code.text import short
 from .._core.ahead import CompileCost
 from .._core.errors import with_argument_errors
 from .._core.function import Function
@@ -29,8 +26,10 @@ from .._core.wrapper import (
 )
 from .._fast.signature import Signature
 from .._interruptions import unless_it_raises
+from .._places import place_of, trimming
 from .._spec import static
 from .._spec.tree import Spec, combine, has_tracers, resplit, split
+from .._text import short
 from .saved import Path, SavedFunction, is_symbolic, read, write
 
 OtherShapes = Literal["compile", "raise"]

@@ -16,13 +16,13 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from .._code.text import short
 from .._compat import is_sharded_aval
 from .._diagnostics.description import array_text, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._interruptions import Lock
 from .._spec.static import register_reader
 from .._spec.tree import Spec, Static, combine, is_array, split
+from .._text import short
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.
 MAX_LEAVES_PER_BUFFER = 24

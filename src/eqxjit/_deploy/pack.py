@@ -11,10 +11,10 @@ import numpy as np
 import wadler_lindig as wl
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves
 
-from .._code.text import counted, short
 from .._core.errors import with_argument_errors
 from .._interruptions import raise_if_interruption
 from .._spec.tree import is_array, leaf_paths, split
+from .._text import counted, short
 from .freeze import snapshot
 from .layout import Layout, layout_of
 

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import Exported, default_export_platform, deserialize, export
 
-from .._code.text import short
 from .._core.entry import arrays_of
 from .._core.slow import Caller
 from .._diagnostics.description import Description, NodePart, describe_trees
@@ -30,6 +29,7 @@ from .._diagnostics.differences import differences, listed
 from .._fast.signature import Signature
 from .._interruptions import raise_if_interruption
 from .._spec.tree import Spec, combine, split
+from .._text import short
 from .layout import PLACEHOLDER, Type, type_of
 
 _FORMAT = "eqxjit.freeze"

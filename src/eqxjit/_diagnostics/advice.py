@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._code.files import is_users, is_users_module
-from .._code.place import Place
+from .._places import Place, is_users, is_users_module
 from .description import ArrayPart, Description, Row, StaticPart
 
 #: Where differences of several kinds come together, this part of a remedy doesn't help.

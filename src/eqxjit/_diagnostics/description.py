@@ -13,14 +13,13 @@ import equinox as eqx
 import jax
 from jax.core import Tracer
 
-from .._code.files import is_users
-from .._code.place import CallSite, captured, code_of, transformation_of
-from .._code.text import counted, short
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._core.function import Function
 from .._interruptions import unless_it_raises
+from .._places import CallSite, captured, code_of, is_users, transformation_of
 from .._spec.static import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, freeze
 from .._spec.tree import ARRAY, NODE, Static, children
+from .._text import counted, short
 
 # Larger trees aren't described.
 _MAX_PARTS = 50_000

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .._code.place import Place
+from .._places import Place
 from . import advice
 from .advice import Change
 from .description import LONG_TEXT, ArrayPart, Description, NodePart, StaticPart, array_text

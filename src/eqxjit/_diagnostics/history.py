@@ -5,11 +5,11 @@ import dataclasses
 import functools
 from typing import Any
 
-from .._code.place import Place, call_site
 from .._compat import is_staging, trace_configuration
 from .._core.counter import TraceHook
 from .._core.events import COMPILING, TRACING, OpenTrace
 from .._interruptions import Lock, Weak
+from .._places import Place, call_site
 from .description import UNKNOWN, Description, describe
 from .differences import FUNCTION, OF_ARRAYS, Difference, defined_again, differences
 from .log import log, log_streak, switches

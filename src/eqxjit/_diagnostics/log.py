@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import Any, TypeVar
 
-from .._code.text import short, times
 from .._switches import switch
+from .._text import short, times
 from .differences import Difference, with_remedies_once
 from .trace import Trace
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from .._code.text import block, table, times
 from .._core.events import COMPILING, observers
+from .._text import block, table, times
 from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import Seconds, TraceList
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from .._code.files import LIBRARY_FILES, is_users
-from .._code.place import CallSite, location
-from .._code.text import block, table
 from .._compat import source_line
+from .._places import LIBRARY_FILES, CallSite, is_users, location
+from .._text import block, table
 from .description import UNKNOWN, Description
 from .differences import Difference, listed
 

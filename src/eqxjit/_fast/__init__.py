@@ -1,4 +1,4 @@
 """Fast paths: guarded replays of the slow path, in C or in generated Python.
 
-May import: `_spec`, `_code`. Start at `make.py`.
+May import: `_spec`. Start at `make.py`.
 """

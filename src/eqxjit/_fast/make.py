@@ -15,7 +15,7 @@ from .._interruptions import raise_if_interruption
 from .._spec.static import Opaque, same
 from .._spec.tree import ARRAY, DICT
 from .numpy_inputs import take
-from .source import TooLarge, Writer
+from .writer import TooLarge, Writer
 
 if native is not None:
     # What it compares with, and calls.

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter
 from typing import Any
 
-from .._code.place import location_of
-from .._code.source import Constants, can_be_written, define
 from .._interruptions import raise_if_interruption
+from .._places import location_of
+from .source import Constants, can_be_written, define
 
 
 class _Absent:

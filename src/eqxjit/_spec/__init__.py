@@ -1,4 +1,4 @@
 """One description of a pytree: `split`, `combine`, and stand-ins for static objects.
 
-May import: `_code`. Start at `tree.py`.
+Start at `tree.py`.
 """

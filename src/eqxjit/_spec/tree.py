@@ -24,9 +24,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import default_registry, keystr
 
-from .._code.text import short
 from .._compat import ArrayImpl, fields_of, native, unflatten_node
 from .._interruptions import raise_if_interruption, unless_it_raises
+from .._text import short
 from .static import CONSTANTS, THEMSELVES, Identity, freeze
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .._interruptions import unless_it_raises
+from ._interruptions import unless_it_raises
 
 # HTML for a light or a dark ground. All style is inline, because JupyterLab drops style sheets from
 # notebooks of other origin; it drops positions, too.

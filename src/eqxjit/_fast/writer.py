@@ -1,0 +1,443 @@
+"""Writes the fast path of an entry as Python: guards, the jitted call, and the output.
+
+Reads the specs of the arguments and of the output; `native.c` does the same by walking them.
+"""
+
+import functools
+import struct
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from inspect import Parameter
+from typing import Any
+
+import equinox as eqx
+
+from .._compat import ArrayImpl, fields_of, flatten_one_level, unflatten_node
+from .._places import trim
+from .._spec.static import THEMSELVES, same
+from .._spec.tree import (
+    ARRAY,
+    DICT,
+    MODULE,
+    NODE,
+    SEQUENCE,
+    Spec,
+    Static,
+    is_array,
+    parts_of,
+)
+from .numpy_inputs import take
+from .signature import Signature, absent
+from .source import can_be_written, define, indented, wrapped
+
+#: The slow path serves larger trees, because compiling their source takes too long.
+MAX_NODES = 2000
+
+# Python's parser doesn't take deeper ones.
+_MAX_DEPTH = 50
+
+# Between the lines of a guard.
+_OR = "\n    or "
+
+#: The global of a generated function that holds its entry, and its free variable with the wrapper's
+#: `Caller`: its frame is found by them.
+ENTRY_VARIABLE = "__eqxjit_entry__"
+CALLER_VARIABLE = "__eqxjit_caller__"
+
+
+class TooLarge(Exception):
+    """A tree for which no source is written."""
+
+
+def lacks_field(error: BaseException) -> bool:
+    """Return whether a guard raised this because a Module has other fields than it reads."""
+    # A signal handler and an `==` have frames, too; and C has none, so that theirs are the first.
+    # What another thread raises is made without arguments.
+    traceback = error.__traceback__
+    if type(error) is not KeyError or not error.args or traceback is None:
+        return False
+    return traceback.tb_next is None and ENTRY_VARIABLE in traceback.tb_frame.f_globals
+
+
+class Writer:
+    """A writer of the fast path of one entry; making one raises `TooLarge` beyond the bounds."""
+
+    def __init__(self, function: Any, entry: Any):
+        # The first of its traces' outputs; `settle_fast` makes others.
+        out = entry.outs[0]
+        if len(parts_of(entry.spec)) + len(parts_of(out.spec)) > MAX_NODES:
+            raise TooLarge
+        self.signature: Signature = function.signature
+        self.n_fun_statics = len(function.statics)
+        self.out = out
+        self.entry = entry
+        self.names = self.signature.names()
+        self.names.namespace[ENTRY_VARIABLE] = entry
+        #: Guards of one argument after the other, the arrays, and the source of each static object.
+        self.guards: list[str] = []
+        self.arrays: list[str] = []
+        self.statics: list[str] = []
+        self.large = self.names.variable("large")
+        n, n_fun = entry.n_first, entry.n_fun
+        uses = entry.uses or b"\1" * entry.n_arrays
+        # In the order of their guards: the function's come last, as in C.
+        self.uses = iter((*uses[:n], *uses[n + n_fun :], *uses[n : n + n_fun]))
+        #: Statements that make parts of the output.
+        self.body: list[str] = []
+
+    def write(self) -> tuple[str, Callable[..., Any]]:
+        """Return the source, and the function `make_call` that it defines.
+
+        This returns the fast path of one wrapper, for `(caller, otherwise, jitted, hits,
+        *fun_arrays, *fun_statics)`; `next(hits)` counts a call.
+        """
+        names, entry = self.names, self.entry
+        fun_arrays = [names.variable(f"fun_array_{i}") for i in range(entry.n_fun)]
+        fun_statics = [names.variable(f"fun_static_{i}") for i in range(self.n_fun_statics)]
+        otherwise = names.variable("otherwise")
+        self._match_arguments()
+        n, arrays = entry.n_first, self.arrays
+        # The function's may be NumPy's, too.
+        self.arrays = []
+        for fun_array in fun_arrays:
+            self._match_array(fun_array, fun_array)
+        passed = [*arrays[:n], *self.arrays, *arrays[n:]]
+        self.statics = [*fun_statics, *self.statics]
+        array = names.variable("arrays")
+        out_arrays: list[str] = []
+        statics = iter(zip(self.out.slots, self.out.statics, strict=True))
+        result = self._make("out", self.out.spec, out_arrays, statics, 0)
+        unpacking = wrapped("(", out_arrays, f") = {array}") if out_arrays else []
+        if len(out_arrays) == 1:
+            # The only one comes as it is.
+            unpacking = [f"{out_arrays[0]} = {array}"]
+        name = names.variable(self.signature.name)
+        absent_name = names.constant("absent", absent)
+        error = names.variable("error")
+        parameters = self.signature.header(absent_name)
+        jitted, hits = names.variable("jitted"), names.variable("hits")
+        entry_name = names.constant("entry", entry)
+        waits = f"{entry_name}.blocks or {self.large}"
+        if entry.uses is not None and not all(entry.uses):
+            # Another thread may trace a program that reads what isn't copied here.
+            waits += f" or {entry_name}.uses is not {names.constant('uses', entry.uses)}"
+        matches = names.variable("matches")
+        body = [
+            # Guards run the user's `==` and flattens: what these raise, the slow path deals with.
+            "try:",
+            f"    {self.large} = []",
+            *indented(self._matches(matches)),
+            f"except {names.named(BaseException)} as {error}:",
+            f"    return {self._passed_on('interrupted', error)}",
+            f"if not {matches}:",
+            f"    return {otherwise}({', '.join(self.signature.forwarded())})",
+            "try:",
+            *indented(wrapped(f"{array} = {jitted}(", passed, ")")),
+            f"    if ({waits}) and not {entry_name}.pending:",
+            f"        {entry_name}.wait_for({array})",
+            f"except {names.named(BaseException)} as {error}:",
+            f"    {self._passed_on('failed_fast', error, entry_name)}",
+            "    raise",
+            f"if {entry_name}.pending or {names.named(type)}({array}) is {names.named(dict)}:",
+            "    # A program was traced, or this is the output of another trace than the first.",
+            f"    return {self._passed_on('settle_fast', array, entry_name)}",
+            f"{names.named(next)}({hits})",
+            *unpacking,
+            *self.body,
+            f"return {result}",
+        ]
+        lines = [
+            *wrapped(
+                "def make_call(",
+                [CALLER_VARIABLE, otherwise, jitted, hits, *fun_arrays, *fun_statics],
+                "):",
+            ),
+            f"    def {name}({parameters}):",
+            "        try:",
+            *indented(body, 3),
+            f"        except {names.named(BaseException)}:",
+            f"            {names.named(trim)}()",
+            "            raise",
+            f"    return {name}",
+        ]
+        source = "\n".join(lines) + "\n"
+        return source, define("make_call", self.signature.qualname, source, names.namespace)
+
+    def _passed_on(self, method: str, *first: str) -> str:
+        return f"{CALLER_VARIABLE}.{method}({', '.join([*first, *self.signature.forwarded()])})"
+
+    def _matches(self, name: str) -> list[str]:
+        if not self.guards:
+            return [f"{name} = True"]
+        lines: list[str] = []
+        lead = ""
+        for guard in self.guards:
+            if guard.startswith("#"):
+                lines.append(guard)
+            else:
+                lines += f"{lead}{guard}".split("\n")
+                lead = "and "
+        return [f"{name} = (", *indented(lines), ")"]
+
+    def _match_arguments(self) -> None:
+        """Write the guards of each argument, those of static ones first: they fail fastest."""
+        early: list[str] = []
+        late: list[str] = []
+        for name, source, var, spec, guard in self._arguments(*self.entry.spec[3:]):
+            self.guards = early if type(spec) is Static or guard else late
+            # A class may have any name, as of several lines.
+            kind = " ".join(spec[1].__name__.split()) if type(spec) is tuple else "static"
+            self.guards.append(f"# {name}: {guard or ('array' if spec is ARRAY else kind)}")
+            if guard:
+                self.guards.append(guard)
+            else:
+                self._match(var, source, spec)
+        # Comments among them go along with the guards that follow.
+        self.guards = early + late
+
+    def _arguments(self, args: Spec, kwargs: Spec) -> Iterator[tuple[str, str, str, Spec, str]]:
+        """Yield each argument: its name, its source, a variable for it, its spec; or a guard."""
+        names = self.names
+        by_name = dict(zip(kwargs[2], kwargs[3:], strict=True))
+        missing, count = names.constant("absent", absent), names.named(len)
+        positional = list(args[3:])
+        others: dict[str, tuple[str, str]] = {}
+        for parameter in self.signature.parameters:
+            name = parameter.name
+            if parameter.kind == Parameter.VAR_POSITIONAL:
+                yield f"*{name}", "", "", None, f"{count}({name}) == {len(positional)}"
+                for i, spec in enumerate(positional):
+                    item = f"{name}[{i}]"
+                    yield item, item, names.variable(f"{name}_{i}"), spec, ""
+            elif parameter.kind == Parameter.VAR_KEYWORD:
+                found = [key for key in by_name if key not in others]
+                yield f"**{name}", "", "", None, self._has_keys(name, found)
+                for key in found:
+                    others[key] = f"{name}[{key!r}]", names.variable(f"{name}_{key}")
+            elif parameter.kind != Parameter.KEYWORD_ONLY and positional:
+                yield name, name, name, positional.pop(0), ""
+            elif name in by_name and parameter.kind != Parameter.POSITIONAL_ONLY:
+                others[name] = name, name
+            else:
+                yield name, "", "", None, f"{name} is {missing}"
+        # In the order of the spec, which that of arrays and static objects follows.
+        for key in kwargs[2]:
+            source, var = others[key]
+            yield source, source, var, by_name[key], ""
+
+    def _match(self, var: str, source: str, spec: Spec, depth: int = 0) -> None:
+        """Write the guards of a value; `source` is evaluated once, and bound to `var` if needed."""
+        names, guards = self.names, self.guards
+        # Inside of a call's brackets an assignment needs no brackets.
+        bound = source if source == var else f"({var} := {source})"
+        inner = source if source == var else f"{var} := {source}"
+        if depth > _MAX_DEPTH:
+            raise TooLarge
+        if spec is ARRAY:
+            self._match_array(var, inner)
+        elif spec is None:
+            guards.append(f"{source} is None")
+        elif type(spec) is Static:
+            self._match_static(var, bound, spec)
+        else:
+            kind, cls, aux, *below = spec
+            guards.append(f"{names.named(type)}({inner}) is {names.named(cls)}")
+            if kind == SEQUENCE:
+                guards.append(f"{names.named(len)}({var}) == {len(below)}")
+                parts = [f"{var}[{i}]" for i in range(len(below))]
+            elif kind == DICT:
+                guards.append(self._has_keys(var, aux))
+                parts = [f"{var}[{key!r}]" for key in aux]
+            elif kind == MODULE:
+                # Where another one is in the place of a field, reading this raises: `lacks_field`.
+                fields = names.variable(f"{var}_fields")
+                read = f"{names.constant('fields_of', fields_of)}({var})"
+                guards.append(f"{names.named(len)}({fields} := {read}) == {len(aux)}")
+                parts = [f"{fields}[{name!r}]" for name in aux]
+            else:
+                parts = self._match_node(var, aux, len(below))
+            for label, part, child in zip(_labels(spec), parts, below, strict=True):
+                self._match(names.variable(f"{var}_{label}"), part, child, depth + 1)
+
+    def _has_keys(self, var: str, keys: Sequence[str]) -> str:
+        """Return the guard of a dict's keys: a key that is missing must not raise later."""
+        names = self.names
+        if not keys:
+            return f"not {var}"
+        # A key of a class derived from `str` equals a text, too.
+        types = f"{{*{names.named(map)}({names.named(type)}, {var})}}"
+        str_types = names.constant("str_types", _STR_TYPES)
+        return (
+            f"{var}.keys() == {names.constant('keys', frozenset(keys))} and {types} == {str_types}"
+        )
+
+    def _match_node(self, var: str, metadata: Any, n: int) -> list[str]:
+        names = self.names
+        flat, below = names.variable(f"{var}_flat"), names.variable(f"{var}_children")
+        flatten = names.constant("flatten", flatten_one_level)
+        self.guards += [
+            f"({flat} := {flatten}({var})) is not None",
+            f"{self._same(f'{flat}[1]', metadata)}",
+            f"{names.named(len)}({below} := {names.named(tuple)}({flat}[0])) == {n}",
+        ]
+        self.statics.append(f"{flat}[1]")
+        return [f"{below}[{i}]" for i in range(n)]
+
+    def _match_array(self, var: str, source: str) -> None:
+        names = self.names
+        if source == var:
+            # A parameter isn't assigned to: the slow path gets it where a guard fails.
+            var = names.variable(f"{var}_array")
+            source = f"{var} := {source}"
+        self.arrays.append(var)
+        array = names.constant("Array", ArrayImpl)
+        if next(self.uses):
+            refused = names.constant("NotImplemented", NotImplemented)
+            other = f"({var} := {names.named(take)}({var}, {self.large})) is not {refused}"
+        else:
+            # XLA doesn't read it: no copy of a NumPy array, and no wait.
+            other = f"{names.named(is_array)}({var})"
+        self.guards.append(f"({names.named(type)}({source}) is {array}{_OR}{other})")
+
+    def _match_static(self, var: str, bound: str, spec: Any) -> None:
+        names, frozen = self.names, spec.frozen
+        plain = frozen if type(frozen) in THEMSELVES else None
+        if type(frozen) is tuple and frozen[1] is float:
+            [number] = struct.unpack("d", frozen[3])
+            # Zeros have two signs, and NaN equals nothing.
+            plain = number if number and number == number else None
+        self.statics.append(var)
+        if spec.ask:
+            # Its class may have been registered as a node since.
+            flatten = names.constant("flatten", flatten_one_level)
+            self.guards.append(f"{flatten}({bound}) is None")
+            bound = var
+        if isinstance(frozen, weakref.ref):
+            # Not as a constant: the entry goes with the object.
+            self.guards.append(f"{bound} is {names.constant(f'ref_{var}', frozen)}() is not None")
+        elif plain is not None:
+            # Python refuses to write out integers of thousands of digits.
+            is_large = type(plain) is int and plain.bit_length() > 64
+            text = "large" if is_large else f"{plain!s:.20}"
+            constant = names.constant(f"{type(plain).__name__}_{text}", plain)
+            kind = names.named(type(plain))
+            self.guards.append(
+                f"({bound} is {constant}{_OR}{names.named(type)}({var}) is {kind}"
+                f" and {var} == {constant})"
+            )
+        elif frozen is None or (type(frozen) is tuple and frozen[1] is bool):
+            self.guards.append(f"{bound} is {frozen and frozen[3]}")
+        else:
+            self.guards.append(self._same(bound, spec))
+
+    def _same(self, source: str, spec: Any) -> str:
+        same_name = self.names.constant("same", same)
+        return f"{same_name}({source}, {self.names.constant('frozen', spec.frozen)})"
+
+    def _make(
+        self, hint: str, spec: Spec, arrays: list[str], statics: Iterator[Any], depth: int
+    ) -> str:
+        """Return the expression of a part of the output, which statements may make before."""
+        names = self.names
+        if depth > _MAX_DEPTH:
+            raise TooLarge
+        if spec is ARRAY:
+            arrays.append(names.variable(hint))
+            return arrays[-1]
+        if spec is None:
+            return "None"
+        if type(spec) is Static:
+            return self._static(hint, *next(statics))
+        kind, cls, aux, *below = spec
+        # Before those below, as `split` has them.
+        metadata = self._static(hint, *next(statics)) if kind == NODE else ""
+        parts = [
+            self._make(f"{hint}_{label}", child, arrays, statics, depth + 1)
+            for label, child in zip(_labels(spec), below, strict=True)
+        ]
+        if kind == MODULE:
+            return self._module(names.variable(hint), cls, list(zip(aux, parts, strict=True)))
+        if metadata:
+            unflatten = names.constant("unflatten", unflatten_node)
+            return self._expression(
+                hint, f"{unflatten}({names.named(cls)}, {metadata}, [", parts, "])"
+            )
+        if kind == DICT:
+            items = [f"{key!r}: {part}" for key, part in zip(aux, parts, strict=True)]
+            return self._expression(hint, "{", items, "}")
+        if cls is list:
+            return self._expression(hint, "[", parts, "]")
+        if aux is None:
+            return self._expression(hint, "(", parts, ")")
+        if aux:
+            new = names.constant("new_tuple", tuple.__new__)
+            return self._expression(hint, f"{new}({names.named(cls)}, (", parts, "))")
+        return self._expression(hint, f"{names.named(cls)}(", parts, ")")
+
+    def _expression(self, hint: str, head: str, items: list[str], tail: str) -> str:
+        name = self.names.variable(hint)
+        self.body += wrapped(f"{name} = {head}", items, tail)
+        return name
+
+    def _module(self, name: str, cls: type, values: list[tuple[str, str]]) -> str:
+        names = self.names
+        plain = _plain_class(cls, tuple([field for field, _ in values]))
+        if plain is not None:
+            self.body.append(f"{name} = {names.constant('Fields', plain)}()")
+            self.body += [f"{name}.{field} = {value}" for field, value in values]
+            self.body.append(f"{name}.__class__ = {names.named(cls)}")
+            return name
+        fields = names.variable(f"{name}_fields")
+        self.body.append(
+            f"{name} = {names.constant('new_object', object.__new__)}({names.named(cls)})"
+        )
+        self.body.append(f"{fields} = {names.constant('fields_of', fields_of)}({name})")
+        self.body += [f"{fields}[{field!r}] = {value}" for field, value in values]
+        return name
+
+    def _static(self, hint: str, slot: int, value: Any) -> str:
+        if slot >= 0:
+            return self.statics[slot]
+        is_literal = value is None or value is True or value is False
+        return repr(value) if is_literal else self.names.constant(hint, value)
+
+
+_STR_TYPES = {str}
+
+
+def _labels(spec: Any) -> Sequence[Any]:
+    """Return what tells the children of a node apart, for names of variables."""
+    kind, cls, aux = spec[:3]
+    n = len(spec) - 3
+    if kind in (DICT, MODULE):
+        return aux
+    fields = cls._fields if kind == SEQUENCE and aux is not None else ()
+    return fields if len(fields) == n else range(n)
+
+
+def _plain_class(kind: type, fields: tuple[str, ...]) -> type | None:
+    """Return a class whose objects get these fields, and then this class; None if they can't."""
+    # Storing the attributes of a plain object costs next to nothing; a Module's `__setattr__` is a
+    # Python function, and refuses.
+    if not all(map(can_be_written, fields)):
+        return None
+    plain = _plain_class_of(fields)
+    trial = plain()
+    try:
+        trial.__class__ = kind
+    except TypeError:
+        # Slots, for instance, make for another layout.
+        return None
+    # Or it would be finalized as one of the user's.
+    object.__setattr__(trial, "__class__", plain)
+    return plain
+
+
+@functools.lru_cache(maxsize=1024)
+def _plain_class_of(_fields: tuple[str, ...]) -> type:
+    # One for each set of fields: Python lays out the objects of a class by what they get.
+    base: type = eqx.Module
+    while base.__dictoffset__ and base.__base__:
+        # Both classes must have got their `__dict__` on top of the same base.
+        base = base.__base__
+    return type("Fields", (base,), {"__hash__": object.__hash__})
