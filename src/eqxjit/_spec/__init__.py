@@ -1,4 +1,4 @@
 """One description of a pytree: `split`, `combine`, and stand-ins for static objects.
 
-Start at `tree.py`.
+May import: nothing but what lies beside the packages. Start at `tree.py`.
 """
