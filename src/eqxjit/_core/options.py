@@ -4,14 +4,25 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Hashable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import jax
 
-from .._interruptions import raise_if_interruption
 from .._spec.static import freeze
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+
+
+class JitOptions(TypedDict, total=False):
+    """The options of `jax.jit` that `filter_jit` passes on."""
+
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: bool
+    abstracted_axes: Any
+    compiler_options: dict[str, Any] | None
+
 
 # Upstream refuses these, since it decides them itself: what to do instead.
 _BY_TYPE = "To trace a value, pass it as an array; to make it static, as anything else."
@@ -62,13 +73,14 @@ def check_options(
 ) -> Options:
     """Return the options; raise, as upstream does, for what none of them can be."""
     chosen = (donate, block, maxsize, max_traces, tuple(sorted(jit_arguments.items())))
-    # Much code wraps where it calls, with the same options each time.
+    # Cached, because much code wraps where it calls, with the same options each time.
+    check = _checked
     try:
-        return _checked(*chosen)
-    except TypeError as error:
-        # An option that can't be hashed; or a wrong one, whose error comes again.
-        raise_if_interruption(error, lambda: _checked(*chosen))
-        return _checked.__wrapped__(*chosen)
+        hash(chosen)
+    except TypeError:
+        # As `compiler_options`, a dict, are.
+        check = _checked.__wrapped__
+    return check(*chosen)
 
 
 @functools.lru_cache(maxsize=64, typed=True)
