@@ -51,13 +51,11 @@ class Options:
     max_traces: int | None
     # Those of `jax.jit`, sorted by name: in any order they are the same options.
     jit_arguments: tuple[tuple[str, Any], ...]
-    # Equal for options under which one program may serve: to the `==` of options, 1 and True among
-    # those of `jax.jit` are one.
-    key: Hashable = dataclasses.field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        # Not a `cached_property`, whose lock in Python 3.11 a fork may leave locked in the child.
-        object.__setattr__(self, "key", freeze(self._chosen))
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """Equal for options under which one program may serve: `==` takes 1 and True for one."""
+        return freeze(self._chosen)
 
     @property
     def _chosen(self) -> tuple[Any, ...]:
@@ -79,12 +77,11 @@ def check_options(
         hash(chosen)
     except TypeError:
         # As `compiler_options`, a dict, are.
-        check = _checked.__wrapped__
+        check = _check
     return check(*chosen)
 
 
-@functools.lru_cache(maxsize=64, typed=True)
-def _checked(
+def _check(
     donate: Any, block: Any, maxsize: Any, max_traces: Any, arguments: tuple[tuple[str, Any], ...]
 ) -> Options:
     jit_arguments = dict(arguments)
@@ -115,3 +112,7 @@ def _checked(
         # So that a bad value is refused here, as by upstream, rather than at the first call.
         jax.jit(lambda: None, **jit_arguments)
     return Options(donate, bool(block), maxsize, max_traces, arguments)  # type: ignore[arg-type]
+
+
+# Much code wraps where it calls, with the same options each time.
+_checked = functools.lru_cache(maxsize=64, typed=True)(_check)
