@@ -4,13 +4,25 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Hashable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import jax
 
 from .._spec.static import freeze
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+
+
+class JitOptions(TypedDict, total=False):
+    """The options of `jax.jit` that `filter_jit` passes on."""
+
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: bool
+    abstracted_axes: Any
+    compiler_options: dict[str, Any] | None
+
 
 # Upstream refuses these, since it decides them itself: what to do instead.
 _BY_TYPE = "To trace a value, pass it as an array; to make it static, as anything else."
@@ -59,12 +71,14 @@ def check_options(
 ) -> Options:
     """Return the options; raise, as upstream does, for what none of them can be."""
     chosen = (donate, block, maxsize, max_traces, tuple(sorted(jit_arguments.items())))
+    # Cached, because much code wraps where it calls, with the same options each time.
+    check = _checked
     try:
         hash(chosen)
     except TypeError:
-        # Of `jax.jit`: lists of layouts, say.
-        return _check(*chosen)
-    return _checked(*chosen)
+        # As `compiler_options`, a dict, are.
+        check = _check
+    return check(*chosen)
 
 
 def _check(
