@@ -200,11 +200,11 @@ class Table(_Watched):
         self._n_slow += 1
         return self._n_slow % _CALLS_PER_TURN == 0
 
-    def add_fast(self, fast: Any, uses: bytes | None) -> None:
-        """Put a fast path before all others, unless its entry was dropped or has other uses."""
+    def add_fast(self, fast: Any) -> None:
+        """Put a fast path before all others, unless its entry was dropped."""
         with self.lock:
             # Its calls would go on being served, and it would live as long as the table.
-            if self.entries.get(fast.entry.spec) is not fast.entry or fast.entry.uses is not uses:
+            if self.entries.get(fast.entry.spec) is not fast.entry:
                 return
             self.remove_fast(fast.entry)
             self.fasts.insert(0, fast)
@@ -215,8 +215,6 @@ class Table(_Watched):
     def remove_fast(self, entry: Entry) -> None:
         for fast in [fast for fast in self.fasts if fast.entry is entry]:
             self.n_hits += fast.hits
-            # A call of it in another thread may be on its way.
-            fast.is_stale = True
             self.fasts.remove(fast)
             self._unlink()
 
