@@ -22,9 +22,11 @@ def as_array(leaf: Any) -> Any:
     kind = type(leaf)
     if kind is ArrayImpl:
         return leaf
+    if not is_array(leaf):
+        return NotImplemented
     if issubclass(kind, np.ndarray):
         # JAX refuses swapped bytes where it traces, and reads wrong numbers where it doesn't.
         return np.ndarray.copy(leaf) if leaf.dtype.isnative else NotImplemented
     if issubclass(kind, Tracer):
         copy_in_tracer(leaf)
-    return leaf if is_array(leaf) else NotImplemented
+    return leaf
