@@ -168,15 +168,19 @@ try:
     _ = _trace_ctx.trace, _eager_constant_folding.value
 except (ImportError, AttributeError):
 
-    def is_staging() -> bool:
+    def is_tracing() -> bool:
         return isinstance(jnp.array(1) + 1, Tracer)
+
+    is_staging = is_tracing
 
 else:
 
     def is_staging() -> bool:
         """Return whether an operation on constants would be staged out into a jaxpr right now."""
-        if _eager_constant_folding.value:
-            return False
+        return not _eager_constant_folding.value and is_tracing()
+
+    def is_tracing() -> bool:
+        """Return whether a jaxpr is being made, also where constants are folded eagerly."""
         trace = _trace_ctx.trace
         # Those of `vmap` and `grad` pass constants on, that of an eager `shard_map` doesn't.
         while not isinstance(trace, _StagingTrace) and hasattr(trace, "parent_trace"):
