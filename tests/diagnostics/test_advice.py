@@ -76,19 +76,11 @@ def test_make_a_number_an_array(where, first, second, more):
     f(wrap(first))
     remedy = hint(f, wrap(second))
     code = expression(remedy)
-    if where in ("argument", "in a dict"):
-        # To the letter.
-        arrays = [eval(code, {"jnp": jnp, "x": wrap(n)}) for n in more]
-        again = wrap
-    else:
-        arrays = [
-            eval(
-                code.replace("...", repr(n)), {"jnp": jnp, "nan": float("nan"), "inf": float("inf")}
-            )
-            for n in more
-        ]
-        assert ("in a field that isn't static" in remedy) == (where == "static field")
-        again = (lambda n: Model(scale=n)) if where == "field" else (lambda n: Model(rate=n))
+    assert ("in a field that isn't static" in remedy) == (where == "static field")
+    names = {"jnp": jnp, "nan": float("nan"), "inf": float("inf")}
+    # To the letter.
+    arrays = [eval(code.replace("...", repr(n)), {**names, "x": wrap(n)}) for n in more]
+    again = (lambda n: Model(rate=n)) if where == "static field" else wrap
     assert not any(array.weak_type for array in arrays)
     assert_no_further_trace(f, [(again(array),) for array in arrays])
     # Nor with what most arrays are: of a dtype.
@@ -97,10 +89,8 @@ def test_make_a_number_an_array(where, first, second, more):
 
 ARRAYS = {
     "float32": (jnp.float32(1), 2.0, 0),
-    "float32, then an int": (jnp.float32(1), 2, 0),
     "float32, then a bool": (jnp.float32(1), True, 0),
     "bfloat16": (jnp.bfloat16(1), 2.5, 0),
-    "int32": (jnp.int32(1), 2, 0),
     "uint8": (jnp.uint8(1), 2, 0),
     "weak": (jnp.asarray(1.0), 2.0, 0),
     "int32, then a float": (jnp.int32(1), 2.5, 1),
@@ -154,7 +144,9 @@ def test_give_a_class_an_equality():
 
     f = eqxjit.filter_jit(lambda settings: X)
     f(Settings(1))
-    assert "as a frozen dataclass has" in hint(f, Settings(1))
+    remedy = hint(f, Settings(1))
+    assert remedy.startswith("`Settings` instances compare by identity: create one and reuse it")
+    assert "as a frozen dataclass has" in remedy
     frozen = dataclasses.make_dataclass("Frozen", ["rate"], frozen=True)
     assert_no_further_trace(f, [(frozen(1),), (frozen(1),)])
 
@@ -175,27 +167,14 @@ def test_make_a_class_once():
 
 
 def test_define_and_wrap_it_once(caplog):
-    for _ in range(12):
-        f = eqxjit.filter_jit(lambda x: x * 2)
-        f(X)
-    assert "Define and wrap it once" in f.traces()[0].differences[0].remedy
-    assert_no_further_trace(f, [(X,)] * 3, n_to_begin=0)
     for i in range(12):
         f = eqxjit.filter_jit(lambda x: x * i)  # noqa: B023
         f(X)
+    assert "Define and wrap it once" in f.traces()[0].differences[0].remedy
     assert "pass what varies as arrays" in caplog.messages[-1]
+    assert_no_further_trace(f, [(X,)] * 3, n_to_begin=0)
     g = eqxjit.filter_jit(lambda x, i: x * i)
     assert_no_further_trace(g, [(X, jnp.asarray(i)) for i in range(5)])
-
-
-def test_raise_maxsize():
-    f = eqxjit.filter_jit(lambda x, n: x, maxsize=2)
-    for n in range(3):
-        f(X, str(n))
-    f(X, "0")
-    assert "raise `maxsize`" in f.traces()[-1].reason
-    g = eqxjit.filter_jit(lambda x, n: x, maxsize=4)
-    assert_no_further_trace(g, [(X, str(n)) for n in range(3)], n_to_begin=3)
 
 
 # --- Each kind of object ----------------------------------------------------------------------
@@ -228,16 +207,6 @@ class Holder(eqx.Module):
     forward: object
 
 
-def own_optimizer():
-    def init(params):
-        return ()
-
-    def update(grads, state, params=None):
-        return grads, state
-
-    return optax.GradientTransformation(init, update)
-
-
 def own_activations():
     return [lambda x: x, lambda x: x + 1]
 
@@ -260,10 +229,6 @@ class StepperModule(eqx.Module):
         return x
 
 
-class Env:
-    """An object that compares by identity."""
-
-
 ADAM = chained()
 INJECTED = optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
 
@@ -280,12 +245,9 @@ def array(rate):
 
 LINEAR = eqx.nn.Linear(3, 3, key=jax.random.key(0))
 ACTIVATIONS = own_activations()
-PARTIAL = functools.partial(jnp.dot, 2.0)
 
 OWN_ARGUMENT = "as a separate argument"
 
-#: What the calls pass, part of the remedy, and what they pass that follow it, in turn; a number
-#: that varies is `i`.
 KINDS = {
     "dataclass": (lambda i: Config(float(i)), OWN_ARGUMENT, lambda i: (Config(), array(i))),
     "dataclass, as a Module": (
@@ -293,18 +255,8 @@ KINDS = {
         "make `Config` an `equinox.Module`",
         lambda i: ConfigModule(array(i)),
     ),
-    "dataclass in a dict": (
-        lambda i: {"c": Config(float(i))},
-        "make `Config` an `equinox.Module`",
-        lambda i: {"c": ConfigModule(array(i))},
-    ),
-    "tuple in a dataclass": (
-        lambda i: Config(("rate", float(i))),
-        OWN_ARGUMENT,
-        lambda i: (Config(), array(i)),
-    ),
     "dataclass in a dataclass": (
-        lambda i: Config(inner=Config(float(i))),
+        lambda i: Config(inner=Config(("rate", float(i)))),
         OWN_ARGUMENT,
         lambda i: (Config(), array(i)),
     ),
@@ -324,31 +276,24 @@ KINDS = {
         lambda i: Model(rate=ConfigModule(array(i))),
     ),
     "named tuple": (lambda i: Point(float(i)), "make `x.rate` an array", lambda i: Point(array(i))),
-    "optimiser": (lambda i: chained(), "make `x` once", lambda i: ADAM),
+    "optimiser": (lambda i: (chained(),), "make `x[0]` once", lambda i: (ADAM,)),
     "optimiser, of another rate": (
         lambda i: chained(1e-3 * i),
         "`optax.inject_hyperparams`",
         lambda i: injected(1e-3 * i),
     ),
-    "optimiser in a tuple": (lambda i: (chained(),), "make `x[0]` once", lambda i: (ADAM,)),
     "optimiser in a field": (
         lambda i: Holder(chained()),
         "make `x.forward` once",
         lambda i: Holder(ADAM),
     ),
     "optimiser's function": (lambda i: chained().update, "make `x` once", lambda i: ADAM.update),
-    "optimiser of the user's": (
-        lambda i: own_optimizer(),
-        "make them, or `x`, once",
-        lambda i: OWN_OPTIMIZER,
-    ),
     "functions of one call": (
         lambda i: own_activations(),
         "make them, or `x`, once",
         lambda i: ACTIVATIONS,
     ),
     "lambda": (lambda i: lambda x: x, "make it once", lambda i: loss),
-    "partial, once": (lambda i: functools.partial(jnp.dot, 2.0), "make it once", lambda i: PARTIAL),
     "partial": (
         lambda i: functools.partial(jnp.dot, 2.0),
         "use `eqx.Partial`",
@@ -379,7 +324,7 @@ KINDS = {
         "use `eqx.filter_vmap`",
         lambda i: {"f": eqx.filter_vmap(loss)},
     ),
-    "transformed function, once": (
+    "transformed lambda": (
         lambda i: jax.grad(lambda x: x.sum()),
         "make it once",
         lambda i: GRADIENT,
@@ -403,7 +348,6 @@ KINDS = {
 }
 GRADIENT = jax.grad(lambda x: x.sum())
 JAX_PARTIAL = jax.tree_util.Partial(lambda x: x)
-OWN_OPTIMIZER = own_optimizer()
 JITTED = eqxjit.filter_jit(lambda x: x)
 
 
@@ -461,27 +405,22 @@ def test_values_that_differ_are_not_to_be_made_once(pair, wrap):
 MLP = eqx.nn.MLP(3, "scalar", 4, 1, key=jax.random.key(0))
 BATCH = jnp.ones((2, 3))
 
-#: What is wrapped again and again, what it is called with, what a message says of it, and what is
-#: wrapped by who follows its advice.
 WRAPPED = {
-    **{
-        f"{name} of a Module": (
-            lambda name=name: getattr(jax, name)(MLP),
-            BATCH if name == "vmap" else X,
-            [f"another `jax.{name}` of an object of `MLP`", f"Use `eqx.filter_{name}`"],
-            lambda name=name: getattr(eqx, f"filter_{name}")(MLP),
-        )
-        for name in ("vmap", "grad", "value_and_grad")
-    },
-    **{
-        f"{name} of a function": (
-            lambda name=name: getattr(jax, name)(loss),
-            BATCH if name == "vmap" else X,
-            [f"another `jax.{name}` of `loss` ({shown(__file__)}:", f"use `eqx.filter_{name}`"],
-            lambda name=name: getattr(eqx, f"filter_{name}")(loss),
-        )
-        for name in ("vmap", "grad", "value_and_grad")
-    },
+    "vmap of a Module": (
+        lambda: jax.vmap(MLP),
+        BATCH,
+        ["another `jax.vmap` of an object of `MLP`", "Use `eqx.filter_vmap`"],
+        lambda: eqx.filter_vmap(MLP),
+    ),
+    "value_and_grad of a function": (
+        lambda: jax.value_and_grad(loss),
+        X,
+        [
+            f"another `jax.value_and_grad` of `loss` ({shown(__file__)}:",
+            "use `eqx.filter_value_and_grad`",
+        ],
+        lambda: eqx.filter_value_and_grad(loss),
+    ),
     "method of another object": (
         lambda: Stepper().step,
         X,
@@ -494,12 +433,6 @@ WRAPPED = {
         ["another `jax.vmap` of `sin`", "use `eqx.filter_vmap`"],
         lambda: eqx.filter_vmap(jnp.sin),
     ),
-    "vmap of that": (
-        lambda: jax.vmap(Stepper().step),
-        X,
-        ["another `jax.vmap` of `Stepper.step`", "another function: make it once"],
-        lambda: MAPPED_STEP,
-    ),
     "partial": (
         lambda: functools.partial(jnp.dot, 2.0),
         X,
@@ -508,7 +441,6 @@ WRAPPED = {
     ),
 }
 STEP = Stepper().step
-MAPPED_STEP = jax.vmap(STEP)
 
 
 @pytest.mark.parametrize(("make", "x", "texts", "follow"), WRAPPED.values(), ids=WRAPPED)
@@ -540,12 +472,6 @@ def test_nothing_to_inject_where_it_is_injected():
 
 def injected_anew():
     return optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
-
-
-def test_objects_of_the_users_that_equal_themselves_alone():
-    f = eqxjit.filter_jit(lambda env: X)
-    f(Env())
-    assert hint(f, Env()).startswith("`Env` instances compare by identity: create one and reuse it")
 
 
 @pytest.mark.parametrize(
@@ -609,9 +535,6 @@ LIBRARY = """
     def make_partial():
         return functools.partial(jnp.clip, min=0)
 
-    def make_method():
-        return Identity().__init__
-
     def define_and_call():
         eqxjit.filter_jit(lambda x: x)(jnp.ones(3))
 
@@ -635,15 +558,12 @@ OF_LIBRARY = {
     "an argument of its function": lambda lib, i: lib.solve(X, max_steps=i),
     "inside an argument": lambda lib, i: lib.solve(X, opts={"n": [float(i)]}),
     "a size for its function": lambda lib, i: lib.solve(jnp.ones(i + 3)),
-    "an array, then a number": lambda lib, i: lib.solve(X, opts=i or jnp.float32(1)),
     "a field of its class": lambda lib, i: OWN(lib.Solver(tol=float(i))),
     "a static field": lambda lib, i: OWN(lib.Solver(order=i)),
     "its options": lambda lib, i: OWN(lib.Options(float(i))),
-    "a size in its class": lambda lib, i: OWN(lib.Solver(ys=jnp.ones(i + 3))),
     "a weak type in its class": lambda lib, i: OWN(
         lib.Solver(ys=jnp.asarray(1.0) if i else jnp.float32(1))
     ),
-    "its partial for its function": lambda lib, i: lib.solve(X, fun=lib.make_partial()),
     "its lambda for its function": lambda lib, i: lib.solve(X, fun=lib.make_callable()),
     "Equinox's layer": lambda lib, i: OWN(eqx.nn.Dropout(0.1 * (i + 1))),
 }
@@ -669,19 +589,13 @@ def test_no_advice_about_what_a_library_made(call, library):
 
 OF_USER = {
     "a lambda for its function": (lambda lib: lib.solve(X, fun=lambda x: x), "make it once"),
-    "a lambda in its class": (lambda lib: OWN(lib.Solver(fun=lambda x: x)), "make it once"),
     # The user's call has it made.
     "its lambda": (lambda lib: OWN(lib.make_callable()), "make `model` once"),
-    "its lambda in its class": (
-        lambda lib: OWN(lib.Solver(fun=lib.make_callable())),
-        "make `model` once",
-    ),
     "its partial in its class": (
         lambda lib: OWN(lib.Solver(fun=lib.make_partial())),
         "make `model` once",
     ),
     "its object": (lambda lib: OWN(lib.Identity()), "make `model` once"),
-    "a builtin's object": (lambda lib: OWN(object()), "make `model` once"),
     "JAX's callable": (lambda lib: OWN(jax.jit(jnp.linalg.norm)), "make `model` once"),
 }
 

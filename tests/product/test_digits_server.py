@@ -17,13 +17,8 @@ import httpx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 import pytest
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 
-import eqxjit
-from bench.examples.digits_server import classifier, image, latency
 from bench.examples.digits_server.__main__ import main
 from bench.models import digits
 from tests.support.processes import ROOT
@@ -218,27 +213,6 @@ def test_a_client_that_leaves_is_counted(server, client, images, expected):
     assert_answer(client.post("/predict", content=body(images[0])), expected[0])
 
 
-def test_forms_of_a_request(client, images, expected):
-    content = body(images[3])
-    for kind in ("Application/JSON", "application/json; charset=utf-8"):
-        response = client.post("/predict", content=content, headers={"content-type": kind})
-        assert_answer(response, expected[3])
-    # In parts, of unknown length; and as large as may be.
-    assert_answer(client.post("/predict", content=iter([content.encode()])), expected[3])
-    assert_answer(client.post("/predict", content=content.ljust(16 * 1024)), expected[3])
-
-
-def test_health(client):
-    response = client.get("/health")
-    assert (response.status_code, response.json()) == (200, {"status": "ok"})
-
-
-def test_it_listens_on_the_loopback_alone(server):
-    connections = psutil.Process(server.process.pid).net_connections("inet")
-    listening = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
-    assert [tuple(address) for address in listening] == [("127.0.0.1", server.port)]
-
-
 # --- Refusals ---------------------------------------------------------------------------------
 
 
@@ -255,20 +229,12 @@ BAD = {
     "half an object": ('{"image": [', 400, "isn't JSON"),
     "not UTF-8": (b'{"image": "\xff"}', 400, "isn't JSON"),
     "NaN": (with_pixel("NaN"), 400, "no NaN"),
-    "more digits than Python reads": (with_pixel("1" * 5_000), 400, "isn't JSON"),
-    "deeply nested": ("[" * 16_000, 400, "isn't JSON|nested too deeply"),
     "too large": (" " * (16 * 1024 + 1), 413, "larger than 16,384 bytes"),
     "a list": (_ZEROS, 422, "The body is an array"),
-    "another key": ({"picture": _ZEROS}, 422, '"image" as its only key'),
     "a row less": ({"image": _ZEROS[1:]}, 422, "image has a length of 7"),
-    "a string of 8": ({"image": "12345678"}, 422, "image is a string"),
     "ragged": ({"image": [*_ZEROS[:7], [0] * 7]}, 422, r"image\[7\] has a length of 7"),
-    "numbers as rows": ({"image": [0] * 8}, 422, r"image\[0\] is a number"),
     "a string as pixel": (with_pixel('"1"'), 422, r"image\[2\]\[5\] is a string"),
-    "a boolean": (with_pixel("true"), 422, r"image\[2\]\[5\] is a boolean"),
-    "negative": (with_pixel("-0.001"), 422, r"image\[2\]\[5\] is out of range"),
     "too bright": (with_pixel("16.001"), 422, r"image\[2\]\[5\] is out of range"),
-    "infinite to a float": (with_pixel("1e999"), 422, r"image\[2\]\[5\] is out of range"),
     "an integer no float holds": (with_pixel("1" * 400), 422, r"image\[2\]\[5\] is out of range"),
 }
 
@@ -302,33 +268,6 @@ def test_a_bad_body_is_refused_with_the_reason(client, name, in_parts):
     response = client.post("/predict", content=parts if in_parts else content)
     assert_refused(response, status, reason)
     assert response.json()["error"].endswith("8 rows of 8 numbers from 0 to 16.")
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded", "json"])
-@pytest.mark.usefixtures("still_serves")
-def test_another_content_type_is_refused(client, images, kind):
-    response = client.post("/predict", content=body(images[0]), headers={"content-type": kind})
-    assert_refused(response, 415, f"'{kind}', not 'application/json'.*Send JSON")
-
-
-@pytest.mark.parametrize(
-    ("method", "place", "status"),
-    [("GET", "/predict", 405), ("POST", "/health", 405), ("POST", "/predict/", 404)],
-)
-@pytest.mark.usefixtures("still_serves")
-def test_another_place_is_refused(client, method, place, status):
-    response = client.request(method, place)
-    assert_refused(response, status, "There are POST /predict, GET /latency and GET /health")
-    assert ("allow" in response.headers) == (status == 405)
-
-
-def test_a_body_that_never_ends_is_refused(monkeypatch):
-    monkeypatch.setattr(image, "_MAX_SECONDS", 0.05)
-    headers = [(b"content-type", b"application/json")]
-    request = Request({"type": "http", "headers": headers}, lambda: asyncio.sleep(60))
-    with pytest.raises(HTTPException, match="took longer than") as caught:
-        asyncio.run(image.read_image(request))
-    assert caught.value.status_code == 408
 
 
 # --- Beginning and end ------------------------------------------------------------------------
@@ -394,32 +333,3 @@ def test_what_cannot_be_served_ends_it_with_the_reason(server, path, tmp_path):
             assert "Traceback" not in log
             assert "running on" not in log
             assert printed == ""
-
-
-@pytest.mark.parametrize(
-    ("fun", "example", "message"),
-    [
-        (lambda x: x[0], np.zeros((8, 8), np.float32), "doesn't return ten probabilities"),
-        (lambda x: x * jnp.nan, np.zeros((8, 8), np.float32), "doesn't return ten"),
-        (lambda x: x[:10], np.zeros(64, np.float32), r"`x` was float32\[64\]"),
-    ],
-)
-def test_another_model_is_refused(tmp_path, fun, example, message):
-    path = tmp_path / "model.eqxjit"
-    eqxjit.freeze(fun).save(path, example)
-    with pytest.raises(ValueError, match=message):
-        classifier.load(path)
-
-
-def test_latencies_are_of_the_latest():
-    latencies = latency.Latencies()
-    assert latencies.report()["microseconds"] == {"p50": None, "p99": None, "p99.9": None}
-    for _ in range(50_000):
-        latencies.add(1.0)
-    latest = np.random.default_rng(0).uniform(size=2**14) * 1e-3
-    for seconds in latest:
-        latencies.add(seconds)
-    found = latencies.report()
-    assert found["count"] == 50_000 + 2**14
-    expected = np.percentile(latest, [50, 99, 99.9]) * 1e6
-    np.testing.assert_allclose(list(found["microseconds"].values()), expected, atol=0.06)

@@ -7,7 +7,6 @@ import types
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,9 +103,8 @@ class _Opaque:
 
 def module(**members):
     """A class of Modules with an array `x` and a static `scale`, and more."""
-    meta = members.pop("metaclass", type(eqx.Module))
     fields = {"__annotations__": {"x": jax.Array, "scale": int}, "scale": eqx.field(static=True)}
-    return meta("Hostile", (eqx.Module,), {"__module__": __name__, **fields, **members})
+    return type(eqx.Module)("Hostile", (eqx.Module,), {"__module__": __name__, **fields, **members})
 
 
 def property_for_scale(*functions):
@@ -138,8 +136,6 @@ MODULES = {
     "getattribute": module(__getattribute__=_ten_times),
     "getattr": module(__getattr__=_a_thousand),
     "eq and hash": module(__eq__=lambda *_: _fail(), __hash__=lambda _: _fail()),
-    "slots": module(__slots__=("extra",)),
-    "metaclass": module(metaclass=type("Meta", (type(eqx.Module),), {})),
     "repr": module(__repr__=lambda _: _fail()),
 }
 
@@ -222,13 +218,11 @@ def _mutate(node):
 
 NODES = {
     "flatten raises now and then": lambda: node(now_and_then(_fail, _flat)),
-    "flatten raises": lambda: node(_fail),
     "flatten varies its children": lambda: node(
         now_and_then(lambda node: ((node.x, node.x), node.number), _flat)
     ),
     "flatten returns an iterator": lambda: node(lambda node: (iter([node.x]), node.number)),
     "flatten returns nothing": lambda: node(lambda node: None),
-    "flatten returns a number of children": lambda: node(lambda node: (1, node.number)),
     "flatten counts": lambda: node(_mutate),
     "metadata can't be hashed": lambda: node(lambda node: ((node.x,), [node.number])),
     "metadata raises": lambda: node(lambda node: ((node.x,), VALUES[0](node.number))),
@@ -236,9 +230,6 @@ NODES = {
     "unflatten raises": lambda: node(_flat, lambda Node: _fail),
     "unflatten returns another type": lambda: node(
         _flat, lambda Node: lambda aux, children: types.SimpleNamespace(x=children[0], number=aux)
-    ),
-    "unflatten looks at its children": lambda: node(
-        _flat, lambda Node: lambda aux, children: Node(jnp.asarray(children[0]), aux)
     ),
 }
 
@@ -325,10 +316,7 @@ _POSITIONAL = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 FUNCTIONS = {
     "a name that is code": lambda: _renamed(__name__="f(x):\n    raise\n#'\"{}%s"),
     "a qualname that is code": lambda: _renamed(__qualname__='"""\n\\'),
-    "no name": lambda: _renamed(__name__=""),
     "a keyword as name": lambda: _renamed(__name__="class"),
-    "a name of ours": lambda: _renamed(__name__="make_call"),
-    "a name in Greek": lambda: _renamed(__name__="λ"),
     "a documentation that isn't text": lambda: _renamed(__doc__=7),
     "annotations that aren't types": lambda: _renamed(__annotations__={"x": "1 +", "n": _fail}),
     "no module": lambda: _renamed(__module__=None),
@@ -339,9 +327,6 @@ FUNCTIONS = {
     "a signature that raises": SignatureRaises,
     "a call that is a property": CallIsAProperty,
     "a name that isn't text": NameIsNoString,
-    "partial of partial of keywords": lambda: functools.partial(
-        functools.partial(_renamed(), n=5), n=2
-    ),
     "lru_cache": lambda: functools.lru_cache(lambda x, n=2: x * n),
     "singledispatch": lambda: functools.singledispatch(_renamed()),
     "a class": lambda: lambda x: Plain(x, 2).x * 2,
@@ -383,20 +368,3 @@ def test_defaults_changed_after_wrapping_are_the_functions_business(filter_jit):
     for _ in range(CALLS):
         assert right(g(X), {2})
         assert right(g(X, 3), {21})
-
-
-@both
-def test_a_function_that_mutates_its_arguments(filter_jit):
-    """It gets containers of its own; the caller's stay as they are, and the next call is right."""
-
-    @filter_jit
-    def f(tree, x):
-        tree["list"].append(x)
-        tree.clear()
-        return x * 2
-
-    for _ in range(CALLS):
-        tree = {"list": [1, X], "n": 2}
-        assert right(f(tree, X), {2})
-        assert list(tree) == ["list", "n"]
-        assert len(tree["list"]) == 2
