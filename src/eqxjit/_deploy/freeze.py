@@ -12,13 +12,12 @@ import jax.numpy as jnp
 
 from .._core.ahead import CompileCost
 from .._core.errors import with_argument_errors
-from .._core.function import Function
+from .._core.function import Function, innermost_function, names_of
 from .._core.options import DEFAULT_MAXSIZE, check_options
-from .._core.table import Table, home_of, names_of
+from .._core.table import Table
 from .._core.wrapper import (
     BoundJitFunction,
     JitFunction,
-    Jitted,
     P,
     T,
     register_partial,
@@ -152,10 +151,6 @@ register_wrapper(FrozenFunction)
 
 
 @overload
-def freeze(fun: Jitted[P, T], *, max_constant_bytes: int = 2**20) -> FrozenFunction[P, T]: ...
-
-
-@overload
 def freeze(fun: Callable[P, T], *, max_constant_bytes: int = 2**20) -> FrozenFunction[P, T]: ...
 
 
@@ -245,7 +240,7 @@ def freeze(
     signature = Signature(remaining, *names)
     # So Python's error for a wrong call says that some arguments are there already.
     signature.called = f"freeze({signature.label})"
-    table = Table(signature, options, place_of(fun, home_of(fun)))
+    table = Table(signature, options, place_of(fun, innermost_function(fun)))
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._compat import ArrayImpl, flatten_one_level, native, unflatten_node
+from .._compat import ArrayImpl, flatten_one_level, native, registered_nodes, unflatten_node
 from .._interruptions import raise_if_interruption
 from .._spec.static import Opaque, same
 from .._spec.tree import ARRAY, DICT
@@ -21,7 +21,7 @@ if native is not None:
     # What it compares with, and calls.
     native.setup(
         *(ARRAY, ArrayImpl, np.ndarray, take),
-        *(flatten_one_level, same, unflatten_node, Opaque),
+        *(flatten_one_level, registered_nodes, same, unflatten_node, Opaque),
     )
 
 
@@ -104,7 +104,7 @@ def link(caller: Any, fasts: list[Any]) -> Any:
         names = tuple([None if p.kind == p.POSITIONAL_ONLY else p.name for p in by_position])
         return native.Dispatcher(caller, fasts, caller.fun_arrays, function.statics, names)
     # Unlike C, which reads the list anew in each call, this is to be made again once it changes.
-    caller.table.linked.add(caller)
+    caller.table.link(caller)
     otherwise = caller.slow_call
     for fast in reversed(fasts):
         otherwise = fast.instantiate(caller, otherwise)
