@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
+from tests.support.devices import about_cpus
 from tests.support.helpers import assert_same
-from tests.support.inside import compiled_blocks
 from tests.support.models import Scaled
 from tests.support.sides import CALLS, both
 
@@ -44,6 +44,7 @@ def test_lowered_is_jaxs_with_its_text(filter_jit):
     assert "stablehlo.multiply" in lowered.as_text()
 
 
+@about_cpus("other devices give no such analysis")
 def test_jaxs_analysis_of_what_was_lowered_and_compiled():
     lowered = eqxjit.filter_jit(lambda a, b: a @ b).lower(jnp.ones((8, 16)), jnp.ones((16, 4)))
     compiled = lowered.compile()
@@ -150,29 +151,6 @@ def test_another_shape_or_dtype_is_jaxs_error(filter_jit):
         assert_same(compiled(X, 2), X * 2)
 
 
-def test_errors_at_runtime_are_raised_at_the_call():
-    harmless = eqxjit.filter_jit(lambda x: x * 2).lower(X).compile()
-    harmless(X)
-    assert not compiled_blocks(harmless)
-    f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
-    compiled = f.lower(X).compile()
-    for _ in range(CALLS):
-        compiled(X)
-        with pytest.raises(eqx.EquinoxRuntimeError, match="negative"):
-            compiled(-X - 1)
-
-
-def test_two_lowerings_do_not_share_their_static_arguments():
-    _, f = _pair()
-    two, three = f.lower(Scaled(X), X, 2).compile(), f.lower(Scaled(X), X, 3).compile()
-    five = f.lower(Scaled(X), jnp.ones(1), 5).compile()
-    for _ in range(CALLS):
-        assert two(Scaled(X), X, 2)["y"] * 3 == three(Scaled(X), X, 3)["y"] * 2
-        assert five(Scaled(X), jnp.ones(1), 5)["y"] == X.sum() * 10
-        with pytest.raises(ValueError, match="`n` was 3, is 2"):
-            three(Scaled(X), X, 2)
-
-
 @pytest.mark.parametrize("order", ["lower first", "call first"])
 def test_lowering_and_calling_share_one_trace(order):
     counts = []
@@ -218,30 +196,14 @@ def test_lowering_neither_runs_nor_donates(filter_jit):
     assert x.is_deleted()
 
 
-@both
-def test_bound_functions_and_methods(filter_jit):
-    bound = filter_jit(Scaled(X)).lower(X).compile()
+def test_bound_functions_and_methods():
+    """Through its class, an instance is an argument like the others."""
+    bound = eqxjit.filter_jit(Scaled(X)).lower(X).compile()
     step = Stepping(X).step.lower(X, n=2).compile()
+    of_class = Stepping.step.lower(Stepping(X), X, n=2).compile()
     for _ in range(CALLS):
-        assert_same(bound(X), X * X * 2)
-        if filter_jit is eqxjit.filter_jit:
-            assert_same(step(X, n=2), X * X * 2)
-
-
-def test_a_method_lowered_through_its_class_is_called_as_upstreams():
-    """Its instance is an argument like the others."""
-
-    class Theirs(eqx.Module):
-        weight: jax.Array
-
-        @eqx.filter_jit
-        def step(self, x, n=1):
-            return self.weight * x * n
-
-    theirs = Theirs.step.lower(Theirs(X), X, n=2).compile()
-    ours = Stepping.step.lower(Stepping(X), X, n=2).compile()
-    for _ in range(CALLS):
-        assert_same(ours(Stepping(X), X, n=2), theirs(Theirs(X), X, n=2))
+        for out in (bound(X), step(X, n=2), of_class(Stepping(X), X, n=2)):
+            assert_same(out, X * X * 2)
 
 
 @both

@@ -474,24 +474,6 @@ def injected_anew():
     return optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda i: [optax.clip, optax.adam][i](1.0).update,
-        lambda i: optax.adam(0.1).update,
-        lambda i: jax.grad(loss),
-        lambda i: jax.grad(lambda x: x.sum()),
-    ],
-)
-def test_no_line_of_a_library(make):
-    f = eqxjit.filter_jit(lambda x: X)
-    for i in range(2):
-        f(make(i))
-    [difference] = f.traces()[1].differences
-    texts = [str(difference), difference.remedy, *f.traces()[1].arguments.values()]
-    assert not any("site-packages" in text for text in texts), texts
-
-
 def test_functions_loaded_from_files_are_not_one_defined_again(tmp_path, caplog):
     models = [eqx.nn.Linear(3, 3, key=jax.random.key(i)) for i in range(2)]
     for i, model in enumerate(models):

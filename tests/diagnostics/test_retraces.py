@@ -9,7 +9,6 @@ import logging
 import pathlib
 import re
 import sys
-import threading
 import types
 import weakref
 
@@ -289,18 +288,6 @@ def test_another_class_of_the_same_name():
     assert difference.new == "Net (another class of that name)"
 
 
-def test_a_class_is_no_array_of_its_name():
-    f = eqxjit.filter_jit(lambda x, dtype: x)
-    for dtype in (None, jnp.float32, jnp.zeros((), jnp.float32), np.float32, float):
-        f(X, dtype)
-    assert [(d.old, d.new) for trace in f.traces()[1:] for d in trace.differences] == [
-        ("None", "class jax.numpy.float32"),
-        ("class jax.numpy.float32", "float32[]"),
-        ("float32[]", "class numpy.float32"),
-        ("class numpy.float32", "class float"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -400,14 +387,8 @@ def test_a_static_object_changed_in_place():
     [difference] = f.traces()[1].differences
     assert difference.category == "cache evicted or cleared"
     assert "changed in place" in difference.new
-    returned, _ = f(X, named), f(X, named)
-    returned[1].value = "d"
-    f(X, Own("b"))
-    assert "changed in place" in f.traces()[-1].reason
     f(X, Own("c"))
-    [difference] = f.traces()[-1].differences
-    assert difference[:2] == ("static value changed", "named")
-    assert difference.new == "Own(c)"
+    assert f.traces()[-1].reason == "static value changed: `named` was Own(a), is Own(c)"
 
 
 def test_what_a_callback_compiles_is_not_the_callers():
@@ -434,23 +415,6 @@ def test_lowering_is_a_trace_and_compiling_is_timed():
     for _ in range(CALLS):
         f(X)
     assert len(f.traces()) == f.cache_info().traces == 1
-
-
-def test_a_function_made_anew_around_other_arrays():
-    """The usual mistake: a model in a closure. Its arrays' values make no difference."""
-    for i in range(2):
-        array = jnp.full(3, i)
-        f = eqxjit.filter_jit(lambda x, array=array: x * array)
-        g = eqxjit.filter_jit(jax.grad(_times(array)))
-        f(X), g(X)
-    for each in (f, g):
-        [trace] = each.traces()
-        assert trace.differences[0].category == "function defined again"
-        assert f"({HERE}:" in trace.differences[0].new
-
-
-def _times(array):
-    return lambda x: (x * array).sum()
 
 
 def test_nested_functions_are_traces_of_their_own():
@@ -582,17 +546,6 @@ def test_the_log_is_silent_unless_asked_for(caplog):
     )
     [record] = caplog.records
     assert (record.name, record.levelno) == ("eqxjit", logging.WARNING)
-
-
-def test_a_function_defined_again_is_logged(caplog):
-    with eqxjit.explain_retraces():
-        for n in range(3):
-            f = eqxjit.filter_jit(lambda x, n=n: x * n)
-            f(X)
-    assert len(caplog.messages) == 2
-    assert "function defined again: another function made of the same code" in caplog.messages[0]
-    assert "Define and wrap it once" in caplog.messages[0]
-    assert f.traces()[0].differences[0].category == "function defined again"
 
 
 def test_other_functions_of_one_code_are_not_defined_again(caplog):
@@ -773,9 +726,9 @@ def test_the_limit_is_per_function_and_options():
         return x
 
     one, other = eqxjit.filter_jit(fun, max_traces=1), eqxjit.filter_jit(fun)
-    one(X, 1)
     for n in range(5):
         other(X, n)
+    one(X, 1)
     with pytest.raises(eqxjit.TooManyTracesError, match="may be traced once"):
         one(X, 2)
 
@@ -964,30 +917,6 @@ def test_eager_transformations_are_counted(messages):
         jax.grad(f)(X, n)
     [message] = messages
     assert "static value changed: `n` was" in message
-
-
-def test_a_handler_of_the_log_may_call_what_is_logged(messages):
-    f = eqxjit.filter_jit(lambda x, n: x * n)
-
-    class Handler(logging.Handler):
-        def emit(self, record):
-            def work():
-                for n in range(30):
-                    f(X, n)
-
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join(60)
-            assert not thread.is_alive()
-
-    handler = Handler()
-    logging.getLogger("eqxjit").addHandler(handler)
-    try:
-        for n in range(12):
-            f(X, n)
-    finally:
-        logging.getLogger("eqxjit").removeHandler(handler)
-    assert len(messages) == 1
 
 
 # --- What it costs -----------------------------------------------------------------------------

@@ -59,24 +59,6 @@ def layer(**fields):
 
 
 @jtu.register_pytree_node_class
-class Fickle:
-    """A registered node whose number of children depends on its content."""
-
-    def __init__(self, items):
-        self.items = items
-
-    def tree_flatten(self):
-        return (item for item in self.items if item is not None), [
-            item is None for item in self.items
-        ]
-
-    @classmethod
-    def tree_unflatten(cls, absent, children):
-        children = iter(children)
-        return cls([None if is_absent else next(children) for is_absent in absent])
-
-
-@jtu.register_pytree_node_class
 class Labelled:
     """A registered node with a static part."""
 
@@ -391,36 +373,6 @@ def test_a_returned_static_object_that_was_changed_by_its_owner(kind, calls):
 # --- Classes that become pytrees ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("calls", [1, 2, CALLS])
-@pytest.mark.parametrize("place", ["argument", "in a list", "in many", "in a field"])
-def test_a_class_that_is_registered_after_warm_calls(place, calls):
-    class Box:
-        def __init__(self, content):
-            self.content = content
-
-    places = {
-        "argument": lambda box: box,
-        "in a list": lambda box: [1, box],
-        "in many": lambda box: [(jnp.ones(2), box)] * 20,
-        "in a field": lambda box: layer(bias=box),
-    }
-    box = Box(jnp.ones(2))
-    tree = places[place](box)
-
-    def total(tree):
-        boxes = jax.tree.leaves(tree, is_leaf=lambda node: type(node) is Box)
-        return sum(2 * node.content for node in boxes if type(node) is Box)
-
-    f = eqxjit.filter_jit(total)
-    expected = total(tree)
-    for _ in range(calls):
-        assert_same(f(tree), expected)
-    jtu.register_pytree_node(Box, lambda box: ((box.content,), None), lambda _, c: Box(*c))
-    for i in range(CALLS):
-        box.content = jnp.full(2, i)
-        assert_same(f(tree), total(tree))
-
-
 @pytest.mark.parametrize("depth", [150, 500])
 @pytest.mark.parametrize("kind", NESTINGS)
 def test_nesting_500_deep(kind, depth):
@@ -521,16 +473,3 @@ def test_static_values_whose_text_could_break_generated_code(text):
     warm(jnp.ones(2), Loud())
     if isinstance(text, str):
         warm(jnp.ones(2), text, {"k": text}, layer(rate=text, modes=[text]), {text: 1})
-
-
-# --- Nodes that could defeat generated code ---------------------------------------------------
-
-
-def test_a_node_whose_flatten_looks_at_its_content():
-    node = Fickle([jnp.ones(2), None, jnp.zeros(2)])
-    warm = Warm(lambda node: Fickle(list(node.items)))
-    warm(node)
-    for items in ([None, jnp.ones(2), jnp.zeros(2)], [], [None], [jnp.ones(2), None, 3]):
-        node.items = items
-        warm.check(node)
-        warm.check(node)

@@ -118,23 +118,6 @@ def test_inputs_and_outputs_keep_their_shardings(split):
     assert len(count.sharding.device_set) == 8
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_filter_shard_inside(split):
-    """Also of what comes from the host, or from another sharding."""
-    sharding = over(*SPLITS[split])
-
-    def f(x):
-        sharded = eqx.filter_shard({"x": x, "name": "x", "n": 2}, sharding)
-        return sharded, eqx.filter_shard(x * sharded["n"], over("model"))
-
-    twins = PlacedTwins(f)
-    for x in (array(8, 4), jax.device_put(array(8, 4), over("model")), np.ones((8, 4), np.float32)):
-        sharded, doubled = twins(x)
-        assert sharded["x"].sharding.is_equivalent_to(sharding, 2)
-        assert doubled.sharding.is_equivalent_to(over("model"), 2)
-        assert (sharded["name"], sharded["n"]) == ("x", 2)
-
-
 # --- Transfers and donation -------------------------------------------------------------------
 
 
@@ -278,27 +261,6 @@ def _local(weight, x, n):
     return jax.lax.psum(x @ weight, "model") * n
 
 
-def test_shard_map_inside():
-    """A product whose inner dimension is split."""
-
-    def f(model, x, n):
-        specs = (PartitionSpec("model"), PartitionSpec("data", "model"))
-        product = jax.shard_map(
-            functools.partial(_local, n=n),
-            mesh=mesh(),
-            in_specs=specs,
-            out_specs=PartitionSpec("data"),
-        )
-        return product(model.weight, x) + model.bias
-
-    twins, model, x = PlacedTwins(f), layer("model"), batch("data", "model")
-    for n in (2, 3):
-        y = twins(model, x, n)
-        assert y.sharding.is_equivalent_to(over("data"), 2)
-        np.testing.assert_allclose(y, x @ model.weight * n + model.bias, rtol=1e-5)
-    assert blocks(twins.ours.jitted) == [False, False]
-
-
 @pytest.mark.parametrize("outer", [lambda f: f, jax.jit], ids=["eager", "jitted"])
 def test_inside_shard_map(outer):
     """The wrapped function is given tracers, cold and warm; and arrays in between."""
@@ -436,22 +398,6 @@ def test_a_foreign_call_is_waited_for_on_each_device():
 _BOTH = {"equinox": eqx.filter_jit, "eqxjit": eqxjit.filter_jit}
 
 
-def test_compiled_ahead_of_time():
-    """Like upstream's it takes arrays of the shardings that it was compiled for, and no others."""
-    model, x = layer("data", "model"), batch("data")
-    ours, theirs = (
-        fj(lambda model, x: (model, model(x))).lower(model, x).compile() for fj in _BOTH.values()
-    )
-    for _ in range(CALLS):
-        assert_same(ours(model, x), theirs(model, x))
-        assert placements(ours(model, x)) == placements(theirs(model, x))
-        with jax.transfer_guard("disallow"):
-            ours(model, x)
-        for compiled in (ours, theirs):
-            with pytest.raises(ValueError, match="sharding"):
-                compiled(model, batch("model"))
-
-
 # --- Training ---------------------------------------------------------------------------------
 
 
@@ -507,14 +453,5 @@ def test_what_is_sharded_or_elsewhere_is_left_alone():
     packed = eqxjit.pack(tree, optimizer=None)
     assert [a.shape for a in packed.arrays] == [(11,), (8, 2), (3,), (3,)]
     assert packed.arrays[1:] == (sharded, replicated, elsewhere)
-    assert_same(packed.unpack(), tree)
-    assert placements(packed.unpack()) == placements(tree)
-
-
-def test_what_was_put_on_one_device_shares_a_buffer_there():
-    one, two = jax.devices()[1:3]
-    tree = [jax.device_put(array(size), device) for size in (2, 3) for device in (one, two)]
-    packed = eqxjit.pack(tree, optimizer=None)
-    assert [(a.shape, a.devices()) for a in packed.arrays] == [((5,), {one}), ((5,), {two})]
     assert_same(packed.unpack(), tree)
     assert placements(packed.unpack()) == placements(tree)

@@ -202,17 +202,6 @@ def test_under_load_each_request_gets_its_own_answer(server, client, images, exp
     assert after["traces"] == 1
 
 
-def test_a_client_that_leaves_is_counted(server, client, images, expected):
-    before = report(client)["refused"].get("400", 0)
-    with server.connect() as slow:
-        slow.sendall(_HEAD % 100 + b"{")
-    deadline = time.monotonic() + 30
-    while report(client)["refused"].get("400", 0) == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert_answer(client.post("/predict", content=body(images[0])), expected[0])
-
-
 # --- Refusals ---------------------------------------------------------------------------------
 
 
@@ -298,17 +287,6 @@ def test_a_signal_ends_it_with_a_report(path, images, tmp_path):
     assert "Finished server process" in log
     assert "Traceback" not in log
     assert "ERROR" not in log
-
-
-def test_the_command_that_the_page_shows(server):
-    page = (ROOT / "docs" / "pages" / "low-latency.md").read_text()
-    [command] = re.findall(r"```sh\n(curl .*?)```", page, re.DOTALL)
-    assert "127.0.0.1:8000/" in command
-    command = command.replace(":8000/", f":{server.port}/").replace("curl ", "curl --noproxy '*' ")
-    printed = subprocess.run(
-        command, shell=True, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert json.loads(printed.stdout)["digit"] == 0
 
 
 def test_what_cannot_be_served_ends_it_with_the_reason(server, path, tmp_path):

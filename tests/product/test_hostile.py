@@ -15,7 +15,7 @@ import eqxjit
 from tests.support.helpers import outcome
 from tests.support.hostile import FRAGILE, LIARS, PLACES, VALUES, X, number_of
 from tests.support.profile import SCENARIOS
-from tests.support.sides import CALLS, both
+from tests.support.sides import CALLS
 
 
 def right(result, numbers):
@@ -351,20 +351,3 @@ def test_a_hostile_function(name):
         assert isinstance(outcome(repr, ours), str)
         outcome(ours, X, 3, 4, 5, k=1)
         assert right(result, {2}) or isinstance(outcome(ours, X), Exception)
-
-
-@both
-def test_defaults_changed_after_wrapping_are_the_functions_business(filter_jit):
-    """They aren't arguments: what was traced with them stays."""
-
-    def f(x, n=2, *, m=1):
-        return x * n * m
-
-    g = filter_jit(f)
-    for _ in range(CALLS):
-        assert right(g(X), {2})
-    f.__defaults__ = (5,)
-    f.__kwdefaults__ = {"m": 7}
-    for _ in range(CALLS):
-        assert right(g(X), {2})
-        assert right(g(X, 3), {21})

@@ -376,22 +376,6 @@ def test_an_entry_goes_with_the_object_that_it_was_made_for(kind):
     assert f.cache_info().entries == 0
 
 
-def test_specialised_calls_keep_the_latest_objects_at_most():
-    """They compare with the object itself."""
-    most = 64 if eqxjit.native_enabled() else 8
-    f = eqxjit.filter_jit(lambda static, x: x * 2)
-    before = executables()
-    for _ in range(most + 3):
-        static = STATICS["a lambda"]()
-        for _ in range(CALLS):
-            f(static, X)
-    del static
-    gc.collect()
-    assert f.cache_info().entries <= most
-    f.clear_cache()
-    assert executables() <= before
-
-
 RETURNED = {
     "a lambda": lambda owner: lambda: owner,
     "an object in a field": lambda owner: Model(X, owner),
@@ -419,23 +403,6 @@ def test_an_entry_goes_although_it_returns_what_it_was_given(kind):
     gc.collect()
     assert sum([ref() is not None for ref in alive]) == 0
     assert f.cache_info().entries == 0
-
-
-def test_a_module_as_function_that_returns_itself_is_not_kept():
-    alive = []
-    for i in range(SOME):
-        owner = Owner(i)
-        alive.append(weakref.ref(owner))
-        model = ReturnsItself(X, owner)
-        assert eqxjit.filter_jit(model)(X).static is owner
-    del owner, model
-    gc.collect()
-    assert sum([ref() is not None for ref in alive]) == 0
-
-
-class ReturnsItself(Model):
-    def __call__(self, x):
-        return self
 
 
 def test_the_entry_of_a_living_object_stays():
