@@ -218,13 +218,14 @@ def test_dicts_match_in_whatever_order_they_were_filled(order):
     for names in itertools.permutations("abc"):
         again = {bytes([ord(name)]).decode(): values[name] for name in names}
         assert path(again, **again).arrays == (*values.values(), *values.values())
-        for wrong in (
-            {**again, "d": X},
-            *({"d" if name == other else name: X for name in names} for other in names),
-            *({OddText(n) if n == other else n: values[n] for n in names} for other in names),
-        ):
-            assert path(wrong, **again) is None
-            assert path(again, **wrong) is None
+        wrong = [{**again, "d": X}]
+        wrong += [{"d" if name == other else name: X for name in names} for other in names]
+        for each in wrong:
+            assert path(each, **again) is None
+            assert path(again, **each) is None
+        for other in names:
+            odd = {OddText(n) if n == other else n: values[n] for n in names}
+            assert path(odd, **again) is None
 
 
 # --- Memory -----------------------------------------------------------------------------------

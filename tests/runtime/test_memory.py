@@ -181,8 +181,7 @@ def test_functions_that_fail_are_collected():
 
     make(eqxjit.filter_jit, 0)[1](X)
     functions, programs = _left_over(make, eqxjit.filter_jit, CALLS)
-    assert functions == 0
-    assert programs <= 0
+    assert (functions, max(programs, 0)) == (0, 0)
 
 
 def transformed(wrapper):
@@ -329,26 +328,20 @@ def test_arrays_of_calls_of_every_kind_are_not_kept():
 # --- Static values --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("warm", [1, 2, CALLS])
+@pytest.mark.parametrize("warm", [1, CALLS])
 def test_the_least_recently_used_entry_goes(warm):
     traced = []
-
-    def f(x, n):
-        traced.append(n)
-        return x * n
-
-    f = eqxjit.filter_jit(f, maxsize=3)
+    f = eqxjit.filter_jit(lambda x, n: traced.append(n) or x * n, maxsize=3)
     for n in (1, 2, 3):
         for _ in range(warm):
             f(X, n)
     # What is called again and again stays, whatever comes and goes beside it.
-    for n in range(4, 20):
+    for n in range(4, 12):
         for _ in range(CALLS):
             f(X, 1)
         f(X, n)
-    assert traced == [1, 2, 3, *range(4, 20)]
     f(X, 2)
-    assert traced[-1] == 2
+    assert traced == [1, 2, 3, *range(4, 12), 2]
 
 
 class _Static:

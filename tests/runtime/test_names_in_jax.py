@@ -16,7 +16,6 @@ from tests.support import nodes
 from tests.support.hiding import needs
 from tests.support.models import Pair
 from tests.support.places import in_mlir, names_ours, without_root
-from tests.support.processes import run
 from tests.support.sides import CALLS
 
 pytestmark = needs("jax._src.api_util", why="arguments are called `leaves[0]` then")
@@ -223,28 +222,3 @@ def test_logs_and_dumps(caplog):
     assert in_mlir(__file__) in text
     assert not names_ours(text)
     assert not re.search(r"leaves|_entry", without_root(text))
-
-
-PROGRAM = """
-    import jax, jax.numpy as jnp, eqxjit
-
-    class Key:
-        def __init__(self, n): self.n = n
-        def __lt__(self, other): return self.n < other.n
-        def __hash__(self): return self.n
-        def __eq__(self, other): return self.n == other.n
-
-    def f(tree, x):
-        return [leaf * x for leaf in jax.tree.leaves(tree)]
-
-    tree = {Key(1): jnp.ones(2), Key(2): [jnp.ones(2)]}
-    lowered = eqxjit.filter_jit(f).lower(tree, jnp.ones(2))
-    print(lowered.lowered.as_text(debug_info=True))
-"""
-
-
-def test_names_are_the_same_in_every_process():
-    first, second = run(PROGRAM, PYTHONHASHSEED="1"), run(PROGRAM, PYTHONHASHSEED="2")
-    assert "tree[" in first
-    assert "0x" not in first
-    assert first == second

@@ -3,7 +3,6 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import eqxjit
@@ -197,23 +196,6 @@ def test_checking_leaks_finds_a_leak_and_nothing_else(filter_jit):
             f(*arguments, True)
     leaked.clear()
     f(*arguments, False)
-
-
-@both
-def test_enable_x64_switched_between_calls(filter_jit):
-    @filter_jit
-    def f(x, n):
-        return {"sum": x.sum() * n, "new": jnp.linspace(0.0, 1.0, 3), "n": n}
-
-    numbers = np.linspace(0.0, 1.0, 7)
-    for _ in range(CALLS):
-        single = f(numbers, 3)
-        with jax.enable_x64(True):
-            double = f(numbers, 3)
-        assert {single["sum"].dtype, single["new"].dtype} == {jnp.dtype("float32")}
-        assert {double["sum"].dtype, double["new"].dtype} == {jnp.dtype("float64")}
-        np.testing.assert_allclose(double["sum"], numbers.sum() * 3, rtol=1e-15)
-        assert_close(single["sum"], np.float32(double["sum"]))
 
 
 # --- Cleared caches ---------------------------------------------------------------------------
