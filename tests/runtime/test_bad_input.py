@@ -129,12 +129,10 @@ class Refuses:
         self.hashes = hashes
 
     def __hash__(self):
-        if self.hashes:
-            return 1
-        raise Refusal("no hash")
+        return 1 if self.hashes else self.__eq__(self)
 
     def __eq__(self, other):
-        raise Refusal("no comparison")
+        raise Refusal
 
 
 @pytest.mark.parametrize("hashes", [False, True])
@@ -161,10 +159,6 @@ def test_an_unhashable_value_in_a_static_field_is_compared(filter_jit):
     f = filter_jit(lambda layer: layer.weight * sum(layer.extra))
     for extra in ([1, 2], [4, 3], [1, 2], [1, 2], [1, 2], [4, 3]):
         assert f(Layer(X, extra)).tolist() == (X * sum(extra)).tolist()
-    f = filter_jit(lambda layer: layer.weight * (type(layer.extra) is HashRaises))
-    for extra in (HashRaises(), HashRaises(), None, HashRaises()):
-        for _ in range(CALLS):
-            assert f(Layer(X, extra)).tolist() == (X if extra else X * 0).tolist()
 
 
 @pytest.mark.parametrize("kind", [EqRaises, EqReturnsArray])
@@ -210,18 +204,6 @@ def test_a_dict_whose_keys_cannot_be_sorted(tree, path):
     before = recursion_left()
     run_both((tree, X), f"The keys of the dict `{path}` can't be sorted")
     assert recursion_left() == before
-
-
-@both
-def test_mixed_keys_are_fine_where_jax_does_not_sort_them(filter_jit):
-    """In static fields, and in ordered dicts. Found by the thorough property tests."""
-    f = filter_jit(lambda layer, tree: layer.weight * layer.extra["a"] + tree[1] + tree["a"])
-    for factor in (2, 3):
-        layer = Layer(X, {"a": factor})
-        layer.extra[1] = None  # Equinox flattens what a Module is made from.
-        for _ in range(CALLS):
-            tree = collections.OrderedDict([(1, X), ("a", X)])
-            assert f(layer, tree).tolist() == (X * factor + 2 * X).tolist()
 
 
 def _cyclic(kind):
@@ -365,53 +347,53 @@ def test_decorators_in_the_wrong_order_are_told():
 # --- Exceptions while tracing -----------------------------------------------------------------
 
 
+class Breaking:
+    """A node that breaks where it is told to."""
+
+    at, error = None, KeyboardInterrupt
+
+    def __init__(self, x):
+        self.x = x
+
+    @classmethod
+    def break_at(cls, place, x):
+        if cls.at == place and isinstance(x, jax.core.Tracer):
+            raise cls.error("interrupted")
+
+    def tree_flatten(self):
+        self.break_at("flatten of the output", self.x)
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        cls.break_at("unflatten", *children)
+        return cls(*children)
+
+
+jax.tree_util.register_pytree_node_class(Breaking)
+
+
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("place", ["function", "unflatten", "flatten of the output"])
 @both
-def test_an_exception_while_tracing_leaves_no_half_made_entry(filter_jit, kind, place):
-    fail = True
-
-    def failing():
-        if fail:
-            raise kind("interrupted")
-
-    @jax.tree_util.register_pytree_node_class
-    class Node:
-        def __init__(self, x):
-            self.x = x
-
-        def tree_flatten(self):
-            if place == "flatten of the output" and isinstance(self.x, jax.core.Tracer):
-                failing()
-            return (self.x,), None
-
-        @classmethod
-        def tree_unflatten(cls, _, children):
-            if place == "unflatten" and isinstance(children[0], jax.core.Tracer):
-                failing()
-            return cls(*children)
-
+def test_an_exception_while_tracing_leaves_no_half_made_entry(filter_jit, kind, place, monkeypatch):
     @filter_jit
     def f(node, n):
-        if place == "function":
-            failing()
-        return Node(node.x * n)
+        node.break_at("function", node.x)
+        return Breaking(node.x * n)
 
-    for _ in range(2):
-        fail = True
-        for _ in range(CALLS):
-            with pytest.raises(kind, match="interrupted"):
-                f(Node(X), 2)
-        if filter_jit is eqxjit.filter_jit:
-            assert f.cache_info()[:2] == (0, 0)
-        fail = False
-        for _ in range(CALLS):
-            assert f(Node(X), 2).x.tolist() == (2 * X).tolist()
-        if filter_jit is eqxjit.filter_jit:
-            assert f.cache_info()[:2] == (1, 1)
-            f.clear_cache()
-        else:
-            jax.clear_caches()
+    monkeypatch.setattr(Breaking, "at", place)
+    monkeypatch.setattr(Breaking, "error", kind)
+    for _ in range(CALLS):
+        with pytest.raises(kind, match="interrupted"):
+            f(Breaking(X), 2)
+    if filter_jit is eqxjit.filter_jit:
+        assert f.cache_info()[:2] == (0, 0)
+    monkeypatch.setattr(Breaking, "at", None)
+    for _ in range(CALLS):
+        assert f(Breaking(X), 2).x.tolist() == (2 * X).tolist()
+    if filter_jit is eqxjit.filter_jit:
+        assert f.cache_info()[:2] == (1, 1)
 
 
 @both

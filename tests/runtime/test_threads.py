@@ -49,6 +49,7 @@ def test_one_wrapper_and_many_structures(filter_jit):
             assert out["model"].scale == scale
 
     race(work)
+    assert filter_jit is eqx.filter_jit or f.cache_info().entries == 6
 
 
 @both
@@ -166,12 +167,6 @@ def test_first_calls_of_one_structure_or_shape_trace_no_more_often_than_jax_jit(
     ours = [traces_in_a_race(eqxjit.filter_jit) for _ in range(8)]
     theirs = [traces_in_a_race(jax.jit) for _ in range(8)]
     assert max(ours) <= max(theirs)
-
-
-def test_racing_structures_become_one_entry_each():
-    f = eqxjit.filter_jit(lambda x, n: x * n)
-    race(lambda i: [f(X, n) for n in range(6) for _ in range(CALLS)])
-    assert f.cache_info().entries == 6
 
 
 class Static:
