@@ -195,16 +195,6 @@ def test_an_exception_is_the_users_own_object(way, kind):
     assert error.__context__ is context
 
 
-@pytest.mark.parametrize("kind", ERRORS)
-def test_an_exception_of_a_function_that_was_given_deleted_arrays(kind):
-    """Tracing doesn't read them: what the user's function raises then is the user's."""
-    error = ERRORS[kind]()
-    deleted = jnp.ones(2)
-    deleted.delete()
-    for way in ("first", "retrace", "lowering"):
-        assert raised(WAYS[way](Failure(error)), deleted) is error
-
-
 @pytest.mark.parametrize("warm", [0, CALLS])
 def test_errors_that_are_ours_show_few_frames_too(warm):
     f = eqxjit.filter_jit(lambda x, n: eqx.error_if(x, x < 0, "negative"))

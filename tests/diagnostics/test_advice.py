@@ -5,7 +5,6 @@ import dataclasses
 import enum
 import functools
 import importlib.util
-import signal
 import sys
 import textwrap
 from typing import NamedTuple
@@ -109,16 +108,14 @@ def test_pass_an_array_again(array, number, n_to_begin):
     assert_no_further_trace(f, [(each,) for each in passed], n_to_begin)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int32", "complex64"])
 @pytest.mark.parametrize("weak_first", [True, False])
-def test_give_it_a_dtype(dtype, weak_first):
-    value = {"float32": 0.5, "int32": 2, "complex64": 1j}[dtype]
+def test_give_it_a_dtype(weak_first):
     f = eqxjit.filter_jit(lambda x: x)
-    made = [jnp.asarray(value), jnp.zeros((), dtype)]
+    made = [jnp.asarray(2), jnp.zeros((), int)]
     one, other = made if weak_first else made[::-1]
     f(one)
     code = expression(hint(f, other))
-    followed = eval(code.replace("...", repr(value)), {"jnp": jnp})
+    followed = eval(code.replace("...", "2"), {"jnp": jnp})
     # The dtype of either: what was strong before is served by the same trace.
     assert_no_further_trace(f, [(followed,), (made[1],)], n_to_begin=0)
 
@@ -372,10 +369,9 @@ class Plain:
 
 
 @pytest.mark.parametrize(
-    "pair",
+    ("old", "new"),
     [
         (Mode.TRAIN, Mode.EVAL),
-        (signal.SIGINT, signal.SIGTERM),
         ("a", "b"),
         (True, False),
         (jnp.float32, jnp.int32),
@@ -383,21 +379,22 @@ class Plain:
         (capturing(1), capturing(2)),
         (Plain(1), Plain(2)),
         (functools.partial(max, 1), functools.partial(max, 2)),
-        (collections.deque([1]), collections.deque([2])),
         (Config("a"), Config("b")),
         (frozenset({1}), frozenset({2})),
+        (Model(config=collections.deque([1])), Model(config=collections.deque([2]))),
+        # Where nothing would help.
+        (1, 2**31),
+        (1.0, 1e39),
+        (jax.random.key(0), 1),
+        (X, "text"),
+        (X, X[None]),
     ],
-    ids=lambda pair: type(pair[0]).__name__,
+    ids=lambda value: type(value).__name__,
 )
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"a": [x]}, lambda x: Model(config=x)])
-def test_values_that_differ_are_not_to_be_made_once(pair, wrap):
-    old, new = pair
-    if isinstance(old, collections.deque):
-        old, new = Model(config=old), Model(config=new)
+def test_where_nothing_is_to_be_made_once_there_is_no_remedy(old, new):
     f = eqxjit.filter_jit(lambda x: X)
-    f(wrap(old))
-    remedy = hint(f, wrap(new))
-    assert remedy == ""
+    f({"a": [old]})
+    assert hint(f, {"a": [new]}) == ""
     [difference] = f.traces()[-1].differences
     assert difference.old != difference.new
 
@@ -459,32 +456,14 @@ def test_what_is_wrapped_again_and_again(make, x, texts, follow, caplog):
 def test_nothing_to_inject_where_it_is_injected():
     """As the state says, which comes along."""
     g = eqxjit.filter_jit(lambda optimizer, state=None: X)
-    for wrap in (lambda one: one, lambda one: optax.chain(optax.clip(1.0), one)):
-        made = [wrap(injected_anew()) for _ in range(2)]
-        g(made[0], made[0].init(X))
-        remedy = hint(g, made[1], made[1].init(X))
-        assert remedy.startswith("If it should be the same, make `optimizer` once")
-        assert "inject" not in remedy
-    # A user of others still reads of it.
-    g(chained())
-    assert "`optax.inject_hyperparams`" in hint(g, chained())
-
-
-def injected_anew():
-    return optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
-
-
-def test_functions_loaded_from_files_are_not_one_defined_again(tmp_path, caplog):
-    models = [eqx.nn.Linear(3, 3, key=jax.random.key(i)) for i in range(2)]
-    for i, model in enumerate(models):
-        eqxjit.freeze(model).save(tmp_path / str(i), X)
-    exported = jax.export.export(jax.jit(lambda x: x + 1))(X).serialize()
-    with eqxjit.explain_retraces():
-        for i in range(24):
-            loaded = eqxjit.load(tmp_path / str(i % 2))
-            assert loaded(X).tolist() == models[i % 2](X).tolist()
-            eqxjit.filter_jit(jax.export.deserialize(exported).call)(X)
-    assert caplog.messages == []
+    made = [
+        optax.chain(optax.clip(1.0), optax.inject_hyperparams(optax.adam)(learning_rate=1e-3))
+        for _ in range(2)
+    ]
+    g(made[0], made[0].init(X))
+    remedy = hint(g, made[1], made[1].init(X))
+    assert remedy.startswith("If it should be the same, make `optimizer` once")
+    assert "inject" not in remedy
 
 
 # --- A library's ------------------------------------------------------------------------------
@@ -589,12 +568,6 @@ def test_advice_about_what_the_user_gave_to_a_library(call, advice, library):
     call(library), call(library)
     [f] = [f for f in (OWN, library.solve) if f.traces()]
     assert advice in f.traces()[-1].differences[0].remedy
-
-
-def test_a_weak_type_for_a_librarys_function(library):
-    library.solve(jnp.float32(1))
-    library.solve(jnp.asarray(1.0))
-    assert "give it a dtype" in library.solve.traces()[-1].differences[0].remedy
 
 
 def test_a_librarys_functions_that_are_traced_again_and_again(library, caplog):

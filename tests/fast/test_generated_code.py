@@ -12,7 +12,6 @@ import pytest
 import eqxjit
 from tests.support.helpers import assert_same
 from tests.support.models import Scaled
-from tests.support.processes import run
 from tests.support.sides import CALLS
 
 specializing = pytest.mark.skipif(
@@ -100,17 +99,6 @@ def test_the_source_is_that_of_the_latest_structure():
     assert f.specialized_source() is None
     warm(f, X, 1)
     assert f.specialized_source() in seen
-
-
-def test_the_environment_variable_decides():
-    program = """
-        import eqxjit, jax.numpy as jnp
-        f = eqxjit.filter_jit(lambda x, n: x * n)
-        for _ in range(4):
-            f(jnp.ones(2), 3)
-        print(f.specialized_source() is None)
-    """
-    assert run(program, EQXJIT_SPECIALIZE="0") == "True\n"
 
 
 @generated

@@ -201,8 +201,10 @@ def _set_later(kind, name, value):
     ],
 )
 def test_a_dict_whose_keys_cannot_be_sorted(tree, path):
-    before = recursion_left()
     run_both((tree, X), f"The keys of the dict `{path}` can't be sorted")
+    f, before = eqxjit.filter_jit(new()), recursion_left()
+    with pytest.raises(ValueError, match="can't be sorted"):
+        f(tree, X)
     assert recursion_left() == before
 
 
@@ -226,7 +228,7 @@ def test_a_pytree_that_contains_itself(kind):
     for _ in range(CALLS):
         with pytest.raises(ValueError, match="contains itself") as caught:
             f(_cyclic(kind), X)
-        assert ("`tree['a'][1]" if kind == "further down" else "`tree`") in str(caught.value)
+        assert ("`tree['a'][1]" if kind == "further down" else "`tree") in str(caught.value)
         assert f(X, X).tolist() == (2 * X).tolist()
     # JAX never gives back the part of the interpreter's recursion limit that flattening took.
     assert recursion_left() == before

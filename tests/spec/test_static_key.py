@@ -155,11 +155,10 @@ def test_equal_values_are_told_apart_however_they_are_passed(form):
     def f(value=None, unused=0, *values, only=None, **others):
         return [shown(v) for v in (value, *values, only, others.get("other")) if v is not None]
 
-    twins, call = Twins(f), CALL_FORMS[form]
-    values = CONFUSABLE["one"]
-    assert [call(twins.upstream, v) for v in values] != [[shown(v)] for v in values]
+    jitted, call = eqxjit.filter_jit(f), CALL_FORMS[form]
     for _ in range(CALLS):
-        assert [call(twins.ours, v) for v in values] == [[shown(v)] for v in values]
+        for v in CONFUSABLE["one"]:
+            assert call(jitted, v) == [shown(v)]
 
 
 @pytest.mark.parametrize("values", [(1, True, 1.0), (0.0, -0.0)])
@@ -205,14 +204,11 @@ def test_arrays_in_static_fields_are_told_apart():
         *(jnp.ones(1), jnp.ones((1, 1)), jnp.ones((), int), jnp.ones(()), jnp.asarray(1.0)),
         *(jnp.zeros(1), -jnp.zeros(1)),
     ]
-    models = [Scaled(jnp.ones(2), array) for array in arrays]
     twins = Twins(lambda model: (model.weight, repr(model.by)))
-    assert len({twins.upstream(model)[1] for model in models}) < len(models)
     for _ in range(CALLS):
-        for model in models:
-            assert twins.ours(model)[1] == repr(model.by)
-        assert twins.ours(Scaled(jnp.ones(2), jnp.ones(1)))[1] == repr(jnp.ones(1))
-    assert twins.ours.traces == len(models)
+        for array in arrays:
+            assert twins.ours(Scaled(jnp.ones(2), array + 0))[1] == repr(array)
+    assert twins.ours.traces == len(arrays)
 
 
 # --- NaN --------------------------------------------------------------------------------------
