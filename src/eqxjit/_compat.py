@@ -404,19 +404,13 @@ except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError)
     _trace_context = lambda: [jax.sharding.get_abstract_mesh()]  # noqa: E731
 
 
-def trace_configuration() -> dict[str, str]:
-    """Return what JAX's programs depend on beside arguments: the name and the value of each."""
+def trace_configuration() -> dict[str, Any]:
+    """Return what JAX's programs depend on beside arguments: the value of each name."""
     values = {name: getattr(jax.config, name, None) for name in _SETTINGS}
     # Asked for each time: `jax.make_user_context` adds to them, always under one name.
     for i, (name, value) in enumerate(zip(_trace_context_names(), _trace_context(), strict=False)):
-        values[f"{name} {i}" if name == "user_context" else name] = value
-    texts = {}
-    for name, value in values.items():
-        # JAX's environment of axis names has no text; and the `repr` of a user's context may raise.
-        sizes = getattr(value, "axis_sizes", None)
-        find = functools.partial(repr, dict(sizes) if isinstance(sizes, Mapping) else value)
-        texts[_USERS_NAMES.get(name, name)] = unless_it_raises(find, f"a {type(value).__name__}")
-    return texts
+        values[f"{name} {i}" if name == "user_context" else _USERS_NAMES.get(name, name)] = value
+    return values
 
 
 def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:
