@@ -38,15 +38,15 @@ def train(epochs: int) -> list[np.ndarray]:
     mesh = jax.make_mesh((jax.device_count(),), ("batch",), axis_types=(AxisType.Auto,))
     replicated, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ([], ["batch"]))
     (images, labels), test = digits()
-    optimiser = optax.adam(2e-3)
+    optimizer = optax.adam(2e-3)
 
     @eqxjit.filter_jit
     def start():
         model = eqx.nn.MLP(64, 10, 32, depth=2, key=jr.key(0))
-        state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
+        state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
         return eqx.filter_shard((model, state), replicated)
 
-    step = eqxjit.filter_jit(training_step(optimiser, loss), donate="all")
+    step = eqxjit.filter_jit(training_step(optimizer, loss), donate="all")
 
     def share_of(rows: np.ndarray) -> list[jax.Array]:
         own = np.split(rows, jax.process_count())[jax.process_index()]

@@ -32,13 +32,13 @@ def train(filter_jit: Callable[..., Any], data: Data, epochs: int) -> Iterator[E
     """The training script; only its `filter_jit` differs between the runs."""
     images, labels = data
     model = eqx.nn.MLP(64, 10, 32, depth=2, key=jr.key(0))
-    optimiser = optax.adam(2e-3)
-    state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
+    optimizer = optax.adam(2e-3)
+    state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
 
     @filter_jit
     def step(model, state, x, y):
         value, gradients = eqx.filter_value_and_grad(loss)(model, x, y)
-        updates, state = optimiser.update(gradients, state, eqx.filter(model, eqx.is_array))
+        updates, state = optimizer.update(gradients, state, eqx.filter(model, eqx.is_array))
         return eqx.apply_updates(model, updates), state, value
 
     rng = np.random.default_rng(0)

@@ -127,7 +127,7 @@ def _saved_and_loaded(
 
 def _packed(model: Callable[[Any], Any]) -> dict[str, Any]:
     packed_call = eqxjit.filter_jit(lambda p, x: p.unpack()(x))
-    return {"f": packed_call, "p": eqxjit.pack(model)}
+    return {"f": packed_call, "p": eqxjit.pack(model, optimizer=None)}
 
 
 def _with_numpy(model: Callable[[Any], Any]) -> dict[str, Any]:

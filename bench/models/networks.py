@@ -34,14 +34,14 @@ def mean_squared_error(model: Callable[..., Array], x: Array, y: Array) -> Array
 
 
 def training_step(
-    optimiser: optax.GradientTransformation, loss: LossFn = mean_squared_error
+    optimizer: optax.GradientTransformation, loss: LossFn = mean_squared_error
 ) -> Callable[..., Any]:
     """A step `(model, opt_state, x, y) -> (model, opt_state, loss)`."""
 
     def step(model: Any, opt_state: Any, x: Array, y: Array) -> tuple[Any, Any, Array]:
         out, gradients = eqx.filter_value_and_grad(loss)(model, x, y)
         parameters = eqx.filter(model, eqx.is_inexact_array)
-        updates, opt_state = optimiser.update(gradients, opt_state, parameters)
+        updates, opt_state = optimizer.update(gradients, opt_state, parameters)
         return eqx.apply_updates(model, updates), opt_state, out
 
     return step

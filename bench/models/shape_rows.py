@@ -56,14 +56,14 @@ def gru(shapes: int) -> list[Cases]:
 
 
 def training(shapes: int) -> list[Cases]:
-    """An adam step; model and optimiser state donated and fed back."""
-    model, optimiser = small_mlp(), optax.adam(1e-3)
-    state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
+    """An adam step; model and optimizer state donated and fed back."""
+    model, optimizer = small_mlp(), optax.adam(1e-3)
+    state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
     examples = [
         {"model": model, "opt_state": state, "x": x, "y": jnp.sin(x)} for x in _inputs(shapes)
     ]
     outputs = ("model", "opt_state", "loss")
-    return jitted_over(training_step(optimiser), examples, outputs, donate=True)
+    return jitted_over(training_step(optimizer), examples, outputs, donate=True)
 
 
 def transformer(shapes: int) -> list[Cases]:

@@ -32,7 +32,7 @@ def step_of(task: Task) -> Callable[..., Any]:
 
         (loss, state), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(model)
         weights = eqx.filter(model, eqx.is_inexact_array)
-        updates, opt_state = task.optimiser.update(grads, opt_state, weights)
+        updates, opt_state = task.optimizer.update(grads, opt_state, weights)
         return (eqx.apply_updates(model, updates), state, opt_state), loss
 
     return step
@@ -50,15 +50,15 @@ def packed_step_of(task: Task) -> Callable:
 
         (loss, state), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(params)
         weights = eqx.filter(params, eqx.is_inexact_array)
-        updates, opt_state = task.optimiser.update(grads, opt_state, weights)
+        updates, opt_state = task.optimizer.update(grads, opt_state, weights)
         return (eqx.apply_updates(params, updates), state, opt_state), loss
 
     return step
 
 
 def carry_of(task: Task, model: Any) -> Any:
-    """What a step is given beside the batch: model, state and optimiser state."""
-    return (model, task.state, task.optimiser.init(eqx.filter(model, eqx.is_inexact_array)))
+    """What a step is given beside the batch: model, state and optimizer state."""
+    return (model, task.state, task.optimizer.init(eqx.filter(model, eqx.is_inexact_array)))
 
 
 def _case(function: Any, batch: Any, carry: Any, donated: bool = True) -> Case:
@@ -113,9 +113,9 @@ def filtered(task: Task, filter_jit: FilterJit, donate: str = DONATE) -> Case:
 
 def packed(task: Task, donate: Any = DONATE, **options: Any) -> Case:
     """eqxjit's, with model and state packed."""
-    params, _, opt_state = carry_of(task, eqxjit.pack(task.model, **options))
+    params, _, opt_state = carry_of(task, eqxjit.pack(task.model, optimizer=None, **options))
     function = eqxjit.filter_jit(packed_step_of(task), donate=donate)
-    state = None if task.state is None else eqxjit.pack(task.state, **options)
+    state = None if task.state is None else eqxjit.pack(task.state, optimizer=None, **options)
     return _case(function, task.batch, (params, state, opt_state), donate == DONATE)
 
 

@@ -1,4 +1,4 @@
-"""The tasks of `bench training`: what is trained, by which optimiser, on which batch."""
+"""The tasks of `bench training`: what is trained, by which optimizer, on which batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Task:
     """
 
     model: Any
-    optimiser: optax.GradientTransformation
+    optimizer: optax.GradientTransformation
     loss: Callable[..., tuple[Array, Any]]
     batch: tuple[Array, ...]
     state: Any = None
@@ -33,10 +33,10 @@ def _regression(model: Any, state: Any, x: Array, y: Array) -> tuple[Array, Any]
     return mean_squared_error(model, x, y), state
 
 
-def _mlp_task(depth: int, width: int, optimiser: optax.GradientTransformation) -> Task:
+def _mlp_task(depth: int, width: int, optimizer: optax.GradientTransformation) -> Task:
     model = eqx.nn.MLP(4, 4, width, depth, key=jr.key(0))
     x = jr.normal(jr.key(1), (8, 4))
-    return Task(model, optimiser, _regression, (x, jnp.sin(x)))
+    return Task(model, optimizer, _regression, (x, jnp.sin(x)))
 
 
 def mlp() -> Task:

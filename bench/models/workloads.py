@@ -71,22 +71,22 @@ def lstm() -> Cases:
 
 def _training(
     model: eqx.Module,
-    optimiser: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     x: Array,
     y: Array,
     donate: bool = False,
 ) -> Cases:
-    state = optimiser.init(eqx.filter(model, eqx.is_inexact_array))
+    state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
     arguments = {"model": model, "opt_state": state, "x": x, "y": y}
     outputs = ("model", "opt_state", "loss")
-    return jitted(training_step(optimiser), arguments, outputs, donate=donate)
+    return jitted(training_step(optimizer), arguments, outputs, donate=donate)
 
 
 def mlp_training(donate: bool) -> Cases:
-    """An adam step on a batch of 8; model and optimiser state fed back."""
-    model, optimiser = small_mlp(), optax.adam(1e-3)
+    """An adam step on a batch of 8; model and optimizer state fed back."""
+    model, optimizer = small_mlp(), optax.adam(1e-3)
     x = jr.normal(jr.key(1), (8, 4))
-    return _training(model, optimiser, x, jnp.sin(x), donate)
+    return _training(model, optimizer, x, jnp.sin(x), donate)
 
 
 def conv_net() -> Cases:
@@ -105,9 +105,9 @@ def transformer() -> Cases:
 
 def transformer_training() -> Cases:
     """An adamw step of that transformer on a batch of 2."""
-    model, optimiser = Transformer(key=jr.key(0)), optax.adamw(1e-3)
+    model, optimizer = Transformer(key=jr.key(0)), optax.adamw(1e-3)
     x = jr.normal(jr.key(1), (2, 8, 16))
-    return _training(model, optimiser, x, jnp.sin(x))
+    return _training(model, optimizer, x, jnp.sin(x))
 
 
 def bound_model() -> Cases:

@@ -127,8 +127,8 @@ def diffrax() -> Iterator[Any]:
     import optax
 
     field = eqx.nn.MLP(2, 2, 8, 1, activation=jnp.tanh, key=jr.key(0))
-    y0, optimiser = jr.normal(jr.key(1), (8, 2)), optax.adam(1e-2)
-    state = optimiser.init(eqx.filter(field, eqx.is_inexact_array))
+    y0, optimizer = jr.normal(jr.key(1), (8, 2)), optax.adam(1e-2)
+    state = optimizer.init(eqx.filter(field, eqx.is_inexact_array))
 
     term = package.ODETerm(lambda t, y, field: field(y))
 
@@ -144,7 +144,7 @@ def diffrax() -> Iterator[Any]:
         loss, gradients = eqx.filter_value_and_grad(
             lambda field: jnp.mean(jax.vmap(solve, (None, 0))(field, y0) ** 2)
         )(field)
-        updates, state = optimiser.update(gradients, state)
+        updates, state = optimizer.update(gradients, state)
         return eqx.apply_updates(field, updates), state, loss
 
     for _ in range(_REPEATS):

@@ -1,1 +1,1 @@
-"""One call from top to bottom: interruptions, and traces in the middle of it."""
+"""One call from top to bottom."""

@@ -1,36 +1,8 @@
-"""A call in flight is found by its entry, however calls are nested."""
+"""What a trace in the middle of a warm call is given, and what comes back."""
 
 import jax.numpy as jnp
 
 import eqxjit
-from eqxjit._core.calls import in_flight
-from tests.support.inside import entries
-
-
-def test_the_call_in_flight_is_that_of_the_entry():
-    never_called_meanwhile = eqxjit.filter_jit(lambda x: x - 1)
-    never_called_meanwhile(jnp.ones(2))
-    found = []
-
-    @eqxjit.filter_jit
-    def inner(x, n):
-        for f in (inner, outer, never_called_meanwhile):
-            call = in_flight(entries(f)[0])
-            found.append(None if call is None else call.args)
-        found.append(in_flight().args)
-        return x * n
-
-    @eqxjit.filter_jit
-    def outer(x):
-        return inner(x, 2) + 1
-
-    x = jnp.ones(2)
-    assert outer(x).tolist() == [3.0, 3.0]
-    of_inner, of_outer, of_none, of_any = found
-    assert (of_inner[1], of_any[1]) == (2, 2)
-    assert len(of_outer) == 1
-    assert of_outer[0] is x
-    assert of_none is None
 
 
 def test_a_trace_in_a_warm_call_has_all_its_arguments():
@@ -40,3 +12,21 @@ def test_a_trace_in_a_warm_call_has_all_its_arguments():
         for out, rest, more in (f(x, n=2, scale=3, k=4), f(x, 2, 4, scale=3)):
             assert out.tolist() == [6.0] * size
             assert (rest, more) in [((), {"k": 4}), ((4,), {})]
+
+
+def test_calls_of_each_other_are_told_apart():
+    @eqxjit.filter_jit
+    def inner(x, n):
+        return x * n
+
+    @eqxjit.filter_jit
+    def outer(x, n, shapes):
+        # Warm, and for a new shape, while `outer` itself is traced.
+        return [inner(x, 2)] + [inner(jnp.ones(size), n) for size in shapes]
+
+    inner(jnp.ones(2), 2)
+    for shapes in ((2,), (2, 3), (4, 2)):
+        for _ in range(4):
+            first, *others = outer(jnp.ones(2), 5, shapes)
+            assert first.tolist() == [2.0, 2.0]
+            assert [other.tolist() for other in others] == [[5.0] * size for size in shapes]

@@ -1,4 +1,4 @@
-"""Training with a `Packed`: which optimisers give the weights that they give for the model."""
+"""Training with a `Packed`: which optimizers give the weights that they give for the model."""
 
 import functools
 
@@ -42,33 +42,36 @@ def gradients():
 GRADIENTS = gradients()
 
 
-def trained(optimiser):
+def trained(optimizer):
     """The model, after steps with these gradients."""
     tree = model()
-    state = optimiser.init(weights(tree))
+    state = optimizer.init(weights(tree))
     for gradient in GRADIENTS:
-        updates, state = optimiser.update(weights(gradient), state, weights(tree))
+        updates, state = optimizer.update(weights(gradient), state, weights(tree))
         tree = eqx.apply_updates(tree, updates)
     return tree
 
 
-def trained_packed(optimiser):
-    """The same, where the optimiser sees a `Packed`."""
-    params = eqxjit.pack(model())
-    state = optimiser.init(weights(params))
+def trained_packed(optimizer):
+    """The same, where the optimizer sees a `Packed`."""
+    params = eqxjit.pack(model(), optimizer=None)
+    state = optimizer.init(weights(params))
     for gradient in GRADIENTS:
         gradient = weights(params.repack(gradient))
-        updates, state = optimiser.update(gradient, state, weights(params))
+        updates, state = optimizer.update(gradient, state, weights(params))
         params = eqx.apply_updates(params, updates)
     return params.unpack()
 
 
-def trained_repacked(optimiser):
-    """The same, where the optimiser sees the tree: `unpack` first, `repack` after."""
-    params, state = eqxjit.pack(model()), eqxjit.pack(optimiser.init(weights(model())))
+def trained_repacked(optimizer):
+    """The same, where the optimizer sees the tree: `unpack` first, `repack` after."""
+    params, state = (
+        eqxjit.pack(model(), optimizer=None),
+        eqxjit.pack(optimizer.init(weights(model())), optimizer=None),
+    )
     for gradient in GRADIENTS:
         tree = params.unpack()
-        updates, new_state = optimiser.update(weights(gradient), state.unpack(), weights(tree))
+        updates, new_state = optimizer.update(weights(gradient), state.unpack(), weights(tree))
         params = params.repack(eqx.apply_updates(tree, updates))
         state = state.repack(new_state)
     return params.unpack()
@@ -78,16 +81,16 @@ def copied(leaf):
     return leaf.copy() if eqx.is_array(leaf) else leaf
 
 
-def compiled(optimiser, params, unpack=lambda params: params):
+def compiled(optimizer, params, unpack=lambda params: params):
     """The parameters after steps that are jitted, gradients included, and donate."""
 
     @functools.partial(eqxjit.filter_jit, donate="all-except-first")
     def step(x, params, state):
         gradient = eqx.filter_grad(lambda params: loss(unpack(params), x))(params)
-        updates, state = optimiser.update(gradient, state, weights(params))
+        updates, state = optimizer.update(gradient, state, weights(params))
         return eqx.apply_updates(params, updates), state
 
-    state = optimiser.init(weights(params))
+    state = optimizer.init(weights(params))
     for x in X:
         params, state = step(x, params, state)
     return unpack(params)
@@ -173,39 +176,39 @@ LEAFWISE = {
 
 
 @pytest.mark.parametrize("name", [*ELEMENTWISE, *GLOBAL])
-def test_optimisers_that_may_see_a_packed(name):
+def test_optimizers_that_may_see_a_packed(name):
     """The weights are the same: bit for bit, where no number is of all elements."""
     with jax.disable_jit():
-        optimiser = {**ELEMENTWISE, **GLOBAL}[name]()
-        eqxjit.pack(model(), optimiser=optimiser)
-        expected = trained(optimiser)
-        got = trained_packed(optimiser)
+        optimizer = {**ELEMENTWISE, **GLOBAL}[name]()
+        eqxjit.pack(model(), optimizer=optimizer)
+        expected = trained(optimizer)
+        got = trained_packed(optimizer)
     assert moved(expected) > 1e-4
     assert largest_difference(got, expected) <= (2e-6 if name in GLOBAL else 0)
 
 
 @pytest.mark.parametrize("name", LEAFWISE)
-def test_optimisers_that_may_not(name):
+def test_optimizers_that_may_not(name):
     """They give other weights; with `unpack` first and `repack` after, the same."""
     told = r"doesn't fit a `Packed`: its updates of `tree.layers\[\d\].* differ by \d.*repack\("
     with jax.disable_jit():
-        optimiser = LEAFWISE[name]()
+        optimizer = LEAFWISE[name]()
         with pytest.raises(ValueError, match=told):
-            eqxjit.pack(model(), optimiser=optimiser)
-        expected = trained(optimiser)
+            eqxjit.pack(model(), optimizer=optimizer)
+        expected = trained(optimizer)
         assert moved(expected) > 1e-4
-        assert largest_difference(trained_repacked(optimiser), expected) == 0
+        assert largest_difference(trained_repacked(optimizer), expected) == 0
         if name != "a mask by path":
-            assert largest_difference(trained_packed(optimiser), expected) > 1e-4
+            assert largest_difference(trained_packed(optimizer), expected) > 1e-4
 
 
 def test_compiled_and_donated():
     """The weights are the same to rounding."""
     clipped = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, weight_decay=0.1))
-    optimiser = optax.MultiSteps(clipped, 2)
-    plain = compiled(optimiser, jax.tree.map(copied, model()))
+    optimizer = optax.MultiSteps(clipped, 2)
+    plain = compiled(optimizer, jax.tree.map(copied, model()))
     assert moved(plain) > 1e-4
-    got = compiled(optimiser, eqxjit.pack(model(), optimiser=optimiser), eqxjit.Packed.unpack)
+    got = compiled(optimizer, eqxjit.pack(model(), optimizer=optimizer), eqxjit.Packed.unpack)
     assert largest_difference(got, plain) < 2e-6
 
 
@@ -224,7 +227,7 @@ def as_dtype(dtype):
 
 
 @pytest.mark.parametrize(
-    "optimiser",
+    "optimizer",
     [
         optax.adamw(1e-3, mask=matrices),
         optax.adamw(1e-3, weight_decay=1e-7, mask=decayed),
@@ -241,10 +244,10 @@ def as_dtype(dtype):
         optax.chain(optax.sgd(0.1), optax.add_noise(0.1, 0.5, 0)),
     ],
 )
-def test_what_looks_at_leaves_is_refused(optimiser):
+def test_what_looks_at_leaves_is_refused(optimizer):
     with jax.disable_jit():
         with pytest.raises(ValueError, match=REFUSED):
-            eqxjit.pack(model(), optimiser=optimiser)
+            eqxjit.pack(model(), optimizer=optimizer)
 
 
 @pytest.mark.parametrize(
@@ -260,29 +263,29 @@ def test_what_looks_at_leaves_is_refused(optimiser):
 )
 def test_what_looks_at_leaves_is_refused_whatever_they_are(tree):
     with jax.disable_jit():
-        for optimiser in (optax.adamw(1e-3, mask=matrices), optax.lars(1.0)):
+        for optimizer in (optax.adamw(1e-3, mask=matrices), optax.lars(1.0)):
             with pytest.raises(ValueError, match=REFUSED):
-                eqxjit.pack(tree, optimiser=optimiser)
+                eqxjit.pack(tree, optimizer=optimizer)
         clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-        eqxjit.pack(tree, optimiser=clipped)
+        eqxjit.pack(tree, optimizer=clipped)
 
 
 def test_what_looks_at_imaginary_parts_is_refused():
-    optimiser = optax.stateless(lambda g, _: jax.tree.map(lambda a: a * abs(a.imag).max(), g))
+    optimizer = optax.stateless(lambda g, _: jax.tree.map(lambda a: a * abs(a.imag).max(), g))
     with pytest.raises(ValueError, match=REFUSED):
-        eqxjit.pack([jnp.ones(2, jnp.complex64)] * 2, optimiser=optimiser)
+        eqxjit.pack([jnp.ones(2, jnp.complex64)] * 2, optimizer=optimizer)
 
 
 def test_leaves_that_are_not_trained():
     tree = [model(), jnp.arange(3), jnp.arange(2), jr.key(0), jr.key(1), "text", None, jnp.ones(0)]
-    assert len(eqxjit.pack(tree, optimiser=optax.adam(1e-3)).arrays) == 4
-    eqxjit.pack(tree[1:5], optimiser=optax.adam(1e-3))
+    assert len(eqxjit.pack(tree, optimizer=optax.adam(1e-3)).arrays) == 4
+    eqxjit.pack(tree[1:5], optimizer=optax.adam(1e-3))
     with pytest.raises(ValueError, match=r"its updates of `tree\[0\].layers"):
-        eqxjit.pack(tree, optimiser=optax.lamb(1e-3))
+        eqxjit.pack(tree, optimizer=optax.lamb(1e-3))
 
 
 @pytest.mark.parametrize(
-    "optimiser",
+    "optimizer",
     [
         optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-3), optax.ema(0.9)),
         optax.MultiSteps(optax.adamw(1e-3), 8),
@@ -290,35 +293,35 @@ def test_leaves_that_are_not_trained():
         optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-3, mu_dtype=jnp.bfloat16)),
     ],
 )
-def test_what_fits_is_compared_in_compiled_steps(optimiser):
+def test_what_fits_is_compared_in_compiled_steps(optimizer):
     """Where XLA rounds otherwise."""
-    eqxjit.pack(model(), optimiser=optimiser)
+    eqxjit.pack(model(), optimizer=optimizer)
 
 
-def test_an_optimiser_that_fails_for_a_packed():
+def test_an_optimizer_that_fails_for_a_packed():
     mask = matrices(weights(model()))
     names = {".weight": "decayed", ".bias": "plain"}
     by_name = optax.multi_transform(
         {"decayed": optax.adamw(1e-3), "plain": optax.adam(1e-3)},
         lambda params: jax.tree_util.tree_map_with_path(lambda p, _: names[str(p[-1])], params),
     )
-    for optimiser in (optax.masked(optax.sgd(0.1), mask), optax.adamw(1e-3, mask=mask), by_name):
+    for optimizer in (optax.masked(optax.sgd(0.1), mask), optax.adamw(1e-3, mask=mask), by_name):
         with pytest.raises(ValueError, match=r"it takes the tree, but raises.*repack\(") as caught:
-            eqxjit.pack(model(), optimiser=optimiser)
+            eqxjit.pack(model(), optimizer=optimizer)
         assert isinstance(caught.value.__cause__, (ValueError, KeyError))
 
 
-def test_an_optimiser_that_fails_for_the_tree():
+def test_an_optimizer_that_fails_for_the_tree():
     """Its own error."""
     plateau = optax.chain(optax.adam(1e-3), optax.contrib.reduce_on_plateau())
     with pytest.raises(TypeError, match=r"missing 1 required.*'value'"):
-        eqxjit.pack(model(), optimiser=plateau)
+        eqxjit.pack(model(), optimizer=plateau)
     update = functools.partial(plateau.update, value=1.0)
-    eqxjit.pack(model(), optimiser=optax.GradientTransformation(plateau.init, update))
+    eqxjit.pack(model(), optimizer=optax.GradientTransformation(plateau.init, update))
 
 
 def test_an_interruption_is_no_misfit():
-    """What a signal handler raises while an optimiser is tried goes on its way."""
+    """What a signal handler raises while an optimizer is tried goes on its way."""
     interruptions, sgd = [TimeoutError("late")], optax.sgd(0.1)
 
     def update(updates, state, params):
@@ -326,27 +329,27 @@ def test_an_interruption_is_no_misfit():
             raise interruptions.pop()
         return sgd.update(updates, state, params)
 
-    optimiser = optax.GradientTransformation(sgd.init, update)
+    optimizer = optax.GradientTransformation(sgd.init, update)
     with pytest.raises(TimeoutError, match="late"):
-        eqxjit.pack(model(), optimiser=optimiser)
-    eqxjit.pack(model(), optimiser=optimiser)
+        eqxjit.pack(model(), optimizer=optimizer)
+    eqxjit.pack(model(), optimizer=optimizer)
 
 
-@pytest.mark.parametrize("optimiser", [optax.adam, "adam", 1e-3])
-def test_what_is_no_optimiser(optimiser):
-    with pytest.raises(TypeError, match="`optimiser` must have `init` and `update`"):
-        eqxjit.pack(model(), optimiser=optimiser)
+@pytest.mark.parametrize("optimizer", [optax.adam, "adam", 1e-3])
+def test_what_is_no_optimizer(optimizer):
+    with pytest.raises(TypeError, match="`optimizer` must have `init` and `update`"):
+        eqxjit.pack(model(), optimizer=optimizer)
 
 
-def test_optimisers_are_compared_where_the_tree_is_traced():
-    def pack(key, optimiser):
-        return eqxjit.pack(eqx.nn.MLP(3, 3, 3, 1, key=key), optimiser=optimiser)
+def test_optimizers_are_compared_where_the_tree_is_traced():
+    def pack(key, optimizer):
+        return eqxjit.pack(eqx.nn.MLP(3, 3, 3, 1, key=key), optimizer=optimizer)
 
     keys = jr.split(jr.key(0), 2)
     for transformed in (
-        lambda optimiser: eqx.filter_eval_shape(pack, keys[0], optimiser),
-        lambda optimiser: jax.vmap(lambda key: pack(key, optimiser).arrays)(keys),
-        lambda optimiser: eqxjit.filter_jit(pack)(keys[0], optimiser),
+        lambda optimizer: eqx.filter_eval_shape(pack, keys[0], optimizer),
+        lambda optimizer: jax.vmap(lambda key: pack(key, optimizer).arrays)(keys),
+        lambda optimizer: eqxjit.filter_jit(pack)(keys[0], optimizer),
     ):
         transformed(optax.sgd(0.1))
         with pytest.raises(ValueError, match=REFUSED):
@@ -354,7 +357,7 @@ def test_optimisers_are_compared_where_the_tree_is_traced():
 
 
 def test_an_average_of_the_weights():
-    params = eqxjit.pack(model())
+    params = eqxjit.pack(model(), optimizer=None)
     average = jax.tree.map(jnp.zeros_like, weights(params))
     update = eqxjit.filter_jit(functools.partial(optax.incremental_update, step_size=0.5))
     for _ in range(3):
@@ -369,10 +372,10 @@ def test_a_mask_that_is_a_tree_of_the_model():
     mask = jax.tree.map(lambda a: a.ndim > 1, weights(model()))
     labels = jax.tree.map(lambda of_weight: "sgd" if of_weight else "none", mask)
     both = {"sgd": optax.sgd(0.1), "none": optax.set_to_zero()}
-    params = weights(eqxjit.pack(model()))
+    params = weights(eqxjit.pack(model(), optimizer=None))
     # JAX 0.8 shows the `Packed` instead.
     told = r"eqxjit.Packed'>|MLP.*Packed\("
-    for optimiser in (
+    for optimizer in (
         optax.masked(optax.sgd(0.1), mask),
         optax.masked(optax.sgd(0.1), lambda _: mask),
         optax.adamw(1e-2, mask=mask),
@@ -380,10 +383,10 @@ def test_a_mask_that_is_a_tree_of_the_model():
         optax.multi_transform(both, lambda _: labels),
     ):
         with pytest.raises(ValueError, match=told):
-            optimiser.init(params)
+            optimizer.init(params)
         with jax.disable_jit():
-            expected = trained(optimiser)
-            assert largest_difference(trained_repacked(optimiser), expected) == 0
+            expected = trained(optimizer)
+            assert largest_difference(trained_repacked(optimizer), expected) == 0
         assert moved(expected) > 1e-4
     with pytest.raises(ValueError, match=rf"{told}|got Packed\("):
         optax.masked(optax.sgd(0.1), {"layers": True}).init(params)

@@ -53,7 +53,7 @@ def x():
 @pytest.fixture
 def packed():
     """The biases are in a buffer, the matrices are as they were."""
-    return eqxjit.pack(model(), max_leaf_bytes=32)
+    return eqxjit.pack(model(), max_leaf_bytes=32, optimizer=None)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def flat(tree):
 
 def test_hessian(x):
     """Forward over reverse; `test_grad_of_grad` is reverse over reverse."""
-    packed = eqxjit.pack(model())
+    packed = eqxjit.pack(model(), optimizer=None)
     dynamic, static = eqx.partition(packed, eqx.is_inexact_array)
     got = jax.jit(jax.hessian(lambda p: packed_loss(eqx.combine(p, static), x)))(dynamic)
     [[matrix]] = [inner.arrays for inner in got.arrays]
@@ -133,8 +133,8 @@ def test_vmap_over_a_packed(x):
     """An ensemble: packed inside `vmap`, called inside, and unpacked outside."""
     keys = jr.split(jr.key(0), 3)
     ensemble = eqx.filter_vmap(built)(keys)
-    packed = eqx.filter_vmap(lambda key: eqxjit.pack(built(key)))(keys)
-    assert packed.layout is eqxjit.pack(model()).layout
+    packed = eqx.filter_vmap(lambda key: eqxjit.pack(built(key), optimizer=None))(keys)
+    assert packed.layout is eqxjit.pack(model(), optimizer=None).layout
     assert_same(packed.unpack(), ensemble)
     got = eqxjit.filter_jit(eqx.filter_vmap(packed_loss, in_axes=(eqx.if_array(0), None)))(
         packed, x
@@ -145,7 +145,7 @@ def test_vmap_over_a_packed(x):
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_vmap_along_another_axis(x, axis):
-    packed = eqxjit.pack(model())
+    packed = eqxjit.pack(model(), optimizer=None)
     stacked = jax.tree.map(lambda a: jnp.stack([a, 2 * a], axis), packed)
     got = eqx.filter_vmap(packed_loss, in_axes=(eqx.if_array(axis), None))(stacked, x)
     twice = packed.repack(jax.tree.map(lambda a: 2 * a if eqx.is_array(a) else a, model()))
@@ -178,7 +178,7 @@ def test_scan(packed, x):
 
 
 def test_gradient_through_a_scan_over_the_packed(x):
-    packed = eqxjit.pack(model())
+    packed = eqxjit.pack(model(), optimizer=None)
 
     def rolled(unpack):
         def run(params, h):
@@ -193,7 +193,7 @@ def test_gradient_through_a_scan_over_the_packed(x):
 
 def test_pack_inside_transformations(x):
     def through_pack(tree, x):
-        return packed_loss(eqxjit.pack(tree), x)
+        return packed_loss(eqxjit.pack(tree, optimizer=None), x)
 
     expected = eqx.filter_grad(loss)(model(), x)
     gradient = eqx.filter_grad(through_pack)
@@ -204,15 +204,15 @@ def test_pack_inside_transformations(x):
     layouts = []
 
     def body(carry, _):
-        packed = eqxjit.pack(eqx.combine(carry, static))
+        packed = eqxjit.pack(eqx.combine(carry, static), optimizer=None)
         layouts.append(packed.layout)
         return eqx.filter(packed.unpack(), eqx.is_array), packed.arrays
 
     dynamic, static = eqx.partition(model(), eqx.is_array)
     last, stacked = jax.lax.scan(body, dynamic, None, length=2)
     assert_same(last, dynamic)
-    assert layouts[0] is eqxjit.pack(model()).layout
-    assert stacked[0].shape == (2, eqxjit.pack(model()).arrays[0].size)
+    assert layouts[0] is eqxjit.pack(model(), optimizer=None).layout
+    assert stacked[0].shape == (2, eqxjit.pack(model(), optimizer=None).arrays[0].size)
     # Leaves with and without the mapped axis share a buffer.
     half = eqx.tree_at(lambda m: m.layers[0].bias, model(), jnp.ones((3, 4)))
     axes = jax.tree.map(lambda _: None, half, is_leaf=eqx.is_array)
@@ -223,7 +223,9 @@ def test_pack_inside_transformations(x):
 
 
 def test_gradients_of_integers_where_they_are_allowed():
-    packed = eqxjit.pack([jnp.ones(2), jnp.arange(3), jnp.zeros(()), jnp.arange(2), jr.key(0)])
+    packed = eqxjit.pack(
+        [jnp.ones(2), jnp.arange(3), jnp.zeros(()), jnp.arange(2), jr.key(0)], optimizer=None
+    )
     f = lambda p: jnp.sum(p.unpack()[0] * 2)  # noqa: E731
     gradient = jax.grad(f, allow_int=True)(packed).unpack()
     assert [*gradient[0]] == [2, 2]
@@ -247,7 +249,9 @@ def equations(jaxpr):
 
 @pytest.mark.parametrize("depth", [2, 10])
 def test_the_transpose_is_one_concatenation_for_each_buffer(depth):
-    packed = eqxjit.pack(eqx.nn.MLP(3, 2, 4, depth, activation=jnp.tanh, key=jr.key(0)))
+    packed = eqxjit.pack(
+        eqx.nn.MLP(3, 2, 4, depth, activation=jnp.tanh, key=jr.key(0)), optimizer=None
+    )
     x = jnp.ones((5, 3))
     dynamic, static = eqx.partition(packed, eqx.is_array)
     jaxpr = jax.make_jaxpr(jax.grad(lambda p: packed_loss(eqx.combine(p, static), x)))(dynamic)

@@ -324,20 +324,20 @@ KINDS = {
         lambda i: Model(rate=ConfigModule(array(i))),
     ),
     "named tuple": (lambda i: Point(float(i)), "make `x.rate` an array", lambda i: Point(array(i))),
-    "optimiser": (lambda i: chained(), "make `x` once", lambda i: ADAM),
-    "optimiser, of another rate": (
+    "optimizer": (lambda i: chained(), "make `x` once", lambda i: ADAM),
+    "optimizer, of another rate": (
         lambda i: chained(1e-3 * i),
         "`optax.inject_hyperparams`",
         lambda i: injected(1e-3 * i),
     ),
-    "optimiser in a tuple": (lambda i: (chained(),), "make `x[0]` once", lambda i: (ADAM,)),
-    "optimiser in a field": (
+    "optimizer in a tuple": (lambda i: (chained(),), "make `x[0]` once", lambda i: (ADAM,)),
+    "optimizer in a field": (
         lambda i: Holder(chained()),
         "make `x.forward` once",
         lambda i: Holder(ADAM),
     ),
-    "optimiser's function": (lambda i: chained().update, "make `x` once", lambda i: ADAM.update),
-    "optimiser of the user's": (
+    "optimizer's function": (lambda i: chained().update, "make `x` once", lambda i: ADAM.update),
+    "optimizer of the user's": (
         lambda i: own_optimizer(),
         "make them, or `x`, once",
         lambda i: OWN_OPTIMIZER,

@@ -490,19 +490,19 @@ def test_compiled_ahead_of_time():
 @pytest.mark.parametrize("split", [False, True], ids=["replicated", "split weights"])
 def test_training(split, donate):
     """As upstream, bit for bit; as on one device, but for the order of sums."""
-    optimiser = optax.adam(1e-2)
+    optimizer = optax.adam(1e-2)
 
     def step(model, state, x, y):
         def loss(model):
             return jnp.mean((jax.vmap(model)(x) - y) ** 2)
 
         value, gradients = eqx.filter_value_and_grad(loss)(model)
-        updates, state = optimiser.update(gradients, state, eqx.filter(model, eqx.is_array))
+        updates, state = optimizer.update(gradients, state, eqx.filter(model, eqx.is_array))
         return eqx.apply_updates(model, updates), state, value
 
     def trained(jitted, where, batch_sharding):
         model = eqx.nn.MLP(8, 8, 16, 2, key=jr.key(0))
-        state = optimiser.init(eqx.filter(model, eqx.is_array))
+        state = optimizer.init(eqx.filter(model, eqx.is_array))
         model, state = jax.tree.map(
             lambda leaf: jax.device_put(leaf, where(leaf)) if eqx.is_array(leaf) else leaf,
             (model, state),
@@ -547,7 +547,7 @@ def test_what_is_sharded_or_elsewhere_is_left_alone():
     replicated = jax.device_put(array(3), over())
     elsewhere = jax.device_put(array(3), jax.devices()[1])
     tree = [array(4), sharded, array(2), replicated, elsewhere, array(5)]
-    packed = eqxjit.pack(tree)
+    packed = eqxjit.pack(tree, optimizer=None)
     assert [a.shape for a in packed.arrays] == [(11,), (8, 2), (3,), (3,)]
     assert packed.arrays[1:] == (sharded, replicated, elsewhere)
     assert_same(packed.unpack(), tree)
@@ -557,7 +557,7 @@ def test_what_is_sharded_or_elsewhere_is_left_alone():
 def test_what_was_put_on_one_device_shares_a_buffer_there():
     one, two = jax.devices()[1:3]
     tree = [jax.device_put(array(size), device) for size in (2, 3) for device in (one, two)]
-    packed = eqxjit.pack(tree)
+    packed = eqxjit.pack(tree, optimizer=None)
     assert [(a.shape, a.devices()) for a in packed.arrays] == [((5,), {one}), ((5,), {two})]
     assert_same(packed.unpack(), tree)
     assert placements(packed.unpack()) == placements(tree)
@@ -571,7 +571,7 @@ def test_a_packed_that_is_replicated():
     def loss(model, x):
         return jnp.mean(jax.vmap(model)(x) ** 2)
 
-    params = eqx.filter_shard(eqxjit.pack(model), over())
+    params = eqx.filter_shard(eqxjit.pack(model, optimizer=None), over())
     step = eqxjit.filter_jit(eqx.filter_grad(lambda p, x: loss(p.unpack(), x)))
     expected = eqx.filter_jit(eqx.filter_grad(loss))(model, array(8, 4))
     for _ in range(CALLS):
@@ -586,7 +586,7 @@ def test_packing_inside_a_shard():
     specs = [*[PartitionSpec("data")] * 3, PartitionSpec(), PartitionSpec()]
 
     def through(tree):
-        packed = eqxjit.pack(tree)
+        packed = eqxjit.pack(tree, optimizer=None)
         # The first three differ from shard to shard.
         assert [a.shape for a in packed.arrays] == [(2, 2), (2,), (2,), (7,)]
         return packed.unpack()
@@ -602,7 +602,7 @@ def test_what_is_sharded_by_its_type_is_left_alone():
 
         @jax.jit
         def through(sharded, small):
-            packed = eqxjit.pack([sharded, small, small + 1])
+            packed = eqxjit.pack([sharded, small, small + 1], optimizer=None)
             assert [a.shape for a in packed.arrays] == [(8, 2), (6,)]
             return packed.unpack()
 

@@ -201,7 +201,7 @@ def test_pickles_refer_to_no_private_module():
         eqxjit.filter_jit(picklable.plain, **options),
         eqxjit.filter_jit(picklable.plain, **options).__get__(1),
         picklable.decorated,
-        eqxjit.pack((jnp.ones(3), "static")),
+        eqxjit.pack((jnp.ones(3), "static"), optimizer=None),
         local,
     ]
     local(jnp.ones(3))

@@ -151,14 +151,14 @@ def batch_norm():
     return eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="batch")
 
 
-def optimiser_state(name, size):
+def optimizer_state(name, size):
     params = {"w": jnp.zeros(size), "b": None}
-    optimisers = {
+    optimizers = {
         "adam": lambda: optax.adam(1e-3),
         "sgd": lambda: optax.chain(optax.clip(1.0), optax.sgd(0.1, momentum=0.9)),
         "injected": lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=0.1),
     }
-    return optimisers[name]().init(params)
+    return optimizers[name]().init(params)
 
 
 # --- Static values ----------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def train(path: str, epochs: int) -> None:
     """Trains as `bench digits` does, and writes the file."""
-    # Imported only now: serving needs neither the data nor the optimiser.
+    # Imported only now: serving needs neither the data nor the optimizer.
     import eqxjit
 
     from ...models import digits

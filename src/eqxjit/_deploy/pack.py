@@ -27,7 +27,7 @@ class Packed(eqx.Module, Generic[Tree]):
     """A pytree whose small arrays are in flat buffers; made by `eqxjit.pack`.
 
     It is a pytree itself, of a few arrays: differentiate with respect to it, hand it to an
-    elementwise optimiser, pass it to jitted functions and return it from them.
+    elementwise optimizer, pass it to jitted functions and return it from them.
 
     - `arrays`: the buffers, and the arrays that are left as they are.
     - `layout`: everything static about the pytree. Equal pytrees share one.
@@ -56,7 +56,7 @@ class Packed(eqx.Module, Generic[Tree]):
             >>> import jax
             >>> import jax.numpy as jnp
             >>> import eqxjit
-            >>> packed = eqxjit.pack({"w": jnp.ones((2, 3)), "b": jnp.zeros(3)})
+            >>> packed = eqxjit.pack({"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}, optimizer=None)
             >>> packed
             Packed(2 arrays in 1 buffer, 36 B)
             >>> jax.grad(lambda packed: packed.unpack()["w"].sum())(packed).unpack()["w"].shape
@@ -86,7 +86,7 @@ class Packed(eqx.Module, Generic[Tree]):
             ```python
             >>> import jax.numpy as jnp
             >>> import eqxjit
-            >>> packed = eqxjit.pack([jnp.zeros(3), jnp.zeros(())])
+            >>> packed = eqxjit.pack([jnp.zeros(3), jnp.zeros(())], optimizer=None)
             >>> packed.repack([jnp.ones(3), jnp.ones(())]).unpack()[0].sum()
             Array(3., dtype=float32)
             >>> packed.repack([jnp.ones(4), jnp.ones(())])
@@ -132,10 +132,11 @@ class Packed(eqx.Module, Generic[Tree]):
         return wl.TextDoc(f"Packed({', '.join(parts)})")
 
 
-def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Packed[Tree]:
-    """Pack the small arrays of a pytree into flat buffers. Optimisers that look at whole leaves,
-    their shapes or their names don't fit a buffer: LAMB, LARS, Muon, Adafactor, clipping leaf by
-    leaf, weight decay with a mask. Pass `optimiser`: without it, `pack` checks nothing.
+def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tree]:
+    """Pack the small arrays of a pytree into flat buffers. Check that an optimizer fits them.
+
+    An optimizer that looks at whole leaves, their shapes or their names doesn't: LAMB, LARS, Muon,
+    Adafactor, clipping leaf by leaf, weight decay with a mask.
 
     Each array that a jitted function takes or returns costs some microseconds, which is most of a
     training step of a small model. A packed model consists of a few arrays.
@@ -144,11 +145,11 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
 
     - `tree`: any pytree of arrays, such as a model. It isn't changed, and static lists and dicts
         in it are copied.
-    - `optimiser`: an `optax.GradientTransformation`, or another object with its `init` and
+    - `optimizer`: an `optax.GradientTransformation`, or another object with its `init` and
         `update`, called as `update(grads, opt_state, params)`. (Bind what else it takes, such as
         `value=1.0`, by `functools.partial`.) `pack` tries it on the tree and on the `Packed`, with
         pseudo-random weights, for some steps with pseudo-random gradients and some with none. That
-        takes about as long as compiling it for both.
+        takes about as long as compiling it for both. None opts out of the check.
     - `max_leaf_bytes`: arrays of more bytes (4 KiB by default) are left as they are, the same
         objects, because copying them would cost more than it saves. So are typed keys of random
         numbers, and sharded arrays. Arrays on different devices share no buffer.
@@ -159,11 +160,11 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
 
     **Raises:**
 
-    - `ValueError`, if the optimiser's updates of the `Packed` aren't those of the tree, to
+    - `ValueError`, if the optimizer's updates of the `Packed` aren't those of the tree, to
         rounding. It names the leaf whose updates differ most, and says what to write instead.
     - `ValueError`, if there is no array among the leaves of the tree, or if it is, or holds, a
         `Packed`.
-    - `TypeError`, if `max_leaf_bytes` isn't an integer, or `optimiser` no optimiser.
+    - `TypeError`, if `max_leaf_bytes` isn't an integer, or `optimizer` no optimizer.
 
     !!! example
 
@@ -174,15 +175,15 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
         >>> import optax
         >>> import eqxjit
         >>> model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
-        >>> params = eqxjit.pack(model, optimiser=optax.adam(1e-2))
+        >>> params = eqxjit.pack(model, optimizer=optax.adam(1e-2))
         >>> @eqxjit.filter_jit(donate="all")
         ... def sgd_step(params, x):
         ...     grads = eqx.filter_grad(lambda p: jnp.sum(p.unpack()(x) ** 2))(params)
         ...     return eqx.apply_updates(params, jax.tree.map(lambda g: -0.1 * g, grads))
         >>> params = sgd_step(params, jnp.ones(2))
-        >>> eqxjit.pack(params.unpack(), optimiser=optax.lamb(1e-2))
+        >>> eqxjit.pack(params.unpack(), optimizer=optax.lamb(1e-2))
         Traceback (most recent call last):
-        ValueError: This optimiser doesn't fit a `Packed`: its updates of `tree...` differ...
+        ValueError: This optimizer doesn't fit a `Packed`: its updates of `tree...` differ...
 
         ```
     """
@@ -195,20 +196,20 @@ def pack(tree: Tree, *, optimiser: Any = None, max_leaf_bytes: int = 4096) -> Pa
         found = [path for path, _, value in leaf_paths(spec, tree, "tree") if type(value) is Layout]
         path = found[0].removesuffix(".layout")
         raise ValueError(f"`{path}` is packed already. To pack it anew, `unpack` it first.")
-    # An optimiser without a state has none.
+    # An optimizer without a state has none.
     if not arrays and tree_leaves(tree):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")
     # Copying a leaf above 4 KiB costs more than passing it along: with its matrix of 12 KiB in the
     # buffer, a GRU's step took 1.04 of the time of that on the tree, and 0.87 without.
     layout = layout_of(*snapshot(spec, arrays, statics), max_leaf_bytes)
-    if optimiser is not None:
+    if optimizer is not None:
         # Within a trace, too: the check is no part of the program.
         with jax.ensure_compile_time_eval():
-            _check_optimiser(optimiser, layout)
+            _check_optimizer(optimizer, layout)
     return Packed(layout.gather(arrays), layout)
 
 
-# --- Optimisers -------------------------------------------------------------------------------
+# --- Optimizers -------------------------------------------------------------------------------
 
 # So many are waited for until two of them have moved the weights: gradients may be accumulated, and
 # a learning rate may begin at zero.
@@ -216,28 +217,28 @@ _MAX_STEPS = 128
 _N_MOVES = 2
 
 _INSTEAD = (
-    "Pack without it, and show it trees: `opt_state = optimiser.init(eqx.filter(model, "
-    "eqx.is_inexact_array))`, in the step `updates, opt_state = optimiser.update("
+    "Pack without it, and show it trees: `opt_state = optimizer.init(eqx.filter(model, "
+    "eqx.is_inexact_array))`, in the step `updates, opt_state = optimizer.update("
     "eqx.filter(grads.unpack(), eqx.is_inexact_array), opt_state, eqx.filter(params.unpack(), "
     "eqx.is_inexact_array))`, and after it `params = params.repack(eqx.apply_updates("
     "params.unpack(), updates))`."
 )
 
 
-def _check_optimiser(optimiser: Any, layout: Layout) -> None:
-    """Raise if an optimiser's updates of a `Packed` aren't those of the tree, to rounding."""
-    if not all(callable(getattr(optimiser, name, None)) for name in ("init", "update")):
+def _check_optimizer(optimizer: Any, layout: Layout) -> None:
+    """Raise if an optimizer's updates of a `Packed` aren't those of the tree, to rounding."""
+    if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise TypeError(
-            "`optimiser` must have `init` and `update`, as an `optax.GradientTransformation` has; "
-            f"got {short(optimiser)}."
+            "`optimizer` must have `init` and `update`, as an `optax.GradientTransformation` has; "
+            f"got {short(optimizer)}."
         )
     # Without `jit`, a hundred steps would take longer than compiling one.
-    update = eqx.filter_jit(optimiser.update)
+    update = eqx.filter_jit(optimizer.update)
 
     def steps(wrap: Any, unwrap: Any, size: float) -> Iterator[Any]:
         """Yield the updates of each step with gradients of a size."""
         weights = wrap(_drawn(layout, 0, 1.0))
-        state = optimiser.init(weights)
+        state = optimizer.init(weights)
         for number in itertools.count(1):
             updates, state = update(wrap(_drawn(layout, number, size)), state, weights)
             weights = eqx.apply_updates(weights, updates)
@@ -254,11 +255,11 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
             try:
                 differences = jax.tree.map(_difference, expected, next(packed_steps))
             except Exception as error:
-                # The user's optimiser: a mask, say, that is a tree of the model.
+                # The user's optimizer: a mask, say, that is a tree of the model.
                 again = itertools.islice(steps(*of_packed, size), number)
                 raise_if_interruption(error, lambda again=again: [*again])
                 raise ValueError(
-                    "This optimiser doesn't fit a `Packed`: it takes the tree, but raises an error "
+                    "This optimizer doesn't fit a `Packed`: it takes the tree, but raises an error "
                     f"for the `Packed`. {_INSTEAD}"
                 ) from error
             # What may be due to rounding, in the coarsest dtype.
@@ -268,7 +269,7 @@ def _check_optimiser(optimiser: Any, layout: Layout) -> None:
             path, worst = max(pairs, key=lambda pair: pair[1], default=((), 0.0))
             if worst > 1e-4 + 8 * float(max(epsilons, default=0)):
                 raise ValueError(
-                    "This optimiser doesn't fit a `Packed`: its updates of `tree"
+                    "This optimizer doesn't fit a `Packed`: its updates of `tree"
                     f"{keystr(path)}` differ by {100 * worst:.3g} % from those of the tree itself, "
                     f"as a buffer hides leaves, their shapes and their names. {_INSTEAD}"
                 )
