@@ -6,11 +6,9 @@ Each name is looked up once, at import. Where a release no longer has it, the fa
 less pretty, never wrong, so that a new release of JAX or Equinox is a change of this file alone.
 """
 
-import functools
 import logging
 import warnings
-from collections.abc import Callable, Mapping
-from types import FrameType
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -258,15 +256,9 @@ _HOST_TRANSFERS = {"stablehlo.send", "stablehlo.recv", "stablehlo.outfeed"}
 
 
 def may_raise(module: Any) -> bool:
-    """Return whether a StableHLO program can raise once it runs; True if that is unclear."""
-    # JAX may no longer lower to a module that can be walked.
-    return unless_it_raises(lambda: _may_raise(module), True)
-
-
-def _may_raise(module: Any) -> bool:
+    """Return whether a StableHLO program can raise once it runs."""
     # Only host callbacks and foreign calls can. The lowered module shows them all, also those that
     # a primitive hides from the jaxpr (lineax's solve, Equinox's `noinline`).
-    # Not `walk`, which turns an interrupt in what it calls into another error.
     pending: list[Any] = [module]
     while pending:
         operation = pending.pop().operation
@@ -280,37 +272,6 @@ def _may_raise(module: Any) -> bool:
             for block in region.blocks:
                 pending.extend(block.operations)
     return False
-
-
-try:
-    from jaxlib.mlir.ir import Module as LoweredModule
-except ImportError:
-    # No value has this type: the program isn't found.
-    LoweredModule = type("Module", (), {})
-
-
-def local_of_class(frame: FrameType, cls: type) -> Any:
-    """Return the local variable of a class in a frame, of JAX's, say; None without one."""
-    # To be asked for a jaxpr, JAX goes through all arguments again: as long as all else in a first
-    # call.
-    # Not `next` of a generator: on Python 3.12 one that is interrupted keeps an array alive.
-    found = [value for value in frame.f_locals.values() if type(value) is cls]
-    return found[0] if found else None
-
-
-def inputs_read_in(frame: FrameType | None) -> frozenset[int] | None:
-    """Return which inputs of a program XLA gets, from the frame in which JAX lowers it; or None."""
-    # JAX drops those that no equation reads, in a frame a few above the one that lowers. None where
-    # that isn't there: all then count as read, and a fast path copies NumPy arrays in vain.
-    for _ in range(4):
-        if frame is None:
-            break
-        variables = frame.f_locals
-        found = variables.get("kept_var_idx")
-        if isinstance(found, (set, frozenset)) and not variables.get("num_const_args"):
-            return frozenset(found)
-        frame = frame.f_back
-    return None
 
 
 # --- Warnings ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from typing import Any
 
 from ._interruptions import unless_it_raises
 
+
 def short(value: Any, limit: int = 40) -> str:
     """Return the `repr` of a value on one line, cut to so many characters."""
     # The user's `repr`.

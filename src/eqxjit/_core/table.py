@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 import equinox as eqx
 
 from .._compat import clear_with_equinox
+from .._diagnostics.history import History
 from .._fast.signature import Signature
 from .._interruptions import Lock, Weak
 from .._places import Place, wrapped_by
 from .._spec.static import referents
 from .._spec.tree import Spec
-from .counter import TraceCounter
 from .entry import Entry
 from .options import Options
 
@@ -100,7 +100,7 @@ class Table(_Watched):
     - `signature`: the function's parameters.
     - `options`: how it is jitted.
     - `place`: where the function is defined.
-    - `counter`: the count of its traces.
+    - `history`: its traces.
     - `fasts`: the fast paths, the latest to be hit or added first; C walks this very list.
     """
 
@@ -112,7 +112,7 @@ class Table(_Watched):
         self.signature = signature
         self.options = options
         self.place = place
-        self.counter = TraceCounter(signature.label, options.max_traces, place, number, self.lock)
+        self.history = History(signature.label, options.max_traces, place, number, self.lock)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         #: The callers of wrappers that have generated functions, which change with `fasts`.
@@ -155,7 +155,7 @@ class Table(_Watched):
         least_used = min(others, key=lambda entry: entry.last_used, default=new)
         # Only the user can change the bound.
         advice = "; with that many static structures in use, raise `maxsize`"
-        least_used.invalidation_reasons.append(
+        least_used.invalidate(
             f"its entry was the least recently used of more than {maxsize}"
             f"{advice if self.place.is_users else ''}"
         )
@@ -177,13 +177,12 @@ class Table(_Watched):
     def clear(self) -> None:
         with self.lock:
             for entry in self.entries.values():
-                entry.invalidation_reasons.append("`clear_cache()` was called")
+                entry.invalidate("`clear_cache()` was called")
             self.entries.clear()
             self.fasts.clear()
             self.n_hits = 0
             self._unlink()
-            self.counter.n_traces = 0
-            self.counter.hook.restart()
+            self.history.restart()
 
     def wants_fast(self, entry: Entry) -> bool:
         """Return whether an entry should get a fast path now; one that it has goes to the front."""
@@ -229,7 +228,7 @@ class Table(_Watched):
         with self.lock:
             self._drop_dead()
             hits = self.n_hits + sum([fast.hits for fast in self.fasts])
-        return CacheInfo(len(self.entries), self.counter.n_traces, self.options.maxsize, hits)
+        return CacheInfo(len(self.entries), self.history.n_traces, self.options.maxsize, hits)
 
 
 class _Tables(_Watched):

@@ -84,12 +84,12 @@ class FrozenFunction(JitFunction[P, T]):
                     "give a size for each dimension. (`save` takes symbolic ones.)"
                 )
         cost = super().compile(*args, **kwargs)
-        counter = self._function.table.counter
+        history = self._function.table.history
         if other_shapes == "compile":
-            counter.why_sealed = ""
+            history.why_sealed = ""
         elif other_shapes == "raise":
-            counter.why_sealed = (
-                f"`{counter.name}` was compiled ahead of time and refuses to compile anything else "
+            history.why_sealed = (
+                f"`{history.name}` was compiled ahead of time and refuses to compile anything else "
                 '(`other_shapes="raise"`)'
             )
         return cost
@@ -305,5 +305,5 @@ def load(path: Path) -> FrozenFunction[..., Any]:
     table = loaded._function.table
     table.signature.called = f"load({table.signature.label})"
     # Arguments that the file isn't for are its error, whether or not other shapes are refused.
-    table.counter.check = fun.check
+    table.history.check = fun.check
     return loaded

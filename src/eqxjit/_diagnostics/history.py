@@ -106,9 +106,7 @@ class History:
             trace.earlier = (*reversed(self._begun), *latest)[:_MAX_COMPARED]
             other = None if self._number is None else definition_at(self.place).latest
             trace.is_defined_again = (
-                not trace.earlier
-                and other not in (None, self._number)
-                and not self.place.is_loaded
+                not trace.earlier and other not in (None, self._number) and not self.place.is_loaded
             )
             trace.is_again = bool(trace.earlier) or trace.is_defined_again
             # What is compiled ahead of time is asked for.
@@ -166,7 +164,7 @@ class History:
             self._ended.popleft()
 
     def finish(self, trace: Trace, jaxpr: Any) -> None:
-        """Log a trace that JAX is done with; `jaxpr` is what it lowered, None if that is unknown."""
+        """Log a trace that JAX is done with; `jaxpr` is what it lowered, if that is known."""
         if jaxpr is not None:
             trace.equations, trace.busiest_line = size_of(jaxpr)
         if switches and trace.is_again:

@@ -145,7 +145,7 @@ class Trace:
         return tuple(found) or (self._why_not_served_by(closest),), number
 
     def _distance(self, earlier: "Trace") -> int:
-        """Return in how many parts an earlier trace differs, those in nodes that differ included."""
+        """Return in how many parts an earlier trace differs, those in other nodes included."""
         old, new = earlier._description, self._description
         parts = {row.path: row.part for row in old}
         n_same = sum([parts.get(row.path) == row.part for row in new])
@@ -211,7 +211,9 @@ def _settings_changed(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[st
     """Return the name of each setting of JAX's that was changed, and the texts of both values."""
     # The names depend on the release of JAX, and a user may add contexts.
     changed = [name for name in new if name not in old or old[name] is not new[name]]
-    texts = [(n, _setting_text(old[n]) if n in old else "absent", _setting_text(new[n])) for n in changed]
+    texts = [
+        (n, _setting_text(old[n]) if n in old else "absent", _setting_text(new[n])) for n in changed
+    ]
     return [change for change in texts if change[1] != change[2]]
 
 
