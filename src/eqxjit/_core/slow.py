@@ -100,10 +100,9 @@ class Caller:
         result = self.finish_trace(output, call)
         # While something is pending, each call would leave a fast path for `finish_fast`.
         if HAS_FAST_PATHS and not entry.pending and self.table.wants_fast(entry):
-            uses = entry.uses
             fast = fast_path(call)
             if fast is not None:
-                self.table.add_fast(fast, uses)
+                self.table.add_fast(fast)
         return result
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

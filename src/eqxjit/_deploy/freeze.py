@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from .._core.ahead import CompileCost
 from .._core.errors import with_argument_errors
-from .._core.function import Function
+from .._core.function import Function, innermost_function, names_of
 from .._core.options import DEFAULT_MAXSIZE, check_options
-from .._core.table import Table, home_of, names_of
+from .._core.table import Table
 from .._core.wrapper import (
     BoundJitFunction,
     JitFunction,
@@ -245,7 +245,7 @@ def freeze(
     signature = Signature(remaining, *names)
     # So Python's error for a wrong call says that some arguments are there already.
     signature.called = f"freeze({signature.label})"
-    table = Table(signature, options, place_of(fun, home_of(fun)))
+    table = Table(signature, options, place_of(fun, innermost_function(fun)))
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
 
 

@@ -104,7 +104,7 @@ def link(caller: Any, fasts: list[Any]) -> Any:
         names = tuple([None if p.kind == p.POSITIONAL_ONLY else p.name for p in by_position])
         return native.Dispatcher(caller, fasts, caller.fun_arrays, function.statics, names)
     # Unlike C, which reads the list anew in each call, this is to be made again once it changes.
-    caller.table.linked.add(caller)
+    caller.table.link(caller)
     otherwise = caller.slow_call
     for fast in reversed(fasts):
         otherwise = fast.instantiate(caller, otherwise)
