@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.tree_util import tree_map
 
-from .._compat import may_raise
+from .._compat import ArrayImpl, may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import owned
 from .._fast.writer import Writer, lacks_field
@@ -167,8 +167,10 @@ class Caller:
         if not hasattr(jitted, "trace"):
             return None, True
         try:
-            # Served from JAX's caches.
-            traced = jitted.trace(*call.flat)
+            # Served from JAX's caches: fastest for arrays that say no more than their types.
+            traced = jitted.trace(
+                *[x.aval if type(x) is ArrayImpl and not x.committed else x for x in call.flat]
+            )
             return traced.jaxpr, may_raise(traced.lower().compiler_ir("stablehlo"))
         except NotInFlight:
             # They were cleared meanwhile.
