@@ -115,8 +115,38 @@ flatten_one_level: Callable[[Any], tuple[Any, Any] | None] = default_registry.fl
 _LEAF = tree_structure(0)
 
 
+class _AllClasses:
+    """The fallback of the registered classes: each may be one."""
+
+    def __contains__(self, kind: object) -> bool:
+        return True
+
+    def get(self, kind: type) -> None:
+        return None
+
+
+try:
+    #: The classes that were registered as nodes, of which JAX asks before it looks for the fields
+    #: of a named tuple. JAX's public `is_tree_node` doesn't tell these two apart.
+    from jax._src.tree_util import _registry as registered_nodes
+
+    _ = registered_nodes[tuple].from_iter
+except (ImportError, AttributeError, KeyError):
+    # All named tuples are then taken apart by JAX, which is slower; registered ones are refused.
+    registered_nodes: Any = _AllClasses()
+
+
 def unflatten_node(kind: type, metadata: Any, children: list[Any]) -> Any:
     """Return the object that JAX's registry makes of a node's metadata and children."""
+    registered = registered_nodes.get(kind)
+    if registered is not None:
+        return registered.from_iter(metadata, tuple(children))
+    if metadata is kind and issubclass(kind, tuple):
+        # A named tuple that isn't registered.
+        return kind(*children)
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        # Of these the call below would make named tuples, whatever they are registered as.
+        raise TypeError(f"This release of JAX doesn't tell how `{kind.__name__}` is registered.")
     make: Any = type(_LEAF).from_node_data_and_children
     return make(default_registry, (kind, metadata), [_LEAF] * len(children)).unflatten(children)
 
@@ -135,15 +165,19 @@ try:
     _ = _trace_ctx.trace, _eager_constant_folding.value
 except (ImportError, AttributeError):
 
-    def is_staging() -> bool:
+    def is_tracing() -> bool:
         return isinstance(jnp.array(1) + 1, Tracer)
+
+    is_staging = is_tracing
 
 else:
 
     def is_staging() -> bool:
         """Return whether an operation on constants would be staged out into a jaxpr right now."""
-        if _eager_constant_folding.value:
-            return False
+        return not _eager_constant_folding.value and is_tracing()
+
+    def is_tracing() -> bool:
+        """Return whether a jaxpr is being made, also where constants are folded eagerly."""
         trace = _trace_ctx.trace
         # Those of `vmap` and `grad` pass constants on, that of an eager `shard_map` doesn't.
         while not isinstance(trace, _StagingTrace) and hasattr(trace, "parent_trace"):

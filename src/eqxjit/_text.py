@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from ._interruptions import unless_it_raises
-
 
 def short(value: Any, limit: int = 40) -> str:
     """Return the `repr` of a value on one line, cut to so many characters."""
-    # The user's `repr`.
-    text = unless_it_raises(lambda: repr(value), f"{type(value).__name__} object")
+    try:
+        text = repr(value)
+    except Exception:
+        # The user's `repr`, in an error or a description of something else.
+        text = f"{type(value).__name__} object"
     text = " ".join(text.split())
     if not text.isprintable():
         # Source, or a terminal, takes no NUL and no half of a character.

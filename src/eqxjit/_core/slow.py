@@ -25,6 +25,7 @@ from .errors import (
     array_error,
     note_shapes,
     note_tracers,
+    raise_instead,
     runtime_error,
     with_argument_errors,
 )
@@ -257,7 +258,7 @@ class Caller:
         try:
             return tree_map(_same, fun(*args, **kwargs))
         except Exception as error:
-            self.explain(error, args, kwargs, user_raised=False)
+            raise_instead(runtime_error(error))
             raise
 
     def stage(
@@ -314,13 +315,8 @@ class Caller:
         if self.fun_arrays:
             named.append(("fun", self.function.combine(self.fun_arrays)))
         note_tracers(error, named)
-        clearer = None if user_raised else runtime_error(error) or array_error(error, named)
-        if clearer is not None:
-            try:
-                raise clearer from None
-            finally:
-                # Its traceback has this frame: arrays that it holds would wait for the collector.
-                del clearer, error, named, args, kwargs
+        if not user_raised:
+            raise_instead(runtime_error(error) or array_error(error, named))
 
 
 def _same(leaf: Any) -> Any:

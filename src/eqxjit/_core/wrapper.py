@@ -7,39 +7,25 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    Protocol,
-    Self,
-    TypeVar,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
 import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
 from .._compat import CallableBySlot, TypeNamedForChex, call_directly
 from .._diagnostics.description import WRAPPERS
+from .._diagnostics.trace import Trace
 from .._interruptions import raise_if_interruption, unless_it_raises
 from .._places import trimming
 from .._text import short
 from .ahead import CompileCost, Lowered, lower
 from .function import STAND_INS, Function, take_apart
-from .options import DEFAULT_MAXSIZE, Donate, Options, check_options
+from .options import DEFAULT_MAXSIZE, Donate, JitOptions, Options, check_options
 from .slow import Caller
 from .table import CacheInfo
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# Of a method: its first parameter, the others, and its result.
-_S = TypeVar("_S")
-_Q = ParamSpec("_Q")
-_R = TypeVar("_R")
 
 # What tools read of a function that is written in Python, or of a method.
 _OF_FUNCTIONS = {
@@ -68,27 +54,9 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         return self._caller.function
 
     if TYPE_CHECKING:
-        __name__: str
-        __qualname__: str
         __wrapped__: Callable[P, T]
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...
-
-        # Type checkers take no notice of a `@classmethod` or `@staticmethod` above a wrapper. It is
-        # a class method if the class can be its first argument, a static method if no instance can.
-        @overload
-        def __get__(
-            self: Callable[Concatenate[_S, _Q], _R], instance: object, owner: _S
-        ) -> "BoundJitFunction[_Q, _R]": ...
-        @overload
-        def __get__(self, instance: None, owner: type | None = None) -> Self: ...
-        @overload
-        def __get__(
-            self: Callable[Concatenate[_S, _Q], _R], instance: _S, owner: type | None = None
-        ) -> "BoundJitFunction[_Q, _R]": ...
-        @overload
-        def __get__(self, instance: object, owner: type | None = None) -> Self: ...
-        def __get__(self: Any, instance: Any, owner: Any = None) -> Any: ...
 
     else:
         # Not properties, since `inspect` would find those on the class, too.
@@ -104,8 +72,8 @@ class JitFunction(CallableBySlot, Generic[P, T]):
                 return stand_ins[STAND_INS.index(name)]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-        def __get__(self, instance: Any, owner: type | None = None) -> Any:
-            return self if instance is None else BoundJitFunction(self, instance)
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else BoundJitFunction(self, instance)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Trace and lower the function for these arguments, without running it.
@@ -187,7 +155,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         """
         return self._function.table.info()
 
-    def traces(self) -> list[Any]:
+    def traces(self) -> list[Trace]:
         """Return the record of each trace, the oldest first: its arguments, reason and time.
 
         **Returns:**
@@ -333,15 +301,9 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
     )  # type: ignore[assignment]
 
     if TYPE_CHECKING:
-        __name__: str
-        __qualname__: str
         __wrapped__: Callable[P, T]
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...  # pyright: ignore[reportIncompatibleMethodOverride]
-        def cache_info(self) -> CacheInfo: ...
-        def traces(self) -> list[Any]: ...
-        def clear_cache(self) -> None: ...
-        def specialized_source(self) -> str | None: ...
 
     else:
 
@@ -358,18 +320,37 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
                 return getattr(self.func, name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    @property
+    def _wrapper(self) -> JitFunction[..., T]:
+        return cast(JitFunction[..., T], self.func)
+
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Lower the wrapped function, with the instance filled in, here and when called."""
-        wrapper: Any = self.func
         all_args, all_kwargs = (*self.args, *args), {**self.keywords, **kwargs}
         with trimming:
-            return lower(wrapper._caller, all_args, all_kwargs, (self.args, self.keywords))
+            caller = self._wrapper._caller
+            return lower(caller, all_args, all_kwargs, (self.args, self.keywords))
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
         """Compile the wrapped function ahead of time, with the instance filled in."""
-        wrapper: Any = self.func
         with trimming:
-            return wrapper.compile(*self.args, *args, **self.keywords, **kwargs)
+            return self._wrapper.compile(*self.args, *args, **self.keywords, **kwargs)
+
+    def cache_info(self) -> CacheInfo:
+        """Return the state of the cache, of all instances."""
+        return self._wrapper.cache_info()
+
+    def traces(self) -> list[Trace]:
+        """Return the record of each trace, for any instance."""
+        return self._wrapper.traces()
+
+    def clear_cache(self) -> None:
+        """Drop all programs, of all instances."""
+        self._wrapper.clear_cache()
+
+    def specialized_source(self) -> str | None:
+        """Return the source of the fast path of the latest call, for any instance."""
+        return self._wrapper.specialized_source()
 
     def __repr__(self) -> str:
         instance = ", ".join([short(argument, _LONGEST_REPR) for argument in self.args])
@@ -384,10 +365,6 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
 
 # An instance's are its function's, which an empty dict of the class would hide.
 del BoundJitFunction.__annotations__
-
-# Of all instances.
-for _name in ("cache_info", "traces", "clear_cache", "specialized_source"):
-    setattr(BoundJitFunction, _name, property(operator.attrgetter(f"func.{_name}")))
 
 
 def register_wrapper(kind: type[JitFunction[..., Any]]) -> None:
@@ -429,16 +406,8 @@ def _wrap(fun: Any, options: Options) -> JitFunction[..., Any]:
     return JitFunction(*take_apart(fun, options))
 
 
-class Jitted(Protocol[P, T]):
-    """An object whose `__call__` is wrapped.
-
-    Pyright takes no notice of descriptors where it looks for the `__call__` of a callable.
-    """
-
-    @property
-    def __call__(self) -> JitFunction[Concatenate[Any, P], T]: ...
-
-
+# Typed as upstream's, because checkers don't bind an object of a class where they compare a method
+# with that of a base class or a protocol.
 @overload
 def filter_jit(
     *,
@@ -446,20 +415,8 @@ def filter_jit(
     block: bool = False,
     maxsize: int | None = 1024,
     max_traces: int | None = None,
-    **jitkwargs: Any,
-) -> Callable[[Callable[P, T]], JitFunction[P, T]]: ...
-
-
-@overload
-def filter_jit(
-    fun: Jitted[P, T],
-    *,
-    donate: Donate = "none",
-    block: bool = False,
-    maxsize: int | None = 1024,
-    max_traces: int | None = None,
-    **jitkwargs: Any,
-) -> JitFunction[P, T]: ...
+    **jitkwargs: Unpack[JitOptions],
+) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
 
 @overload
@@ -470,8 +427,8 @@ def filter_jit(
     block: bool = False,
     maxsize: int | None = 1024,
     max_traces: int | None = None,
-    **jitkwargs: Any,
-) -> JitFunction[P, T]: ...
+    **jitkwargs: Unpack[JitOptions],
+) -> Callable[P, T]: ...
 
 
 def filter_jit(
@@ -540,7 +497,8 @@ def filter_jit(
 
         ```
     """
-    options = check_options(donate, block, maxsize, max_traces, jitkwargs)
+    with trimming:
+        options = check_options(donate, block, maxsize, max_traces, jitkwargs)
     if fun is inspect.Parameter.empty:
         return functools.partial(_wrap, options=options)
     return _wrap(fun, options)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._compat import ArrayImpl, flatten_one_level, native, unflatten_node
+from .._compat import ArrayImpl, flatten_one_level, native, registered_nodes, unflatten_node
 from .._interruptions import raise_if_interruption
 from .._spec.static import Opaque, same
 from .._spec.tree import ARRAY, DICT
@@ -21,7 +21,7 @@ if native is not None:
     # What it compares with, and calls.
     native.setup(
         *(ARRAY, ArrayImpl, np.ndarray, take),
-        *(flatten_one_level, same, unflatten_node, Opaque),
+        *(flatten_one_level, registered_nodes, same, unflatten_node, Opaque),
     )
 
 

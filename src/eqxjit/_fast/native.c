@@ -51,7 +51,7 @@ typedef struct {
     PyObject *array_type;   /* the class of most arrays */
     PyObject *ndarray_type; /* that of NumPy's */
     PyObject *take;         /* see numpy_inputs.py */
-    PyObject *flatten, *same, *unflatten;
+    PyObject *flatten, *registered, *same, *unflatten;
     PyObject *opaque_type; /* of stand-ins that ask an object's `==` */
     /* Names of methods and attributes. */
     PyObject *slow_call, *interrupted, *failed_fast, *finish_fast, *call_of, *wait_for, *entry, *hash, *value;
@@ -518,6 +518,11 @@ static int match_leaf(Walk *walk, Static *expected, PyObject *value) {
 static int match_sequence(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
     /* As the class of the spec, unless that is malformed. */
     if (!PyTuple_Check(value) && !PyList_CheckExact(value)) return malformed();
+    /* The class of a named tuple may have been registered as another node meanwhile. */
+    int is_node = PyTuple_GET_ITEM(spec, 2) == Py_None
+                      ? 0
+                      : PySequence_Contains(walk->state->registered, (PyObject *)Py_TYPE(value));
+    if (is_node) return is_node < 0 ? -1 : 0;
     return each_item(walk, match, spec, value, n);
 }
 
@@ -1057,9 +1062,9 @@ TYPE(Delegate, delegate,
 static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     State new = *state;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
-                          &new.ndarray_type, &new.take, &new.flatten, &new.same, &new.unflatten,
-                          &new.opaque_type)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOO!OOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
+                          &new.ndarray_type, &new.take, &new.flatten, &new.registered, &new.same,
+                          &new.unflatten, &new.opaque_type)) return NULL;
     /* For good: nothing here is replaced. */
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) Py_INCREF(PyTuple_GET_ITEM(args, i));
     *state = new;
@@ -1121,7 +1126,7 @@ static PyModuleDef_Slot module_slots[] = {
 
 static PyMethodDef module_methods[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(ARRAY, array_type, ndarray, take, flatten, same, unflatten, Opaque): what is Python's."},
+     "setup(ARRAY, array_type, ndarray, take, flatten, registered, same, unflatten, Opaque): what is\nPython's."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(call, jitted, arrays): calls a jitted function, or its `lower`, with a call of the slow path in\n"
      "flight."},

@@ -23,9 +23,11 @@ def take(leaf: Any, large: list[Any] | None = None) -> Any:
 
     That is a copy of a small NumPy array; a large one, for which it must wait, goes to `large`.
     """
+    if not is_array(leaf):
+        return NotImplemented
     # Not `isinstance`, which believes what an object says of its class.
     if not issubclass(type(leaf), np.ndarray):
-        return leaf if is_array(leaf) else NotImplemented
+        return leaf
     if _n_bytes(leaf) <= MAX_COPIED_BYTES:
         return np.ndarray.copy(leaf)
     if large is not None:

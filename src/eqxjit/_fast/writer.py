@@ -12,7 +12,7 @@ from typing import Any
 
 import equinox as eqx
 
-from .._compat import ArrayImpl, fields_of, flatten_one_level, unflatten_node
+from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import trim
 from .._spec.static import THEMSELVES, same
 from .._spec.tree import (
@@ -243,6 +243,10 @@ class Writer:
             kind, cls, aux, *below = spec
             guards.append(f"{names.named(type)}({inner}) is {names.named(cls)}")
             if kind == SEQUENCE:
+                if aux is not None:
+                    # Its class may have been registered as another node since.
+                    nodes = names.constant("registered_nodes", registered_nodes)
+                    guards.append(f"{names.named(cls)} not in {nodes}")
                 guards.append(f"{names.named(len)}({var}) == {len(below)}")
                 parts = [f"{var}[{i}]" for i in range(len(below))]
             elif kind == DICT:
