@@ -22,8 +22,7 @@ from ._core.wrapper import (
 )
 from ._deploy.freeze import freeze, load
 from ._deploy.install import install, uninstall
-from ._deploy.layout import _from_skeleton
-from ._deploy.pack import Packed, pack
+from ._deploy.pack import Packed, _from_skeleton, pack
 from ._diagnostics.history import History as _History
 from ._diagnostics.log import explain_retraces
 from ._diagnostics.report import compile_report

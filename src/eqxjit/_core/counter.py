@@ -12,6 +12,9 @@ from .._text import times
 
 _MAX_LISTED = 32
 
+#: Raises for `(args, kwargs)` that a function itself refuses.
+Check = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
 
 class TraceHook:
     """An observer of the traces of one function; this one does nothing.
@@ -73,17 +76,23 @@ class TraceCounter:
     - `hook`: the observer of each trace.
     - `n_traces`: their number since the cache was last cleared.
     - `why_sealed`: why no call may be traced any more; empty if one may be.
-    - `check`: raises, for `(args, kwargs)` that the function itself refuses; tried before the rest.
+    - `check`: tried before a trace is refused, because a wrong argument is no new shape.
     """
 
     def __init__(
-        self, name: str, max_traces: int | None, place: Place, number: int | None, lock: Lock
+        self,
+        name: str,
+        max_traces: int | None,
+        place: Place,
+        number: int | None,
+        lock: Lock,
+        check: Check | None = None,
     ):
         self.name = name
         self.hook = _class(name, place, number)
         self.n_traces = 0
         self.why_sealed = ""
-        self.check: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self.check = check
         self._max_traces = max_traces
         self._lock = lock
         #: Those under way. An interrupt may keep one from its end, but not alive.
@@ -105,7 +114,6 @@ class TraceCounter:
         # a trace that is refused, too: its error explains it.
         explanation = self.hook.begin(trace, number, self._begun)
         if why_not:
-            # A wrong number of arguments is no new shape, and says so.
             if self.check is not None:
                 self.check(trace.call.args, trace.call.kwargs)
             raise TooManyTracesError(

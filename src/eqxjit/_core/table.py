@@ -15,7 +15,7 @@ from .._interruptions import Lock, Weak
 from .._places import Place, wrapped_by
 from .._spec.static import referents
 from .._spec.tree import Spec
-from .counter import TraceCounter
+from .counter import Check, TraceCounter
 from .entry import Entry
 from .options import Options
 
@@ -105,14 +105,21 @@ class Table(_Watched):
     """
 
     def __init__(
-        self, signature: Signature, options: Options, place: Place, number: int | None = None
+        self,
+        signature: Signature,
+        options: Options,
+        place: Place,
+        number: int | None = None,
+        check: Check | None = None,
     ):
-        """`number` tells the Python functions that are there apart."""
+        """`number` tells the Python functions that are there apart; `check` is the counter's."""
         super().__init__()
         self.signature = signature
         self.options = options
         self.place = place
-        self.counter = TraceCounter(signature.label, options.max_traces, place, number, self.lock)
+        self.counter = TraceCounter(
+            signature.label, options.max_traces, place, number, self.lock, check
+        )
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         #: The callers of wrappers that have generated functions, which change with `fasts`.
