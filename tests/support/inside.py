@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eqxjit import _compat
-from eqxjit._core import table as _table
+from eqxjit._core import function as _function
 from eqxjit._deploy import install as _install
 from eqxjit._deploy import saved as _saved
 from eqxjit._diagnostics import history as _history
@@ -87,7 +87,7 @@ def set_seconds(report: Any, seconds: Any) -> None:
             start += share
 
 
-clear_tables = _table._clear_tables
+clear_tables = _function.clear_tables
 
 # --- What is done -----------------------------------------------------------------------------
 

@@ -13,13 +13,12 @@ import jax.numpy as jnp
 from .._core.ahead import CompileCost
 from .._core.counter import Check
 from .._core.errors import with_argument_errors
-from .._core.function import Function
+from .._core.function import Function, innermost_function, names_of
 from .._core.options import DEFAULT_MAXSIZE, Options, check_options
-from .._core.table import Table, home_of, names_of
+from .._core.table import Table
 from .._core.wrapper import (
     BoundJitFunction,
     JitFunction,
-    Jitted,
     P,
     T,
     register_partial,
@@ -131,10 +130,6 @@ class FrozenFunction(JitFunction[P, T]):
 
 
 register_wrapper(FrozenFunction)
-
-
-@overload
-def freeze(fun: Jitted[P, T], *, max_constant_bytes: int = 2**20) -> FrozenFunction[P, T]: ...
 
 
 @overload
@@ -266,7 +261,7 @@ def _frozen(
     spec, passed, statics = resplit(spec, arrays, statics, is_passed)
     names = names_of(fun)
     signature = Signature(partial, *names, wrapper=name)
-    table = Table(signature, options, place_of(fun, home_of(fun)), check=check)
+    table = Table(signature, options, place_of(fun, innermost_function(fun)), check=check)
     return FrozenFunction(Function(fun, spec, statics, options, table), tuple(passed))
 
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from .._compat import ArrayImpl, flatten_one_level, native, unflatten_node
+from .._compat import ArrayImpl, flatten_one_level, native, registered_nodes, unflatten_node
 from .._interruptions import raise_if_interruption
 from .._spec.static import Opaque, same
 from .._spec.tree import ARRAY, DICT
-from .numpy_inputs import take
+from .numpy_inputs import as_array
 from .writer import TooLarge, Writer
 
 if native is not None:
     # What it compares with, and calls.
     native.setup(
-        *(ARRAY, ArrayImpl, np.ndarray, take),
-        *(flatten_one_level, same, unflatten_node, Opaque),
+        *(ARRAY, ArrayImpl, np.ndarray, as_array),
+        *(flatten_one_level, registered_nodes, same, unflatten_node, Opaque),
     )
 
 
@@ -35,8 +35,6 @@ class PythonFast:
     def __init__(self, function: Any, entry: Any):
         self.entry = entry
         self.hits_before = 0
-        #: Its source compares what programs read.
-        self.is_stale = False
         _, self._make = Writer(function, entry).write()
         #: Its `next` counts a hit: in C, hence without a lock, and faster than an addition.
         self._counter: Iterator[None] = itertools.repeat(None, sys.maxsize)
@@ -79,10 +77,8 @@ def fast_path(call: Any) -> Any | None:
     # argument in place: the slow path then serves the next call, too.
     entry = call.entry
     if native is not None:
-        # Until a program was read, any array may be one that it uses.
-        uses = entry.uses or b"\1" * entry.n_arrays
         layout = entry.n_arrays, entry.n_first, entry.n_fun
-        return native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, uses, *layout)
+        return native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, *layout)
 
     make = functools.partial(PythonFast, call.function, entry)
     try:
@@ -104,7 +100,7 @@ def link(caller: Any, fasts: list[Any]) -> Any:
         names = tuple([None if p.kind == p.POSITIONAL_ONLY else p.name for p in by_position])
         return native.Dispatcher(caller, fasts, caller.fun_arrays, function.statics, names)
     # Unlike C, which reads the list anew in each call, this is to be made again once it changes.
-    caller.table.linked.add(caller)
+    caller.table.link(caller)
     otherwise = caller.slow_call
     for fast in reversed(fasts):
         otherwise = fast.instantiate(caller, otherwise)

@@ -24,7 +24,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import default_registry, keystr
 
-from .._compat import ArrayImpl, fields_of, native, unflatten_node
+from .._compat import ArrayImpl, fields_of, native, registered_nodes, unflatten_node
 from .._interruptions import raise_if_interruption, unless_it_raises
 from .._text import short
 from .static import CONSTANTS, THEMSELVES, Identity, freeze
@@ -94,8 +94,10 @@ _NEVER_NODES = CONSTANTS | {
 
 
 def is_array(leaf: Any) -> bool:
-    """Return what `equinox.is_array` does, faster."""
-    return type(leaf) in ARRAY_CLASSES or bool(eqx.is_array(leaf))
+    """Return what `equinox.is_array` does, faster; a node is no array, whatever its class."""
+    return type(leaf) in ARRAY_CLASSES or (
+        bool(eqx.is_array(leaf)) and _flatten_one_level(leaf) is None
+    )
 
 
 class ModuleFields(NamedTuple):
@@ -133,7 +135,10 @@ _named_tuples: weakref.WeakKeyDictionary[type, bool | None] = weakref.WeakKeyDic
 
 
 def _named_tuple_aux(kind: type) -> bool | None:
-    """Return the aux of a class of named tuples; None for any other class."""
+    """Return the aux of a class of named tuples; None for one that JAX takes apart."""
+    # Asked on each call, because a class may be registered after its first use.
+    if kind in registered_nodes:
+        return None
     # Not by `in`, which takes an interruption for a class that can't be referred to weakly.
     found = _named_tuples.get(kind, ...)
     if found is not ...:
@@ -144,11 +149,7 @@ def _named_tuple_aux(kind: type) -> bool | None:
         and kind.__getitem__ is tuple.__getitem__  # type: ignore[attr-defined]
         and kind.__len__ is tuple.__len__  # type: ignore[attr-defined]
     ):
-        empty: Any = tuple.__new__(kind, ())
-        # A registered class has a flatten of the user's, which may raise, as it misses items.
-        flat: Any = unless_it_raises(lambda: _flatten_one_level(empty), (None, None))
-        # JAX's rule for named tuples is the class alone; a registered class has other metadata.
-        aux = _is_standard(kind) if flat[1] is kind else None
+        aux = _is_standard(kind)
     return _named_tuples.setdefault(kind, aux)
 
 

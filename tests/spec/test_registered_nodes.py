@@ -1,0 +1,456 @@
+"""JAX's registry decides what is a node and how it is taken apart, whatever its class.
+
+The classes are drawn: their bases, how they are registered and when, which fields are children, in
+which order, and where their objects are. `jax.jit`, `jax.tree_util` and Equinox say what is right.
+"""
+
+import collections
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.tree_util import GetAttrKey, SequenceKey
+
+import eqxjit
+from tests.support.helpers import Twins, assert_same, outcome
+
+FIELDS = ("a", "b", "scale")
+
+
+# --- Classes: `make(cls, a, b, scale)` is an object of one, `read(object)` its three values ------
+
+
+def by_items(cls, *values):
+    return cls(values)
+
+
+def by_arguments(cls, *values):
+    return cls(*values)
+
+
+def by_keys(cls, *values):
+    return cls(zip(FIELDS, values, strict=True))
+
+
+def read_items(value):
+    return (*value,)
+
+
+def read_values(value):
+    return (*value.values(),)
+
+
+def read_fields(value):
+    return tuple([getattr(value, name) for name in FIELDS])
+
+
+class TypedTuple(typing.NamedTuple):
+    a: Any
+    b: Any = 1.0
+    scale: Any = 1.0
+
+
+def namedtuple():
+    return collections.namedtuple("Plain", FIELDS)
+
+
+def namedtuple_with_defaults():
+    return collections.namedtuple("Defaults", FIELDS, defaults=[2.0, 1.0])
+
+
+def typed_namedtuple():
+    class Typed(typing.NamedTuple):
+        a: Any
+        b: Any
+        scale: Any
+
+    return Typed
+
+
+def namedtuple_with_methods():
+    class Methods(namedtuple()):
+        __slots__ = ()
+
+        def __new__(cls, a, b, scale=1.0):
+            return super().__new__(cls, a, b, scale)
+
+        def total(self):
+            return self.a + self.b
+
+    return Methods
+
+
+def namedtuple_with_its_own_items():
+    class Shifted(namedtuple()):
+        def __len__(self):
+            return 7
+
+        def __getitem__(self, index):
+            return tuple.__getitem__(self, -1)
+
+    return Shifted
+
+
+def below_a_registered_namedtuple():
+    base = namedtuple()
+    jax.tree_util.register_pytree_node(
+        base, lambda t: ((t[2], t[0]), t[1]), lambda b, c: base(c[1], b, c[0])
+    )
+    return type("Below", (base,), {})
+
+
+def below(base):
+    return lambda: type("Sub", (base,), {})
+
+
+@dataclasses.dataclass
+class _Fields:
+    a: Any
+    b: Any
+    scale: Any
+
+
+def frozen_dataclass():
+    return dataclasses.make_dataclass("Frozen", FIELDS, frozen=True)
+
+
+def plain_class():
+    class Plain:
+        def __init__(self, a, b, scale):
+            self.a, self.b, self.scale = a, b, scale
+
+        def __eq__(self, other):
+            return type(other) is Plain and vars(other) == vars(self)
+
+        def __hash__(self):
+            return hash((self.a, self.b, self.scale))
+
+    return Plain
+
+
+NAMED_TUPLES: dict[str, Any] = {
+    "namedtuple": namedtuple,
+    "namedtuple with defaults": namedtuple_with_defaults,
+    "NamedTuple": typed_namedtuple,
+    "NamedTuple's subclass": below(TypedTuple),
+    "namedtuple with methods": namedtuple_with_methods,
+    "namedtuple with its own items": namedtuple_with_its_own_items,
+    "below a registered namedtuple": below_a_registered_namedtuple,
+}
+
+#: How to make a class, an object of it, and how to read that.
+BASES: dict[str, tuple[Any, Any, Any]] = {
+    **{name: (make, by_arguments, read_fields) for name, make in NAMED_TUPLES.items()},
+    "tuple": (below(tuple), by_items, read_items),
+    "list": (below(list), by_items, read_items),
+    "dict": (below(dict), by_keys, read_values),
+    "OrderedDict": (below(collections.OrderedDict), by_keys, read_values),
+    "dataclass": (below(_Fields), by_arguments, read_fields),
+    "frozen dataclass": (frozen_dataclass, by_arguments, read_fields),
+    "plain class": (plain_class, by_arguments, read_fields),
+}
+
+WAYS = ("node", "node with keys", "node class", "dataclass", "static")
+
+
+@dataclasses.dataclass
+class Kind:
+    """A drawn class: how to make its objects, read them, and register it."""
+
+    cls: type
+    make: Callable[..., Any]
+    read: Callable[[Any], tuple[Any, ...]]
+    way: str
+    order: list[int]
+
+    def flatten(self, value):
+        values = self.read(value)
+        rest = tuple([v for i, v in enumerate(values) if i not in self.order])
+        return [values[i] for i in self.order], rest
+
+    def unflatten(self, rest, children):
+        assert type(children) is tuple
+        values, others = dict(zip(self.order, children, strict=True)), iter(rest)
+        return self.make(*[values[i] if i in values else next(others) for i in range(3)])
+
+    def register(self) -> None:
+        tree_util = jax.tree_util
+        match self.way:
+            case "node":
+                tree_util.register_pytree_node(self.cls, self.flatten, self.unflatten)
+            case "node with keys":
+
+                def with_keys(value):
+                    children, rest = self.flatten(value)
+                    keys = [GetAttrKey("x"), SequenceKey(1), GetAttrKey("z")]
+                    return [*zip(keys, children, strict=False)], rest
+
+                tree_util.register_pytree_with_keys(self.cls, with_keys, self.unflatten)
+            case "node class":
+                self.cls.tree_flatten = lambda value: self.flatten(value)
+                self.cls.tree_unflatten = staticmethod(self.unflatten)
+                tree_util.register_pytree_node_class(self.cls)
+            case "dataclass":
+                names = [FIELDS[i] for i in self.order]
+                rest = [name for name in FIELDS if name not in names]
+                if self.read is read_fields:
+                    tree_util.register_dataclass(self.cls, names, rest)
+                else:
+                    tree_util.register_pytree_node(self.cls, self.flatten, self.unflatten)
+            case "static":
+                tree_util.register_static(self.cls)
+
+
+def bound(cls, make):
+    return lambda *values: make(cls, *values)
+
+
+@st.composite
+def kinds(draw, bases=tuple(BASES)):
+    make_class, make, read = BASES[draw(st.sampled_from(bases))]
+    cls = make_class()
+    way = draw(st.sampled_from(WAYS))
+    # The others are metadata, where arrays have no place.
+    order = draw(st.permutations(draw(st.sampled_from([(0, 1), (0, 1, 2)]))))
+    order = [] if way == "static" else order
+    return Kind(cls, bound(cls, make), read, way, order)
+
+
+# --- Places of an object: how it is put there, and how it is found -------------------------------
+
+
+class Holder(eqx.Module):
+    content: Any
+    weight: Any = 2.0
+
+
+class StaticHolder(eqx.Module):
+    weight: Any
+    content: Any = eqx.field(static=True)
+
+
+PLACES: dict[str, tuple[Any, Any]] = {
+    "argument": (lambda t: t, lambda v: v),
+    "list": (lambda t: [t, 1], lambda v: v[0]),
+    "dict": (lambda t: {"k": (t,)}, lambda v: v["k"][0]),
+    "field": (Holder, lambda v: v.content),
+    "field of a list of fields": (lambda t: [Holder([t])], lambda v: v[0].content[0]),
+}
+
+places = st.sampled_from([*PLACES.values()])
+
+
+def compute(kind, find):
+    def function(tree):
+        value = find(tree)
+        a, b, scale = kind.read(value)
+        return {
+            "sum": a * scale - 2.0 * b,
+            "same": tree,
+            "new": kind.make(b, a + b, scale),
+            "nested": [kind.make(a, kind.make(b, a, scale), scale)],
+        }
+
+    return function
+
+
+def numbers(kind, n=0):
+    return values(n) if kind.order else (1.0 + n, 7.0 - n)
+
+
+def values(n=0):
+    return jnp.arange(3.0) + n, 7.0 - jnp.arange(3.0) - n
+
+
+@settings(max_examples=40)
+@given(kind=kinds(), place=places, is_late=st.booleans(), scale=st.sampled_from([10.0, 3, None]))
+def test_arguments_fields_and_outputs(kind, place, is_late, scale):
+    put, find = place
+    f = Twins(compute(kind, find))
+    number = np.float32(2) if scale is None and 2 in kind.order else scale or 2
+
+    def both(n):
+        tree = put(kind.make(*numbers(kind, n), number))
+        expected, found = outcome(f.upstream, tree), outcome(f.ours, tree)
+        if isinstance(expected, Exception):
+            assert isinstance(found, Exception)
+            return
+        assert_same(found, expected)
+        for key in ("same", "new", "nested"):
+            assert type(find(found["same"])) is kind.cls
+            assert_same(jax.tree.leaves(found[key]), jax.tree.leaves(expected[key]))
+        assert_same([*kind.read(found["new"])], [*kind.read(expected["new"])])
+
+    if is_late:
+        for n in range(3):
+            both(n)
+    kind.register()
+    for n in range(5):
+        both(n)
+    f.assert_no_more_traces()
+
+
+@settings(max_examples=20)
+@given(kind=kinds(), is_late=st.booleans())
+def test_static_values(kind, is_late):
+    f = Twins(lambda holder: holder.weight * kind.read(holder.content)[0] + 1)
+    if not is_late:
+        kind.register()
+    for first in (1, 2, 1, 1, 2):
+        holder = StaticHolder(jnp.ones(2), kind.make(first, 2, "x"))
+        assert_same(f.ours(holder), f.fun(holder))
+    if is_late:
+        kind.register()
+    for first in (1, 2, 1, 1, 2):
+        holder = StaticHolder(jnp.ones(2), kind.make(first, 2, "x"))
+        assert_same(f.ours(holder), f.fun(holder))
+
+
+@settings(max_examples=15)
+@given(kind=kinds(), place=places)
+def test_beside_calls(kind, place):
+    """Closures, methods, staging, ahead of time, and what lies below a wrapper."""
+    put, find = place
+    kind.register()
+    tree = put(kind.make(*numbers(kind), 10.0))
+    function = compute(kind, find)
+    expected = eqx.filter_jit(function)(tree)
+    wrapped = eqxjit.filter_jit(function)
+    assert_same(wrapped.lower(tree).compile()(tree), expected)
+    assert_same(eqxjit.freeze(function, tree)(), expected)
+    frozen = eqxjit.freeze(lambda t, x: (function(t)["sum"] + x, t), tree, max_constant_bytes=0)
+    assert_same(frozen(1.0), (expected["sum"] + 1.0, tree))
+    partial = eqxjit.filter_jit(eqx.Partial(lambda t, x: function(t), tree))
+    for _ in range(3):
+        assert_same(partial(1), expected)
+    assert_same(partial.__wrapped__.args[0], tree)
+    if not arrays_of(tree):
+        return
+    packed = eqxjit.pack(tree, optimizer=None)
+    found = packed.unpack()
+    assert jax.tree.structure(found) == jax.tree.structure(tree)
+    assert_same(jax.tree.leaves(eqx.filter(found, eqx.is_array)), arrays_of(tree))
+    assert_same(eqxjit.filter_jit(lambda p: function(p.unpack()))(packed)["sum"], expected["sum"])
+    assert_same(jax.tree.leaves(packed.repack(found).unpack()), jax.tree.leaves(found))
+
+
+def arrays_of(tree):
+    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_array))]
+
+
+@settings(max_examples=15)
+@given(kind=kinds())
+def test_under_install_and_transformations(kind):
+    kind.register()
+    tree = kind.make(*numbers(kind), 10.0)
+    function = compute(kind, lambda t: t)
+    expected = eqx.filter_jit(function)(tree)
+    f = eqxjit.filter_jit(function)
+    weighted = eqxjit.filter_jit(lambda t, x: jnp.sum(function(t)["sum"] * x))
+    gradient = jax.grad(weighted, argnums=1)
+    for _ in range(3):
+        inner = jax.jit(lambda x: f(tree)["sum"] + x)(1.0)
+        assert_same(inner, jnp.asarray(expected["sum"] + 1.0))
+        assert_same(gradient(tree, jnp.ones(3)), jnp.ones(3) * expected["sum"])
+    eqxjit.install()
+    try:
+        installed = eqx.filter_jit(function)
+        for _ in range(3):
+            assert_same(installed(tree), expected)
+    finally:
+        eqxjit.uninstall()
+
+
+# --- By hand -------------------------------------------------------------------------------------
+
+
+def test_an_explanation_names_the_children_as_jax_does():
+    cls = namedtuple()
+    jax.tree_util.register_pytree_with_keys(
+        cls,
+        lambda t: (((GetAttrKey("second"), t.b), (GetAttrKey("first"), t.a)), t.scale),
+        lambda scale, children: cls(children[1], children[0], scale),
+    )
+    f = eqxjit.filter_jit(lambda t: t.a * t.scale)
+    f(cls(jnp.ones(2), jnp.ones(3), 1.0))
+    f(cls(jnp.ones(2), jnp.ones(4), 1.0))
+    f(cls(jnp.ones(2), jnp.ones(4), 2.0))
+    texts = [str(trace) for trace in f.traces()]
+    assert "t.second" in texts[1]
+    assert "float32[3]" in texts[1]
+    assert "float32[4]" in texts[1]
+    assert "1.0" in texts[2]
+    assert "2.0" in texts[2]
+
+
+def test_metadata_that_is_the_class_itself():
+    """As what JAX says of a named tuple that isn't registered."""
+    cls = namedtuple()
+    jax.tree_util.register_pytree_node(
+        cls, lambda t: ((t[1], t[0], t[2]), cls), lambda c, t: c(t[1], t[0], t[2])
+    )
+    f = Twins(lambda t: (t.a - t.b, t))
+    for n in range(3):
+        f(cls(*values(n), 1.0))
+
+
+def test_a_node_that_holds_other_nodes_and_no_arrays():
+    cls = namedtuple()
+    jax.tree_util.register_pytree_node(cls, lambda t: ((t,), None), lambda _, t: t[0])
+    stateless = collections.namedtuple("Empty", ())
+    jax.tree_util.register_pytree_node(stateless, lambda t: ((), 3), lambda n, _: stateless())
+    f = Twins(lambda t, x: (x, t))
+    for n in range(3):
+        f([stateless()], values(n))
+
+
+def test_named_tuples_that_are_registered_between_warm_calls():
+    cls = namedtuple()
+    f = Twins(lambda t, x: (t.b * x, cls(t.b, t.a, t.scale)))
+    for n in range(4):
+        f(cls(*values(n), 1.0), 2.0)
+    jax.tree_util.register_pytree_node(
+        cls, lambda t: ((t.b, t.a), t.scale), lambda scale, c: cls(c[1], c[0], scale)
+    )
+    for n in range(4):
+        f(cls(*values(n), 1.0), 2.0)
+    f.assert_no_more_traces()
+
+
+def test_arrays_of_a_registered_class():
+    """Equinox takes a subclass of NumPy's arrays for one, unless it is registered."""
+
+    class Quantity(np.ndarray):
+        unit: str = ""
+
+    def make(value, unit):
+        made = np.asarray(value).view(Quantity)
+        made.unit = unit
+        return made
+
+    f = Twins(lambda q, x: (jnp.asarray(q) if isinstance(q, jax.Array) else q.unit, x * 2))
+    for _ in range(3):
+        f(np.ones(3), jnp.ones(3))
+        f(jnp.ones(3), jnp.ones(3))
+    jax.tree_util.register_pytree_node(
+        Quantity, lambda q: ((), (q.unit, q.tobytes())), lambda aux, _: make([1.0], aux[0])
+    )
+    for _ in range(3):
+        f(make([1.0], "m"), jnp.ones(3))
+        f(make([1.0], "s"), jnp.ones(3))
+        f(np.ones(3), jnp.ones(3))
+
+
+def test_an_unregistered_named_tuple_is_made_by_its_class():
+    """As JAX makes it: a class with a `__new__` of its own has its say."""
+    cls = namedtuple_with_methods()
+    f = Twins(lambda t: cls(t.b, t.a))
+    for n in range(3):
+        f(cls(*values(n)))
