@@ -19,8 +19,7 @@ from ._core.wrapper import (
 )
 from ._deploy.freeze import freeze, load
 from ._deploy.install import install, uninstall
-from ._deploy.layout import _from_skeleton
-from ._deploy.pack import Packed, pack
+from ._deploy.pack import Packed, _from_skeleton, pack
 from ._diagnostics.hidden_warnings import _Pattern
 from ._diagnostics.history import TooManyTracesError
 from ._diagnostics.log import explain_retraces

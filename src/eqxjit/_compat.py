@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.tree_util import default_registry, tree_structure
 
@@ -35,7 +36,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 24:
+    if getattr(_native, "INTERFACE", None) != 30:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -203,9 +204,26 @@ def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
 
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:
     """Return the values that a tracer of `vmap`, `jvp` or `grad` wraps; none for one of `jit`."""
-    # The attributes are private. Without them a program that can raise isn't waited for there.
-    values = [getattr(tracer, name, None) for name in ("val", "primal", "tangent")]
+    # Without them a program that can raise isn't waited for there.
+    values = [getattr(tracer, name, None) for name in _WRAPPED]
     return [value for value in values if isinstance(value, jax.Array)]
+
+
+# Private attributes of tracers.
+_WRAPPED = "val", "primal", "tangent"
+
+
+def copy_in_tracer(tracer: Any) -> None:
+    """Replace the NumPy arrays that a tracer of `vmap`, `jvp` or `grad` wraps by copies.
+
+    A pass backward may read them, too, after the call.
+    """
+    for name in _WRAPPED:
+        value = getattr(tracer, name, None)
+        if isinstance(value, np.ndarray):
+            setattr(tracer, name, np.ndarray.copy(value))
+        elif isinstance(value, Tracer):
+            copy_in_tracer(value)
 
 
 def is_sharded_aval(aval: Any) -> bool:

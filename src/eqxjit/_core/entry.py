@@ -53,8 +53,6 @@ class Entry(_Flags):
     - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's, how many these
         are, and how many there are in all.
     - `outs`: what its traces returned.
-    - `uses`: a byte for each array: whether a program that was compiled reads it; None until one
-        was compiled.
     - `pending`: whether a program was traced or compiled that isn't finished yet: a call then goes
         through `finish_trace`.
     - `blocks`: whether calls wait, because a program can raise.
@@ -71,7 +69,6 @@ class Entry(_Flags):
         self.n_fun = n_fun
         self.n_arrays = count_arrays(spec) + n_fun
         self.pending = False
-        self.uses: bytes | None = None
         #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
         self.outs: list[Out] = []
         self.blocks = options.block
@@ -86,7 +83,7 @@ class Entry(_Flags):
         self.latest_trace: Trace | None = None
         #: Traces that aren't finished.
         self.traces: list[Trace] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         #: Whether the next call is to find out if a program can raise.
         self.unclassified = False
 
@@ -95,8 +92,6 @@ class Entry(_Flags):
         entry = Entry.__new__(Entry)
         entry.__dict__.update(self.__dict__)
         entry.jitted, entry.pending, entry.blocks = compiled, False, blocks
-        # XLA may drop other inputs here than where the function itself is compiled.
-        entry.uses = None
         return entry
 
     def invalidate(self, reason: str) -> None:
@@ -134,16 +129,6 @@ class Entry(_Flags):
                 self.unclassified = False
             self.pending = self.unclassified or bool(self.traces)
 
-    def add_uses(self, read: frozenset[int] | None) -> bool:
-        """Note which arrays one more program reads, None where unknown; return if that is new."""
-        before = self.uses or bytes(self.n_arrays)
-        uses = bytes([used or read is None or i in read for i, used in enumerate(before)])
-        is_new = uses != self.uses
-        if is_new:
-            # Only then, because fast paths compare it by identity.
-            self.uses = uses
-        return is_new
-
     @staticmethod
     def wait_for(output: Output) -> None:
         """Wait until a program has run, so that its error is raised here."""
@@ -179,6 +164,6 @@ class Entry(_Flags):
                 if all(a is b or type(a) in CONSTANTS for a, b in statics):
                     return index
         self.outs.append(new)
-        # Another thread may have appended one, too. No generator, as in `local_of_class`.
+        # Another thread may have appended one, too.
         [index] = [index for index, out in enumerate(self.outs) if out is new]
         return index

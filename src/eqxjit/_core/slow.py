@@ -13,7 +13,7 @@ from jax.tree_util import tree_map
 
 from .._compat import ArrayImpl, may_raise
 from .._fast.make import fast_path, link
-from .._fast.numpy_inputs import owned
+from .._fast.numpy_inputs import as_array
 from .._fast.writer import Writer, lacks_field
 from .._interruptions import raise_if_interruption, unless_it_raises
 from .._places import trim, trimming
@@ -86,14 +86,9 @@ class Caller:
         if self.can_be_disabled and jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         entry = self.find_or_add(call)
-        uses = entry.uses
-        # JAX may be reading NumPy arrays still when this call has returned.
-        arrays, waits = owned(call.flat, uses)
         try:
-            output = make(call, entry.jitted, arrays)
-            # Another thread may have traced a program meanwhile that reads other arrays.
-            waits = waits or entry.uses is not uses
-            if (waits or entry.blocks) and type(output) is not Box:
+            output = make(call, entry.jitted, [*map(as_array, call.flat)])
+            if entry.blocks and type(output) is not Box:
                 entry.wait_for(output)
         except BaseException as error:
             self.failed(error, call)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from .._diagnostics.history import History
+from .._diagnostics.history import Check, History
 from .._fast.signature import Signature
 from .._places import Place
 from .._spec.static import referents
@@ -69,15 +69,20 @@ class Table:
     """
 
     def __init__(
-        self, signature: Signature, options: Options, place: Place, number: int | None = None
+        self,
+        signature: Signature,
+        options: Options,
+        place: Place,
+        number: int | None = None,
+        check: Check | None = None,
     ):
-        """`number` tells the Python functions that are there apart."""
+        """`number` tells the Python functions that are there apart; `check` is the counter's."""
         #: Of `fasts` and the counts. Re-entrant, because garbage collection may drop an entry.
         self.lock = threading.RLock()
         self.signature = signature
         self.options = options
         self.place = place
-        self.history = History(signature.label, options.max_traces, place, number, self.lock)
+        self.history = History(signature.label, options.max_traces, place, number, self.lock, check)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         # The callers of wrappers that have generated functions.

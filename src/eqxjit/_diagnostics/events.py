@@ -36,6 +36,8 @@ class _Thread(threading.local):
         #: for a function that isn't ours.
         self.traced: dict[str, tuple[Any, Trace] | None] = {}
         self.hits_persistent_cache = False
+        #: How many traces under way hide JAX's warning of donated buffers.
+        self.n_hiding = 0
 
 
 _thread = _Thread()
@@ -45,10 +47,12 @@ _thread = _Thread()
 def tracing(entry: Any, trace: Trace) -> Iterator[None]:
     """Time the user's function while it is traced, which may be within another's trace."""
     _thread.phases.append(_do_nothing)
+    _thread.n_hiding += entry.hides_donation_warning
     start = time.perf_counter()
     try:
         yield
     finally:
+        _thread.n_hiding -= entry.hides_donation_warning
         _end_phase()
     trace.add_time(TRACING, time.perf_counter() - start)
     _tell(trace.function, TRACING, trace.seconds.tracing, False, trace)
@@ -112,7 +116,7 @@ def listen(in_flight: Callable[[], Any]) -> None:
         if phase == LOWERING:
             # JAX warns while it lowers.
             call = in_flight()
-            if call is not None and call.entry.hides_donation_warning:
+            if _thread.n_hiding or (call is not None and call.entry.hides_donation_warning):
                 at_end = hide_warnings()
         elif phase == COMPILING:
             _thread.hits_persistent_cache = False

@@ -29,6 +29,10 @@ _MANY = 10
 _MAX_LISTED = 32
 
 
+#: Raises for `(args, kwargs)` that a function itself refuses.
+Check = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
 class TooManyTracesError(RuntimeError):
     """A call would trace a function more often than its `max_traces` allows."""
 
@@ -56,7 +60,7 @@ class History:
     - `name`: what to call the function.
     - `n_traces`: their number since the cache was last cleared.
     - `why_sealed`: why no call may be traced any more; empty if one may be.
-    - `check`: raises, for `(args, kwargs)` that the function itself refuses; tried before the rest.
+    - `check`: tried before a trace is refused, because a wrong argument is no new shape.
     """
 
     def __init__(
@@ -66,13 +70,14 @@ class History:
         place: Place,
         number: int | None,
         lock: threading.RLock,
+        check: Check | None = None,
     ):
         """`number` tells Python functions apart; None for one that isn't."""
         self.name = name
         self.place = place
         self.n_traces = 0
         self.why_sealed = ""
-        self.check: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
+        self.check = check
         self._max_traces = max_traces
         self._number = number
         self._lock = lock
@@ -117,7 +122,6 @@ class History:
             if not why_not:
                 self._begun.append(trace)
         if why_not:
-            # A wrong number of arguments is no new shape, and says so.
             if self.check is not None:
                 self.check(call.args, call.kwargs)
             raise TooManyTracesError(
