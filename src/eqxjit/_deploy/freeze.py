@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from .._core.ahead import CompileCost
-from .._core.counter import Check
 from .._core.errors import with_argument_errors
 from .._core.function import Function, innermost_function, names_of
 from .._core.options import DEFAULT_MAXSIZE, Options, check_options
@@ -24,6 +23,7 @@ from .._core.wrapper import (
     register_partial,
     register_wrapper,
 )
+from .._diagnostics.history import Check
 from .._fast.signature import Signature
 from .._places import place_of, trimming
 from .._spec import static
