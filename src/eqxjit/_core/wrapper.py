@@ -13,8 +13,8 @@ import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
 from .._compat import CallableBySlot, TypeNamedForChex, call_directly
+from .._diagnostics.description import WRAPPERS
 from .._diagnostics.trace import Trace
-from .._interruptions import raise_if_interruption, unless_it_raises
 from .._places import trimming
 from .._text import short
 from .ahead import CompileCost, Lowered, lower
@@ -32,7 +32,7 @@ _OF_FUNCTIONS = {
     *("__func__", "__self__"),
 }
 
-# That of a Module goes over many lines.
+# A Module's repr can span many lines.
 _LONGEST_REPR = 80
 
 
@@ -132,13 +132,10 @@ class JitFunction(CallableBySlot, Generic[P, T]):
                 "`other_shapes` is an option of a frozen function's `compile` (`eqxjit.freeze`)."
             )
 
-        def seconds() -> float:
-            return sum([trace.seconds.total for trace in self.traces()])
-
-        before = seconds()
         with trimming:
-            compiled = self.lower(*args, **kwargs).compile()
-        return CompileCost(seconds() - before, compiled.executable_bytes)
+            lowered = self.lower(*args, **kwargs)
+            compiled = lowered.compile()
+        return CompileCost(lowered.seconds, compiled.executable_bytes)
 
     def cache_info(self) -> CacheInfo:
         """Return the state of the cache: `CacheInfo(entries, traces, maxsize, hits)`.
@@ -180,7 +177,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
             ```
         """
-        return self._function.table.counter.hook.traces
+        return self._function.table.history.traces
 
     def clear_cache(self) -> None:
         """Drop all programs of this function under these options."""
@@ -267,19 +264,12 @@ def _blank() -> JitFunction[..., Any]:
 def _found_or_blank(name: Any) -> JitFunction[..., Any]:
     """Return the wrapper to which a stand-in belongs; a new one, if that was pickled by value."""
     path, _, attribute = name.__qualname__.rpartition(".")
-    # Nothing is imported: by name, that was done.
-    found = unless_it_raises(lambda: operator.attrgetter(path)(sys.modules[name.__module__]), None)
+    try:
+        # Nothing is imported: by name, that was done.
+        found = operator.attrgetter(path)(sys.modules[name.__module__])
+    except (KeyError, AttributeError):
+        return _blank()
     return found if getattr(found, attribute, None) is name else _blank()
-
-
-class _Doc:
-    """The docstring of a bound function: its function's; of the class: one about it."""
-
-    def __init__(self, of_class: str):
-        self.of_class = of_class
-
-    def __get__(self, instance: Any, owner: type | None = None) -> str | None:
-        return self.of_class if instance is None else instance.func.__doc__
 
 
 def _hash(fun: Any, key: tuple[Any, ...]) -> int:
@@ -287,7 +277,6 @@ def _hash(fun: Any, key: tuple[Any, ...]) -> int:
     try:
         return hash(key)
     except TypeError as error:
-        raise_if_interruption(error, lambda: hash(key))
         raise TypeError(
             f"`{fun!r}` can't be hashed, because it holds something unhashable ({error}). If a JAX "
             "function must hash it, as `jax.lax.scan` or `switch`, pass a lambda that calls it."
@@ -295,15 +284,20 @@ def _hash(fun: Any, key: tuple[Any, ...]) -> int:
 
 
 class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedForChex):
+    """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
+
+    A `functools.partial`, so that it is made and called in C; and a pytree.
+    """
+
     __slots__ = ()
 
-    __doc__ = _Doc(
-        "A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and "
-        "`keywords`.\n\nA `functools.partial`, so that it is made and called in C; and a pytree."
-    )  # type: ignore[assignment]
+    # For `help(model.step)`.
+    __doc__ = property(lambda self: self.func.__doc__)  # type: ignore[assignment]
 
     if TYPE_CHECKING:
-        __wrapped__: Callable[P, T]
+        # Not an annotation, by which instances would have `__annotations__` of the class.
+        @property
+        def __wrapped__(self) -> Callable[P, T]: ...
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
@@ -365,10 +359,6 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
         return _hash(self, (self.func, self.args, tuple(self.keywords.items())))
 
 
-# An instance's are its function's, which an empty dict of the class would hide.
-del BoundJitFunction.__annotations__
-
-
 def register_wrapper(kind: type[JitFunction[..., Any]]) -> None:
     """Make a kind of wrapper a pytree, whose leaves are its function's arrays."""
 
@@ -383,6 +373,7 @@ def register_wrapper(kind: type[JitFunction[..., Any]]) -> None:
         return kind(function, tuple(arrays))
 
     register_pytree_with_keys(kind, flatten_with_keys, unflatten, flatten)
+    WRAPPERS.add(kind)
 
 
 def register_partial(kind: type[functools.partial[Any]]) -> None:
