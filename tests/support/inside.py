@@ -5,14 +5,9 @@ Beside this, a test may import the unit that it tests, and use what of it has no
 
 from typing import Any
 
-import pytest
-
 from eqxjit import _compat
 from eqxjit._core import function as _function
 from eqxjit._deploy import install as _install
-from eqxjit._deploy import saved as _saved
-
-# --- A wrapper --------------------------------------------------------------------------------
 
 
 def table(wrapper: Any) -> Any:
@@ -32,27 +27,7 @@ def blocks(wrapper: Any) -> list[bool]:
     return [entry.blocks for entry in entries]
 
 
-# --- Settings ---------------------------------------------------------------------------------
-
-
-def set_platform(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
-    """Make it seem that JAX runs on another platform, as its exported programs call it."""
-    monkeypatch.setattr(_saved, "default_export_platform", lambda: platform)
-
-
-def deserialiser() -> Any:
-    """JAX's function that reads the program of a saved file."""
-    return _saved.deserialize
-
-
-def set_deserialiser(monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
-    """Read the programs of saved files by another function than JAX's."""
-    monkeypatch.setattr(_saved, "deserialize", read)
-
-
 clear_tables = _function.clear_tables
-
-# --- What is done -----------------------------------------------------------------------------
 
 
 def link(wrapper: Any) -> Any:
