@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from .._core.ahead import CompileCost
-from .._core.counter import Check
 from .._core.errors import with_argument_errors
 from .._core.function import Function, innermost_function, names_of
 from .._core.options import DEFAULT_MAXSIZE, Options, check_options
@@ -24,6 +23,7 @@ from .._core.wrapper import (
     register_partial,
     register_wrapper,
 )
+from .._diagnostics.history import Check
 from .._fast.signature import Signature
 from .._places import place_of, trimming
 from .._spec import static
@@ -68,12 +68,12 @@ class FrozenFunction(JitFunction[P, T]):
                     "give a size for each dimension. (`save` takes symbolic ones.)"
                 )
         cost = super().compile(*args, **kwargs)
-        counter = self._function.table.counter
+        history = self._function.table.history
         if other_shapes == "compile":
-            counter.why_sealed = ""
+            history.why_sealed = ""
         elif other_shapes == "raise":
-            counter.why_sealed = (
-                f"`{counter.name}` was compiled ahead of time and refuses to compile anything else "
+            history.why_sealed = (
+                f"`{history.name}` was compiled ahead of time and refuses to compile anything else "
                 '(`other_shapes="raise"`)'
             )
         return cost
