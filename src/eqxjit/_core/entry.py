@@ -10,7 +10,7 @@ from jax.core import Tracer
 from .._compat import native, wrapped_by_tracer
 from .._fast.signature import Signature
 from .._interruptions import Weak
-from .._spec.static import CONSTANTS
+from .._spec.static_key import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
 from .options import Options
 

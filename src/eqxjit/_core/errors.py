@@ -23,7 +23,7 @@ from .._compat import (
 )
 from .._interruptions import raise_if_interruption, raised_by, unless_it_raises
 from .._places import is_users_module
-from .._spec.static import Opaque, freeze
+from .._spec.static_key import Opaque, static_key
 from .._spec.tree import is_array
 from .._text import short
 
@@ -208,10 +208,10 @@ def _argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> Value
 
 def _why_not_a_key(value: Any, must_hash: bool) -> str:
     """Return why a static value can't be looked up; empty if it can."""
-    reason = _raises(lambda: hash((freeze(value), value if must_hash else None)))
+    reason = _raises(lambda: hash((static_key(value), value if must_hash else None)))
     if reason:
         return f"can't be hashed: {reason}"
-    parts: list[Any] = [freeze(value)]
+    parts: list[Any] = [static_key(value)]
     # The list grows while it is gone through.
     for part in parts:
         if type(part) in (tuple, frozenset):

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from .._interruptions import raise_if_interruption
-from .._spec.static import freeze
+from .._spec.static_key import static_key
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
@@ -46,7 +46,7 @@ class Options:
 
     def __post_init__(self) -> None:
         # Not a `cached_property`, whose lock in Python 3.11 a fork may leave locked in the child.
-        object.__setattr__(self, "key", freeze(self._chosen))
+        object.__setattr__(self, "key", static_key(self._chosen))
 
     @property
     def _chosen(self) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .._fast.signature import Signature
 from .._places import Place
-from .._spec.static import referents
+from .._spec.static_key import referents
 from .._spec.tree import Spec
 from .counter import TraceCounter
 from .entry import Entry

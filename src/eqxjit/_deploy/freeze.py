@@ -27,7 +27,7 @@ from .._core.wrapper import (
 from .._fast.signature import Signature
 from .._interruptions import unless_it_raises
 from .._places import place_of, trimming
-from .._spec import static
+from .._spec.static_key import CONSTANTS, referents, same, static_key
 from .._spec.tree import Spec, combine, has_tracers, resplit, split
 from .._text import short
 from .saved import Path, SavedFunction, is_symbolic, read, write
@@ -267,15 +267,15 @@ def snapshot(
 
 def _copy_static(value: Any) -> Any:
     """Return a copy of a static object; the object itself where it can't change, or be copied."""
-    if type(value) in static.CONSTANTS or type(value).__eq__ is object.__eq__:
+    if type(value) in CONSTANTS or type(value).__eq__ is object.__eq__:
         return value
-    frozen = static.freeze(value)
+    key = static_key(value)
     # What compares by identity is no other object in the copy.
-    memo = {id(referent): referent for referent in static.referents(frozen)}
+    memo = {id(referent): referent for referent in referents(key)}
     # An object of the user's may be one that can't be copied.
     copied = unless_it_raises(lambda: copy.deepcopy(value, {**memo}), value)
     # One that isn't equal wouldn't be what the user froze or packed.
-    return copied if unless_it_raises(lambda: static.same(copied, frozen), False) else value
+    return copied if unless_it_raises(lambda: same(copied, key), False) else value
 
 
 def load(path: Path) -> FrozenFunction[..., Any]:

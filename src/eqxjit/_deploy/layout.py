@@ -20,8 +20,8 @@ from .._compat import is_sharded_aval
 from .._diagnostics.description import array_text, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._interruptions import Lock
-from .._spec.static import register_reader
-from .._spec.tree import Spec, Static, combine, is_array, split
+from .._spec.static_key import Static, register_reader
+from .._spec.tree import Spec, combine, is_array, split
 from .._text import short
 
 # With more, differentiating and compiling takes longer, and a call is hardly faster.

@@ -1,14 +1,15 @@
-"""Static objects: a hashable stand-in for each, equal exactly if one program may serve both.
+"""The key of a static object: hashable, and equal to another's exactly if one program serves both.
 
-Unlike `==`, which `equinox.filter_jit` compares with, stand-ins tell `1` from `True` and `1.0`,
-`0.0` from `-0.0`, and one order of a dict's items from another, also inside of builtin containers,
-dataclasses with a generated `__eq__` and Modules; and NaN equals NaN. Containers are copied into
-their stand-in, so that a later change in place shows. For all else the type, its `==` and
-`hash` decide, as in Equinox.
+Unlike `==`, by which `equinox.filter_jit` compares, keys tell `1` from `True` and `1.0`, `0.0` from
+`-0.0`, and one order of a dict's items from another, also inside of builtin containers, dataclasses
+with a generated `__eq__` and Modules; and NaN equals NaN. A container is copied into its key, so
+that a later change in place shows. For all else the type, its `hash` and its `==` decide, in this
+order, as in a look-up in a dict.
 """
 
 import collections
 import dataclasses
+import hashlib
 import struct
 import types
 import weakref
@@ -20,22 +21,24 @@ import jax
 import numpy as np
 
 from .._compat import ArrayImpl, fields_of, native
-from .._interruptions import unless_it_raises
 
 #: Static containers with more parts than these are compared as in Equinox: the very object is taken
 #: to be unchanged, another one is asked by `==`. A warm call looks at each part.
-MAX_PARTS = 1000 if native is not None else 100
+MAX_PARTS = 100
 
-# One that C asks Python about counts as so many parts: an array, a set, a method, a Module.
-_N_OTHER = MAX_PARTS // 32
+# A set, a method or a Module in a container counts as so many parts: C asks Python about it.
+_N_OTHER = 4
 
 # Deeper ones count as too large, because reading them takes a frame for each level.
 _MAX_DEPTH = 100
 
-# How a stand-in in the form (reader, class, names or None, part, ...) was read; as in `native.c`.
+# An array of more bytes is kept in its key as a digest.
+_MAX_BYTES = 4096
+
+# How a key in the form (reader, class, names or None, part, ...) was read; as in `native.c`.
 NUMBER, ITEMS, PAIRS, FIELDS, OTHER = range(5)
 
-#: The types whose objects stand for themselves, because they equal none of another type.
+#: The types whose objects are their own keys, because they equal none of another type.
 THEMSELVES = frozenset({str, int, bytes, type(None)})
 
 #: The types of static objects that can't change and hold nothing else.
@@ -46,36 +49,66 @@ _NAN = struct.pack("d", float("nan"))
 
 
 class Opaque:
-    """A stand-in for an object that its type, its `hash` and its `==` tell from others."""
+    """The key of an object that its type, its `hash` and its `==` tell from others.
 
-    __slots__ = ("hash", "value")
+    - `value`: the object.
+    - `identity_suffices`: whether the very object counts as unchanged, without a `hash`.
+    - `hash`: as it was when this was hashed first; None for an object that can't be hashed.
+    """
 
-    def __init__(self, value: Any, value_hash: int | None):
+    __slots__ = ("hash", "identity_suffices", "value")
+
+    def __init__(self, value: Any, identity_suffices: bool):
         self.value = value
-        #: As it was when this was made, in which a change may show; None for unhashable objects.
-        self.hash = value_hash
+        self.identity_suffices = identity_suffices
+        self.hash: Any = ...
+        if not identity_suffices:
+            hash(self)
 
     def __hash__(self) -> int:
+        if self.hash is ...:
+            self.hash = self._hash()
         return hash(type(self.value)) if self.hash is None else self.hash
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Opaque and other.hash == self.hash and self.matches(other.value)
-
-    def matches(self, value: Any) -> bool:
-        """Return whether this stands for a value, too."""
-        mine = self.value
-        if type(value) is not type(mine) or (self.hash is not None and hash(value) != self.hash):
+        if type(other) is not type(self) or type(other.value) is not type(self.value):
             return False
-        if value is mine:
+        is_same = other.value is self.value
+        if is_same and self.identity_suffices:
             return True
-        if issubclass(type(value), np.ndarray):
-            # Its `==` broadcasts, and has no single answer.
-            return value.dtype == mine.dtype and value.tobytes() == mine.tobytes()
-        return bool(value == mine)
+        return hash(other) == hash(self) and (is_same or self._equals(other))
+
+    def _hash(self) -> int | None:
+        try:
+            return hash(self.value)
+        except TypeError:
+            # Python's way to say that something has no hash, as a tuple of lists hasn't.
+            return None
+
+    def _equals(self, other: Any) -> bool:
+        return bool(other.value == self.value)
+
+
+class Content(Opaque):
+    """The key of an array in a static field, by its content as it was when this was made."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, value: Any, content: tuple[Any, ...]):
+        super().__init__(value, True)
+        self.content = content
+
+    def _hash(self) -> int | None:
+        # Not of what an owner may change in place: the very object then still counts as unchanged.
+        return hash((type(self.value), *self.content[:2]))
+
+    def _equals(self, other: Any) -> bool:
+        # Not by the array's `==`, which broadcasts, and has no single answer.
+        return other.content == self.content
 
 
 class Identity:
-    """A stand-in for an object that equals itself alone, and can't be referred to weakly."""
+    """The key of an object that equals itself alone, and can't be referred to weakly."""
 
     __slots__ = ("value",)
 
@@ -108,15 +141,43 @@ class IdentityRef(weakref.ref[Any]):
         return type(other) is IdentityRef and value is not None and value is other()
 
 
+class _Static:
+    """A static object in a spec, by its key.
+
+    - `key`: the key.
+    - `ask`: whether JAX's registry has to be asked if the class became a node meanwhile.
+    """
+
+    __slots__ = ("_hash", "ask", "key")
+
+    def __init__(self, key: Hashable, ask: bool = False):
+        self.key = key
+        self.ask = ask
+        self._hash = hash(key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self._hash == other._hash and self.key == other.key
+
+    def __repr__(self) -> str:
+        return f"Static({self.key!r})"
+
+
+# In C, because hashing and comparing specs calls its methods for each static object.
+Static: type[_Static] = _Static if native is None else native.Static
+
+
 class _TooLarge(Exception):
     """A container has more parts than `MAX_PARTS`, or is nested too deeply."""
 
 
-def freeze(value: Any) -> Hashable:
-    """Return the stand-in for one static object.
+def static_key(value: Any) -> Hashable:
+    """Return the key of one static object.
 
-    A constant stands for itself or by its bits, an object that compares by identity by a weak
-    reference, a container by `(reader, class, names, part, ...)`.
+    A constant is its own key or has its bits, an object that compares by identity a weak reference,
+    a container `(reader, class, names, part, ...)`.
     """
     kind = type(value)
     if kind in THEMSELVES:
@@ -132,9 +193,9 @@ def freeze(value: Any) -> Hashable:
     if kind in _READERS or kind.__eq__ is not object.__eq__:
         # A list of one number, because all levels count towards the same bound.
         try:
-            return _freeze(value, [MAX_PARTS], 0)
+            return _key(value, [MAX_PARTS], 0)
         except _TooLarge:
-            return Opaque(value, None)
+            return Opaque(value, True)
     return _by_identity(value)
 
 
@@ -142,23 +203,22 @@ _TRUE = (NUMBER, bool, None, True)
 _FALSE = (NUMBER, bool, None, False)
 
 
-def same(value: Any, frozen: Hashable) -> bool:
-    """Return whether a stand-in is that of a value: the rule, which `native.c` follows."""
-    if type(frozen) is Opaque:
-        return frozen.matches(value)
-    return freeze(value) == frozen
+def same(value: Any, key: Hashable) -> bool:
+    """Return whether a key is that of a value: the rule, which `native.c` follows."""
+    return static_key(value) == key
 
 
-def _freeze(value: Any, left: list[int], depth: int) -> Hashable:
+def _key(value: Any, left: list[int], depth: int) -> Hashable:
     kind = type(value)
     if kind in THEMSELVES:
         return value
     read = _READERS.get(kind) or _reader_of_class(kind)
     if read is None:
-        return _by_identity(value) if kind.__eq__ is object.__eq__ else _opaque(value)
+        # One in a container counts as unchanged if it is the very object, as for `==`.
+        return _by_identity(value) if kind.__eq__ is object.__eq__ else Opaque(value, depth > 0)
     found = read(value, left)
-    if found is None:
-        return _opaque(value)
+    if type(found) is not tuple:
+        return found
     reader, names, parts = found
     if depth and (reader == OTHER or (reader == PAIRS and kind is not dict)):
         left[0] -= _N_OTHER
@@ -166,15 +226,15 @@ def _freeze(value: Any, left: list[int], depth: int) -> Hashable:
             raise _TooLarge
     if reader in (NUMBER, OTHER):
         return (reader, kind, names, *parts)
-    return (reader, kind, names, *_freeze_parts(parts, left, depth + 1))
+    return (reader, kind, names, *_key_parts(parts, left, depth + 1))
 
 
-def _freeze_parts(parts: Iterable[Any], left: list[int], depth: int = 1) -> list[Hashable]:
+def _key_parts(parts: Iterable[Any], left: list[int], depth: int = 1) -> list[Hashable]:
     parts = [*parts]
     left[0] -= len(parts)
     if left[0] < 0 or depth > _MAX_DEPTH:
         raise _TooLarge
-    return [part if type(part) in THEMSELVES else _freeze(part, left, depth) for part in parts]
+    return [part if type(part) in THEMSELVES else _key(part, left, depth) for part in parts]
 
 
 def _by_identity(value: Any) -> Hashable:
@@ -191,14 +251,10 @@ def _by_identity(value: Any) -> Hashable:
     return IdentityRef(value)
 
 
-def _opaque(value: Any) -> Opaque:
-    # A `__hash__` of the user's may refuse.
-    return Opaque(value, unless_it_raises(lambda: hash(value), None))
-
-
-# --- What is read of an object: how, the names of fields, and the parts ---------------------------
+# --- What is read of an object: how, the names of fields, and the parts; or its key ---------------
 
 _Read = tuple[int, tuple[str, ...] | None, Any]
+_Reader = Callable[[Any, list[int]], Any]
 
 
 def _number(value: Any, left: list[int]) -> _Read:
@@ -222,47 +278,49 @@ def _pairs(value: dict[Any, Any], left: list[int]) -> _Read:
     if not isinstance(value, collections.OrderedDict):
         return PAIRS, None, [*dict.keys(value), *dict.values(value)]
     cls = collections.OrderedDict
-    return OTHER, None, _freeze_parts([*cls.keys(value), *cls.values(value)], left)
+    return OTHER, None, _key_parts([*cls.keys(value), *cls.values(value)], left)
 
 
 def _elements(value: Any, left: list[int]) -> _Read:
     base: type = set if issubclass(type(value), set) else frozenset
     copied = base.copy(value)
     # With their number: a set can hold several NaN.
-    return OTHER, None, (len(copied), frozenset(_freeze_parts(copied, left)))
+    return OTHER, None, (len(copied), frozenset(_key_parts(copied, left)))
 
 
 def _method(value: types.MethodType, left: list[int]) -> _Read:
     # Methods compare their `__self__` by identity.
-    return OTHER, None, (_freeze(value.__func__, left, 0), _by_identity(value.__self__))
+    return OTHER, None, (_key(value.__func__, left, 0), _by_identity(value.__self__))
 
 
-def _numpy(value: np.ndarray | np.generic, left: list[int]) -> _Read | None:
-    if value.dtype.hasobject:
-        return None
-    # As many parts as a list of its numbers would have.
-    left[0] -= value.nbytes // 8
-    if left[0] < 0:
-        raise _TooLarge
-    return OTHER, None, (value.dtype, value.shape, value.tobytes())
-
-
-def _array(value: Any, left: list[int]) -> _Read | None:
-    # Keys of random numbers have a dtype that only JAX has.
-    if not isinstance(value.dtype, np.dtype) or not value.is_fully_addressable:
-        return OTHER, None, (_by_identity(value),)
-    read = _numpy(np.asarray(value), left)
-    return None if read is None else (OTHER, None, (value.weak_type, *read[2]))
+def _array(value: Any, left: list[int]) -> Hashable:
+    weak_type, state, array = None, None, value
+    if issubclass(type(value), jax.Array):
+        # Keys of random numbers have a dtype that only JAX has.
+        if not isinstance(value.dtype, np.dtype) or not value.is_fully_addressable:
+            return _by_identity(value)
+        weak_type, array = value.weak_type, np.asarray(value)
+    elif type(value) is not np.ndarray and not issubclass(type(value), np.generic):
+        # Such as a mask, or where a file is mapped; but not the mapping, which each has for itself.
+        attributes = getattr(value, "__dict__", {})
+        state = static_key({k: v for k, v in attributes.items() if k != "_mmap"})
+        array = np.asarray(value).view(np.ndarray)
+    if array.dtype.hasobject:
+        content: Any = static_key(array.ravel().tolist())
+    else:
+        content = array.tobytes()
+        content = hashlib.blake2b(content).digest() if len(content) > _MAX_BYTES else content
+    return Content(value, (array.dtype, array.shape, content, weak_type, state))
 
 
 def _module(value: eqx.Module, left: list[int]) -> _Read:
     fields = fields_of(value)
-    return OTHER, (*fields,), _freeze_parts(fields.values(), left)
+    return OTHER, (*fields,), _key_parts(fields.values(), left)
 
 
 _OF_SLICES = ("start", "stop", "step")
 
-_READERS: dict[type, Callable[[Any, list[int]], _Read | None]] = {
+_READERS: dict[type, _Reader] = {
     bool: lambda value, left: (NUMBER, None, (value,)),
     float: _number,
     complex: _number,
@@ -274,24 +332,21 @@ _READERS: dict[type, Callable[[Any, list[int]], _Read | None]] = {
     frozenset: _elements,
     slice: lambda value, left: (FIELDS, _OF_SLICES, (value.start, value.stop, value.step)),
     types.MethodType: _method,
-    np.ndarray: _numpy,
     ArrayImpl: _array,
 }
 
 
 def register_reader(kind: type, content: Callable[[Any], Hashable]) -> None:
-    """Have what a function returns stand for the objects of a class, which compare by identity."""
+    """Have what a function returns be the key of a class's objects, which compare by identity."""
     _READERS[kind] = lambda value, left: (OTHER, None, (content(value),))
 
 
 _CONTAINERS = (tuple, list, dict, collections.OrderedDict, set, frozenset)
 
 
-def _reader_of_class(kind: type) -> Callable[[Any, list[int]], _Read | None] | None:
+def _reader_of_class(kind: type) -> _Reader | None:
     """Return how objects of a class that isn't builtin are read; None where `==` decides."""
-    if issubclass(kind, np.generic):
-        return _numpy
-    if issubclass(kind, jax.Array):
+    if issubclass(kind, (np.ndarray, np.generic, jax.Array)):
         return _array
     for base in (*_CONTAINERS, eqx.Module):
         # A subclass that keeps its base's `==` is looked into as that is.
@@ -318,7 +373,6 @@ def compared_fields(kind: type) -> tuple[str, ...] | None:
         equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
     ):
         return None
-    # Not by `in`, which takes an interruption for a key that can't be referred to weakly.
     found = _compared.get(equality, ...)
     if found is not ...:
         return found
@@ -330,16 +384,16 @@ def compared_fields(kind: type) -> tuple[str, ...] | None:
     return _compared.setdefault(equality, names)
 
 
-def referents(frozen: Hashable) -> list[Any]:
-    """Return the living objects to which a stand-in, or a spec, refers weakly."""
+def referents(key: Hashable) -> list[Any]:
+    """Return the living objects to which a key, or a spec, refers weakly."""
     found: list[Any] = []
-    pending: list[Any] = [frozen]
+    pending: list[Any] = [key]
     while pending:
         part = pending.pop()
         if type(part) is tuple or type(part) is frozenset:
             pending.extend(part)
         elif isinstance(part, weakref.ref):
             found.append(part())
-        elif hasattr(part, "frozen"):
-            pending.append(part.frozen)
+        elif isinstance(part, Static):
+            pending.append(part.key)
     return [value for value in found if value is not None]
