@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 
 COMMANDS = {
@@ -30,6 +31,8 @@ def main() -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="command")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     chosen = parser.parse_args()
+    # On a GPU, so that the processes of a command have memory beside it.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     # Imported only now: the commands need different packages and different JAX settings.
     return importlib.import_module(f"bench.commands.{chosen.command}").main(chosen.arguments)
 

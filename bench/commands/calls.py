@@ -1,5 +1,8 @@
 """`bench calls`: the cost of a warm call, against every competitor, over many workloads.
 
+A loop of calls is timed to its last result, which on a GPU comes after the last call returned.
+Batches of NumPy are timed with asynchronous dispatch, all else on a CPU without.
+
 Each workload has a process of its own, in which the competitors take turns; large trees have three,
 because where their arrays lie in memory makes more than what is measured.
 
@@ -23,7 +26,7 @@ from ..models.workloads import WORKLOADS, Workload
 
 LARGE_TREE = 1_000  # leaves
 PROCESSES = 3  # of a large tree: they share the rounds
-COMPETITORS = ("floor", "jit", "eqx", "eqxjit", "python")
+COMPETITORS = ("floor", "jit", "eqx", "eqxjit", "asarray", "python")
 
 Microseconds = dict[str, float]  # by competitor
 Seconds = dict[str, list[float]]  # by competitor and round
@@ -39,7 +42,9 @@ def main(argv: list[str]) -> int:
     if not eqxjit.native_enabled():
         console.print("No native back end here: eqxjit's column is generated Python's.")
     rounds, seconds = effort(args)
-    workloads = chosen(WORKLOADS, args)
+    on_cpu = jax.default_backend() == "cpu"
+    rows_here = {n: w for n, w in WORKLOADS.items() if on_cpu or w.devices == 1}
+    workloads = chosen(rows_here, args)
     figures = {
         name: _figures(name, workload, rounds, seconds)
         for name, workload in track([*workloads.items()], "workloads", console=console)

@@ -16,6 +16,23 @@ from ..harness.records import RECORDS, RESULTS, ROOT, group, mean_ratio, ratios,
 from .pictures import PICTURES
 
 _CALLS = ("µs per call", "Equinox", "eqxjit", "floor")
+LABELS = {
+    "eqx": "Equinox",
+    "eqxjit": "eqxjit",
+    "floor": "floor",
+    "jit": "`jax.jit` on trees",
+    "asarray": "eqxjit, `jnp.asarray` first",
+    "packed": "packed",
+}
+# The workloads of `bench calls` that README and pages show.
+SHOWN = {
+    "Identity": "`eqx.nn.Identity`",
+    "MLP 32": "MLP forward",
+    "GRUCell": "GRU step",
+    "MLP + adam, donated": "MLP + adam step, donated",
+    "transformer": "transformer forward, 12 blocks",
+    "1,000 leaves in": "a tree of 1,000 arrays, passed",
+}
 _PLACE = re.compile(r"(<!-- figures: (.*?) -->).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -127,58 +144,88 @@ def statics() -> str:
     return f"{_span(found, '.2f')}, {_ratio(median(found))} in the middle"
 
 
-def facts(name: str) -> str:
+def facts(name: str, platform: str = "cpu") -> str:
     """Give the machine, the versions and the commit of a record."""
-    found = record(name)
+    found = record(name, platform)
     machine, versions = found["machine"], found["versions"]
-    commit = found.get("commit", "unknown")
+    devices = [f"{device}, " for device in dict.fromkeys(machine["devices"]) if device != "cpu"]
     return (
-        f"{machine['logical_cpus']} cores ({machine['processor']}), Python {versions['python']}, "
-        f"JAX {versions['jax']}, Equinox {versions['equinox']}, eqxjit at commit {commit}"
+        f"{''.join(devices)}{machine['logical_cpus']} cores ({machine['processor']}), "
+        f"Python {versions['python']}, JAX {versions['jax']}, Equinox {versions['equinox']}, "
+        f"eqxjit at commit {found.get('commit', 'unknown')}"
     )
 
 
-def rounds(name: str) -> str:
+def rounds(name: str, platform: str = "cpu") -> str:
     """Give the number of rounds of a record."""
-    return str(record(name)["rounds"])
+    return str(record(name, platform)["rounds"])
+
+
+def n_workloads(platform: str = "cpu") -> str:
+    """Give the number of rows of `bench calls`."""
+    return str(len(rows("calls", platform)))
 
 
 def calls_table() -> str:
     """Tabulate a few workloads."""
-    names = {
-        "Identity": "`eqx.nn.Identity`",
-        "MLP 32": "MLP forward",
-        "GRUCell": "GRU step",
-        "MLP + adam, donated": "MLP + adam step, donated",
-        "transformer": "transformer forward, 12 blocks",
-        "1,000 leaves in": "a tree of 1,000 arrays, passed",
-    }
     found = rows("calls")
-    lines = [(name, *_each(found[row], "eqx", "eqxjit", "floor")) for row, name in names.items()]
+    lines = [(name, *_each(found[row], "eqx", "eqxjit", "floor")) for row, name in SHOWN.items()]
     return _table(_CALLS, lines)
 
 
-def means_table() -> str:
+def means_table(platform: str = "cpu") -> str:
     """Tabulate the geometric means over workloads, natively and in Python."""
     others = {"floor": "the floor", "jit": "`jax.jit` on trees", "eqx": "`equinox.filter_jit`"}
-    groups = {workload["group"] for workload in record("calls")["workloads"].values()}
-    # Calls of a library's function compare a redirected wrapper with one program of all it does.
-    kinds = {"small models": {"small"}, "all": groups - {"library"}, "libraries": {"library"}}
+    groups = {workload["group"] for workload in record("calls", platform)["workloads"].values()}
+    # The others compare more than a wrapper: Python of a library, waits, JAX's transformations.
+    kinds = {
+        "small models": {"small"},
+        "all": groups - {"library", "numpy", "eager"},
+        "libraries": {"library"} & groups,
+    }
     lines = [
         (
             f"{name}, {which}",
-            *(_ratio(mean_ratio(group(*kind), way, to)) for way in ("eqxjit", "python")),
+            *(
+                _ratio(mean_ratio(group(*kind, platform=platform), way, to))
+                for way in ("eqxjit", "python")
+            ),
         )
         for to, name in others.items()
         for which, kind in kinds.items()
+        if kind
     ]
     return _table(("as a multiple of", "native", "in Python"), lines)
 
 
-def group_table(name: str) -> str:
-    """Tabulate the workloads of a group."""
-    lines = [(row, *_each(us, "eqx", "eqxjit", "floor")) for row, us in group(name).items()]
-    return _table(_CALLS, lines)
+def group_table(name: str, *ways: str) -> str:
+    """Tabulate the workloads of a group, by the ways that are named, or the usual three."""
+    ways = ways or ("eqx", "eqxjit", "floor")
+    lines = [(row, *_each(us, *ways)) for row, us in group(name).items()]
+    return _table(("µs per call", *(LABELS[way] for way in ways)), lines)
+
+
+def gpu_table(name: str) -> str:
+    """Tabulate rows of `bench calls` or `training` on a GPU, beside those on a CPU."""
+    ways = ("eqx", "eqxjit", "packed" if name == "training" else "floor")
+    here, there = rows(name), rows(name, "gpu")
+    shown = SHOWN if name == "calls" else dict(zip(there, there, strict=True))
+    lines = [
+        (label, *_each(there[row], *ways), *_each(here[row], *ways))
+        for row, label in shown.items()
+        if row in there and row in here
+    ]
+    columns = [f"{LABELS[way]}{suffix}" for suffix in ("", ", CPU") for way in ways]
+    return _table(("µs", *columns), lines)
+
+
+def waiting_table() -> str:
+    """Tabulate calls on a GPU whose results are waited for, one by one."""
+    ways = ("eqx", "jit", "eqxjit", "floor")
+    lines = [
+        (row, *_each(us, *ways)) for row, us in record("loops", "gpu")["best_us"]["latency"].items()
+    ]
+    return _table(("µs until the result", *(LABELS[way] for way in ways)), lines)
 
 
 def shapes_table() -> str:
@@ -270,10 +317,13 @@ FIGURES: dict[str, Callable[..., str]] = {
         statics,
         facts,
         rounds,
+        n_workloads,
         installed,
         calls_table,
         means_table,
         group_table,
+        gpu_table,
+        waiting_table,
         shapes_table,
         training_table,
         packing_table,

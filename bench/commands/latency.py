@@ -1,7 +1,8 @@
 """`bench latency`: p50, p99 and p99.9 of a call of a small fixed model, against every competitor.
 
-All on one thread with synchronous dispatch, each call timed by itself; garbage is collected as in
-a careful server, that is, without the objects that were there at the start (`gc.freeze`).
+All on one thread with synchronous dispatch, each call timed by itself, on a GPU until its result is
+there. Garbage is collected as in a careful server, that is, without the objects that were there at
+the start (`gc.freeze`). The peers run on a CPU alone.
 """
 
 import contextlib
@@ -81,6 +82,9 @@ def main(argv: list[str]) -> int:
 def _peers(fixed: FixedModel, skipped: dict[str, str]) -> Cases:
     cases: Cases = {}
     for name, (module, function, packages) in PEERS.items():
+        if jax.default_backend() != "cpu":
+            skipped[name] = "runs on a CPU here"
+            continue
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if missing:
             skipped[name] = f'no {", ".join(missing)}: pip install -e ".[bench,peers]"'

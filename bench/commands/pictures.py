@@ -6,6 +6,7 @@ files.
 """
 
 import argparse
+import functools
 from collections.abc import Callable, Mapping
 from html import escape
 
@@ -48,12 +49,13 @@ def overview() -> str:
     return _drawn(title, _over_floor("calls", headings, labels))
 
 
-def training() -> str:
+def training(platform: str = "cpu") -> str:
     """Draw steps of training, as multiples of the floor."""
     labels = {"eqx": "Equinox", "eqxjit": "eqxjit", "packed": "eqxjit, packed"}
-    headings = {name: name for name in rows("training")}
-    title = "Time of a step, as a multiple of the floor"
-    return _drawn(title, _over_floor("training", headings, labels))
+    headings = {name: name for name in rows("training", platform)}
+    place = " on a GPU" if platform == "gpu" else ""
+    title = f"Time of a step{place}, as a multiple of the floor"
+    return _drawn(title, _over_floor("training", headings, labels, platform))
 
 
 def latency() -> str:
@@ -73,15 +75,18 @@ def latency() -> str:
 PICTURES: dict[str, Callable[[], str]] = {
     "overview": overview,
     "training": training,
+    "training-gpu": functools.partial(training, "gpu"),
     "latency": latency,
 }
 
 
-def _over_floor(record: str, headings: Mapping[str, str], labels: Mapping[str, str]) -> Bars:
+def _over_floor(
+    record: str, headings: Mapping[str, str], labels: Mapping[str, str], platform: str = "cpu"
+) -> Bars:
     return {
         heading: {label: times[way] / times["floor"] for way, label in labels.items()}
         for name, heading in headings.items()
-        for times in [rows(record)[name]]
+        for times in [rows(record, platform)[name]]
     }
 
 

@@ -6,8 +6,9 @@
 * eqx, eqxjit: the two `filter_jit`; packed: eqxjit's with the model in a `Packed`.
 * kept: eqxjit's and packed, without donation.
 
-All others donate what they carry. The first call's seconds are those of tracing, lowering and
-compiling, with JAX's caches emptied before.
+All others donate what they carry. A loop of steps is timed to its last result, which on a GPU comes
+after the last call returned. The first call's seconds are those of tracing, lowering and compiling,
+with JAX's caches emptied before.
 """
 
 import gc

@@ -21,6 +21,8 @@ def main() -> None:
     model = eqx.nn.Linear(4, 2, key=jax.random.key(0))
     for batch_size in (32, 32, 7):
         predict(model, jnp.ones((batch_size, 4)))
+    # For type checkers, to which `filter_jit` returns a function.
+    assert isinstance(predict, eqxjit.types.JitFunction)
     print(predict.cache_info())
     for trace in predict.traces():
         print(trace)

@@ -67,6 +67,7 @@ def train(epochs: int) -> list[np.ndarray]:
     weights, static = eqx.partition(model, eqx.is_array)
     weights = jax.tree.map(np.asarray, weights)
     correct = accuracy(eqx.combine(weights, static), test)
+    assert isinstance(step, eqxjit.types.JitFunction)
     say(f"{n_steps} steps, {step.cache_info()}, test accuracy {correct:.1%}")
     return jax.tree.leaves(weights)
 

@@ -1,8 +1,8 @@
 """Interleaved timing of several ways to do the same work: the one clock of these benchmarks."""
 
 import argparse
+import gc
 import time
-import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,23 @@ from rich.progress import track
 
 Clock = Callable[[], float]
 
-_SAMPLING = """
+# A loop ends with its last result, a sample with each, where calls return before they are done.
+_LOOPS = """
+def loop(count):
+    {targets}, = fresh()
+    start = clock()
+    for _ in range(count):
+        {statement}
+    {wait}
+    return clock() - start
+
 def sample(count):
     {targets}, = fresh()
     seconds = []
     for _ in range(count):
         start = clock()
         {statement}
+        {wait}
         seconds.append(clock() - start)
     return seconds
 """
@@ -39,12 +49,16 @@ class Case:
     names: Callable[[], Mapping[str, Any]]
     outputs: tuple[str, ...] = ("out",)
 
-    def timer(self, clock: Clock = time.perf_counter) -> timeit.Timer:
-        """A timer of the statement, with its names as the local variables of a loop."""
-        targets = ", ".join(self.names())
-        return timeit.Timer(
-            self.statement, f"{targets}, = fresh()", clock, globals={"fresh": self._fresh}
-        )
+    def loop(self, clock: Clock = time.perf_counter) -> Callable[[int], float]:
+        """Return a function that times so many executions together, to the last one's result."""
+        return self._compiled(clock)["loop"]
+
+    def sampler(self) -> Callable[[int], list[float]]:
+        """Return a function that executes the statement so many times, and times each by itself.
+
+        The clock adds about 0.05 microseconds to each.
+        """
+        return self._compiled(time.perf_counter)["sample"]
 
     def run(self, times: int) -> list[Any]:
         """Execute the statement so many times and return what `outputs` are then."""
@@ -62,18 +76,20 @@ class Case:
             self.outputs + other.outputs,
         )
 
-    def sampler(self) -> Callable[[int], list[float]]:
-        """A function that executes the statement so many times, and times each by itself.
-
-        The clock adds about 0.05 microseconds to each.
-        """
+    def _compiled(self, clock: Clock) -> dict[str, Any]:
+        wait = f"wait({self.outputs[-1]})" if is_asynchronous() else "pass"
         targets = ", ".join(self.names())
-        namespace = {"fresh": self._fresh, "clock": time.perf_counter}
-        exec(_SAMPLING.format(targets=targets, statement=self.statement), namespace)
-        return namespace["sample"]
+        ready = jax.block_until_ready
+        fresh = lambda: ready(tuple(self.names().values()))  # noqa: E731
+        namespace = {"fresh": fresh, "clock": clock, "wait": ready}
+        exec(_LOOPS.format(targets=targets, statement=self.statement, wait=wait), namespace)
+        return namespace
 
-    def _fresh(self) -> tuple[Any, ...]:
-        return tuple(self.names().values())
+
+def is_asynchronous() -> bool:
+    """Say whether calls return before the device is done."""
+    on_cpu = jax.default_backend() == "cpu"
+    return not on_cpu or jax.config.read("jax_cpu_enable_async_dispatch")
 
 
 def agree(
@@ -104,16 +120,19 @@ class Race:
         self, cases: Mapping[str, Case], seconds: float = 0.03, clock: Clock = time.perf_counter
     ):
         """Each case runs for about `seconds` a round."""
-        self._timers = {name: case.timer(clock) for name, case in cases.items()}
-        self._numbers = {n: _calls_within(timer, seconds) for n, timer in self._timers.items()}
+        self._loops = {name: case.loop(clock) for name, case in cases.items()}
+        self._numbers = {name: _calls_within(loop, seconds) for name, loop in self._loops.items()}
         self._order = list(cases)
         self.figures: dict[str, list[float]] = {name: [] for name in cases}
 
     def round(self) -> None:
-        """Another figure for each."""
+        """Another figure for each, without collections of garbage, which fall where they fall."""
+        gc.collect()
+        gc.disable()
         for name in self._order:
             number = self._numbers[name]
-            self.figures[name].append(self._timers[name].timeit(number) / number)
+            self.figures[name].append(self._loops[name](number) / number)
+        gc.enable()
         # So that nobody always follows the same neighbour.
         self._order.append(self._order.pop(0))
 
@@ -176,10 +195,10 @@ def effort(args: argparse.Namespace, seconds: float = 0.03) -> tuple[int, float]
     return (2, seconds / 6) if args.quick else (args.rounds, seconds)
 
 
-def _calls_within(timer: timeit.Timer, seconds: float) -> int:
+def _calls_within(loop: Callable[[int], float], seconds: float) -> int:
     """How many executions take about `seconds`, once warm."""
-    timer.timeit(5)  # traces, compiles, specialises
+    loop(5)  # traces, compiles, specialises
     number = 1
-    while (elapsed := timer.timeit(number)) < seconds / 8:
+    while (elapsed := loop(number)) < seconds / 8:
         number *= 4
     return max(1, round(number * seconds / elapsed))

@@ -18,14 +18,14 @@ Times = dict[str, float]  # microseconds by way of calling
 
 
 @functools.cache
-def record(name: str) -> dict[str, Any]:
-    """Read the record of a command, made on a CPU."""
-    return json.loads((RESULTS / f"{name}-cpu.json").read_text())
+def record(name: str, platform: str = "cpu") -> dict[str, Any]:
+    """Read the record of a command, by the platform of the devices that it was made on."""
+    return json.loads((RESULTS / f"{name}-{platform}.json").read_text())
 
 
-def rows(name: str) -> dict[str, Times]:
+def rows(name: str, platform: str = "cpu") -> dict[str, Times]:
     """Read the times of each row: of the best round, or the median where each call was timed."""
-    found = record(name)
+    found = record(name, platform)
     if name == "calls":
         return {row: workload["best_us"] for row, workload in found["workloads"].items()}
     if name == "training":
@@ -36,9 +36,9 @@ def rows(name: str) -> dict[str, Times]:
     return found["best_us"]
 
 
-def group(*names: str) -> dict[str, Times]:
+def group(*names: str, platform: str = "cpu") -> dict[str, Times]:
     """Read the times of the workloads of `bench calls` that are in these groups, or of all."""
-    workloads = record("calls")["workloads"]
+    workloads = record("calls", platform)["workloads"]
     return {
         row: workload["best_us"]
         for row, workload in workloads.items()

@@ -263,6 +263,23 @@ def bound(size: int) -> Row:
     return _row("out = f(x)", lambda: eqx.Partial(_scaled(), model), x=jnp.ones(3))
 
 
+def _nnx(layers: int) -> Any:
+    """A flax model as its functional API has it: a `GraphDef`, which is static, and a `State`."""
+    from flax import nnx
+
+    return nnx.split(nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(0)) for _ in range(layers)]))
+
+
+def graphdef(layers: int) -> Row:
+    """The static part of a flax model."""
+    return passed(_nnx(layers)[0])
+
+
+def nnx_state(leaves: int) -> Row:
+    """The arrays of a flax model: two in each layer."""
+    return passed(_nnx(leaves // 2)[1])
+
+
 SIZES, IN_TURN, DEPTHS = (5, 50, 1_000), (2, 8, 24, 64), (10, 100)
 
 #: What costs against its size: a line each in the picture, beside equal objects made `ANEW`.
@@ -277,6 +294,8 @@ SERIES: Mapping[str, tuple[Callable[[int], Row], tuple[int, ...]]] = {
     "MLPs in turn": (models_in_turn, IN_TURN),
     "Modules in turn": (modules_in_turn, IN_TURN),
     "static numbers in turn": (numbers_in_turn, IN_TURN),
+    "layers of a flax GraphDef": (graphdef, (6, 12)),
+    "leaves of a flax State": (nnx_state, (20, 200)),
     "depth of Modules": (lambda depth: passed(_deep(depth, _chain)), DEPTHS),
     "depth of lists": (lambda depth: passed(_deep(depth, lambda tree: [tree])), DEPTHS),
     "depth of dicts": (lambda depth: passed(_deep(depth, _in_dict)), DEPTHS),

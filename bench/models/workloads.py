@@ -1,8 +1,10 @@
 """The workloads of `bench calls`: for each, the same work under every competitor."""
 
+import dataclasses
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -30,7 +32,7 @@ from .networks import (
 from .solves import SOLVES, solve
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Workload:
     """How to build the cases, and how to read their figures."""
 
@@ -39,6 +41,7 @@ class Workload:
     calls: int = 1  # in one statement
     leaves: int | None = None  # of a tree workload
     devices: int = 1  # virtual ones, to be timed by the CPU time of the calling thread
+    asynchronous: bool = False  # as JAX dispatches by default
 
 
 def identity() -> Cases:
@@ -222,7 +225,45 @@ def sharded(devices: int) -> Cases:
     return jitted(batched, {"model": model, "x": x})
 
 
+def numpy_batches(examples: int, host_work: float) -> Cases:
+    """A step of training on batches of NumPy, after seconds of work on the host.
+
+    `asarray` is eqxjit's, with the batch made JAX's before.
+    """
+    model = eqx.nn.MLP(784, 10, 64, depth=1, key=jr.key(0))
+    x = np.random.default_rng(0).standard_normal((examples, 784), np.float32)
+    y = np.sin(x[:, :10])
+    cases = _training(model, optax.adam(1e-3), jnp.asarray(x), jnp.asarray(y))
+    first = cases["eqxjit"].statement.replace("x, y", "asarray(x), asarray(y)")
+    cases["asarray"] = dataclasses.replace(cases["eqxjit"], statement=first)
+    names = {"x": x, "y": y, "f_inputs": [x, y], "asarray": jnp.asarray}
+    names |= {"work": partial(time.sleep, host_work)}
+
+    def fed(case: Case) -> Case:
+        statement = f"work(); {case.statement}" if host_work else case.statement
+        return Case(statement, lambda: {**case.names(), **names}, case.outputs)
+
+    return {name: fed(case) for name, case in cases.items()}
+
+
+def eager(transformation: Callable[..., Any], statement: str) -> Cases:
+    """A transformation of the jitted function that isn't jitted itself: it runs on each call."""
+    model, x = small_mlp(), jr.normal(jr.key(1), (8, 4))
+    total = lambda model, x: jnp.sum(model(x))  # noqa: E731
+    names = {way: case.names() for way, case in jitted(total, {"model": model, "x": x[0]}).items()}
+
+    def case(call: Callable[..., Any], first: Any) -> Case:
+        on_x = lambda x: call(first, x)  # noqa: E731
+        return Case(statement, lambda: {"f": on_x, "transform": transformation, "x": x, "v": x[0]})
+
+    weights = names["floor"]["f_inputs"][:-1]
+    flat = lambda weights, x: names["floor"]["f"]([*weights, x])[0]  # noqa: E731
+    on_trees = {way: case(names[way]["f"], names[way]["model"]) for way in ("jit", *FILTER_JITS)}
+    return {"floor": case(flat, weights)} | on_trees
+
+
 SIZES = (10, 100, 1_000, 10_000)
+BATCHES = {"16 KB": (5, 0.0005), "400 KB": (128, 0.002), "10 MB": (3_200, 0.02)}
 
 WORKLOADS: dict[str, Workload] = {
     "Identity": Workload("small", identity),
@@ -250,4 +291,14 @@ WORKLOADS: dict[str, Workload] = {
     "SELU": Workload("compute", selu_million),
     **{f"MLP on {n} devices": Workload("devices", partial(sharded, n), devices=n) for n in (2, 8)},
     **{name: Workload("library", partial(solve, name)) for name in SOLVES},
+    **{
+        f"NumPy, {size}{suffix}": Workload(
+            "numpy", partial(numpy_batches, examples, work * seconds), asynchronous=True
+        )
+        for size, (examples, seconds) in BATCHES.items()
+        for suffix, work in (("", 0), (", work between", 1))
+    },
+    "eager vmap": Workload("eager", partial(eager, jax.vmap, "out = transform(f)(x)")),
+    "eager grad": Workload("eager", partial(eager, jax.grad, "out = transform(f)(v)")),
+    "eager jvp": Workload("eager", partial(eager, jax.jvp, "out = transform(f, (v,), (v,))")),
 }

@@ -58,10 +58,6 @@ for _module in (_sys.modules[__name__], types):
         if isinstance(_value, type):
             # Where doctest looks for the examples of its methods, which are of that file still.
             vars(_sys.modules[_value.__module__]).setdefault("__test__", {})[_name] = _value
-        else:
-            for _overload in _typing.get_overloads(_value):
-                _overload.__module__ = _module.__name__
-                _typing.overload(_overload)
         _value.__module__ = _module.__name__
 
 # What is pickled refers to these: a pickle is read after private modules have moved.

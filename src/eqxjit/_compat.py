@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.tree_util import default_registry, tree_structure
 
@@ -37,7 +38,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 25:
+    if getattr(_native, "INTERFACE", None) != 31:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -167,15 +168,19 @@ try:
     _ = _trace_ctx.trace, _eager_constant_folding.value
 except (ImportError, AttributeError):
 
-    def is_staging() -> bool:
+    def is_tracing() -> bool:
         return isinstance(jnp.array(1) + 1, Tracer)
+
+    is_staging = is_tracing
 
 else:
 
     def is_staging() -> bool:
         """Return whether an operation on constants would be staged out into a jaxpr right now."""
-        if _eager_constant_folding.value:
-            return False
+        return not _eager_constant_folding.value and is_tracing()
+
+    def is_tracing() -> bool:
+        """Return whether a jaxpr is being made, also where constants are folded eagerly."""
         trace = _trace_ctx.trace
         # Those of `vmap` and `grad` pass constants on, that of an eager `shard_map` doesn't.
         while not isinstance(trace, _StagingTrace) and hasattr(trace, "parent_trace"):
@@ -201,9 +206,26 @@ def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
 
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:
     """Return the values that a tracer of `vmap`, `jvp` or `grad` wraps; none for one of `jit`."""
-    # The attributes are private. Without them a program that can raise isn't waited for there.
-    values = [getattr(tracer, name, None) for name in ("val", "primal", "tangent")]
+    # Without them a program that can raise isn't waited for there.
+    values = [getattr(tracer, name, None) for name in _WRAPPED]
     return [value for value in values if isinstance(value, jax.Array)]
+
+
+# Private attributes of tracers.
+_WRAPPED = "val", "primal", "tangent"
+
+
+def copy_in_tracer(tracer: Any) -> None:
+    """Replace the NumPy arrays that a tracer of `vmap`, `jvp` or `grad` wraps by copies.
+
+    A pass backward may read them, too, after the call.
+    """
+    for name in _WRAPPED:
+        value = getattr(tracer, name, None)
+        if isinstance(value, np.ndarray):
+            setattr(tracer, name, np.ndarray.copy(value))
+        elif isinstance(value, Tracer):
+            copy_in_tracer(value)
 
 
 def is_sharded_aval(aval: Any) -> bool:
@@ -326,21 +348,6 @@ def local_of_class(frame: FrameType, cls: type) -> Any:
     # Not `next` of a generator: on Python 3.12 one that is interrupted keeps an array alive.
     found = [value for value in frame.f_locals.values() if type(value) is cls]
     return found[0] if found else None
-
-
-def inputs_read_in(frame: FrameType | None) -> frozenset[int] | None:
-    """Return which inputs of a program XLA gets, from the frame in which JAX lowers it; or None."""
-    # JAX drops those that no equation reads, in a frame a few above the one that lowers. None where
-    # that isn't there: all then count as read, and a fast path copies NumPy arrays in vain.
-    for _ in range(4):
-        if frame is None:
-            break
-        variables = frame.f_locals
-        found = variables.get("kept_var_idx")
-        if isinstance(found, (set, frozenset)) and not variables.get("num_const_args"):
-            return frozenset(found)
-        frame = frame.f_back
-    return None
 
 
 # --- Warnings ---------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import equinox as eqx
 import jax
 
 from ._compat import exclude_from_locations, exclude_from_tracebacks
-from ._interruptions import unless_it_raises
 
 #: Where generated files seem to be: in a folder, as those of a package are.
 GENERATED_FOLDER = "<eqxjit>"
@@ -133,14 +132,14 @@ def location(filename: str, line: int) -> str:
     # Not imported here, because without IPython there is no cell.
     ipython: Any = sys.modules.get("IPython")
     # No session of it, no cell of that, or another release.
-    cell: Any = ipython and unless_it_raises(
-        lambda: ipython.get_ipython().compile.format_code_name(filename)[1], None
-    )
-    if cell:
-        return f"Cell {cell}, line {line}"
-    # It may have been removed. Below the root is everything: no path begins with two slashes.
-    here = unless_it_raises(os.getcwd, os.sep) + os.sep
-    return f"{os.path.normpath(filename).removeprefix(here)}:{line}"
+    with contextlib.suppress(AttributeError, TypeError):
+        return f"Cell {ipython.get_ipython().compile.format_code_name(filename)[1]}, line {line}"
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        # It was removed. Below the root is everything: no path begins with two slashes.
+        here = os.sep
+    return f"{os.path.normpath(filename).removeprefix(here + os.sep)}:{line}"
 
 
 def stub_at(site: CallSite) -> types.CodeType:
@@ -151,8 +150,11 @@ def stub_at(site: CallSite) -> types.CodeType:
 
 def location_of(fun: Any) -> CallSite | None:
     """Return where the Python code below a callable is; None without such code of a user's."""
-    # Objects may answer for attributes as they like.
-    code = unless_it_raises(lambda: code_of(fun, or_of_call=True), None)
+    try:
+        code = code_of(fun, or_of_call=True)
+    except Exception:
+        # A `__getattr__` of the user's, which may answer as it likes.
+        code = None
     if code is None or code.co_filename.startswith(OUR_FILES):
         return None
     return CallSite(code.co_filename, code.co_firstlineno)
@@ -208,11 +210,11 @@ class Place(NamedTuple):
 def place_of(fun: Any, home: types.FunctionType | None) -> Place:
     """Return where a function is defined; `home` is the Python function below it, if any."""
     # Decorators have one code for all that they decorate.
-    below: Any = None if home is None else unless_it_raises(lambda: inspect.unwrap(home), None)
+    below: Any = None if home is None else _unwrapped(home)
     is_partial = type(fun) is functools.partial
     transformation, target = ("", None) if home is None else transformation_of(home)
     # Of a method; Equinox's bound methods are Modules.
-    owner: Any = unless_it_raises(lambda: getattr(fun, "__self__", None), None)
+    owner: Any = getattr(fun, "__self__", None)
     if isinstance(target, types.MethodType):
         below, owner = target.__func__, target.__self__
     if isinstance(target, eqx.Module) or not isinstance(below, types.FunctionType):
@@ -256,5 +258,13 @@ def transformation_of(fun: types.FunctionType) -> tuple[str, Any]:
         if rest and hasattr(jax, name) and code.co_filename.startswith(JAX_FILES):
             if isinstance(below, types.MethodType) and isinstance(below.__self__, eqx.Module):
                 return name, below.__self__
-            return name, unless_it_raises(lambda: inspect.unwrap(fun), None)
+            return name, _unwrapped(fun)
     return "", None
+
+
+def _unwrapped(fun: types.FunctionType) -> Any:
+    """Return what a function wraps in the end; None for wrappers that form a circle."""
+    try:
+        return inspect.unwrap(fun)
+    except ValueError:
+        return None

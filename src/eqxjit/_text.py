@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ._interruptions import unless_it_raises
-
 # HTML for a light or a dark ground. All style is inline, because JupyterLab drops style sheets from
 # notebooks of other origin; it drops positions, too.
 _CELL = "padding:2px 12px 2px 0;vertical-align:top;border-bottom:1px solid rgba(128,128,128,0.3)"
@@ -15,8 +13,11 @@ _NUMBER = re.compile(r"[\d.,e+-]*%?")
 
 def short(value: Any, limit: int = 40) -> str:
     """Return the `repr` of a value on one line, cut to so many characters."""
-    # The user's `repr`.
-    text = unless_it_raises(lambda: repr(value), f"{type(value).__name__} object")
+    try:
+        text = repr(value)
+    except Exception:
+        # The user's `repr`, in an error or a description of something else.
+        text = f"{type(value).__name__} object"
     text = " ".join(text.split())
     if not text.isprintable():
         # Source, or a terminal, takes no NUL and no half of a character.

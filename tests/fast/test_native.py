@@ -320,7 +320,6 @@ def fast_of(
     args=(SEQUENCE, tuple, None, ARRAY),
     kwargs=EMPTY,
     outs=((ARRAY, (), ()),),
-    uses=b"\1",
     n_arrays=1,
     n_first=0,
     n_fun=0,
@@ -328,7 +327,7 @@ def fast_of(
 ):
     jitted = jitted or Jitted(X)
     entry = _native.Flags()
-    return _native.Fast(entry, jitted, args, kwargs, [*outs], uses, n_arrays, n_first, n_fun)
+    return _native.Fast(entry, jitted, args, kwargs, [*outs], n_arrays, n_first, n_fun)
 
 
 def call_of(*args, fun_arrays=(), **kwargs):
@@ -339,7 +338,7 @@ def call_of(*args, fun_arrays=(), **kwargs):
 def test_keywords_are_found_by_their_text_in_whatever_order():
     names = tuple("".join(["name", str(i)]) for i in range(3))
     kwargs, jitted = (DICT, dict, names, *[ARRAY] * 3), Jitted(X)
-    call = call_of((SEQUENCE, tuple, None), kwargs, uses=b"\1" * 3, n_arrays=3, jitted=jitted)
+    call = call_of((SEQUENCE, tuple, None), kwargs, n_arrays=3, jitted=jitted)
     for order in itertools.permutations(range(3)):
         call(**{f"name{i}": X + i for i in order})
         assert [*map(float, [array[0] for array in jitted.arrays])] == [0, 1, 2]
@@ -391,9 +390,8 @@ def test_specs_in_which_something_is_replaced(data):
     expected += (OverflowError,)
     with contextlib.suppress(*expected):
         counts = data.draw(st.lists(st.sampled_from(_COUNTS), min_size=2, max_size=2))
-        uses = data.draw(st.sampled_from([b"\1" * n, b"\1" * n, b"", None]))
         jitted = Jitted(path.output)
-        call = call_of(parts[0], parts[1], [parts[2]], uses, n, *counts, jitted=jitted)
+        call = call_of(parts[0], parts[1], [parts[2]], n, *counts, jitted=jitted)
         with contextlib.suppress(*expected):
             call(value, k=X)
         call(*[1, X, value][: data.draw(st.integers(0, 3))], k=X)
@@ -402,7 +400,7 @@ def test_specs_in_which_something_is_replaced(data):
 def test_calls_of_the_module_that_are_wrong():
     for wrong in [
         lambda: _native.Fast(),
-        lambda: _native.Fast(None, None, EMPTY, EMPTY, [], b"", 0, 0, 0),
+        lambda: _native.Fast(None, None, EMPTY, EMPTY, [], 0, 0, 0),
         lambda: _native.Dispatcher(None, (), (), (), ()),
         lambda: _native.Static(),
         lambda: _native.Static(1, 2, 3),
@@ -462,11 +460,11 @@ def test_every_allocation_may_fail():
     made = path(*arguments, k=X)
     flags, (_, _, _, args, kwargs) = path.entry, path.spec
     outs, n = path.entry.outs, path.entry.n_arrays
-    uses, types = b"\1" * n, type(path.fast)
+    types = type(path.fast)
 
     actions = [
         lambda: path.run(*arguments, k=X),
-        lambda: types(flags, path.jitted, args, kwargs, outs, uses, n, 0, 0),
+        lambda: types(flags, path.jitted, args, kwargs, outs, n, 0, 0),
         lambda: _native.run(path, lambda *arrays: 1, [X] * 50),
         lambda: _native.Static("frozen"),
         lambda: _native.Dispatcher(None, [], (), (), ()),

@@ -1,7 +1,6 @@
 """A NumPy array may be filled anew as soon as the call returns: its result stays what it was."""
 
 import functools
-import tracemalloc
 
 import equinox as eqx
 import jax
@@ -129,44 +128,3 @@ def test_small_arrays_around_those_inside_the_function():
 )
 def test_a_buffer_can_be_filled_anew_however_it_is_called(make):
     check(make(lambda x: slow_sum([x])), aligned())
-
-
-# --- Copying or waiting ------------------------------------------------------------------------
-
-_LARGE = 1_000_000
-
-
-def allocated_by(call):
-    """The most memory that NumPy and Python held for a call, in bytes."""
-    tracemalloc.start()
-    call()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return peak
-
-
-class First(eqx.Module):
-    """A function that holds an array."""
-
-    weight: np.ndarray
-
-    def __call__(self, x):
-        return self.weight[0] + x
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda x: (lambda x: x[0], x),
-        lambda x: (lambda xs: xs[0][0], [x] * 5),
-        lambda x: (lambda xs, y: xs[0][0] + y, [x, jnp.ones(()), x, x, x], jnp.ones(())),
-        lambda x: (lambda pair, n: pair.first[0] * n, Pair(x, x), 3),
-        lambda x: (First(x), jnp.ones(())),
-    ],
-)
-def test_a_large_array_is_not_copied_for_a_short_computation(make):
-    fun, *args = make(np.ones(_LARGE, np.float32))
-    f = eqxjit.filter_jit(fun)
-    for _ in range(CALLS):
-        f(*args)
-    assert allocated_by(lambda: f(*args)) < _LARGE

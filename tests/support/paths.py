@@ -8,7 +8,7 @@ import pytest
 
 import eqxjit
 from eqxjit._fast.make import PythonFast, fast_path, link
-from eqxjit._fast.source import lacks_field
+from eqxjit._fast.writer import lacks_field
 from eqxjit._spec.tree import combine
 from tests.support import inside
 

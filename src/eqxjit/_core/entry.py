@@ -50,8 +50,6 @@ class Entry(_Flags):
     - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's, how many these
         are, and how many there are in all.
     - `outs`: what its traces returned.
-    - `uses`: a byte for each array: whether a program that was compiled reads it; None until one
-        was compiled.
     - `pending`: whether a program was traced or compiled that isn't settled yet: a call then goes
         through `settle`.
     - `blocks`: whether calls wait, because a program can raise.
@@ -68,7 +66,6 @@ class Entry(_Flags):
         self.n_fun = n_fun
         self.n_arrays = count_arrays(spec) + n_fun
         self.pending = False
-        self.uses: bytes | None = None
         #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
         self.outs: list[Out] = []
         self.blocks = options.block
@@ -91,8 +88,6 @@ class Entry(_Flags):
         entry = Entry.__new__(Entry)
         entry.__dict__.update(self.__dict__)
         entry.jitted, entry.pending, entry.blocks = compiled, False, blocks
-        # XLA may drop other inputs here than where the function itself is compiled.
-        entry.uses = None
         return entry
 
     def end(self, trace: Any, is_classified: bool) -> None:
@@ -105,16 +100,6 @@ class Entry(_Flags):
         if is_classified:
             self.unclassified = False
         self.pending = self.unclassified or len(self.traces) > 0
-
-    def add_uses(self, read: frozenset[int] | None) -> bool:
-        """Note which arrays one more program reads, None where unknown; return if that is new."""
-        before = self.uses or bytes(self.n_arrays)
-        uses = bytes([used or read is None or i in read for i, used in enumerate(before)])
-        is_new = uses != self.uses
-        if is_new:
-            # Only then, because fast paths compare it by identity.
-            self.uses = uses
-        return is_new
 
     @staticmethod
     def wait_for(output: Output) -> None:

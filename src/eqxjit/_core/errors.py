@@ -1,11 +1,13 @@
 """The error path: says which argument is at fault, and words runtime errors as Equinox does."""
 
 import collections
+import contextlib
 import copy
 import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -21,7 +23,6 @@ from .._compat import (
     last_runtime_error,
     runtime_error_text,
 )
-from .._interruptions import raise_if_interruption, raised_by, unless_it_raises
 from .._places import is_users_module
 from .._spec.static_key import Opaque, static_key
 from .._spec.tree import is_array
@@ -38,7 +39,7 @@ def runtime_error(error: BaseException) -> BaseException | None:
     # Not `isinstance`: JAX raises no subclasses, users do.
     if type(error) not in (JaxRuntimeError, ValueError):
         return None
-    text = str(error)
+    text = _text_of(error)
     if f"{CALLBACK_ERROR_NAME}: " not in text:
         return None
     message, stack = last_runtime_error()
@@ -55,6 +56,14 @@ def runtime_error(error: BaseException) -> BaseException | None:
     return eqx.EquinoxRuntimeError(runtime_error_text.format(msg=message, stack=shown))
 
 
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        # A `__str__` of the user's, whose error this is then.
+        return ""
+
+
 # How XLA begins to say that a buffer was deleted, in JAX 0.8 and 0.10 alike.
 _INVALID_BUFFER = "INVALID_ARGUMENT: Invalid buffer passed"
 
@@ -69,28 +78,27 @@ _DONATED_TWICE = (
 def array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
     """Return the error for an array that was refused, if `error` is JAX's or XLA's for one."""
     kind = type(error)
-    # Not `isinstance`: users raise subclasses, whose text may be one that can't be read.
+    # Not `isinstance`: users raise subclasses.
     if kind not in (TypeError, ValueError, RuntimeError, JaxRuntimeError):
         return None
-    text = str(error)
+    text = _text_of(error)
     is_twice = any(beginning in text for beginning in _DONATED_TWICE)
     same: dict[Any, list[str]] = collections.defaultdict(list)
     for path, leaf in _leaves(arguments):
         if issubclass(type(leaf), (np.ndarray, np.generic)):
-            # An array of another library's may raise another error.
-            if isinstance(raised_by(lambda leaf=leaf: jax.typeof(leaf)), kind):
+            if not _is_valid(leaf):
                 return kind(f"The array `{path}` {_why_invalid(leaf)}")
         elif issubclass(type(leaf), jax.Array) and not isinstance(leaf, Tracer):
             # The buffers of this very call are deleted too: is it this array that complains?
-            complaint = raised_by(lambda leaf=leaf: np.asarray(leaf)) if leaf.is_deleted() else None
-            if complaint and (text.startswith(_INVALID_BUFFER) or text == str(complaint)):
+            if leaf.is_deleted() and (
+                text.startswith(_INVALID_BUFFER) or text == _complaint_of_deleted(leaf)
+            ):
                 return kind(
                     f"The array `{path}` has been deleted: its buffer was donated to an earlier "
                     "call. Use that call's result in its place, or don't donate it."
                 )
             if is_twice:
-                # An array on several devices has no one buffer, nor has a deleted one.
-                same[unless_it_raises(leaf.unsafe_buffer_pointer, id(leaf))].append(path)
+                same[_buffer(leaf)].append(path)
     shared = [paths for paths in same.values() if len(paths) > 1]
     if not shared:
         return None
@@ -99,6 +107,30 @@ def array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseE
         f"{', and '.join(texts)} are the same array, which is donated: its buffer can be reused "
         f"only once. Pass a copy as `{shared[0][-1]}` (`jnp.copy`), or don't donate it."
     )
+
+
+def _is_valid(array: np.ndarray | np.generic) -> bool:
+    try:
+        jax.typeof(array)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _complaint_of_deleted(array: jax.Array) -> str:
+    try:
+        np.asarray(array)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def _buffer(array: jax.Array) -> int:
+    try:
+        return array.unsafe_buffer_pointer()
+    except (RuntimeError, ValueError):
+        # An array on several devices has no one buffer, nor has a deleted one.
+        return id(array)
 
 
 def _why_invalid(array: np.ndarray | np.generic) -> str:
@@ -155,27 +187,40 @@ def with_argument_errors(
 ) -> T:
     """Return what an action on arguments returns: it splits them, or looks them up.
 
-    A clearer error is raised in place of the action's, if there is one. An interruption is raised
-    as it is, and an error of a class of the user's never replaced.
+    A clearer error is raised in place of the action's, if an argument is at fault; an error of a
+    class of the user's is never replaced.
     """
     __tracebackhide__ = True
     try:
         return action()
     except Exception as error:
         # A flatten, `__hash__` or `__eq__` of the user's.
-        raise_if_interruption(error, action)
         if not is_users_module(type(error).__module__):
-            clearer = _argument_error(error, arguments())
-            if clearer is not None:
-                try:
-                    raise clearer from error
-                finally:
-                    # As in `Caller.explain`: this frame holds the arguments.
-                    del clearer
+            raise_instead(_argument_error(error, arguments()), error)
         raise
 
 
+def raise_instead(clearer: BaseException | None, cause: BaseException | None = None) -> None:
+    """Raise an error in place of the one that is handled, unless it is None."""
+    __tracebackhide__ = True
+    if clearer is None:
+        return
+    try:
+        raise clearer from cause
+    finally:
+        # Its traceback has this frame: what the frames around hold would wait for the collector.
+        del clearer, cause
+
+
 def _argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> ValueError | None:
+    if isinstance(error, RecursionError):
+        # On a stack of its own, where only what is too deep by itself raises that again.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_find_fault, error, arguments).result()
+    return _find_fault(error, arguments)
+
+
+def _find_fault(error: Exception, arguments: list[tuple[str, Any]]) -> ValueError | None:
     for path, kind, node in _nodes(arguments):
         if kind == "cycle" and isinstance(error, RecursionError):
             return ValueError(
@@ -220,26 +265,27 @@ def _why_not_a_key(value: Any, must_hash: bool) -> str:
             one = other = part.value
             if part.hash is None:
                 # A large container finds its items equal to themselves without asking them.
-                other = unless_it_raises(lambda one=one: copy.deepcopy(one), one)
+                with contextlib.suppress(Exception):  # A `__deepcopy__` of the user's.
+                    other = copy.deepcopy(one)
             reason = _raises(lambda one=one, other=other: bool(one == other))
             if reason:
                 return f"can't be compared: {reason}"
     return ""
 
 
-def _raises(action: Any) -> str:
-    """Return what an action raises, in words; empty where it raises nothing."""
-    error = raised_by(action)
+def _raises(action: Callable[[], Any]) -> str:
+    """Return what code of the user's raises, in words; empty where it raises nothing."""
     try:
-        if isinstance(error, RecursionError):
-            return (
-                "it contains itself, or is nested too deeply (a dataclass with `eq=False` is "
-                "compared by identity, whatever it contains)"
-            )
-        return "" if error is None else f"{type(error).__name__}: {error}"
-    finally:
-        # Its traceback leads to this frame and to those around it.
-        del error
+        action()
+    except RecursionError:
+        return (
+            "it contains itself, or is nested too deeply (a dataclass with `eq=False` is "
+            "compared by identity, whatever it contains)"
+        )
+    except Exception as error:
+        # A `__hash__`, an `__eq__`, or a `__lt__` of keys.
+        return f"{type(error).__name__}: {_text_of(error)}"
+    return ""
 
 
 def _leaves(arguments: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -259,8 +305,11 @@ def _nodes(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:
             if id(node) in ancestors:
                 yield path, "cycle", node
                 continue
-            # A dict whose keys can't be sorted, or a flatten or a `repr` of the user's.
-            below = unless_it_raises(lambda node=node: _children(node), [])
+            try:
+                below = _children(node)
+            except Exception:
+                # A flatten of the user's, or the `__lt__` or `repr` of a key.
+                below = []
             if below == [("", node)]:
                 yield path, "leaf", node
             else:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from .._compat import LoweredModule, inputs_read_in, is_staging, local_of_class, may_raise
+from .._compat import LoweredModule, is_staging, local_of_class, may_raise
 from .._interruptions import Weak
 from .calls import Call, in_flight
 from .hidden_warnings import hide_warnings
@@ -43,7 +43,6 @@ class OpenTrace:
     - `record`: the hook's.
     - `is_traced`: whether the user's function has returned, and what it returned was read.
     - `jaxpr`: the first that JAX lowers afterwards.
-    - `inputs_read`: which of its inputs XLA reads, None where that can't be found out.
     - `may_raise`: whether a program that JAX compiles afterwards can raise; None if there is none.
     """
 
@@ -51,7 +50,6 @@ class OpenTrace:
     record: Any = None
     is_traced: bool = False
     jaxpr: Any = None
-    inputs_read: frozenset[int] | None = None
     may_raise: bool | None = None
 
     @property
@@ -162,7 +160,6 @@ def _on_start(event: str, value: float, **_: Any) -> None:
     # Only the first: a `jax.jit` within the program is lowered as a part of it.
     if phase == LOWERING and trace.jaxpr is None:
         trace.jaxpr = local_of_class(frame, ClosedJaxpr)
-        trace.inputs_read = inputs_read_in(frame)
     elif phase == COMPILING and not trace.may_raise:
         module = local_of_class(frame, LoweredModule)
         trace.may_raise = None if module is None else may_raise(module)

@@ -132,8 +132,8 @@ class Function:
         self.statics = tuple(statics)
         self.options = options
         self.keeps_arrays = table is not None
-        # Found at the first call, because much is wrapped that is never called.
-        self._table = table
+        if table is not None:
+            self.table = table
         self._innermost = innermost_function(fun)
         self.signature: Signature
         if table is None:
@@ -157,16 +157,13 @@ class Function:
         # It stands for the function in the structure of a wrapper, which JAX shows in its errors.
         return f"<{self.signature.qualname}{inspect.Signature(self.signature.parameters)}>"
 
-    @property
+    # Found at the first call, because much is wrapped that is never called.
+    @functools.cached_property
     def table(self) -> Table:
         """The table of its entries, shared by all that wrap the function so."""
-        if self._table is None:
-            tables, signature = _tables_of(self._innermost), self.signature
-            key = self.spec, self.options.key, signature.name, signature.qualname
-            self._table = tables.get(
-                key, lambda: Table(signature, self.options, self._place, tables.number)
-            )
-        return self._table
+        tables, signature = _tables_of(self._innermost), self.signature
+        key = self.spec, self.options.key, signature.name, signature.qualname
+        return tables.get(key, lambda: Table(signature, self.options, self._place, tables.number))
 
     def stand_ins(self, content: Any) -> tuple[Any, Any]:
         """Return two functions that stand for a wrapper's name and content when it is pickled."""

@@ -4,14 +4,25 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Hashable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import jax
 
-from .._interruptions import raise_if_interruption
 from .._spec.static_key import static_key
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+
+
+class JitOptions(TypedDict, total=False):
+    """The options of `jax.jit` that `filter_jit` passes on."""
+
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: bool
+    abstracted_axes: Any
+    compiler_options: dict[str, Any] | None
+
 
 # Upstream refuses these, since it decides them itself: what to do instead.
 _BY_TYPE = "To trace a value, pass it as an array; to make it static, as anything else."
@@ -40,13 +51,11 @@ class Options:
     max_traces: int | None
     # Those of `jax.jit`, sorted by name: in any order they are the same options.
     jit_arguments: tuple[tuple[str, Any], ...]
-    # Equal for options under which one program may serve: to the `==` of options, 1 and True among
-    # those of `jax.jit` are one.
-    key: Hashable = dataclasses.field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        # Not a `cached_property`, whose lock in Python 3.11 a fork may leave locked in the child.
-        object.__setattr__(self, "key", static_key(self._chosen))
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """Equal for options under which one program may serve: `==` takes 1 and True for one."""
+        return static_key(self._chosen)
 
     @property
     def _chosen(self) -> tuple[Any, ...]:
@@ -62,17 +71,17 @@ def check_options(
 ) -> Options:
     """Return the options; raise, as upstream does, for what none of them can be."""
     chosen = (donate, block, maxsize, max_traces, tuple(sorted(jit_arguments.items())))
-    # Much code wraps where it calls, with the same options each time.
+    # Cached, because much code wraps where it calls, with the same options each time.
+    check = _checked
     try:
-        return _checked(*chosen)
-    except TypeError as error:
-        # An option that can't be hashed; or a wrong one, whose error comes again.
-        raise_if_interruption(error, lambda: _checked(*chosen))
-        return _checked.__wrapped__(*chosen)
+        hash(chosen)
+    except TypeError:
+        # As `compiler_options`, a dict, are.
+        check = _check
+    return check(*chosen)
 
 
-@functools.lru_cache(maxsize=64, typed=True)
-def _checked(
+def _check(
     donate: Any, block: Any, maxsize: Any, max_traces: Any, arguments: tuple[tuple[str, Any], ...]
 ) -> Options:
     jit_arguments = dict(arguments)
@@ -103,3 +112,7 @@ def _checked(
         # So that a bad value is refused here, as by upstream, rather than at the first call.
         jax.jit(lambda: None, **jit_arguments)
     return Options(donate, bool(block), maxsize, max_traces, arguments)  # type: ignore[arg-type]
+
+
+# Much code wraps where it calls, with the same options each time.
+_checked = functools.lru_cache(maxsize=64, typed=True)(_check)

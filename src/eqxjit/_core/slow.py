@@ -13,7 +13,7 @@ from jax.tree_util import tree_map
 
 from .._compat import may_raise
 from .._fast.make import fast_path, link
-from .._fast.numpy_inputs import owned
+from .._fast.numpy_inputs import as_array
 from .._fast.writer import Writer, lacks_field
 from .._interruptions import raise_if_interruption, unless_it_raises
 from .._places import trim, trimming
@@ -25,6 +25,7 @@ from .errors import (
     array_error,
     note_shapes,
     note_tracers,
+    raise_instead,
     runtime_error,
     with_argument_errors,
 )
@@ -86,14 +87,9 @@ class Caller:
         if self.can_be_disabled and jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
         entry = self.find_or_add(call)
-        uses = entry.uses
-        # JAX may be reading NumPy arrays still when this call has returned.
-        arrays, waits = owned(call.flat, uses)
         try:
-            output = make(call, entry.jitted, arrays)
-            # Another thread may have traced a program meanwhile that reads other arrays.
-            waits = waits or entry.uses is not uses
-            if (waits or entry.blocks) and type(output) is not Box:
+            output = make(call, entry.jitted, [*map(as_array, call.flat)])
+            if entry.blocks and type(output) is not Box:
                 entry.wait_for(output)
         except BaseException as error:
             self.failed(error, call)
@@ -162,7 +158,7 @@ class Caller:
         return self.combine(output, call)
 
     def classify(self, call: Call, trace: Any) -> None:
-        """Find out whether a program that has just run can raise, and which arrays it reads."""
+        """Find out whether a program that has just run can raise."""
         entry = call.entry
         can_raise = None if trace is None else trace.may_raise
         if can_raise is None:
@@ -175,10 +171,6 @@ class Caller:
                 # They were cleared meanwhile.
                 can_raise = True
         entry.blocks = entry.blocks or can_raise
-        if entry.add_uses(None if trace is None else trace.inputs_read):
-            # A fast path copies the arrays that were read when it was made.
-            with self.table.lock:
-                self.table.remove_fast(entry)
 
     def combine(self, output: Output, call: Call) -> Any:
         out = call.entry.outs[next(iter(output)) if type(output) is dict else 0]
@@ -261,7 +253,7 @@ class Caller:
         try:
             return tree_map(_same, fun(*args, **kwargs))
         except Exception as error:
-            self.explain(error, args, kwargs, user_raised=False)
+            raise_instead(runtime_error(error))
             raise
 
     def stage(
@@ -319,13 +311,8 @@ class Caller:
         if self.fun_arrays:
             named.append(("fun", self.function.combine(self.fun_arrays)))
         note_tracers(error, named)
-        clearer = None if user_raised else runtime_error(error) or array_error(error, named)
-        if clearer is not None:
-            try:
-                raise clearer from None
-            finally:
-                # Its traceback has this frame: arrays that it holds would wait for the collector.
-                del clearer, error, named, args, kwargs
+        if not user_raised:
+            raise_instead(runtime_error(error) or array_error(error, named))
 
 
 def _same(leaf: Any) -> Any:

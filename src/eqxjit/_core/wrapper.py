@@ -7,38 +7,23 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    Protocol,
-    Self,
-    TypeVar,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
 import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
 from .._compat import CallableBySlot, TypeNamedForChex, call_directly
-from .._interruptions import raise_if_interruption, unless_it_raises
+from .._diagnostics.trace import Trace
 from .._places import trimming
 from .._text import short
 from .ahead import CompileCost, Lowered, lower
 from .function import STAND_INS, Function, take_apart
-from .options import DEFAULT_MAXSIZE, Donate, Options, check_options
+from .options import DEFAULT_MAXSIZE, Donate, JitOptions, Options, check_options
 from .slow import Caller
 from .table import CacheInfo
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# Of a method: its first parameter, the others, and its result.
-_S = TypeVar("_S")
-_Q = ParamSpec("_Q")
-_R = TypeVar("_R")
 
 # What tools read of a function that is written in Python, or of a method.
 _OF_FUNCTIONS = {
@@ -46,7 +31,7 @@ _OF_FUNCTIONS = {
     *("__func__", "__self__"),
 }
 
-# That of a Module goes over many lines.
+# A Module's repr can span many lines.
 _LONGEST_REPR = 80
 
 
@@ -67,27 +52,9 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         return self._caller.function
 
     if TYPE_CHECKING:
-        __name__: str
-        __qualname__: str
         __wrapped__: Callable[P, T]
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...
-
-        # Type checkers take no notice of a `@classmethod` or `@staticmethod` above a wrapper. It is
-        # a class method if the class can be its first argument, a static method if no instance can.
-        @overload
-        def __get__(
-            self: Callable[Concatenate[_S, _Q], _R], instance: object, owner: _S
-        ) -> "BoundJitFunction[_Q, _R]": ...
-        @overload
-        def __get__(self, instance: None, owner: type | None = None) -> Self: ...
-        @overload
-        def __get__(
-            self: Callable[Concatenate[_S, _Q], _R], instance: _S, owner: type | None = None
-        ) -> "BoundJitFunction[_Q, _R]": ...
-        @overload
-        def __get__(self, instance: object, owner: type | None = None) -> Self: ...
-        def __get__(self: Any, instance: Any, owner: Any = None) -> Any: ...
 
     else:
         # Not properties, since `inspect` would find those on the class, too.
@@ -103,8 +70,8 @@ class JitFunction(CallableBySlot, Generic[P, T]):
                 return stand_ins[STAND_INS.index(name)]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-        def __get__(self, instance: Any, owner: type | None = None) -> Any:
-            return self if instance is None else BoundJitFunction(self, instance)
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else BoundJitFunction(self, instance)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Trace and lower the function for these arguments, without running it.
@@ -189,7 +156,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         """
         return self._function.table.info()
 
-    def traces(self) -> list[Any]:
+    def traces(self) -> list[Trace]:
         """Return the record of each trace, the oldest first: its arguments, reason and time.
 
         **Returns:**
@@ -299,19 +266,12 @@ def _blank() -> JitFunction[..., Any]:
 def _found_or_blank(name: Any) -> JitFunction[..., Any]:
     """Return the wrapper to which a stand-in belongs; a new one, if that was pickled by value."""
     path, _, attribute = name.__qualname__.rpartition(".")
-    # Nothing is imported: by name, that was done.
-    found = unless_it_raises(lambda: operator.attrgetter(path)(sys.modules[name.__module__]), None)
+    try:
+        # Nothing is imported: by name, that was done.
+        found = operator.attrgetter(path)(sys.modules[name.__module__])
+    except (KeyError, AttributeError):
+        return _blank()
     return found if getattr(found, attribute, None) is name else _blank()
-
-
-class _Doc:
-    """The docstring of a bound function: its function's; of the class: one about it."""
-
-    def __init__(self, of_class: str):
-        self.of_class = of_class
-
-    def __get__(self, instance: Any, owner: type | None = None) -> str | None:
-        return self.of_class if instance is None else instance.func.__doc__
 
 
 def _hash(fun: Any, key: tuple[Any, ...]) -> int:
@@ -319,7 +279,6 @@ def _hash(fun: Any, key: tuple[Any, ...]) -> int:
     try:
         return hash(key)
     except TypeError as error:
-        raise_if_interruption(error, lambda: hash(key))
         raise TypeError(
             f"`{fun!r}` can't be hashed, because it holds something unhashable ({error}). If a JAX "
             "function must hash it, as `jax.lax.scan` or `switch`, pass a lambda that calls it."
@@ -327,23 +286,22 @@ def _hash(fun: Any, key: tuple[Any, ...]) -> int:
 
 
 class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedForChex):
+    """A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and `keywords`.
+
+    A `functools.partial`, so that it is made and called in C; and a pytree.
+    """
+
     __slots__ = ()
 
-    __doc__ = _Doc(
-        "A wrapped method of an instance: like `equinox.Partial`, with `func`, `args` and "
-        "`keywords`.\n\nA `functools.partial`, so that it is made and called in C; and a pytree."
-    )  # type: ignore[assignment]
+    # For `help(model.step)`.
+    __doc__ = property(lambda self: self.func.__doc__)  # type: ignore[assignment]
 
     if TYPE_CHECKING:
-        __name__: str
-        __qualname__: str
-        __wrapped__: Callable[P, T]
+        # Not an annotation, by which instances would have `__annotations__` of the class.
+        @property
+        def __wrapped__(self) -> Callable[P, T]: ...
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T: ...  # pyright: ignore[reportIncompatibleMethodOverride]
-        def cache_info(self) -> CacheInfo: ...
-        def traces(self) -> list[Any]: ...
-        def clear_cache(self) -> None: ...
-        def specialized_source(self) -> str | None: ...
 
     else:
 
@@ -360,18 +318,37 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
                 return getattr(self.func, name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    @property
+    def _wrapper(self) -> JitFunction[..., T]:
+        return cast(JitFunction[..., T], self.func)
+
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Lower the wrapped function, with the instance filled in, here and when called."""
-        wrapper: Any = self.func
         all_args, all_kwargs = (*self.args, *args), {**self.keywords, **kwargs}
         with trimming:
-            return lower(wrapper._caller, all_args, all_kwargs, (self.args, self.keywords))
+            caller = self._wrapper._caller
+            return lower(caller, all_args, all_kwargs, (self.args, self.keywords))
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
         """Compile the wrapped function ahead of time, with the instance filled in."""
-        wrapper: Any = self.func
         with trimming:
-            return wrapper.compile(*self.args, *args, **self.keywords, **kwargs)
+            return self._wrapper.compile(*self.args, *args, **self.keywords, **kwargs)
+
+    def cache_info(self) -> CacheInfo:
+        """Return the state of the cache, of all instances."""
+        return self._wrapper.cache_info()
+
+    def traces(self) -> list[Trace]:
+        """Return the record of each trace, for any instance."""
+        return self._wrapper.traces()
+
+    def clear_cache(self) -> None:
+        """Drop all programs, of all instances."""
+        self._wrapper.clear_cache()
+
+    def specialized_source(self) -> str | None:
+        """Return the source of the fast path of the latest call, for any instance."""
+        return self._wrapper.specialized_source()
 
     def __repr__(self) -> str:
         instance = ", ".join([short(argument, _LONGEST_REPR) for argument in self.args])
@@ -382,14 +359,6 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
 
     def __hash__(self) -> int:
         return _hash(self, (self.func, self.args, tuple(self.keywords.items())))
-
-
-# An instance's are its function's, which an empty dict of the class would hide.
-del BoundJitFunction.__annotations__
-
-# Of all instances.
-for _name in ("cache_info", "traces", "clear_cache", "specialized_source"):
-    setattr(BoundJitFunction, _name, property(operator.attrgetter(f"func.{_name}")))
 
 
 def register_wrapper(kind: type[JitFunction[..., Any]]) -> None:
@@ -430,16 +399,8 @@ def _wrap(fun: Any, options: Options) -> JitFunction[..., Any]:
     return JitFunction(*take_apart(fun, options))
 
 
-class Jitted(Protocol[P, T]):
-    """An object whose `__call__` is wrapped.
-
-    Pyright takes no notice of descriptors where it looks for the `__call__` of a callable.
-    """
-
-    @property
-    def __call__(self) -> JitFunction[Concatenate[Any, P], T]: ...
-
-
+# Typed as upstream's, because checkers don't bind an object of a class where they compare a method
+# with that of a base class or a protocol.
 @overload
 def filter_jit(
     *,
@@ -447,20 +408,8 @@ def filter_jit(
     block: bool = False,
     maxsize: int | None = 1024,
     max_traces: int | None = None,
-    **jitkwargs: Any,
-) -> Callable[[Callable[P, T]], JitFunction[P, T]]: ...
-
-
-@overload
-def filter_jit(
-    fun: Jitted[P, T],
-    *,
-    donate: Donate = "none",
-    block: bool = False,
-    maxsize: int | None = 1024,
-    max_traces: int | None = None,
-    **jitkwargs: Any,
-) -> JitFunction[P, T]: ...
+    **jitkwargs: Unpack[JitOptions],
+) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
 
 @overload
@@ -471,8 +420,8 @@ def filter_jit(
     block: bool = False,
     maxsize: int | None = 1024,
     max_traces: int | None = None,
-    **jitkwargs: Any,
-) -> JitFunction[P, T]: ...
+    **jitkwargs: Unpack[JitOptions],
+) -> Callable[P, T]: ...
 
 
 def filter_jit(
@@ -541,7 +490,8 @@ def filter_jit(
 
         ```
     """
-    options = check_options(donate, block, maxsize, max_traces, jitkwargs)
+    with trimming:
+        options = check_options(donate, block, maxsize, max_traces, jitkwargs)
     if fun is inspect.Parameter.empty:
         return functools.partial(_wrap, options=options)
     return _wrap(fun, options)

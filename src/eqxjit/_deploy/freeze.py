@@ -18,7 +18,6 @@ from .._core.table import Table
 from .._core.wrapper import (
     BoundJitFunction,
     JitFunction,
-    Jitted,
     P,
     T,
     register_partial,
@@ -149,10 +148,6 @@ class FrozenFunction(JitFunction[P, T]):
 
 
 register_wrapper(FrozenFunction)
-
-
-@overload
-def freeze(fun: Jitted[P, T], *, max_constant_bytes: int = 2**20) -> FrozenFunction[P, T]: ...
 
 
 @overload

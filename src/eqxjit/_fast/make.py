@@ -14,13 +14,13 @@ from .._compat import ArrayImpl, flatten_one_level, native, registered_nodes, un
 from .._interruptions import raise_if_interruption
 from .._spec.static_key import Opaque, same
 from .._spec.tree import ARRAY, DICT
-from .numpy_inputs import take
+from .numpy_inputs import as_array
 from .writer import TooLarge, Writer
 
 if native is not None:
     # What it compares with, and calls.
     native.setup(
-        *(ARRAY, ArrayImpl, np.ndarray, take),
+        *(ARRAY, ArrayImpl, np.ndarray, as_array),
         *(flatten_one_level, registered_nodes, same, unflatten_node, Opaque),
     )
 
@@ -35,8 +35,6 @@ class PythonFast:
     def __init__(self, function: Any, entry: Any):
         self.entry = entry
         self.hits_before = 0
-        #: Its source compares what programs read.
-        self.is_stale = False
         _, self._make = Writer(function, entry).write()
         #: Its `next` counts a hit: in C, hence without a lock, and faster than an addition.
         self._counter: Iterator[None] = itertools.repeat(None, sys.maxsize)
@@ -79,10 +77,8 @@ def fast_path(call: Any) -> Any | None:
     # argument in place: the slow path then serves the next call, too.
     entry = call.entry
     if native is not None:
-        # Until a program was read, any array may be one that it uses.
-        uses = entry.uses or b"\1" * entry.n_arrays
         layout = entry.n_arrays, entry.n_first, entry.n_fun
-        return native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, uses, *layout)
+        return native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, *layout)
 
     make = functools.partial(PythonFast, call.function, entry)
     try:

@@ -34,7 +34,7 @@ Invariants:
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
    what was built before may still be there. */
-#define INTERFACE 25
+#define INTERFACE 31
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -50,7 +50,7 @@ typedef struct {
     PyObject *array_mark;   /* ARRAY, which stands for an array in a spec */
     PyObject *array_type;   /* the class of most arrays */
     PyObject *ndarray_type; /* that of NumPy's */
-    PyObject *take;         /* see numpy_inputs.py */
+    PyObject *as_array;     /* see numpy_inputs.py */
     PyObject *flatten, *registered, *same, *unflatten;
     PyObject *opaque_type; /* of keys that ask an object's `==` */
     /* Names of methods and attributes. */
@@ -283,12 +283,10 @@ typedef struct {
     PyObject *jitted;
     PyObject *args, *kwargs; /* the specs of the positional arguments and of the others */
     PyObject *outs;          /* a list of what the entry's traces returned */
-    PyObject *uses;          /* bytes: whether a program reads each array */
     Py_ssize_t n_arrays;
     Py_ssize_t n_first, n_fun; /* the function's arrays come after the first */
     Py_ssize_t n_statics;
     long long hits, hits_before;
-    char is_stale; /* whether a later program reads arrays that aren't copied */
 } Fast;
 
 /* Most calls need no more pointers. */
@@ -300,7 +298,6 @@ typedef struct {
     PyObject **arrays;  /* in JAX's order */
     PyObject **statics; /* static objects, in the order of the spec */
     Py_ssize_t n_taken, n_static;
-    int waits; /* whether a NumPy array is too large to be copied */
     int depth; /* see `enter` */
     PyObject **block, *small[MANY]; /* room for both, and for a `self` before the arrays */
     Py_ssize_t n_block;
@@ -483,15 +480,8 @@ static int take_array(Walk *walk, PyObject *leaf, Py_ssize_t place) {
         type == &PyFloat_Type || type == &PyUnicode_Type || type == &PyBool_Type || leaf == Py_None) {
         return 0;
     }
-    int is_ndarray = PyObject_TypeCheck(leaf, (PyTypeObject *)state->ndarray_type);
-    /* Nobody sees a change of what no program reads, so it isn't copied. */
-    if (is_ndarray && !PyBytes_AS_STRING(walk->fast->uses)[place]) {
-        walk->arrays[place] = Py_NewRef(leaf);
-        return 1;
-    }
-    PyObject *array = PyObject_CallOneArg(state->take, leaf);
+    PyObject *array = PyObject_CallOneArg(state->as_array, leaf);
     if (array == NULL) return -1;
-    if (array == leaf && is_ndarray) walk->waits = 1;
     if (array != Py_NotImplemented) walk->arrays[place] = array;
     else Py_DECREF(array);
     return array != Py_NotImplemented;
@@ -779,23 +769,22 @@ static Py_ssize_t count_statics(State *state, PyObject *spec) {
 }
 
 #define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); \
-    DO(self->outs); DO(self->uses);
+    DO(self->outs);
 COLLECTED(Fast, fast, FAST_FIELDS)
 
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     State *state = state_of(type);
     Fast new = {0};
-    if (!PyArg_ParseTuple(args, "O!OO!O!O!Snnn:Fast", state->flags_type, &new.entry, &new.jitted,
+    if (!PyArg_ParseTuple(args, "O!OO!O!O!nnn:Fast", state->flags_type, &new.entry, &new.jitted,
                           &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyList_Type, &new.outs,
-                          &new.uses, &new.n_arrays, &new.n_first, &new.n_fun)) {
+                          &new.n_arrays, &new.n_first, &new.n_fun)) {
         return NULL;
     }
     Py_ssize_t a = count_statics(state, new.args), b = a < 0 ? -1 : count_statics(state, new.kwargs);
     if (b < 0) return NULL;
     new.n_statics = a + b;
     if (new.n_fun < 0 || new.n_first < 0 || new.n_first > new.n_arrays ||
-        new.n_fun > new.n_arrays - new.n_first || PyBytes_GET_SIZE(new.uses) != new.n_arrays ||
-        kind_of(state, new.kwargs) != DICT) {
+        new.n_fun > new.n_arrays - new.n_first || kind_of(state, new.kwargs) != DICT) {
         return malformed_object();
     }
     Fast *self = (Fast *)type->tp_alloc(type, 0);
@@ -859,7 +848,7 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
     if (walk->block == NULL) return -1;
     walk->arrays = walk->block + 1;
     walk->statics = walk->arrays + fast->n_arrays;
-    walk->n_taken = walk->n_static = walk->waits = 0;
+    walk->n_taken = walk->n_static = 0;
     int matches = 1;
     for (Py_ssize_t i = 0; matches > 0 && i < n_all; i++) {
         matches = match(walk, spec_of(fast, i), argument(fast, names, call, i));
@@ -875,12 +864,11 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
 static PyMemberDef fast_members[] = {
     {"entry", T_OBJECT, offsetof(Fast, entry), READONLY, NULL},
     {"hits", T_LONGLONG, offsetof(Fast, hits), READONLY, NULL},
-    {"is_stale", T_BOOL, offsetof(Fast, is_stale), 0, NULL},
     {"hits_before", T_LONGLONG, offsetof(Fast, hits_before), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot fast_slots[] = {
-    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, uses, n_arrays, n_first, n_fun): the fast "
-                "path of an entry."},
+    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, n_arrays, n_first, n_fun): the fast path "
+                "of an entry."},
     {Py_tp_new, fast_new}, COLLECTED_SLOTS(fast), {Py_tp_members, fast_members}, {0, NULL}};
 
 TYPE(Fast, fast, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
@@ -922,7 +910,7 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     Flags *flags = (Flags *)fast->entry;
     PyObject *output = call_in_flight(fast->jitted, walk->arrays, fast->n_arrays, call), *result;
     /* What is pending is waited for when it is settled. */
-    if (output != NULL && !flags->pending && (flags->blocks || walk->waits || fast->is_stale)) {
+    if (output != NULL && !flags->pending && flags->blocks) {
         PyObject *done = PyObject_CallMethodOneArg(fast->entry, state->wait_for, output);
         if (done == NULL) Py_CLEAR(output);
         Py_XDECREF(done);
@@ -1071,7 +1059,7 @@ static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     State new = *state;
     if (!PyArg_ParseTuple(args, "OOO!OOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
-                          &new.ndarray_type, &new.take, &new.flatten, &new.registered, &new.same,
+                          &new.ndarray_type, &new.as_array, &new.flatten, &new.registered, &new.same,
                           &new.unflatten, &new.opaque_type)) return NULL;
     /* For good: nothing here is replaced. */
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) Py_INCREF(PyTuple_GET_ITEM(args, i));
@@ -1136,7 +1124,7 @@ static PyModuleDef_Slot module_slots[] = {
 
 static PyMethodDef module_methods[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(ARRAY, array_type, ndarray, take, flatten, registered, same, unflatten, Opaque): what is\nPython's."},
+     "setup(ARRAY, array_type, ndarray, as_array, flatten, registered, same, unflatten, Opaque): what is\nPython's."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(call, jitted, arrays): calls a jitted function, or its `lower`, with a call of the slow path in\n"
      "flight."},

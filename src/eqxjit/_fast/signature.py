@@ -76,14 +76,17 @@ class Signature:
         try:
             bound = self._inspected.bind(*args, **kwargs)
         except TypeError:
+            bound = None
+        if bound is None:
+            # Python's error says more than `inspect`'s, and names the function. Outside of the
+            # `except`, because a traceback would show both.
             names = self.names()
             header = self.header(names.constant("absent", absent))
             source = f"def receiver({header}): ...\n"
             receiver = define("receiver", "arguments", source, names.namespace)
             receiver.__name__, receiver.__qualname__ = self.name, self.called
-            # Its error says more than `inspect`'s, and names the function.
             receiver(*args, **kwargs)
-            raise
+            bound = self._inspected.bind(*args, **kwargs)
         if any(value is absent for value in bound.arguments.values()):
             # As generated Python passes on what a call left out.
             return self.arguments_among(

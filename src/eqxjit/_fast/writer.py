@@ -22,10 +22,9 @@ from .._spec.tree import (
     NODE,
     SEQUENCE,
     Spec,
-    is_array,
     parts_of,
 )
-from .numpy_inputs import take
+from .numpy_inputs import as_array
 from .signature import Signature, absent
 from .source import can_be_written, define, indented, wrapped
 
@@ -76,11 +75,6 @@ class Writer:
         self.guards: list[str] = []
         self.arrays: list[str] = []
         self.statics: list[str] = []
-        self.large = self.names.variable("large")
-        n, n_fun = entry.n_first, entry.n_fun
-        uses = entry.uses or b"\1" * entry.n_arrays
-        # In the order of their guards: the function's come last, as in C.
-        self.uses = iter((*uses[:n], *uses[n + n_fun :], *uses[n : n + n_fun]))
         #: Statements that make parts of the output.
         self.body: list[str] = []
 
@@ -116,15 +110,10 @@ class Writer:
         parameters = self.signature.header(absent_name)
         jitted, hits = names.variable("jitted"), names.variable("hits")
         entry_name = names.constant("entry", entry)
-        waits = f"{entry_name}.blocks or {self.large}"
-        if entry.uses is not None and not all(entry.uses):
-            # Another thread may trace a program that reads what isn't copied here.
-            waits += f" or {entry_name}.uses is not {names.constant('uses', entry.uses)}"
         matches = names.variable("matches")
         body = [
             # Guards run the user's `==` and flattens: what these raise, the slow path deals with.
             "try:",
-            f"    {self.large} = []",
             *indented(self._matches(matches)),
             f"except {names.named(BaseException)} as {error}:",
             f"    return {self._passed_on('interrupted', error)}",
@@ -132,7 +121,7 @@ class Writer:
             f"    return {otherwise}({', '.join(self.signature.forwarded())})",
             "try:",
             *indented(wrapped(f"{array} = {jitted}(", passed, ")")),
-            f"    if ({waits}) and not {entry_name}.pending:",
+            f"    if {entry_name}.blocks and not {entry_name}.pending:",
             f"        {entry_name}.wait_for({array})",
             f"except {names.named(BaseException)} as {error}:",
             f"    {self._passed_on('failed_fast', error, entry_name)}",
@@ -294,12 +283,8 @@ class Writer:
             source = f"{var} := {source}"
         self.arrays.append(var)
         array = names.constant("Array", ArrayImpl)
-        if next(self.uses):
-            refused = names.constant("NotImplemented", NotImplemented)
-            other = f"({var} := {names.named(take)}({var}, {self.large})) is not {refused}"
-        else:
-            # XLA doesn't read it: no copy of a NumPy array, and no wait.
-            other = f"{names.named(is_array)}({var})"
+        refused = names.constant("NotImplemented", NotImplemented)
+        other = f"({var} := {names.named(as_array)}({var})) is not {refused}"
         self.guards.append(f"({names.named(type)}({source}) is {array}{_OR}{other})")
 
     def _match_static(self, var: str, bound: str, spec: Any) -> None:

@@ -3,13 +3,14 @@
 import abc
 import functools
 from collections.abc import Callable
-from typing import Any, assert_type
+from typing import Any, Protocol, assert_type
 
 import equinox as eqx
 import jax
 
 import eqxjit
 from eqxjit import filter_jit
+from eqxjit.types import BoundJitFunction, JitFunction
 
 
 @filter_jit
@@ -29,8 +30,28 @@ def named(n: int) -> str:
     return str(n)
 
 
-class Model(eqx.Module):
-    """With decorated methods of each kind."""
+class Base(eqx.Module):
+    """With a method to override, and one to inherit."""
+
+    @abc.abstractmethod
+    def step(self, x: jax.Array, times: int) -> jax.Array:
+        """Without a body."""
+
+    @abc.abstractmethod
+    def __call__(self, x: jax.Array, times: int = 1) -> jax.Array:
+        """Without a body."""
+
+
+class Steps(Protocol):
+    """An object that has a step."""
+
+    def step(self, x: jax.Array, times: int) -> jax.Array:
+        """Without a body."""
+        ...
+
+
+class Model(Base):
+    """With decorated methods of each kind, some of which override others."""
 
     weight: jax.Array
 
@@ -87,22 +108,38 @@ def use_functions(model: eqx.nn.Linear, x: jax.Array) -> None:
     assert_type(with_options(x, "a"), tuple[jax.Array, str])
     assert_type(filter_jit(named)(3), str)
     assert_type(filter_jit(donate="all")(named)(3), str)
-    assert_type(decorated.cache_info().traces, int)
-    assert_type(with_options.lower(x, "a"), eqxjit.types.Lowered)
-    assert_type(decorated.compile(model, x).seconds, float)
-    decorated.traces()
-    decorated.clear_cache()
-    assert_type(decorated.__wrapped__(model, x), jax.Array)
     filter_jit(functools.partial(named, 1))()
     called: Callable[[int], str] = filter_jit(named)
     called(3)
+    filter_jit(named, inline=True, compiler_options={"xla_embed_ir_in_executable": True})(3)
+    filter_jit(eqx.filter_vmap(decorated))
 
     decorated(model)  # type: ignore[call-arg]
     decorated(model, x, scale="large")  # type: ignore[arg-type]
     with_options(x, 3)  # type: ignore[arg-type]
     filter_jit(decorated, donate="everything")  # type: ignore[call-overload]
+    filter_jit(decorated, donates="all")  # type: ignore[call-overload]
+    filter_jit(decorated, inline="yes")  # type: ignore[call-overload]
+    decorated.cache_info()  # type: ignore[attr-defined]
+
+
+def use_what_a_wrapper_has(model: eqx.nn.Linear, x: jax.Array) -> None:
+    """What a user writes to reach it, right and wrong."""
+    assert isinstance(decorated, JitFunction)
+    assert_type(decorated.traces(), list[eqxjit.types.Trace])
+    assert_type(decorated.traces()[0].reason, str)
+    assert_type(decorated.cache_info().traces, int)
+    assert_type(decorated.lower(model, x), eqxjit.types.Lowered)
+    assert_type(decorated.compile(model, x).seconds, float)
+    decorated.clear_cache()
+
     decorated.cash_info()  # type: ignore[attr-defined]
-    with_options.clear_cache(3)  # type: ignore[call-arg]
+    decorated.clear_cache(3)  # type: ignore[call-arg]
+    print(decorated.traces()[0].resaon)  # type: ignore[attr-defined]
+
+
+def takes(step: Callable[[jax.Array, int], jax.Array], steps: Steps) -> None:
+    """What methods and instances are passed to."""
 
 
 def use_methods(x: jax.Array, plain: Plain) -> None:
@@ -122,15 +159,15 @@ def use_methods(x: jax.Array, plain: Plain) -> None:
     assert_type(filter_jit(model)(x, 2), jax.Array)
     assert_type(filter_jit(model.step)(x, 2), jax.Array)
     assert_type(plain.step(x), jax.Array)
-    for wrapped in (model.step, Model.step, Model.static, Model.made, model.donating):
-        assert_type(wrapped.cache_info().traces, int)
-        wrapped.traces()
-        wrapped.lower(x)
-        assert_type(wrapped.compile(x), eqxjit.types.CompileCost)
-        wrapped.clear_cache()
-    model.static.clear_cache()
-    model.made.clear_cache()
-    assert_type(model.step.__wrapped__(x, 3), jax.Array)
+    takes(model.step, model)
+    takes(model, model)
+    step = model.step
+    assert isinstance(step, BoundJitFunction)
+    assert_type(step.traces(), list[eqxjit.types.Trace])
+    assert_type(step.cache_info().traces, int)
+    assert_type(step.lower(x, 3), eqxjit.types.Lowered)
+    assert_type(step.compile(x, 3), eqxjit.types.CompileCost)
+    step.clear_cache()
 
     model.step(x, "three")  # type: ignore[arg-type]
     model.step(x)  # type: ignore[call-arg]
@@ -140,7 +177,8 @@ def use_methods(x: jax.Array, plain: Plain) -> None:
     Model.made()  # type: ignore[call-arg]
     model(x, times="two")  # type: ignore[arg-type]
     filter_jit(model)(x, "two")  # type: ignore[arg-type]
-    model.step.cash_info()  # type: ignore[attr-defined]
+    takes(Model.static, 3)  # type: ignore[arg-type]
+    step.cash_info()  # type: ignore[attr-defined]
 
 
 def use_the_rest(model: eqx.nn.Linear, x: jax.Array) -> None:
