@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eqxjit
-from eqxjit._spec.static import freeze
+from eqxjit._spec.static_key import static_key
 from eqxjit._spec.tree import ARRAY, DICT, SEQUENCE, Static
 from tests.support import nodes
 from tests.support.helpers import SPECIALIZING, Hooked, Own, assert_same
@@ -350,7 +350,7 @@ def test_keywords_are_found_by_their_text_in_whatever_order():
 
 _JUNK = [None, ARRAY, (), 0, 1, 3, -1, 99, "a", ("a",), [], {}, X, Static(1), tuple, list, dict]
 _JUNK += [Layer, type, int, Point, (SEQUENCE, list, None, ARRAY), (DICT, dict, ("a",), ARRAY)]
-_JUNK += [Static(freeze([1, 2.5])), Static((1, list, None, (3, Layer, ("x",), 2)))]
+_JUNK += [Static(static_key([1, 2.5])), Static((1, list, None, (3, Layer, ("x",), 2)))]
 
 
 _COUNTS = [0, 0, 0, 1, 2, -1, sys.maxsize]
@@ -404,7 +404,7 @@ def test_calls_of_the_module_that_are_wrong():
         lambda: _native.Dispatcher(None, (), (), (), ()),
         lambda: _native.Static(),
         lambda: _native.Static(1, 2, 3),
-        lambda: _native.Static(frozen=1),
+        lambda: _native.Static(key=1),
         lambda: _native.Static([]),
         lambda: _native.run(),
         lambda: _native.run(None, (), None),
@@ -466,7 +466,7 @@ def test_every_allocation_may_fail():
         lambda: path.run(*arguments, k=X),
         lambda: types(flags, path.jitted, args, kwargs, outs, n, 0, 0),
         lambda: _native.run(path, lambda *arrays: 1, [X] * 50),
-        lambda: _native.Static("frozen"),
+        lambda: _native.Static("key"),
         lambda: _native.Dispatcher(None, [], (), (), ()),
     ]
     for action in actions:

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import eqxjit
-from eqxjit._spec.static import freeze, referents
+from eqxjit._spec.static_key import referents, static_key
 from eqxjit._spec.tree import split
 from tests.support.helpers import Twins, assert_same
 from tests.support.models import Frozen, Pair, Thawed
@@ -465,15 +465,15 @@ def test_a_dataclass_with_its_own_equality_from_a_string(filter_jit):
 
 def test_a_dataclass_that_gets_another_equality():
     cls: Any = dataclasses.make_dataclass("Settings", ["rate"], frozen=True)
-    assert freeze(cls(1)) == freeze(cls(1)) != freeze(cls(2))
+    assert static_key(cls(1)) == static_key(cls(1)) != static_key(cls(2))
     cls.__eq__ = lambda self, other: type(other) is cls
     cls.__hash__ = lambda self: 0
-    assert freeze(cls(1)) == freeze(cls(2))
+    assert static_key(cls(1)) == static_key(cls(2))
 
 
 def test_the_key_of_a_dataclass_keeps_no_class_alive():
     cls: Any = dataclasses.make_dataclass("Settings", ["rate"], frozen=True)
-    freeze(cls(1))
+    static_key(cls(1))
     ref = weakref.ref(cls)
     del cls
     gc.collect()

@@ -180,23 +180,14 @@ def static_key(value: Any) -> Hashable:
     a container `(reader, class, names, part, ...)`.
     """
     kind = type(value)
-    if kind in THEMSELVES:
-        return value
-    if kind is bool:
-        return _TRUE if value else _FALSE
-    if kind is float:
-        # As many Modules hold, of which each takes a while below.
-        return (NUMBER, float, None, _bits(value))
     if kind is tuple and len(value) <= MAX_PARTS and THEMSELVES.issuperset(map(type, value)):
         # As the metadata of most nodes.
         return (ITEMS, tuple, None, *value)
-    if kind in _READERS or kind.__eq__ is not object.__eq__:
-        # A list of one number, because all levels count towards the same bound.
-        try:
-            return _key(value, [MAX_PARTS], 0)
-        except _TooLarge:
-            return Opaque(value, True)
-    return _by_identity(value)
+    # A list of one number, because all levels count towards the same bound.
+    try:
+        return _key(value, [MAX_PARTS], 0)
+    except _TooLarge:
+        return Opaque(value, True)
 
 
 _TRUE = (NUMBER, bool, None, True)
@@ -212,10 +203,17 @@ def _key(value: Any, left: list[int], depth: int) -> Hashable:
     kind = type(value)
     if kind in THEMSELVES:
         return value
+    if kind is bool:
+        return _TRUE if value else _FALSE
+    if kind is float:
+        # As many Modules hold, of which each takes a while below.
+        return (NUMBER, float, None, _bits(value))
+    if kind.__eq__ is object.__eq__ and kind not in _READERS:
+        return _by_identity(value)
     read = _READERS.get(kind) or _reader_of_class(kind)
     if read is None:
         # One in a container counts as unchanged if it is the very object, as for `==`.
-        return _by_identity(value) if kind.__eq__ is object.__eq__ else Opaque(value, depth > 0)
+        return Opaque(value, depth > 0)
     found = read(value, left)
     if type(found) is not tuple:
         return found
@@ -257,9 +255,8 @@ _Read = tuple[int, tuple[str, ...] | None, Any]
 _Reader = Callable[[Any, list[int]], Any]
 
 
-def _number(value: Any, left: list[int]) -> _Read:
-    parts = (value.real, value.imag) if type(value) is complex else (value,)
-    return NUMBER, None, (b"".join(map(_bits, parts)),)
+def _complex(value: complex, left: list[int]) -> _Read:
+    return NUMBER, None, (_bits(value.real) + _bits(value.imag),)
 
 
 def _bits(value: float) -> bytes:
@@ -321,9 +318,7 @@ def _module(value: eqx.Module, left: list[int]) -> _Read:
 _OF_SLICES = ("start", "stop", "step")
 
 _READERS: dict[type, _Reader] = {
-    bool: lambda value, left: (NUMBER, None, (value,)),
-    float: _number,
-    complex: _number,
+    complex: _complex,
     tuple: _items,
     list: _items,
     dict: _pairs,
