@@ -15,9 +15,12 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import re
 import runpy
+import subprocess
 import sys
 import types
+from typing import Any
 
 import jax
 
@@ -53,6 +56,7 @@ def main(argv: list[str]) -> None:
     if not chosen.module and not os.path.isfile(program):
         parser.error(f"can't open file {program!r}: no such file")
     sys.argv = [program, *chosen.arguments]
+    sys.excepthook = _without_our_frames(sys.excepthook)
     install()
     with contextlib.ExitStack() as stack:
         if chosen.explain:
@@ -80,10 +84,25 @@ def _report_path(text: str) -> pathlib.Path:
     return path
 
 
+def _without_our_frames(hook: Any) -> Any:
+    """Return an `excepthook` that shows an error as if Python itself had run the program."""
+
+    def show(kind: Any, error: BaseException, traceback: types.TracebackType | None) -> None:
+        # Those of `runpy` and `importlib` are called `<frozen ...>`.
+        while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(
+            (__file__, "<frozen ")
+        ):
+            traceback = traceback.tb_next
+        hook(kind, error.with_traceback(traceback), traceback)
+
+    return show
+
+
 def _show_info() -> None:
     """Print what a report of a bug should have."""
     for name in ("eqxjit", "jax", "jaxlib", "equinox"):
         print(f"{name:<10} {importlib.metadata.version(name)}")
+    print(f"commit     {_commit()}")
     switches = [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(_SWITCHES)]
     print(f"python     {platform.python_version()} ({sys.executable})")
     print(f"platform   {platform.platform()}")
@@ -95,6 +114,20 @@ def _show_info() -> None:
         # JAX finds no device of the platform that was asked for, or fails in a plugin's code.
         devices = f"none: {type(error).__name__}: {error}"
     print(f"devices    {devices}")
+
+
+def _commit() -> str:
+    """Return eqxjit's commit: of the checkout that it runs from, or that it was built of."""
+    root = pathlib.Path(__file__).parents[2]
+    if (root / ".git").exists():
+        # An editable installation has the version of the day when it was made.
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            return subprocess.run(
+                command, capture_output=True, text=True, check=True
+            ).stdout.strip()
+    found = re.search(r"\+g(\w+)", importlib.metadata.version("eqxjit"))
+    return found[1] if found else "not recorded"
 
 
 def _run_script(path: str) -> None:

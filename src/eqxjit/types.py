@@ -7,7 +7,6 @@ from ._core.ahead import CompileCost, Compiled, Lowered
 from ._core.table import CacheInfo
 from ._core.wrapper import BoundJitFunction, JitFunction
 from ._deploy.freeze import FrozenFunction
-from ._deploy.install import Installation
 from ._diagnostics.differences import Difference
 from ._diagnostics.report import CompileReport, ReportRow
 from ._diagnostics.timeline import ReportSpan
@@ -23,7 +22,6 @@ __all__ = [
     "Compiled",
     "Difference",
     "FrozenFunction",
-    "Installation",
     "JitFunction",
     "Lowered",
     "ReportRow",

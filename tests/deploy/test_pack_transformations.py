@@ -11,7 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import eqxjit
-from eqxjit._deploy.layout import MAX_LEAVES_PER_BUFFER
+from eqxjit._deploy.pack import MAX_LEAVES_PER_BUFFER
 from tests.support.helpers import assert_same, warm
 
 

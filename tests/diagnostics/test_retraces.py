@@ -22,7 +22,6 @@ import optax
 import pytest
 
 import eqxjit
-from eqxjit._core import events as _events
 from tests.support import inside, nodes
 from tests.support.helpers import Counted, Own
 from tests.support.places import JAX_FILES, shown
@@ -1419,37 +1418,6 @@ def test_warnings_that_are_errors_do_no_harm():
 
 
 # --- What it costs -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_seen", [True, False])
-def test_what_a_first_call_asks_jax_for(monkeypatch, is_seen):
-    """Nothing: what JAX lowers and compiles is seen as it does, by which a trace is both measured
-    and looked at. On a release that keeps it elsewhere the program is asked for.
-    """
-    asked = []
-
-    # A call of it has no frame.
-    class Jitted(functools.partial):
-        def trace(self, *args):
-            asked.append("trace")
-            return self.func.trace(*args)
-
-        def lower(self, *args):
-            asked.append("lower")
-            return self.func.lower(*args)
-
-    if not is_seen:
-        monkeypatch.setattr(_events, "local_of_class", lambda frame, cls: None)
-    f = eqxjit.filter_jit(lambda x: x + 1)
-    monkeypatch.setattr(jax, "jit", lambda fun, **options: Jitted(_JIT(fun, **options)))
-    for n in (3, 4):
-        f(jnp.ones(n))
-        assert sorted(asked) == ([] if is_seen else ["lower"])
-        asked.clear()
-    assert [trace.equations for trace in f.traces()] == ([1, 1] if is_seen else [None, None])
-
-
-_JIT = jax.jit
 
 
 def frames_of_jax(call):

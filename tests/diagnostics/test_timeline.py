@@ -16,7 +16,7 @@ import pytest
 import eqxjit
 from eqxjit._diagnostics import report as report_module
 from eqxjit._diagnostics import timeline
-from eqxjit._text import table as html_table
+from eqxjit._diagnostics.html import table as html_table
 
 X = jnp.arange(3.0)
 

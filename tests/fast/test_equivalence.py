@@ -17,8 +17,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from eqxjit._fast.writer import TooLarge
-from eqxjit._spec.static_key import MAX_PARTS, Opaque, same, static_key
-from eqxjit._spec.tree import Static, combine, split
+from eqxjit._spec.static_key import MAX_PARTS, Opaque, Static, same, static_key
+from eqxjit._spec.tree import combine, split
 from tests.support import changes, nodes, strategies
 from tests.support.helpers import Own
 from tests.support.paths import Path, Taken, each_path

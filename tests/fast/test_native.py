@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eqxjit
-from eqxjit._spec.static_key import static_key
-from eqxjit._spec.tree import ARRAY, DICT, SEQUENCE, Static
+from eqxjit._spec.static_key import Static, static_key
+from eqxjit._spec.tree import ARRAY, DICT, SEQUENCE
 from tests.support import nodes
 from tests.support.helpers import SPECIALIZING, Hooked, Own, assert_same
 from tests.support.inside import n_fast

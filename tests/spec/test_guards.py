@@ -31,6 +31,10 @@ class Counting:
         return self.value == other.value
 
 
+class Timeout(Exception):
+    """As a signal handler raises it."""
+
+
 @pytest.fixture(autouse=True)
 def reset():
     Counting.hashes = Counting.comparisons = 0
@@ -83,9 +87,9 @@ def test_what_a_hash_raises_is_raised_at_once():
     f = eqxjit.filter_jit(lambda x, v: x * 2)
     for v in (Counting(1), Counting(1), Counting(1)):
         f(jnp.ones(2), v)
-    Counting.raises = TimeoutError("from a hash")
+    Counting.raises = Timeout("from a hash")
     Counting.hashes = 0
-    with pytest.raises(TimeoutError, match="from a hash"):
+    with pytest.raises(Timeout, match="from a hash"):
         f(jnp.ones(2), v)
     assert Counting.hashes == 1
     Counting.raises = None
@@ -112,18 +116,9 @@ def test_the_very_part_of_a_container_counts_as_unchanged_without_a_hash():
 def test_an_iterator_as_an_argument_is_warned_of_as_under_equinox():
     for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
         f = filter_jit(lambda x, v: x)
-        for make in (
-            iter,
-            lambda v: (i for i in v),
-            lambda v: map(abs, v),
-            lambda v: {1: v}.values(),
-        ):
-            value = make([1])
-            if isinstance(value, type({}.values())):
-                # Without a hash.
-                continue
+        for make in (iter, lambda v: (i for i in v), lambda v: map(abs, v), reversed):
             with pytest.warns(DeprecationWarning, match="treated as a leaf"):
-                f(jnp.ones(2), value)
+                f(jnp.ones(2), make([1]))
 
 
 def test_a_registered_flatten_runs_as_often_as_under_equinox():
@@ -147,5 +142,4 @@ def test_a_registered_flatten_runs_as_often_as_under_equinox():
             f(Node(jnp.ones(2)))
             of_calls.append(len(flattens))
         counts.append(of_calls)
-    assert all(ours <= upstream + 1 for upstream, ours in zip(*counts, strict=True)), counts
-    assert counts[1][-1] == 1
+    assert counts[1][1:] == counts[0][1:]

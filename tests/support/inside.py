@@ -49,7 +49,7 @@ def compiled_blocks(compiled: Any) -> bool:
 
 def in_progress(wrapper: Any) -> int:
     """How many traces are taken for ones that go on."""
-    return len(table(wrapper).counter._begun)
+    return len(table(wrapper).history._begun)
 
 
 # --- Settings ---------------------------------------------------------------------------------

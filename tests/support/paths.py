@@ -58,7 +58,7 @@ class Caller:
     def failed_fast(self, error: BaseException, /, *_: Any, **__: Any) -> Any:
         raise error
 
-    def settle_fast(self, /, *_: Any, **__: Any) -> Any:
+    def finish_fast(self, /, *_: Any, **__: Any) -> Any:
         # In generated Python, an output of a trace other than the first.
         raise AssertionError
 

@@ -13,6 +13,7 @@ import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
 from .._compat import CallableBySlot, TypeNamedForChex, call_directly
+from .._diagnostics.description import WRAPPERS
 from .._diagnostics.trace import Trace
 from .._places import trimming
 from .._text import short
@@ -131,13 +132,10 @@ class JitFunction(CallableBySlot, Generic[P, T]):
                 "`other_shapes` is an option of a frozen function's `compile` (`eqxjit.freeze`)."
             )
 
-        def seconds() -> float:
-            return sum([trace.seconds.total for trace in self.traces()])
-
-        before = seconds()
         with trimming:
-            compiled = self.lower(*args, **kwargs).compile()
-        return CompileCost(seconds() - before, compiled.executable_bytes)
+            lowered = self.lower(*args, **kwargs)
+            compiled = lowered.compile()
+        return CompileCost(lowered.seconds, compiled.executable_bytes)
 
     def cache_info(self) -> CacheInfo:
         """Return the state of the cache: `CacheInfo(entries, traces, maxsize, hits)`.
@@ -179,7 +177,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
             ```
         """
-        return self._function.table.counter.hook.traces
+        return self._function.table.history.traces
 
     def clear_cache(self) -> None:
         """Drop all programs of this function under these options."""
@@ -375,6 +373,7 @@ def register_wrapper(kind: type[JitFunction[..., Any]]) -> None:
         return kind(function, tuple(arrays))
 
     register_pytree_with_keys(kind, flatten_with_keys, unflatten, flatten)
+    WRAPPERS.add(kind)
 
 
 def register_partial(kind: type[functools.partial[Any]]) -> None:

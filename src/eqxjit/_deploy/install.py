@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +12,9 @@ import equinox as eqx
 
 from .._compat import UpstreamWrapper, fields_of, upstream_donation, upstream_filter_jit
 from .._core.wrapper import filter_jit
-from .._interruptions import Lock
 
-# Garbage collection may run what installs as well.
-_lock = Lock()
+# Garbage collection may run what installs as well, in the same thread.
+_lock = threading.RLock()
 _installations: set["Installation"] = set()
 
 
@@ -36,18 +36,17 @@ def install() -> Installation:
     """Replace `equinox.filter_jit` by eqxjit's in the whole process, libraries included.
 
     From then on `equinox.filter_jit` is eqxjit's, wherever a module looks it up or has imported it.
-    Functions that Equinox wrapped before, such as `diffrax.diffeqsolve`, call (and `lower`) an
-    eqxjit wrapper of the same function instead. (Not if they were wrapped with options of `jax.jit`
-    such as `inline=True`, which can't be read back.) A module that imports or wraps something
-    meanwhile keeps using eqxjit permanently.
+    Functions that Equinox wrapped before, such as `diffrax.diffeqsolve`, use eqxjit, too. (Not
+    those with options of `jax.jit` such as `inline=True`, which can't be read back.) A module that
+    imports or wraps something meanwhile keeps using eqxjit permanently.
 
-    Libraries then see how eqxjit differs from Equinox. Processes that are spawned, rather than
-    forked, have to install for themselves.
+    Libraries then see how eqxjit differs from Equinox. Spawned processes have to install for
+    themselves.
 
     **Returns:**
 
-    The installation: a context manager, with a method `uninstall`. eqxjit is installed until
-    each has ended, in whichever order, or until `eqxjit.uninstall()`.
+    A context manager with a method `uninstall`. eqxjit is installed until all of these have ended,
+    or until `eqxjit.uninstall()`.
 
     !!! example
 

@@ -1,24 +1,39 @@
 """`pack`: a pytree's small arrays in flat buffers, so that a call hands over a few arrays only."""
 
+import collections
+import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator
+import math
+import textwrap
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import wadler_lindig as wl
+from jax import lax
+from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves
 
+from .._compat import is_sharded_aval
 from .._core.errors import with_argument_errors
-from .._interruptions import raise_if_interruption
-from .._spec.tree import is_array, leaf_paths, split
+from .._diagnostics.description import array_text, describe_trees
+from .._diagnostics.differences import differences, listed
+from .._spec.static_key import Static, register_reader
+from .._spec.tree import Spec, combine, is_array, leaf_paths, split
 from .._text import counted, short
 from .freeze import snapshot
-from .layout import Layout, layout_of
+from .saved import PLACEHOLDER, Type, is_computable, type_of
 
 Tree = TypeVar("Tree")
+Members = tuple[tuple[int, ...], ...]
+
+#: With more, differentiating and compiling takes longer, and a call is hardly faster.
+MAX_LEAVES_PER_BUFFER = 24
 
 _MISTAKEN = "A `Packed` {}; the tree in it may. Write `packed.unpack(){}`, in the jitted function."
 
@@ -34,17 +49,14 @@ class Packed(eqx.Module, Generic[Tree]):
     """
 
     arrays: tuple[Any, ...]
-    layout: Layout = eqx.field(static=True)
+    layout: "Layout" = eqx.field(static=True)
 
     def unpack(self) -> Tree:
         """Return the tree that was packed, with its current arrays.
 
-        **Returns:**
-
-        A tree of the same structure, static values, shapes and dtypes. Packed leaves lose their
-        weak types, and packed NumPy arrays become JAX arrays. Where an array here is `None`, so are
-        the leaves that were in it. Leading axes, as `jax.vmap` and `jax.lax.scan` add them, are
-        added to each leaf.
+        It has the same structure, static values, shapes and dtypes. Packed leaves lose their weak
+        types, and packed NumPy arrays become JAX arrays. Where an array here is `None`, so are the
+        leaves that were in it. Leading axes, as `jax.vmap` adds them, are added to each leaf.
 
         **Raises:**
 
@@ -53,9 +65,7 @@ class Packed(eqx.Module, Generic[Tree]):
         !!! example
 
             ```python
-            >>> import jax
-            >>> import jax.numpy as jnp
-            >>> import eqxjit
+            >>> import jax, jax.numpy as jnp, eqxjit
             >>> packed = eqxjit.pack({"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}, optimizer=None)
             >>> packed
             Packed(2 arrays in 1 buffer, 36 B)
@@ -64,18 +74,10 @@ class Packed(eqx.Module, Generic[Tree]):
 
             ```
         """
-        return self.layout.tree(self.arrays)
+        return self.layout.combine(self.layout.take_apart(self.arrays))
 
     def repack(self, tree: Tree) -> "Packed[Tree]":
-        """Pack another tree of the same layout: say, after an update that isn't elementwise.
-
-        **Arguments:**
-
-        - `tree`: a tree such as `unpack` returns, of any values.
-
-        **Returns:**
-
-        A `Packed` of the same layout; `self` isn't changed.
+        """Pack another tree of the same layout, for example after an update that isn't elementwise.
 
         **Raises:**
 
@@ -84,8 +86,7 @@ class Packed(eqx.Module, Generic[Tree]):
         !!! example
 
             ```python
-            >>> import jax.numpy as jnp
-            >>> import eqxjit
+            >>> import jax.numpy as jnp, eqxjit
             >>> packed = eqxjit.pack([jnp.zeros(3), jnp.zeros(())], optimizer=None)
             >>> packed.repack([jnp.ones(3), jnp.ones(())]).unpack()[0].sum()
             Array(3., dtype=float32)
@@ -96,6 +97,15 @@ class Packed(eqx.Module, Generic[Tree]):
             ```
         """
         return Packed(self.layout.gather(self.layout.arrays_of(tree)), self.layout)
+
+    def __repr__(self) -> str:
+        shared = [members for members in self.layout.members if len(members) > 1]
+        n_shared, n_alone = sum(map(len, shared)), len(self.layout.members) - len(shared)
+        parts = [f"{counted(n_shared, 'array')} in {counted(len(shared), 'buffer')}"]
+        if n_alone:
+            parts.append(f"{n_alone} as {'it is' if n_alone == 1 else 'they are'}")
+        parts.append(f"{sum(getattr(array, 'nbytes', 0) for array in self.arrays):,} B")
+        return f"Packed({', '.join(parts)})"
 
     def __getattr__(self, name: str) -> Any:
         if name == "inference":
@@ -115,48 +125,27 @@ class Packed(eqx.Module, Generic[Tree]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(_MISTAKEN.format("can't be called", "(...)"))
 
-    def _refuse(self, other: Any) -> Any:
-        raise TypeError(_MISTAKEN.format("isn't an array, and can't be computed with", ""))
-
-    __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = _refuse
-    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = _refuse
-
-    # Equinox prints Modules by it, field by field otherwise.
-    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
-        shared = [members for members in self.layout.members if len(members) > 1]
-        n_shared, n_alone = sum(map(len, shared)), len(self.layout.members) - len(shared)
-        parts = [f"{counted(n_shared, 'array')} in {counted(len(shared), 'buffer')}"]
-        if n_alone:
-            parts.append(f"{n_alone} as {'it is' if n_alone == 1 else 'they are'}")
-        parts.append(f"{sum([getattr(array, 'nbytes', 0) for array in self.arrays]):,} B")
-        return wl.TextDoc(f"Packed({', '.join(parts)})")
-
 
 def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tree]:
-    """Pack the small arrays of a pytree into flat buffers. Check that an optimizer fits them.
-
-    An optimizer that looks at whole leaves, their shapes or their names doesn't: LAMB, LARS, Muon,
-    Adafactor, clipping leaf by leaf, weight decay with a mask.
+    """Pack the small arrays of a pytree into flat buffers, after a check that an optimizer fits.
 
     Each array that a jitted function takes or returns costs some microseconds, which is most of a
     training step of a small model. A packed model consists of a few arrays.
+
+    An optimizer that looks at whole leaves, their shapes or their names doesn't fit a buffer: LAMB,
+    LARS, Muon, Adafactor, clipping leaf by leaf, weight decay with a mask.
 
     **Arguments:**
 
     - `tree`: any pytree of arrays, such as a model. It isn't changed, and static lists and dicts
         in it are copied.
     - `optimizer`: an `optax.GradientTransformation`, or another object with its `init` and
-        `update`, called as `update(grads, opt_state, params)`. (Bind what else it takes, such as
-        `value=1.0`, by `functools.partial`.) `pack` tries it on the tree and on the `Packed`, with
-        pseudo-random weights, for some steps with pseudo-random gradients and some with none. That
-        takes about as long as compiling it for both. None opts out of the check.
-    - `max_leaf_bytes`: arrays of more bytes (4 KiB by default) are left as they are, the same
-        objects, because copying them would cost more than it saves. So are typed keys of random
-        numbers, and sharded arrays. Arrays on different devices share no buffer.
-
-    **Returns:**
-
-    A `Packed`.
+        `update`, called as `update(grads, opt_state, params)`. `pack` tries it on the tree and on
+        the `Packed`, with pseudo-random weights, for some steps with pseudo-random gradients and
+        some with none. That takes about as long as compiling it for both. `None` opts out.
+    - `max_leaf_bytes`: larger arrays (than 4 KiB by default) stay the same objects, because copying
+        them would cost more than it saves. So do typed keys and sharded arrays. Arrays on different
+        devices share no buffer.
 
     **Raises:**
 
@@ -169,10 +158,7 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
     !!! example
 
         ```python
-        >>> import equinox as eqx
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import optax
+        >>> import equinox as eqx, jax, jax.numpy as jnp, optax
         >>> import eqxjit
         >>> model = eqx.nn.MLP(2, 1, 8, 1, key=jax.random.key(0))
         >>> params = eqxjit.pack(model, optimizer=optax.adam(1e-2))
@@ -195,18 +181,181 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
     if any(type(static) is Layout for static in statics):
         found = [path for path, _, value in leaf_paths(spec, tree, "tree") if type(value) is Layout]
         path = found[0].removesuffix(".layout")
-        raise ValueError(f"`{path}` is packed already. To pack it anew, `unpack` it first.")
+        raise ValueError(f"`{path}` is packed already. To pack it again, `unpack` it first.")
     # An optimizer without a state has none.
     if not arrays and tree_leaves(tree):
         raise ValueError(f"`pack` takes a pytree of arrays, and there is none in {short(tree)}.")
-    # Copying a leaf above 4 KiB costs more than passing it along: with its matrix of 12 KiB in the
-    # buffer, a GRU's step took 1.04 of the time of that on the tree, and 0.87 without.
-    layout = layout_of(*snapshot(spec, arrays, statics), max_leaf_bytes)
+    layout = _layout_of(*snapshot(spec, arrays, statics), max_leaf_bytes)
     if optimizer is not None:
         # Within a trace, too: the check is no part of the program.
         with jax.ensure_compile_time_eval():
             _check_optimizer(optimizer, layout)
     return Packed(layout.gather(arrays), layout)
+
+
+# --- Which array is where ---------------------------------------------------------------------
+
+
+@dataclasses.dataclass(eq=False)
+class Layout:
+    """A pytree without its arrays, and where in a `Packed` these are. Equal to itself alone.
+
+    - `types`: those of its arrays inside a jitted function, weak types aside.
+    - `members`: for each array of a `Packed`, the indices of the pytree's arrays in it.
+    """
+
+    spec: Spec
+    statics: Sequence[Any]
+    types: tuple[Type, ...]
+    members: Members
+
+    def __post_init__(self) -> None:
+        # Equal for pytrees that may serve the same program.
+        self.key: Hashable = Static((self.spec, self.types, self.members))
+
+    def __deepcopy__(self, memo: Any) -> "Layout":
+        # Nothing in it can change, and copies of what compares by identity would be traced again.
+        return self
+
+    def __reduce__(self) -> Any:
+        # A spec can't be pickled, since it refers to objects weakly.
+        skeleton = self.combine(itertools.repeat(PLACEHOLDER))
+        return (_from_skeleton, (skeleton, self.types, self.members))
+
+    def __repr__(self) -> str:
+        # JAX's errors show it for two structures that differ.
+        texts = ", ".join([array_text(kind.dtype, kind.shape) for kind in self.types])
+        texts = textwrap.shorten(texts, 200, placeholder=" ...")
+        return f"<layout of {len(self.types)} arrays: {texts}>"
+
+    def combine(self, arrays: Iterable[Any]) -> Any:
+        """Return the tree of its arrays, or of what stands in their places."""
+        return combine(self.spec, iter(arrays), iter(self.statics))
+
+    def gather(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arrays of a `Packed`, from those of a tree; None for those that are."""
+
+        def gathered(first: int, *others: int) -> Any:
+            if not others or arrays[first] is None:
+                return arrays[first]
+            return _join([arrays[index] for index in (first, *others)], self.types[first].dtype)
+
+        return tuple(gathered(*indices) for indices in self.members)
+
+    def take_apart(self, gathered: Sequence[Any]) -> list[Any]:
+        """Return the arrays of the tree, from those of a `Packed`; None for those that are."""
+        arrays: list[Any] = [None] * len(self.types)
+        for indices, array in zip(self.members, gathered, strict=True):
+            shapes = tuple(self.types[index].shape for index in indices)
+            size = sum(map(math.prod, shapes))
+            if len(shapes) == 1 or array is None:
+                found = [array] * len(shapes)
+            elif not is_array(array) or array.shape[-1:] != (size,):
+                raise ValueError(
+                    "`unpack` takes apart arrays whose last axis has the length that was packed, "
+                    f"{size}; this `Packed` holds {short(array)} in place of one. A function that "
+                    "is mapped over it (`jax.tree.map`) gives one value for all leaves of a buffer."
+                )
+            else:
+                found = _split(array, shapes)
+            for index, leaf in zip(indices, found, strict=True):
+                arrays[index] = leaf
+        return arrays
+
+    def arrays_of(self, tree: Any) -> list[Any]:
+        """Return the arrays of a tree of this layout; raise for another one, and say where."""
+        spec, arrays, statics = split(tree, is_input=False)
+        types = tuple(map(type_of, arrays))
+        if (spec, types) != (self.spec, self.types):
+            other = combine(spec, iter(types), iter(statics))
+            old, new = (
+                describe_trees([("tree", *pair)])
+                for pair in ((self.spec, self.combine(self.types)), (spec, other))
+            )
+            # Trees of very many parts aren't described.
+            found = listed(differences(old, new)) or ["somewhere in a large tree"]
+            raise ValueError(
+                "`repack` takes a tree of the same structure, shapes and dtypes as the one that "
+                "was packed. If another one is meant, pack it with `eqxjit.pack`. The "
+                "differences:\n    " + "\n    ".join(found)
+            )
+        return arrays
+
+
+# Pytrees that may serve the same program have the very same layout: comparing two `Packed` compares
+# two addresses then, however large the trees are. Entries of jitted functions hold the keys.
+_layouts: weakref.WeakValueDictionary[Hashable, Layout] = weakref.WeakValueDictionary()
+_lock = threading.RLock()
+
+register_reader(Layout, lambda layout: layout.key)
+
+
+def _shared_layout(
+    spec: Spec, statics: Sequence[Any], types: tuple[Type, ...], members: Members
+) -> Layout:
+    layout = Layout(spec, statics, types, members)
+    with _lock:
+        return _layouts.setdefault(layout.key, layout)
+
+
+def _from_skeleton(skeleton: Any, types: tuple[Type, ...], members: Members) -> Layout:
+    spec, _, statics = split(skeleton, is_input=False)
+    return _shared_layout(spec, statics, types, members)
+
+
+def _layout_of(
+    spec: Spec, arrays: Sequence[Any], statics: Sequence[Any], max_leaf_bytes: int
+) -> Layout:
+    """Return the layout in which arrays of a tree up to a size share buffers."""
+    types = tuple(map(type_of, arrays))
+    groups: dict[Hashable, list[int]] = collections.defaultdict(list)
+    for index, (kind, array) in enumerate(zip(types, arrays, strict=True)):
+        # Copying a leaf above 4 KiB costs more than passing it along: with its matrix of 12 KiB in
+        # the buffer, a GRU's step took 1.04 of the time of that on the tree, and 0.87 without.
+        is_small = is_computable(kind.dtype) and kind.size * kind.dtype.itemsize <= max_leaf_bytes
+        is_joined = is_small and not _is_sharded(array)
+        groups[(kind.dtype, _device(array)) if is_joined else index].append(index)
+    members = [
+        tuple(group[i : i + MAX_LEAVES_PER_BUFFER])
+        for group in groups.values()
+        for i in range(0, len(group), MAX_LEAVES_PER_BUFFER)
+    ]
+    return _shared_layout(spec, statics, types, tuple(sorted(members)))
+
+
+def _is_sharded(leaf: Any) -> bool:
+    if isinstance(leaf, Tracer):
+        return is_sharded_aval(jax.typeof(leaf))
+    single = jax.sharding.SingleDeviceSharding
+    return isinstance(leaf, jax.Array) and not isinstance(leaf.sharding, single)
+
+
+def _device(leaf: Any) -> Hashable:
+    """Return where an array was put by its user, and must stay; None for anywhere."""
+    is_put = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed
+    return leaf.sharding if is_put else None
+
+
+# Inlined, because XLA and JAX's transpose don't look into another program.
+_inlined = functools.partial(jax.jit, static_argnums=1, inline=True)
+
+
+@_inlined
+def _join(leaves: Sequence[Any], dtype: np.dtype) -> jax.Array:
+    """Return one flat array of this dtype, strongly typed, with the elements of all leaves."""
+    flat = [lax.convert_element_type(lax.reshape(leaf, (leaf.size,)), dtype) for leaf in leaves]
+    return lax.concatenate(flat, 0)
+
+
+@_inlined
+def _split(buffer: Any, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+    """Return the arrays of which a buffer was made; its leading axes, if any, are theirs, too."""
+    # Not by indexing, whose transpose is a sum of as many arrays as there are leaves, each as long
+    # as the whole buffer: that of `lax.split` is one concatenation.
+    *leading, _ = buffer.shape
+    parts = lax.split(buffer, [math.prod(shape) for shape in shapes], axis=len(leading))
+    pairs = zip(parts, shapes, strict=True)
+    return [lax.reshape(part, (*leading, *shape)) for part, shape in pairs]
 
 
 # --- Optimizers -------------------------------------------------------------------------------
@@ -215,6 +364,9 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
 # a learning rate may begin at zero.
 _MAX_STEPS = 128
 _N_MOVES = 2
+
+# What an optimizer may raise that meets a buffer, or not its leaves. A timeout, say, isn't its own.
+_ERRORS = AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError
 
 _INSTEAD = (
     "Pack without it, and show it trees: `opt_state = optimizer.init(eqx.filter(model, "
@@ -235,39 +387,40 @@ def _check_optimizer(optimizer: Any, layout: Layout) -> None:
     # Without `jit`, a hundred steps would take longer than compiling one.
     update = eqx.filter_jit(optimizer.update)
 
-    def steps(wrap: Any, unwrap: Any, size: float) -> Iterator[Any]:
-        """Yield the updates of each step with gradients of a size."""
-        weights = wrap(_drawn(layout, 0, 1.0))
+    def steps(wrap: Callable[[list[Any]], Any], size: float) -> Iterator[Any]:
+        """Yield the updates of each step, for gradients of a size; `wrap` is given arrays."""
+        weights = wrap(random_arrays(layout.types, 0, 1.0))
         state = optimizer.init(weights)
         for number in itertools.count(1):
-            updates, state = update(wrap(_drawn(layout, number, size)), state, weights)
+            gradients = wrap(random_arrays(layout.types, number, size))
+            updates, state = update(gradients, state, weights)
             weights = eqx.apply_updates(weights, updates)
-            yield eqx.filter(unwrap(updates), is_array)
+            yield updates
 
-    of_tree = lambda arrays: eqx.filter(layout.combine(arrays), is_array), lambda tree: tree
-    of_packed = lambda arrays: Packed(layout.gather(arrays), layout), Packed.unpack
-    weights = [kind for kind in layout.types if jnp.issubdtype(kind.dtype, jnp.inexact)]
+    def as_tree(arrays: list[Any]) -> Any:
+        return eqx.filter(layout.combine(arrays), is_array)
+
+    def as_packed(arrays: list[Any]) -> Packed[Any]:
+        return Packed(layout.gather(arrays), layout)
+
     n_steps = _MAX_STEPS
     # Without gradients there is nothing that hides the decay of weights, however small it is.
     for size in (1.0, 0.0):
-        n_moves, packed_steps = 0, steps(*of_packed, size)
-        for number, expected in enumerate(steps(*of_tree, size), 1):
+        n_moves, steps_of_packed = 0, steps(as_packed, size)
+        for number, updates in enumerate(steps(as_tree, size), 1):
+            expected = eqx.filter(updates, is_array)
             try:
-                differences = jax.tree.map(_difference, expected, next(packed_steps))
-            except Exception as error:
-                # The user's optimizer: a mask, say, that is a tree of the model.
-                again = itertools.islice(steps(*of_packed, size), number)
-                raise_if_interruption(error, lambda again=again: [*again])
+                found = eqx.filter(next(steps_of_packed).unpack(), is_array)
+                relative = jax.tree.map(_difference, expected, found)
+            except _ERRORS as error:
                 raise ValueError(
                     "This optimizer doesn't fit a `Packed`: it takes the tree, but raises an error "
                     f"for the `Packed`. {_INSTEAD}"
                 ) from error
-            # What may be due to rounding, in the coarsest dtype.
-            leaves = jax.tree.leaves(expected)
-            epsilons = [jnp.finfo(leaf.dtype).eps for leaf in (*leaves, *weights)]
-            pairs = tree_flatten_with_path(differences)[0]
+            pairs = tree_flatten_with_path(relative)[0]
             path, worst = max(pairs, key=lambda pair: pair[1], default=((), 0.0))
-            if worst > 1e-4 + 8 * float(max(epsilons, default=0)):
+            leaves = tree_leaves(expected)
+            if worst > _rounding(leaves, layout):
                 raise ValueError(
                     "This optimizer doesn't fit a `Packed`: its updates of `tree"
                     f"{keystr(path)}` differ by {100 * worst:.3g} % from those of the tree itself, "
@@ -279,14 +432,14 @@ def _check_optimizer(optimizer: Any, layout: Layout) -> None:
                 break
 
 
-def _drawn(layout: Layout, step: int, size: float) -> list[Any]:
+def random_arrays(types: Sequence[Type], step: int, size: float) -> list[Any]:
     """Return pseudo-random arrays, the same for the same step; None for what isn't trained."""
     arrays: list[Any] = []
-    for index, kind in enumerate(layout.types):
-        draw = np.random.default_rng((step, index))
+    for index, kind in enumerate(types):
+        generator = np.random.default_rng((step, index))
         # Of many sizes, and above what clipping of leaves lets pass.
-        scale = size * (10 ** (draw.uniform() + step % 2) if step else 1.0)
-        real, imaginary = draw.standard_normal((2, *kind.shape))
+        scale = size * (10 ** (generator.uniform() + step % 2) if step else 1.0)
+        real, imaginary = generator.standard_normal((2, *kind.shape))
         is_complex = jnp.issubdtype(kind.dtype, jnp.complexfloating)
         values = scale * (real + 1j * imaginary if is_complex else real)
         is_trained = jnp.issubdtype(kind.dtype, jnp.inexact)
@@ -303,3 +456,10 @@ def _difference(of_tree: Any, of_packed: Any) -> float:
         return 1.0
     size = max(np.abs(one).sum(), np.abs(other).sum())
     return float(np.abs(one - other).sum() / size) if size else 0.0
+
+
+def _rounding(updates: list[Any], layout: Layout) -> float:
+    """Return how large a difference may be due to rounding, in the coarsest dtype."""
+    dtypes = [array.dtype for array in (*updates, *layout.types)]
+    inexact = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
+    return 1e-4 + 8 * max((float(jnp.finfo(dtype).eps) for dtype in inexact), default=0.0)

@@ -1,7 +1,7 @@
 """The file of a frozen function: `write` makes one, and `read` restores the function in it.
 
-It is a zip archive, without pickle: a manifest in JSON, the program as `jax.export` serialises it,
-and the arrays that aren't compiled in. Its comment is one digest over all of them.
+A header line, with a digest of all that follows; a line of JSON, the manifest; the program as
+`jax.export` serialises it; and the arrays that aren't compiled in.
 """
 
 import contextlib
@@ -11,10 +11,12 @@ import inspect
 import itertools
 import json
 import os
-import zipfile
-from collections.abc import Callable, Iterable, Sequence
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
 from inspect import Parameter
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax
 import jax.custom_batching
@@ -27,31 +29,22 @@ from .._core.slow import Caller
 from .._diagnostics.description import Description, NodePart, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._fast.signature import Signature
-from .._interruptions import raise_if_interruption
 from .._spec.tree import Spec, combine, split
 from .._text import short
-from .layout import PLACEHOLDER, Type, type_of
 
-_FORMAT = "eqxjit.freeze"
-_VERSION = 4
-_MANIFEST, _PROGRAM = "manifest.json", "program.bin"
-_array_name = "array-{}.bin".format
+_VERSION = 5
+_HEADER = re.compile(rb"eqxjit\.freeze (\d{1,9}) (\S+) ([0-9a-f]{64})\n")
 
-# All fields of a manifest. What is in the last three is checked where it is read.
-_FIELDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("format", "eqxjit", "jax", "name"), (str,)),
-    **dict.fromkeys(("version", "n_first", "n_fun"), (int,)),
-    "parameters": (list,),
-    "inputs": (dict,),
-    # Any tree, a list or a constant, too.
-    "output": (dict, list, str, int, float, bool, type(None)),
-}
+_PREFIX = ".eqxjit-"
 
 # The first parameter of a saved function: its arrays, by a name that no other has.
 _ARRAYS = ("__arrays", "POSITIONAL_ONLY", False)
-_REQUIRED = Parameter.empty
+
+#: In the place of each array in what is written.
+PLACEHOLDER = np.zeros(0)
 
 Path = str | os.PathLike[str]
+Type = jax.ShapeDtypeStruct
 
 
 # --- Writing ----------------------------------------------------------------------------------
@@ -60,29 +53,28 @@ Path = str | os.PathLike[str]
 def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write the program for arguments like these, and the function's arrays."""
     path = os.fsdecode(path)
-    temporary = f"{path}.part"
+    # As `open` does, replace the file that a link leads to, and keep its permissions.
+    target = os.path.realpath(path)
     try:
-        # Opened before the function is traced and exported, which may take minutes.
-        with zipfile.ZipFile(temporary, "w") as archive:
-            members = _members(caller, args, kwargs)
-            archive.comment = _digest(members.values())
-            for name, content in members.items():
-                archive.writestr(name, content)
-        # At once: a server may be loading the file that is there.
-        os.replace(temporary, path)
+        # In a folder of its own no other file has the name, and `open` sets the usual permissions.
+        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=os.path.dirname(target)) as folder:
+            temporary = os.path.join(folder, os.path.basename(target))
+            # Opened before the function is traced and exported, which may take minutes.
+            with open(temporary, "wb") as file:
+                file.write(_content(caller, args, kwargs))
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copymode(target, temporary)
+            # At once: a server may be loading the file that is there.
+            os.replace(temporary, target)
     except OSError as error:
-        if error.filename != temporary:
+        if _PREFIX not in str(error.filename):
             # The function itself raised it, or the disk is full.
             raise
         # The user has no file of the temporary one's name.
         raise type(error)(error.errno, error.strerror, path) from None
-    finally:
-        # It is there where something was raised.
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
 
 
-def _members(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, bytes]:
+def _content(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     signature = caller.function.signature
     try:
         call, exported, _ = caller.stage(export, args, kwargs)
@@ -92,137 +84,93 @@ def _members(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
             raise
         raise ValueError(
             f"`{signature.label}` can't be saved ({error}): a file can't hold Python to call "
-            "back, as of `jax.debug.print`, `jax.pure_callback` or `eqx.error_if`. Save a "
-            "function without; the environment variable `EQX_ON_ERROR=off` takes out Equinox's "
-            "checks."
+            "back, as of `jax.debug.print`, `jax.pure_callback` or `eqx.error_if`. The environment "
+            "variable `EQX_ON_ERROR=off` takes out Equinox's checks."
         ) from error
     entry = call.entry
     if len(entry.outs) != 1:
         raise ValueError(
-            "What the function returns beside arrays depends on their shapes. Freeze it anew, and "
+            "What the function returns beside arrays depends on their shapes. Freeze it again, and "
             "save it before it is called."
         )
     inputs = combine(call.spec, itertools.repeat(PLACEHOLDER), iter(call.statics))
     for name, argument in signature.named(*inputs):
         # For the error, which names the argument.
-        _written(argument, name)
+        to_json(argument, name)
     output = caller.combine([PLACEHOLDER] * len(exported.out_avals), call)
+    program = bytes(exported.serialize())
+    arrays = [np.asarray(array).tobytes() for array in caller.fun_arrays]
     manifest = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "eqxjit": importlib.metadata.version("eqxjit"),
         "jax": jax.__version__,
         "name": signature.label,
         "parameters": [
             [p.name, p.kind.name, p.default is not Parameter.empty] for p in signature.parameters
         ],
         "n_first": entry.n_first,
-        "n_fun": entry.n_fun,
-        "inputs": _written(inputs, "(args, kwargs)"),
-        "output": _written(output, "output"),
+        "inputs": to_json(inputs, "(args, kwargs)"),
+        "output": to_json(output, "output"),
+        "sizes": [len(program), *map(len, arrays)],
     }
-    return {
-        _MANIFEST: json.dumps(manifest, indent=1).encode(),
-        _PROGRAM: bytes(exported.serialize()),
-        **{_array_name(i): np.asarray(a).tobytes() for i, a in enumerate(caller.fun_arrays)},
-    }
-
-
-def _digest(contents: Iterable[bytes]) -> bytes:
-    """Return the digest of the members of a file, the manifest first, in the manifest's order."""
-    found = hashlib.sha256()
-    for content in contents:
-        found.update(content)
-    return found.hexdigest().encode()
+    content = b"".join([json.dumps(manifest).encode(), b"\n", program, *arrays])
+    version = importlib.metadata.version("eqxjit")
+    header = f"eqxjit.freeze {_VERSION} {version} {hashlib.sha256(content).hexdigest()}\n"
+    return header.encode() + content
 
 
 # --- Reading ----------------------------------------------------------------------------------
 
 
-class _Refused(Exception):
-    """The reason why a file isn't loaded: the rest of a sentence that begins with its path."""
-
-
 def read(path: Path) -> tuple["SavedFunction", list[jax.Array]]:
     """Read a file, and check it: return the function in it, and the arrays to pass to it first."""
-    # `open` would take an integer for a file that is open already.
-    with open(os.fsdecode(path), "rb") as file:
-        try:
-            return _read(file)
-        except ImportError:
-            # JAX says that it needs flatbuffers.
-            raise
-        except _Refused as refused:
-            raise ValueError(f"{path} {refused}") from refused.__cause__
-        except Exception as error:
-            # A flipped bit may look like another compression, an encryption, a wrong offset.
-            raise_if_interruption(error, lambda: _read(file))
-            text = f"{path} is damaged, or wasn't written by `frozen.save`: {short(error, 200)}."
-            raise ValueError(text) from error
+    path = os.fsdecode(path)
+    with open(path, "rb") as file:
+        header = _HEADER.fullmatch(file.readline(200))
+        if header is None:
+            raise ValueError(f"{path} is damaged, or wasn't written by `frozen.save`.")
+        version, writer, digest = header.groups()
+        if int(version) != _VERSION:
+            newer = int(version) > _VERSION
+            raise ValueError(
+                f"{path} was written by eqxjit {writer.decode(errors='replace')}, in version "
+                f"{int(version)} of the format; this release reads version {_VERSION}. "
+                f"{'Upgrade eqxjit' if newer else 'Save it again under this one'}."
+            )
+        content = file.read()
+    if hashlib.sha256(content).hexdigest().encode() != digest:
+        raise ValueError(f"{path} is damaged: its checksum differs. Copy or save it again.")
+    try:
+        end = content.index(b"\n") + 1
+        manifest = json.loads(content[:end])
+        offsets = itertools.accumulate(manifest["sizes"], initial=end)
+        program, *arrays = [memoryview(content)[a:b] for a, b in itertools.pairwise(offsets)]
+        fun = SavedFunction(manifest, _exported(path, program, manifest["jax"]))
+        return fun, fun.arrays_from(arrays)
+    except (AttributeError, LookupError, TypeError) as error:
+        # Damage shows in the digest: this file was made by hand.
+        raise ValueError(
+            f"{path} wasn't written by `frozen.save` ({short(error, 200)})."
+        ) from error
 
 
-def _read(file: BinaryIO) -> tuple["SavedFunction", list[jax.Array]]:
-    with zipfile.ZipFile(file) as archive:
-        # Nothing may take more memory than on disk. Of a compressed part `zipfile` makes all there
-        # is, whatever size is written of it.
-        infos, size = archive.infolist(), os.fstat(file.fileno()).st_size
-        _check_sizes([archive.getinfo(_MANIFEST)], size)
-        manifest = json.loads(archive.read(_MANIFEST))
-        # Before all else: another version may have other fields and other parts.
-        _check_fields(manifest)
-        _check_sizes(infos, size)
-        names = [_MANIFEST, _PROGRAM, *map(_array_name, range(len(infos) - 2))]
-        # What isn't named isn't read, however large it is.
-        if archive.namelist() != names or len(names) != 2 + manifest["n_fun"]:
-            raise _Refused("is damaged: its parts aren't those that its manifest names.")
-        _, program, *arrays = contents = [archive.read(name) for name in names]
-        if archive.comment != _digest(contents):
-            raise _Refused("is damaged: its checksum differs. Copy or save it again.")
+def _exported(path: str, program: memoryview, version: str) -> Exported:
     try:
         exported = deserialize(bytearray(program))
-    except ImportError:
-        # As in `read`.
+    except (ImportError, OSError):
+        # JAX says that it needs flatbuffers. And a timeout is no damage.
         raise
     except Exception as error:
-        # JAX raises many kinds for what an older or a newer one has written.
-        raise_if_interruption(error, lambda: deserialize(bytearray(program)))
-        raise _Refused(
-            f"was saved under jax {manifest['jax']}, whose program jax {jax.__version__} can't "
+        # JAX's: it raises many kinds for what an older or a newer release has written.
+        raise ValueError(
+            f"{path} was saved under jax {version}, whose program jax {jax.__version__} can't "
             "read. Save it again under this one."
         ) from error
     platform = default_export_platform()
     if platform not in exported.platforms:
-        raise _Refused(
-            f"was saved for {', '.join(exported.platforms)}, and this is {platform}. Save it there."
+        raise ValueError(
+            f"{path} was saved for {', '.join(exported.platforms)}, and this is {platform}. Save "
+            "it there."
         )
-    fun = SavedFunction(manifest, exported)
-    return fun, [
-        jnp.asarray(np.frombuffer(content, kind.dtype).reshape(kind.shape))
-        for content, kind in zip(arrays, fun.fun_types, strict=True)
-    ]
-
-
-def _check_sizes(infos: list[zipfile.ZipInfo], size: int) -> None:
-    """Raise unless parts are stored as they are, and together fit in a file of this size."""
-    is_stored = all(info.compress_type == zipfile.ZIP_STORED for info in infos)
-    if not is_stored or sum([max(i.compress_size, i.file_size) for i in infos]) > size:
-        raise _Refused("is damaged: its parts are compressed, or overlap.")
-
-
-def _check_fields(manifest: Any) -> None:
-    if type(manifest) is not dict or manifest.get("format") != _FORMAT:
-        raise _Refused("wasn't written by `frozen.save`.")
-    version = manifest.get("version")
-    if type(version) is int and version != _VERSION:
-        remedy = "Upgrade eqxjit" if version > _VERSION else "Save it again under this one"
-        writer = manifest.get("eqxjit", "of another version")
-        raise _Refused(
-            f"was written by eqxjit {writer}, in version {version} of the format; "
-            f"this release reads version {_VERSION}. {remedy}."
-        )
-    for field in {**_FIELDS, **manifest}:
-        if type(manifest.get(field)) not in _FIELDS.get(field, ()):
-            raise _Refused(f"is damaged: its manifest has no valid `{field}`.")
+    return exported
 
 
 # --- The function -----------------------------------------------------------------------------
@@ -236,37 +184,36 @@ class SavedFunction:
         # `freeze` and `bind` find the parameters of the function that was saved, behind the arrays.
         self.__signature__ = inspect.Signature(
             [
-                Parameter(name, getattr(Parameter, kind), default=None if optional else _REQUIRED)
+                Parameter(
+                    name,
+                    getattr(Parameter, kind),
+                    default=None if optional else Parameter.empty,
+                )
                 for name, kind, optional in [_ARRAYS, *manifest["parameters"]]
             ]
         )
         self._signature = Signature(self, name, name)
-        args, kwargs = _built(manifest["inputs"])
-        bound = self.__signature__.bind(None, *args, **kwargs)
-        self._spec, leaves, statics = split((args, kwargs))
-        types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
+        self._spec, leaves, statics = split(from_json(manifest["inputs"]))
+        self._out_spec, outs, self._out_statics = split(from_json(manifest["output"]))
+        types = [Type(aval.shape, aval.dtype) for aval in exported.in_avals]
         n_first = self._n_first = manifest["n_first"]
-        end = n_first + manifest["n_fun"]
-        self._types, self.fun_types = [*types[:n_first], *types[end:]], types[n_first:end]
-        self._out_spec, outs, self._out_statics = split(_built(manifest["output"]))
-        # Whatever is wrong in a file raises when it is read, because a call comes too late.
-        is_sound = (
-            name.isprintable()
-            and all(type(optional) is bool for _, _, optional in manifest["parameters"])
-            and 0 <= n_first <= len(self._types)
-            # Calls are bound likewise, or none would be the one that was saved.
-            and (bound.args[1:], bound.kwargs) == (args, kwargs)
-            and len(leaves) == len(self._types)
-            # Where a function returns no array, its program does.
-            and (not outs or len(outs) == len(exported.out_avals))
-        )
-        if not is_sound:
-            raise _Refused("is damaged: its manifest doesn't fit its program.")
+        end = n_first + len(manifest["sizes"]) - 1
+        self._types, self._fun_types = [*types[:n_first], *types[end:]], types[n_first:end]
+        # Where a function returns no array, its program does.
+        if len(leaves) != len(self._types) or (outs and len(outs) != len(exported.out_avals)):
+            raise TypeError("its manifest doesn't fit its program")
         # Without arrays there is nothing to transform.
         self._call = _refusing(exported.call, name) if exported.in_avals else exported.call
         self._description = self._describe(self._spec, self._types, statics)
         parts = [row for row in self._description if not isinstance(row.part, NodePart)]
         self.saved_for = ", ".join([f"{row.path}: {row.part}" for row in parts])
+
+    def arrays_from(self, contents: Sequence[memoryview]) -> list[jax.Array]:
+        """Return the arrays that aren't compiled in."""
+        return [
+            jnp.asarray(np.frombuffer(content, kind.dtype).reshape(kind.shape))
+            for content, kind in zip(contents, self._fun_types, strict=True)
+        ]
 
     def _describe(self, spec: Spec, types: Sequence[Type], statics: Sequence[Any]) -> Description:
         args, kwargs = combine(spec, iter(types), iter(statics))
@@ -303,7 +250,6 @@ class SavedFunction:
         except ValueError as error:
             if not any(is_symbolic(kind.shape) for kind in self._types):
                 raise
-            raise_if_interruption(error, lambda: self._call(*leaves[:n], *arrays, *leaves[n:]))
             # JAX's error names no argument, and says nothing of what was saved.
             misfit = self._misfit(args, kwargs)
             raise ValueError(f"{misfit}\nA symbol stands for one size, from 1 on.") from error
@@ -333,10 +279,23 @@ def is_symbolic(shape: tuple[Any, ...]) -> bool:
     return not all(isinstance(size, int) for size in shape)
 
 
+def type_of(leaf: Any) -> Type:
+    """Return the type of an array inside a jitted function, weak types aside."""
+    # A NumPy array of 64 bits becomes one of 32, unless JAX has x64 switched on.
+    computable = is_computable(leaf.dtype)
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype) if computable else leaf.dtype
+    return Type(leaf.shape, dtype)
+
+
+def is_computable(dtype: Any) -> bool:
+    """Return whether JAX computes with a dtype: not with text or dates, nor with typed keys."""
+    return isinstance(dtype, np.dtype) and (dtype.kind == "b" or jnp.issubdtype(dtype, jnp.number))
+
+
 # --- Trees ------------------------------------------------------------------------------------
 
 
-def _written(tree: Any, path: str) -> Any:
+def to_json(tree: Any, path: str) -> Any:
     """Return a tree as JSON; raise for what is no container, placeholder or plain value."""
     kind = type(tree)
     if kind is np.ndarray:
@@ -345,27 +304,25 @@ def _written(tree: Any, path: str) -> Any:
     if kind in (bool, int, float, str, type(None)):
         return tree
     if kind is tuple or kind is list:
-        items = [_written(item, f"{path}[{i}]") for i, item in enumerate(tree)]
+        items = [to_json(item, f"{path}[{i}]") for i, item in enumerate(tree)]
         return items if kind is list else {"tuple": items}
     if kind is dict and all(type(key) is str for key in tree):
-        return {"dict": {key: _written(item, f"{path}[{key!r}]") for key, item in tree.items()}}
+        return {"dict": {key: to_json(item, f"{path}[{key!r}]") for key, item in tree.items()}}
     raise ValueError(
         f"`{path}` is of type `{kind.__name__}`, which a file can't hold without pickle. Take and "
         "return arrays, numbers, strings and None, in tuples, lists and dicts with strings as keys."
     )
 
 
-def _built(tree: Any) -> Any:
+def from_json(tree: Any) -> Any:
     """Return the tree that was written, with placeholders of its arrays."""
-    match tree:
-        case {"array": None}:
-            return PLACEHOLDER
-        case {"tuple": [*items]}:
-            return tuple(map(_built, items))
-        case {"dict": {**items}}:
-            return {key: _built(item) for key, item in items.items()}
-        case [*items]:
-            return [*map(_built, items)]
-        case bool() | int() | float() | str() | None:
-            return tree
-    raise ValueError(f"no tree is written as {short(tree)}")
+    if type(tree) is list:
+        return [*map(from_json, tree)]
+    if type(tree) is not dict:
+        return tree
+    [(kind, content)] = tree.items()
+    if kind == "array":
+        return PLACEHOLDER
+    if kind == "tuple":
+        return tuple(map(from_json, content))
+    return {key: from_json(item) for key, item in content.items()}

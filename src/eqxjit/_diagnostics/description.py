@@ -14,8 +14,6 @@ import jax
 from jax.core import Tracer
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level
-from .._core.function import Function
-from .._interruptions import unless_it_raises
 from .._places import CallSite, captured, code_of, is_users, transformation_of
 from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, Static, static_key
 from .._spec.tree import ARRAY, NODE, children
@@ -140,6 +138,9 @@ class Description(tuple[Row, ...]):
         return ", ".join(texts)
 
 
+#: The classes of what `filter_jit` returns.
+WRAPPERS: set[type] = set()
+
 #: Of a call that defies description. (That of a call without arguments is empty.)
 UNKNOWN = Description([Row("...", NodePart("unknown", None))])
 
@@ -164,20 +165,12 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     pending: list[Any] = [(*each, False, ()) for each in reversed(named)]
     while pending:
         path, spec, value, is_field, around = pending.pop()
-        below: list[Any] = []
-        is_huge = type(value) is int and value.bit_length() > _MAX_BITS
-        if spec is ARRAY:
-            part = _array(value)
-        elif value is None and not is_field:
-            # JAX takes it for a node without children.
-            part = NodePart("None", None)
-        elif type(value) in CONSTANTS and not is_huge:
-            part = StaticPart(repr(value), None, type(value).__name__)
-        elif type(spec) is tuple and not is_field:
-            part, below = _node(spec, value)
-        else:
-            key = spec.key if isinstance(spec, Static) else spec
-            part, below = _static(key, value)
+        try:
+            part, below = _part_of(spec, value, is_field)
+        except Exception:
+            # The user's class may refuse to be asked: for its name, its fields, its flatten, a
+            # `repr`. It is described for us, not for the call, which goes on.
+            part, below = StaticPart("object", id(value), "object"), []
         row = Row(path, part, around, is_field)
         rows.append(row)
         around = (row, *around)
@@ -186,6 +179,27 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
         if len(rows) + len(pending) > _MAX_PARTS:
             return UNKNOWN
     return Description(rows)
+
+
+def _part_of(spec: Any, value: Any, is_field: bool) -> tuple[Any, list[Any]]:
+    """Return the part of a value, and what is below it."""
+    is_huge = type(value) is int and value.bit_length() > _MAX_BITS
+    if spec is ARRAY:
+        return _array(value), []
+    if value is None and not is_field:
+        # JAX takes it for a node without children.
+        return NodePart("None", None), []
+    if type(value) in CONSTANTS and not is_huge:
+        return StaticPart(repr(value), None, type(value).__name__), []
+    if type(spec) is tuple and not is_field:
+        return _node(spec, value)
+    key = spec.key if isinstance(spec, Static) else spec
+    below = _parts_of(key, value)
+    if below is None:
+        return _leaf(key, value), []
+    # JAX may look into a container of another kind, but not into a plain dataclass.
+    is_node = flatten_one_level(value) is not None
+    return _part_of_class(type(value), len(below), not is_node), below
 
 
 def _array(array: Any) -> ArrayPart:
@@ -213,14 +227,13 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
     cls, n = spec[1], len(spec) - 3
     if spec[0] != NODE:
         return _part_of_class(cls, n), children(spec, value)
-    # The user's flatten, which may refuse.
-    metadata: Any = unless_it_raises(lambda: flatten_one_level(value)[1], None)  # type: ignore[index]
+    metadata: Any = flatten_one_level(value)[1]  # type: ignore[index]
     name = cls.__name__
-    if isinstance(metadata, Function):
-        # A wrapper of ours, around anybody's function.
+    if cls in WRAPPERS:
+        # Around anybody's function.
         part = NodePart(name, hash(metadata.options.key), detail=" with other options")
         return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
-    below = unless_it_raises(lambda: children(spec, value), [])
+    below = children(spec, value)
     if cls is jax.tree_util.Partial:
         below.append((".func", static_key(metadata), metadata, True))
     elif issubclass(cls, eqx.Module):
@@ -243,18 +256,6 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> NodePart:
     if issubclass(cls, dict) and not is_opaque:
         return NodePart(name, name)
     return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque)
-
-
-def _static(key: Hashable, value: Any) -> tuple[StaticPart | NodePart, list[Any]]:
-    kind = type(value)
-    # A class of the user's may refuse to be walked.
-    below = unless_it_raises(lambda: _parts_of(key, value), None)
-    if below is None:
-        nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__)
-        return unless_it_raises(lambda: _leaf(key, value), nameless), []
-    # The user's flatten, which may refuse.
-    is_node = unless_it_raises(lambda: flatten_one_level(value), None) is not None
-    return _part_of_class(kind, len(below), not is_node), below
 
 
 def _parts_of(key: Hashable, value: Any) -> list[Any] | None:

@@ -54,7 +54,7 @@ typedef struct {
     PyObject *flatten, *registered, *same, *unflatten;
     PyObject *opaque_type; /* of keys that ask an object's `==` */
     /* Names of methods and attributes. */
-    PyObject *slow_call, *interrupted, *failed_fast, *settle_fast, *call_of, *wait_for, *entry, *hash, *value;
+    PyObject *slow_call, *interrupted, *failed_fast, *finish_fast, *call_of, *wait_for, *entry, *hash, *value;
     PyObject *identity_suffices;
     PyObject *empty; /* tuple */
 } State;
@@ -198,7 +198,7 @@ TYPE(Static, static, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_
 
 typedef struct {
     PyObject_HEAD
-    char pending; /* whether a call has to be settled in Python */
+    char pending; /* whether a call has to be finished in Python */
     char blocks;  /* whether a call waits for its program */
 } Flags;
 
@@ -909,7 +909,7 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     Fast *fast = walk->fast;
     Flags *flags = (Flags *)fast->entry;
     PyObject *output = call_in_flight(fast->jitted, walk->arrays, fast->n_arrays, call), *result;
-    /* What is pending is waited for when it is settled. */
+    /* What is pending is waited for when it is finished. */
     if (output != NULL && !flags->pending && flags->blocks) {
         PyObject *done = PyObject_CallMethodOneArg(fast->entry, state->wait_for, output);
         if (done == NULL) Py_CLEAR(output);
@@ -917,7 +917,7 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     }
     if (output == NULL) return hand_over_error(call, state->failed_fast, fast->entry);
     if (flags->pending) {
-        result = ask_caller(call, state->settle_fast, output, fast->entry);
+        result = ask_caller(call, state->finish_fast, output, fast->entry);
     }
     else {
         fast->hits++;
@@ -1086,10 +1086,10 @@ static int module_exec(PyObject *module) {
         if (*types[i] == NULL || PyModule_AddType(module, *types[i]) < 0) return -1;
     }
     state->static_type->tp_vectorcall = static_vectorcall;
-    const char *texts[] = {"slow_call", "interrupted", "failed_fast", "settle_fast",
+    const char *texts[] = {"slow_call", "interrupted", "failed_fast", "finish_fast",
                            "call_of", "wait_for", "entry", "hash", "value",
                            "identity_suffices"};
-    PyObject **names[] = {&state->slow_call, &state->interrupted, &state->failed_fast, &state->settle_fast,
+    PyObject **names[] = {&state->slow_call, &state->interrupted, &state->failed_fast, &state->finish_fast,
                           &state->call_of, &state->wait_for, &state->entry, &state->hash, &state->value,
                           &state->identity_suffices};
     for (int i = 0; i < 10; i++) {

@@ -35,7 +35,8 @@ class Signature:
         function has no signature that can be read, `*args, **kwargs`.
     """
 
-    def __init__(self, fun: Callable[..., Any], name: str, qualname: str):
+    def __init__(self, fun: Callable[..., Any], name: str, qualname: str, wrapper: str = ""):
+        """`wrapper` names what wraps the function; where it is `filter_jit`, it may be left out."""
         try:
             signature = inspect.signature(fun)
         except ValueError as error:
@@ -48,7 +49,8 @@ class Signature:
         self.name = name
         self.qualname = qualname
         # The name of a class alone, of which the function is an instance, reads as its constructor.
-        self.called = qualname if inspect.isroutine(fun) else f"filter_jit({self.label})"
+        wrapper = wrapper or ("" if inspect.isroutine(fun) else "filter_jit")
+        self.called = f"{wrapper}({self.label})" if wrapper else qualname
         self.location = location_of(fun)
         # Without annotations, which may be any expression, and defaults, which may change later.
         self.parameters = tuple(

@@ -61,7 +61,7 @@ class Writer:
     """A writer of the fast path of one entry; making one raises `TooLarge` beyond the bounds."""
 
     def __init__(self, function: Any, entry: Any):
-        # The first of its traces' outputs; `settle_fast` makes others.
+        # The first of its traces' outputs; `finish_fast` makes others.
         out = entry.outs[0]
         if len(parts_of(entry.spec)) + len(parts_of(out.spec)) > MAX_NODES:
             raise TooLarge
@@ -128,7 +128,7 @@ class Writer:
             "    raise",
             f"if {entry_name}.pending or {names.named(type)}({array}) is {names.named(dict)}:",
             "    # A program was traced, or this is the output of another trace than the first.",
-            f"    return {self._passed_on('settle_fast', array, entry_name)}",
+            f"    return {self._passed_on('finish_fast', array, entry_name)}",
             f"{names.named(next)}({hits})",
             *unpacking,
             *self.body,
