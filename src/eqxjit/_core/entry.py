@@ -109,13 +109,13 @@ class Entry(_Flags):
         thread = threading.get_ident()
         with self._lock:
             # A function that calls itself has others under way.
-            ended = [t for t in self.traces if t.thread == thread and t.is_made is not None]
+            ended = [t for t in self.traces if t._thread == thread and t._is_made is not None]
             for trace in ended:
                 self.traces.remove(trace)
         if not ended:
             return None
         events.finish(self, ended[-1])
-        if ended[-1].is_made:
+        if ended[-1]._is_made:
             # One that became part of an outer program has no program yet.
             self.unclassified = True
             self.latest_trace = ended[-1]

@@ -293,12 +293,12 @@ class Caller:
         trace = entry.end()
         # JAX may have compiled it all the same: the next call finds out.
         entry.classify(None)
-        if trace is not None and trace.is_made:
+        if trace is not None and trace._is_made:
             self.table.history.finish(trace, None)
         # Or an entry that serves nobody would count, and might take the place of one that does.
         self.table.drop_untraced(entry)
         if isinstance(error, Exception):
-            user_raised = trace is not None and not trace.is_made
+            user_raised = trace is not None and not trace._is_made
             self.explain(error, call.args, call.kwargs, user_raised)
 
     def explain(

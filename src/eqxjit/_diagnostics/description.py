@@ -166,7 +166,10 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     while pending:
         path, spec, value, is_field, around = pending.pop()
         try:
-            part, below = _part_of(spec, value, is_field)
+            if spec is ARRAY:
+                part, below = _array(value), []
+            else:
+                part, below = _part_of(spec, value, is_field)
         except Exception:
             # The user's class may refuse to be asked: for its name, its fields, its flatten, a
             # `repr`. It is described for us, not for the call, which goes on.
@@ -184,8 +187,6 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
 def _part_of(spec: Any, value: Any, is_field: bool) -> tuple[Any, list[Any]]:
     """Return the part of a value, and what is below it."""
     is_huge = type(value) is int and value.bit_length() > _MAX_BITS
-    if spec is ARRAY:
-        return _array(value), []
     if value is None and not is_field:
         # JAX takes it for a node without children.
         return NodePart("None", None), []
