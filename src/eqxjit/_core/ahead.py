@@ -36,7 +36,7 @@ class CompileCost(NamedTuple):
 class Lowered:
     """A function that is traced and lowered for one call's structure, shapes and static arguments.
 
-    - `lowered`: the `jax.stages.Lowered`, with `cost_analysis()`, say.
+    - `lowered`: the `jax.stages.Lowered`, for example, for `cost_analysis()`.
     """
 
     def __init__(self, caller: Caller, staged: tuple[Call, Any, Any], bound: Arguments):

@@ -13,7 +13,7 @@ from .._compat import native, wrapped_by_tracer
 from .._diagnostics import events
 from .._diagnostics.trace import Trace
 from .._fast.signature import Signature
-from .._spec.static import CONSTANTS
+from .._spec.static_key import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
 from .options import Options
 
@@ -109,13 +109,13 @@ class Entry(_Flags):
         thread = threading.get_ident()
         with self._lock:
             # A function that calls itself has others under way.
-            ended = [t for t in self.traces if t.thread == thread and t.is_made is not None]
+            ended = [t for t in self.traces if t._thread == thread and t._is_made is not None]
             for trace in ended:
                 self.traces.remove(trace)
         if not ended:
             return None
         events.finish(self, ended[-1])
-        if ended[-1].is_made:
+        if ended[-1]._is_made:
             # One that became part of an outer program has no program yet.
             self.unclassified = True
             self.latest_trace = ended[-1]

@@ -293,12 +293,12 @@ class Caller:
         trace = entry.end()
         # JAX may have compiled it all the same: the next call finds out.
         entry.classify(None)
-        if trace is not None and trace.is_made:
+        if trace is not None and trace._is_made:
             self.table.history.finish(trace, None)
         # Or an entry that serves nobody would count, and might take the place of one that does.
         self.table.drop_untraced(entry)
         if isinstance(error, Exception):
-            user_raised = trace is not None and not trace.is_made
+            user_raised = trace is not None and not trace._is_made
             self.explain(error, call.args, call.kwargs, user_raised)
 
     def explain(
@@ -320,8 +320,8 @@ def _same(leaf: Any) -> Any:
 
 def canonical(array: Any) -> Any:
     """Return a structure with the dtype of its arrays: without x64, float32 for float64."""
-    if not isinstance(array, jax.ShapeDtypeStruct):
+    is_struct = isinstance(array, jax.ShapeDtypeStruct)
+    # Typed keys have a dtype that only JAX has.
+    if not is_struct or jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
         return array
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
-        raise TypeError(f"Pass an array instead of {array}: only JAX has its dtype.")
     return array.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype))

@@ -93,7 +93,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
         The first call with such arguments then traces and compiles nothing, through any wrapper of
         the function and in any thread. The function isn't run. Several functions can be compiled
-        side by side, in threads.
+        concurrently, in threads.
 
         **Arguments:**
 
@@ -434,25 +434,24 @@ def filter_jit(
 ) -> Any:
     """Compile a function: JAX and NumPy arrays in its arguments are traced, all else is static.
 
-    A drop-in replacement for `equinox.filter_jit` with faster calls. It compares static values
-    with their types, so that `f(x, 1)`, `f(x, True)` and `f(x, 1.0)` each have a program, and it
-    doesn't wait for computations that can't raise.
+    A drop-in replacement for `equinox.filter_jit` with faster calls. It compiles `f(x, 1)`,
+    `f(x, True)` and `f(x, 1.0)` separately, and a call returns before its computation is done,
+    unless the program can raise.
 
     **Arguments:**
 
     - `fun`: a pure function or another callable, such as a Module, a bound method or a
         `functools.partial`. Without it, as in `@filter_jit(donate="all")`, the result is a
         decorator.
-    - `donate`: the arrays whose buffers JAX may reuse for the outputs, and which are deleted.
+    - `donate`: the arrays whose buffers JAX may reuse for the outputs. Donated arrays are deleted.
         - `"all"`: all arrays. JAX's warning about unusable buffers is hidden.
         - `"all-except-first"`: all arrays except those in the first argument.
         - `"warn"`, `"warn-except-first"`: the same, with the warning.
         - `"none"`: no arrays; the default.
     - `block`: whether each call waits for its computation, as in Equinox. By default a call waits
-        only if the program can raise at runtime (it holds a callback or a foreign call, such as
-        `eqx.error_if`), or if it reads a NumPy array of more than 16 KiB, which you may overwrite
-        once the call has returned. A call copies smaller ones.
-    - `maxsize`: how many static structures are compiled at a time. Further ones replace the least
+        only if the program can raise at runtime, because it holds a callback or a foreign call,
+        such as `eqx.error_if`. A call copies NumPy arrays, which you may overwrite afterwards.
+    - `maxsize`: how many static structures are kept compiled. Further ones replace the least
         recently used. `None` for no limit.
     - `max_traces`: how many traces are allowed until the cache is cleared, over all wrappers of the
         function under these options; for a Module, over those with equal static fields. `None` for
@@ -462,11 +461,12 @@ def filter_jit(
     **Returns:**
 
     A `JitFunction`, with the signature of `fun`. It is a pytree, whose leaves are the arrays in
-    `fun`.
+    `fun`. (To type checkers it is a function: `isinstance(f, eqxjit.types.JitFunction)` narrows
+    it.)
 
     **Raises:**
 
-    - `TypeError`, if `fun` isn't callable.
+    - `TypeError`, if `fun` isn't callable, and for an unknown option.
     - `ValueError`, for an unknown `donate`, and for `static_argnums`, `static_argnames`,
         `donate_argnums`, `in_shardings` or `out_shardings` among the `jitkwargs`.
 

@@ -30,8 +30,8 @@ listeners: list[Callable[[str, str, float, bool, Trace | None], None]] = []
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        #: For each phase under way, outside in, what to do at its end.
-        self.phases: list[Callable[[], None]] = []
+        #: For each phase under way, outside in, what to do at its end, if anything.
+        self.phases: list[Callable[[], None] | None] = []
         #: The entry and the trace of what JAX has traced and not compiled yet, by its name; None
         #: for a function that isn't ours.
         self.traced: dict[str, tuple[Any, Trace] | None] = {}
@@ -46,7 +46,7 @@ _thread = _Thread()
 @contextmanager
 def tracing(entry: Any, trace: Trace) -> Iterator[None]:
     """Time the user's function while it is traced, which may be within another's trace."""
-    _thread.phases.append(_do_nothing)
+    _thread.phases.append(None)
     _thread.n_hiding += entry.hides_donation_warning
     start = time.perf_counter()
     try:
@@ -54,7 +54,7 @@ def tracing(entry: Any, trace: Trace) -> Iterator[None]:
     finally:
         _thread.n_hiding -= entry.hides_donation_warning
         _end_phase()
-    trace.add_time(TRACING, time.perf_counter() - start)
+    trace.seconds.tracing += time.perf_counter() - start
     _tell(trace.function, TRACING, trace.seconds.tracing, False, trace)
     _thread.traced[entry.name] = entry, trace
 
@@ -75,13 +75,10 @@ def finish(entry: Any, trace: Trace) -> None:
         del _thread.traced[entry.name]
 
 
-def _do_nothing() -> None:
-    pass
-
-
 def _end_phase() -> None:
-    if _thread.phases:
-        _thread.phases.pop()()
+    at_end = _thread.phases.pop() if _thread.phases else None
+    if at_end is not None:
+        at_end()
 
 
 def _tell(function: str, phase: str, seconds: float, from_cache: bool, trace: Any) -> None:
@@ -112,7 +109,7 @@ def listen(in_flight: Callable[[], Any]) -> None:
         phase = _PHASES.get(event)
         if phase is None:
             return
-        at_end = _do_nothing
+        at_end = None
         if phase == LOWERING:
             # JAX warns while it lowers.
             call = in_flight()
@@ -146,7 +143,8 @@ def listen(in_flight: Callable[[], Any]) -> None:
             if not _thread.phases:
                 _thread.traced.clear()
         if trace is not None:
-            trace.add_time(phase, seconds, from_cache)
+            setattr(trace.seconds, phase, getattr(trace.seconds, phase) + seconds)
+            trace.from_persistent_cache |= from_cache
         _tell(name if trace is None else trace.function, phase, seconds, from_cache, trace)
 
     jax.monitoring.register_event_listener(on_event)

@@ -11,10 +11,11 @@ from typing import Any
 from .._compat import is_staging, trace_configuration
 from .._places import Place, call_site
 from .._text import times
-from .description import describe
+from .description import UNKNOWN, describe
 from .differences import defined_again
 from .log import log, log_streak, switches
-from .trace import Trace, TraceList, size_of
+from .size import size_of
+from .trace import Trace, TraceList
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
 _MAX_REMEMBERED = 256
@@ -92,30 +93,36 @@ class History:
     def traces(self) -> TraceList:
         """The latest since the cache was last cleared, the oldest first."""
         with self._lock:
-            traces = [trace for trace in self._ended if trace.era == self._era]
+            traces = [trace for trace in self._ended if trace._era == self._era]
         return TraceList(traces[-_MAX_REMEMBERED:])
 
     def begin(self, call: Any) -> Trace:
         """Return a new trace, which `end` must follow; raise if it would be one too many."""
-        where, entry = call_site(), call.entry
+        where = call_site()
         # Not under the lock, since it runs the user's code.
-        trace = Trace(
-            *(self.name, self.place, where, describe(call), trace_configuration()),
-            *(entry.invalidations, call.is_staged),
-        )
+        description = describe(call)
         with self._lock:
-            # With those of other threads, which may come to their end first.
-            trace.number = self.n_traces + len(self._begun) + 1
-            trace.era = self._era
             latest = itertools.islice(reversed(self._ended), _MAX_COMPARED)
-            trace.earlier = (*reversed(self._begun), *latest)[:_MAX_COMPARED]
+            earlier = (*reversed(self._begun), *latest)[:_MAX_COMPARED]
             other = None if self._number is None else definition_at(self.place).latest
-            trace.is_defined_again = (
-                not trace.earlier and other not in (None, self._number) and not self.place.is_loaded
+            is_other = other not in (None, self._number) and not self.place.is_loaded
+            trace = Trace(
+                self.name,
+                where,
+                # With those of other threads, which may come to their end first.
+                self.n_traces + len(self._begun) + 1,
+                _place=self.place,
+                _description=description,
+                _configuration=trace_configuration(),
+                _invalidations=call.entry.invalidations,
+                _era=self._era,
+                _is_staged=call.is_staged,
+                _earlier=earlier,
+                _is_again=bool(earlier) or is_other,
+                _is_defined_again=not earlier and is_other,
             )
-            trace.is_again = bool(trace.earlier) or trace.is_defined_again
             # What is compiled ahead of time is asked for.
-            why_not = "" if trace.is_staged else self.why_sealed
+            why_not = "" if trace._is_staged else self.why_sealed
             limit = self._max_traces
             if not why_not and limit is not None and trace.number > limit:
                 why_not = f"`{self.name}` may be traced {times(limit)} (`max_traces={limit}`)"
@@ -143,12 +150,12 @@ class History:
         """Count a trace, if the function returned."""
         with self._lock:
             self._begun.remove(trace)
-            trace.is_made = is_made
+            trace._is_made = is_made
             if not is_made:
                 return
             self.n_traces += 1
             trace.number = self.n_traces
-            trace.era = self._era
+            trace._era = self._era
             self._ended.append(trace)
             if self._number is not None:
                 definition_at(self.place).latest = self._number
@@ -161,7 +168,8 @@ class History:
             if len(old._description) > _MAX_PARTS:
                 for later in [*self._ended][-_MAX_COMPARED:]:
                     later.explain()
-                old.forget_description()
+                # It takes many megabytes.
+                old._description = UNKNOWN
         if len(self._ended) > _MAX_REMEMBERED + _MAX_COMPARED:
             for later in itertools.islice(self._ended, 1, _MAX_COMPARED + 1):
                 later.explain()
@@ -171,13 +179,13 @@ class History:
         """Log a trace that JAX is done with; `jaxpr` is what it lowered, if that is known."""
         if jaxpr is not None:
             trace.equations, trace.busiest_line = size_of(jaxpr)
-        if switches and trace.is_again:
+        if switches and trace._is_again:
             log(trace)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
-        if trace.is_staged or is_staging():
+        if trace._is_staged or is_staging():
             return
         streak = self._streak
-        if not trace.is_again or trace.is_defined_again:
+        if not trace._is_again or trace._is_defined_again:
             definition = definition_at(self.place)
             is_first, definition.has_function = not definition.has_function, True
             if is_first or self.place.is_loaded:

@@ -1,25 +1,18 @@
 """The record of one trace: what was traced, for which call, why, how long it took, how large."""
 
-import collections
 import dataclasses
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
-
-from .._compat import source_line
-from .._places import LIBRARY_FILES, CallSite, Place, is_users, location
+from .._places import CallSite, Place
 from .._text import short
 from .description import UNKNOWN, Description
 from .differences import Difference, defined_again, differences, listed
 from .html import block, table
 
 TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
-
-# A line stands out if it made so many equations, and half of them.
-_MANY_EQUATIONS = 200
 
 
 @dataclasses.dataclass
@@ -45,6 +38,7 @@ class Seconds:
         return f"{self.total:.3g} s ({', '.join(parts)})"
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Trace:
     """One trace of a function.
 
@@ -60,50 +54,35 @@ class Trace:
         `"model.py:12 (4,000)"`; empty where no line stands out.
     """
 
-    def __init__(
-        self,
-        function: str,
-        place: Place,
-        call_site: CallSite,
-        description: Description,
-        configuration: dict[str, Any],
-        invalidations: list[tuple[float, str]],
-        is_staged: bool,
-    ):
-        self.function = function
-        self.call_site = call_site
-        self.number = 0
-        self.seconds = Seconds()
-        self.from_persistent_cache = False
-        self.equations: int | None = None
-        self.busiest_line = ""
-        #: Whether it is lowered rather than run.
-        self.is_staged = is_staged
-        #: The thread that makes it.
-        self.thread = threading.get_ident()
-        #: Whether the user's function returned, and what it returned was read; None until then.
-        self.is_made: bool | None = None
-        #: How often the function's cache had been cleared.
-        self.era = 0
-        #: Whether the function was traced before, or another one of the same place.
-        self.is_again = self.is_defined_again = False
-        #: Those with which it is compared: they were made before, or are under way.
-        self.earlier: tuple[Trace, ...] = ()
-        self._description = description
-        self._place = place
-        self._configuration = configuration
-        # Shared with the entry, which adds when and why it serves no call any more.
-        self._invalidations = invalidations
-        self._begun = time.perf_counter()
-        self._explanation: tuple[tuple[Difference, ...], int | None] | None = None
+    function: str
+    call_site: CallSite
+    number: int
+    _: dataclasses.KW_ONLY
+    seconds: Seconds = dataclasses.field(default_factory=Seconds)
+    from_persistent_cache: bool = False
+    equations: int | None = None
+    busiest_line: str = ""
 
-    # --- While it is made ---------------------------------------------------------------------
-
-    def add_time(self, phase: str, seconds: float, from_cache: bool = False) -> None:
-        """Add the time that JAX spent on a phase."""
-        setattr(self.seconds, phase, getattr(self.seconds, phase) + seconds)
-        if phase == COMPILING:
-            self.from_persistent_cache = from_cache
+    # For those who make it: of the function, of the call, and of JAX.
+    _place: Place
+    _description: Description
+    _configuration: dict[str, Any]
+    # When and why its entry was dropped: shared with that.
+    _invalidations: list[tuple[float, str]]
+    # How often the function's cache had been cleared.
+    _era: int
+    # Whether it is lowered rather than run.
+    _is_staged: bool
+    # Those with which it is compared: they were made before, or are under way.
+    _earlier: "tuple[Trace, ...]" = ()
+    # Whether the function was traced before; or, if not, another one of the same place.
+    _is_again: bool = False
+    _is_defined_again: bool = False
+    # Whether the user's function returned, and what it returned was read; None until then.
+    _is_made: bool | None = None
+    _thread: int = dataclasses.field(default_factory=threading.get_ident)
+    _begun: float = dataclasses.field(default_factory=time.perf_counter)
+    _explanation: "tuple[tuple[Difference, ...], int | None] | None" = None
 
     # --- The explanation, made when it is read ------------------------------------------------
 
@@ -120,20 +99,20 @@ class Trace:
     def explain(self) -> tuple[tuple[Difference, ...], int | None]:
         """Return how it differs from the closest earlier trace, and the number of that."""
         # First, because another thread that has explained it drops these.
-        earlier = self.earlier
+        earlier = self._earlier
         if self._explanation is None:
             self._explanation = self._compare(earlier)
             # Each would keep those before it alive.
-            self.earlier = ()
+            self._earlier = ()
         return self._explanation
 
     def _compare(self, earlier: "tuple[Trace, ...]") -> tuple[tuple[Difference, ...], int | None]:
         if not earlier:
-            return (defined_again(self._place),) if self.is_defined_again else (), None
+            return (defined_again(self._place),) if self._is_defined_again else (), None
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
         closest = min(earlier, key=self._distance)
         # The number of a cleared one may be another trace's by now.
-        number = closest.number if closest.era == self.era else None
+        number = closest.number if closest._era == self._era else None
         if UNKNOWN in (closest._description, self._description):
             why = "the arguments are too large to be compared, or can't be"
             return (Difference("unknown", "", "", why),), number
@@ -166,10 +145,6 @@ class Trace:
                 "its text nor its hash shows"
             )
         return Difference("cache evicted or cleared", "", "", why)
-
-    def forget_description(self) -> None:
-        """Drop the description: a large one takes many megabytes."""
-        self._description = UNKNOWN
 
     # --- Texts --------------------------------------------------------------------------------
 
@@ -236,26 +211,3 @@ class TraceList(list[Trace]):
             what = trace.function, trace.number, why
             rows.append((*what, trace.call_site, f"{trace.seconds.total:.3g}", trace.summary))
         return block(table(headings, rows))
-
-
-def size_of(jaxpr: Any) -> tuple[int, str]:
-    """Return the number of equations of a jaxpr, nested ones too, and the user's busiest line."""
-    equations: list[Any] = []
-    # The list grows while it is gone through. Not by recursion, because loops may be nested deeply.
-    # Those of a jaxpr that is used twice count twice, as they are compiled twice.
-    parts = [jaxpr]
-    for part in parts:
-        equations += part.eqns
-        for equation in part.eqns:
-            for value in equation.params.values():
-                nested = value if isinstance(value, (tuple, list)) else (value,)
-                parts += [each for each in nested if isinstance(each, (ClosedJaxpr, Jaxpr))]
-    n = len(equations)
-    if n < _MANY_EQUATIONS:
-        return n, ""
-    lines = collections.Counter([source_line(equation, LIBRARY_FILES) for equation in equations])
-    [(line, count)] = lines.most_common(1)
-    # None stands out; or a library's, of which there is nothing for the user to change.
-    if line is None or count < max(_MANY_EQUATIONS, n / 2) or not is_users(line[0]):
-        return n, ""
-    return n, f"{location(*line)} ({count:,})"
