@@ -13,7 +13,7 @@ from .._compat import native, wrapped_by_tracer
 from .._diagnostics import events
 from .._diagnostics.trace import Trace
 from .._fast.signature import Signature
-from .._spec.static import CONSTANTS
+from .._spec.static_key import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
 from .options import Options
 

@@ -320,8 +320,8 @@ def _same(leaf: Any) -> Any:
 
 def canonical(array: Any) -> Any:
     """Return a structure with the dtype of its arrays: without x64, float32 for float64."""
-    if not isinstance(array, jax.ShapeDtypeStruct):
+    is_struct = isinstance(array, jax.ShapeDtypeStruct)
+    # Typed keys have a dtype that only JAX has.
+    if not is_struct or jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
         return array
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
-        raise TypeError(f"Pass an array instead of {array}: only JAX has its dtype.")
     return array.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype))

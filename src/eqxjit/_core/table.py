@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .._diagnostics.history import Check, History
 from .._fast.signature import Signature
 from .._places import Place
-from .._spec.static import referents
+from .._spec.static_key import referents
 from .._spec.tree import Spec
 from .entry import Entry
 from .options import Options

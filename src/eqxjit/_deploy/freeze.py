@@ -26,7 +26,7 @@ from .._core.wrapper import (
 from .._diagnostics.history import Check
 from .._fast.signature import Signature
 from .._places import place_of, trimming
-from .._spec import static
+from .._spec.static_key import CONSTANTS, referents, same, static_key
 from .._spec.tree import Spec, combine, has_tracers, resplit, split
 from .._text import short
 from .saved import Path, SavedFunction, is_symbolic, read, write
@@ -275,14 +275,14 @@ def snapshot(
 
 def _copy_static(value: Any) -> Any:
     """Return a copy of a static object; the object itself where it can't change, or be copied."""
-    if type(value) in static.CONSTANTS or type(value).__eq__ is object.__eq__:
+    if type(value) in CONSTANTS or type(value).__eq__ is object.__eq__:
         return value
-    frozen = static.freeze(value)
+    key = static_key(value)
     # What compares by identity is no other object in the copy.
-    memo = {id(referent): referent for referent in static.referents(frozen)}
+    memo = {id(referent): referent for referent in referents(key)}
     try:
         copied = copy.deepcopy(value, memo)
-        is_same = static.same(copied, frozen)
+        is_same = same(copied, key)
     except Exception:
         # The user's `__deepcopy__`, or the `==` of a copy that isn't whole.
         return value

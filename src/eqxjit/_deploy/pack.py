@@ -23,8 +23,8 @@ from .._compat import is_sharded_aval
 from .._core.errors import with_argument_errors
 from .._diagnostics.description import array_text, describe_trees
 from .._diagnostics.differences import differences, listed
-from .._spec.static import register_reader
-from .._spec.tree import Spec, Static, combine, is_array, leaf_paths, split
+from .._spec.static_key import Static, register_reader
+from .._spec.tree import Spec, combine, is_array, leaf_paths, split
 from .._text import counted, short
 from .freeze import snapshot
 from .saved import PLACEHOLDER, Type, is_computable, type_of
@@ -287,7 +287,7 @@ class Layout:
 _layouts: weakref.WeakValueDictionary[Hashable, Layout] = weakref.WeakValueDictionary()
 _lock = threading.RLock()
 
-register_reader(Layout, lambda layout: layout.key)
+register_reader(Layout, "key")
 
 
 def _shared_layout(

@@ -15,8 +15,8 @@ from jax.core import Tracer
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._places import CallSite, captured, code_of, is_users, transformation_of
-from .._spec.static import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, freeze
-from .._spec.tree import ARRAY, NODE, Static, children
+from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, Static, static_key
+from .._spec.tree import ARRAY, NODE, children
 from .._text import counted, short
 
 # Larger trees aren't described.
@@ -151,7 +151,7 @@ def describe(call: Any) -> Description:
     names = call.function.signature.path_names(len(args))
     named = [*zip(names, args, call.args, strict=True)]
     named += [(key, spec, call.kwargs[key]) for key, spec in zip(keys, specs, strict=True)]
-    # Those of a frozen function are always the same.
+    # Those of a key function are always the same.
     if call.fun_arrays and not call.function.keeps_arrays:
         named.append(("fun", call.function.spec, call.function.combine(call.fun_arrays)))
     return describe_trees(named)
@@ -160,7 +160,7 @@ def describe(call: Any) -> Description:
 def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     """Describe trees, each from its name, its spec and itself."""
     rows: list[Row] = []
-    # Children are as of `children`; in a static field, with stand-ins in place of specs.
+    # Children are as of `children`; in a static field, with keys in place of specs.
     # The next one last: a path, a spec, a value, if it is in a static field, and the rows around.
     pending: list[Any] = [(*each, False, ()) for each in reversed(named)]
     while pending:
@@ -194,10 +194,10 @@ def _part_of(spec: Any, value: Any, is_field: bool) -> tuple[Any, list[Any]]:
         return StaticPart(repr(value), None, type(value).__name__), []
     if type(spec) is tuple and not is_field:
         return _node(spec, value)
-    frozen = spec.frozen if isinstance(spec, Static) else spec
-    below = _parts_of(frozen, value)
+    key = spec.key if isinstance(spec, Static) else spec
+    below = _parts_of(key, value)
     if below is None:
-        return _leaf(frozen, value), []
+        return _leaf(key, value), []
     # JAX may look into a container of another kind, but not into a plain dataclass.
     is_node = flatten_one_level(value) is not None
     return _part_of_class(type(value), len(below), not is_node), below
@@ -236,14 +236,14 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
         return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
     below = children(spec, value)
     if cls is jax.tree_util.Partial:
-        below.append((".func", freeze(metadata), metadata, True))
+        below.append((".func", static_key(metadata), metadata, True))
     elif issubclass(cls, eqx.Module):
         # One with fields that its class doesn't have, such as a wrapper's `__doc__`.
         names = {suffix for suffix, *_ in below}
         rest = [(f".{name}", v) for name, v in fields_of(value).items() if f".{name}" not in names]
-        below += [(suffix, freeze(v), v, True) for suffix, v in rest]
+        below += [(suffix, static_key(v), v, True) for suffix, v in rest]
     elif not issubclass(cls, dict):
-        key = (name, weakref.ref(cls), lasting(freeze(metadata)))
+        key = (name, weakref.ref(cls), lasting(static_key(metadata)))
         detail = f" with metadata {short(metadata)}"
         return NodePart(name, key, cls.__module__, detail=detail), below
     return _part_of_class(cls, n), below
@@ -259,11 +259,11 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> NodePart:
     return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque)
 
 
-def _parts_of(frozen: Hashable, value: Any) -> list[Any] | None:
-    """Return the parts of a static container or dataclass, by its stand-in; None for a leaf."""
-    if type(frozen) is not tuple:
+def _parts_of(key: Hashable, value: Any) -> list[Any] | None:
+    """Return the parts of a static container or dataclass, by its key; None for a leaf."""
+    if type(key) is not tuple:
         return None
-    reader, kind, names, *parts = frozen
+    reader, kind, names, *parts = key
     if reader == ITEMS:
         fields = getattr(kind, "_fields", None)
         suffixes = [f".{f}" for f in fields] if fields else [f"[{i}]" for i in range(len(parts))]
@@ -280,17 +280,17 @@ def _parts_of(frozen: Hashable, value: Any) -> list[Any] | None:
     return [(*each, True) for each in zip(suffixes, parts, values, strict=False)]
 
 
-def _leaf(frozen: Hashable, value: Any) -> StaticPart:
+def _leaf(key: Hashable, value: Any) -> StaticPart:
     kind: Any = type(value)
     name: str = kind.__name__
     is_function, code = kind is types.FunctionType, code_of(value)
     transformation, target = transformation_of(value) if is_function else ("", None)
     # The function that defines it.
     maker = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
-    is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
+    is_alone = isinstance(key, (weakref.ref, Identity)) or kind is types.MethodType
     return StaticPart(
         _text(value),
-        (weakref.ref(kind), lasting(frozen)),
+        (weakref.ref(kind), lasting(key)),
         name,
         (value if is_function else kind).__module__ or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
@@ -301,7 +301,7 @@ def _leaf(frozen: Hashable, value: Any) -> StaticPart:
 
 
 def lasting(key: Hashable) -> Hashable:
-    """Return what tells a stand-in from others."""
+    """Return what tells a key from others."""
     # A description outlives the call, and keeps no object of the user's alive.
     if isinstance(key, tuple):
         return tuple([lasting(part) for part in key])
@@ -309,7 +309,7 @@ def lasting(key: Hashable) -> Hashable:
         return weakref.ref(key)
     if isinstance(key, Opaque) and key.hash is None:
         # An unhashable object, by its attributes; a large container by its address.
-        return lasting(freeze(getattr(key.value, "__dict__", id(key.value))))
+        return lasting(static_key(getattr(key.value, "__dict__", id(key.value))))
     return key if isinstance(key, weakref.ref) else hash(key)
 
 

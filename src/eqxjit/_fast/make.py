@@ -12,7 +12,7 @@ import numpy as np
 
 from .._compat import ArrayImpl, flatten_one_level, native, registered_nodes, unflatten_node
 from .._interruptions import raise_if_interruption
-from .._spec.static import Opaque, same
+from .._spec.static_key import Opaque, same
 from .._spec.tree import ARRAY, DICT
 from .numpy_inputs import as_array
 from .writer import TooLarge, Writer
