@@ -401,7 +401,8 @@ def test_calls_of_the_module_that_are_wrong():
     for wrong in [
         lambda: _native.Fast(),
         lambda: _native.Fast(None, None, EMPTY, EMPTY, [], 0, 0, 0),
-        lambda: _native.Dispatcher(None, (), (), (), ()),
+        lambda: _native.connect(None, len),
+        lambda: _native.connect(_native.Dispatcher(), len, None, (), (), (), ()),
         lambda: _native.Static(),
         lambda: _native.Static(1, 2, 3),
         lambda: _native.Static(frozen=1),
@@ -467,7 +468,7 @@ def test_every_allocation_may_fail():
         lambda: types(flags, path.jitted, args, kwargs, outs, n, 0, 0),
         lambda: _native.run(path, lambda *arrays: 1, [X] * 50),
         lambda: _native.Static("frozen"),
-        lambda: _native.Dispatcher(None, [], (), (), ()),
+        lambda: _native.Dispatcher(),
     ]
     for action in actions:
         for n_th in range(400):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import eqxjit
+from eqxjit._compat import CallableBySlot
 from eqxjit._fast.make import PythonFast, fast_path, link
-from eqxjit._fast.writer import lacks_field
 from eqxjit._spec.tree import combine
 from tests.support import inside
 
@@ -50,10 +50,9 @@ class Caller:
     def slow_call(self, /, *_: Any, **__: Any) -> Any:
         return self.refused
 
-    def interrupted(self, error: BaseException, /, *_: Any, **__: Any) -> Any:
-        if lacks_field(error):
-            return self.refused
-        raise error
+    def call_of(self, /, *_: Any, **__: Any) -> Any:
+        # Nothing is traced.
+        raise AssertionError
 
     def failed_fast(self, error: BaseException, /, *_: Any, **__: Any) -> Any:
         raise error
@@ -98,7 +97,7 @@ class Path:
         self.fast: Any
         if kind == C:
             self.fast = fast_path(call)
-            self.run = link(mine, [self.fast])
+            self.run = linked(mine, self.fast)
         else:
             self.fast = PythonFast(mine.function, entry)
             self.run = self.fast.instantiate(mine, mine.slow_call)
@@ -122,4 +121,11 @@ def dispatcher(fast: Any, fun_arrays: tuple[Any, ...] = ()) -> Any:
     """The call of a wrapper in C that tries a fast path made by hand."""
     signature = types.SimpleNamespace(parameters=())
     function = types.SimpleNamespace(signature=signature, statics=())
-    return link(Caller(function, fun_arrays), [fast])
+    return linked(Caller(function, fun_arrays), fast)
+
+
+def linked(caller: Any, fast: Any) -> Any:
+    """A wrapper that tries one fast path."""
+    wrapper = CallableBySlot()
+    link(wrapper, caller, [fast])
+    return wrapper
