@@ -267,7 +267,7 @@ class Layout:
 _layouts: weakref.WeakValueDictionary[Hashable, Layout] = weakref.WeakValueDictionary()
 _lock = threading.RLock()
 
-register_reader(Layout, lambda layout: layout.key)
+register_reader(Layout, "key")
 
 
 def _shared_layout(
