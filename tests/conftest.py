@@ -21,6 +21,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # The programs are small and run a few times.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
+# Where JAX runs on a GPU: several processes share its memory.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 # What isn't the user's error is raised, instead of only making a call slower.
 os.environ.setdefault("EQXJIT_DEBUG", "1")
 
@@ -30,6 +33,7 @@ if HIDDEN:
 
 import jax  # noqa: E402
 
+from tests.support.devices import drain  # noqa: E402
 from tests.support.helpers import Hooked  # noqa: E402
 
 settings.register_profile(
@@ -62,6 +66,13 @@ def _collect_little():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_error():
+    """Leave no error of a device for the next test to find."""
+    yield
+    drain()
 
 
 @pytest.fixture

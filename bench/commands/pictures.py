@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def overview() -> str:
+def overview(platform: str = "cpu") -> str:
     """Draw calls of a few workloads, as multiples of the floor."""
     labels = {"eqx": "Equinox", "jit": "jax.jit on trees", "eqxjit": "eqxjit"}
     headings = {
@@ -45,16 +45,15 @@ def overview() -> str:
         "MLP + adam": "MLP + adam step",
         "transformer": "transformer of 12 blocks",
     }
-    title = "Time of a call, as a multiple of the floor"
-    return _drawn(title, _over_floor("calls", headings, labels))
+    title = f"Time of a call{_on(platform)}, as a multiple of the floor"
+    return _drawn(title, _over_floor("calls", headings, labels, platform))
 
 
 def training(platform: str = "cpu") -> str:
     """Draw steps of training, as multiples of the floor."""
     labels = {"eqx": "Equinox", "eqxjit": "eqxjit", "packed": "eqxjit, packed"}
     headings = {name: name for name in rows("training", platform)}
-    place = " on a GPU" if platform == "gpu" else ""
-    title = f"Time of a step{place}, as a multiple of the floor"
+    title = f"Time of a step{_on(platform)}, as a multiple of the floor"
     return _drawn(title, _over_floor("training", headings, labels, platform))
 
 
@@ -74,10 +73,15 @@ def latency() -> str:
 
 PICTURES: dict[str, Callable[[], str]] = {
     "overview": overview,
+    "overview-gpu": functools.partial(overview, "gpu"),
     "training": training,
     "training-gpu": functools.partial(training, "gpu"),
     "latency": latency,
 }
+
+
+def _on(platform: str) -> str:
+    return " on a GPU" if platform == "gpu" else ""
 
 
 def _over_floor(

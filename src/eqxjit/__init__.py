@@ -7,9 +7,6 @@ import sys as _sys
 import typing as _typing
 
 from . import types
-from ._core.counter import TooManyTracesError
-from ._core.counter import install as _install_hook
-from ._core.hidden_warnings import _Pattern
 from ._core.options import Options as _Options
 from ._core.traced import currently_jitting
 from ._core.wrapper import (
@@ -23,7 +20,8 @@ from ._core.wrapper import (
 from ._deploy.freeze import freeze, load
 from ._deploy.install import install, uninstall
 from ._deploy.pack import Packed, _from_skeleton, pack
-from ._diagnostics.history import History as _History
+from ._diagnostics.hidden_warnings import _Pattern
+from ._diagnostics.history import TooManyTracesError
 from ._diagnostics.log import explain_retraces
 from ._diagnostics.report import compile_report
 from ._fast.make import native_enabled
@@ -63,8 +61,6 @@ for _module in (_sys.modules[__name__], types):
 for _value in (_blank, _found_or_blank, _named, _wrap, _from_skeleton, _Pattern):
     _value.__module__ = __name__
 _Options.__module__, _Options.__qualname__ = __name__, "_Options"
-
-_install_hook(_History)
 
 if _typing.TYPE_CHECKING:
     __version__: str

@@ -6,11 +6,9 @@ Each name is looked up once, at import. Where a release no longer has it, the fa
 less pretty, never wrong, so that a new release of JAX or Equinox is a change of this file alone.
 """
 
-import functools
 import logging
 import warnings
-from collections.abc import Callable, Mapping
-from types import FrameType
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -20,7 +18,6 @@ import numpy as np
 from jax.core import Tracer
 from jax.tree_util import default_registry, tree_structure
 
-from ._interruptions import unless_it_raises
 from ._switches import switch
 
 
@@ -38,7 +35,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 31:
+    if getattr(_native, "INTERFACE", None) != 40:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -313,15 +310,9 @@ _HOST_TRANSFERS = {"stablehlo.send", "stablehlo.recv", "stablehlo.outfeed"}
 
 
 def may_raise(module: Any) -> bool:
-    """Return whether a StableHLO program can raise once it runs; True if that is unclear."""
-    # JAX may no longer lower to a module that can be walked.
-    return unless_it_raises(lambda: _may_raise(module), True)
-
-
-def _may_raise(module: Any) -> bool:
+    """Return whether a StableHLO program can raise once it runs."""
     # Only host callbacks and foreign calls can. The lowered module shows them all, also those that
     # a primitive hides from the jaxpr (lineax's solve, Equinox's `noinline`).
-    # Not `walk`, which turns an interrupt in what it calls into another error.
     pending: list[Any] = [module]
     while pending:
         operation = pending.pop().operation
@@ -335,22 +326,6 @@ def _may_raise(module: Any) -> bool:
             for block in region.blocks:
                 pending.extend(block.operations)
     return False
-
-
-try:
-    from jaxlib.mlir.ir import Module as LoweredModule
-except ImportError:
-    # No value has this type: the program isn't found.
-    LoweredModule = type("Module", (), {})
-
-
-def local_of_class(frame: FrameType, cls: type) -> Any:
-    """Return the local variable of a class in a frame, of JAX's, say; None without one."""
-    # To be asked for a jaxpr, JAX goes through all arguments again: as long as all else in a first
-    # call.
-    # Not `next` of a generator: on Python 3.12 one that is interrupted keeps an array alive.
-    found = [value for value in frame.f_locals.values() if type(value) is cls]
-    return found[0] if found else None
 
 
 # --- Warnings ---------------------------------------------------------------------------------
@@ -410,7 +385,10 @@ def upstream_donation(wrapper: Any) -> Any:
 def _jit_options(jitted: Any) -> Any:
     """Return the options of a function under `jax.jit`; the function if JAX has no record."""
     of_function = {"fun_sourceinfo": None, "fun_signature": None}
-    return unless_it_raises(lambda: jitted._jit_info._replace(**of_function), jitted)
+    try:
+        return jitted._jit_info._replace(**of_function)
+    except (AttributeError, TypeError, ValueError):
+        return jitted
 
 
 # --- What tracing depends on ------------------------------------------------------------------
@@ -444,27 +422,20 @@ except (ImportError, AttributeError, NotImplementedError, TypeError, ValueError)
     _trace_context = lambda: [jax.sharding.get_abstract_mesh()]  # noqa: E731
 
 
-def trace_configuration() -> dict[str, str]:
-    """Return what JAX's programs depend on beside arguments: the name and the value of each."""
+def trace_configuration() -> dict[str, Any]:
+    """Return what JAX's programs depend on beside arguments: the value of each name."""
     values = {name: getattr(jax.config, name, None) for name in _SETTINGS}
     # Asked for each time: `jax.make_user_context` adds to them, always under one name.
     for i, (name, value) in enumerate(zip(_trace_context_names(), _trace_context(), strict=False)):
-        values[f"{name} {i}" if name == "user_context" else name] = value
-    texts = {}
-    for name, value in values.items():
-        # JAX's environment of axis names has no text; and the `repr` of a user's context may raise.
-        sizes = getattr(value, "axis_sizes", None)
-        find = functools.partial(repr, dict(sizes) if isinstance(sizes, Mapping) else value)
-        texts[_USERS_NAMES.get(name, name)] = unless_it_raises(find, f"a {type(value).__name__}")
-    return texts
+        values[f"{name} {i}" if name == "user_context" else _USERS_NAMES.get(name, name)] = value
+    return values
 
 
 def source_line(equation: Any, library_files: tuple[str, ...]) -> tuple[str, int] | None:
     """Return the file and line, not a library's, that made an equation of a jaxpr; or None."""
-
-    def find() -> tuple[str, int] | None:
+    try:
         places = [(f.file_name, f.start_line) for f in _user_frames(equation.source_info.traceback)]
-        return next((place for place in places if not place[0].startswith(library_files)), None)
-
-    # Another release's signature: no line stands out.
-    return unless_it_raises(find, None)
+    except (AttributeError, TypeError):
+        # Another release's signature: no line stands out.
+        places = []
+    return next((place for place in places if not place[0].startswith(library_files)), None)

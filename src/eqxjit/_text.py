@@ -1,14 +1,6 @@
-"""Texts that users read: short ones of values, arrays and numbers, and tables in HTML."""
+"""Short texts of values and numbers, which users read."""
 
-import html
-import re
-from collections.abc import Iterable, Sequence
 from typing import Any
-
-# HTML for a light or a dark ground. All style is inline, because JupyterLab drops style sheets from
-# notebooks of other origin; it drops positions, too.
-_CELL = "padding:2px 12px 2px 0;vertical-align:top;border-bottom:1px solid rgba(128,128,128,0.3)"
-_NUMBER = re.compile(r"[\d.,e+-]*%?")
 
 
 def short(value: Any, limit: int = 40) -> str:
@@ -31,28 +23,3 @@ def times(count: int) -> str:
 
 def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def block(*parts: str) -> str:
-    style = "font-family:system-ui,sans-serif;font-size:13px;line-height:1.4"
-    return f'<div class="eqxjit" style="{style}">{"".join(parts)}</div>'
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table, which scrolls where it is too wide; numbers are aligned to the right."""
-    texts = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
-    rows = [[html.escape(text).replace("\n", "<br>") for text in row] for row in texts]
-    are_numbers = [all(map(_NUMBER.fullmatch, column)) for column in zip(*rows, strict=True)]
-    aligned = [f"text-align:{'right' if number else 'left'};{_CELL}" for number in are_numbers]
-
-    def line(tag: str, row: Sequence[str]) -> str:
-        cells = zip(aligned, row, strict=True)
-        return "".join([f'<{tag} style="{style}">{cell}</{tag}>' for style, cell in cells])
-
-    body = "".join([f"<tr>{line('td', row)}</tr>" for row in rows])
-    head = line("th", [html.escape(heading) for heading in headings])
-    return (
-        '<div style="overflow-x:auto"><table class="eqxjit" '
-        'style="border-collapse:collapse;margin:6px 0">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )

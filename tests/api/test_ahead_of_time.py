@@ -67,12 +67,10 @@ CASES = {
     "a Module": (lambda: eqxjit.filter_jit(Model(X)), (X, 3), {}),
     "a method": (lambda: Model(X).step, (X,), {"n": 2}),
     "donating": (lambda: eqxjit.filter_jit(step, donate="all"), (Model(X), X), {}),
-    "blocking": (lambda: eqxjit.filter_jit(step, block=True), (Model(X), X), {}),
     "that can raise": (
         lambda: eqxjit.filter_jit(lambda x: eqx.error_if(x, x.sum() < 0, "negative")), (X,), {},
     ),
     "a weak type": (lambda: eqxjit.filter_jit(lambda x: x * 2), (jnp.asarray(2.0),), {}),
-    "half precision": (lambda: eqxjit.filter_jit(lambda x: x * 2), (X.astype(jnp.bfloat16),), {}),
     "no arrays": (lambda: eqxjit.filter_jit(lambda n: jnp.ones(n)), (3,), {}),
     "frozen": (lambda: eqxjit.freeze(Model(X)), (X,), {"n": 4}),
 }  # fmt: skip
@@ -122,20 +120,13 @@ def test_from_another_wrapper_thread_and_call_site():
     np.testing.assert_array_equal(out, (X + 1) * X)
 
 
-def test_numpy_arrays_are_served_too():
-    f = eqxjit.filter_jit(lambda x: x * 2)
-    f.compile(struct(X))
-    array = np.asarray(X) + 1
-    for x in (array, X):
-        assert counted(lambda: f(x))[1] == 0  # noqa: B023
-
-
-def test_arrays_that_were_put_on_a_device():
+def test_arrays_of_numpy_or_that_were_put_on_a_device():
     f = eqxjit.filter_jit(lambda x, y: x + y)
     f.compile(struct(X, sharding=PLACED.sharding), struct(X))
-    out, n = counted(lambda: f(PLACED, X))
-    assert n == 0
-    assert_same(out, X + X)
+    for y in (X, np.asarray(X)):
+        out, n = counted(lambda: f(PLACED, y))  # noqa: B023
+        assert n == 0
+        assert_same(out, X + X)
     assert f.cache_info()[:2] == (1, 1)
 
 
@@ -199,21 +190,7 @@ def test_a_struct_stands_for_an_array_when_lowered():
             compiled({"x": X}, 3)
 
 
-def test_keys_have_no_struct():
+def test_a_struct_may_stand_for_a_key():
     f = eqxjit.filter_jit(jax.random.normal)
-    with pytest.raises(TypeError, match="Pass an array instead of"):
-        f.compile(jax.eval_shape(lambda: KEY))
-    f.compile(KEY)
+    f.compile(jax.eval_shape(lambda: KEY))
     assert counted(lambda: f(KEY))[1] == 0
-
-
-def test_a_shape_in_a_static_field_stands_for_no_array():
-    class Shaped(eqx.Module):
-        weight: jax.Array
-        shape: jax.ShapeDtypeStruct = eqx.field(static=True)
-
-    model = Shaped(jnp.ones(2), jax.ShapeDtypeStruct((3,), jnp.float32))
-    f = eqxjit.filter_jit(lambda model: (model.weight, model.shape.shape))
-    f.compile(model)
-    assert f(model)[1] == (3,)
-    assert f.cache_info().traces == 1

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from tests.support.helpers import assert_same
-from tests.support.inside import compiled_blocks
+from tests.support.devices import about_cpus
+from tests.support.helpers import Counted, assert_same
 from tests.support.models import Scaled
 from tests.support.sides import CALLS, both
 
@@ -44,6 +44,7 @@ def test_lowered_is_jaxs_with_its_text(filter_jit):
     assert "stablehlo.multiply" in lowered.as_text()
 
 
+@about_cpus("other devices give no such analysis")
 def test_jaxs_analysis_of_what_was_lowered_and_compiled():
     lowered = eqxjit.filter_jit(lambda a, b: a @ b).lower(jnp.ones((8, 16)), jnp.ones((16, 4)))
     compiled = lowered.compile()
@@ -65,13 +66,20 @@ def test_a_compiled_function_returns_what_a_call_returns():
         assert out["f"] is run
 
 
-@pytest.mark.parametrize("filter_jit", [eqx.filter_jit, eqxjit.filter_jit])
-def test_a_compiled_function_refuses_disable_jit(filter_jit):
-    """As JAX's does: there is nothing but the program that could be run."""
-    compiled = filter_jit(lambda x: x + 1).lower(X).compile()
+@both
+def test_what_a_compiled_function_refuses(filter_jit):
+    """As JAX's own: it holds machine code, and there is nothing else that could be run."""
+    compiled = filter_jit(lambda x: x * 2).lower(X).compile()
     with jax.disable_jit(), pytest.raises(ValueError, match="Disable jit is not supported"):
         compiled(X)
-    assert_same(compiled(X), X + 1)
+    for transformation in (jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())):
+        with pytest.raises(TypeError, match="transformations"):
+            transformation(compiled)(X)
+    for _ in range(CALLS):
+        for bad in (jnp.ones(5), X.astype(jnp.int32)):
+            with pytest.raises(TypeError, match="compiled"):
+                compiled(bad)
+        assert_same(compiled(X), X * 2)
 
 
 def test_a_copy_of_a_compiled_function():
@@ -140,59 +148,18 @@ def test_other_static_arguments_are_an_error():
         assert compiled(Scaled(X), X, 2)["y"] == (X * X * 4).sum()
 
 
-@both
-def test_another_shape_or_dtype_is_jaxs_error(filter_jit):
-    compiled = filter_jit(lambda x, n: x * n).lower(X, 2).compile()
-    for _ in range(CALLS):
-        for bad in (jnp.ones(5), X.astype(jnp.int32)):
-            with pytest.raises(TypeError, match="compiled"):
-                compiled(bad, 2)
-        assert_same(compiled(X, 2), X * 2)
-
-
-def test_errors_at_runtime_are_raised_at_the_call():
-    harmless = eqxjit.filter_jit(lambda x: x * 2).lower(X).compile()
-    harmless(X)
-    assert not compiled_blocks(harmless)
-    f = eqxjit.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))
-    compiled = f.lower(X).compile()
-    for _ in range(CALLS):
-        compiled(X)
-        with pytest.raises(eqx.EquinoxRuntimeError, match="negative"):
-            compiled(-X - 1)
-
-
-def test_two_lowerings_do_not_share_their_static_arguments():
-    _, f = _pair()
-    two, three = f.lower(Scaled(X), X, 2).compile(), f.lower(Scaled(X), X, 3).compile()
-    five = f.lower(Scaled(X), jnp.ones(1), 5).compile()
-    for _ in range(CALLS):
-        assert two(Scaled(X), X, 2)["y"] * 3 == three(Scaled(X), X, 3)["y"] * 2
-        assert five(Scaled(X), jnp.ones(1), 5)["y"] == X.sum() * 10
-        with pytest.raises(ValueError, match="`n` was 3, is 2"):
-            three(Scaled(X), X, 2)
-
-
 @pytest.mark.parametrize("order", ["lower first", "call first"])
-def test_lowering_and_calling_share_one_trace(order):
-    counts = []
-    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-        runs = 0
-
-        @filter_jit
-        def f(model, x, n):
-            nonlocal runs
-            runs += 1
-            return model(x) * n
-
-        for _ in range(CALLS):
-            if order == "call first":
-                f(Scaled(X), X, 2)
-            compiled = f.lower(Scaled(X), X, 2).compile()
-            f(Scaled(X), X, 2)
-            compiled(Scaled(X), X, 2)
-        counts.append(runs)
-    assert counts == [1, 1]
+@both
+def test_lowering_and_calling_share_one_trace(filter_jit, order):
+    f = Counted(filter_jit, lambda model, x, n: model(x) * n)
+    arguments = Scaled(X), X, 2
+    for _ in range(CALLS):
+        if order == "call first":
+            f(*arguments)
+        compiled = f.jitted.lower(*arguments).compile()
+        f(*arguments)
+        compiled(*arguments)
+    assert f.traces == 1
 
 
 @both
@@ -218,38 +185,11 @@ def test_lowering_neither_runs_nor_donates(filter_jit):
     assert x.is_deleted()
 
 
-@both
-def test_bound_functions_and_methods(filter_jit):
-    bound = filter_jit(Scaled(X)).lower(X).compile()
+def test_bound_functions_and_methods():
+    """Through its class, an instance is an argument like the others."""
+    bound = eqxjit.filter_jit(Scaled(X)).lower(X).compile()
     step = Stepping(X).step.lower(X, n=2).compile()
+    of_class = Stepping.step.lower(Stepping(X), X, n=2).compile()
     for _ in range(CALLS):
-        assert_same(bound(X), X * X * 2)
-        if filter_jit is eqxjit.filter_jit:
-            assert_same(step(X, n=2), X * X * 2)
-
-
-def test_a_method_lowered_through_its_class_is_called_as_upstreams():
-    """Its instance is an argument like the others."""
-
-    class Theirs(eqx.Module):
-        weight: jax.Array
-
-        @eqx.filter_jit
-        def step(self, x, n=1):
-            return self.weight * x * n
-
-    theirs = Theirs.step.lower(Theirs(X), X, n=2).compile()
-    ours = Stepping.step.lower(Stepping(X), X, n=2).compile()
-    for _ in range(CALLS):
-        assert_same(ours(Stepping(X), X, n=2), theirs(Theirs(X), X, n=2))
-
-
-@both
-def test_inside_a_transformation_the_compiled_function_is_refused(filter_jit):
-    """As JAX's own: it holds machine code, which nothing can be derived from."""
-    compiled = filter_jit(lambda x: x * 2).lower(X).compile()
-    for transformation in (jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())):
-        with pytest.raises(TypeError, match="transformations"):
-            transformation(compiled)(X)
-    for _ in range(CALLS):
-        assert_same(compiled(X), X * 2)
+        for out in (bound(X), step(X, n=2), of_class(Stepping(X), X, n=2)):
+            assert_same(out, X * X * 2)

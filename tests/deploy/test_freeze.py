@@ -3,6 +3,7 @@
 import collections
 import functools
 import gc
+import itertools
 import pickle
 import weakref
 from typing import Any
@@ -15,7 +16,6 @@ import pytest
 
 import eqxjit
 from tests.support.helpers import Own, assert_close, assert_same, assert_specialized
-from tests.support.inside import table
 from tests.support.models import mlp
 from tests.support.sides import CALLS
 
@@ -35,6 +35,7 @@ class Model(eqx.Module):
         return {"y": self.weight * x * n, "mode": self.mode}
 
 
+@functools.cache
 def cases():
     model = mlp()
     batch = jnp.ones((5, 4))
@@ -66,7 +67,7 @@ def cases():
     }
 
 
-@pytest.mark.parametrize("bound", [0, 100, 2**20])
+@pytest.mark.parametrize("bound", [0, 2**20])
 @pytest.mark.parametrize("name", cases())
 def test_the_same_results(name, bound):
     fun, args, kwargs, rest = cases()[name]
@@ -135,21 +136,20 @@ CONFIGS = {
 
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")  # NumPy's
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("calls", [0, 1, CALLS])
-@pytest.mark.parametrize("nested", [False, True])
-def test_it_is_a_snapshot_of_static_objects_too(kind, calls, nested):
-    config = CONFIGS[kind]()
-    model = Configured(config)
-    whole = Configured([3], [None, model, {"a": X}]) if nested else model
-    frozen = eqxjit.freeze(lambda m, x: m(x) if m.inner is None else m.inner[1](x), whole)
-    for _ in range(calls):
-        assert_same(frozen(X), X * 2)
-    changed = config[0] if type(config) is tuple else config
-    changed = changed["scales"] if isinstance(changed, dict) else changed
-    (changed[0] if isinstance(changed[0], list) else changed)[0] = 5
-    assert_same(model(X), X * 5)
-    for _ in range(CALLS):
-        assert_same(frozen(X), X * 2)
+def test_it_is_a_snapshot_of_static_objects_too(kind):
+    for calls, nested in itertools.product([0, CALLS], [False, True]):
+        config = CONFIGS[kind]()
+        model = Configured(config)
+        whole = Configured([3], [None, model, {"a": X}]) if nested else model
+        frozen = eqxjit.freeze(lambda m, x: m(x) if m.inner is None else m.inner[1](x), whole)
+        for _ in range(calls):
+            assert_same(frozen(X), X * 2)
+        changed = config[0] if type(config) is tuple else config
+        changed = changed["scales"] if isinstance(changed, dict) else changed
+        (changed[0] if isinstance(changed[0], list) else changed)[0] = 5
+        assert_same(model(X), X * 5)
+        for _ in range(CALLS):
+            assert_same(frozen(X), X * 2)
         assert_same(frozen(X[:2]), X[:2] * 2)
         assert_same(jax.vmap(frozen)(X), X * 2)
 
@@ -213,16 +213,18 @@ def test_transformations_and_nesting():
     model = mlp()
     frozen = eqxjit.freeze(model)
     batch = jnp.ones((5, 4))
-    for _ in range(CALLS):
-        assert_close(jax.vmap(frozen)(batch), jax.vmap(model)(batch))
-        assert_close(jax.grad(lambda x: frozen(x).sum())(X), jax.grad(lambda x: model(x).sum())(X))
-        assert_close(jax.jit(frozen)(X), model(X))
-        assert_close(eqxjit.filter_jit(lambda f, x: f(x) * 2)(frozen, X), model(X) * 2)
-        assert_close(
-            jax.lax.scan(lambda c, x: (c, frozen(x)), None, batch)[1], jax.vmap(model)(batch)
-        )
-    again = eqxjit.freeze(frozen)
-    assert_close(again(X), model(X))
+    # On a GPU products are rounded otherwise, by default.
+    with jax.default_matmul_precision("highest"):
+        mapped = jax.vmap(model)(batch)
+        for _ in range(CALLS):
+            assert_close(jax.vmap(frozen)(batch), mapped)
+            assert_close(
+                jax.grad(lambda x: frozen(x).sum())(X), jax.grad(lambda x: model(x).sum())(X)
+            )
+            assert_close(jax.jit(frozen)(X), model(X))
+            assert_close(eqxjit.filter_jit(lambda f, x: f(x) * 2)(frozen, X), model(X) * 2)
+            assert_close(jax.lax.scan(lambda c, x: (c, frozen(x)), None, batch)[1], mapped)
+        assert_close(eqxjit.freeze(frozen)(X), model(X))
 
 
 def test_donation_takes_the_arguments_and_leaves_the_weights():
@@ -247,28 +249,58 @@ def test_donation_takes_the_arguments_and_leaves_the_weights():
                 x = y
 
 
-def test_errors_name_what_is_wrong():
-    lambda_ = lambda mm, x: x  # noqa: E731
-    for freeze, match in {
-        lambda: eqxjit.freeze(3): "`freeze` takes a callable; got 3",
-        lambda: eqxjit.freeze(Model(X), 1, 2, 3): r"Model.*too many positional arguments",
-        lambda: eqxjit.freeze(Model(X), donate="all"): "unexpected keyword argument 'donate'",
-        lambda: eqxjit.freeze(
-            Model(X), max_constant_byte=3
-        ): r"'max_constant_byte'\. The option of `freeze` is `max_constant_bytes`",
-        lambda: eqxjit.freeze(lambda_, Model(X), m=3): r"'m'.*the parameters are `\(mm, x\)`",
-        lambda: eqxjit.freeze(
-            Model(X), max_constant_bytes="1 MB"
-        ): "`max_constant_bytes` must be an int",
-        lambda: eqxjit.freeze(Model(X))(): r"missing .* argument",
-        lambda: pickle.dumps(eqxjit.freeze(Model(X))): "can't be pickled",
-    }.items():
-        with pytest.raises(TypeError, match=match):
-            freeze()
+def annotated(x: "jax.Array | None" = None, *, key: "jax.Array | None" = None): ...
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: eqxjit.freeze(3), "`freeze` takes a callable; got 3"),
+        (lambda: eqxjit.freeze(Model(X), 1, 2, 3), r"Model.*too many positional arguments"),
+        (lambda: eqxjit.freeze(Model(X), donate="all"), "unexpected keyword argument 'donate'"),
+        (
+            lambda: eqxjit.freeze(Model(X), max_constant_byte=3),
+            r"'max_constant_byte'\. The option of `freeze` is `max_constant_bytes`",
+        ),
+        (lambda: eqxjit.freeze(lambda mm, x: x, X, m=3), r"'m'.*parameters are `\(mm, x\)`"),
+        (
+            lambda: eqxjit.freeze(annotated, kay=3),
+            r"^`freeze` of `annotated`: .*'kay'.* are `\(x=\.\.\., \*, key=\.\.\.\)`\.$",
+        ),
+        (lambda: eqxjit.freeze(Model(X), max_constant_bytes="1 MB"), "must be an int"),
+        (lambda: eqxjit.freeze(Model(X))(), r"missing .* argument"),
+        (
+            lambda: eqxjit.freeze(Model(X)).compile(X, zzz="raise"),
+            r"freeze\(Model\)\(\) got .* keyword argument 'zzz'",
+        ),
+        (
+            lambda: eqxjit.freeze(Model(X)).save("unwritten", X, zzz=1),
+            r"freeze\(Model\)\(\) got .* keyword argument 'zzz'",
+        ),
+        (
+            lambda: eqxjit.filter_jit(lambda x, **kwargs: x).compile(1, other_shapes="raise"),
+            r"is an option of a frozen function's `compile`",
+        ),
+        (lambda: pickle.dumps(eqxjit.freeze(Model(X))), "can't be pickled"),
+    ],
+)
+def test_errors_name_what_is_wrong(call, match):
+    with pytest.raises(TypeError, match=match):
+        call()
+
+
+def test_errors_of_arguments():
     with pytest.raises(ValueError, match=r"kwargs\['m'\]|weight|m"):
         eqxjit.freeze(lambda x, m: x, m={"a": set()})
     with pytest.raises(ValueError, match="call it outside of `jit`"):
         jax.jit(lambda w: eqxjit.freeze(Model(w))(X))(X)
+    with pytest.raises(ValueError, match='"compile" or "raise"'):
+        eqxjit.freeze(jnp.sin).compile(X, other_shapes="ignore")
+    # What takes any keyword takes that of another name.
+    frozen = eqxjit.freeze(lambda x, **kwargs: x * kwargs["other_shape"])
+    assert frozen.compile(X, other_shape=3).seconds > 0
+    f = eqxjit.filter_jit(lambda x, other_shapes: x)
+    assert f.compile(X, other_shapes=True).seconds > 0
 
 
 def test_it_is_freed():
@@ -276,11 +308,11 @@ def test_it_is_freed():
     frozen = eqxjit.freeze(model)
     for _ in range(CALLS):
         frozen(X)
-    watched = [weakref.ref(frozen), weakref.ref(table(frozen))]
-    watched += map(weakref.ref, jax.tree.leaves(eqx.filter(model, eqx.is_array)))
-    del frozen, model
+    leaves = jax.tree.leaves(eqx.filter(model, eqx.is_array))
+    references = [*map(weakref.ref, [frozen, *leaves, *jax.tree.leaves(frozen)])]
+    del frozen, model, leaves
     gc.collect()
-    assert [ref() for ref in watched if ref() is not None] == []
+    assert {reference() for reference in references} == {None}
 
 
 # --- Ahead of time ----------------------------------------------------------------------------
@@ -307,10 +339,6 @@ def test_other_shapes_can_be_refused():
         frozen(X.astype(jnp.bfloat16))
     frozen.compile(X, other_shapes="compile")
     frozen(X.astype(jnp.bfloat16))
-    with pytest.raises(ValueError, match='"compile" or "raise"'):
-        frozen.compile(X, other_shapes="ignore")
-    with pytest.raises(TypeError, match="Pass an array"):
-        frozen.compile(jax.eval_shape(lambda: KEY))
 
 
 def test_other_shapes_are_refused_also_once_the_cache_is_cleared():
@@ -334,18 +362,6 @@ def test_after_a_first_call_all_are_alike():
     assert_specialized(frozen)
     assert frozen(X).shape == (3,)
     assert frozen.cache_info().traces == 1
-
-
-def test_an_unknown_option_is_named(tmp_path):
-    frozen = eqxjit.freeze(Model(X))
-    with pytest.raises(TypeError, match=r"freeze\(Model\)\(\) got .* keyword argument 'zzz'"):
-        frozen.compile(X, zzz="raise")
-    with pytest.raises(TypeError, match=r"freeze\(Model\)\(\) got .* keyword argument 'zzz'"):
-        frozen.save(tmp_path / "model", X, zzz=1)
-    # What takes any keyword takes that.
-    program = eqxjit.freeze(lambda x, **kwargs: x * kwargs["other_shape"]).compile(X, other_shape=3)
-    assert program.seconds > 0
-    assert frozen.cache_info().traces == 0
 
 
 def test_a_refusal_lists_what_is_compiled():
@@ -404,26 +420,3 @@ def test_a_users_error_beside_a_shape_is_raised(error, tmp_path):
     for stage in (eqxjit.filter_jit(fail).compile, lambda x: frozen.save(tmp_path / "model", x)):
         with pytest.raises(error if isinstance(error, type) else type(error)):
             stage((3, 1))
-
-
-def test_options_of_freeze_alone_are_refused_elsewhere():
-    f = eqxjit.filter_jit(lambda x, **kwargs: x)
-    with pytest.raises(TypeError, match=r"is an option of a frozen function's `compile`"):
-        f.compile(1, other_shapes="raise")
-    g = eqxjit.filter_jit(lambda x, other_shapes: x)
-    assert g.compile(jnp.ones(1), other_shapes=True).seconds > 0
-    assert eqxjit.freeze(f).compile(jnp.ones(1), other_shapes="raise").seconds > 0
-
-
-def test_errors_of_freeze_are_short():
-    def annotated(x: "jax.Array | None" = None, *, key: "jax.Array | None" = None): ...
-
-    for kwargs in ({"max_constant_byte": 3}, {"kay": 3}):
-        with pytest.raises(TypeError) as raised:
-            eqxjit.freeze(annotated, **kwargs)
-        assert str(raised.value).startswith("`freeze` of `")
-        assert "Array" not in str(raised.value)
-    with pytest.raises(
-        TypeError, match=r"too many positional.* are `\(x=\.\.\., \*, key=\.\.\.\)`"
-    ):
-        eqxjit.freeze(annotated, 1, 2, 3)

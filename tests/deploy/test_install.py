@@ -22,10 +22,10 @@ import optimistix
 import pytest
 
 import eqxjit
-from eqxjit import _compat
+from eqxjit.__main__ import main
 from tests.runtime.test_donation import DONATE
-from tests.support import inside, processes
-from tests.support.helpers import assert_same, assert_specialized, warm
+from tests.support import processes
+from tests.support.helpers import assert_same, warm
 from tests.support.models import arrays
 from tests.support.processes import run
 from tests.support.sides import CALLS
@@ -36,24 +36,17 @@ UPSTREAM = functools.partial(eqx.filter_jit)
 X = jnp.arange(3.0)
 
 
-def state():
-    """All that an installation changes."""
-    return [
-        eqx.filter_jit,
-        eqx._jit.filter_jit,
-        *[vars(_compat.UpstreamWrapper)[name] for name in ("__call__", "lower", "__get__")],
-    ]
-
-
-BEFORE = state()
+# All that an installation changes: what is found by these names, and the wrappers' methods.
+WRAPPER = type(UPSTREAM(lambda: None))
+METHODS = {name: vars(WRAPPER)[name] for name in ("__call__", "lower", "__get__")}
 
 
 @pytest.fixture(autouse=True)
 def uninstalled():
     yield
     eqxjit.uninstall()
-    assert all(now is before for now, before in zip(state(), BEFORE, strict=True))
-    inside.assert_nothing_installed()
+    assert eqx.filter_jit is eqx._jit.filter_jit is UPSTREAM.func
+    assert {name: vars(WRAPPER)[name] for name in METHODS} == METHODS
 
 
 def ours(wrapper):
@@ -203,13 +196,6 @@ def test_libraries_that_are_imported_later():
     expected = arrays([CALLS_OF_LIBRARIES[name]() for name in names])
     printed = run(IMPORTED_LATER, *names).splitlines()
     assert printed == ["True", *[str(array.tolist()) for array in expected]]
-
-
-def test_libraries_are_specialised(no_upstream):
-    with no_upstream():
-        for _ in range(CALLS):
-            lineax.linear_solve(lineax.MatrixLinearOperator(MATRIX), X)
-    assert_specialized(ours(lineax.linear_solve))
 
 
 # --- What is redirected ---------------------------------------------------------------------------
@@ -374,20 +360,17 @@ def test_a_wrapper_stays_the_pytree_that_it_was(no_upstream):
     assert g != f
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda f: cloudpickle.loads(cloudpickle.dumps(f))],
+    ids=["copy", "deepcopy", "pickle"],
+)
 def test_copies_of_a_warm_wrapper(copied):
     f = make()
     with eqxjit.install():
         warm(f, X)
         assert_same(warm(copied(f), X), X * 2)
     assert_same(copied(f)(X), X * 2)
-
-
-def test_a_warm_wrapper_is_pickled_without_its_link(no_upstream):
-    f = make()
-    with no_upstream():
-        warm(f, X)
-    assert cloudpickle.loads(cloudpickle.dumps(inside.link(f))) is None
 
 
 # --- What stays with upstream ---------------------------------------------------------------------
@@ -427,11 +410,11 @@ def test_without_what_jax_keeps_of_options(monkeypatch):
     jit = jax.jit
     monkeypatch.setattr(jax, "jit", lambda fun, **options: functools.partial(jit(fun, **options)))
     f, g = make(), make(inline=True)
-    assert _compat.upstream_donation(f) == "none"
-    assert _compat.upstream_donation(g) is None
-    # Of these it can't be told.
-    eqx.clear_caches()
-    assert _compat.upstream_donation(f) is None
+    for _ in range(2):
+        with eqxjit.install():
+            assert_same((f(X), g(X)), (X * 2, X * 2))
+        # Their options can't be told any more.
+        eqx.clear_caches()
 
 
 UNKNOWN = """
@@ -485,32 +468,30 @@ def test_dropped_wrappers_are_freed():
         for _ in range(3):
             f = recursive()
             assert_same(warm(f, X, 2), X + 2)
-            twin = inside.link(f).twin
-            alive += [weakref.ref(f), weakref.ref(f.__wrapped__), weakref.ref(twin)]
-            del f, twin
+            alive += [weakref.ref(f), weakref.ref(f.__wrapped__)]
+            del f
         gc.collect()
-        assert [ref() for ref in alive] == [None] * 9
+        assert {ref() for ref in alive} == {None}
 
 
 # --- Installing -----------------------------------------------------------------------------------
 
 
-def test_installing_twice_and_ending_in_any_order():
-    for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
-        handles = [eqxjit.install() for _ in range(3)]
-        for i in order[:2]:
-            handles[i].uninstall()
-            handles[i].uninstall()
-            assert eqx.filter_jit is eqxjit.filter_jit
-        handles[order[2]].uninstall()
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
+def test_installing_twice_and_ending_in_any_order(order):
+    handles = [eqxjit.install() for _ in range(3)]
+    for i in order[:2]:
+        handles[i].uninstall()
+        handles[i].uninstall()
+        assert eqx.filter_jit is eqxjit.filter_jit
+    handles[order[2]].uninstall()
+    assert eqx.filter_jit is UPSTREAM.func
+    # One that has ended doesn't end another.
+    with eqxjit.install() as handle:
+        handles[0].uninstall()
+        assert eqx.filter_jit is eqxjit.filter_jit
+        handle.uninstall()
         assert eqx.filter_jit is UPSTREAM.func
-        handles[order[0]].uninstall()
-        # One that has ended doesn't end another.
-        with eqxjit.install() as handle:
-            handles[0].uninstall()
-            assert eqx.filter_jit is eqxjit.filter_jit
-            handle.uninstall()
-            assert eqx.filter_jit is UPSTREAM.func
 
 
 def test_uninstall_ends_all():
@@ -519,15 +500,11 @@ def test_uninstall_ends_all():
         eqxjit.install()
         eqxjit.uninstall()
         assert eqx.filter_jit is UPSTREAM.func
-        other = eqxjit.install()
+        eqxjit.install()
         one.uninstall()
         assert eqx.filter_jit is eqxjit.filter_jit
     assert eqx.filter_jit is eqxjit.filter_jit
-    other.uninstall()
     eqxjit.uninstall()
-
-
-def test_leaving_by_an_error_uninstalls():
     with pytest.raises(ZeroDivisionError), eqxjit.install():
         raise ZeroDivisionError
     assert eqx.filter_jit is UPSTREAM.func
@@ -547,26 +524,25 @@ def test_what_another_tool_put_there_is_left_alone(monkeypatch):
 
 
 def test_another_tool_around_the_wrapper(monkeypatch):
-    kind, f, calls = _compat.UpstreamWrapper, make(), []
-    original = vars(kind)["__call__"]
+    f, calls = make(), []
     try:
         with eqxjit.install():
-            inner = vars(kind)["__call__"]
+            inner = vars(WRAPPER)["__call__"]
 
             def traced(self, /, *args, **kwargs):
                 calls.append(self)
                 return inner(self, *args, **kwargs)
 
-            type.__setattr__(kind, "__call__", traced)
-        assert vars(kind)["__call__"] is traced
+            type.__setattr__(WRAPPER, "__call__", traced)
+        assert vars(WRAPPER)["__call__"] is traced
         assert_same(f(X), X * 2)
         # What stays with upstream doesn't go round in a circle.
         with eqxjit.install():
             g = make(inline=True)
             assert_same(g(X), X * 2)
-        assert vars(kind)["__call__"] is traced
+        assert vars(WRAPPER)["__call__"] is traced
     finally:
-        type.__setattr__(kind, "__call__", original)
+        type.__setattr__(WRAPPER, "__call__", METHODS["__call__"])
     assert len(calls) == 1
 
 
@@ -703,7 +679,7 @@ def test_a_module_runs_as_under_python(script):
     assert stderr.endswith("ValueError: as planned\n")
 
 
-@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "1 / 0"])
+@pytest.mark.parametrize("ending", ["raise SystemExit(3)", "1 / 0"])
 def test_a_script_is_reported_and_explained(ending, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -714,7 +690,7 @@ def test_a_script_is_reported_and_explained(ending, tmp_path):
         f"print(sys.argv[1:])\n{ending}\n"
     )
     plain = python("script.py", "--report", "x", cwd=tmp_path)
-    name = "report.html" if ending else "report.json"
+    name = "report.html" if "/" in ending else "report.json"
     arguments = ("--report", name, "--explain", "script.py", "--report", "x")
     status, stdout, stderr = python("-m", "eqxjit", *arguments, cwd=tmp_path)
     assert (status, stdout) == plain[:2]
@@ -733,12 +709,13 @@ def test_a_script_is_reported_and_explained(ending, tmp_path):
         ([], 2, "required"),
         (["nosuch.py"], 2, "can't open file 'nosuch.py'"),
         (["."], 2, "can't open file '.'"),
-        (["-m", "nosuch"], 1, "No module named nosuch"),
     ],
-    ids=["format", "folder", "help", "nothing", "no script", "a folder", "no module"],
+    ids=["format", "folder", "help", "nothing", "no script", "a folder"],
 )
-def test_command_lines(arguments, status, text, tmp_path):
-    found = python("-m", "eqxjit", *arguments, cwd=tmp_path)
-    assert found[0] == status
-    assert text in found[1] + found[2]
-    assert status == 1 or "Traceback" not in found[2]
+def test_command_lines(arguments, status, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exited:
+        main(arguments)
+    assert exited.value.code == status
+    assert text in "".join(capsys.readouterr())
+    assert eqx.filter_jit is UPSTREAM.func

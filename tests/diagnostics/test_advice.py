@@ -5,7 +5,6 @@ import dataclasses
 import enum
 import functools
 import importlib.util
-import signal
 import sys
 import textwrap
 from typing import NamedTuple
@@ -76,19 +75,11 @@ def test_make_a_number_an_array(where, first, second, more):
     f(wrap(first))
     remedy = hint(f, wrap(second))
     code = expression(remedy)
-    if where in ("argument", "in a dict"):
-        # To the letter.
-        arrays = [eval(code, {"jnp": jnp, "x": wrap(n)}) for n in more]
-        again = wrap
-    else:
-        arrays = [
-            eval(
-                code.replace("...", repr(n)), {"jnp": jnp, "nan": float("nan"), "inf": float("inf")}
-            )
-            for n in more
-        ]
-        assert ("in a field that isn't static" in remedy) == (where == "static field")
-        again = (lambda n: Model(scale=n)) if where == "field" else (lambda n: Model(rate=n))
+    assert ("in a field that isn't static" in remedy) == (where == "static field")
+    names = {"jnp": jnp, "nan": float("nan"), "inf": float("inf")}
+    # To the letter.
+    arrays = [eval(code.replace("...", repr(n)), {**names, "x": wrap(n)}) for n in more]
+    again = (lambda n: Model(rate=n)) if where == "static field" else wrap
     assert not any(array.weak_type for array in arrays)
     assert_no_further_trace(f, [(again(array),) for array in arrays])
     # Nor with what most arrays are: of a dtype.
@@ -97,10 +88,8 @@ def test_make_a_number_an_array(where, first, second, more):
 
 ARRAYS = {
     "float32": (jnp.float32(1), 2.0, 0),
-    "float32, then an int": (jnp.float32(1), 2, 0),
     "float32, then a bool": (jnp.float32(1), True, 0),
     "bfloat16": (jnp.bfloat16(1), 2.5, 0),
-    "int32": (jnp.int32(1), 2, 0),
     "uint8": (jnp.uint8(1), 2, 0),
     "weak": (jnp.asarray(1.0), 2.0, 0),
     "int32, then a float": (jnp.int32(1), 2.5, 1),
@@ -119,16 +108,14 @@ def test_pass_an_array_again(array, number, n_to_begin):
     assert_no_further_trace(f, [(each,) for each in passed], n_to_begin)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int32", "complex64"])
 @pytest.mark.parametrize("weak_first", [True, False])
-def test_give_it_a_dtype(dtype, weak_first):
-    value = {"float32": 0.5, "int32": 2, "complex64": 1j}[dtype]
+def test_give_it_a_dtype(weak_first):
     f = eqxjit.filter_jit(lambda x: x)
-    made = [jnp.asarray(value), jnp.zeros((), dtype)]
+    made = [jnp.asarray(2), jnp.zeros((), int)]
     one, other = made if weak_first else made[::-1]
     f(one)
     code = expression(hint(f, other))
-    followed = eval(code.replace("...", repr(value)), {"jnp": jnp})
+    followed = eval(code.replace("...", "2"), {"jnp": jnp})
     # The dtype of either: what was strong before is served by the same trace.
     assert_no_further_trace(f, [(followed,), (made[1],)], n_to_begin=0)
 
@@ -154,7 +141,9 @@ def test_give_a_class_an_equality():
 
     f = eqxjit.filter_jit(lambda settings: X)
     f(Settings(1))
-    assert "as a frozen dataclass has" in hint(f, Settings(1))
+    remedy = hint(f, Settings(1))
+    assert remedy.startswith("`Settings` instances compare by identity: create one and reuse it")
+    assert "as a frozen dataclass has" in remedy
     frozen = dataclasses.make_dataclass("Frozen", ["rate"], frozen=True)
     assert_no_further_trace(f, [(frozen(1),), (frozen(1),)])
 
@@ -175,27 +164,14 @@ def test_make_a_class_once():
 
 
 def test_define_and_wrap_it_once(caplog):
-    for _ in range(12):
-        f = eqxjit.filter_jit(lambda x: x * 2)
-        f(X)
-    assert "Define and wrap it once" in f.traces()[0].differences[0].remedy
-    assert_no_further_trace(f, [(X,)] * 3, n_to_begin=0)
     for i in range(12):
         f = eqxjit.filter_jit(lambda x: x * i)  # noqa: B023
         f(X)
+    assert "Define and wrap it once" in f.traces()[0].differences[0].remedy
     assert "pass what varies as arrays" in caplog.messages[-1]
+    assert_no_further_trace(f, [(X,)] * 3, n_to_begin=0)
     g = eqxjit.filter_jit(lambda x, i: x * i)
     assert_no_further_trace(g, [(X, jnp.asarray(i)) for i in range(5)])
-
-
-def test_raise_maxsize():
-    f = eqxjit.filter_jit(lambda x, n: x, maxsize=2)
-    for n in range(3):
-        f(X, str(n))
-    f(X, "0")
-    assert "raise `maxsize`" in f.traces()[-1].reason
-    g = eqxjit.filter_jit(lambda x, n: x, maxsize=4)
-    assert_no_further_trace(g, [(X, str(n)) for n in range(3)], n_to_begin=3)
 
 
 # --- Each kind of object ----------------------------------------------------------------------
@@ -228,16 +204,6 @@ class Holder(eqx.Module):
     forward: object
 
 
-def own_optimizer():
-    def init(params):
-        return ()
-
-    def update(grads, state, params=None):
-        return grads, state
-
-    return optax.GradientTransformation(init, update)
-
-
 def own_activations():
     return [lambda x: x, lambda x: x + 1]
 
@@ -260,10 +226,6 @@ class StepperModule(eqx.Module):
         return x
 
 
-class Env:
-    """An object that compares by identity."""
-
-
 ADAM = chained()
 INJECTED = optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
 
@@ -280,12 +242,9 @@ def array(rate):
 
 LINEAR = eqx.nn.Linear(3, 3, key=jax.random.key(0))
 ACTIVATIONS = own_activations()
-PARTIAL = functools.partial(jnp.dot, 2.0)
 
 OWN_ARGUMENT = "as a separate argument"
 
-#: What the calls pass, part of the remedy, and what they pass that follow it, in turn; a number
-#: that varies is `i`.
 KINDS = {
     "dataclass": (lambda i: Config(float(i)), OWN_ARGUMENT, lambda i: (Config(), array(i))),
     "dataclass, as a Module": (
@@ -293,18 +252,8 @@ KINDS = {
         "make `Config` an `equinox.Module`",
         lambda i: ConfigModule(array(i)),
     ),
-    "dataclass in a dict": (
-        lambda i: {"c": Config(float(i))},
-        "make `Config` an `equinox.Module`",
-        lambda i: {"c": ConfigModule(array(i))},
-    ),
-    "tuple in a dataclass": (
-        lambda i: Config(("rate", float(i))),
-        OWN_ARGUMENT,
-        lambda i: (Config(), array(i)),
-    ),
     "dataclass in a dataclass": (
-        lambda i: Config(inner=Config(float(i))),
+        lambda i: Config(inner=Config(("rate", float(i)))),
         OWN_ARGUMENT,
         lambda i: (Config(), array(i)),
     ),
@@ -324,31 +273,24 @@ KINDS = {
         lambda i: Model(rate=ConfigModule(array(i))),
     ),
     "named tuple": (lambda i: Point(float(i)), "make `x.rate` an array", lambda i: Point(array(i))),
-    "optimizer": (lambda i: chained(), "make `x` once", lambda i: ADAM),
+    "optimizer": (lambda i: (chained(),), "make `x[0]` once", lambda i: (ADAM,)),
     "optimizer, of another rate": (
         lambda i: chained(1e-3 * i),
         "`optax.inject_hyperparams`",
         lambda i: injected(1e-3 * i),
     ),
-    "optimizer in a tuple": (lambda i: (chained(),), "make `x[0]` once", lambda i: (ADAM,)),
     "optimizer in a field": (
         lambda i: Holder(chained()),
         "make `x.forward` once",
         lambda i: Holder(ADAM),
     ),
     "optimizer's function": (lambda i: chained().update, "make `x` once", lambda i: ADAM.update),
-    "optimizer of the user's": (
-        lambda i: own_optimizer(),
-        "make them, or `x`, once",
-        lambda i: OWN_OPTIMIZER,
-    ),
     "functions of one call": (
         lambda i: own_activations(),
         "make them, or `x`, once",
         lambda i: ACTIVATIONS,
     ),
     "lambda": (lambda i: lambda x: x, "make it once", lambda i: loss),
-    "partial, once": (lambda i: functools.partial(jnp.dot, 2.0), "make it once", lambda i: PARTIAL),
     "partial": (
         lambda i: functools.partial(jnp.dot, 2.0),
         "use `eqx.Partial`",
@@ -379,7 +321,7 @@ KINDS = {
         "use `eqx.filter_vmap`",
         lambda i: {"f": eqx.filter_vmap(loss)},
     ),
-    "transformed function, once": (
+    "transformed lambda": (
         lambda i: jax.grad(lambda x: x.sum()),
         "make it once",
         lambda i: GRADIENT,
@@ -403,7 +345,6 @@ KINDS = {
 }
 GRADIENT = jax.grad(lambda x: x.sum())
 JAX_PARTIAL = jax.tree_util.Partial(lambda x: x)
-OWN_OPTIMIZER = own_optimizer()
 JITTED = eqxjit.filter_jit(lambda x: x)
 
 
@@ -428,10 +369,9 @@ class Plain:
 
 
 @pytest.mark.parametrize(
-    "pair",
+    ("old", "new"),
     [
         (Mode.TRAIN, Mode.EVAL),
-        (signal.SIGINT, signal.SIGTERM),
         ("a", "b"),
         (True, False),
         (jnp.float32, jnp.int32),
@@ -439,21 +379,22 @@ class Plain:
         (capturing(1), capturing(2)),
         (Plain(1), Plain(2)),
         (functools.partial(max, 1), functools.partial(max, 2)),
-        (collections.deque([1]), collections.deque([2])),
         (Config("a"), Config("b")),
         (frozenset({1}), frozenset({2})),
+        (Model(config=collections.deque([1])), Model(config=collections.deque([2]))),
+        # Where nothing would help.
+        (1, 2**31),
+        (1.0, 1e39),
+        (jax.random.key(0), 1),
+        (X, "text"),
+        (X, X[None]),
     ],
-    ids=lambda pair: type(pair[0]).__name__,
+    ids=lambda value: type(value).__name__,
 )
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"a": [x]}, lambda x: Model(config=x)])
-def test_values_that_differ_are_not_to_be_made_once(pair, wrap):
-    old, new = pair
-    if isinstance(old, collections.deque):
-        old, new = Model(config=old), Model(config=new)
+def test_where_nothing_is_to_be_made_once_there_is_no_remedy(old, new):
     f = eqxjit.filter_jit(lambda x: X)
-    f(wrap(old))
-    remedy = hint(f, wrap(new))
-    assert remedy == ""
+    f({"a": [old]})
+    assert hint(f, {"a": [new]}) == ""
     [difference] = f.traces()[-1].differences
     assert difference.old != difference.new
 
@@ -461,27 +402,22 @@ def test_values_that_differ_are_not_to_be_made_once(pair, wrap):
 MLP = eqx.nn.MLP(3, "scalar", 4, 1, key=jax.random.key(0))
 BATCH = jnp.ones((2, 3))
 
-#: What is wrapped again and again, what it is called with, what a message says of it, and what is
-#: wrapped by who follows its advice.
 WRAPPED = {
-    **{
-        f"{name} of a Module": (
-            lambda name=name: getattr(jax, name)(MLP),
-            BATCH if name == "vmap" else X,
-            [f"another `jax.{name}` of an object of `MLP`", f"Use `eqx.filter_{name}`"],
-            lambda name=name: getattr(eqx, f"filter_{name}")(MLP),
-        )
-        for name in ("vmap", "grad", "value_and_grad")
-    },
-    **{
-        f"{name} of a function": (
-            lambda name=name: getattr(jax, name)(loss),
-            BATCH if name == "vmap" else X,
-            [f"another `jax.{name}` of `loss` ({shown(__file__)}:", f"use `eqx.filter_{name}`"],
-            lambda name=name: getattr(eqx, f"filter_{name}")(loss),
-        )
-        for name in ("vmap", "grad", "value_and_grad")
-    },
+    "vmap of a Module": (
+        lambda: jax.vmap(MLP),
+        BATCH,
+        ["another `jax.vmap` of an object of `MLP`", "Use `eqx.filter_vmap`"],
+        lambda: eqx.filter_vmap(MLP),
+    ),
+    "value_and_grad of a function": (
+        lambda: jax.value_and_grad(loss),
+        X,
+        [
+            f"another `jax.value_and_grad` of `loss` ({shown(__file__)}:",
+            "use `eqx.filter_value_and_grad`",
+        ],
+        lambda: eqx.filter_value_and_grad(loss),
+    ),
     "method of another object": (
         lambda: Stepper().step,
         X,
@@ -494,12 +430,6 @@ WRAPPED = {
         ["another `jax.vmap` of `sin`", "use `eqx.filter_vmap`"],
         lambda: eqx.filter_vmap(jnp.sin),
     ),
-    "vmap of that": (
-        lambda: jax.vmap(Stepper().step),
-        X,
-        ["another `jax.vmap` of `Stepper.step`", "another function: make it once"],
-        lambda: MAPPED_STEP,
-    ),
     "partial": (
         lambda: functools.partial(jnp.dot, 2.0),
         X,
@@ -508,7 +438,6 @@ WRAPPED = {
     ),
 }
 STEP = Stepper().step
-MAPPED_STEP = jax.vmap(STEP)
 
 
 @pytest.mark.parametrize(("make", "x", "texts", "follow"), WRAPPED.values(), ids=WRAPPED)
@@ -527,56 +456,14 @@ def test_what_is_wrapped_again_and_again(make, x, texts, follow, caplog):
 def test_nothing_to_inject_where_it_is_injected():
     """As the state says, which comes along."""
     g = eqxjit.filter_jit(lambda optimizer, state=None: X)
-    for wrap in (lambda one: one, lambda one: optax.chain(optax.clip(1.0), one)):
-        made = [wrap(injected_anew()) for _ in range(2)]
-        g(made[0], made[0].init(X))
-        remedy = hint(g, made[1], made[1].init(X))
-        assert remedy.startswith("If it should be the same, make `optimizer` once")
-        assert "inject" not in remedy
-    # A user of others still reads of it.
-    g(chained())
-    assert "`optax.inject_hyperparams`" in hint(g, chained())
-
-
-def injected_anew():
-    return optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
-
-
-def test_objects_of_the_users_that_equal_themselves_alone():
-    f = eqxjit.filter_jit(lambda env: X)
-    f(Env())
-    assert hint(f, Env()).startswith("`Env` instances compare by identity: create one and reuse it")
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda i: [optax.clip, optax.adam][i](1.0).update,
-        lambda i: optax.adam(0.1).update,
-        lambda i: jax.grad(loss),
-        lambda i: jax.grad(lambda x: x.sum()),
-    ],
-)
-def test_no_line_of_a_library(make):
-    f = eqxjit.filter_jit(lambda x: X)
-    for i in range(2):
-        f(make(i))
-    [difference] = f.traces()[1].differences
-    texts = [str(difference), difference.remedy, *f.traces()[1].arguments.values()]
-    assert not any("site-packages" in text for text in texts), texts
-
-
-def test_functions_loaded_from_files_are_not_one_defined_again(tmp_path, caplog):
-    models = [eqx.nn.Linear(3, 3, key=jax.random.key(i)) for i in range(2)]
-    for i, model in enumerate(models):
-        eqxjit.freeze(model).save(tmp_path / str(i), X)
-    exported = jax.export.export(jax.jit(lambda x: x + 1))(X).serialize()
-    with eqxjit.explain_retraces():
-        for i in range(24):
-            loaded = eqxjit.load(tmp_path / str(i % 2))
-            assert loaded(X).tolist() == models[i % 2](X).tolist()
-            eqxjit.filter_jit(jax.export.deserialize(exported).call)(X)
-    assert caplog.messages == []
+    made = [
+        optax.chain(optax.clip(1.0), optax.inject_hyperparams(optax.adam)(learning_rate=1e-3))
+        for _ in range(2)
+    ]
+    g(made[0], made[0].init(X))
+    remedy = hint(g, made[1], made[1].init(X))
+    assert remedy.startswith("If it should be the same, make `optimizer` once")
+    assert "inject" not in remedy
 
 
 # --- A library's ------------------------------------------------------------------------------
@@ -609,9 +496,6 @@ LIBRARY = """
     def make_partial():
         return functools.partial(jnp.clip, min=0)
 
-    def make_method():
-        return Identity().__init__
-
     def define_and_call():
         eqxjit.filter_jit(lambda x: x)(jnp.ones(3))
 
@@ -635,15 +519,12 @@ OF_LIBRARY = {
     "an argument of its function": lambda lib, i: lib.solve(X, max_steps=i),
     "inside an argument": lambda lib, i: lib.solve(X, opts={"n": [float(i)]}),
     "a size for its function": lambda lib, i: lib.solve(jnp.ones(i + 3)),
-    "an array, then a number": lambda lib, i: lib.solve(X, opts=i or jnp.float32(1)),
     "a field of its class": lambda lib, i: OWN(lib.Solver(tol=float(i))),
     "a static field": lambda lib, i: OWN(lib.Solver(order=i)),
     "its options": lambda lib, i: OWN(lib.Options(float(i))),
-    "a size in its class": lambda lib, i: OWN(lib.Solver(ys=jnp.ones(i + 3))),
     "a weak type in its class": lambda lib, i: OWN(
         lib.Solver(ys=jnp.asarray(1.0) if i else jnp.float32(1))
     ),
-    "its partial for its function": lambda lib, i: lib.solve(X, fun=lib.make_partial()),
     "its lambda for its function": lambda lib, i: lib.solve(X, fun=lib.make_callable()),
     "Equinox's layer": lambda lib, i: OWN(eqx.nn.Dropout(0.1 * (i + 1))),
 }
@@ -669,19 +550,13 @@ def test_no_advice_about_what_a_library_made(call, library):
 
 OF_USER = {
     "a lambda for its function": (lambda lib: lib.solve(X, fun=lambda x: x), "make it once"),
-    "a lambda in its class": (lambda lib: OWN(lib.Solver(fun=lambda x: x)), "make it once"),
     # The user's call has it made.
     "its lambda": (lambda lib: OWN(lib.make_callable()), "make `model` once"),
-    "its lambda in its class": (
-        lambda lib: OWN(lib.Solver(fun=lib.make_callable())),
-        "make `model` once",
-    ),
     "its partial in its class": (
         lambda lib: OWN(lib.Solver(fun=lib.make_partial())),
         "make `model` once",
     ),
     "its object": (lambda lib: OWN(lib.Identity()), "make `model` once"),
-    "a builtin's object": (lambda lib: OWN(object()), "make `model` once"),
     "JAX's callable": (lambda lib: OWN(jax.jit(jnp.linalg.norm)), "make `model` once"),
 }
 
@@ -693,12 +568,6 @@ def test_advice_about_what_the_user_gave_to_a_library(call, advice, library):
     call(library), call(library)
     [f] = [f for f in (OWN, library.solve) if f.traces()]
     assert advice in f.traces()[-1].differences[0].remedy
-
-
-def test_a_weak_type_for_a_librarys_function(library):
-    library.solve(jnp.float32(1))
-    library.solve(jnp.asarray(1.0))
-    assert "give it a dtype" in library.solve.traces()[-1].differences[0].remedy
 
 
 def test_a_librarys_functions_that_are_traced_again_and_again(library, caplog):

@@ -1,6 +1,5 @@
 """`compile_report`: everything that is compiled is in one table, whoever compiles it."""
 
-import re
 import threading
 import time
 
@@ -11,7 +10,6 @@ import pytest
 
 import eqxjit
 from tests.support.hiding import LOOKED_AT_FOR_STAGING, needs
-from tests.support.inside import set_seconds
 from tests.support.places import shown
 from tests.support.sides import CALLS
 
@@ -60,6 +58,7 @@ def test_rows_of_nested_and_foreign_functions(capsys):
     # However wide the terminal is, and so wherever lines are folded.
     for text in ("outer", "inner", "plain", "compile s", "n (2 times)"):
         assert text in " ".join(printed.split())
+    assert repr(report) == str(report)
     assert str(report).split() == printed.split()
 
 
@@ -93,66 +92,42 @@ def test_seconds_are_a_functions_own():
             assert sum(own) == pytest.approx(trace.seconds.tracing, rel=0.01)
 
 
-def test_its_repr():
-    def slow(x):
-        time.sleep(0.3)
-        return x
-
-    with eqxjit.compile_report() as report:
-        assert repr(report) == str(report) == "Nothing was compiled."
-        eqxjit.filter_jit(slow)(X)
-    title, headings, row = repr(report).splitlines()
-    assert re.fullmatch(r"In all, 0\.\d+ s of tracing, lowering and compiling", title)
-    assert headings.split()[:3] == ["traces", "trace", "s"]
-    assert re.match(r" +1  .* 100% .*  slow$", row)
+def unrolled(model, x):
+    for _ in range(100):
+        x = model(x)
+    return x
 
 
 @needs("jax._src.source_info_util", why="no line of the user's stands out")
 def test_an_unrolled_loop_is_named():
     @eqxjit.filter_jit
-    def unrolled(model, x):
-        for _ in range(100):
-            x = model(x)
-        return x
-
-    @eqxjit.filter_jit
     def rolled(model, x):
         return jax.lax.fori_loop(0, 100, lambda _, x: model(x), x)
 
-    model = eqx.nn.Linear(3, 3, key=jax.random.key(0))
+    # Of many equations, half must be made by one line.
+    @eqxjit.filter_jit
+    def spread(model, x):
+        for _ in range(100):
+            x = x + 1
+        for _ in range(100):
+            x = x + 2
+        return x
+
+    f, model = eqxjit.filter_jit(unrolled), eqx.nn.Linear(3, 3, key=jax.random.key(0))
     with eqxjit.compile_report() as report:
-        unrolled(model, X)
-        rolled(model, X)
+        for each in (f, rolled, spread):
+            each(model, X)
     found = rows(report)
-    line = unrolled.__wrapped__.__code__.co_firstlineno + 3
+    line = unrolled.__code__.co_firstlineno + 2
     n_equations = found["unrolled"].equations or 0
-    assert found["unrolled"].busiest_line == f"{shown(__file__)}:{line} ({n_equations:,})"
     assert n_equations >= 200
+    assert found["unrolled"].busiest_line == f"{shown(__file__)}:{line} ({n_equations:,})"
     assert (found["rolled"].equations or 99) < 20
-    assert found["rolled"].busiest_line == ""
+    assert found["rolled"].busiest_line == found["spread"].busiest_line == ""
     [note] = report.notes()
     assert "unrolled" in note
     assert "jax.lax.scan" in note
-    assert unrolled.traces()[0].function in [row.function for row in report.rows]
-    assert unrolled.traces()[0].equations == n_equations
-
-
-@needs("jax._src.source_info_util", why="no line of the user's stands out")
-@pytest.mark.parametrize(
-    ("counts", "stands_out"),
-    [((300, 100, 100), True), ((100, 270, 130), True), ((210, 200, 200), False), ((170,), False)],
-)
-def test_a_line_stands_out_by_its_share(counts, stands_out):
-    """Of many equations, half must be made by one line."""
-    steps = "\n".join(f"    for _ in range({count}): x = x + 1" for count in counts)
-    namespace: dict = {}
-    exec(compile(f"def f(x):\n{steps}\n    return x", "steps.py", "exec"), namespace)
-    f = eqxjit.filter_jit(namespace["f"])
-    f.lower(X)
-    [trace] = f.traces()
-    assert trace.equations == sum(counts)
-    line = 2 + counts.index(max(counts))
-    assert trace.busiest_line == (f"steps.py:{line} ({max(counts)})" if stands_out else "")
+    assert f.traces()[0].equations == n_equations
 
 
 def test_ahead_of_time_and_jaxs_own_operations():
@@ -182,31 +157,23 @@ def test_nothing_outside_and_nothing_twice():
 
 def test_an_error_inside(capsys):
     f = eqxjit.filter_jit(lambda x: x * 2)
+    g = eqxjit.filter_jit(lambda x: x @ jnp.ones(7))
     report = None
 
     def fail():
         nonlocal report
         with eqxjit.compile_report() as report:
             f(X)
-            raise ZeroDivisionError
+            g(X)
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(TypeError):
         fail()
     assert "<lambda>" in capsys.readouterr().out
     assert rows(report)["<lambda>"].traces == 1
-
-
-def test_a_function_that_fails_while_it_is_traced():
-    f = eqxjit.filter_jit(lambda x: x @ jnp.ones(7))
-    g = eqxjit.filter_jit(lambda x: x * 2)
-    with eqxjit.compile_report() as report:
-        for _ in range(CALLS):
-            with pytest.raises(TypeError):
-                f(X)
-        g(X)
     # The accounts of time are balanced again.
     assert all(0 <= row.seconds.total < 60 for row in report.rows)
-    assert g.traces()[0].seconds.total <= report.total_seconds
+    f(X[1:])
+    assert f.traces()[1].seconds.total < 60
 
 
 def test_other_threads_are_included():
@@ -218,34 +185,3 @@ def test_other_threads_are_included():
         for thread in threads:
             thread.join()
     assert rows(report)["<lambda>"].traces == 4
-
-
-def test_the_table_is_aligned():
-    """Names, reasons and numbers may be of any length."""
-
-    def a_function_whose_name_is_as_long_as_some_are_in_real_programs(x, n):
-        for _ in range(200):
-            x = x + n
-        return x
-
-    f = eqxjit.filter_jit(a_function_whose_name_is_as_long_as_some_are_in_real_programs)
-    with eqxjit.compile_report() as report:
-        f.lower(X, 1), f.lower(X, 2)
-    set_seconds(report, eqxjit.types.Seconds(1234.5678, 123.4567, 98765.4321))
-    _, headings, row, reason, note = str(report).splitlines()
-    for heading, number in {
-        "traces": "2",
-        "trace s": "1234.568",
-        "lower s": "123.457",
-        "compile s": "98765.432",
-        "share": "100%",
-        "size": "200",
-    }.items():
-        end = headings.index(f" {heading} ") + len(heading) + 1
-        assert row[:end].endswith(f" {number}")
-    column = headings.index("function, and why")
-    name = a_function_whose_name_is_as_long_as_some_are_in_real_programs.__qualname__
-    assert row[column:] == report.rows[0].function
-    assert row[column:] in name
-    assert reason == f"{' ' * column}  static value changed: n"
-    assert "jax.lax.scan" in note

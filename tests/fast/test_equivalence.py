@@ -5,7 +5,6 @@ It matches exactly if the specs are equal, takes the arrays that `split` takes, 
 """
 
 import functools
-from collections import defaultdict
 from typing import Any
 
 import equinox as eqx
@@ -16,10 +15,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import eqxjit
 from eqxjit._fast.writer import TooLarge
-from eqxjit._spec.static import MAX_PARTS, Opaque, freeze, same
-from eqxjit._spec.tree import Static, combine, split
+from eqxjit._spec.static_key import MAX_PARTS, Opaque, Static, same, static_key
+from eqxjit._spec.tree import combine, split
 from tests.support import changes, nodes, strategies
 from tests.support.helpers import Own
 from tests.support.paths import Path, Taken, each_path
@@ -151,8 +149,8 @@ def shrank(spec: Any) -> bool:
         if isinstance(part, (tuple, frozenset)):
             pending.extend(part)
         elif isinstance(part, Static):
-            pending.append(part.frozen)
-        elif isinstance(part, Opaque) and type(freeze(part.value)) is not Opaque:
+            pending.append(part.key)
+        elif isinstance(part, Opaque) and type(static_key(part.value)) is not Opaque:
             return True
     return False
 
@@ -299,16 +297,16 @@ def test_split_and_combine_do_what_jax_does(made):
     assert [*left[0], *left[1]] == []
 
 
-# --- Stand-ins --------------------------------------------------------------------------------
+# --- Static keys --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [list, set, dict])
 @pytest.mark.parametrize("n", [MAX_PARTS - 2, MAX_PARTS, MAX_PARTS + 2])
 def test_the_bound_of_parts(kind, n):
     """Up to the bound a change shows; past it the very object is taken to be unchanged."""
-    assert (1_000 if eqxjit.native_enabled() else 100) == MAX_PARTS, "as the documentation says"
+    assert MAX_PARTS == 100, "as the documentation says"
     value = filled(kind, n // 2 if kind is dict else n, -1)
-    frozen = freeze(value)
+    key = static_key(value)
     if kind is dict:
         value[0] = 2
     elif kind is set:
@@ -316,36 +314,14 @@ def test_the_bound_of_parts(kind, n):
         value.add(-2)
     else:
         value[0] = 2
-    assert same(value, frozen) == (n > MAX_PARTS)
-    assert (freeze(value) == frozen) == (n > MAX_PARTS)
-
-
-@pytest.mark.parametrize("make", [np.zeros, lambda n: {n}, lambda n: defaultdict(int, a=n)])
-def test_the_bound_counts_what_c_asks_python_about_as_thirty_parts(make):
-    """Each of those takes as long as thirty others; a list of 200 took five times Equinox's."""
-    for n in (10, 40):
-        value = [make(1) for _ in range(n)]
-        frozen = freeze(value)
-        value[0] = make(2)
-        assert same(value, frozen) == (n == 40)
-
-
-def test_the_bound_counts_parts_at_any_depth():
-    inner = [1]
-    value = {"a": [[0] * 10, [inner, *range(MAX_PARTS - 16)]]}
-    frozen = freeze(value)
-    inner[0] = 2
-    assert not same(value, frozen)
-    value["a"][1] += [0]
-    frozen = freeze(value)
-    inner[0] = 3
-    assert same(value, frozen)
+    assert same(value, key) == (n > MAX_PARTS)
+    assert (static_key(value) == key) == (n > MAX_PARTS)
 
 
 @pytest.mark.parametrize("depth", [1, 50, 99, 100, 101, 150])
 def test_the_bound_of_depth(depth):
     inner = [1]
     value = nested(depth - 1, inner)
-    frozen = freeze(value)
+    key = static_key(value)
     inner[0] = 2
-    assert same(value, frozen) == (depth > 100)
+    assert same(value, key) == (depth > 100)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import eqxjit
-from tests.support.helpers import Twins, assert_same, assert_specialized, warm
+from tests.support.helpers import Twins, assert_same, assert_specialized
 from tests.support.models import Point
 from tests.support.sides import CALLS, both
 
@@ -29,9 +29,6 @@ class Layer(eqx.Module):
     def __call__(self, x):
         return self.weight * x
 
-    def applied(self, x):
-        return self.weight + x
-
 
 class Child(Layer):
     extra: Any = 1
@@ -41,37 +38,11 @@ class Child(Layer):
         return 2 * self.weight
 
 
-class Slot:
-    __slots__ = ("note",)
-
-
-class SlottedBase(Slot, eqx.Module):
+class Slotted(eqx.Module):
     """Of another layout than a plain object."""
 
-    weight: Any
-
-
-class Slotted(eqx.Module):
-    """Of yet another."""
-
     __slots__ = ("note",)
     weight: Any
-
-
-class Constructed:
-    __slots__ = ()
-
-    def __init__(self, *args):
-        raise AssertionError("only the user makes one")
-
-
-class Mixed(Constructed, eqx.Module):
-    """With a base that Equinox didn't make."""
-
-    weight: Any
-
-    def __init__(self, weight):
-        self.weight = weight
 
 
 Scalar = TypeVar("Scalar")
@@ -103,35 +74,13 @@ class PointChild(Point):
 Made = collections.namedtuple("Made", "x y", defaults=[3])
 
 
-class Counting(collections.namedtuple("Counting", "x y")):
-    """Made by its own `__new__`, which counts."""
-
-    __slots__ = ()
-    made: ClassVar[list[int]] = []
-
-    def __new__(cls, x, y):
-        cls.made.append(1)
-        return super().__new__(cls, x, y)
-
-
 class SlottedPair(Made):
     __slots__ = ()
-
-
-class Initialised(Made):
-    def __init__(self, *_):
-        self.note = "initialised"
-
-
-class Meta(type):
-    def __call__(cls, *args):
-        return super().__call__(*args)
 
 
 Replaced = collections.namedtuple("Replaced", "x y")
 _new = Replaced.__new__
 Replaced.__new__ = lambda cls, *args: _new(cls, *args)
-Managed = Meta("Managed", (tuple,), {**vars(Made), "__slots__": ()})
 
 
 class Opaque:
@@ -141,21 +90,14 @@ class Opaque:
 opaque = Opaque()
 index = eqx.nn.StateIndex(jnp.zeros(3))
 
-#: Functions of an array, each returning another kind of thing.
 RETURNED = {
     "array": lambda x: x + 1,
-    "scalar": lambda x: x.sum(),
     "empty array": lambda x: x[:0],
-    "integer": lambda x: x.astype(int),
-    "bool": lambda x: x > 1,
     "bfloat16": lambda x: x.astype(jnp.bfloat16),
     "int4": lambda x: x.astype(jnp.int4),
-    "complex": lambda x: x + 1j,
     "weakly typed": lambda x: jnp.asarray(2.0),
     "typed keys": lambda x: jax.random.split(jax.random.key(x[0].astype(int)), 3),
     "nothing": lambda x: (),
-    "static number": lambda x: 3,
-    "static string": lambda x: "three",
     "static float": lambda x: -0.0,
     "NaN": lambda x: float("nan"),
     "statics only": lambda x: {"a": 1, "b": (True, None, "c"), "d": jnp.tanh},
@@ -166,20 +108,14 @@ RETURNED = {
     "dict of tuples": lambda x: {(1, "a"): x, (0, "b"): x + 1},
     "named tuple's subclass": lambda x: PointChild(x),
     "named tuple with slots": lambda x: SlottedPair(x),
-    "named tuple with an `__init__`": lambda x: Initialised(x),
     "named tuple of another `__new__`": lambda x: Replaced(x, 1),
-    "named tuple of a metaclass": lambda x: Managed((x, 1)),
     "Modules": lambda x: Layer(Layer(x, 1, name="a"), [Layer(x + 1), None], name="b"),
     "Module's subclass": lambda x: Child(x, x + 1, "c", x + 2),
     "Module with a slot": lambda x: Slotted(x),
-    "Module with a slotted base": lambda x: SlottedBase(x),
-    "Module with another base": lambda x: Mixed(x),
     "generic Module": lambda x: [Typed[float](x), Typed(1, x)],
     "State": lambda x: eqx.nn.State(index).set(index, x),
     "shape": lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype),
     "a large tree": lambda x: [{"x": x + i, "i": i, "p": Point(i, (x,))} for i in range(40)],
-    "equal arrays": lambda x: [x] * 9,
-    "equal items": lambda x: [Layer(x + i) for i in range(9)],
     "equal items between others": lambda x: ("head", *[[x + i, 1] for i in range(9)], {"tail": x}),
     "items that differ in a leaf": lambda x: [(x + i, i) for i in range(9)],
     "items that differ in a type": lambda x: [(x, one) for one in (1, True, 1.0) * 3],
@@ -223,27 +159,14 @@ def test_modules_come_out_whole(filter_jit):
     for i in range(CALLS):
         made = Child(x + i, (x + i, 1), "name", x + i + 2)
         out = f(x + i)
-        assert type(out) is Child
         assert bool(eqx.tree_equal(out, made))
-        assert_same(out.doubled, made.doubled)
-        assert_same(out(x), made(x))
+        assert_same((out.doubled, out(x)), (made.doubled, made(x)))
         assert repr(out) == repr(made)
-        assert dataclasses.fields(out) == dataclasses.fields(made)
         assert vars(out).keys() == vars(made).keys()
         with pytest.raises(dataclasses.FrozenInstanceError):
             out.weight = x
         assert_same(dataclasses.replace(out, weight=x).weight, x)
         assert_same(eqx.tree_at(lambda m: m.bias[0], out, x).bias[0], x)
-        assert out.name == "name"
-
-
-def test_only_whole_modules_are_finalized():
-    f = eqxjit.filter_jit(lambda x: Finalized(x))
-    for _ in range(2 * CALLS):
-        f(x)
-    gc.collect()
-    assert len(Finalized.gone) >= 2 * CALLS
-    assert all(Finalized.gone)
 
 
 @jtu.register_pytree_node_class
@@ -262,12 +185,15 @@ class Refusing(list):
         return cls(children)
 
 
-def test_a_module_with_a_field_that_cannot_be_made(monkeypatch):
+def test_only_whole_modules_are_finalized(monkeypatch):
     f = eqxjit.filter_jit(lambda x: Finalized(Refusing([x])))
-    for _ in range(CALLS):
+    for _ in range(2 * CALLS):
         f(x)
     gc.collect()
+    assert len(Finalized.gone) >= 2 * CALLS
+    assert all(Finalized.gone)
     Finalized.gone.clear()
+    # One of whose fields can't be made.
     monkeypatch.setattr(Refusing, "refuses", True)
     with pytest.raises(ZeroDivisionError):
         f(x)
@@ -380,7 +306,6 @@ def noted(made, note):
     return made
 
 
-#: How a static object that equals all others is made, and how its note is read.
 EQUAL_BUT_NOT_ALIKE = {
     "a field that isn't compared": (lambda note: Noted(1, note), lambda made: made.note),
     "an attribute that isn't a field": (
@@ -392,15 +317,13 @@ EQUAL_BUT_NOT_ALIKE = {
         lambda note: noted(WidthOnly((1,)), note),
         lambda made: made.note,
     ),
-    "in a tuple": (lambda note: (1, AllEqual(note)), lambda made: made[1].note),
     "in a list": (lambda note: [AllEqual(note)], lambda made: made[0].note),
-    "in a dict": (lambda note: {1: Noted(1, note)}, lambda made: made[1].note),
     "a key of a dict": (lambda note: {AllEqual(note): 1}, lambda made: next(iter(made)).note),
     "in a dataclass": (lambda note: Width(AllEqual(note)), lambda made: made.width.note),
 }
 
 
-@pytest.mark.parametrize("container", [tuple, list, dict, Layer])
+@pytest.mark.parametrize("container", [list, dict, Layer])
 @pytest.mark.parametrize("then", range(3))
 @pytest.mark.parametrize("first", range(3))
 def test_traces_that_return_so_many_arrays(first, then, container):
@@ -410,17 +333,13 @@ def test_traces_that_return_so_many_arrays(first, then, container):
         arrays = [x + i for i in range((first, then)[x.ndim])]
         if container is Layer:
             return Layer(arrays[0] if len(arrays) == 1 else arrays)
-        return dict(enumerate(arrays)) if container is dict else container(arrays)
+        return dict(enumerate(arrays)) if container is dict else arrays
 
     twins = Twins(f)
     for _ in range(2):
         twins(jnp.float32(1))
         assert_specialized(twins.ours.jitted)
         twins(x)
-        # Without C there is no fast path for the outputs of later traces alone, and the first
-        # trace has none left once a later one uses arrays that it didn't.
-        if first or eqxjit.native_enabled():
-            assert_specialized(twins.ours.jitted)
         with jax.disable_jit():
             assert_same(twins.ours(x), f(x))
         assert_same(jax.vmap(twins.ours)(jnp.eye(3)), jax.vmap(f)(jnp.eye(3)))
@@ -428,11 +347,6 @@ def test_traces_that_return_so_many_arrays(first, then, container):
     compiled = twins.ours.jitted.lower(x).compile()
     for _ in range(CALLS):
         assert_same(compiled(x), f(x))
-
-
-def test_a_single_array_is_returned_to_jax_as_it_is():
-    lowered = eqxjit.filter_jit(lambda x: {"y": [x], "static": "text"}).lower(x)
-    assert lowered.lowered.out_info.shape == x.shape
 
 
 @both
@@ -444,26 +358,6 @@ def test_a_static_object_is_that_of_the_trace_that_ran(filter_jit, name):
     for _ in range(CALLS):
         for n in (1, 2, 1):
             assert note_of(f(jnp.ones(n)).name) == (n,)
-
-
-@both
-def test_outputs_while_traced(filter_jit):
-    """Under a transformation, an output holds that one's tracers, in the same containers."""
-    inner = filter_jit(lambda x: Child(x, {"k": [x, "static", None]}))
-
-    def outer(x):
-        out = inner(x)
-        assert type(out) is Child
-        assert out.bias["k"][1:] == ["static", None]
-        assert isinstance(out.weight, jax.core.Tracer)
-        return out.weight * out.bias["k"][0]
-
-    for i in range(CALLS):
-        value = x + i
-        assert_same(jax.jit(outer)(value), value * value)
-        assert_same(jax.vmap(outer)(value), value * value)
-        assert_same(jax.grad(lambda x: outer(x).sum())(value), 2 * value)
-        assert_same(inner(value).weight, value)
 
 
 @both
@@ -479,11 +373,3 @@ def test_what_is_called_for_its_effect_alone(filter_jit):
         assert f(x * i) is None
         jax.effects_barrier()
     assert seen == [3.0 * i for i in range(CALLS)]
-
-
-def test_a_named_tuples_own_new_runs_on_every_call():
-    f = eqxjit.filter_jit(lambda x: Counting(x, x))
-    warm(f, x)
-    before = len(Counting.made)
-    f(x)
-    assert len(Counting.made) == before + 1

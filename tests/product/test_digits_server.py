@@ -3,11 +3,9 @@
 import asyncio
 import contextlib
 import io
-import itertools
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,13 +15,8 @@ import httpx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 import pytest
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 
-import eqxjit
-from bench.examples.digits_server import classifier, image, latency
 from bench.examples.digits_server.__main__ import main
 from bench.models import digits
 from tests.support.processes import ROOT
@@ -31,24 +24,16 @@ from tests.support.processes import ROOT
 pytestmark = pytest.mark.slow
 
 _EPOCHS = 10
+_CLIENTS = 16
+_REQUESTS = 1_000
 # A proxy in the environment is not for the loopback.
 _OPTIONS = {"headers": {"content-type": "application/json"}, "timeout": 30, "trust_env": False}
-_HEAD = b"""POST /predict HTTP/1.1\r
-Host: localhost\r
-Content-Type: application/json\r
-Content-Length: %d\r
-\r
-"""
-
-_CLIENTS = 16
-_REQUESTS = 2_000
 
 
-# --- Processes --------------------------------------------------------------------------------
-
-
-def serve(path, port, stderr):
-    return subprocess.Popen(
+@contextlib.contextmanager
+def process(path, port, stderr):
+    """A process that serves a file; whatever a test came to, nothing is left running."""
+    started = subprocess.Popen(
         [sys.executable, "-m", "bench.examples.digits_server", "serve", path, f"--port={port}"],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
@@ -56,58 +41,16 @@ def serve(path, port, stderr):
         stderr=stderr,
         text=True,
     )
-
-
-def end(process):
-    """Whatever a test came to, nothing is left running."""
-    process.kill()
-    process.communicate()
-
-
-class Server:
-    """A server process on a free port, which is up."""
-
-    def __init__(self, path, log, stack):
-        self.log = log
-        with log.open("w") as stderr:
-            self.process = serve(path, 0, stderr)
-        stack.callback(end, self.process)
-        deadline = time.monotonic() + 300
-        while not (found := re.search(r"running on http://127\.0\.0\.1:(\d+)", log.read_text())):
-            assert self.process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, "not up within five minutes"
-            time.sleep(0.05)
-        self.port = int(found[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def connect(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
-
-    def end(self, number):
-        """Sends a signal, and returns what is printed then."""
-        self.process.send_signal(number)
-        printed, _ = self.process.communicate(timeout=15)
-        assert self.process.returncode == 0
-        return json.loads(printed)
-
-
-@contextlib.contextmanager
-def serving(path, log):
-    with contextlib.ExitStack() as stack:
-        yield Server(path, log, stack)
-
-
-@pytest.fixture(scope="module")
-def model():
-    """The plain Equinox model, trained under upstream's `filter_jit`."""
-    training, _ = digits.digits()
-    *_, last = digits.train(eqx.filter_jit, training, _EPOCHS)
-    return last.model
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """The file that the command line writes, of the same weights."""
+    """The file that the command line writes."""
     path = tmp_path_factory.mktemp("digits") / "model.eqxjit"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         main(["train", str(path), "--epochs", str(_EPOCHS)])
@@ -116,18 +59,28 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(path, tmp_path_factory):
-    with serving(path, tmp_path_factory.mktemp("server") / "log") as server:
-        yield server
-        server.end(signal.SIGINT)
-        log = server.log.read_text()
-        assert "Traceback" not in log
-        assert "ERROR" not in log
+def url(path, tmp_path_factory):
+    """That of a server on a free port, which ends with a report when it is told to."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with log.open("w") as stderr, process(path, 0, stderr) as server:
+        deadline = time.monotonic() + 300
+        while not (found := re.search(r"running on (http://127\.0\.0\.1:\d+)", log.read_text())):
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, "not up within five minutes"
+            time.sleep(0.05)
+        yield found[1]
+        with httpx.Client(base_url=found[1], **_OPTIONS) as client:
+            last = report(client)
+        server.send_signal(signal.SIGTERM)
+        printed, _ = server.communicate(timeout=15)
+        assert server.returncode == 0
+        assert json.loads(printed)["model"] == last["model"]
+        assert not re.search("Traceback|ERROR", log.read_text())
 
 
 @pytest.fixture(scope="module")
-def client(server):
-    with httpx.Client(base_url=server.url, **_OPTIONS) as client:
+def client(url):
+    with httpx.Client(base_url=url, **_OPTIONS) as client:
         yield client
 
 
@@ -139,18 +92,12 @@ def images():
 
 
 @pytest.fixture(scope="module")
-def expected(model, images):
-    """The probabilities of each."""
-    logits = jax.vmap(model)(jnp.asarray(images).reshape(-1, 64) / 16)
-    probabilities = np.asarray(jax.nn.softmax(logits))
-    # No two are so much alike that an answer to one would do for the other.
-    for one, other in itertools.pairwise(np.array(sorted(probabilities.tolist()))):
-        assert not is_close(one, other)
-    return probabilities
-
-
-def is_close(one, other):
-    return np.allclose(one, other, rtol=1e-4, atol=1e-7)
+def expected(images):
+    """The probabilities of each, by the plain Equinox model, trained under upstream."""
+    training, _ = digits.digits()
+    *_, last = digits.train(eqx.filter_jit, training, _EPOCHS)
+    logits = jax.vmap(last.model)(jnp.asarray(images).reshape(-1, 64) / 16)
+    return np.asarray(jax.nn.softmax(logits))
 
 
 def body(pixels):
@@ -161,7 +108,7 @@ def assert_answer(response, probabilities):
     assert response.status_code == 200, response.text
     answer = response.json()
     assert answer.keys() == {"digit", "probabilities"}
-    assert is_close(answer["probabilities"], probabilities)
+    assert np.allclose(answer["probabilities"], probabilities, rtol=1e-4, atol=1e-7)
     assert answer["digit"] == np.argmax(probabilities)
 
 
@@ -169,13 +116,13 @@ def report(client):
     return client.get("/latency").json()
 
 
-async def in_parallel(server, requests):
+async def in_parallel(url, requests):
     """Has several clients send requests, each one after the other; returns the responses."""
     responses = [None] * len(requests)
     left = iter(enumerate(requests))
 
     async def send():
-        async with httpx.AsyncClient(base_url=server.url, **_OPTIONS) as client:
+        async with httpx.AsyncClient(base_url=url, **_OPTIONS) as client:
             for i, content in left:
                 responses[i] = await client.post("/predict", content=content)
 
@@ -184,62 +131,19 @@ async def in_parallel(server, requests):
     return responses
 
 
-# --- Answers ----------------------------------------------------------------------------------
-
-
-def test_under_load_each_request_gets_its_own_answer(server, client, images, expected):
+def test_under_load_each_request_gets_its_own_answer(url, client, images, expected):
     before = report(client)
     order = np.random.default_rng(0).permutation(np.resize(np.arange(len(images)), _REQUESTS))
-    responses = asyncio.run(in_parallel(server, [body(images[i]) for i in order]))
+    responses = asyncio.run(in_parallel(url, [body(images[i]) for i in order]))
     for i, response in zip(order, responses, strict=True):
         assert_answer(response, expected[i])
-    _, (_, labels) = digits.digits()
-    right = [r.json()["digit"] == labels[i] for i, r in zip(order, responses, strict=True)]
-    assert np.mean(right) > 0.9
-
     after = report(client)
     for what in ("model", "request"):
         assert after[what]["count"] - before[what]["count"] == _REQUESTS
         times = after[what]["microseconds"]
         assert 0 < times["p50"] <= times["p99"] <= times["p99.9"]
-    assert after["model"]["microseconds"]["p50"] < after["request"]["microseconds"]["p50"]
     assert after["refused"] == before["refused"]
     assert after["traces"] == 1
-
-
-def test_a_client_that_leaves_is_counted(server, client, images, expected):
-    before = report(client)["refused"].get("400", 0)
-    with server.connect() as slow:
-        slow.sendall(_HEAD % 100 + b"{")
-    deadline = time.monotonic() + 30
-    while report(client)["refused"].get("400", 0) == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert_answer(client.post("/predict", content=body(images[0])), expected[0])
-
-
-def test_forms_of_a_request(client, images, expected):
-    content = body(images[3])
-    for kind in ("Application/JSON", "application/json; charset=utf-8"):
-        response = client.post("/predict", content=content, headers={"content-type": kind})
-        assert_answer(response, expected[3])
-    # In parts, of unknown length; and as large as may be.
-    assert_answer(client.post("/predict", content=iter([content.encode()])), expected[3])
-    assert_answer(client.post("/predict", content=content.ljust(16 * 1024)), expected[3])
-
-
-def test_health(client):
-    response = client.get("/health")
-    assert (response.status_code, response.json()) == (200, {"status": "ok"})
-
-
-def test_it_listens_on_the_loopback_alone(server):
-    connections = psutil.Process(server.process.pid).net_connections("inet")
-    listening = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
-    assert [tuple(address) for address in listening] == [("127.0.0.1", server.port)]
-
-
-# --- Refusals ---------------------------------------------------------------------------------
 
 
 def with_pixel(pixel):
@@ -249,35 +153,26 @@ def with_pixel(pixel):
     return f'{{"image": [{written}]}}'
 
 
-_ZEROS = [[0] * 8] * 8
-
 BAD = {
     "half an object": ('{"image": [', 400, "isn't JSON"),
     "not UTF-8": (b'{"image": "\xff"}', 400, "isn't JSON"),
     "NaN": (with_pixel("NaN"), 400, "no NaN"),
-    "more digits than Python reads": (with_pixel("1" * 5_000), 400, "isn't JSON"),
-    "deeply nested": ("[" * 16_000, 400, "isn't JSON|nested too deeply"),
     "too large": (" " * (16 * 1024 + 1), 413, "larger than 16,384 bytes"),
-    "a list": (_ZEROS, 422, "The body is an array"),
-    "another key": ({"picture": _ZEROS}, 422, '"image" as its only key'),
-    "a row less": ({"image": _ZEROS[1:]}, 422, "image has a length of 7"),
-    "a string of 8": ({"image": "12345678"}, 422, "image is a string"),
-    "ragged": ({"image": [*_ZEROS[:7], [0] * 7]}, 422, r"image\[7\] has a length of 7"),
-    "numbers as rows": ({"image": [0] * 8}, 422, r"image\[0\] is a number"),
+    "a list": ("[]", 422, "The body is an array"),
+    "a row less": (body(np.zeros((7, 8))), 422, "image has a length of 7"),
     "a string as pixel": (with_pixel('"1"'), 422, r"image\[2\]\[5\] is a string"),
-    "a boolean": (with_pixel("true"), 422, r"image\[2\]\[5\] is a boolean"),
-    "negative": (with_pixel("-0.001"), 422, r"image\[2\]\[5\] is out of range"),
     "too bright": (with_pixel("16.001"), 422, r"image\[2\]\[5\] is out of range"),
-    "infinite to a float": (with_pixel("1e999"), 422, r"image\[2\]\[5\] is out of range"),
     "an integer no float holds": (with_pixel("1" * 400), 422, r"image\[2\]\[5\] is out of range"),
 }
 
 
-@pytest.fixture
-def still_serves(client, images, expected):
+@pytest.mark.parametrize(("content", "status", "reason"), BAD.values(), ids=BAD)
+def test_a_bad_body_is_refused_with_the_reason(client, images, expected, content, status, reason):
     """What was refused is counted, was no call of the model, and leaves it as it was."""
     before = report(client)
-    yield
+    response = client.post("/predict", content=content)
+    assert response.status_code == status, response.text
+    assert re.search(reason, response.json()["error"])
     assert report(client)["model"]["count"] == before["model"]["count"]
     assert_answer(client.post("/predict", content=body(images[5])), expected[5])
     after = report(client)
@@ -285,141 +180,18 @@ def still_serves(client, images, expected):
     assert after["traces"] == before["traces"] == 1
 
 
-def assert_refused(response, status, reason):
-    assert response.status_code == status, response.text
-    assert re.search(reason, response.json()["error"])
-
-
-@pytest.mark.parametrize(
-    ("name", "in_parts"), [*[(name, False) for name in BAD], ("NaN", True), ("too large", True)]
-)
-@pytest.mark.usefixtures("still_serves")
-def test_a_bad_body_is_refused_with_the_reason(client, name, in_parts):
-    content, status, reason = BAD[name]
-    content = content if isinstance(content, (str, bytes)) else json.dumps(content)
-    content = content.encode() if isinstance(content, str) else content
-    parts = (content[i : i + 10_000] for i in range(0, len(content), 10_000))
-    response = client.post("/predict", content=parts if in_parts else content)
-    assert_refused(response, status, reason)
-    assert response.json()["error"].endswith("8 rows of 8 numbers from 0 to 16.")
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded", "json"])
-@pytest.mark.usefixtures("still_serves")
-def test_another_content_type_is_refused(client, images, kind):
-    response = client.post("/predict", content=body(images[0]), headers={"content-type": kind})
-    assert_refused(response, 415, f"'{kind}', not 'application/json'.*Send JSON")
-
-
-@pytest.mark.parametrize(
-    ("method", "place", "status"),
-    [("GET", "/predict", 405), ("POST", "/health", 405), ("POST", "/predict/", 404)],
-)
-@pytest.mark.usefixtures("still_serves")
-def test_another_place_is_refused(client, method, place, status):
-    response = client.request(method, place)
-    assert_refused(response, status, "There are POST /predict, GET /latency and GET /health")
-    assert ("allow" in response.headers) == (status == 405)
-
-
-def test_a_body_that_never_ends_is_refused(monkeypatch):
-    monkeypatch.setattr(image, "_MAX_SECONDS", 0.05)
-    headers = [(b"content-type", b"application/json")]
-    request = Request({"type": "http", "headers": headers}, lambda: asyncio.sleep(60))
-    with pytest.raises(HTTPException, match="took longer than") as caught:
-        asyncio.run(image.read_image(request))
-    assert caught.value.status_code == 408
-
-
-# --- Beginning and end ------------------------------------------------------------------------
-
-
-def test_a_signal_ends_it_with_a_report(path, images, tmp_path):
-    """Also while requests are half sent."""
-    with serving(path, tmp_path / "log") as server, contextlib.ExitStack() as stack:
-        head = _HEAD % 100
-        halves = [head[: len(head) // 2], head, head + b'{"image": [', b"POST"]
-        clients = [stack.enter_context(server.connect()) for _ in halves]
-        for client, half in zip(clients, halves, strict=True):
-            client.sendall(half)
-        # Until all are being read.
-        with httpx.Client(base_url=server.url, **_OPTIONS) as client:
-            for pixels in images[:7]:
-                client.post("/predict", content=body(pixels))
-            last = report(client)
-        start = time.monotonic()
-        printed = server.end(signal.SIGTERM)
-        assert time.monotonic() - start < 10
-        assert printed["model"] == last["model"]
-        assert (printed["model"]["count"], printed["refused"]) == (7, {})
-        for client, half in zip(clients, halves, strict=True):
-            answer = client.recv(4096)
-            assert answer[:12] == (b"HTTP/1.1 503" if len(half) >= len(head) else b"")
-        log = server.log.read_text()
-    assert "Finished server process" in log
-    assert "Traceback" not in log
-    assert "ERROR" not in log
-
-
-def test_the_command_that_the_page_shows(server):
-    page = (ROOT / "docs" / "pages" / "low-latency.md").read_text()
-    [command] = re.findall(r"```sh\n(curl .*?)```", page, re.DOTALL)
-    assert "127.0.0.1:8000/" in command
-    command = command.replace(":8000/", f":{server.port}/").replace("curl ", "curl --noproxy '*' ")
-    printed = subprocess.run(
-        command, shell=True, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert json.loads(printed.stdout)["digit"] == 0
-
-
-def test_what_cannot_be_served_ends_it_with_the_reason(server, path, tmp_path):
+def test_what_cannot_be_served_ends_it_with_the_reason(path, tmp_path):
     damaged = tmp_path / "damaged.eqxjit"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    reasons = {
-        (damaged, 0): "can't be served: .*damaged.eqxjit is damaged",
-        (tmp_path / "none.eqxjit", 0): "can't be served: .*No such file.*none.eqxjit",
-        (path, server.port): "address already in use",
-    }
-    with contextlib.ExitStack() as stack:
-        # Side by side: each takes seconds to import JAX.
-        processes = [serve(*where, subprocess.PIPE) for where in reasons]
-        for process in processes:
-            stack.callback(end, process)
-        for process, reason in zip(processes, reasons.values(), strict=True):
-            printed, log = process.communicate(timeout=300)
-            assert process.returncode not in (0, None)
-            assert re.search(reason, log)
-            assert "Traceback" not in log
-            assert "running on" not in log
-            assert printed == ""
-
-
-@pytest.mark.parametrize(
-    ("fun", "example", "message"),
-    [
-        (lambda x: x[0], np.zeros((8, 8), np.float32), "doesn't return ten probabilities"),
-        (lambda x: x * jnp.nan, np.zeros((8, 8), np.float32), "doesn't return ten"),
-        (lambda x: x[:10], np.zeros(64, np.float32), r"`x` was float32\[64\]"),
-    ],
-)
-def test_another_model_is_refused(tmp_path, fun, example, message):
-    path = tmp_path / "model.eqxjit"
-    eqxjit.freeze(fun).save(path, example)
-    with pytest.raises(ValueError, match=message):
-        classifier.load(path)
-
-
-def test_latencies_are_of_the_latest():
-    latencies = latency.Latencies()
-    assert latencies.report()["microseconds"] == {"p50": None, "p99": None, "p99.9": None}
-    for _ in range(50_000):
-        latencies.add(1.0)
-    latest = np.random.default_rng(0).uniform(size=2**14) * 1e-3
-    for seconds in latest:
-        latencies.add(seconds)
-    found = latencies.report()
-    assert found["count"] == 50_000 + 2**14
-    expected = np.percentile(latest, [50, 99, 99.9]) * 1e6
-    np.testing.assert_allclose(list(found["microseconds"].values()), expected, atol=0.06)
+    for file, reason in (
+        (damaged, "can't be served: .*damaged.eqxjit is damaged"),
+        (tmp_path / "none.eqxjit", "can't be served: .*No such file.*none.eqxjit"),
+    ):
+        with process(file, 0, subprocess.PIPE) as server:
+            printed, log = server.communicate(timeout=300)
+        assert server.returncode not in (0, None)
+        assert re.search(reason, log)
+        assert not re.search("Traceback|running on", log)
+        assert printed == ""

@@ -22,7 +22,10 @@ _SHOWN = dict(
 # Examples that don't print one answer: what tests them instead.
 _TESTED_ELSEWHERE = {
     "data_parallel": "test_distributed.py",
+    "data_loader": "test_whole_programs.py",
     "digits_server": "test_digits_server.py",
+    "neural_ode": "test_whole_programs.py",
+    "replay_buffer": "test_whole_programs.py",
 }
 
 

@@ -1,7 +1,5 @@
 """The tools that users know keep working: on upstream's wrapper, on `jax.jit`, and on ours."""
 
-import pathlib
-
 import chex
 import equinox as eqx
 import jax
@@ -9,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from tests.support.sides import CALLS, both, since_jax_0_9
+from tests.support.sides import CALLS, both
 
 X = jnp.arange(3.0)
 
@@ -77,20 +75,3 @@ def test_no_tracing(filter_jit, warm):
         with pytest.raises(RuntimeError, match="no_tracing"):
             f(X[:2])
     assert f(X[:2]).tolist() == [0, 2]
-
-
-@since_jax_0_9
-@both
-def test_names_in_profiles(filter_jit, tmp_path):
-    @filter_jit
-    def profiled_name(x):
-        return x * 2
-
-    for _ in range(CALLS):
-        profiled_name(X)
-    with jax.profiler.trace(str(tmp_path)):
-        profiled_name(X).block_until_ready()
-    [path] = pathlib.Path(tmp_path).rglob("*.xplane.pb")
-    data = jax.profiler.ProfileData.from_file(str(path))
-    names = {event.name for plane in data.planes for line in plane.lines for event in line.events}
-    assert "PjitFunction(profiled_name)" in names

@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import gc
 import pickle
 import re
 
@@ -16,7 +15,6 @@ import pytest
 import eqxjit
 from tests.support import picklable
 from tests.support.helpers import assert_same
-from tests.support.processes import run
 from tests.support.sides import CALLS, both
 
 X = jnp.arange(1.0, 4.0)
@@ -80,68 +78,26 @@ def test_options_and_entries_of_a_copy_in_this_process():
 
 
 def test_what_was_compiled_stays_behind():
-    for _ in range(CALLS):
-        picklable.elsewhere(X)
-        picklable.decorated(X)
     for thing in (picklable.elsewhere, picklable.decorated):
+        thing(X)
         assert len(pickle.dumps(thing)) < 500
-
-    @eqxjit.filter_jit
-    def local(x):
-        return x * 2
-
+    local = eqxjit.filter_jit(lambda x: x * 2)
     local(X)
     cold = len(cloudpickle.dumps(local))
     for _ in range(CALLS):
         local(X)
     assert len(cloudpickle.dumps(local)) == cold
-    assert len(cloudpickle.dumps(local.__wrapped__)) < cold + 200
 
 
 def test_modules_that_hold_a_wrapper():
-    for model in (
-        picklable.Model(X, picklable.decorated),
-        picklable.Model(X, picklable.elsewhere, static=picklable.with_options),
-        picklable.Model(X, static=(picklable.decorated, {"f": picklable.elsewhere})),
-    ):
-        copied = pickle.loads(pickle.dumps(model))
-        assert eqx.tree_equal(copied, model)
-        assert jax.tree.structure(copied) == jax.tree.structure(model)
-        f = eqxjit.filter_jit(lambda model, x: model.weight * x)
-        for _ in range(CALLS):
-            f(model, X)
-            f(copied, X)
-        assert f.cache_info()[:2] == (1, 1)
-
-
-# --- Other processes --------------------------------------------------------------------------
-
-
-def test_a_fork_after_warm_up():
-    """Nothing may be compiled in a forked child, by JAX itself; but what is warm is called."""
-    program = """
-        import os, warnings, jax.numpy as jnp
-        from tests.support import picklable
-        warnings.simplefilter("ignore")  # JAX warns of the fork.
-        x = jnp.ones(3)
-        model = picklable.Model(x)
-        for calls in range(4):
-            picklable.decorated(x)
-            model.step(x)
-            child = os.fork()
-            if child == 0:
-                # Specialised calls may well be made here for the first time.
-                right = all(
-                    picklable.decorated(x)[0].tolist() == [2, 2, 2]
-                    and model.step(x).tolist() == [1, 1, 1]
-                    for _ in range(4)
-                )
-                os._exit(0 if right else 1)
-            assert os.waitpid(child, 0)[1] == 0
-            assert picklable.decorated(x)[0].tolist() == [2, 2, 2]
-        print(picklable.decorated.cache_info().traces)
-    """
-    assert run(program) == "1\n"
+    model = picklable.Model(X, picklable.decorated, (picklable.elsewhere, {"f": picklable.plain}))
+    copied = pickle.loads(pickle.dumps(model))
+    assert eqx.tree_equal(copied, model)
+    f = eqxjit.filter_jit(lambda model, x: model.weight * x)
+    for _ in range(CALLS):
+        f(model, X)
+        f(copied, X)
+    assert f.cache_info()[:2] == (1, 1)
 
 
 # --- The turns of one thread ------------------------------------------------------------------
@@ -167,31 +123,6 @@ def test_asyncio_tasks(filter_jit):
         await asyncio.gather(*[task(i) for i in range(5)])
 
     asyncio.run(main())
-
-
-@both
-def test_a_finaliser_that_calls_while_a_function_is_traced(filter_jit):
-    inner = filter_jit(lambda x, n: (x * n, n))
-    seen = []
-
-    class Finalised:
-        def __del__(self):
-            with jax.ensure_compile_time_eval():
-                seen.append(inner(X, 5)[0].tolist())
-
-    @filter_jit
-    def outer(x, n):
-        garbage = Finalised()
-        garbage.itself = garbage
-        del garbage
-        gc.collect()
-        return inner(x, n)
-
-    for n in range(CALLS):
-        y, m = outer(X, n)
-        assert_same(y, X * n)
-        assert m == n
-    assert seen == [(X * 5).tolist()] * CALLS
 
 
 def test_pickles_refer_to_no_private_module():

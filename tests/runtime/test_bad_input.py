@@ -1,10 +1,7 @@
 """Bad arguments: an error that names the argument, caches unharmed, the next good call works."""
 
 import collections
-import functools
 import sys
-import tracemalloc
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -64,18 +61,17 @@ def new():
     return first
 
 
-def run_both(bad, match, *, upstream=Exception, error=ValueError, good=(X, X)):
+def run_both(bad, match, *, error=ValueError):
     """A bad call fails as often as it is made, and spoils neither caches nor the good calls."""
     theirs, ours = eqx.filter_jit(new()), eqxjit.filter_jit(new())
-    for f, expected in ((theirs, upstream), (ours, error)):
-        for _ in range(CALLS):
+    for _ in range(CALLS):
+        for f, expected in ((theirs, Exception), (ours, error)):
             with pytest.raises(expected) as caught:
                 f(*bad)
-        if f is ours:
-            assert match in str(caught.value), str(caught.value)
+        assert match in str(caught.value), str(caught.value)
     assert ours.cache_info()[:2] == (0, 0)
     for _ in range(CALLS):
-        assert ours(*good).tolist() == theirs(*good).tolist()
+        assert ours(X, X).tolist() == theirs(X, X).tolist()
         with pytest.raises(error):
             ours(*bad)
     assert ours.cache_info()[:2] == (1, 1)
@@ -85,19 +81,12 @@ def run_both(bad, match, *, upstream=Exception, error=ValueError, good=(X, X)):
 
 
 @pytest.mark.parametrize(
-    "value",
-    [{1, 2}, bytearray(b"a"), Unhashable(), HashRaises()],
-    ids=lambda value: type(value).__name__,
-)
-def test_an_unhashable_static_value(value):
-    match = f"The static value `tree` of type `{type(value).__name__}` can't be hashed"
-    run_both((value, X), match)
-
-
-@pytest.mark.parametrize(
     ("tree", "path"),
     [
-        ((X, [Unhashable()]), "tree[1][0]"),
+        ({1, 2}, "tree` of type `set"),
+        (bytearray(b"a"), "tree` of type `bytearray"),
+        (HashRaises(), "tree` of type `HashRaises"),
+        ((X, [Unhashable()]), "tree[1][0]` of type `Unhashable"),
         ({"a": {"b": Unhashable()}}, "tree['a']['b']"),
         (Holder({"k": Unhashable()}, X), "tree.child['k']"),
         (Pair(X, Unhashable()), "tree.second"),
@@ -105,8 +94,8 @@ def test_an_unhashable_static_value(value):
         ([Holder(Unhashable(), X)] * 2, "tree[0].child"),
     ],
 )
-def test_the_path_of_an_unhashable_static_value(tree, path):
-    run_both((tree, X), f"The static value `{path}` of type ")
+def test_an_unhashable_static_value(tree, path):
+    run_both((tree, X), f"The static value `{path}")
 
 
 def test_the_path_names_keywords_and_variadic_arguments():
@@ -125,18 +114,10 @@ def test_the_path_names_keywords_and_variadic_arguments():
 
 
 def test_an_unhashable_static_value_in_the_function_itself():
-    class Model(eqx.Module):
-        names: object
-
-        def __call__(self, x):
-            return x
-
-    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-        with pytest.raises((TypeError, ValueError), match="hash"):
-            filter_jit(Model({"a", "b"}))(X)
-    with pytest.raises(ValueError, match=r"`fun\.names` of type `set`"):
-        eqxjit.filter_jit(Model({"a", "b"}))
-    assert eqxjit.filter_jit(Model("ab"))(X).tolist() == X.tolist()
+    model = eqx.Partial(new(), {"a", "b"})
+    with pytest.raises(ValueError, match=r"`fun\.args\[0\]` of type `set`"):
+        eqxjit.filter_jit(model)
+    assert eqxjit.filter_jit(eqx.Partial(new(), "ab"))(X).tolist() == (X * 2).tolist()
 
 
 class Refusal(TypeError):
@@ -148,12 +129,10 @@ class Refuses:
         self.hashes = hashes
 
     def __hash__(self):
-        if self.hashes:
-            return 1
-        raise Refusal("no hash")
+        return 1 if self.hashes else self.__eq__(self)
 
     def __eq__(self, other):
-        raise Refusal("no comparison")
+        raise Refusal
 
 
 @pytest.mark.parametrize("hashes", [False, True])
@@ -180,42 +159,26 @@ def test_an_unhashable_value_in_a_static_field_is_compared(filter_jit):
     f = filter_jit(lambda layer: layer.weight * sum(layer.extra))
     for extra in ([1, 2], [4, 3], [1, 2], [1, 2], [1, 2], [4, 3]):
         assert f(Layer(X, extra)).tolist() == (X * sum(extra)).tolist()
-    f = filter_jit(lambda layer: layer.weight * (type(layer.extra) is HashRaises))
-    for extra in (HashRaises(), HashRaises(), None, HashRaises()):
-        for _ in range(CALLS):
-            assert f(Layer(X, extra)).tolist() == (X if extra else X * 0).tolist()
 
 
 @pytest.mark.parametrize("kind", [EqRaises, EqReturnsArray])
 @pytest.mark.parametrize(
     "place",
-    [lambda value: value, lambda value: Layer(X, value), lambda value: Layer(X, [1, value])],
-    ids=["leaf", "static field", "list in a static field"],
+    [lambda v: v, lambda v: Layer(X, v), lambda v: Layer(X, [1, v]), lambda v: Layer(X, [v] * 40)],
+    ids=["leaf", "static field", "list in a static field", "many"],
 )
 def test_a_value_is_compared_only_with_another(kind, place):
     """The same object is always found again, whatever its `__eq__` does; another one isn't."""
-    theirs, ours = eqx.filter_jit(new()), eqxjit.filter_jit(new())
+    ours = eqxjit.filter_jit(new())
     value, other = place(kind()), place(kind())
     for _ in range(CALLS):
-        assert ours(value, X).tolist() == theirs(value, X).tolist() == (X * 2).tolist()
-    with pytest.raises(ValueError, match="comparable"):
-        theirs(other, X)
+        assert ours(value, X).tolist() == (X * 2).tolist()
     path = "tree.extra" if isinstance(value, Layer) else "tree"
     for _ in range(CALLS):
         with pytest.raises(ValueError, match="can't be compared") as caught:
             ours(other, X)
         assert f"`{path}" in str(caught.value)
         assert ours(value, X).tolist() == (X * 2).tolist()
-
-
-@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
-def test_a_large_container_whose_items_cannot_be_compared_is_named():
-    f = eqxjit.filter_jit(lambda layer: layer.weight)
-    first, second = (Layer(X, [np.ones(2) for _ in range(40)]) for _ in range(2))
-    for _ in range(CALLS):
-        assert f(first).tolist() == X.tolist()
-        with pytest.raises(ValueError, match=r"`layer\.extra` of type `list` can't be compared"):
-            f(second)
 
 
 def _set_later(kind, name, value):
@@ -239,92 +202,36 @@ def _set_later(kind, name, value):
 )
 def test_a_dict_whose_keys_cannot_be_sorted(tree, path):
     run_both((tree, X), f"The keys of the dict `{path}` can't be sorted")
-
-
-@pytest.mark.parametrize("kind", [dict, functools.partial(collections.defaultdict, list)])
-def test_keys_that_cannot_be_sorted_take_nothing_of_the_recursion_limit(kind):
-    tree = kind({1: X, "a": X})
-    for _ in range(50):
-        tree = [tree]
-    f = eqxjit.filter_jit(lambda tree: 1)
-    before = recursion_left()
-    for _ in range(CALLS):
-        with pytest.raises(ValueError, match="can't be sorted"):
-            f(tree)
+    f, before = eqxjit.filter_jit(new()), recursion_left()
+    with pytest.raises(ValueError, match="can't be sorted"):
+        f(tree, X)
     assert recursion_left() == before
 
 
-@both
-def test_mixed_keys_are_fine_where_jax_does_not_sort_them(filter_jit):
-    """In static fields, and in ordered dicts. Found by the thorough property tests."""
-    f = filter_jit(lambda layer, tree: layer.weight * layer.extra["a"] + tree[1] + tree["a"])
-    for factor in (2, 3):
-        layer = Layer(X, {"a": factor})
-        layer.extra[1] = None  # Equinox flattens what a Module is made from.
-        for _ in range(CALLS):
-            tree = collections.OrderedDict([(1, X), ("a", X)])
-            assert f(layer, tree).tolist() == (X * factor + 2 * X).tolist()
+def _cyclic(kind):
+    if kind == "list":
+        cyclic = [X]
+        cyclic.append(cyclic)
+    elif kind == "dict":
+        cyclic = {"x": X}
+        cyclic["self"] = (cyclic,)
+    else:
+        cyclic = Holder(None, X)
+        object.__setattr__(cyclic, "child", [cyclic])
+    return {"a": [X, cyclic]} if kind == "further down" else cyclic
 
 
-def _cyclic_list():
-    cyclic = [X]
-    cyclic.append(cyclic)
-    return cyclic
-
-
-def _cyclic_dict():
-    cyclic = {"x": X}
-    cyclic["self"] = (cyclic,)
-    return cyclic
-
-
-def _cyclic_module():
-    module = Holder(None, X)
-    object.__setattr__(module, "child", [module])
-    return module
-
-
-def _cycle_further_down():
-    return {"a": [X, _cyclic_module()]}
-
-
-@pytest.mark.parametrize(
-    ("make", "path"),
-    [
-        (_cyclic_list, "tree"),
-        (_cyclic_dict, "tree"),
-        (_cyclic_module, "tree"),
-        (_cycle_further_down, "tree['a'][1]"),
-    ],
-)
-def test_a_pytree_that_contains_itself(make, path):
+@pytest.mark.parametrize("kind", ["list", "dict", "Module", "further down"])
+def test_a_pytree_that_contains_itself(kind):
     before = recursion_left()
     f = eqxjit.filter_jit(new())
     for _ in range(CALLS):
         with pytest.raises(ValueError, match="contains itself") as caught:
-            f(make(), X)
-        assert f"`{path}" in str(caught.value)
+            f(_cyclic(kind), X)
+        assert ("`tree['a'][1]" if kind == "further down" else "`tree") in str(caught.value)
         assert f(X, X).tolist() == (2 * X).tolist()
     # JAX never gives back the part of the interpreter's recursion limit that flattening took.
     assert recursion_left() == before
-
-
-@pytest.mark.parametrize("cls", [list, dict])
-def test_a_pytree_that_contains_itself_very_many_times(cls):
-    """Each visit finds a thousand nodes more."""
-    circle: Any = cls()
-    circle.extend([circle] * 1_000) if cls is list else circle.update(
-        {f"{i}": circle for i in range(1_000)}
-    )
-    f = eqxjit.filter_jit(new())
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError, match="contains itself"):
-            f(circle, X)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 50_000_000
 
 
 # --- Arrays -----------------------------------------------------------------------------------
@@ -351,6 +258,11 @@ def test_a_tracer_leaked_from_a_finished_trace(filter_jit):
         assert f.cache_info()[:2] == (1, 1)
 
 
+class CallableHolder(Holder):
+    def __call__(self, x):
+        return x * self.weight
+
+
 @both
 def test_a_deleted_array(filter_jit):
     donate = filter_jit(lambda x: x + 1, donate="all")
@@ -366,14 +278,14 @@ def test_a_deleted_array(filter_jit):
     if filter_jit is eqxjit.filter_jit:
         assert "The array `tree['a'][0]` has been deleted" in str(caught.value)
         assert f.cache_info()[:2] == (1, 1)
+        with pytest.raises((RuntimeError, ValueError), match=r"`fun\.weight` has been deleted"):
+            filter_jit(CallableHolder(None, array))(X)
 
 
 STRANGE_ARRAYS = {
     "strings": (np.array(["a", "b"]), "tuple"),
-    "bytes": (np.array([b"a"]), "tuple"),
     "objects": (np.array([None, object()]), "tuple"),
     "dates": (np.array(["2020-01-01"], dtype="datetime64[D]"), "as numbers"),
-    "durations": (np.array([1], dtype="timedelta64[s]"), "as numbers"),
     "a date": (np.datetime64("2020-01-01"), "as numbers"),
     "a string": (np.str_("a"), "tuple"),
     "records": (np.zeros(2, dtype=[("a", int), ("b", float)]), "fields"),
@@ -405,42 +317,10 @@ def test_an_array_that_jax_cannot_trace(kind):
         held(X)
 
 
-class CallableHolder(Holder):
-    def __call__(self, x):
-        return x * self.weight
-
-
-def test_a_deleted_array_of_the_function():
-    weight = X + 0
-    f = eqxjit.filter_jit(CallableHolder(None, weight))
-    weight.delete()
-    with pytest.raises((RuntimeError, ValueError), match=r"`fun\.weight` has been deleted"):
-        f(X)
-
-
-@both
-def test_what_a_callback_says_of_deletion_is_no_deleted_array(filter_jit):
-    """Buffers that this very call was given are deleted by then."""
-
-    def fails(x):
-        if x < 0:
-            raise ValueError("the row was deleted or donated")
-        return np.asarray(x)
-
-    @filter_jit(donate="all")
-    def f(x):
-        return jax.pure_callback(fails, jax.ShapeDtypeStruct((), jnp.float32), x)
-
-    for _ in range(CALLS):
-        assert f(jnp.array(1.0)) == 1
-        with pytest.raises(Exception, match="the row was deleted or donated"):
-            f(jnp.array(-1.0))
-
-
 # --- What can't be wrapped --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [3, None, "f", [max], X, sys, property(new())])
+@pytest.mark.parametrize("value", [3, "f", [max], X, sys, property(new())])
 @both
 def test_what_is_not_callable_cannot_be_wrapped(filter_jit, value):
     with pytest.raises(TypeError, match="callable"):
@@ -469,57 +349,58 @@ def test_decorators_in_the_wrong_order_are_told():
 # --- Exceptions while tracing -----------------------------------------------------------------
 
 
+class Breaking:
+    """A node that breaks where it is told to."""
+
+    at, error = None, KeyboardInterrupt
+
+    def __init__(self, x):
+        self.x = x
+
+    @classmethod
+    def break_at(cls, place, x):
+        if cls.at == place and isinstance(x, jax.core.Tracer):
+            raise cls.error("interrupted")
+
+    def tree_flatten(self):
+        self.break_at("flatten of the output", self.x)
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        cls.break_at("unflatten", *children)
+        return cls(*children)
+
+
+jax.tree_util.register_pytree_node_class(Breaking)
+
+
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("place", ["function", "unflatten", "flatten of the output"])
 @both
-def test_an_exception_while_tracing_leaves_no_half_made_entry(filter_jit, kind, place):
-    fail = True
-
-    def failing():
-        if fail:
-            raise kind("interrupted")
-
-    @jax.tree_util.register_pytree_node_class
-    class Node:
-        def __init__(self, x):
-            self.x = x
-
-        def tree_flatten(self):
-            if place == "flatten of the output" and isinstance(self.x, jax.core.Tracer):
-                failing()
-            return (self.x,), None
-
-        @classmethod
-        def tree_unflatten(cls, _, children):
-            if place == "unflatten" and isinstance(children[0], jax.core.Tracer):
-                failing()
-            return cls(*children)
-
+def test_an_exception_while_tracing_leaves_no_half_made_entry(filter_jit, kind, place, monkeypatch):
     @filter_jit
     def f(node, n):
-        if place == "function":
-            failing()
-        return Node(node.x * n)
+        node.break_at("function", node.x)
+        return Breaking(node.x * n)
 
-    for _ in range(2):
-        fail = True
-        for _ in range(CALLS):
-            with pytest.raises(kind, match="interrupted"):
-                f(Node(X), 2)
-        if filter_jit is eqxjit.filter_jit:
-            assert f.cache_info()[:2] == (0, 0)
-        fail = False
-        for _ in range(CALLS):
-            assert f(Node(X), 2).x.tolist() == (2 * X).tolist()
-        if filter_jit is eqxjit.filter_jit:
-            assert f.cache_info()[:2] == (1, 1)
-            f.clear_cache()
-        else:
-            jax.clear_caches()
+    monkeypatch.setattr(Breaking, "at", place)
+    monkeypatch.setattr(Breaking, "error", kind)
+    for _ in range(CALLS):
+        with pytest.raises(kind, match="interrupted"):
+            f(Breaking(X), 2)
+    if filter_jit is eqxjit.filter_jit:
+        assert f.cache_info()[:2] == (0, 0)
+    monkeypatch.setattr(Breaking, "at", None)
+    for _ in range(CALLS):
+        assert f(Breaking(X), 2).x.tolist() == (2 * X).tolist()
+    if filter_jit is eqxjit.filter_jit:
+        assert f.cache_info()[:2] == (1, 1)
 
 
 @both
-def test_an_exception_while_a_warm_entry_traces_a_new_shape(filter_jit):
+@pytest.mark.parametrize("lower", [False, True])
+def test_an_exception_while_a_warm_entry_traces_a_new_shape(filter_jit, lower):
     runs = 0
 
     @filter_jit
@@ -534,25 +415,9 @@ def test_an_exception_while_a_warm_entry_traces_a_new_shape(filter_jit):
         assert f(X).tolist() == (2 * X).tolist()
     for _ in range(CALLS):
         with pytest.raises(KeyboardInterrupt):
-            f(jnp.ones(2))
+            (f.lower if lower else f)(jnp.ones(2))
         assert f(X).tolist() == (2 * X).tolist()
     assert runs == 1 + CALLS
-    if filter_jit is eqxjit.filter_jit:
-        assert f.cache_info()[:2] == (1, 1)
-
-
-@both
-def test_an_exception_while_lowering(filter_jit):
-    @filter_jit
-    def f(x, n):
-        if n == 0:
-            raise KeyboardInterrupt
-        return x * n
-
-    for _ in range(CALLS):
-        with pytest.raises(KeyboardInterrupt):
-            f.lower(X, 0)
-        assert f(X, 2).tolist() == (2 * X).tolist()
     if filter_jit is eqxjit.filter_jit:
         assert f.cache_info()[:2] == (1, 1)
 

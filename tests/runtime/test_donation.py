@@ -37,13 +37,10 @@ def array(value=0.0, shape=(16,), dtype=jnp.float32):
     return jax.block_until_ready(jnp.full(shape, value, dtype) + jnp.ones((), dtype))
 
 
-#: Functions, and fresh arguments for a call: positional and by keyword.
 WORKLOADS = {
-    "one": (lambda a: a + 1, lambda: ((array(),), {})),
     "two": (lambda a, b: (a + 1, b * 2), lambda: ((array(), array(1)), {})),
     "swapped": (lambda a, b: (b * 2, a + 1), lambda: ((array(), array(1)), {})),
     "by keyword": (lambda a, b: (a + 1, b * 2), lambda: ((), {"b": array(1), "a": array()})),
-    "keyword-only": (lambda *, a, b: (a + 1, b * 2), lambda: ((), {"a": array(), "b": array(1)})),
     "unpacked": (
         lambda *args, **kwargs: jax.tree.map(lambda leaf: leaf + 1, (args, kwargs)),
         lambda: ((array(), array(1), array(2)), {"z": array(3), "a": array(4)}),
@@ -66,7 +63,6 @@ WORKLOADS = {
         lambda key, a: (jax.vmap(jax.random.fold_in, (0, None))(key, 1), a + 1),
         lambda: ((jax.random.split(jax.random.key(0), 4), array()), {}),
     ),
-    "nothing": (lambda: jnp.ones(3), lambda: ((), {})),
 }
 
 
@@ -98,12 +94,10 @@ def test_what_is_deleted_and_what_is_reused(name, donate):
     ours, upstream = eqxjit.filter_jit(fun, donate=donate), eqx.filter_jit(fun, donate=donate)
     for _ in range(CALLS):
         out, deleted, reused = effects(ours, *make())
-        expected_out, expected_deleted, expected_reused = effects(upstream, *make())
-        assert_same(out, expected_out)
-        assert deleted == expected_deleted
-        assert reused == expected_reused
-    if donate == "none":
-        assert not any(deleted)
+        expected, *others = effects(upstream, *make())
+        assert_same(out, expected)
+        assert [deleted, reused] == others
+    assert donate != "none" or not any(deleted)
 
 
 # --- The arrays of the function ---------------------------------------------------------------
@@ -126,18 +120,6 @@ def test_the_arrays_of_the_function_are_donated(filter_jit, donate):
         else:
             with pytest.raises(Exception, match=r"deleted|donated"):
                 f(array(1), array(2))
-
-
-@both
-@ignore_warning
-@pytest.mark.parametrize("donate", ["all", "warn"])
-def test_a_wrapped_module_that_donates_can_be_called_again(filter_jit, donate):
-    """Where there is one output for two donated arrays, the first argument's buffer is taken."""
-    f = filter_jit(Layer(array()), donate=donate)
-    for i in range(CALLS):
-        x = array(i)
-        assert_same(f(x), array() + array(i))
-        assert x.is_deleted()
 
 
 @ignore_warning
@@ -203,39 +185,24 @@ def test_the_warning(filter_jit, donate):
     """Shown for `"warn..."` once a compilation, hidden for `"all..."`."""
     f = filter_jit(lambda a, b: a.sum() + b.sum(), donate=donate)
     shown = int(donate.startswith("warn"))
-    for shape in [(16,), (3,), (2, 2)]:
-        assert warned(f, array(shape=shape), array(shape=shape)) == shown
-        for _ in range(CALLS):
-            assert warned(f, array(shape=shape), array(shape=shape)) == 0
+    for clear in (False, True):
+        if clear:
+            jax.clear_caches()
+        for shape in [(16,), (2, 2)]:
+            assert warned(f, array(shape=shape), array(shape=shape)) == shown
+            for _ in range(CALLS):
+                assert warned(f, array(shape=shape), array(shape=shape)) == 0
 
 
-@both
-@pytest.mark.parametrize("donate", ["all", "warn"])
-def test_the_warning_of_a_new_trace_in_a_warm_call(filter_jit, donate):
-    """A new dtype, and caches that were cleared, after a specialised call has taken over."""
-    f = filter_jit(lambda a: a.sum(), donate=donate)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(CALLS):
-            f(array())
-    shown = int(donate == "warn")
-    assert warned(f, array(dtype=jnp.bfloat16)) == shown
-    jax.clear_caches()
-    assert warned(f, array()) == shown
-
-
-#: Calls that have JAX lower a warm function, without tracing it: a transformation, run eagerly.
 EAGER = {
     "grad": lambda f: jax.grad(lambda a: f(a, 2))(array()),
     "vmap": lambda f: jax.vmap(lambda a: f(a, 2))(array(shape=(2, 16))),
-    "jvp": lambda f: jax.jvp(lambda a: f(a, 2), (array(),), (array(),)),
-    "linearize": lambda f: jax.linearize(lambda a: f(a, 2), array())[1](array()),
     "vjp": lambda f: jax.vjp(lambda a: f(a, 2), array())[1](jnp.ones(())),
 }
 
 
 @pytest.mark.parametrize("warm", [1, CALLS])
-@pytest.mark.parametrize("donate", DONATE)
+@pytest.mark.parametrize("donate", ["all", "warn", "warn-except-first"])
 @pytest.mark.parametrize("kind", EAGER)
 def test_the_warning_of_a_transformation_in_a_warm_call(kind, donate, warm):
     """Shown where upstream shows it, and nowhere else; a pullback runs outside of the call."""
@@ -245,50 +212,6 @@ def test_the_warning_of_a_transformation_in_a_warm_call(kind, donate, warm):
         before = [warned(f, array(), 2) for _ in range(warm)]
         seen.append([before, *(warned(EAGER[kind], f) for _ in range(2))])
     assert seen[1] == seen[0]
-
-
-@both
-@pytest.mark.parametrize("kind", ["grad", "vmap", "jvp"])
-def test_no_warning_becomes_an_error(filter_jit, kind):
-    """Under `-W error`, in a call that compiles once more; and no call fails for good."""
-    f = filter_jit(lambda a, n: a.sum() * n, donate="all")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        before = list(warnings.filters)
-        for _ in range(CALLS):
-            f(array(), 2)
-        for _ in range(2):
-            EAGER[kind](f)
-            f(array(), 2)
-        assert warnings.filters == before
-
-
-@ignore_warning
-def test_donation_makes_no_difference_to_what_is_traced():
-    counts = []
-    for donate in ("none", "all"):
-        f = eqxjit.filter_jit(lambda a, n: a.sum() * n, donate=donate)
-        for kind in EAGER:
-            for _ in range(CALLS):
-                f(array(), 2)
-                EAGER[kind](f)
-        counts.append(f.cache_info())
-    assert counts[0] == counts[1]
-
-
-@both
-def test_a_nested_function_is_hidden_with_the_outer_one(filter_jit):
-    """One that runs while another is traced: whoever is on the stack hides the warning."""
-    inner = filter_jit(lambda a: a.sum(), donate="warn")
-
-    def outer(a):
-        with jax.ensure_compile_time_eval():
-            inner(jnp.ones(16) + 1)
-        return a + 1
-
-    assert warned(filter_jit(outer, donate="all"), array()) == 0
-    jax.clear_caches()
-    assert warned(filter_jit(outer, donate="none"), array()) == 1
 
 
 def test_the_warning_of_another_thread_is_shown():
@@ -341,16 +264,6 @@ def test_a_result_is_never_the_callers_own_array(filter_jit, make):
             consume(leaf)
         assert not a.is_deleted()
         assert_same(a, array())
-
-
-@both
-def test_numpy_arrays_are_never_overwritten(filter_jit):
-    f = filter_jit(lambda a, b: (a + 1, b * 2), donate="all")
-    a, b = np.ones(64, np.float32), np.ones((), np.float32)
-    for _ in range(CALLS):
-        assert_same(f(a, b)[0], jnp.full(64, 2.0, jnp.float32))
-        assert (a == 1).all()
-        assert b == 1
 
 
 @both

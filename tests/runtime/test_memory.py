@@ -10,7 +10,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 import pytest
 
 import eqxjit
@@ -44,16 +43,23 @@ class Owner:
     def __init__(self, i):
         self.i = i
 
-    def method(self, x):
-        return x * self.i
-
     def __call__(self, x):
         return x * self.i
+
+    method = __call__
 
 
 def executables():
     gc.collect()
     return len(jax.devices()[0].client.live_executables())
+
+
+def test_bounds_of_one_and_of_none():
+    one, unbounded = (eqxjit.filter_jit(lambda x, n: x * n, maxsize=n) for n in (1, None))
+    for n in (1, 2, 1, 1, 1, 1, 3, 3, 3, 3):
+        assert one(X, n).tolist() == unbounded(X, n).tolist() == (X * n).tolist()
+    assert one.cache_info() == (1, 4, 1, 6)
+    assert unbounded.cache_info() == (3, 3, None, 7)
 
 
 # --- Functions ------------------------------------------------------------------------------------
@@ -84,21 +90,7 @@ def _returning(output):
     return make
 
 
-def closure_over_arrays(filter_jit, i):
-    weight = X * i
-
-    def f(x):
-        return x * weight
-
-    return f, filter_jit(f)
-
-
-def nested(filter_jit, i):
-    def f(x):
-        return inner(x) + 1
-
-    inner = filter_jit(lambda x: x * i)
-    return f, filter_jit(f)
+plain = _function()
 
 
 def recursive(filter_jit, i):
@@ -109,41 +101,20 @@ def recursive(filter_jit, i):
     return f, wrapper
 
 
-def with_a_static_default(filter_jit, i):
-    def f(x, owner=Owner(2)):  # noqa: B008
-        return x * i * owner.i
-
-    return f, filter_jit(f)
-
-
-def _owner(method):
-    """How an object and the wrapper of what it does are made."""
-
-    def make(filter_jit, i):
-        owner = Owner(i)
-        return owner, filter_jit(method(owner))
-
-    return make
-
-
-plain = _function()
-
 FUNCTIONS = {
     "plain": plain,
-    "decorated": _function(lambda filter_jit, f: filter_jit()(f)),
     "with options": _function(
         lambda filter_jit, f: filter_jit(f, donate="all-except-first", inline=True)
     ),
     "blocking": _function(lambda filter_jit, f: filter_jit(f, block=True)),
     "wrapped twice": _function(lambda filter_jit, f: filter_jit(filter_jit(f))),
-    "nested": nested,
+    "nested": _function(lambda filter_jit, f: filter_jit(lambda x: filter_jit(f)(x) + 1)),
     "filter_grad": _function(
         lambda filter_jit, f: filter_jit(eqx.filter_grad(lambda x: f(x).sum()))
     ),
     "filter_vmap": _function(lambda filter_jit, f: filter_jit(eqx.filter_vmap(f))),
     "partial": _function(lambda filter_jit, f: filter_jit(functools.partial(f, 2))),
     "jax Partial": _function(lambda filter_jit, f: filter_jit(jax.tree_util.Partial(f, X))),
-    "closure over arrays": closure_over_arrays,
     "returning static objects": _returning(
         lambda x, i, f, wrapper: {"y": x * i, "static": Owner(i), "f": lambda: i, "n": i}
     ),
@@ -158,9 +129,8 @@ FUNCTIONS = {
         lambda x, i, f, wrapper: jax.pure_callback(lambda x: np.asarray(x) * i, x, x)
     ),
     "recursive": recursive,
-    "with a static default": with_a_static_default,
-    "a method of an object": _owner(lambda owner: owner.method),
-    "a callable object": _owner(lambda owner: owner),
+    "a method of an object": lambda filter_jit, i: (o := Owner(i), filter_jit(o.method)),
+    "a callable object": lambda filter_jit, i: (o := Owner(i), filter_jit(o)),
 }
 
 
@@ -193,32 +163,6 @@ def test_a_dropped_function_is_collected_with_its_programs(name, calls):
     assert programs <= 0
 
 
-def test_upstream_keeps_them():
-    assert _left_over(plain, eqx.filter_jit, 1) == (SOME, SOME)
-
-
-def test_functions_that_fail_are_collected():
-    def make(filter_jit, i):
-        def f(x):
-            if i % 2:
-                raise KeyError(i)
-            return eqx.error_if(x, x > 0, "positive")
-
-        wrapper = filter_jit(f)
-
-        def call(x):
-            for bad in (x, {1: x, "a": x}):
-                with pytest.raises((KeyError, ValueError, RuntimeError)):
-                    wrapper(bad)
-
-        return f, call
-
-    make(eqxjit.filter_jit, 0)[1](X)
-    functions, programs = _left_over(make, eqxjit.filter_jit, CALLS)
-    assert functions == 0
-    assert programs <= 0
-
-
 def transformed(wrapper):
     """JAX compiles for an eager `vmap` what is traced already."""
     for _ in range(2):
@@ -227,8 +171,8 @@ def transformed(wrapper):
 
 
 @pytest.mark.parametrize("then", [transformed, lambda wrapper: wrapper.lower(X).compile()(X)])
-@pytest.mark.parametrize("calls", [0, 1, CALLS])
-@pytest.mark.parametrize("name", ["plain", "blocking", "with a runtime check"])
+@pytest.mark.parametrize("calls", [0, CALLS])
+@pytest.mark.parametrize("name", ["plain", "with a runtime check"])
 def test_a_function_that_was_transformed_or_compiled_is_collected(name, calls, then):
     make = FUNCTIONS[name]
     # The jitted part of `error_if` is shared, and keeps what first called it.
@@ -236,102 +180,45 @@ def test_a_function_that_was_transformed_or_compiled_is_collected(name, calls, t
     assert _left_over(make, eqxjit.filter_jit, calls, then)[0] == 0
 
 
-@pytest.mark.slow
-def test_modules_as_functions_are_kept_within_a_bound():
-    """They have no function of their own to be kept with: the latest 128 forms are (README)."""
-    before = executables()
-    for i in range(133):
-        eqxjit.filter_jit(Model(X, i))(X)
-    assert executables() - before <= 128
-    eqx.clear_caches()
-    assert executables() <= before
-
-
-@pytest.mark.parametrize("calls", [0, 1, CALLS])
-def test_a_module_goes_with_the_wrapper_of_its_magic_method(calls):
-    """Python binds `model.__call__` itself, not Equinox: to `filter_jit` the model is static."""
-    alive = []
-    for i in range(SOME):
-        model = Model(X + i, i)
-        wrapper = eqxjit.filter_jit(model.__call__)
-        for _ in range(calls):
-            wrapper(X)
-        alive.append(weakref.ref(model.weight))
-    del model, wrapper
-    gc.collect()
-    assert not any(ref() is not None for ref in alive)
-
-
-def test_the_arrays_of_a_module_as_function_go_at_once():
-    """Without the garbage collector: no cycle holds on to what may be gigabytes."""
-    gc.collect()
-    gc.disable()
-    try:
-        for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
-            for calls in range(CALLS + 1):
-                for function in (lambda model: model, lambda model: model.method):
-                    model = Model(X + calls)
-                    alive = weakref.ref(model.weight)
-                    wrapper = filter_jit(function(model))
-                    for _ in range(calls):
-                        wrapper(X)
-                    del wrapper, model
-                    assert alive() is None
-    finally:
-        gc.enable()
-
-
 # --- Arguments ------------------------------------------------------------------------------------
 
 
-@both
-@pytest.mark.parametrize("calls", range(1, CALLS + 1))
-def test_arrays_passed_in_are_not_kept(filter_jit, calls):
-    f = filter_jit(lambda model, x, *rest, **options: (model.weight * x, model, rest, options))
+@pytest.fixture
+def no_collection():
+    """Without the garbage collector: no cycle holds on to what may be gigabytes."""
     gc.collect()
     gc.disable()
-    try:
-        before = len(jax.live_arrays())
-        alive = []
-        for i in range(calls):
-            model, x, y = Model(X + i), X + i, np.arange(3.0)
-            alive += [weakref.ref(model.weight), weakref.ref(x), weakref.ref(y)]
-            alive += [weakref.ref(leaf) for leaf in jax.tree.leaves(f(model, x, x + 1, k=[y, x]))]
-        del model, x, y
-        # Nor by a cycle, which the next collection would have to find.
-        assert not any(ref() is not None for ref in alive)
-        assert len(jax.live_arrays()) <= before
-    finally:
-        gc.enable()
+    yield
+    gc.enable()
 
 
-def test_examples_of_what_is_lowered_go_at_once():
-    """Without the garbage collector: a program is often kept for as long as a process runs."""
+@pytest.mark.usefixtures("no_collection")
+def test_the_arrays_of_a_module_as_function_go_at_once():
+    for calls in range(CALLS + 1):
+        for function in (lambda model: model, lambda model: model.method):
+            model = Model(X + calls)
+            alive = weakref.ref(model.weight)
+            wrapper = eqxjit.filter_jit(function(model))
+            for _ in range(calls):
+                wrapper(X)
+            del wrapper, model
+            assert alive() is None
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_examples_of_what_is_lowered_or_frozen_go_at_once():
     f = eqxjit.filter_jit(lambda model, x: model(x))
-    gc.collect()
-    gc.disable()
-    try:
-        model = Model(X + 1)
-        alive = weakref.ref(model.weight)
-        lowered = f.lower(model, X)
-        del model
-        assert alive() is None
-        assert lowered.compile()(Model(X), X).tolist() == (X * X).tolist()
-    finally:
-        gc.enable()
-
-
-def test_the_constants_of_a_frozen_function_go_with_it():
-    gc.collect()
-    gc.disable()
-    try:
-        before = len(jax.live_arrays())
-        frozen = eqxjit.freeze(Model(X * 3))
-        frozen.compile(X)
-        del frozen
-        assert len(jax.live_arrays()) <= before
-    finally:
-        gc.enable()
+    model = Model(X + 1)
+    alive = weakref.ref(model.weight)
+    lowered = f.lower(model, X)
+    del model
+    assert alive() is None
+    assert lowered.compile()(Model(X), X).tolist() == (X * X).tolist()
+    before = len(jax.live_arrays())
+    frozen = eqxjit.freeze(Model(X * 3))
+    frozen.compile(X)
+    del frozen
+    assert len(jax.live_arrays()) <= before
 
 
 class Incomparable:
@@ -342,27 +229,37 @@ class Incomparable:
         return 1
 
 
-@both
-def test_arrays_of_a_refused_call_go_at_once(filter_jit):
+@pytest.mark.usefixtures("no_collection")
+def test_arrays_of_a_refused_call_go_at_once():
     """Also where it is found out which argument is to blame, which raises and catches."""
-    f = filter_jit(lambda x, *rest: x)
+    f = eqxjit.filter_jit(lambda x, *rest: x)
     circle = []
     circle.append(circle)
-    refused = [({1},), (Incomparable(),), (circle,), ({1: 1, "a": 2},)]
-    gc.collect()
-    gc.disable()
-    try:
-        for rest in refused:
-            x = X + 1
-            alive = weakref.ref(x)
-            try:
-                f(x, *rest)
-                f(x, *map(copy.copy, rest))
-            except Exception:
-                x = None
-            assert x is alive() is None
-    finally:
-        gc.enable()
+    for rest in [({1},), (Incomparable(),), (circle,), ({1: 1, "a": 2},)]:
+        x = X + 1
+        alive = weakref.ref(x)
+        try:
+            f(x, *rest)
+            f(x, *map(copy.copy, rest))
+        except Exception:
+            x = None
+        assert x is alive() is None
+
+
+@both
+@pytest.mark.parametrize("calls", range(1, CALLS + 1))
+@pytest.mark.usefixtures("no_collection")
+def test_arrays_passed_in_are_not_kept(filter_jit, calls):
+    f = filter_jit(lambda model, x, *rest, **options: (model.weight * x, model, rest, options))
+    before = len(jax.live_arrays())
+    alive = []
+    for i in range(calls):
+        model, x, y = Model(X + i), X + i, np.arange(3.0)
+        alive += [weakref.ref(model.weight), weakref.ref(x), weakref.ref(y)]
+        alive += [weakref.ref(leaf) for leaf in jax.tree.leaves(f(model, x, x + 1, k=[y, x]))]
+    del model, x, y
+    assert not any(ref() is not None for ref in alive)
+    assert len(jax.live_arrays()) <= before
 
 
 def test_arrays_of_calls_of_every_kind_are_not_kept():
@@ -399,39 +296,20 @@ def test_arrays_of_calls_of_every_kind_are_not_kept():
 # --- Static values --------------------------------------------------------------------------------
 
 
-def test_bounds_of_one_and_of_none():
-    one = eqxjit.filter_jit(lambda x, n: x * n, maxsize=1)
-    unbounded = eqxjit.filter_jit(lambda x, n: x * n, maxsize=None)
-    assert (X * 2).tolist() == [2, 4, 6]  # Compiled, as the products below.
-    before = executables()
-    for n in (1, 2, 1, 1, 1, 1, 3, 3, 3, 3):
-        assert one(X, n).tolist() == unbounded(X, n).tolist() == (X * n).tolist()
-    assert one.cache_info() == (1, 4, 1, 6)
-    assert unbounded.cache_info() == (3, 3, None, 7)
-    assert executables() - before <= 1 + 3
-    assert eqxjit.filter_jit(lambda: None).cache_info().maxsize == 1024
-
-
-@pytest.mark.parametrize("warm", [1, 2, CALLS])
+@pytest.mark.parametrize("warm", [1, CALLS])
 def test_the_least_recently_used_entry_goes(warm):
     traced = []
-
-    def f(x, n):
-        traced.append(n)
-        return x * n
-
-    f = eqxjit.filter_jit(f, maxsize=3)
+    f = eqxjit.filter_jit(lambda x, n: traced.append(n) or x * n, maxsize=3)
     for n in (1, 2, 3):
         for _ in range(warm):
             f(X, n)
     # What is called again and again stays, whatever comes and goes beside it.
-    for n in range(4, 20):
+    for n in range(4, 12):
         for _ in range(CALLS):
             f(X, 1)
         f(X, n)
-    assert traced == [1, 2, 3, *range(4, 20)]
     f(X, 2)
-    assert traced[-1] == 2
+    assert traced == [1, 2, 3, *range(4, 12), 2]
 
 
 class _Static:
@@ -440,10 +318,8 @@ class _Static:
 
 STATICS = {
     "a lambda": lambda: lambda: None,
-    "an object": _Static,
     "a method of an object": lambda: Owner(1).method,
     "an object in a tuple": lambda: (1, (_Static(), "a")),
-    "an object in a static field": lambda: Model(X, _Static()),
     "a list in a static field": lambda: Model(X, [_Static()]),
     "a dict key in a static field": lambda: Model(X, {_Static(): 1}),
 }
@@ -461,29 +337,11 @@ def test_an_entry_goes_with_the_object_that_it_was_made_for(kind):
     assert f.cache_info().entries == 0
 
 
-def test_specialised_calls_keep_the_latest_objects_at_most():
-    """They compare with the object itself."""
-    most = 64 if eqxjit.native_enabled() else 8
-    f = eqxjit.filter_jit(lambda static, x: x * 2)
-    before = executables()
-    for _ in range(most + 3):
-        static = STATICS["a lambda"]()
-        for _ in range(CALLS):
-            f(static, X)
-    del static
-    gc.collect()
-    assert f.cache_info().entries <= most
-    f.clear_cache()
-    assert executables() <= before
-
-
 RETURNED = {
     "a lambda": lambda owner: lambda: owner,
     "an object in a field": lambda owner: Model(X, owner),
-    "a lambda in the place of an array": lambda owner: Model(lambda: owner),
     "a lambda in tuples in a field": lambda owner: Model(X, (1, (lambda: owner, "a"))),
     "a method": lambda owner: owner.method,
-    "a method in a field": lambda owner: Model(X, owner.method),
     "a partial": lambda owner: eqx.Partial(lambda x: owner, X),
     "in a dict": lambda owner: {"a": lambda: owner, "b": Model(X, owner)},
 }
@@ -508,33 +366,6 @@ def test_an_entry_goes_although_it_returns_what_it_was_given(kind):
     assert f.cache_info().entries == 0
 
 
-def test_a_module_as_function_that_returns_itself_is_not_kept():
-    alive = []
-    for i in range(SOME):
-        owner = Owner(i)
-        alive.append(weakref.ref(owner))
-        model = ReturnsItself(X, owner)
-        assert eqxjit.filter_jit(model)(X).static is owner
-    del owner, model
-    gc.collect()
-    assert sum([ref() is not None for ref in alive]) == 0
-
-
-class ReturnsItself(Model):
-    def __call__(self, x):
-        return self
-
-
-def test_the_entry_of_a_living_object_stays():
-    f = eqxjit.filter_jit(lambda static, x: x * 2)
-    kept = [_Static() for _ in range(5)]
-    for _ in range(CALLS):
-        for static in kept:
-            f(static, X)
-    gc.collect()
-    assert f.cache_info()[:2] == (5, 5)
-
-
 def test_a_new_object_at_a_dead_ones_address_is_another():
     """`id` is reused at once: a stale entry would be found."""
     f = eqxjit.filter_jit(lambda static, x: x * static.value)
@@ -549,67 +380,34 @@ def test_a_new_object_at_a_dead_ones_address_is_another():
 # --- The long run ---------------------------------------------------------------------------------
 
 
-def _growth(work, times):
-    """By how many MiB the process grows over some rounds of work, after as many to settle in."""
-    for _ in range(times):
-        work()
-    gc.collect()
-    before = _allocated()
-    for _ in range(times):
-        work()
-    gc.collect()
-    return (_allocated() - before) / 2**20
+WARM_CALLS = """
+    import gc, equinox as eqx, jax, jax.numpy as jnp, psutil
+    import eqxjit
+    from tests.runtime.test_memory import Model, X
 
+    def allocated():
+        gc.collect()
+        # Pages of files come and go as the system likes.
+        return psutil.Process().memory_full_info().uss
 
-def _allocated():
-    """How many bytes are the process's alone; pages of files come and go as the system likes."""
-    return psutil.Process().memory_full_info().uss
-
-
-def _alone(test):
-    """A test in a process of its own: in one that tests share, what others leave comes and goes."""
-
-    @functools.wraps(test)
-    def in_a_process():
-        name = test.__name__
-        run(f"from tests.runtime.test_memory import {name}\n{name}.__wrapped__()")
-
-    return in_a_process
-
-
-@pytest.mark.slow
-@_alone
-def test_warm_calls_take_no_memory():
-    """A hundred bytes kept by each call would be 6 MiB here."""
-    model, big = Model(X), Model(jnp.ones(1000), "static")
+    big = Model(jnp.ones(1000), "static")
     f = eqxjit.filter_jit(lambda model, x, n: {"y": model(x) * n, "model": model, "n": n})
-    assert eqxjit.filter_jit(model).cache_info() is not None
 
     def work():
+        model = Model(X)
         for _ in range(20_000):
             f(model, X, 2)
             f(big, big.weight, 2)
             model.step(X)
 
-    assert _growth(work, 1) < 4
+    work()
+    before = allocated()
+    work()
+    print((allocated() - before) / 2**20)
+"""
 
 
 @pytest.mark.slow
-@_alone
-def test_reinitialised_models_take_no_memory():
-    f = eqxjit.filter_jit(lambda model, x: jax.vmap(model)(x))
-    alive = []
-
-    def work():
-        for i in range(50):
-            model = jax.tree.map(
-                lambda x: x, eqx.nn.MLP(4, 4, 64, 2, key=jax.random.key(i), activation=jnp.tanh)
-            )
-            f(model, jnp.ones((2, 4)))
-            alive.append(weakref.ref(model.layers[0].weight))
-
-    growth = _growth(work, 1)
-    assert f.cache_info()[:2] == (1, 1)
-    del f
-    assert not any(ref() is not None for ref in alive)
-    assert growth < 10
+def test_warm_calls_take_no_memory():
+    """A hundred bytes kept by each call would be 6 MiB here."""
+    assert float(run(WARM_CALLS)) < 4

@@ -15,17 +15,13 @@ import weakref
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import eqxjit
-from eqxjit._spec.static import freeze, referents
-from eqxjit._spec.tree import split
 from tests.support.helpers import Twins, assert_same
 from tests.support.models import Frozen, Pair, Thawed
-from tests.support.sides import CALLS, both
+from tests.support.sides import CALLS
 
 
 class Level(enum.IntEnum):
@@ -86,11 +82,9 @@ class LeafHolder(eqx.Module):
     value: Any
 
 
-#: Where a static value can be that is a leaf: how it is put there, and how a function finds it.
 AS_LEAF = {
     "an argument": (lambda v: v, lambda t: t),
-    "a tuple": (lambda v: (v, 1), lambda t: t[0]),
-    "a list of lists": (lambda v: [[v], []], lambda t: t[0][0]),
+    "a list of tuples": (lambda v: [(v, 1), []], lambda t: t[0][0]),
     "a dict": (lambda v: {"k": v}, lambda t: t["k"]),
     "a Module's field": (LeafHolder, lambda t: t.value),
     "a Partial": (lambda v: eqx.Partial(max, v), lambda t: t.args[0]),
@@ -100,15 +94,16 @@ AS_LEAF = {
     "a dataclass within": (lambda v: Frozen((Frozen(v), 1)), lambda t: t.value[0].value),
 }
 
-#: Where it can be as metadata of a node.
 AS_METADATA = {
     "a static field": (Holder, lambda t: t.value),
     "a static field within": (
         lambda v: [LeafHolder({"a": Holder(v)})],
         lambda t: t[0].value["a"].value,
     ),
-    "a tuple in a static field": (lambda v: Holder((2, (v,))), lambda t: t.value[1][0]),
-    "a list in a static field": (lambda v: Holder([2, [v]]), lambda t: t.value[1][0]),
+    "a list of tuples in a static field": (
+        lambda v: Holder([2, (v,)]),
+        lambda t: t.value[1][0],
+    ),
     "a dict in a static field": (lambda v: Holder({"k": v}), lambda t: t.value["k"]),
     "a slice in a static field": (lambda v: Holder(slice(1, v)), lambda t: t.value.stop),
     "a dataclass in a static field": (lambda v: Holder(Frozen(v)), lambda t: t.value.value),
@@ -126,15 +121,6 @@ CASES = [
         for group in ("one", "signs", "tuple")
     ],
 ]
-
-
-@pytest.mark.parametrize("place", AS_LEAF | AS_METADATA)
-def test_flags_are_told_apart(place):
-    put, get = (AS_LEAF | AS_METADATA)[place]
-    f = eqxjit.filter_jit(lambda tree, x: x if get(tree) else -x)
-    for flag in (True, False, True, True, False, False):
-        assert_same(f(put(flag), jnp.ones(2)), jnp.ones(2) if flag else -jnp.ones(2))
-    assert f.cache_info().traces == 2
 
 
 def shown(value):
@@ -155,24 +141,6 @@ def test_equal_values_that_differ_are_told_apart(place, group):
     assert twins.ours.traces == len(values)
 
 
-def test_the_wrong_results_of_upstream():
-    """What a user sees of it: a program for one value computes for another."""
-    x = jnp.arange(4)
-    divided = Twins(lambda x, by: x // by)
-    assert divided.upstream(x, 2).dtype == divided.upstream(x, 2.0).dtype == jnp.int32  # wrong
-    raised = Twins(lambda x, keepdims: x.sum(keepdims=bool(keepdims is True)))
-    assert raised.upstream(x, 1).shape == raised.upstream(x, True).shape == ()  # wrong
-    signed = Twins(lambda x, by: jnp.copysign(x, by))
-    assert signed.upstream(1.0 * x, 0.0)[1] == signed.upstream(1.0 * x, -0.0)[1] == 1  # wrong
-    for _ in range(CALLS):
-        assert divided.ours(x, 2).dtype == jnp.int32
-        assert divided.ours(x, 2.0).dtype == jnp.float32
-        assert raised.ours(x, 1).shape == ()
-        assert raised.ours(x, True).shape == (1,)
-        assert signed.ours(1.0 * x, 0.0)[1] == 1
-        assert signed.ours(1.0 * x, -0.0)[1] == -1
-
-
 # How a value reaches the function, other than as a positional argument of the call.
 CALL_FORMS = {
     "keyword": lambda f, v: f(value=v),
@@ -187,11 +155,10 @@ def test_equal_values_are_told_apart_however_they_are_passed(form):
     def f(value=None, unused=0, *values, only=None, **others):
         return [shown(v) for v in (value, *values, only, others.get("other")) if v is not None]
 
-    twins, call = Twins(f), CALL_FORMS[form]
-    values = CONFUSABLE["one"]
-    assert [call(twins.upstream, v) for v in values] != [[shown(v)] for v in values]
+    jitted, call = eqxjit.filter_jit(f), CALL_FORMS[form]
     for _ in range(CALLS):
-        assert [call(twins.ours, v) for v in values] == [[shown(v)] for v in values]
+        for v in CONFUSABLE["one"]:
+            assert call(jitted, v) == [shown(v)]
 
 
 @pytest.mark.parametrize("values", [(1, True, 1.0), (0.0, -0.0)])
@@ -210,14 +177,16 @@ def test_keys_of_dict_arguments_are_told_apart(values):
     [
         lambda v: functools.partial(lambda v, x: (x, shown(v)), v),
         lambda v: eqx.Partial(lambda v, x: (x, shown(v)), v),
+        lambda v: Scaled(jnp.ones(2), v),
     ],
-    ids=["functools.partial", "eqx.Partial"],
+    ids=["functools.partial", "eqx.Partial", "Module"],
 )
 def test_equal_values_within_the_function_are_told_apart(wrap):
-    for value in CONFUSABLE["one"] * 2:
-        f = eqxjit.filter_jit(wrap(value))
-        for _ in range(CALLS):
-            assert f(jnp.zeros(2))[1] == shown(value)
+    """Upstream's wrappers of Modules share one cache, and so here do those of equal Modules."""
+    functions = [(value, wrap(value)) for value in CONFUSABLE["one"]]
+    for _ in range(CALLS):
+        for value, function in functions:
+            assert eqxjit.filter_jit(function)(jnp.zeros(2))[1] == shown(value)
 
 
 class Scaled(eqx.Module):
@@ -228,16 +197,6 @@ class Scaled(eqx.Module):
         return x * self.weight, shown(self.by)
 
 
-def test_equal_fields_of_a_wrapped_module_are_told_apart():
-    """Upstream's wrappers of Modules share one cache, and so here do those of equal Modules."""
-    models = [Scaled(jnp.ones(2), v) for v in CONFUSABLE["one"]]
-    upstream = [eqx.filter_jit(model)(1.0)[1] for model in models]
-    assert upstream != [shown(model.by) for model in models]
-    for _ in range(CALLS):
-        for model in models:
-            assert eqxjit.filter_jit(model)(1.0)[1] == shown(model.by)
-
-
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
 def test_arrays_in_static_fields_are_told_apart():
     """By `==`, which broadcasts and converts, upstream takes these for one another."""
@@ -245,28 +204,22 @@ def test_arrays_in_static_fields_are_told_apart():
         *(jnp.ones(1), jnp.ones((1, 1)), jnp.ones((), int), jnp.ones(()), jnp.asarray(1.0)),
         *(jnp.zeros(1), -jnp.zeros(1)),
     ]
-    models = [Scaled(jnp.ones(2), array) for array in arrays]
     twins = Twins(lambda model: (model.weight, repr(model.by)))
-    assert len({twins.upstream(model)[1] for model in models}) < len(models)
     for _ in range(CALLS):
-        for model in models:
-            assert twins.ours(model)[1] == repr(model.by)
-        assert twins.ours(Scaled(jnp.ones(2), jnp.ones(1)))[1] == repr(jnp.ones(1))
-    assert twins.ours.traces == len(models)
+        for array in arrays:
+            assert twins.ours(Scaled(jnp.ones(2), array * 1))[1] == repr(array)
+    assert twins.ours.traces == len(arrays)
 
 
 # --- NaN --------------------------------------------------------------------------------------
 
 NANS = {
     "float": lambda: float("nan"),
-    "negative": lambda: -float("nan"),
     "complex": lambda: complex(float("nan"), 1.0),
     "within a tuple": lambda: (1, (float("nan"),)),
     "within a frozenset": lambda: frozenset({float("nan")}),
     "within a dataclass": lambda: Frozen(float("nan")),
-    "in a static field": lambda: Holder(float("nan")),
     "in a list in a static field": lambda: Holder([float("nan")]),
-    "in a dict in a static field": lambda: Holder({"a": float("nan")}),
     "as a key in a static field": lambda: Holder({float("nan"): 1}),
 }
 
@@ -285,17 +238,10 @@ def test_nan_equals_nan(name):
     assert twins.upstream.traces == CALLS
 
 
-def test_several_nan_in_a_set():
-    twins = Twins(lambda x, model: len(model.value))
-    models = [Holder({float("nan") for _ in range(n)}) for n in (1, 2, 1)]
-    for _ in range(CALLS):
-        assert [twins.ours(jnp.zeros(2), model) for model in models] == [1, 2, 1]
-    assert twins.ours.traces == 2
-
-
 def test_nan_is_no_other_number():
     f = eqxjit.filter_jit(lambda v: shown(v))
     values = [math.nan, 0.0, math.inf, -math.inf, 1.0, "nan", complex(math.nan, 0), math.nan]
+    values += [Holder({float("nan") for _ in range(n)}) for n in (1, 2)]
     for _ in range(CALLS):
         assert [f(v) for v in values] == [shown(v) for v in values]
 
@@ -360,13 +306,8 @@ class Tagged(tuple):
         return hash(self.tag)
 
 
-def a_function():
-    pass
-
-
 kept = ByIdentity(1)
 
-#: Pairs of static values that upstream takes for the same, and rightly so.
 SAME = {
     "ints": (10**20, 10**19 * 10),
     "floats": (0.1 + 0.2, 0.30000000000000004),
@@ -374,38 +315,27 @@ SAME = {
     "tuples": ((1, ("a", 2.0)), (1, ("a", 2.0))),
     "ranges": (range(3), range(3)),
     "frozensets": (frozenset("abc"), frozenset("cba")),
-    "enum": (Level.ONE, Level(1)),
     "own ==": (ByName("a", 1), ByName("a", 2)),
     "own == of a dataclass": (Rounded(1.0), Rounded(1.1)),
     "field that isn't compared": (Noted(1, "a"), Noted(1, "b")),
     "dataclass": (Frozen((1, 2.0)), Frozen((1, 2.0))),
-    "dataclass by identity": (kept, kept),
-    "function": (a_function, a_function),
     "bound method of a plain object": (kept.__repr__, kept.__repr__),
     "decimals": (decimal.Decimal("1.0"), decimal.Decimal("1.00")),
-    "dtypes": (np.dtype("float32"), jnp.zeros(1).dtype),
-    "types": (jnp.float32, jnp.float32),
     "Modules without arrays": (LeafHolder((1, "a")), LeafHolder((1, "a"))),
     "static fields": (Holder({"a": [1, {2}], "b": 3}), Holder({"a": [1, {2}], "b": 3})),
-    "own == in a static field": (Holder(ByName("a", 1)), Holder(ByName("a", 2))),
     "own == that can't be hashed": (
         Holder(ByNameUnhashable("a", 1)),
         Holder(ByNameUnhashable("a", 2)),
     ),
     "own == in a list in a static field": (Holder([ByName("a", 1)]), Holder([ByName("a", 2)])),
     "Module in a static field": (Holder(LeafHolder("a")), Holder(LeafHolder("a"))),
-    "shapes": (eqx.filter_eval_shape(jnp.ones, 3), eqx.filter_eval_shape(jnp.zeros, 3)),
 }
 
 
-#: Pairs that both take for different.
 DIFFERENT = {
-    "numbers": (1, 2),
-    "strings": ("a", "b"),
     "types": (1, "1"),
     "identity": (ByIdentity(1), ByIdentity(1)),
     "lambdas": (lambda: 1, lambda: 1),
-    "objects": (object(), object()),
     "functools.partial": (functools.partial(max, 1), functools.partial(max, 1)),
     "tuple and list": ((1,), [1]),
     "missing and None": ({}, {"a": None}),
@@ -438,52 +368,21 @@ def test_the_same_values_share_a_trace_and_different_ones_do_not(values, traces)
     assert (twins.ours.traces, twins.upstream.traces) == (traces, traces)
 
 
-OWN_EQUALITY = """
-@dataclasses.dataclass(frozen=True)
-class Own:
-    n: int
-
-    def __eq__(self, other):
-        return type(other) is Own and self.extra == other.extra
-
-    def __hash__(self):
-        return hash(self.extra)
-"""
-
-
-@both
-def test_a_dataclass_with_its_own_equality_from_a_string(filter_jit):
-    """`dataclasses` compiles its methods from strings, too."""
-    namespace = {"dataclasses": dataclasses}
-    exec(OWN_EQUALITY, namespace)
-    f = filter_jit(lambda x, own: x * own.extra)
-    for extra in (1, 2, 1, 2, 1, 2, 1, 3):
-        own = namespace["Own"](1)
-        object.__setattr__(own, "extra", extra)
-        assert f(jnp.ones(()), own) == extra
-
-
 def test_a_dataclass_that_gets_another_equality():
     cls: Any = dataclasses.make_dataclass("Settings", ["rate"], frozen=True)
-    assert freeze(cls(1)) == freeze(cls(1)) != freeze(cls(2))
+    f = eqxjit.filter_jit(lambda x, settings: x)
+    for n in (1, 2, 1):
+        f(1.0, cls(n))
+    assert f.cache_info().entries == 2
     cls.__eq__ = lambda self, other: type(other) is cls
     cls.__hash__ = lambda self: 0
-    assert freeze(cls(1)) == freeze(cls(2))
-
-
-def test_the_key_of_a_dataclass_keeps_no_class_alive():
-    cls: Any = dataclasses.make_dataclass("Settings", ["rate"], frozen=True)
-    freeze(cls(1))
+    for n in (1, 2, 3, 4):
+        f(1.0, cls(n))
+    assert f.cache_info().entries == 3
     ref = weakref.ref(cls)
-    del cls
+    del cls, f
     gc.collect()
     assert ref() is None
-
-
-def test_the_key_of_plain_modules_refers_to_nothing():
-    """Equinox's own mark of a missing field is no object of the user's."""
-    spec, _, _ = split([eqx.nn.Linear(2, 2, key=jax.random.key(0)) for _ in range(3)])
-    assert referents(spec) == []
 
 
 def test_the_very_object_is_found_whatever_its_equality_says():

@@ -155,7 +155,6 @@ def optimizer_state(name, size):
     params = {"w": jnp.zeros(size), "b": None}
     optimizers = {
         "adam": lambda: optax.adam(1e-3),
-        "sgd": lambda: optax.chain(optax.clip(1.0), optax.sgd(0.1, momentum=0.9)),
         "injected": lambda: optax.inject_hyperparams(optax.sgd)(learning_rate=0.1),
     }
     return optimizers[name]().init(params)

@@ -1,7 +1,6 @@
 """Both fast paths of one call, without a program: what they match, take and make."""
 
 import dataclasses
-import types
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ class Caller:
     def failed_fast(self, error: BaseException, /, *_: Any, **__: Any) -> Any:
         raise error
 
-    def settle_fast(self, /, *_: Any, **__: Any) -> Any:
+    def finish_fast(self, /, *_: Any, **__: Any) -> Any:
         # In generated Python, an output of a trace other than the first.
         raise AssertionError
 
@@ -115,13 +114,6 @@ class Path:
         """What is taken and made of a call; None if it doesn't match."""
         made = self.run(*args, **kwargs)
         return None if made is Caller.refused else Taken(self.jitted.arrays, made)
-
-
-def dispatcher(fast: Any, fun_arrays: tuple[Any, ...] = ()) -> Any:
-    """The call of a wrapper in C that tries a fast path made by hand."""
-    signature = types.SimpleNamespace(parameters=())
-    function = types.SimpleNamespace(signature=signature, statics=())
-    return linked(Caller(function, fun_arrays), fast)
 
 
 def linked(caller: Any, fast: Any) -> Any:

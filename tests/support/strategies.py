@@ -268,7 +268,7 @@ _ready_made = st.one_of(
             *(Made(eqx.nn.Dropout, p) for p in (0, 0.0, 0.5, 1, True)),
         ]
     ),
-    made(nodes.optimizer_state, st.sampled_from(["adam", "sgd", "injected"]), st.just(2)),
+    made(nodes.optimizer_state, st.sampled_from(["adam", "injected"]), st.just(2)),
     made(nodes.OnlyStatic, static_fields),
     made(nodes.StaticNode, static_fields),
 )

@@ -2,15 +2,18 @@
 
 import functools
 import textwrap
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
 
 from .._compat import CallableBySlot, call_directly, connect, may_raise
+from .._diagnostics import events
+from .._diagnostics.description import describe
+from .._diagnostics.differences import OF_ARRAYS, differences
 from .._interruptions import unless_it_raises
 from .calls import Call
 from .entry import Entry
-from .events import close_trace, open_trace
 from .slow import Caller
 from .table import Table
 
@@ -32,15 +35,18 @@ class CompileCost(NamedTuple):
 class Lowered:
     """A function that is traced and lowered for one call's structure, shapes and static arguments.
 
-    - `lowered`: the `jax.stages.Lowered`, with `cost_analysis()`, say.
+    - `lowered`: the `jax.stages.Lowered`, for example, for `cost_analysis()`.
     """
 
     def __init__(self, caller: Caller, staged: tuple[Call, Any, Any], bound: Arguments):
-        call, lowered, self._trace = staged
+        call, lowered, trace = staged
         self.lowered: jax.stages.Lowered = lowered
         self._caller = caller
         self._entry = call.entry
-        self._description = caller.table.counter.hook.describe(call)
+        # The one that it was made of, maybe earlier.
+        self._trace = trace or call.entry.latest_trace
+        self._seconds_before = 0.0 if trace else self._seconds
+        self._description = describe(call)
         self._bound = bound
         # The trace holds the call, with which the examples would live as long as this.
         call.args, call.kwargs, call.fun_arrays = (), {}, ()
@@ -48,6 +54,15 @@ class Lowered:
 
     def __repr__(self) -> str:
         return f"<Lowered {_shown(self._caller, self._description)}>"
+
+    @property
+    def _seconds(self) -> float:
+        return self._trace.seconds.total if self._trace else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long tracing, lowering and compiling took; 0 for what was done before."""
+        return self._seconds - self._seconds_before
 
     def as_text(self) -> str:
         """Return the program as StableHLO."""
@@ -60,14 +75,9 @@ class Lowered:
 
         - `compiler_options`: as for `jax.stages.Lowered.compile`.
         """
-        if self._trace is not None:
-            # What is compiled here belongs to the trace that was made for it.
-            open_trace(self._trace)
-        try:
+        # The trace was made for a program that JAX compiles only here.
+        with events.compiling(self._entry, self._trace) if self._trace else nullcontext():
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
-        finally:
-            if self._trace is not None:
-                close_trace(self._entry)
         blocks = self._entry.blocks or may_raise(self.lowered.compiler_ir("stablehlo"))
         entry = self._entry.with_program(compiled, blocks)
         return Compiled(self._caller, entry, self._description, self._bound)
@@ -142,8 +152,8 @@ class _CompiledCaller(Caller):
         """Return the only entry; raise for a call of another structure."""
         call.entry = self.entry
         if self.find(call) is None:
-            hook = self.table.counter.hook
-            static = hook.static_differences(self.description, hook.describe(call))
+            found = differences(self.description, describe(call))
+            static = [str(each) for each in found if each.category not in OF_ARRAYS]
             raise ValueError(
                 f"`{self.entry.name}` was lowered for other static arguments: "
                 f"{'; '.join(static) or 'the structure differs'}. Lower it again for these."

@@ -1,5 +1,7 @@
 """One structure of a function's calls: its jitted form, and what its traces returned."""
 
+import threading
+import time
 import weakref
 from typing import Any, NamedTuple
 
@@ -8,9 +10,10 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from .._compat import ArrayImpl, native, wrapped_by_tracer
+from .._diagnostics import events
+from .._diagnostics.trace import Trace
 from .._fast.signature import Signature
-from .._interruptions import Weak
-from .._spec.static import CONSTANTS
+from .._spec.static_key import CONSTANTS
 from .._spec.tree import Spec, count_arrays, split
 from .options import Options
 
@@ -50,10 +53,10 @@ class Entry(_Flags):
     - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's, how many these
         are, and how many there are in all.
     - `outs`: what its traces returned.
-    - `pending`: whether a program was traced or compiled that isn't settled yet: a call then goes
-        through `settle`.
+    - `pending`: whether a program was traced or compiled that isn't finished yet: a call then goes
+        through `finish_trace`.
     - `blocks`: whether calls wait, because a program can raise.
-    - `invalidation_reasons`: why the table dropped it; its traces share the list.
+    - `invalidations`: when and why it was dropped; its traces share the list.
     """
 
     def __init__(
@@ -70,16 +73,17 @@ class Entry(_Flags):
         self.outs: list[Out] = []
         self.blocks = options.block
         self.hides_donation_warning = options.donate in ("all", "all-except-first")
-        self.invalidation_reasons: list[str] = []
+        self.invalidations: list[tuple[float, str]] = []
         #: Weak references to static objects, which tell the table when those die.
         self.watches: list[weakref.ref[Any]] = []
         #: The greater, the later.
         self.last_used = 0
         self.was_traced = False
-        #: The hook's record of the latest trace, which may be compiled in a later call.
-        self.latest_record: Any = None
-        #: Traces that aren't settled. An interrupt may keep one from it, but not alive.
-        self.traces: Weak[Any] = Weak()
+        #: The latest trace, which may be compiled in a later call.
+        self.latest_trace: Trace | None = None
+        #: Traces that aren't finished.
+        self.traces: list[Trace] = []
+        self._lock = threading.RLock()
         #: Whether the next call is to find out if a program can raise.
         self.unclassified = False
 
@@ -90,16 +94,40 @@ class Entry(_Flags):
         entry.jitted, entry.pending, entry.blocks = compiled, False, blocks
         return entry
 
-    def end(self, trace: Any, is_classified: bool) -> None:
-        """Settle a trace, or a call without one; `is_classified` says that its program was read."""
-        if trace is not None:
-            self.traces.discard(trace)
+    def invalidate(self, reason: str) -> None:
+        """Note why it serves no call any more."""
+        self.invalidations.append((time.perf_counter(), reason))
+
+    def begin(self, trace: Trace) -> None:
+        """Have all calls go through `finish_trace` until that has been finished."""
+        with self._lock:
+            self.traces.append(trace)
+            self.pending = True
+
+    def end(self) -> Trace | None:
+        """Return the trace that this thread has made, for the call that needed it; None if none."""
+        thread = threading.get_ident()
+        with self._lock:
+            # A function that calls itself has others under way.
+            ended = [t for t in self.traces if t._thread == thread and t._is_made is not None]
+            for trace in ended:
+                self.traces.remove(trace)
+        if not ended:
+            return None
+        events.finish(self, ended[-1])
+        if ended[-1]._is_made:
             # One that became part of an outer program has no program yet.
             self.unclassified = True
-            self.latest_record = trace.record
-        if is_classified:
-            self.unclassified = False
-        self.pending = self.unclassified or len(self.traces) > 0
+            self.latest_trace = ended[-1]
+        return ended[-1]
+
+    def classify(self, can_raise: bool | None) -> None:
+        """Note whether a program can raise; None if there was none to be read."""
+        with self._lock:
+            if can_raise is not None:
+                self.blocks = self.blocks or can_raise
+                self.unclassified = False
+            self.pending = self.unclassified or bool(self.traces)
 
     @staticmethod
     def wait_for(output: Output) -> None:
@@ -141,6 +169,6 @@ class Entry(_Flags):
                 if all(a is b or type(a) in CONSTANTS for a, b in statics):
                     return index
         self.outs.append(new)
-        # Another thread may have appended one, too. No generator, as in `local_of_class`.
+        # Another thread may have appended one, too.
         [index] = [index for index, out in enumerate(self.outs) if out is new]
         return index

@@ -24,7 +24,7 @@ from .._compat import (
     runtime_error_text,
 )
 from .._places import is_users_module
-from .._spec.static import Opaque, freeze
+from .._spec.static_key import Opaque, static_key
 from .._spec.tree import is_array
 from .._text import short
 
@@ -253,10 +253,10 @@ def _find_fault(error: Exception, arguments: list[tuple[str, Any]]) -> ValueErro
 
 def _why_not_a_key(value: Any, must_hash: bool) -> str:
     """Return why a static value can't be looked up; empty if it can."""
-    reason = _raises(lambda: hash((freeze(value), value if must_hash else None)))
+    reason = _raises(lambda: hash((static_key(value), value if must_hash else None)))
     if reason:
         return f"can't be hashed: {reason}"
-    parts: list[Any] = [freeze(value)]
+    parts: list[Any] = [static_key(value)]
     # The list grows while it is gone through.
     for part in parts:
         if type(part) in (tuple, frozenset):

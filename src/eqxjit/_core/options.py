@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 import jax
 
-from .._spec.static import freeze
+from .._spec.static_key import static_key
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
@@ -55,7 +55,7 @@ class Options:
     @functools.cached_property
     def key(self) -> Hashable:
         """Equal for options under which one program may serve: `==` takes 1 and True for one."""
-        return freeze(self._chosen)
+        return static_key(self._chosen)
 
     @property
     def _chosen(self) -> tuple[Any, ...]:

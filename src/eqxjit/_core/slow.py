@@ -1,7 +1,7 @@
 """The slow path: the specification of a call.
 
 Bind the arguments, split them, find the entry of their spec or add one, call its jitted function,
-settle what was traced meanwhile, and combine the output. A fast path is a guarded replay of this.
+finish what was traced meanwhile, and combine the output. A fast path is a guarded replay of this.
 """
 
 import weakref
@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.tree_util import tree_map
 
-from .._compat import connect, may_raise
+from .._compat import ArrayImpl, connect, may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import as_array
 from .._fast.writer import Writer
@@ -28,7 +28,6 @@ from .errors import (
     runtime_error,
     with_argument_errors,
 )
-from .events import close_trace
 from .function import Function
 from .table import Table
 from .traced import Box, NotInFlight, new_entry
@@ -95,8 +94,8 @@ class Caller:
         except BaseException as error:
             self.failed(error, call)
             raise
-        result = self.settle(output, call)
-        # While something is pending, each call would leave a fast path for `settle_fast`.
+        result = self.finish_trace(output, call)
+        # While something is pending, each call would leave a fast path for `finish_fast`.
         if HAS_FAST_PATHS and not entry.pending and self.table.wants_fast(entry):
             fast = fast_path(call)
             if fast is not None:
@@ -125,7 +124,7 @@ class Caller:
             lambda: self.table.find(call.spec), lambda: named(call.args, call.kwargs)
         )
 
-    def settle(self, output: Output | Box, call: Call) -> Any:
+    def finish_trace(self, output: Output | Box, call: Call) -> Any:
         """Return the result of a call, after the end of a trace that was made in it.
 
         Finds out whether the program can raise, so that calls must wait for it, and waits if that
@@ -140,13 +139,13 @@ class Caller:
             self.table.n_hits += 1
             return self.combine(output, call)
         # None also where another thread traces: this call waited for it, within JAX.
-        trace = close_trace(entry)
-        # The program is then a part of another one, and JAX compiles none that could be read.
-        is_transformed = has_tracers(arrays_of(output)) or has_tracers(call.flat)
+        trace = entry.end()
         self.table.n_hits += trace is None
-        if not is_transformed:
-            self.classify(call, trace)
-        entry.end(trace, is_classified=not is_transformed)
+        jaxpr = can_raise = None
+        # A transformed program is a part of another one, which can't be read.
+        if not has_tracers(arrays_of(output)) and not has_tracers(call.flat):
+            jaxpr, can_raise = self.read_program(call)
+        entry.classify(can_raise)
         try:
             entry.wait_for(output)
         except BaseException as error:
@@ -155,23 +154,24 @@ class Caller:
         finally:
             # Last, because its log line shows the time of all that JAX did for it.
             if trace is not None:
-                trace.hook.complete(trace.record, call, trace.jaxpr)
+                self.table.history.finish(trace, jaxpr)
         return self.combine(output, call)
 
-    def classify(self, call: Call, trace: Any) -> None:
-        """Find out whether a program that has just run can raise."""
-        entry = call.entry
-        can_raise = None if trace is None else trace.may_raise
-        if can_raise is None:
-            # Without `lower` under `EQX_ON_ERROR=breakpoint`.
-            lower = getattr(entry.jitted, "lower", None)
-            try:
-                # Served from JAX's caches, which takes its time.
-                can_raise = lower is None or may_raise(lower(*call.flat).compiler_ir("stablehlo"))
-            except NotInFlight:
-                # They were cleared meanwhile.
-                can_raise = True
-        entry.blocks = entry.blocks or can_raise
+    def read_program(self, call: Call) -> tuple[Any, bool]:
+        """Return the jaxpr of a call that JAX has made, and whether its program can raise."""
+        jitted = call.entry.jitted
+        # `EQX_ON_ERROR=breakpoint` replaces `jax.jit`.
+        if not hasattr(jitted, "trace"):
+            return None, True
+        try:
+            # Served from JAX's caches: fastest for arrays that say no more than their types.
+            traced = jitted.trace(
+                *[x.aval if type(x) is ArrayImpl and not x.committed else x for x in call.flat]
+            )
+            return traced.jaxpr, may_raise(traced.lower().compiler_ir("stablehlo"))
+        except NotInFlight:
+            # They were cleared meanwhile.
+            return None, True
 
     def combine(self, output: Output, call: Call) -> Any:
         out = call.entry.outs[next(iter(output)) if type(output) is dict else 0]
@@ -204,10 +204,10 @@ class Caller:
         call.entry = entry
         return call
 
-    def settle_fast(self, output: Output, entry: Entry, /, *args: Any, **kwargs: Any) -> Any:
+    def finish_fast(self, output: Output, entry: Entry, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
-            return self.settle(output, self.call_of(entry, *args, **kwargs))
+            return self.finish_trace(output, self.call_of(entry, *args, **kwargs))
         except BaseException:
             trim()
             raise
@@ -271,11 +271,11 @@ class Caller:
             note_shapes(error, self.function.signature.named(call.args, call.kwargs))
             self.failed(error, call)
             raise
-        trace = close_trace(entry)
+        trace = entry.end()
+        # There is no program yet: the first call reads it.
+        entry.classify(None)
         if trace is not None:
-            # There is no program yet: the first call reads it.
-            entry.end(trace, is_classified=False)
-            trace.hook.complete(trace.record, call, trace.jaxpr)
+            self.table.history.finish(trace, entry.jitted.trace(*call.flat).jaxpr)
         return call, staged, trace
 
     # --- Errors -------------------------------------------------------------------------------
@@ -284,16 +284,15 @@ class Caller:
         """Drop what a call that raised left behind, and raise a clearer error if there is one."""
         __tracebackhide__ = True
         entry = call.entry
-        trace = close_trace(entry)
-        if trace is not None:
-            # JAX may have compiled it all the same: the next call finds out.
-            entry.end(trace, is_classified=False)
-            if trace.is_traced:
-                trace.hook.complete(trace.record, call, trace.jaxpr)
+        trace = entry.end()
+        # JAX may have compiled it all the same: the next call finds out.
+        entry.classify(None)
+        if trace is not None and trace._is_made:
+            self.table.history.finish(trace, None)
         # Or an entry that serves nobody would count, and might take the place of one that does.
         self.table.drop_untraced(entry)
         if isinstance(error, Exception):
-            user_raised = trace is not None and not trace.is_traced
+            user_raised = trace is not None and not trace._is_made
             self.explain(error, call.args, call.kwargs, user_raised)
 
     def explain(
@@ -315,8 +314,8 @@ def _same(leaf: Any) -> Any:
 
 def canonical(array: Any) -> Any:
     """Return a structure with the dtype of its arrays: without x64, float32 for float64."""
-    if not isinstance(array, jax.ShapeDtypeStruct):
+    is_struct = isinstance(array, jax.ShapeDtypeStruct)
+    # Typed keys have a dtype that only JAX has.
+    if not is_struct or jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
         return array
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
-        raise TypeError(f"Pass an array instead of {array}: only JAX has its dtype.")
     return array.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype))

@@ -7,11 +7,11 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+from .._diagnostics.history import Check, History
 from .._fast.signature import Signature
 from .._places import Place
-from .._spec.static import referents
+from .._spec.static_key import referents
 from .._spec.tree import Spec
-from .counter import Check, TraceCounter
 from .entry import Entry
 from .options import Options
 
@@ -61,7 +61,7 @@ class Table:
     - `signature`: the function's parameters.
     - `options`: how it is jitted.
     - `place`: where the function is defined.
-    - `counter`: the count of its traces.
+    - `history`: its traces.
     - `entries`: the entry of each spec. Looking one up may run the `==` of a user's static object,
         so no lock is held meanwhile.
     - `fasts`: the fast paths, the latest to be hit or added first. C walks this very list, and
@@ -82,9 +82,7 @@ class Table:
         self.signature = signature
         self.options = options
         self.place = place
-        self.counter = TraceCounter(
-            signature.label, options.max_traces, place, number, self.lock, check
-        )
+        self.history = History(signature.label, options.max_traces, place, number, self.lock, check)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         # The callers of wrappers that have generated functions.
@@ -123,7 +121,7 @@ class Table:
         least_used = min(others, key=lambda entry: entry.last_used, default=new)
         # Only the user can change the bound.
         advice = "; with that many static structures in use, raise `maxsize`"
-        least_used.invalidation_reasons.append(
+        least_used.invalidate(
             f"its entry was the least recently used of more than {maxsize}"
             f"{advice if self.place.is_users else ''}"
         )
@@ -143,13 +141,12 @@ class Table:
     def clear(self) -> None:
         with self.lock:
             for entry in list(self.entries.values()):
-                entry.invalidation_reasons.append("`clear_cache()` was called")
+                entry.invalidate("`clear_cache()` was called")
             self.entries.clear()
             self.fasts.clear()
             self.n_hits = 0
             self._unlink()
-            self.counter.n_traces = 0
-            self.counter.hook.restart()
+            self.history.restart()
 
     def wants_fast(self, entry: Entry) -> bool:
         """Return whether an entry should get a fast path now; one that it has goes to the front."""
@@ -200,4 +197,4 @@ class Table:
     def info(self) -> CacheInfo:
         with self.lock:
             hits = self.n_hits + sum([fast.hits for fast in self.fasts[:]])
-        return CacheInfo(len(self.entries), self.counter.n_traces, self.options.maxsize, hits)
+        return CacheInfo(len(self.entries), self.history.n_traces, self.options.maxsize, hits)

@@ -11,13 +11,15 @@ from typing import Any
 import jax
 
 from .._compat import debug_info, is_staging, is_tracing
+from .._diagnostics import events
+from .._diagnostics.hidden_warnings import hide_warnings
 from .._fast.signature import Signature
 from .._places import stub_at
 from .._spec.tree import ARRAY, Spec, combine, count_arrays, has_tracers, leaf_paths
 from .calls import Call, in_flight
 from .entry import Entry, Output
-from .events import OpenTrace, open_trace, tracing
-from .hidden_warnings import hide_warnings
+
+events.listen(in_flight)
 
 
 class NotInFlight(RuntimeError):
@@ -80,22 +82,18 @@ class TracedFunction:
 
 
 def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:
-    trace = OpenTrace(call)
-    counter = call.function.table.counter
+    table = call.function.table
+    # Before the user's code runs: it may raise.
+    trace = table.history.begin(call)
+    entry.begin(trace)
     is_made = False
     try:
-        # Before the user's code runs: it may raise.
-        counter.begin(trace)
-        # Until it is settled, all calls are.
-        entry.traces.add(trace)
-        entry.pending = True
-        open_trace(trace)
-        with tracing(trace):
+        with events.tracing(entry, trace):
             output = entry.describe(_run(entry, call, leaves), call.all_statics)
         is_made = True
     finally:
         # Also for one that failed: others must not wait for it, nor is it counted.
-        counter.end(trace, is_made)
+        table.history.end(trace, is_made)
         entry.was_traced |= is_made
     return output
 

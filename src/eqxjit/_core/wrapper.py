@@ -13,6 +13,7 @@ import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
 from .._compat import CallableBySlot, TypeNamedForChex, call_directly
+from .._diagnostics.description import WRAPPERS
 from .._diagnostics.trace import Trace
 from .._places import trimming
 from .._text import short
@@ -92,7 +93,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
         The first call with such arguments then traces and compiles nothing, through any wrapper of
         the function and in any thread. The function isn't run. Several functions can be compiled
-        side by side, in threads.
+        concurrently, in threads.
 
         **Arguments:**
 
@@ -131,13 +132,10 @@ class JitFunction(CallableBySlot, Generic[P, T]):
                 "`other_shapes` is an option of a frozen function's `compile` (`eqxjit.freeze`)."
             )
 
-        def seconds() -> float:
-            return sum([trace.seconds.total for trace in self.traces()])
-
-        before = seconds()
         with trimming:
-            compiled = self.lower(*args, **kwargs).compile()
-        return CompileCost(seconds() - before, compiled.executable_bytes)
+            lowered = self.lower(*args, **kwargs)
+            compiled = lowered.compile()
+        return CompileCost(lowered.seconds, compiled.executable_bytes)
 
     def cache_info(self) -> CacheInfo:
         """Return the state of the cache: `CacheInfo(entries, traces, maxsize, hits)`.
@@ -179,7 +177,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
             ```
         """
-        return self._function.table.counter.hook.traces
+        return self._function.table.history.traces
 
     def clear_cache(self) -> None:
         """Drop all programs of this function under these options."""
@@ -375,6 +373,7 @@ def register_wrapper(kind: type[JitFunction[..., Any]]) -> None:
         return kind(function, tuple(arrays))
 
     register_pytree_with_keys(kind, flatten_with_keys, unflatten, flatten)
+    WRAPPERS.add(kind)
 
 
 def register_partial(kind: type[functools.partial[Any]]) -> None:
@@ -435,25 +434,24 @@ def filter_jit(
 ) -> Any:
     """Compile a function: JAX and NumPy arrays in its arguments are traced, all else is static.
 
-    A drop-in replacement for `equinox.filter_jit` with faster calls. It compares static values
-    with their types, so that `f(x, 1)`, `f(x, True)` and `f(x, 1.0)` each have a program, and it
-    doesn't wait for computations that can't raise.
+    A drop-in replacement for `equinox.filter_jit` with faster calls. It compiles `f(x, 1)`,
+    `f(x, True)` and `f(x, 1.0)` separately, and a call returns before its computation is done,
+    unless the program can raise.
 
     **Arguments:**
 
     - `fun`: a pure function or another callable, such as a Module, a bound method or a
         `functools.partial`. Without it, as in `@filter_jit(donate="all")`, the result is a
         decorator.
-    - `donate`: the arrays whose buffers JAX may reuse for the outputs, and which are deleted.
+    - `donate`: the arrays whose buffers JAX may reuse for the outputs. Donated arrays are deleted.
         - `"all"`: all arrays. JAX's warning about unusable buffers is hidden.
         - `"all-except-first"`: all arrays except those in the first argument.
         - `"warn"`, `"warn-except-first"`: the same, with the warning.
         - `"none"`: no arrays; the default.
     - `block`: whether each call waits for its computation, as in Equinox. By default a call waits
-        only if the program can raise at runtime (it holds a callback or a foreign call, such as
-        `eqx.error_if`), or if it reads a NumPy array of more than 16 KiB, which you may overwrite
-        once the call has returned. A call copies smaller ones.
-    - `maxsize`: how many static structures are compiled at a time. Further ones replace the least
+        only if the program can raise at runtime, because it holds a callback or a foreign call,
+        such as `eqx.error_if`. A call copies NumPy arrays, which you may overwrite afterwards.
+    - `maxsize`: how many static structures are kept compiled. Further ones replace the least
         recently used. `None` for no limit.
     - `max_traces`: how many traces are allowed until the cache is cleared, over all wrappers of the
         function under these options; for a Module, over those with equal static fields. `None` for
@@ -463,11 +461,12 @@ def filter_jit(
     **Returns:**
 
     A `JitFunction`, with the signature of `fun`. It is a pytree, whose leaves are the arrays in
-    `fun`.
+    `fun`. (To type checkers it is a function: `isinstance(f, eqxjit.types.JitFunction)` narrows
+    it.)
 
     **Raises:**
 
-    - `TypeError`, if `fun` isn't callable.
+    - `TypeError`, if `fun` isn't callable, and for an unknown option.
     - `ValueError`, for an unknown `donate`, and for `static_argnums`, `static_argnames`,
         `donate_argnums`, `in_shardings` or `out_shardings` among the `jitkwargs`.
 

@@ -1,4 +1,4 @@
 """What comes after training: freeze, save and load; pack; install in Equinox's place.
 
-May import: `_diagnostics` and what is below that. Start at `freeze.py`.
+May import: `_core` and what is below that. Start at `freeze.py`.
 """

@@ -14,11 +14,9 @@ import jax
 from jax.core import Tracer
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level
-from .._core.function import Function
-from .._interruptions import unless_it_raises
 from .._places import CallSite, captured, code_of, is_users, transformation_of
-from .._spec.static import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, freeze
-from .._spec.tree import ARRAY, NODE, Static, children
+from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, Static, static_key
+from .._spec.tree import ARRAY, NODE, children
 from .._text import counted, short
 
 # Larger trees aren't described.
@@ -140,6 +138,9 @@ class Description(tuple[Row, ...]):
         return ", ".join(texts)
 
 
+#: The classes of what `filter_jit` returns.
+WRAPPERS: set[type] = set()
+
 #: Of a call that defies description. (That of a call without arguments is empty.)
 UNKNOWN = Description([Row("...", NodePart("unknown", None))])
 
@@ -150,7 +151,7 @@ def describe(call: Any) -> Description:
     names = call.function.signature.path_names(len(args))
     named = [*zip(names, args, call.args, strict=True)]
     named += [(key, spec, call.kwargs[key]) for key, spec in zip(keys, specs, strict=True)]
-    # Those of a frozen function are always the same.
+    # Those of a key function are always the same.
     if call.fun_arrays and not call.function.keeps_arrays:
         named.append(("fun", call.function.spec, call.function.combine(call.fun_arrays)))
     return describe_trees(named)
@@ -159,25 +160,20 @@ def describe(call: Any) -> Description:
 def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
     """Describe trees, each from its name, its spec and itself."""
     rows: list[Row] = []
-    # Children are as of `children`; in a static field, with stand-ins in place of specs.
+    # Children are as of `children`; in a static field, with keys in place of specs.
     # The next one last: a path, a spec, a value, if it is in a static field, and the rows around.
     pending: list[Any] = [(*each, False, ()) for each in reversed(named)]
     while pending:
         path, spec, value, is_field, around = pending.pop()
-        below: list[Any] = []
-        is_huge = type(value) is int and value.bit_length() > _MAX_BITS
-        if spec is ARRAY:
-            part = _array(value)
-        elif value is None and not is_field:
-            # JAX takes it for a node without children.
-            part = NodePart("None", None)
-        elif type(value) in CONSTANTS and not is_huge:
-            part = StaticPart(repr(value), None, type(value).__name__)
-        elif type(spec) is tuple and not is_field:
-            part, below = _node(spec, value)
-        else:
-            frozen = spec.frozen if isinstance(spec, Static) else spec
-            part, below = _static(frozen, value)
+        try:
+            if spec is ARRAY:
+                part, below = _array(value), []
+            else:
+                part, below = _part_of(spec, value, is_field)
+        except Exception:
+            # The user's class may refuse to be asked: for its name, its fields, its flatten, a
+            # `repr`. It is described for us, not for the call, which goes on.
+            part, below = StaticPart("object", id(value), "object"), []
         row = Row(path, part, around, is_field)
         rows.append(row)
         around = (row, *around)
@@ -186,6 +182,25 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
         if len(rows) + len(pending) > _MAX_PARTS:
             return UNKNOWN
     return Description(rows)
+
+
+def _part_of(spec: Any, value: Any, is_field: bool) -> tuple[Any, list[Any]]:
+    """Return the part of a value, and what is below it."""
+    is_huge = type(value) is int and value.bit_length() > _MAX_BITS
+    if value is None and not is_field:
+        # JAX takes it for a node without children.
+        return NodePart("None", None), []
+    if type(value) in CONSTANTS and not is_huge:
+        return StaticPart(repr(value), None, type(value).__name__), []
+    if type(spec) is tuple and not is_field:
+        return _node(spec, value)
+    key = spec.key if isinstance(spec, Static) else spec
+    below = _parts_of(key, value)
+    if below is None:
+        return _leaf(key, value), []
+    # JAX may look into a container of another kind, but not into a plain dataclass.
+    is_node = flatten_one_level(value) is not None
+    return _part_of_class(type(value), len(below), not is_node), below
 
 
 def _array(array: Any) -> ArrayPart:
@@ -213,23 +228,22 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
     cls, n = spec[1], len(spec) - 3
     if spec[0] != NODE:
         return _part_of_class(cls, n), children(spec, value)
-    # The user's flatten, which may refuse.
-    metadata: Any = unless_it_raises(lambda: flatten_one_level(value)[1], None)  # type: ignore[index]
+    metadata: Any = flatten_one_level(value)[1]  # type: ignore[index]
     name = cls.__name__
-    if isinstance(metadata, Function):
-        # A wrapper of ours, around anybody's function.
+    if cls in WRAPPERS:
+        # Around anybody's function.
         part = NodePart(name, hash(metadata.options.key), detail=" with other options")
         return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
-    below = unless_it_raises(lambda: children(spec, value), [])
+    below = children(spec, value)
     if cls is jax.tree_util.Partial:
-        below.append((".func", freeze(metadata), metadata, True))
+        below.append((".func", static_key(metadata), metadata, True))
     elif issubclass(cls, eqx.Module):
         # One with fields that its class doesn't have, such as a wrapper's `__doc__`.
         names = {suffix for suffix, *_ in below}
         rest = [(f".{name}", v) for name, v in fields_of(value).items() if f".{name}" not in names]
-        below += [(suffix, freeze(v), v, True) for suffix, v in rest]
+        below += [(suffix, static_key(v), v, True) for suffix, v in rest]
     elif not issubclass(cls, dict):
-        key = (name, weakref.ref(cls), lasting(freeze(metadata)))
+        key = (name, weakref.ref(cls), lasting(static_key(metadata)))
         detail = f" with metadata {short(metadata)}"
         return NodePart(name, key, cls.__module__, detail=detail), below
     return _part_of_class(cls, n), below
@@ -245,23 +259,11 @@ def _part_of_class(cls: type, n: int, is_opaque: bool = False) -> NodePart:
     return NodePart(name, weakref.ref(cls), cls.__module__, is_opaque)
 
 
-def _static(frozen: Hashable, value: Any) -> tuple[StaticPart | NodePart, list[Any]]:
-    kind = type(value)
-    # A class of the user's may refuse to be walked.
-    below = unless_it_raises(lambda: _parts_of(frozen, value), None)
-    if below is None:
-        nameless = StaticPart(f"{kind.__name__} object", id(value), kind.__name__)
-        return unless_it_raises(lambda: _leaf(frozen, value), nameless), []
-    # The user's flatten, which may refuse.
-    is_node = unless_it_raises(lambda: flatten_one_level(value), None) is not None
-    return _part_of_class(kind, len(below), not is_node), below
-
-
-def _parts_of(frozen: Hashable, value: Any) -> list[Any] | None:
-    """Return the parts of a static container or dataclass, by its stand-in; None for a leaf."""
-    if type(frozen) is not tuple:
+def _parts_of(key: Hashable, value: Any) -> list[Any] | None:
+    """Return the parts of a static container or dataclass, by its key; None for a leaf."""
+    if type(key) is not tuple:
         return None
-    reader, kind, names, *parts = frozen
+    reader, kind, names, *parts = key
     if reader == ITEMS:
         fields = getattr(kind, "_fields", None)
         suffixes = [f".{f}" for f in fields] if fields else [f"[{i}]" for i in range(len(parts))]
@@ -278,17 +280,17 @@ def _parts_of(frozen: Hashable, value: Any) -> list[Any] | None:
     return [(*each, True) for each in zip(suffixes, parts, values, strict=False)]
 
 
-def _leaf(frozen: Hashable, value: Any) -> StaticPart:
+def _leaf(key: Hashable, value: Any) -> StaticPart:
     kind: Any = type(value)
     name: str = kind.__name__
     is_function, code = kind is types.FunctionType, code_of(value)
     transformation, target = transformation_of(value) if is_function else ("", None)
     # The function that defines it.
     maker = code.co_qualname.rpartition(".<locals>.")[0] if code else ""
-    is_alone = isinstance(frozen, (weakref.ref, Identity)) or kind is types.MethodType
+    is_alone = isinstance(key, (weakref.ref, Identity)) or kind is types.MethodType
     return StaticPart(
         _text(value),
-        (weakref.ref(kind), lasting(frozen)),
+        (weakref.ref(kind), lasting(key)),
         name,
         (value if is_function else kind).__module__ or "",
         code and CallSite(code.co_filename, code.co_firstlineno),
@@ -299,7 +301,7 @@ def _leaf(frozen: Hashable, value: Any) -> StaticPart:
 
 
 def lasting(key: Hashable) -> Hashable:
-    """Return what tells a stand-in from others."""
+    """Return what tells a key from others."""
     # A description outlives the call, and keeps no object of the user's alive.
     if isinstance(key, tuple):
         return tuple([lasting(part) for part in key])
@@ -307,7 +309,7 @@ def lasting(key: Hashable) -> Hashable:
         return weakref.ref(key)
     if isinstance(key, Opaque) and key.hash is None:
         # An unhashable object, by its attributes; a large container by its address.
-        return lasting(freeze(getattr(key.value, "__dict__", id(key.value))))
+        return lasting(static_key(getattr(key.value, "__dict__", id(key.value))))
     return key if isinstance(key, weakref.ref) else hash(key)
 
 

@@ -1,48 +1,41 @@
-"""The history of one function's traces: it explains each by those before."""
+"""The traces of one function: their count, their limit, and which is compared with which."""
 
 import collections
 import dataclasses
 import functools
+import itertools
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from .._compat import is_staging, trace_configuration
-from .._core.counter import TraceHook
-from .._core.events import COMPILING, TRACING, OpenTrace
-from .._interruptions import Lock, Weak
 from .._places import Place, call_site
-from .description import UNKNOWN, Description, describe
-from .differences import FUNCTION, OF_ARRAYS, Difference, defined_again, differences
+from .._text import times
+from .description import UNKNOWN, describe
+from .differences import defined_again
 from .log import log, log_streak, switches
-from .trace import Trace, TraceList, size_of
+from .size import size_of
+from .trace import Trace, TraceList
 
 # How many traces of a function are remembered, and with how many of them a new one is compared.
 _MAX_REMEMBERED = 256
 _MAX_COMPARED = 16
-# Larger descriptions are dropped once they are compared with no more: they are many megabytes.
+# Larger descriptions are dropped once they are compared with no more.
 _MAX_PARTS = 1_000
 
 # After so many traces in a row that were each for something new, a message.
 _MANY = 10
 
-# One lock for all that is remembered here, because making one takes longer than waiting for it.
-_lock = Lock()
+# How many of the programs that there are an error lists.
+_MAX_LISTED = 32
 
 
-# How each of the traces in a row of one function, or place, differs from those before.
-_Streak = list[tuple[Difference, ...]]
+#: Raises for `(args, kwargs)` that a function itself refuses.
+Check = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-def _extend(streak: _Streak, trace: Trace, causes: tuple[Difference, ...]) -> None:
-    """Count a trace, and log the streak once it is long."""
-    with _lock:
-        # One that is longer has been logged.
-        if len(streak) == _MANY:
-            return
-        streak.append(causes)
-        if len(streak) < _MANY:
-            return
-    # Not under the lock: a handler may be anybody's code.
-    log_streak(trace, streak)
+class TooManyTracesError(RuntimeError):
+    """A call would trace a function more often than its `max_traces` allows."""
 
 
 @dataclasses.dataclass
@@ -52,7 +45,8 @@ class _Definition:
     #: The number of the function that was traced last.
     latest: int | None = None
     has_function: bool = False
-    streak: _Streak = dataclasses.field(default_factory=list)
+    #: Traces in a row, each of another function.
+    streak: list[Trace] = dataclasses.field(default_factory=list)
 
 
 # Of the latest places, because a session may define functions without end.
@@ -61,129 +55,153 @@ def definition_at(place: Place) -> _Definition:
     return _Definition()
 
 
-class History(TraceHook):
-    """The traces of one function under one set of options: the hook that explains them."""
+class History:
+    """The traces of one function under one set of options.
 
-    def __init__(self, name: str, place: Place, number: int | None):
+    - `name`: what to call the function.
+    - `n_traces`: their number since the cache was last cleared.
+    - `why_sealed`: why no call may be traced any more; empty if one may be.
+    - `check`: tried before a trace is refused, because a wrong argument is no new shape.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        max_traces: int | None,
+        place: Place,
+        number: int | None,
+        lock: threading.RLock,
+        check: Check | None = None,
+    ):
+        """`number` tells Python functions apart; None for one that isn't."""
         self.name = name
         self.place = place
+        self.n_traces = 0
+        self.why_sealed = ""
+        self.check = check
+        self._max_traces = max_traces
         self._number = number
-        self._traces: collections.deque[Trace] = collections.deque(maxlen=_MAX_REMEMBERED)
-        # Those that a new one is compared with, the latest first, cleared ones included.
-        self._latest: collections.deque[Trace] = collections.deque()
-        self._streak: _Streak = []
+        self._lock = lock
+        #: Those under way.
+        self._begun: list[Trace] = []
+        #: The others, cleared ones included, and those with which the first shown are compared.
+        self._ended: collections.deque[Trace] = collections.deque()
+        self._era = 0
+        self._streak: list[Trace] = []
 
     @property
     def traces(self) -> TraceList:
-        with _lock:
-            return TraceList(self._traces)
+        """The latest since the cache was last cleared, the oldest first."""
+        with self._lock:
+            traces = [trace for trace in self._ended if trace._era == self._era]
+        return TraceList(traces[-_MAX_REMEMBERED:])
 
-    def describe(self, call: Any) -> Description:
-        return describe(call)
+    def begin(self, call: Any) -> Trace:
+        """Return a new trace, which `end` must follow; raise if it would be one too many."""
+        where = call_site()
+        # Not under the lock, since it runs the user's code.
+        description = describe(call)
+        with self._lock:
+            latest = itertools.islice(reversed(self._ended), _MAX_COMPARED)
+            earlier = (*reversed(self._begun), *latest)[:_MAX_COMPARED]
+            other = None if self._number is None else definition_at(self.place).latest
+            is_other = other not in (None, self._number) and not self.place.is_loaded
+            trace = Trace(
+                self.name,
+                where,
+                # With those of other threads, which may come to their end first.
+                self.n_traces + len(self._begun) + 1,
+                _place=self.place,
+                _description=description,
+                _configuration=trace_configuration(),
+                _invalidations=call.entry.invalidations,
+                _era=self._era,
+                _is_staged=call.is_staged,
+                _earlier=earlier,
+                _is_again=bool(earlier) or is_other,
+                _is_defined_again=not earlier and is_other,
+            )
+            # What is compiled ahead of time is asked for.
+            why_not = "" if trace._is_staged else self.why_sealed
+            limit = self._max_traces
+            if not why_not and limit is not None and trace.number > limit:
+                why_not = f"`{self.name}` may be traced {times(limit)} (`max_traces={limit}`)"
+            if not why_not:
+                self._begun.append(trace)
+        if why_not:
+            if self.check is not None:
+                self.check(call.args, call.kwargs)
+            raise TooManyTracesError(
+                f"{why_not}, and the call at {where} would be trace {trace.number}.\n"
+                f"{trace.explanation()}{self._compiled() if why_not is self.why_sealed else ''}"
+            )
+        return trace
 
-    def static_differences(self, old: Description, new: Description) -> list[str]:
-        return [str(d) for d in differences(old, new) if d.category not in OF_ARRAYS]
+    def _compiled(self) -> str:
+        """Return what is compiled, a line each, if it is more than the error explains already."""
+        compiled = list(dict.fromkeys(trace.summary for trace in self.traces))
+        if len(compiled) < 2:
+            return ""
+        if len(compiled) > _MAX_LISTED:
+            compiled[_MAX_LISTED:] = [f"and {len(compiled) - _MAX_LISTED} more"]
+        return "\n  - ".join(["\n  It is compiled for", *compiled])
 
-    def begin(self, trace: OpenTrace, number: int, begun: Weak[OpenTrace]) -> str:
-        call, reasons = trace.call, trace.call.entry.invalidation_reasons
-        configuration = trace_configuration()
-        record = Trace(self.name, call_site(), number, configuration, describe(call), reasons)
-        with _lock:
-            records = [other.record for other in begun.alive() if other.record is not None]
-            self._explain(record, sorted(records, key=lambda earlier: -earlier.number))
-            trace.record = record
-        return record.explanation()
-
-    def end(self, record: Trace, number: int) -> None:
-        with _lock:
-            record.number = number
-            self._traces.append(record)
-            self._latest.appendleft(record)
-            if len(self._latest) > _MAX_COMPARED:
-                old = self._latest.pop()
-                if len(old.description) > _MAX_PARTS:
-                    old.description = UNKNOWN
+    def end(self, trace: Trace, is_made: bool) -> None:
+        """Count a trace, if the function returned."""
+        with self._lock:
+            self._begun.remove(trace)
+            trace._is_made = is_made
+            if not is_made:
+                return
+            self.n_traces += 1
+            trace.number = self.n_traces
+            trace._era = self._era
+            self._ended.append(trace)
             if self._number is not None:
                 definition_at(self.place).latest = self._number
+            self._drop_old()
 
-    def spend(self, record: Trace, phase: str, seconds: float, from_cache: bool) -> None:
-        # What JAX reports of the function's trace includes what we measured.
-        before = 0.0 if phase == TRACING else getattr(record.seconds, phase)
-        setattr(record.seconds, phase, before + seconds)
-        if phase == COMPILING:
-            record.from_persistent_cache = from_cache
+    def _drop_old(self) -> None:
+        """Drop what is compared with no more, after the last comparison with it."""
+        if len(self._ended) > _MAX_COMPARED:
+            old = self._ended[-_MAX_COMPARED - 1]
+            if len(old._description) > _MAX_PARTS:
+                for later in [*self._ended][-_MAX_COMPARED:]:
+                    later.explain()
+                # It takes many megabytes.
+                old._description = UNKNOWN
+        if len(self._ended) > _MAX_REMEMBERED + _MAX_COMPARED:
+            for later in itertools.islice(self._ended, 1, _MAX_COMPARED + 1):
+                later.explain()
+            self._ended.popleft()
 
-    def complete(self, record: Trace, call: Any, jaxpr: Any) -> None:
+    def finish(self, trace: Trace, jaxpr: Any) -> None:
+        """Log a trace that JAX is done with; `jaxpr` is what it lowered, if that is known."""
         if jaxpr is not None:
-            record.equations, record.busiest_line = size_of(jaxpr)
-        if switches and record.differences:
-            log(record)
+            trace.equations, trace.busiest_line = size_of(jaxpr)
+        if switches and trace._is_again:
+            log(trace)
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
-        if call.is_staged or is_staging():
+        if trace._is_staged or is_staging():
             return
-        if record.differences and record.differences[0].category != FUNCTION:
-            _extend(self._streak, record, record.differences)
-            return
-        definition = definition_at(self.place)
-        with _lock:
+        streak = self._streak
+        if not trace._is_again or trace._is_defined_again:
+            definition = definition_at(self.place)
             is_first, definition.has_function = not definition.has_function, True
-        if not is_first and not self.place.is_loaded:
-            causes = record.differences or (defined_again(self.place),)
-            _extend(definition.streak, record, causes)
+            if is_first or self.place.is_loaded:
+                return
+            streak = definition.streak
+        # A longer one has been logged.
+        if len(streak) < _MANY:
+            streak.append(trace)
+            if len(streak) == _MANY:
+                causes = [each.differences or (defined_again(self.place),) for each in streak]
+                log_streak(trace, causes)
 
     def restart(self) -> None:
-        with _lock:
-            self._traces.clear()
+        """Begin again, as the cache was cleared."""
+        with self._lock:
+            self.n_traces = 0
+            self._era += 1
             if len(self._streak) < _MANY:
                 self._streak.clear()
-
-    def _explain(self, trace: Trace, begun: list[Trace]) -> None:
-        """Fill in how a trace differs from the closest of those before, or under way."""
-        # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
-        latest = [*begun, *self._latest][:_MAX_COMPARED]
-        if not latest:
-            another = None if self._number is None else definition_at(self.place).latest
-            if another not in (None, self._number) and not self.place.is_loaded:
-                trace.differences = (defined_again(self.place),)
-            return
-        earlier = min(latest, key=lambda each: _distance(each, trace))
-        if UNKNOWN in (earlier.description, trace.description):
-            why = "the arguments are too large to be compared, or can't be"
-            trace.differences = (Difference("unknown", "", "", why),)
-        else:
-            found = differences(earlier.description, trace.description, self.place.is_users)
-            # The names depend on the release of JAX, and a user may add contexts.
-            was = earlier.configuration
-            found += [
-                Difference("configuration changed", name, was.get(name, "absent"), text)
-                for name, text in trace.configuration.items()
-                if was.get(name) != text
-            ]
-            trace.differences = tuple(found) or (_why_it_does_not_serve(earlier, trace),)
-        # That of a cleared one may be another trace's by now.
-        is_counted = earlier in (*begun, *self._traces)
-        trace.compared_with = earlier.number if is_counted else None
-
-
-def _distance(earlier: Trace, trace: Trace) -> int:
-    """Return in how many parts two traces differ, those in nodes that differ included."""
-    old, new = earlier.description, trace.description
-    parts = {row.path: row.part for row in old}
-    n_same = sum([parts.get(row.path) == row.part for row in new])
-    # Or the same paths in another order.
-    is_alike = [*parts] == [row.path for row in new]
-    is_set_anew = earlier.configuration != trace.configuration
-    return max(len(old), len(new)) - n_same + (not is_alike) + is_set_anew
-
-
-def _why_it_does_not_serve(earlier: Trace, trace: Trace) -> Difference:
-    # The call looks just like that of the trace.
-    why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
-    if earlier.invalidation_reasons:
-        why = earlier.invalidation_reasons[-1]
-    elif earlier.invalidation_reasons is not trace.invalidation_reasons:
-        why = (
-            "a static object of that trace's was changed in place, or differs in what neither its "
-            "text nor its hash shows"
-        )
-    return Difference("cache evicted or cleared", "", "", why)

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from .._core.events import COMPILING, observers
-from .._text import block, table, times
+from .._text import times
+from .events import listeners
+from .html import block, table
 from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
-from .trace import Seconds, TraceList
+from .trace import COMPILING, Seconds, TraceList
 
 # The latest.
 _MAX_EVENTS = 100_000
@@ -199,18 +200,17 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
     """Fill in a report, without printing it."""
     begun = time.perf_counter()
 
-    # It dies with the `with`, even if that is interrupted; the report is read afterwards.
     def observe(function: str, phase: str, seconds: float, from_cache: bool, record: Any) -> None:
         start = time.perf_counter() - begun - seconds
         thread = threading.current_thread()
         span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
         report._events.append((threading.get_ident(), span))
 
+    listeners.append(observe)
     try:
-        observers.add(observe)
         yield report
     finally:
-        observers.discard(observe)
+        listeners.remove(observe)
 
 
 @contextmanager

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._core.events import COMPILING, LOWERING, TRACING
-from .trace import Trace
+from .trace import COMPILING, LOWERING, TRACING, Trace
 
 # How many spans a page shows, the longest.
 _MAX_SHOWN = 3_000
@@ -73,9 +72,6 @@ def spans_of(events: Sequence[tuple[int, ReportSpan]]) -> list[ReportSpan]:
             outer.pop()
         if outer:
             parent = spans[outer[-1]]
-            if span.phase == TRACING and parent[:2] == span[:2]:
-                # JAX and eqxjit both report a trace: one span.
-                continue
             start = max(start, parent.start)
             nested_seconds = parent.nested_seconds + span.end - start
             spans[outer[-1]] = parent._replace(nested_seconds=nested_seconds)

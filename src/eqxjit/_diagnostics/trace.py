@@ -1,19 +1,18 @@
 """The record of one trace: what was traced, for which call, why, how long it took, how large."""
 
-import collections
 import dataclasses
+import threading
+import time
+from collections.abc import Mapping
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
-
-from .._compat import source_line
-from .._places import LIBRARY_FILES, CallSite, is_users, location
-from .._text import block, table
+from .._places import CallSite, Place
+from .._text import short
 from .description import UNKNOWN, Description
-from .differences import Difference, listed
+from .differences import Difference, defined_again, differences, listed
+from .html import block, table
 
-# A line stands out if it made so many equations, and half of them.
-_MANY_EQUATIONS = 200
+TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
 
 
 @dataclasses.dataclass
@@ -47,8 +46,6 @@ class Trace:
     - `number`: counts the traces of the function, from 1.
     - `call_site`: the user's line that made the call, with `filename` and `line`; as a text,
         `src/train.py:31`.
-    - `differences`: how it differs from the closest earlier trace; empty for the first.
-    - `compared_with`: the number of that earlier trace; `None` for the first.
     - `seconds`: how long it took.
     - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
     - `equations`: the size of the jaxpr, nested ones included; `None` where it wasn't looked at,
@@ -60,16 +57,96 @@ class Trace:
     function: str
     call_site: CallSite
     number: int
-    configuration: dict[str, str]
-    description: Description = UNKNOWN
-    #: Why its entry serves no call any more; empty while it does, and shared with the entry.
-    invalidation_reasons: list[str] = dataclasses.field(default_factory=list)
-    differences: tuple[Difference, ...] = ()
-    compared_with: int | None = None
+    _: dataclasses.KW_ONLY
     seconds: Seconds = dataclasses.field(default_factory=Seconds)
     from_persistent_cache: bool = False
     equations: int | None = None
     busiest_line: str = ""
+
+    # For those who make it: of the function, of the call, and of JAX.
+    _place: Place
+    _description: Description
+    _configuration: dict[str, Any]
+    # When and why its entry was dropped: shared with that.
+    _invalidations: list[tuple[float, str]]
+    # How often the function's cache had been cleared.
+    _era: int
+    # Whether it is lowered rather than run.
+    _is_staged: bool
+    # Those with which it is compared: they were made before, or are under way.
+    _earlier: "tuple[Trace, ...]" = ()
+    # Whether the function was traced before; or, if not, another one of the same place.
+    _is_again: bool = False
+    _is_defined_again: bool = False
+    # Whether the user's function returned, and what it returned was read; None until then.
+    _is_made: bool | None = None
+    _thread: int = dataclasses.field(default_factory=threading.get_ident)
+    _begun: float = dataclasses.field(default_factory=time.perf_counter)
+    _explanation: "tuple[tuple[Difference, ...], int | None] | None" = None
+
+    # --- The explanation, made when it is read ------------------------------------------------
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """How it differs from the closest earlier trace; empty for the first."""
+        return self.explain()[0]
+
+    @property
+    def compared_with(self) -> int | None:
+        """The number of that earlier trace; `None` for the first."""
+        return self.explain()[1]
+
+    def explain(self) -> tuple[tuple[Difference, ...], int | None]:
+        """Return how it differs from the closest earlier trace, and the number of that."""
+        # First, because another thread that has explained it drops these.
+        earlier = self._earlier
+        if self._explanation is None:
+            self._explanation = self._compare(earlier)
+            # Each would keep those before it alive.
+            self._earlier = ()
+        return self._explanation
+
+    def _compare(self, earlier: "tuple[Trace, ...]") -> tuple[tuple[Difference, ...], int | None]:
+        if not earlier:
+            return (defined_again(self._place),) if self._is_defined_again else (), None
+        # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
+        closest = min(earlier, key=self._distance)
+        # The number of a cleared one may be another trace's by now.
+        number = closest.number if closest._era == self._era else None
+        if UNKNOWN in (closest._description, self._description):
+            why = "the arguments are too large to be compared, or can't be"
+            return (Difference("unknown", "", "", why),), number
+        found = differences(closest._description, self._description, self._place.is_users)
+        found += [
+            Difference("configuration changed", *change)
+            for change in _settings_changed(closest._configuration, self._configuration)
+        ]
+        return tuple(found) or (self._why_not_served_by(closest),), number
+
+    def _distance(self, earlier: "Trace") -> int:
+        """Return in how many parts an earlier trace differs, those in other nodes included."""
+        old, new = earlier._description, self._description
+        parts = {row.path: row.part for row in old}
+        n_same = sum([parts.get(row.path) == row.part for row in new])
+        # Or the same paths in another order.
+        is_alike = [*parts] == [row.path for row in new]
+        is_set = bool(_settings_changed(earlier._configuration, self._configuration))
+        return max(len(old), len(new)) - n_same + (not is_alike) + is_set
+
+    def _why_not_served_by(self, earlier: "Trace") -> Difference:
+        # The call looks just like that of the trace.
+        why = "JAX's caches no longer hold it (`jax.clear_caches()`)"
+        reasons = [reason for when, reason in earlier._invalidations if when < self._begun]
+        if reasons:
+            why = reasons[-1]
+        elif earlier._invalidations is not self._invalidations:
+            why = (
+                "a static object of that trace's was changed in place, or differs in what neither "
+                "its text nor its hash shows"
+            )
+        return Difference("cache evicted or cleared", "", "", why)
+
+    # --- Texts --------------------------------------------------------------------------------
 
     @property
     def reason(self) -> str:
@@ -83,13 +160,13 @@ class Trace:
         Empty for trees that are too large to be described, and for old traces of large trees.
         """
         # Made each time, because lines are named from the working directory, which may change.
-        rows = () if self.description is UNKNOWN else self.description
+        rows = () if self._description is UNKNOWN else self._description
         return {row.path: str(row.part) for row in rows}
 
     @property
     def summary(self) -> str:
         """The arguments in a few words."""
-        return str(self.description)
+        return str(self._description)
 
     def __repr__(self) -> str:
         return (
@@ -105,6 +182,22 @@ class Trace:
         return "\n".join(lines)
 
 
+def _settings_changed(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the name of each setting of JAX's that was changed, and the texts of both values."""
+    # The names depend on the release of JAX, and a user may add contexts.
+    changed = [name for name in new if name not in old or old[name] is not new[name]]
+    texts = [
+        (n, _setting_text(old[n]) if n in old else "absent", _setting_text(new[n])) for n in changed
+    ]
+    return [change for change in texts if change[1] != change[2]]
+
+
+def _setting_text(value: Any) -> str:
+    # JAX's environment of axis names has no text.
+    sizes = getattr(value, "axis_sizes", None)
+    return short(dict(sizes) if isinstance(sizes, Mapping) else value, 1_000)
+
+
 class TraceList(list[Trace]):
     """The traces of a function: a list, which shows as a table in a notebook."""
 
@@ -118,26 +211,3 @@ class TraceList(list[Trace]):
             what = trace.function, trace.number, why
             rows.append((*what, trace.call_site, f"{trace.seconds.total:.3g}", trace.summary))
         return block(table(headings, rows))
-
-
-def size_of(jaxpr: Any) -> tuple[int, str]:
-    """Return the number of equations of a jaxpr, nested ones too, and the user's busiest line."""
-    equations: list[Any] = []
-    # The list grows while it is gone through. Not by recursion, because loops may be nested deeply.
-    # Those of a jaxpr that is used twice count twice, as they are compiled twice.
-    parts = [jaxpr]
-    for part in parts:
-        equations += part.eqns
-        for equation in part.eqns:
-            for value in equation.params.values():
-                nested = value if isinstance(value, (tuple, list)) else (value,)
-                parts += [each for each in nested if isinstance(each, (ClosedJaxpr, Jaxpr))]
-    n = len(equations)
-    if n < _MANY_EQUATIONS:
-        return n, ""
-    lines = collections.Counter([source_line(equation, LIBRARY_FILES) for equation in equations])
-    [(line, count)] = lines.most_common(1)
-    # None stands out; or a library's, of which there is nothing for the user to change.
-    if line is None or count < max(_MANY_EQUATIONS, n / 2) or not is_users(line[0]):
-        return n, ""
-    return n, f"{location(*line)} ({count:,})"

@@ -17,7 +17,7 @@ from .._compat import (
     registered_nodes,
     unflatten_node,
 )
-from .._spec.static import Opaque, same
+from .._spec.static_key import Opaque, same
 from .._spec.tree import ARRAY, DICT
 from .numpy_inputs import as_array
 from .writer import TooLarge, Writer

@@ -3,7 +3,7 @@
 A Dispatcher is the base of wrappers. Called, it tries the Fasts of its function in turn: binds the arguments,
 matches them with the spec, calls the jitted function with the arrays in them, and makes the output from
 its spec. What else happens (no match, a trace, an error) is the slow path's, in _core/slow.py. Specs are
-those of _spec/tree.py, stand-ins of static objects those of _spec/static.py.
+those of _spec/tree.py, keys of static objects those of _spec/static_key.py.
 
 Invariants:
 - Public CPython API only. The GIL is never released; a free-threaded Python doesn't build this.
@@ -34,14 +34,14 @@ Invariants:
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
    what was built before may still be there. */
-#define INTERFACE 31
+#define INTERFACE 40
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
-/* As in _spec/static.py. */
+/* As in _spec/static_key.py. */
 enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 
-/* A node of a spec is (kind, class, aux, child, ...), a stand-in (reader, class, names, part, ...). */
+/* A node of a spec is (kind, class, aux, child, ...), a key (reader, class, names, part, ...). */
 #define HEAD 3
 
 typedef struct {
@@ -52,9 +52,10 @@ typedef struct {
     PyObject *ndarray_type; /* that of NumPy's */
     PyObject *as_array;     /* see numpy_inputs.py */
     PyObject *flatten, *registered, *same, *unflatten;
-    PyObject *opaque_type; /* of stand-ins that ask an object's `==` */
+    PyObject *opaque_type; /* of keys that ask an object's `==` */
     /* Names of methods and attributes. */
-    PyObject *failed_fast, *settle_fast, *call_of, *wait_for, *block_until_ready, *entry, *hash, *value;
+    PyObject *failed_fast, *finish_fast, *call_of, *wait_for, *block_until_ready, *entry, *hash, *value;
+    PyObject *identity_suffices;
     PyObject *empty; /* tuple */
 } State;
 
@@ -144,20 +145,20 @@ static inline void leave(int *depth) {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *frozen; /* the stand-in */
+    PyObject *key; /* hashable */
     Py_hash_t hash;
     char ask; /* whether the class may have become a node of JAX's registry */
 } Static;
 
 static PyObject *static_vectorcall(PyObject *type, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Py_ssize_t n = PyVectorcall_NARGS(n_args_flag);
-    if (n < 1 || n > 2 || kwnames != NULL) return misused("Static(frozen, ask=False)");
+    if (n < 1 || n > 2 || kwnames != NULL) return misused("Static(key, ask=False)");
     int ask = n == 2 ? PyObject_IsTrue(args[1]) : 0;
     Py_hash_t hash = ask < 0 ? -1 : PyObject_Hash(args[0]);
     if (hash == -1) return NULL;
     Static *self = PyObject_GC_New(Static, (PyTypeObject *)type);
     if (self == NULL) return NULL;
-    self->frozen = Py_NewRef(args[0]);
+    self->key = Py_NewRef(args[0]);
     self->hash = hash;
     self->ask = (char)ask;
     /* A text or a number leads nowhere. */
@@ -165,7 +166,7 @@ static PyObject *static_vectorcall(PyObject *type, PyObject *const *args, size_t
     return (PyObject *)self;
 }
 
-#define STATIC_FIELDS(DO) DO(self->frozen);
+#define STATIC_FIELDS(DO) DO(self->key);
 COLLECTED(Static, static, STATIC_FIELDS)
 
 static Py_hash_t static_hash(Static *self) {
@@ -175,17 +176,17 @@ static Py_hash_t static_hash(Static *self) {
 static PyObject *static_compare(PyObject *self, PyObject *other, int op) {
     if (Py_TYPE(other) != Py_TYPE(self) || (op != Py_EQ && op != Py_NE)) Py_RETURN_NOTIMPLEMENTED;
     Static *a = (Static *)self, *b = (Static *)other;
-    int equal = a->hash == b->hash ? PyObject_RichCompareBool(a->frozen, b->frozen, Py_EQ) : 0;
+    int equal = a->hash == b->hash ? PyObject_RichCompareBool(a->key, b->key, Py_EQ) : 0;
     if (equal < 0) return NULL;
     return PyBool_FromLong(op == Py_EQ ? equal : !equal);
 }
 
 static PyMemberDef static_members[] = {
-    {"frozen", T_OBJECT, offsetof(Static, frozen), READONLY, NULL},
+    {"key", T_OBJECT, offsetof(Static, key), READONLY, NULL},
     {"ask", T_BOOL, offsetof(Static, ask), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot static_slots[] = {
-    {Py_tp_doc, "Static(frozen, ask=False): a static object in a spec, by its stand-in."},
+    {Py_tp_doc, "Static(key, ask=False): a static object in a spec, by its key."},
     {Py_tp_traverse, static_traverse}, {Py_tp_dealloc, static_dealloc}, {Py_tp_hash, static_hash},
     {Py_tp_richcompare, static_compare}, {Py_tp_members, static_members},
     {0, NULL}};
@@ -197,7 +198,7 @@ TYPE(Static, static, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_
 
 typedef struct {
     PyObject_HEAD
-    char pending; /* whether a call has to be settled in Python */
+    char pending; /* whether a call has to be finished in Python */
     char blocks;  /* whether a call waits for its program */
 } Flags;
 
@@ -317,10 +318,10 @@ static void end_walk(Walk *walk) {
 
 /* --- Guards -------------------------------------------------------------------------------------- */
 
-/* A guard: 1 if a value has a spec (or a stand-in), 0 if not, -1 with an exception. */
+/* A guard: 1 if a value has a spec (or a key), 0 if not, -1 with an exception. */
 typedef int (*Guard)(Walk *walk, PyObject *spec, PyObject *value);
 
-static int same(Walk *walk, PyObject *frozen, PyObject *value);
+static int same(Walk *walk, PyObject *key, PyObject *value);
 static int match(Walk *walk, PyObject *spec, PyObject *value);
 
 /* How many guards of this call have run Python. */
@@ -335,7 +336,7 @@ static inline int holds(Walk *walk, Guard guard, PyObject *spec, PyObject *value
 }
 
 /* Tuples and lists: their class was compared, so their number and each item are all there is. Items of a
-   subclass are its base's, because `split` and `freeze` read them past its `__iter__`, too. */
+   subclass are its base's, because `split` and `static_key` read them past its `__iter__`, too. */
 static inline int each_item(Walk *walk, Guard guard, PyObject *spec, PyObject *value, Py_ssize_t n) {
     for (Py_ssize_t i = 0; i < n; i++) {
         if (PySequence_Fast_GET_SIZE(value) != n) return 0;
@@ -346,9 +347,9 @@ static inline int each_item(Walk *walk, Guard guard, PyObject *spec, PyObject *v
 }
 
 /* The rule itself, for what is rare. */
-static int same_in_python(Walk *walk, PyObject *frozen, PyObject *value) {
+static int same_in_python(Walk *walk, PyObject *key, PyObject *value) {
     n_in_python++;
-    PyObject *answer = PyObject_CallFunctionObjArgs(walk->state->same, value, frozen, NULL);
+    PyObject *answer = PyObject_CallFunctionObjArgs(walk->state->same, value, key, NULL);
     if (answer == NULL) return -1;
     int is_same = PyObject_IsTrue(answer);
     Py_DECREF(answer);
@@ -369,30 +370,30 @@ static int is_referent(PyObject *ref, PyObject *value) {
 }
 
 /* Floats by their bits, because zeros have two signs, and NaN equals NaN. */
-static int same_number(Walk *walk, PyObject *frozen, PyObject *value, PyObject *bits) {
+static int same_number(Walk *walk, PyObject *key, PyObject *value, PyObject *bits) {
     if (!PyFloat_CheckExact(value) || !PyBytes_CheckExact(bits) || PyBytes_GET_SIZE(bits) != sizeof(double)) {
-        return same_in_python(walk, frozen, value);
+        return same_in_python(walk, key, value);
     }
     double a = PyFloat_AS_DOUBLE(value), b;
     memcpy(&b, PyBytes_AS_STRING(bits), sizeof b);
     return memcmp((char *)&a, (char *)&b, sizeof a) == 0 || (a != a && b != b);
 }
 
-static int same_items(Walk *walk, PyObject *frozen, PyObject *value, Py_ssize_t n) {
-    return each_item(walk, same, frozen, value, n);
+static int same_items(Walk *walk, PyObject *key, PyObject *value, Py_ssize_t n) {
+    return each_item(walk, same, key, value, n);
 }
 
-/* Dicts by their items in order, because a function may go through them. The stand-in has the keys first,
+/* Dicts by their items in order, because a function may go through them. The key has their keys first,
    then the values. */
-static int same_pairs(Walk *walk, PyObject *frozen, PyObject *value, Py_ssize_t n) {
+static int same_pairs(Walk *walk, PyObject *pairs, PyObject *value, Py_ssize_t n) {
     PyObject *key, *item;
     Py_ssize_t position = 0, half = n / 2;
     for (Py_ssize_t i = 0; i < half; i++) {
         /* An `==` of a user's may change the dict in between; `PyDict_Next` never leaves it. */
         if (PyDict_GET_SIZE(value) != half || !PyDict_Next(value, &position, &key, &item)) return 0;
         Py_INCREF(item);
-        int is_same = holds(walk, same, PyTuple_GET_ITEM(frozen, HEAD + i), key);
-        if (is_same > 0) is_same = same(walk, PyTuple_GET_ITEM(frozen, HEAD + half + i), item);
+        int is_same = holds(walk, same, PyTuple_GET_ITEM(pairs, HEAD + i), key);
+        if (is_same > 0) is_same = same(walk, PyTuple_GET_ITEM(pairs, HEAD + half + i), item);
         Py_DECREF(item);
         if (is_same <= 0) return is_same;
     }
@@ -400,13 +401,13 @@ static int same_pairs(Walk *walk, PyObject *frozen, PyObject *value, Py_ssize_t 
 }
 
 /* Dataclasses and slices by the fields that their `==` compares, which was generated and does no more. */
-static int same_fields(Walk *walk, PyObject *frozen, PyObject *value, Py_ssize_t n) {
-    PyObject *names = PyTuple_GET_ITEM(frozen, 2);
+static int same_fields(Walk *walk, PyObject *key, PyObject *value, Py_ssize_t n) {
+    PyObject *names = PyTuple_GET_ITEM(key, 2);
     if (!PyTuple_CheckExact(names) || PyTuple_GET_SIZE(names) != n) return malformed();
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *field = PyObject_GetAttr(value, PyTuple_GET_ITEM(names, i));
         if (field == NULL) return -1;
-        int is_same = same(walk, PyTuple_GET_ITEM(frozen, HEAD + i), field);
+        int is_same = same(walk, PyTuple_GET_ITEM(key, HEAD + i), field);
         Py_DECREF(field);
         if (is_same <= 0) return is_same;
     }
@@ -414,58 +415,65 @@ static int same_fields(Walk *walk, PyObject *frozen, PyObject *value, Py_ssize_t
 }
 
 /* Values that are read into parts: by their very class, then as its reader has them. */
-static int same_parts(Walk *walk, PyObject *frozen, PyObject *value) {
-    Py_ssize_t n = PyTuple_GET_SIZE(frozen) - HEAD;
-    if (n < 0 || !PyLong_CheckExact(PyTuple_GET_ITEM(frozen, 0))) return malformed();
-    if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(frozen, 1)) return 0;
+static int same_parts(Walk *walk, PyObject *key, PyObject *value) {
+    Py_ssize_t n = PyTuple_GET_SIZE(key) - HEAD;
+    if (n < 0 || !PyLong_CheckExact(PyTuple_GET_ITEM(key, 0))) return malformed();
+    if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(key, 1)) return 0;
     /* A bool is one of two objects. */
-    if (PyBool_Check(value) && n > 0) return value == PyTuple_GET_ITEM(frozen, HEAD);
-    long reader = PyLong_AsLong(PyTuple_GET_ITEM(frozen, 0));
-    if (reader == NUMBER && n > 0) return same_number(walk, frozen, value, PyTuple_GET_ITEM(frozen, HEAD));
+    if (PyBool_Check(value) && n > 0) return value == PyTuple_GET_ITEM(key, HEAD);
+    long reader = PyLong_AsLong(PyTuple_GET_ITEM(key, 0));
+    if (reader == NUMBER && n > 0) return same_number(walk, key, value, PyTuple_GET_ITEM(key, HEAD));
     int is_items = reader == ITEMS && (PyTuple_Check(value) || PyList_Check(value));
     /* The order of other dicts isn't that of their memory. */
     int is_pairs = reader == PAIRS && PyDict_CheckExact(value);
-    if (!is_items && !is_pairs && reader != FIELDS) return same_in_python(walk, frozen, value);
+    if (!is_items && !is_pairs && reader != FIELDS) return same_in_python(walk, key, value);
     if (enter(&walk->depth)) return -1;
     int (*compare)(Walk *, PyObject *, PyObject *, Py_ssize_t) =
         is_items ? same_items : is_pairs ? same_pairs : same_fields;
-    int is_same = compare(walk, frozen, value, n);
+    int is_same = compare(walk, key, value, n);
     leave(&walk->depth);
     return is_same;
 }
 
-/* By the object's class, its `hash` and `==`, as a dict finds a key: Equinox asks no more either. */
-static int same_opaque(Walk *walk, PyObject *frozen, PyObject *value) {
+/* By the object's class, its `hash` and `==`, in this order, as a dict finds a key; an array by its content. */
+static int same_opaque(Walk *walk, PyObject *key, PyObject *value) {
     State *state = walk->state;
-    PyObject *expected = PyObject_GetAttr(frozen, state->value);
-    PyObject *hash = expected == NULL ? NULL : PyObject_GetAttr(frozen, state->hash);
-    int is_same = hash == NULL ? -1 : Py_TYPE(value) == Py_TYPE(expected);
-    if (is_same > 0 && hash != Py_None) {
-        Py_hash_t now = PyObject_Hash(value), then = PyLong_AsSsize_t(hash);
-        is_same = (now == -1 || then == -1) && PyErr_Occurred() ? -1 : now == then;
+    PyObject *expected = PyObject_GetAttr(key, state->value), *suffices = NULL, *hash = NULL;
+    int is_same = expected == NULL ? -1 : Py_TYPE(value) == Py_TYPE(expected);
+    if (is_same > 0 && value == expected) {
+        suffices = PyObject_GetAttr(key, state->identity_suffices);
+        if (suffices == NULL) is_same = -1;
     }
-    if (is_same > 0 && value != expected) {
-        /* NumPy's `==` has no single answer. */
-        is_same = PyObject_TypeCheck(value, (PyTypeObject *)state->ndarray_type)
-                      ? same_in_python(walk, frozen, value)
-                      : PyObject_RichCompareBool(value, expected, Py_EQ);
+    if (is_same > 0 && suffices != Py_True) {
+        if ((PyObject *)Py_TYPE(key) != state->opaque_type) {
+            is_same = same_in_python(walk, key, value);
+        }
+        else if ((hash = PyObject_GetAttr(key, state->hash)) == NULL) {
+            is_same = -1;
+        }
+        else if (hash != Py_None) {
+            Py_hash_t now = PyObject_Hash(value), then = PyLong_AsSsize_t(hash);
+            is_same = (now == -1 || then == -1) && PyErr_Occurred() ? -1 : now == then;
+        }
+        if (is_same > 0 && hash != NULL) is_same = PyObject_RichCompareBool(value, expected, Py_EQ);
     }
     Py_XDECREF(expected);
+    Py_XDECREF(suffices);
     Py_XDECREF(hash);
     return is_same;
 }
 
-static int same(Walk *walk, PyObject *frozen, PyObject *value) {
-    PyTypeObject *type = Py_TYPE(frozen);
+static int same(Walk *walk, PyObject *key, PyObject *value) {
+    PyTypeObject *type = Py_TYPE(key);
     /* Those that stand for themselves: exact types, whose `==` is Python's. */
     if (type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBytes_Type) {
-        return value == frozen || (Py_TYPE(value) == type ? PyObject_RichCompareBool(value, frozen, Py_EQ) : 0);
+        return value == key || (Py_TYPE(value) == type ? PyObject_RichCompareBool(value, key, Py_EQ) : 0);
     }
-    if (frozen == Py_None) return value == Py_None;
-    if (PyWeakref_CheckRef(frozen)) return is_referent(frozen, value);
-    if (type == &PyTuple_Type) return same_parts(walk, frozen, value);
-    if ((PyObject *)type == walk->state->opaque_type) return same_opaque(walk, frozen, value);
-    return same_in_python(walk, frozen, value);
+    if (key == Py_None) return value == Py_None;
+    if (PyWeakref_CheckRef(key)) return is_referent(key, value);
+    if (type == &PyTuple_Type) return same_parts(walk, key, value);
+    if (PyType_IsSubtype(type, (PyTypeObject *)walk->state->opaque_type)) return same_opaque(walk, key, value);
+    return same_in_python(walk, key, value);
 }
 
 /* Takes an array as it is passed on, in its place. That it is one suffices: JAX compares shapes and dtypes. */
@@ -496,11 +504,11 @@ static int match_array(Walk *walk, PyObject *value) {
     return take_array(walk, value, place);
 }
 
-/* A static object is compared with its stand-in, then passed on: the program may return this very one. */
-static inline int match_static(Walk *walk, PyObject *frozen, PyObject *value) {
+/* A static object is compared with its key, then passed on: the program may return this very one. */
+static inline int match_static(Walk *walk, PyObject *key, PyObject *value) {
     if (walk->n_static >= walk->fast->n_statics) return malformed();
     walk->statics[walk->n_static++] = Py_NewRef(value);
-    return same(walk, frozen, value);
+    return same(walk, key, value);
 }
 
 /* That its class isn't a node is asked on each call where it may have been registered meanwhile. */
@@ -511,7 +519,7 @@ static int match_leaf(Walk *walk, Static *expected, PyObject *value) {
         Py_DECREF(flat);
         if (flat != Py_None) return 0;
     }
-    return match_static(walk, expected->frozen, value);
+    return match_static(walk, expected->key, value);
 }
 
 static int match_sequence(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
@@ -572,7 +580,7 @@ static int match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n)
     if (matches > 0 && (!PyTuple_CheckExact(flat) || PyTuple_GET_SIZE(flat) != 2)) matches = malformed();
     if (matches > 0) {
         Static *metadata = (Static *)PyTuple_GET_ITEM(spec, 2);
-        matches = match_static(walk, metadata->frozen, PyTuple_GET_ITEM(flat, 1));
+        matches = match_static(walk, metadata->key, PyTuple_GET_ITEM(flat, 1));
     }
     if (matches > 0) {
         children = PySequence_Tuple(PyTuple_GET_ITEM(flat, 0));
@@ -728,7 +736,7 @@ typedef struct {
     PyObject *only;
 } Arrays;
 
-static int arrays_in(State *state, PyObject *output, Arrays *arrays) {
+static int arrays_in(PyObject *output, Arrays *arrays) {
     arrays->only = output;
     arrays->trace = 0;
     /* The trace is a key, because JAX keeps these with the program, and passes them by. */
@@ -749,7 +757,7 @@ static int arrays_in(State *state, PyObject *output, Arrays *arrays) {
 static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObject *fun_statics,
                              PyObject *const *call_statics, Py_ssize_t n_call_statics) {
     Arrays arrays;
-    if (arrays_in(state, output, &arrays) < 0) return NULL;
+    if (arrays_in(output, &arrays) < 0) return NULL;
     if (arrays.trace < 0 || arrays.trace >= PyList_GET_SIZE(fast->outs)) return malformed_object();
     PyObject *out = PyList_GET_ITEM(fast->outs, arrays.trace);
     if (!PyTuple_Check(out) || PyTuple_GET_SIZE(out) != 3 || !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 1)) ||
@@ -770,7 +778,7 @@ static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObjec
    may pass inputs on. */
 static int wait_for(State *state, Fast *fast, PyObject *output) {
     Arrays arrays;
-    if (arrays_in(state, output, &arrays) < 0) return -1;
+    if (arrays_in(output, &arrays) < 0) return -1;
     int is_plain = arrays.n > 0;
     for (Py_ssize_t i = 0; i < arrays.n; i++) {
         is_plain = is_plain && (PyObject *)Py_TYPE(arrays.items[i]) == state->array_type;
@@ -869,9 +877,9 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
         if (value == NULL) return 0;
         if (Py_TYPE(spec) != state->static_type) continue;
         /* Numbers and texts among the arguments tell structures apart fastest. */
-        PyObject *frozen = ((Static *)spec)->frozen;
-        int is_cheap = PyLong_CheckExact(frozen) || PyUnicode_CheckExact(frozen);
-        if (is_cheap && same(walk, frozen, value) == 0) return 0;
+        PyObject *key = ((Static *)spec)->key;
+        int is_cheap = PyLong_CheckExact(key) || PyUnicode_CheckExact(key);
+        if (is_cheap && same(walk, key, value) == 0) return 0;
     }
     walk->n_block = 1 + fast->n_arrays + fast->n_statics;
     walk->block = room(walk->small, MANY, walk->n_block);
@@ -940,13 +948,13 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     Fast *fast = walk->fast;
     Flags *flags = (Flags *)fast->entry;
     PyObject *output = call_in_flight(fast->jitted, walk->arrays, fast->n_arrays, call), *result;
-    /* What is pending is waited for when it is settled. */
+    /* What is pending is waited for when it is finished. */
     if (output != NULL && flags->blocks && !flags->pending && wait_for(state, fast, output) < 0) {
         Py_CLEAR(output);
     }
     if (output == NULL) return hand_over_error(call, state->failed_fast, fast->entry);
     if (flags->pending) {
-        result = ask_caller(call, state->settle_fast, output, fast->entry);
+        result = ask_caller(call, state->finish_fast, output, fast->entry);
     }
     else {
         fast->hits++;
@@ -1071,7 +1079,7 @@ static PyObject *setup(PyObject *module, PyObject *args) {
 }
 
 static PyObject *same_value(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 2) return misused("same(value, frozen)");
+    if (n_args != 2) return misused("same(value, key)");
     Walk walk;
     walk.state = PyModule_GetState(module);
     walk.depth = 0;
@@ -1088,11 +1096,12 @@ static int module_exec(PyObject *module) {
         if (*types[i] == NULL || PyModule_AddType(module, *types[i]) < 0) return -1;
     }
     state->static_type->tp_vectorcall = static_vectorcall;
-    const char *texts[] = {"failed_fast", "settle_fast", "call_of", "wait_for",
-                           "block_until_ready", "entry", "hash", "value"};
-    PyObject **names[] = {&state->failed_fast, &state->settle_fast, &state->call_of, &state->wait_for,
-                          &state->block_until_ready, &state->entry, &state->hash, &state->value};
-    for (int i = 0; i < 8; i++) {
+    const char *texts[] = {"failed_fast", "finish_fast", "call_of", "wait_for",
+                           "block_until_ready", "entry", "hash", "value", "identity_suffices"};
+    PyObject **names[] = {&state->failed_fast, &state->finish_fast, &state->call_of, &state->wait_for,
+                          &state->block_until_ready, &state->entry, &state->hash, &state->value,
+                          &state->identity_suffices};
+    for (int i = 0; i < 9; i++) {
         *names[i] = PyUnicode_InternFromString(texts[i]);
         if (*names[i] == NULL) return -1;
     }
@@ -1131,7 +1140,7 @@ static PyMethodDef module_methods[] = {
     {"in_flight", (PyCFunction)(void (*)(void))in_flight, METH_FASTCALL,
      "in_flight(entry=None): this thread's innermost call in flight, of an entry or of any; or None."},
     {"same", (PyCFunction)(void (*)(void))same_value, METH_FASTCALL,
-     "same(value, frozen): whether a stand-in is that of a value."},
+     "same(value, key): whether a key is that of a value."},
     {"connect", connect, METH_VARARGS,
      "connect(wrapper, otherwise, caller=, fasts=, fun_arrays=, fun_statics=, names=): has calls of a wrapper\n"
      "try fast paths, if there are any, then call `otherwise`."},

@@ -16,7 +16,7 @@ import equinox as eqx
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import trim
-from .._spec.static import THEMSELVES, same
+from .._spec.static_key import THEMSELVES, Static, same
 from .._spec.tree import (
     ARRAY,
     DICT,
@@ -24,7 +24,6 @@ from .._spec.tree import (
     NODE,
     SEQUENCE,
     Spec,
-    Static,
     parts_of,
 )
 from .numpy_inputs import as_array
@@ -67,7 +66,7 @@ def make_call({parts}):
                 {calls}.pop()
             if {entry}.pending or {type}({arrays}) is {dict}:
                 # A program was traced, or this is the output of another trace than the first.
-                return {caller}.settle_fast({arrays}, {entry}, {arguments})
+                return {caller}.finish_fast({arrays}, {entry}, {arguments})
             {next}({hits})
             {statements}
             return {output}
@@ -100,7 +99,7 @@ class Writer:
     """A writer of the fast path of one entry; making one raises `TooLarge` beyond the bounds."""
 
     def __init__(self, function: Any, entry: Any):
-        # The first of its traces' outputs; `settle_fast` makes others.
+        # The first of its traces' outputs; `finish_fast` makes others.
         out = entry.outs[0]
         if len(parts_of(entry.spec)) + len(parts_of(out.spec)) > MAX_NODES:
             raise TooLarge
@@ -290,10 +289,10 @@ class Writer:
         self.guards.append(f"({names.named(type)}({source}) is {array}{_OR}{other})")
 
     def _match_static(self, var: str, bound: str, spec: Any) -> None:
-        names, frozen = self.names, spec.frozen
-        plain = frozen if type(frozen) in THEMSELVES else None
-        if type(frozen) is tuple and frozen[1] is float:
-            [number] = struct.unpack("d", frozen[3])
+        names, key = self.names, spec.key
+        plain = key if type(key) in THEMSELVES else None
+        if type(key) is tuple and key[1] is float:
+            [number] = struct.unpack("d", key[3])
             # Zeros have two signs, and NaN equals nothing.
             plain = number if number and number == number else None
         self.statics.append(var)
@@ -302,9 +301,9 @@ class Writer:
             flatten = names.constant("flatten", flatten_one_level)
             self.guards.append(f"{flatten}({bound}) is None")
             bound = var
-        if isinstance(frozen, weakref.ref):
+        if isinstance(key, weakref.ref):
             # Not as a constant: the entry goes with the object.
-            self.guards.append(f"{bound} is {names.constant(f'ref_{var}', frozen)}() is not None")
+            self.guards.append(f"{bound} is {names.constant(f'ref_{var}', key)}() is not None")
         elif plain is not None:
             # Python refuses to write out integers of thousands of digits.
             is_large = type(plain) is int and plain.bit_length() > 64
@@ -315,14 +314,14 @@ class Writer:
                 f"({bound} is {constant}{_OR}{names.named(type)}({var}) is {kind}"
                 f" and {var} == {constant})"
             )
-        elif frozen is None or (type(frozen) is tuple and frozen[1] is bool):
-            self.guards.append(f"{bound} is {frozen and frozen[3]}")
+        elif key is None or (type(key) is tuple and key[1] is bool):
+            self.guards.append(f"{bound} is {key and key[3]}")
         else:
             self.guards.append(self._same(bound, spec))
 
     def _same(self, source: str, spec: Any) -> str:
         same_name = self.names.constant("same", same)
-        return f"{same_name}({source}, {self.names.constant('frozen', spec.frozen)})"
+        return f"{same_name}({source}, {self.names.constant('key', spec.key)})"
 
     def _make(
         self, hint: str, spec: Spec, arrays: list[str], statics: Iterator[Any], depth: int

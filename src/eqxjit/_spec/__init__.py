@@ -1,4 +1,4 @@
-"""One description of a pytree: `split`, `combine`, and stand-ins for static objects.
+"""One description of a pytree: `split`, `combine`, and keys of static objects.
 
 May import: nothing but what lies beside the packages. Start at `tree.py`.
 """

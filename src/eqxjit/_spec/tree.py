@@ -3,7 +3,7 @@
 `split` returns the arrays of a tree, its static objects in order, and its **spec**: nested tuples
 that are equal exactly if one program may serve both trees.
 
-    spec = ARRAY | None | Static(frozen) | (kind, class, aux, child, ...)
+    spec = ARRAY | None | Static(key) | (kind, class, aux, child, ...)
 
 Everything else reads specs: the table of entries, what JAX traces, outputs, both fast paths, and
 explanations.
@@ -15,19 +15,18 @@ import inspect
 import operator
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import default_registry, keystr
+from jax.tree_util import default_registry, keystr, tree_structure
 
-from .._compat import ArrayImpl, fields_of, native, registered_nodes, unflatten_node
-from .._interruptions import raise_if_interruption, unless_it_raises
+from .._compat import ArrayImpl, fields_of, registered_nodes, unflatten_node
 from .._text import short
-from .static import CONSTANTS, THEMSELVES, Identity, freeze
+from .static_key import CONSTANTS, THEMSELVES, Identity, Opaque, Static, static_key
 
 
 class _Array:
@@ -47,34 +46,6 @@ ARRAY = _Array()
 SEQUENCE, DICT, MODULE, NODE = range(4)
 
 Spec = Any
-
-
-class _Static:
-    """A static object in a spec, by its stand-in.
-
-    - `frozen`: the stand-in.
-    - `ask`: whether JAX's registry has to be asked if the class became a node meanwhile.
-    """
-
-    __slots__ = ("_hash", "ask", "frozen")
-
-    def __init__(self, frozen: Hashable, ask: bool = False):
-        self.frozen = frozen
-        self.ask = ask
-        self._hash = hash(frozen)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Static) and self.frozen == other.frozen
-
-    def __repr__(self) -> str:
-        return f"Static({self.frozen!r})"
-
-
-# In C, because hashing and comparing specs calls its methods for each static object.
-Static: type[_Static] = _Static if native is None else native.Static
 
 
 # --- Classes --------------------------------------------------------------------------------------
@@ -139,7 +110,6 @@ def _named_tuple_aux(kind: type) -> bool | None:
     # Asked on each call, because a class may be registered after its first use.
     if kind in registered_nodes:
         return None
-    # Not by `in`, which takes an interruption for a class that can't be referred to weakly.
     found = _named_tuples.get(kind, ...)
     if found is not ...:
         return found
@@ -191,7 +161,7 @@ def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) ->
         if value is None:
             return None
         statics.append(value)
-        return Static(value if kind in THEMSELVES else freeze(value))
+        return Static(value if kind in THEMSELVES else static_key(value))
     fixed: Sequence[Any] = ()
     if kind is tuple or kind is list:
         spec, below = [SEQUENCE, kind, None], value
@@ -225,7 +195,7 @@ def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) ->
             return _split_leaf(value, statics, is_input)
         below, metadata = flat
         statics.append(metadata)
-        spec = [NODE, kind, Static(freeze(metadata))]
+        spec = [NODE, kind, Static(static_key(metadata))]
     for child in below:
         if type(child) is ArrayImpl:
             arrays.append(child)
@@ -240,13 +210,13 @@ def _split(value: Any, arrays: list[Any], statics: list[Any], is_input: bool) ->
         if type(child) is bool:
             spec.append(_BOOLS[child])
         else:
-            spec.append(Static(child if type(child) in THEMSELVES else freeze(child)))
+            spec.append(Static(child if type(child) in THEMSELVES else static_key(child)))
     return tuple(spec)
 
 
 _ONLY_STR = {str}
 # Made once, because layers have many.
-_BOOLS = Static(freeze(False)), Static(freeze(True))
+_BOOLS = Static(static_key(False)), Static(static_key(True))
 
 
 def _read_module(module: Any, fields: ModuleFields) -> tuple[Any, ...] | None:
@@ -256,19 +226,25 @@ def _read_module(module: Any, fields: ModuleFields) -> tuple[Any, ...] | None:
         return None
     try:
         return fields.read(found)
-    except KeyError as error:
-        raise_if_interruption(error, lambda: fields.read(found))
+    except KeyError:
         return None
 
 
 def _split_leaf(value: Any, statics: list[Any], is_input: bool) -> Spec:
     kind = type(value)
     ask = kind not in _NEVER_NODES
-    if ask and is_input:
+    key = static_key(value)
+    if ask and is_input and (type(key) is not Opaque or key.hash is None):
         # Equinox refuses what can't be hashed, so that nothing here changes unseen.
         hash(value)
+    if kind in _VIEWS or hasattr(kind, "__next__"):
+        # JAX warns of a generator or another iterator that isn't taken apart.
+        tree_structure(value)
     statics.append(value)
-    return Static(freeze(value), ask)
+    return Static(key, ask)
+
+
+_VIEWS = (type({}.values()),)
 
 
 # --- Putting together -----------------------------------------------------------------------------
@@ -378,14 +354,12 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
         if aux is not None and len(cls._fields) == n:
             names = [*map(".{}".format, cls._fields)]
     else:
-
-        def read() -> tuple[list[str], list[Any]]:
+        try:
             keyed = [*default_registry.flatten_one_level_with_keys(value)[0]]  # type: ignore[index]
-            return [keystr((key,)) for key, _ in keyed], [child for _, child in keyed]
-
-        # A class that was registered without keys, or a `repr` of the user's that raises.
-        found = unless_it_raises(read, None)
-        names, values = found or (names, [*_flatten_one_level(value)[0]])  # type: ignore[index]
+            names, values = [keystr((key,)) for key, _ in keyed], [child for _, child in keyed]
+        except Exception:
+            # A key's `__str__`, or a flatten with keys of the user's, which calls don't need.
+            values = [*_flatten_one_level(value)[0]]  # type: ignore[index]
     if len(values) != n:
         raise ValueError("a node changed while it was read")
     is_static = [False] * n_dynamic + [True] * (n - n_dynamic)

@@ -1,7 +1,7 @@
 """Hides JAX's warnings: of donated buffers that it can't reuse, and of options once more.
 
-Nothing of it depends on being undone: a filter of ours matches only in a thread in which such a
-call is on the stack, so that neither other threads nor an interrupt can turn it against anybody.
+A filter of ours matches only in a thread in which such a call is on the stack, so that it hides
+nothing from other threads.
 """
 
 import threading
@@ -12,16 +12,20 @@ from .._compat import warning_filters
 _HIDDEN = "Some donated buffers were not usable", "backend and device argument on jit is deprecated"
 
 
+class _Hiding(threading.local):
+    #: How many filters are for this thread.
+    depth = 0
+
+
+_hiding = _Hiding()
+
+
 class _Pattern:
-    """A stand-in for the regular expression of a filter, which can be pickled as that."""
+    """The pattern of a filter, in place of a regular expression; it can be pickled, as that can."""
 
     def match(self, text: str) -> bool:
         """Return whether this is a warning to hide, in a thread that hides them."""
-        return hasattr(_hiding, "is_on") and text.startswith(_HIDDEN)
-
-
-# A thread that hides them has `is_on`.
-_hiding = threading.local()
+        return _hiding.depth > 0 and text.startswith(_HIDDEN)
 
 
 def hide_warnings() -> Callable[[], None]:
@@ -30,10 +34,10 @@ def hide_warnings() -> Callable[[], None]:
     # A new one for each call: another thread's may be removed first.
     item = ("ignore", _Pattern(), Warning, None, 0)
     filters.insert(0, item)
-    _hiding.is_on = True
+    _hiding.depth += 1
 
     def remove() -> None:
-        vars(_hiding).pop("is_on", None)
+        _hiding.depth -= 1
         # What was restored since, and what will be.
         for those in (filters, warning_filters()):
             if item in those:

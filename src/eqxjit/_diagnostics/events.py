@@ -1,0 +1,156 @@
+"""JAX's events: how long it traces, lowers and compiles, and for which trace of ours.
+
+JAX tells the name of a function and no more. What it lowers and compiles is what it traced last
+under that name; without such a trace it is the call in flight, if that has the name.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from .hidden_warnings import hide_warnings
+from .trace import COMPILING, LOWERING, TRACING, Trace
+
+_PHASES = {
+    "/jax/core/compile/jaxpr_trace_duration": TRACING,
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": LOWERING,
+    "/jax/core/compile/backend_compile_duration": COMPILING,
+}
+_PERSISTENT_CACHE_HIT = "/jax/compilation_cache/cache_hits"
+
+#: Called with each phase that ended, of eqxjit's functions or others, in any thread:
+#: `function, phase, seconds, from_cache, trace`. The seconds include what was compiled within the
+#: phase; the trace is None for functions of others.
+listeners: list[Callable[[str, str, float, bool, Trace | None], None]] = []
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        #: For each phase under way, outside in, what to do at its end, if anything.
+        self.phases: list[Callable[[], None] | None] = []
+        #: The entry and the trace of what JAX has traced and not compiled yet, by its name; None
+        #: for a function that isn't ours.
+        self.traced: dict[str, tuple[Any, Trace] | None] = {}
+        self.hits_persistent_cache = False
+        #: How many traces under way hide JAX's warning of donated buffers.
+        self.n_hiding = 0
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def tracing(entry: Any, trace: Trace) -> Iterator[None]:
+    """Time the user's function while it is traced, which may be within another's trace."""
+    _thread.phases.append(None)
+    _thread.n_hiding += entry.hides_donation_warning
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        _thread.n_hiding -= entry.hides_donation_warning
+        _end_phase()
+    trace.seconds.tracing += time.perf_counter() - start
+    _tell(trace.function, TRACING, trace.seconds.tracing, False, trace)
+    _thread.traced[entry.name] = entry, trace
+
+
+@contextmanager
+def compiling(entry: Any, trace: Trace) -> Iterator[None]:
+    """Have what JAX compiles now belong to an earlier trace."""
+    _thread.traced[entry.name] = entry, trace
+    try:
+        yield
+    finally:
+        finish(entry, trace)
+
+
+def finish(entry: Any, trace: Trace) -> None:
+    """Have what JAX does from now on belong to other traces."""
+    if _thread.traced.get(entry.name) == (entry, trace):
+        del _thread.traced[entry.name]
+
+
+def _end_phase() -> None:
+    at_end = _thread.phases.pop() if _thread.phases else None
+    if at_end is not None:
+        at_end()
+
+
+def _tell(function: str, phase: str, seconds: float, from_cache: bool, trace: Any) -> None:
+    for listener in [*listeners]:
+        listener(function, phase, seconds, from_cache, trace)
+
+
+def listen(in_flight: Callable[[], Any]) -> None:
+    """Listen to JAX from now on; `in_flight()` is the innermost call of ours in this thread."""
+
+    def owner_of(name: str) -> tuple[Any, Trace | None]:
+        """Return the entry and the trace for which JAX lowers or compiles a function."""
+        if name in _thread.traced:
+            return _thread.traced[name] or (None, None)
+        # Its trace became part of an outer program, or this is for another device.
+        call = in_flight()
+        # Some versions of JAX don't tell the name when a phase begins.
+        if call is None or name not in ("", call.entry.name):
+            return None, None
+        return call.entry, call.entry.latest_trace
+
+    def on_event(event: str, **_: Any) -> None:
+        # JAX reports it within the phase in which it would compile otherwise.
+        if event == _PERSISTENT_CACHE_HIT:
+            _thread.hits_persistent_cache = True
+
+    def on_start(event: str, _: float, *, fun_name: str = "", **_others: Any) -> None:
+        phase = _PHASES.get(event)
+        if phase is None:
+            return
+        at_end = None
+        if phase == LOWERING:
+            # JAX warns while it lowers.
+            call = in_flight()
+            if _thread.n_hiding or (call is not None and call.entry.hides_donation_warning):
+                at_end = hide_warnings()
+        elif phase == COMPILING:
+            _thread.hits_persistent_cache = False
+            name = _name_in(fun_name)
+            entry, _trace = owner_of(name)
+            if entry is not None and name not in _thread.traced:
+                # For another device, say, where a program may hold other custom calls.
+                entry.unclassified = entry.pending = True
+        _thread.phases.append(at_end)
+
+    def on_end(event: str, seconds: float, *, fun_name: str = "", **_: Any) -> None:
+        phase = _PHASES.get(event)
+        if phase is None:
+            return
+        _end_phase()
+        name, trace, from_cache = _name_in(fun_name), None, False
+        if phase == TRACING:
+            # What we have timed ourselves; and, in some versions of JAX, a part of another trace.
+            if _thread.traced.setdefault(name, None) is not None or _thread.phases:
+                return
+        else:
+            _, trace = owner_of(name)
+        if phase == COMPILING:
+            from_cache, _thread.hits_persistent_cache = _thread.hits_persistent_cache, False
+            # What a callback of the program compiles isn't the program.
+            _thread.traced.pop(name, None)
+            if not _thread.phases:
+                _thread.traced.clear()
+        if trace is not None:
+            setattr(trace.seconds, phase, getattr(trace.seconds, phase) + seconds)
+            trace.from_persistent_cache |= from_cache
+        _tell(name if trace is None else trace.function, phase, seconds, from_cache, trace)
+
+    jax.monitoring.register_event_listener(on_event)
+    jax.monitoring.register_scalar_listener(on_start)
+    jax.monitoring.register_event_duration_secs_listener(on_end)
+
+
+def _name_in(text: str) -> str:
+    return text[len("jit(") : -1] if text.startswith("jit(") else text

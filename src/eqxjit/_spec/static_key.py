@@ -1,0 +1,394 @@
+"""The key of a static object: hashable, and equal to another's exactly if one program serves both.
+
+Unlike `==`, by which `equinox.filter_jit` compares, keys tell `1` from `True` and `1.0`, `0.0` from
+`-0.0`, and one order of a dict's items from another, also inside of builtin containers, dataclasses
+with a generated `__eq__` and Modules; and NaN equals NaN. A container is copied into its key, so
+that a later change in place shows. For all else the type, its `hash` and its `==` decide, in this
+order, as in a look-up in a dict.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import struct
+import types
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from .._compat import ArrayImpl, fields_of, native
+
+#: Static containers with more parts than these are compared as in Equinox: the very object is taken
+#: to be unchanged, another one is asked by `==`. A warm call looks at each part.
+MAX_PARTS = 100
+
+# A set, a method or a Module in a container counts as so many parts: C asks Python about it.
+_N_OTHER = 4
+
+# Deeper ones count as too large, because reading them takes a frame for each level.
+_MAX_DEPTH = 100
+
+# An array of more bytes is kept in its key as a digest.
+_MAX_BYTES = 4096
+
+# How a key in the form (reader, class, names or None, part, ...) was read; as in `native.c`.
+NUMBER, ITEMS, PAIRS, FIELDS, OTHER = range(5)
+
+#: The types whose objects are their own keys, because they equal none of another type.
+THEMSELVES = frozenset({str, int, bytes, type(None)})
+
+#: The types of static objects that can't change and hold nothing else.
+CONSTANTS = THEMSELVES | {bool, float, complex}
+
+# A NaN equals every other, whatever its bits.
+_NAN = struct.pack("d", float("nan"))
+
+
+class Opaque:
+    """The key of an object that its type, its `hash` and its `==` tell from others.
+
+    - `value`: the object.
+    - `identity_suffices`: whether the very object counts as unchanged, without a `hash`.
+    - `hash`: as it was when this was hashed first; None for an object that can't be hashed.
+    """
+
+    __slots__ = ("hash", "identity_suffices", "value")
+
+    def __init__(self, value: Any, identity_suffices: bool):
+        self.value = value
+        self.identity_suffices = identity_suffices
+        self.hash: Any = ...
+        if not identity_suffices:
+            hash(self)
+
+    def __hash__(self) -> int:
+        if self.hash is ...:
+            self.hash = self._hash()
+        return hash(type(self.value)) if self.hash is None else self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self) or type(other.value) is not type(self.value):
+            return False
+        is_same = other.value is self.value
+        if is_same and self.identity_suffices:
+            return True
+        return hash(other) == hash(self) and (is_same or self._equals(other))
+
+    def _hash(self) -> int | None:
+        try:
+            return hash(self.value)
+        except TypeError:
+            # Python's way to say that something has no hash, as a tuple of lists hasn't.
+            return None
+
+    def _equals(self, other: Any) -> bool:
+        return bool(other.value == self.value)
+
+
+class Content(Opaque):
+    """The key of an array in a static field, by its content as it was when this was made."""
+
+    __slots__ = ("content",)
+
+    def __init__(self, value: Any, content: tuple[Any, ...]):
+        super().__init__(value, True)
+        self.content = content
+
+    def _hash(self) -> int | None:
+        # Not of what an owner may change in place: the very object then still counts as unchanged.
+        return hash((type(self.value), *self.content[:2]))
+
+    def _equals(self, other: Any) -> bool:
+        # Not by the array's `==`, which broadcasts, and has no single answer.
+        return other.content == self.content
+
+
+class Identity:
+    """The key of an object that equals itself alone, and can't be referred to weakly."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Identity and other.value is self.value
+
+
+class IdentityRef(weakref.ref[Any]):
+    """A weak reference to an object that equals itself alone, whatever its class says."""
+
+    __slots__ = ("_id",)
+
+    def __init__(self, value: Any):
+        self._id = id(value)
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        # The `id` of one that died may be another's by now.
+        value = self()
+        return type(other) is IdentityRef and value is not None and value is other()
+
+
+class _Static:
+    """A static object in a spec, by its key.
+
+    - `key`: the key.
+    - `ask`: whether JAX's registry has to be asked if the class became a node meanwhile.
+    """
+
+    __slots__ = ("_hash", "ask", "key")
+
+    def __init__(self, key: Hashable, ask: bool = False):
+        self.key = key
+        self.ask = ask
+        self._hash = hash(key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self._hash == other._hash and self.key == other.key
+
+    def __repr__(self) -> str:
+        return f"Static({self.key!r})"
+
+
+# In C, because hashing and comparing specs calls its methods for each static object.
+Static: type[_Static] = _Static if native is None else native.Static
+
+
+class _TooLarge(Exception):
+    """A container has more parts than `MAX_PARTS`, or is nested too deeply."""
+
+
+def static_key(value: Any) -> Hashable:
+    """Return the key of one static object.
+
+    A constant is its own key or has its bits, an object that compares by identity a weak reference,
+    a container `(reader, class, names, part, ...)`.
+    """
+    kind = type(value)
+    if kind is tuple and len(value) <= MAX_PARTS and THEMSELVES.issuperset(map(type, value)):
+        # As the metadata of most nodes.
+        return (ITEMS, tuple, None, *value)
+    # A list of one number, because all levels count towards the same bound.
+    try:
+        return _key(value, [MAX_PARTS], 0)
+    except _TooLarge:
+        return Opaque(value, True)
+
+
+_TRUE = (NUMBER, bool, None, True)
+_FALSE = (NUMBER, bool, None, False)
+
+
+def same(value: Any, key: Hashable) -> bool:
+    """Return whether a key is that of a value: the rule, which `native.c` follows."""
+    return static_key(value) == key
+
+
+def _key(value: Any, left: list[int], depth: int) -> Hashable:
+    kind = type(value)
+    if kind in THEMSELVES:
+        return value
+    if kind is bool:
+        return _TRUE if value else _FALSE
+    if kind is float:
+        # As many Modules hold, of which each takes a while below.
+        return (NUMBER, float, None, _bits(value))
+    if kind.__eq__ is object.__eq__ and kind not in _READERS:
+        return _by_identity(value)
+    read = _READERS.get(kind) or _reader_of_class(kind)
+    if read is None:
+        # One in a container counts as unchanged if it is the very object, as for `==`.
+        return Opaque(value, depth > 0)
+    found = read(value, left)
+    if type(found) is not tuple:
+        return found
+    reader, names, parts = found
+    if depth and (reader == OTHER or (reader == PAIRS and kind is not dict)):
+        left[0] -= _N_OTHER
+        if left[0] < 0:
+            raise _TooLarge
+    if reader in (NUMBER, OTHER):
+        return (reader, kind, names, *parts)
+    return (reader, kind, names, *_key_parts(parts, left, depth + 1))
+
+
+def _key_parts(parts: Iterable[Any], left: list[int], depth: int = 1) -> list[Hashable]:
+    parts = [*parts]
+    left[0] -= len(parts)
+    if left[0] < 0 or depth > _MAX_DEPTH:
+        raise _TooLarge
+    return [part if type(part) in THEMSELVES else _key(part, left, depth) for part in parts]
+
+
+def _by_identity(value: Any) -> Hashable:
+    kind = type(value)
+    # Whether it can be referred to weakly.
+    if not kind.__weakrefoffset__:
+        return Identity(value)
+    if kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__:
+        # Equal while alive if the referents are, that is, by identity; and compared in C.
+        ref = weakref.ref(value)
+        # A reference keeps its hash, and has none to make once its object is gone.
+        hash(ref)
+        return ref
+    return IdentityRef(value)
+
+
+# --- What is read of an object: how, the names of fields, and the parts; or its key ---------------
+
+_Read = tuple[int, tuple[str, ...] | None, Any]
+_Reader = Callable[[Any, list[int]], Any]
+
+
+def _complex(value: complex, left: list[int]) -> _Read:
+    return NUMBER, None, (_bits(value.real) + _bits(value.imag),)
+
+
+def _bits(value: float) -> bytes:
+    # Zeros have two signs, and NaN equals NaN.
+    return struct.pack("d", value) if value == value else _NAN
+
+
+def _items(value: Any, left: list[int]) -> _Read:
+    # Not by iterating: the `__iter__` of a subclass has no say.
+    base: type = tuple if issubclass(type(value), tuple) else list
+    return ITEMS, None, base.__getitem__(value, slice(None))
+
+
+def _pairs(value: dict[Any, Any], left: list[int]) -> _Read:
+    # Unlike for `==`, the order of the items matters: a function may go through them.
+    if not isinstance(value, collections.OrderedDict):
+        return PAIRS, None, [*dict.keys(value), *dict.values(value)]
+    cls = collections.OrderedDict
+    return OTHER, None, _key_parts([*cls.keys(value), *cls.values(value)], left)
+
+
+def _elements(value: Any, left: list[int]) -> _Read:
+    base: type = set if issubclass(type(value), set) else frozenset
+    copied = base.copy(value)
+    # With their number: a set can hold several NaN.
+    return OTHER, None, (len(copied), frozenset(_key_parts(copied, left)))
+
+
+def _method(value: types.MethodType, left: list[int]) -> _Read:
+    # Methods compare their `__self__` by identity.
+    return OTHER, None, (_key(value.__func__, left, 0), _by_identity(value.__self__))
+
+
+def _array(value: Any, left: list[int]) -> Hashable:
+    weak_type, state, array = None, None, value
+    if issubclass(type(value), jax.Array):
+        # Keys of random numbers have a dtype that only JAX has.
+        if not isinstance(value.dtype, np.dtype) or not value.is_fully_addressable:
+            return _by_identity(value)
+        weak_type, array = value.weak_type, np.asarray(value)
+    elif type(value) is not np.ndarray and not issubclass(type(value), np.generic):
+        # Such as a mask, or where a file is mapped; but not the mapping, which each has for itself.
+        attributes = getattr(value, "__dict__", {})
+        state = static_key({k: v for k, v in attributes.items() if k != "_mmap"})
+        array = np.asarray(value).view(np.ndarray)
+    if array.dtype.hasobject:
+        content: Any = static_key(array.ravel().tolist())
+    else:
+        content = array.tobytes()
+        content = hashlib.blake2b(content).digest() if len(content) > _MAX_BYTES else content
+    return Content(value, (array.dtype, array.shape, content, weak_type, state))
+
+
+def _module(value: eqx.Module, left: list[int]) -> _Read:
+    fields = fields_of(value)
+    return OTHER, (*fields,), _key_parts(fields.values(), left)
+
+
+_OF_SLICES = ("start", "stop", "step")
+
+_READERS: dict[type, _Reader] = {
+    complex: _complex,
+    tuple: _items,
+    list: _items,
+    dict: _pairs,
+    collections.OrderedDict: _pairs,
+    set: _elements,
+    frozenset: _elements,
+    slice: lambda value, left: (FIELDS, _OF_SLICES, (value.start, value.stop, value.step)),
+    types.MethodType: _method,
+    ArrayImpl: _array,
+}
+
+
+def register_reader(kind: type, name: str) -> None:
+    """Have an attribute be the key of a class's objects, which compare by identity."""
+    _READERS[kind] = lambda value, left: (FIELDS, (name,), (getattr(value, name),))
+
+
+_CONTAINERS = (tuple, list, dict, collections.OrderedDict, set, frozenset)
+
+
+def _reader_of_class(kind: type) -> _Reader | None:
+    """Return how objects of a class that isn't builtin are read; None where `==` decides."""
+    if issubclass(kind, (np.ndarray, np.generic, jax.Array)):
+        return _array
+    for base in (*_CONTAINERS, eqx.Module):
+        # A subclass that keeps its base's `==` is looked into as that is.
+        if issubclass(kind, base):
+            if kind.__eq__ is not base.__eq__:
+                return None
+            return _module if base is eqx.Module else _READERS[base]
+    names = compared_fields(kind)
+    if names is None:
+        return None
+    return lambda value, left: (FIELDS, names, [getattr(value, name) for name in names])
+
+
+# By the `__eq__` of dataclasses: a method that was generated is of one class.
+_compared: weakref.WeakKeyDictionary[types.FunctionType, tuple[str, ...] | None]
+_compared = weakref.WeakKeyDictionary()
+
+
+def compared_fields(kind: type) -> tuple[str, ...] | None:
+    """Return the fields that a dataclass's generated `__eq__` compares; None for other classes."""
+    equality: Any = kind.__eq__
+    # `dataclasses` defines its methods in a function of this name, and leaves a user's alone.
+    if type(equality) is not types.FunctionType or (
+        equality.__code__.co_qualname != "__create_fn__.<locals>.__eq__"
+    ):
+        return None
+    found = _compared.get(equality, ...)
+    if found is not ...:
+        return found
+    owner = next(base for base in kind.__mro__ if "__eq__" in vars(base))
+    parameters = vars(owner).get("__dataclass_params__")
+    names = None
+    if parameters is not None and parameters.eq:
+        names = tuple([field.name for field in dataclasses.fields(owner) if field.compare])
+    return _compared.setdefault(equality, names)
+
+
+def referents(key: Hashable) -> list[Any]:
+    """Return the living objects to which a key, or a spec, refers weakly."""
+    found: list[Any] = []
+    pending: list[Any] = [key]
+    while pending:
+        part = pending.pop()
+        if type(part) is tuple or type(part) is frozenset:
+            pending.extend(part)
+        elif isinstance(part, weakref.ref):
+            found.append(part())
+        elif isinstance(part, Static):
+            pending.append(part.key)
+    return [value for value in found if value is not None]

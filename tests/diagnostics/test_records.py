@@ -1,0 +1,186 @@
+"""The records of traces: what belongs to one, when it is explained, and what it keeps alive."""
+
+import gc
+import warnings
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+import eqxjit
+
+X = jnp.ones(3)
+
+
+def compiling(fun):
+    return [trace.seconds.compiling for trace in fun.traces()]
+
+
+def test_a_function_that_calls_itself():
+    """Each depth is a trace, one is compiled, and no call was a hit."""
+
+    @eqxjit.filter_jit
+    def total(x):
+        return x[:1] + total(x[1:]) if x.shape[0] > 1 else x * 2
+
+    total(jnp.ones(4))
+    assert total.cache_info().hits == 0
+    assert [trace.summary for trace in total.traces()] == [f"x: float32[{n}]" for n in (1, 2, 3, 4)]
+    assert [seconds > 0 for seconds in compiling(total)] == [False, False, False, True]
+    assert [trace.equations is None for trace in total.traces()] == [True, True, True, False]
+    total(jnp.ones(4))
+    assert total.cache_info().hits == 1
+
+
+def callback(x):
+    """Compiles something new in each call, under the very name of the function around it."""
+    fun = jax.jit(lambda x: jnp.sin(x) + len(seen))
+    seen.append(fun)
+    return np.asarray(fun(jnp.asarray(x)))
+
+
+seen = []
+
+
+def test_what_a_callback_compiles_for_itself_is_no_part_of_the_trace():
+    f = eqxjit.filter_jit(
+        lambda x: jax.pure_callback(callback, jax.ShapeDtypeStruct((3,), jnp.float32), x)
+    )
+    f(X)
+    first = compiling(f)
+    for _ in range(4):
+        f(X)
+    assert compiling(f) == first
+    assert f.cache_info().hits == 4
+
+
+def test_the_cost_of_compiling_is_that_of_the_very_program():
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    # Traces that are forgotten meanwhile count for nothing.
+    for n in range(270):
+        f.lower(X, n)
+    cost = f.compile(X, 300)
+    assert cost.seconds == pytest.approx(f.traces()[-1].seconds.total)
+    assert f.compile(X, 300).seconds == 0
+    assert f.compile(X, 269).seconds == pytest.approx(f.traces()[-2].seconds.compiling)
+
+
+class Nameless(type):
+    @property
+    def __name__(cls):
+        raise RuntimeError("no name")
+
+
+def test_what_can_not_be_described_is_called_all_the_same():
+    class Node(metaclass=Nameless):
+        def __init__(self, x):
+            self.x = x
+
+    jax.tree_util.register_pytree_node(Node, lambda n: ((n.x,), None), lambda _, c: Node(*c))
+    f = eqxjit.filter_jit(lambda node, n: node.x * n)
+    for n in (2, 2, 3):
+        assert f(Node(X), n).tolist() == [n] * 3
+    assert [d.path for d in f.traces()[1].differences] == ["node", "n"]
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+def test_a_compilation_in_the_middle_of_lowering_leaves_no_filter_of_warnings():
+    inner = Primitive("inner")
+    inner.def_abstract_eval(lambda x: x)
+
+    def lower(context, x):
+        jax.jit(lambda x: x + 3)(jnp.ones(5))
+        return [x]
+
+    mlir.register_lowering(inner, lower)
+    f = eqxjit.filter_jit(lambda x: inner.bind(x) * 2, donate="all")
+    with warnings.catch_warnings():
+        before = [*warnings.filters]
+        f(jnp.ones(3))
+        assert warnings.filters == before
+
+
+def test_explanations_are_of_the_moment_of_the_trace():
+    """Though they are made when they are read."""
+
+    def fun(x, n):
+        return x * n
+
+    f = eqxjit.filter_jit(fun, maxsize=1)
+    for n in (1, 2, 1):
+        f(X, n)
+    traces = f.traces()
+    f.clear_cache()
+    f(X, 1)
+    [latest] = f.traces()
+    jax.clear_caches()
+    f(X, 1)
+    f.clear_cache()
+    assert "least recently used" in traces[2].reason
+    assert traces[2].compared_with == 1
+    assert "`clear_cache()` was called" in latest.reason
+    assert latest.compared_with is None
+    assert traces[1].reason == "static value changed: `n` was 1, is 2"
+
+
+def test_a_cleared_cache_is_no_reason_for_an_earlier_trace():
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    f(X)
+    jax.clear_caches()
+    f(X)
+    again = f.traces()[1]
+    f.clear_cache()
+    assert "JAX's caches no longer hold it" in again.reason
+
+
+def test_unread_explanations_keep_a_bounded_number_of_traces_alive():
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    alive = weakref.WeakSet()
+    for n in range(320):
+        f.lower(X, n)
+        alive.add(f.traces()[-1])
+        if n % 50 == 49:
+            f.clear_cache()
+    gc.collect()
+    assert len(alive) <= 256 + 16
+    assert len(f.traces()) == 20
+
+
+def test_old_traces_of_large_trees_are_explained_before_they_are_forgotten():
+    tree = [X] * 1_200
+    f = eqxjit.filter_jit(lambda tree, n: tree[0] * n)
+    for n in range(19):
+        f.lower(tree, n)
+    reasons = [trace.reason for trace in f.traces()]
+    assert reasons[1:] == [f"static value changed: `n` was {n - 1}, is {n}" for n in range(1, 19)]
+    assert not f.traces()[0].arguments
+    assert f.traces()[-1].arguments
+
+
+class Config(eqx.Module):
+    names: tuple = eqx.field(static=True)
+
+
+def test_a_trace_that_nobody_reads_compares_nothing(monkeypatch):
+    compared = []
+
+    class Name:
+        def __init__(self, text):
+            self.text = text
+
+        def __repr__(self):
+            compared.append(self.text)
+            return self.text
+
+    f = eqxjit.filter_jit(lambda x, c: x)
+    f(X, Config((Name("a"),)))
+    described = len(compared)
+    f(X, Config((Name("b"),)))
+    assert len(compared) == 2 * described
+    with pytest.raises(AttributeError):
+        f.traces()[1].description  # noqa: B018
