@@ -54,6 +54,10 @@ class Layer(eqx.Module):
     modes: Any = eqx.field(static=True, default=())
 
 
+class Text(str):
+    """Equals a plain text."""
+
+
 def layer(**fields):
     return Layer(**{"weight": jnp.arange(2.0), **fields})
 
@@ -166,6 +170,10 @@ CHANGES = {
     "dict: removed": (lambda: {"a": jnp.zeros(2), "b": 1}, lambda c: c.pop("b")),
     "dict: other key": (lambda: {"a": jnp.zeros(2)}, lambda c: _replace(c, "b", c.pop("a"))),
     "dict: key of another type": (lambda: {1: jnp.zeros(2)}, lambda c: _replace(c, True, c.pop(1))),
+    "dict: text of another class": (
+        lambda: {"a": jnp.zeros(2)},
+        lambda c: _replace(c, Text("a"), c.pop("a")),
+    ),
     "dict: order": (
         lambda: {"a": jnp.zeros(2), "b": jnp.ones(2)},
         lambda c: _replace(c, "a", c.pop("a")),
