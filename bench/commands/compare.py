@@ -1,4 +1,4 @@
-"""`bench compare [--times N] SRC COMMAND ...`: eqxjit of another checkout and of this one, by turns.
+"""`bench compare SRC COMMAND ...`: eqxjit of another checkout and of this one, by turns.
 
 `python -m bench compare ../base/src calls --only MLP` runs `bench calls --only MLP` with the eqxjit
 in `../base/src`, then with that of this environment, and so on, and tabulates the best of each
