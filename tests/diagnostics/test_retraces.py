@@ -291,7 +291,7 @@ def test_another_class_of_the_same_name():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda n: [n] * 2_000, "`many[0]` was 1, is 2 (and 1999 more: `many[1]`, "),
+        (lambda n: [n] * 2_000, "2000 numbers in `many`"),
         (lambda n: Model([], config=[*range(99), n]), "`many.config[99]` was 1, is 2"),
         (
             lambda n: Model([], config=dict.fromkeys(range(2000), n)),
@@ -359,8 +359,8 @@ def test_cleared_and_evicted_caches(warm):
     def call(n):
         for _ in range(warm):
             f(X, n)
-        [difference, *_] = f.traces()[-1].differences
-        return difference.category, difference.new
+        [difference, *_] = [*f.traces()[-1].differences, None]
+        return difference and (difference.category, difference.new)
 
     call(1)
     for clear, text in (
@@ -375,7 +375,7 @@ def test_cleared_and_evicted_caches(warm):
     # It is compared with, but its number may be another trace's.
     [trace] = f.traces()
     assert trace.compared_with is None
-    assert (counted.traces, f.cache_info().traces) == (5, 1)
+    assert (counted.traces, f.cache_info().traces) == (6, 1)
 
 
 def test_a_static_object_changed_in_place():
@@ -495,9 +495,10 @@ def test_records_refer_to_nothing_of_the_users():
     for _ in range(3):
         static, function, array = type("Kind", (), {})(), lambda y: y, jnp.ones(7)
         watched += map(weakref.ref, (type(static), static, function, array))
+        partial = functools.partial(function)
         for _ in range(CALLS):
-            f(array, static, function, functools.partial(function), (static, [function]))
-        del static, function, array
+            f(array, static, function, partial, (static, [function]))
+        del static, function, array, partial
     f(X)
     gc.collect()
     assert [ref() for ref in watched if ref() is not None] == []
@@ -790,6 +791,7 @@ def cleared():
 
 
 AGAIN = "function defined again: another"
+FAMILIES = ("partials", "methods", "Modules")
 STORMS = {
     "statics": (
         one(lambda i: (X, i, str(i)), lambda x, n, mode: x),
@@ -816,13 +818,13 @@ STORMS = {
     ),
     "partials": (
         anew(lambda i: functools.partial(multiply, i)),
-        [f"{AGAIN} function made of the same code ({HERE}:"],
+        ["another callable: `i` was 9, is 10"],
     ),
     "methods": (
         anew(lambda i: Stepper().step),
-        ["function defined again: `Stepper.step` of another `Stepper"],
+        ["another callable: `Stepper.step` of another `Stepper`"],
     ),
-    "Modules": (anew(ScaleBy), [f"{AGAIN} one of `ScaleBy`"]),
+    "Modules": (anew(ScaleBy), ["another callable: `by` was 9, is 10"]),
     "activations": (
         one(lambda i: (X, lambda x: x), lambda x, activation: activation(x)),
         ["static value changed: `activation` is another `<lambda>` at "],
@@ -855,7 +857,9 @@ def test_a_storm_is_logged_once_with_its_causes(name, messages):
     call = make()
     for i in range(12):
         call(i)
-    assert len(messages) == (1 if "defined again" in expected[0] else 2)
+    assert len(messages) == (
+        1 if "another " in expected[0] and make is not STORMS["activations"][0] else 2
+    )
 
 
 def test_causes_are_counted(messages):

@@ -86,6 +86,8 @@ class Entry(_Flags):
         self._lock = threading.RLock()
         #: Whether the next call is to find out if a program can raise.
         self.unclassified = False
+        #: Whether JAX has compiled a program again, without a trace.
+        self.is_recompiled = False
 
     def with_program(self, compiled: Any, blocks: bool) -> "Entry":
         """Return the same for a program compiled ahead of time: nothing of it is pending."""

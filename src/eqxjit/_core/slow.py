@@ -145,6 +145,9 @@ class Caller:
         if not has_tracers(arrays_of(output)) and not has_tracers(call.flat):
             jaxpr, can_raise = self.read_program(call)
         entry.classify(can_raise)
+        if entry.is_recompiled and trace is None:
+            self.table.history.recompile(call)
+        entry.is_recompiled = False
         try:
             entry.wait_for(output)
         except BaseException as error:
@@ -153,7 +156,7 @@ class Caller:
         finally:
             # Last, because its log line shows the time of all that JAX did for it.
             if trace is not None:
-                self.table.history.finish(trace, jaxpr)
+                self.table.history.finish(trace, jaxpr, self.table.info().hits)
         return self.combine(output, call)
 
     def read_program(self, call: Call) -> tuple[Any, bool]:
@@ -281,7 +284,8 @@ class Caller:
         # There is no program yet: the first call reads it.
         entry.classify(None)
         if trace is not None:
-            self.table.history.finish(trace, entry.jitted.trace(*call.flat).jaxpr)
+            jaxpr = entry.jitted.trace(*call.flat).jaxpr
+            self.table.history.finish(trace, jaxpr, self.table.info().hits)
         return call, staged, trace
 
     # --- Errors -------------------------------------------------------------------------------
@@ -294,7 +298,7 @@ class Caller:
         # JAX may have compiled it all the same: the next call finds out.
         entry.classify(None)
         if trace is not None and trace._is_made:
-            self.table.history.finish(trace, None)
+            self.table.history.finish(trace, None, self.table.info().hits)
         # Or an entry that serves nobody would count, and might take the place of one that does.
         self.table.drop_untraced(entry)
         if isinstance(error, Exception):
