@@ -58,25 +58,6 @@ def test_a_call_inside_a_transformation(name, start):
 
 
 @both
-def test_equinox_transformations_of_static_and_dynamic_arguments(filter_jit):
-    @filter_jit
-    def loss(model, x, n):
-        return model(x).sum() * n
-
-    for _ in range(CALLS):
-        value, gradient = eqx.filter_value_and_grad(loss)(model(), points()[0], 3)
-        assert gradient.power == 2
-        assert gradient.weight.shape == (3, 3)
-        assert_close(value, model()(points()[0]).sum() * 3)
-        mapped = eqx.filter_vmap(loss, in_axes=(None, 0, None))(model(), points(), 3)
-        assert_close(mapped, jnp.stack([model()(x).sum() * 3 for x in points()]))
-        shape = eqx.filter_eval_shape(loss, model(), points()[0], 3)
-        assert shape == jax.ShapeDtypeStruct((), jnp.float32)
-        jaxpr, _, _ = eqx.filter_make_jaxpr(loss)(model(), points()[0], 3)
-        assert "tanh" in str(jaxpr)
-
-
-@both
 def test_a_static_output_of_a_nested_call_stays_static(filter_jit):
     @filter_jit
     def inner(x, n):
@@ -229,15 +210,3 @@ def test_equinox_forgets_for_functions_wrapped_later(filter_jit):
         for _ in range(CALLS):
             assert living(jnp.ones(2)).tolist() == filter_jit(f)(jnp.ones(2)).tolist() == [2, 2]
         assert len(traces) == expected
-
-
-@pytest.mark.parametrize("clear", [jax.clear_caches, eqx.clear_caches], ids=["jax", "equinox"])
-@both
-def test_caches_cleared_while_tracing(filter_jit, clear):
-    @filter_jit
-    def f(x, n):
-        clear()
-        return x * n
-
-    for n in (1, 2, 1, 2, 1, 1, 1):
-        assert_same(f(jnp.ones(2), n), jnp.full(2, n, jnp.float32))
