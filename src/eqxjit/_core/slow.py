@@ -112,7 +112,13 @@ class Caller:
     def find_or_add(self, call: Call) -> Entry:
         """Return the entry that serves a call, new where there is none."""
         __tracebackhide__ = True
-        call.entry = self.find(call) or self.table.add(new_entry(call))
+        entry = self.find(call)
+        if entry is not None and entry.aliases and not entry.serves(call.all_statics):
+            # The function is asked again which of them it returns.
+            entry.invalidate("it returned one of two static arguments that were the same object")
+            self.table.drop(entry.spec)
+            entry = None
+        call.entry = entry or self.table.add(new_entry(call))
         return call.entry
 
     def find(self, call: Call) -> Entry | None:
@@ -141,6 +147,9 @@ class Caller:
         # None also where another thread traces: this call waited for it, within JAX.
         trace = entry.end()
         self.table.n_hits += trace is None
+        if trace is not None and entry.aliases:
+            # It knows others.
+            self.table.remove_fast(entry)
         jaxpr = can_raise = None
         # A transformed program is a part of another one, which can't be read.
         if not has_tracers(arrays_of(output)) and not has_tracers(call.flat):
@@ -174,7 +183,7 @@ class Caller:
             return None, True
 
     def combine(self, output: Output, call: Call) -> Any:
-        out = call.entry.outs[next(iter(output)) if type(output) is dict else 0]
+        out = call.entry.out_of(output)
         statics = out.statics
         # Mostly none came in, and a list of all that did takes a while.
         if any(slot >= 0 for slot in out.slots):
