@@ -104,8 +104,6 @@ def link(wrapper: Any, caller: Any, fasts: list[Any]) -> None:
         parts = caller.fun_arrays, function.statics, names
         connect(wrapper, caller.slow_call, caller, fasts, *parts)
         return
-    # Unlike C, which reads the list anew in each call, this is to be made again once it changes.
-    caller.table.link(caller)
     otherwise = caller.slow_call
     for fast in reversed(fasts):
         otherwise = fast.instantiate(caller, otherwise)
