@@ -586,7 +586,7 @@ def test_explanations_are_switched_on_and_off(caplog):
     assert not is_logged()
 
 
-@pytest.mark.parametrize("wrong", ["yes", None, 1, 0, identity])
+@pytest.mark.parametrize("wrong", ["yes", None, 1, 0, print])
 def test_a_switch_is_on_or_off(wrong, caplog):
     with pytest.raises(TypeError, match=r"`on` is True or False"):
         eqxjit.explain_retraces(wrong)
