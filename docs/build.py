@@ -31,6 +31,7 @@ def main() -> int:
         if status == 0:
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(stage / "site", folder)
+            print(f"To search it, serve it: python -m http.server -d {folder}")
     return status
 
 

@@ -288,7 +288,7 @@ def ways_table() -> str:
 def first_calls_table() -> str:
     """Tabulate imports, first calls, new shapes and traces of nested calls."""
     lines = [
-        (f"{probe}: {figure}", _us(best["eqx"] * 1e3), _us(best["eqxjit"] * 1e3))
+        (f"{probe}: {figure}", *_each({way: 1e3 * s for way, s in best.items()}, "eqx", "eqxjit"))
         for probe, figures in record("startup")["probes"].items()
         for figure, best in figures.items()
     ]

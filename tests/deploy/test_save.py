@@ -106,6 +106,14 @@ def test_what_is_loaded_can_be_compiled_ahead_nested_and_saved_again(tmp_path):
     np.testing.assert_allclose(eqxjit.load(path)(X), expected, rtol=1e-6)
 
 
+def test_a_struct_may_stand_for_a_key(tmp_path):
+    fun = lambda key: jax.random.normal(key)  # noqa: E731
+    loaded = eqxjit.load(saved(tmp_path, fun, jax.eval_shape(lambda: KEY)))
+    np.testing.assert_allclose(loaded(KEY), fun(KEY), rtol=1e-6)
+    with pytest.raises(ValueError, match="`key` was key<fry>, is key<rbg>"):
+        loaded(jax.random.key(0, impl="rbg"))
+
+
 def test_weak_types_count_as_strong_ones(tmp_path):
     for saved_for in (jnp.asarray(2.0), np.float32(2)):
         loaded = eqxjit.load(saved(tmp_path, lambda x: x * 2, saved_for))

@@ -3,11 +3,8 @@
 import html.parser
 import json
 import re
-import sys
 import threading
-import types
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -170,20 +167,3 @@ def test_tables_in_a_notebook(report):
 def test_other_formats_are_refused(report, tmp_path):
     with pytest.raises(ValueError, match=r"saved as \.html or \.json; the path is 'report\.txt'"):
         report.save("report.txt")
-
-
-def test_a_cell_shows_the_report_alone(monkeypatch, capsys):
-    shown = []
-    shell = types.SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    display = types.SimpleNamespace(display=shown.append)
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
-    with eqxjit.compile_report() as made:
-        eqxjit.filter_jit(lambda model, x: model(x))(eqx.nn.Identity(), X)
-    assert shown == [made]
-    assert capsys.readouterr().out == ""
-    # In a terminal's IPython as in a plain Python.
-    del shell.kernel
-    with eqxjit.compile_report():
-        pass
-    assert "Nothing was compiled" in capsys.readouterr().out

@@ -436,22 +436,6 @@ def test_keys_that_are_no_identifiers():
             assert_same(of_dicts(given), f(**given))
 
 
-@pytest.mark.parametrize(("one", "other"), [("\u00b5", "\u03bc"), ("ﬁ", "fi"), ("x₁", "x1")])
-def test_names_that_are_one_identifier_to_python(one, other):
-    """Python normalises identifiers: in source `µ` (micro) and `μ` (mu) are the same variable."""
-    x, y = jnp.float32(1), jnp.float32(5)
-    items, others = [layer(weight=x)] * 4, [layer(weight=y)] * 4
-    warm = Warm()
-    # The same arrays under both names while the specialised call is made.
-    for a, b in [(x, y), ([x] * 4, [y] * 4), (items, others)]:
-        warm({one: a, other: a})
-        warm.check({one: a, other: b})
-    keywords = eqxjit.filter_jit(lambda **kwargs: kwargs[one] - 2 * kwargs[other])
-    for _ in range(CALLS):
-        assert keywords(**{one: x, other: x}) == -1
-    assert keywords(**{one: x, other: y}) == -9
-
-
 TEXTS = ["a\nb\r\x0c", "# }", "'''", '"""', "{x}", "%s", "\\", "\0", "\udcff", "é" * 10**6]
 
 

@@ -1,7 +1,5 @@
 """Every Python block in the documentation runs; every command, file and function in it exists."""
 
-import ast
-import code
 import pathlib
 import re
 
@@ -33,30 +31,6 @@ def test_python_blocks_run(page, monkeypatch, tmp_path):
     assert len(examples) == page.read_text().count("```python\n")
     for example in examples:
         example.evaluate()
-
-
-def test_what_the_readme_shows_can_be_pasted(monkeypatch, tmp_path):
-    """All of it, one after the other: none is there to be looked at alone."""
-    text = (ROOT / "README.md").read_text()
-    assert "```py\n" not in text
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    # The first is the bare swap.
-    assert "donate" not in blocks[0]
-    monkeypatch.chdir(tmp_path)
-    # Line by line, where an empty line ends a `with`.
-    prompt = _Prompt({"__name__": "__main__"})
-    for line in "\n".join([*blocks, ""]).splitlines():
-        prompt.push(line)
-
-
-class _Prompt(code.InteractiveConsole):
-    """Python's, but an error ends it."""
-
-    def showsyntaxerror(self, *_, **__):
-        raise
-
-    def showtraceback(self):
-        raise
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=named)
@@ -93,30 +67,6 @@ def test_files_exist(page):
     assert [file for file in files if not (_SOURCE / file).exists()] == []
     tests = re.findall(r"\btests/[\w/]+\.py\b", text)
     assert [file for file in tests if not (ROOT / file).exists()] == []
-
-
-def names_in(text):
-    """The functions, classes, methods and constants that a module defines."""
-    tree = ast.parse(text)
-    for scope in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
-        prefix = f"{scope.name}." if isinstance(scope, ast.ClassDef) else ""
-        for node in scope.body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                yield prefix + node.name
-            elif isinstance(node, ast.Assign):
-                names = [name for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)]
-                yield from (prefix + name.id for name in names)
-
-
-def test_functions_exist_where_contributors_are_sent():
-    text = _CONTRIBUTING.read_text()
-    known = {name for path in _SOURCE.rglob("*.py") for name in names_in(path.read_text())}
-    native = (_SOURCE / "_fast" / "native.c").read_text()
-    known |= {*re.findall(r"^(?:static .*?(?=\w+\()|#define )(\w+)", native, re.MULTILINE)}
-    known |= {path.name for path in _SOURCE.iterdir()}
-    names = {*re.findall(r"`([A-Za-z_]\w*(?:\.\w+)?)`", text)}
-    assert len(names) > 20
-    assert names - known <= {"CHANGELOG.md", "inside.py", "jax.jit", "native.c"}
 
 
 @pytest.mark.skipif(not helpers.SPECIALIZING, reason="the walk ends with a fast path")

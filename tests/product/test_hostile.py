@@ -287,7 +287,9 @@ FUNCTIONS = {
     "a call that is a property": lambda: Strange(
         __call__=property(lambda self: lambda x, n=2: x * n)
     ),
-    "a name that isn't text": lambda: Strange(__name__=7, __qualname__=None),
+    "a name that isn't text": lambda: Strange(
+        __init__=lambda self: vars(self).update(__name__=7, __qualname__=None)
+    ),
     "lru_cache": lambda: functools.lru_cache(lambda x, n=2: x * n),
     "singledispatch": lambda: functools.singledispatch(_renamed()),
     "parameters in Greek": lambda: eval("lambda x, λ=2, été=1: x * λ"),

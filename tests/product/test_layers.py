@@ -5,8 +5,6 @@ import graphlib
 import pathlib
 import re
 
-import pytest
-
 import eqxjit
 
 ROOT = pathlib.Path(eqxjit.__file__).parent
@@ -65,15 +63,6 @@ def test_imports_go_down_only():
 
 def test_no_imports_go_round():
     assert len([*graphlib.TopologicalSorter(IMPORTS).static_order()]) == len(IMPORTS)
-
-
-@pytest.mark.parametrize("name", [name for name in LAYERS if (ROOT / name).is_dir()])
-def test_a_package_says_what_it_is_for(name):
-    text = (ROOT / name / "__init__.py").read_text()
-    duty, rules = ast.get_docstring(ast.parse(text)).split("\n\n")
-    assert duty.endswith(".")
-    assert rules.startswith("May import: ")
-    assert (ROOT / name / re.search(r"Start at `(\w+\.py)`\.$", rules)[1]).exists()
 
 
 def test_tests_reach_into_private_state_by_one_module():

@@ -14,10 +14,6 @@ from tests.support.processes import run
 from tests.support.sides import CALLS
 
 
-def module_level(x):
-    return x * 2
-
-
 def _program_name(text):
     return re.search(r"^(?:HloModule |module @)([\w.<>-]+)", text, re.MULTILINE).group(1)
 
@@ -27,17 +23,6 @@ def test_the_program_is_named_as_upstreams(fun):
     ours, theirs = eqxjit.filter_jit(fun).lower(X), eqx.filter_jit(fun).lower(X)
     assert _program_name(ours.as_text()) == _program_name(theirs.as_text())
     assert "0x" not in ours.as_text()
-
-
-def test_a_nested_program_keeps_its_name():
-    inner = eqxjit.filter_jit(module_level)
-
-    @eqxjit.filter_jit
-    def outer(x):
-        return inner(x) + 1
-
-    assert "@module_level" in outer.lower(X).as_text()
-    assert "name=module_level" in str(jax.make_jaxpr(outer)(X))
 
 
 def _compiled_names(caplog):

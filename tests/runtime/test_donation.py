@@ -214,19 +214,6 @@ def test_the_warning_of_a_transformation_in_a_warm_call(kind, donate, warm):
     assert seen[1] == seen[0]
 
 
-@both
-def test_no_warning_becomes_an_error(filter_jit):
-    """Under `-W error`, in calls that compile once more; and no call fails for good."""
-    f = filter_jit(lambda a, n: a.sum() * n, donate="all")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        before = list(warnings.filters)
-        for kind in ("grad", "vmap", "grad"):
-            f(array(), 2)
-            EAGER[kind](f)
-        assert warnings.filters == before
-
-
 def test_the_warning_of_another_thread_is_shown():
     """While one compiles what hides it; upstream hides it in all threads."""
     hiding, hidden = threading.Event(), threading.Event()

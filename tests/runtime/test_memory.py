@@ -163,27 +163,6 @@ def test_a_dropped_function_is_collected_with_its_programs(name, calls):
     assert programs <= 0
 
 
-def test_functions_that_fail_are_collected():
-    def make(filter_jit, i):
-        def f(x):
-            if i % 2:
-                raise KeyError(i)
-            return eqx.error_if(x, x > 0, "positive")
-
-        wrapper = filter_jit(f)
-
-        def call(x):
-            for bad in (x, {1: x, "a": x}):
-                with pytest.raises((KeyError, ValueError, RuntimeError)):
-                    wrapper(bad)
-
-        return f, call
-
-    make(eqxjit.filter_jit, 0)[1](X)
-    functions, programs = _left_over(make, eqxjit.filter_jit, CALLS)
-    assert (functions, max(programs, 0)) == (0, 0)
-
-
 def transformed(wrapper):
     """JAX compiles for an eager `vmap` what is traced already."""
     for _ in range(2):

@@ -93,36 +93,6 @@ def test_the_words_are_those_of_jax_jit(called):
     assert message(f.lower, *args, **kwargs) == expected
 
 
-@pytest.mark.parametrize(
-    "fails",
-    [
-        lambda b: 1 if b else 2,
-        lambda b: float(b),
-        lambda b: [1, 2][b],
-        lambda b: X[b < X],
-        lambda b: b.__array__(),
-        lambda b: jnp.zeros(b),
-        lambda b: jax.jit(lambda c: bool(c))(b),
-        lambda b: jax.lax.cond(b > 0, lambda c: bool(c), lambda c: c, b),
-    ],
-)
-@pytest.mark.parametrize("warm", [False, True])
-def test_every_kind_of_conversion(fails, warm):
-    def named(b):
-        return fails(b) if b.ndim == 0 else b
-
-    f = eqxjit.filter_jit(named)
-    for _ in range(CALLS if warm else 0):
-        f(X)
-    errors = []
-    for jitted in (jax.jit(named), f):
-        with pytest.raises((TypeError, IndexError)) as caught:
-            jitted(jnp.array(1))
-        errors.append((type(caught.value), re.sub(r"object id \d+", "", str(caught.value))))
-    assert errors[0] == errors[1]
-    assert not names_ours(errors[1][1])
-
-
 def test_a_leaked_tracer_names_the_function():
     kept = []
 

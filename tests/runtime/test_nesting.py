@@ -229,15 +229,3 @@ def test_equinox_forgets_for_functions_wrapped_later(filter_jit):
         for _ in range(CALLS):
             assert living(jnp.ones(2)).tolist() == filter_jit(f)(jnp.ones(2)).tolist() == [2, 2]
         assert len(traces) == expected
-
-
-@pytest.mark.parametrize("clear", [jax.clear_caches, eqx.clear_caches], ids=["jax", "equinox"])
-@both
-def test_caches_cleared_while_tracing(filter_jit, clear):
-    @filter_jit
-    def f(x, n):
-        clear()
-        return x * n
-
-    for n in (1, 2, 1, 2, 1, 1, 1):
-        assert_same(f(jnp.ones(2), n), jnp.full(2, n, jnp.float32))

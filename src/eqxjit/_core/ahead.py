@@ -2,13 +2,12 @@
 
 import functools
 import textwrap
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
 
-from .._compat import CallableBySlot, call_directly, may_raise
+from .._compat import CallableBySlot, call_directly, connect, may_raise
 from .._diagnostics import events
 from .._diagnostics.description import describe
 from .._diagnostics.differences import OF_ARRAYS, differences
@@ -140,13 +139,14 @@ class _CompiledCaller(Caller):
     def table(self) -> Table:
         return self._table
 
-    def fill(self, target: Callable[..., Any]) -> None:
-        """Have the wrapper call this, with the arguments that are bound."""
-        wrapper = self.wrapper()
-        if wrapper is not None:
-            args, keywords = wrapper.bound
-            is_bound = bool(args or keywords)
-            wrapper.target = functools.partial(target, *args, **keywords) if is_bound else target
+    def link(self, wrapper: Any) -> None:
+        args, keywords = wrapper.bound
+        if not args and not keywords:
+            super().link(wrapper)
+            return
+        unbound = CallableBySlot()
+        super().link(unbound)
+        connect(wrapper, functools.partial(unbound, *args, **keywords))
 
     def find_or_add(self, call: Call) -> Entry:
         """Return the only entry; raise for a call of another structure."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from .._compat import native, wrapped_by_tracer
+from .._compat import ArrayImpl, native, wrapped_by_tracer
 from .._diagnostics import events
 from .._diagnostics.trace import Trace
 from .._fast.signature import Signature
@@ -133,10 +133,15 @@ class Entry(_Flags):
     def wait_for(output: Output) -> None:
         """Wait until a program has run, so that its error is raised here."""
         pending: list[Any] = list(arrays_of(output))
+        if {*map(type, pending)} == {ArrayImpl}:
+            # All are there once one is.
+            pending[0].block_until_ready()
+            return
         while pending:
             array = pending.pop()
             if isinstance(array, Tracer):
-                # Under an eager `vmap` or `grad` the program has run all the same.
+                # Under an eager `vmap` or `grad` the program has run all the same, and may have
+                # passed inputs on, which say nothing.
                 pending.extend(wrapped_by_tracer(array))
             elif isinstance(array, jax.Array):
                 array.block_until_ready()

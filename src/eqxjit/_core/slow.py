@@ -5,17 +5,16 @@ finish what was traced meanwhile, and combine the output. A fast path is a guard
 """
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.tree_util import tree_map
 
-from .._compat import ArrayImpl, may_raise
+from .._compat import ArrayImpl, connect, may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import as_array
-from .._fast.writer import Writer, lacks_field
-from .._interruptions import raise_if_interruption, unless_it_raises
+from .._fast.writer import Writer
+from .._interruptions import unless_it_raises
 from .._places import trim, trimming
 from .._spec.tree import combine, has_tracers, is_array, resplit, split
 from .._switches import switch
@@ -41,7 +40,7 @@ class Caller:
     """The calls of one wrapper.
 
     - `function`: the function, without its arrays; `fun_arrays`: its arrays.
-    - `wrapper`: whose `target` this fills; weakly, so that no cycle keeps arrays alive.
+    - `wrapper`: what calls this; weakly, so that no cycle keeps arrays alive.
     """
 
     #: Whether `jax.disable_jit` has an effect.
@@ -61,10 +60,12 @@ class Caller:
     def first_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call, and have the fast paths of the function tried from now on."""
         __tracebackhide__ = True
+        wrapper = self.wrapper()
         with trimming:
-            target = link(self, self.table.fasts) if HAS_FAST_PATHS else self.slow_call
-            self.fill(target)
-            return target(*args, **kwargs)
+            if wrapper is None:
+                return self.slow_call(*args, **kwargs)
+            self.link(wrapper)
+            return wrapper(*args, **kwargs)
 
     def slow_call(self, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -183,15 +184,19 @@ class Caller:
 
     # --- From fast paths ----------------------------------------------------------------------
 
-    def unlink(self) -> None:
-        """Have the next call link the wrapper anew."""
-        self.fill(self.first_call)
+    def link(self, wrapper: Any) -> None:
+        """Have a wrapper try the fast paths of its function, then the slow path."""
+        if HAS_FAST_PATHS:
+            link(wrapper, self, self.table.fasts)
+        else:
+            connect(wrapper, self.slow_call)
 
-    def fill(self, target: Callable[..., Any]) -> None:
+    def unlink(self) -> None:
+        """Have the next call link the wrapper again."""
         # It may be gone: what calls this may be another thread, or a finaliser.
         wrapper = self.wrapper()
         if wrapper is not None:
-            wrapper.target = target
+            connect(wrapper, self.first_call)
 
     def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
         bound = self.bind(args, kwargs)
@@ -211,30 +216,19 @@ class Caller:
         """Raise what the jitted function raised in a fast path, or a clearer error."""
         __tracebackhide__ = True
         with trimming:
-            try:
-                call = self.call_of(entry, *args, **kwargs)
-            except Exception as other:
-                # A node of the user's that can't be flattened any more.
-                raise_if_interruption(other, lambda: self.call_of(entry, *args, **kwargs))
-                raise error from None
-            # Raised here, so that a clearer error has the context that it has in the slow path.
+            # Raised here, so that a clearer error has the context that it has in the slow path; and
+            # caught by this name, which the frame then drops, because its traceback has the frame.
             try:
                 raise error
-            except BaseException:
-                self.failed(error, call)
+            except BaseException as error:
+                try:
+                    call = self.call_of(entry, *args, **kwargs)
+                except Exception:
+                    # A node of the user's can't be flattened any more.
+                    call = None
+                if call is not None:
+                    self.failed(error, call)
                 raise
-
-    def interrupted(self, error: BaseException, /, *args: Any, **kwargs: Any) -> Any:
-        """Make a call in which a guard raised: what the slow path doesn't meet, too, is raised."""
-        __tracebackhide__ = True
-        with trimming:
-            args, kwargs = self.bind(args, kwargs)
-            if lacks_field(error):
-                return self.call(args, kwargs)
-            # What the user's `==` or flatten raised in a guard it raises here again. Otherwise it
-            # came from elsewhere: a signal handler, or another thread.
-            self.find(self.split(args, kwargs))
-            raise error
 
     def source(self) -> str | None:
         """Return the fast path of the function's latest call in Python; None without one."""
@@ -320,8 +314,8 @@ def _same(leaf: Any) -> Any:
 
 def canonical(array: Any) -> Any:
     """Return a structure with the dtype of its arrays: without x64, float32 for float64."""
-    if not isinstance(array, jax.ShapeDtypeStruct):
+    is_struct = isinstance(array, jax.ShapeDtypeStruct)
+    # Typed keys have a dtype that only JAX has.
+    if not is_struct or jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
         return array
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
-        raise TypeError(f"Pass an array instead of {array}: only JAX has its dtype.")
     return array.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype))

@@ -40,8 +40,7 @@ def install() -> Installation:
     those with options of `jax.jit` such as `inline=True`, which can't be read back.) A module that
     imports or wraps something meanwhile keeps using eqxjit permanently.
 
-    Libraries then see how eqxjit differs from Equinox. Spawned processes have to install for
-    themselves.
+    Spawned processes have to install for themselves.
 
     **Returns:**
 

@@ -54,13 +54,9 @@ class Packed(eqx.Module, Generic[Tree]):
     def unpack(self) -> Tree:
         """Return the tree that was packed, with its current arrays.
 
-        It has the same structure, static values, shapes and dtypes. Packed leaves lose their weak
-        types, and packed NumPy arrays become JAX arrays. Where an array here is `None`, so are the
-        leaves that were in it. Leading axes, as `jax.vmap` adds them, are added to each leaf.
-
-        **Raises:**
-
-        - `ValueError`, if an array here was replaced by something else, or has another length.
+        Packed leaves lose their weak types, and packed NumPy arrays become JAX arrays. Where an
+        array here is `None`, so are the leaves that were in it. Leading axes, as `jax.vmap` adds
+        them, are added to each leaf.
 
         !!! example
 
@@ -79,22 +75,8 @@ class Packed(eqx.Module, Generic[Tree]):
     def repack(self, tree: Tree) -> "Packed[Tree]":
         """Pack another tree of the same layout, for example after an update that isn't elementwise.
 
-        **Raises:**
-
-        - `ValueError`, which says where the structure, a static value, a shape or a dtype differs.
-
-        !!! example
-
-            ```python
-            >>> import jax.numpy as jnp, eqxjit
-            >>> packed = eqxjit.pack([jnp.zeros(3), jnp.zeros(())], optimizer=None)
-            >>> packed.repack([jnp.ones(3), jnp.ones(())]).unpack()[0].sum()
-            Array(3., dtype=float32)
-            >>> packed.repack([jnp.ones(4), jnp.ones(())])
-            Traceback (most recent call last):
-            ValueError: ...shape: `tree[0]` was float32[3], is float32[4]...
-
-            ```
+        Raises a `ValueError` that says where the structure, a static value, a shape or a dtype
+        differs.
         """
         return Packed(self.layout.gather(self.layout.arrays_of(tree)), self.layout)
 
@@ -151,9 +133,7 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
 
     - `ValueError`, if the optimizer's updates of the `Packed` aren't those of the tree, to
         rounding. It names the leaf whose updates differ most, and says what to write instead.
-    - `ValueError`, if there is no array among the leaves of the tree, or if it is, or holds, a
-        `Packed`.
-    - `TypeError`, if `max_leaf_bytes` isn't an integer, or `optimizer` no optimizer.
+    - `ValueError`, if there is no array among the leaves of the tree, or if it holds a `Packed`.
 
     !!! example
 
@@ -287,7 +267,7 @@ class Layout:
 _layouts: weakref.WeakValueDictionary[Hashable, Layout] = weakref.WeakValueDictionary()
 _lock = threading.RLock()
 
-register_reader(Layout, lambda layout: layout.key)
+register_reader(Layout, "key")
 
 
 def _shared_layout(

@@ -182,16 +182,11 @@ class SavedFunction:
     def __init__(self, manifest: dict[str, Any], exported: Exported):
         name = self.__name__ = self.__qualname__ = manifest["name"]
         # `freeze` and `bind` find the parameters of the function that was saved, behind the arrays.
-        self.__signature__ = inspect.Signature(
-            [
-                Parameter(
-                    name,
-                    getattr(Parameter, kind),
-                    default=None if optional else Parameter.empty,
-                )
-                for name, kind, optional in [_ARRAYS, *manifest["parameters"]]
-            ]
-        )
+        parameters = [
+            Parameter(name, getattr(Parameter, kind), default=None if optional else Parameter.empty)
+            for name, kind, optional in [_ARRAYS, *manifest["parameters"]]
+        ]
+        self.__signature__ = inspect.Signature(parameters)
         self._signature = Signature(self, name, name)
         self._spec, leaves, statics = split(from_json(manifest["inputs"]))
         self._out_spec, outs, self._out_statics = split(from_json(manifest["output"]))
@@ -261,10 +256,8 @@ def _refusing(call: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     def refuse(*_: Any) -> Any:
         raise NotImplementedError(
-            f"`{name}` was loaded from a file, which holds a program for fixed shapes and without "
-            "derivatives: it can't be under `jax.vmap`, `jax.grad` or `jax.jvp`. Call it in a "
-            "loop, as by `jax.lax.map`; or save `jax.vmap` of the function, or a function that "
-            "returns the gradient, too."
+            f"`{name}` was loaded from a file, whose program can't be mapped or differentiated. "
+            "Call it by `jax.lax.map`, or save `jax.vmap` or `jax.grad` of the function, too."
         )
 
     mapped = jax.custom_batching.custom_vmap(lambda *arrays: call(*arrays))

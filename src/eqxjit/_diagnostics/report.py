@@ -23,7 +23,14 @@ _MAX_EVENTS = 100_000
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
-<title>What was compiled</title>
+<meta name="viewport" content="width=device-width"><title>What was compiled</title>
+<style>@media (max-width: 40em) {{
+  .eqxjit thead {{ display: none }}
+  .eqxjit tr {{ display: block; padding: .5em 0; border-top: 1px solid gray }}
+  .eqxjit td {{ display: block; text-align: left !important; border: 0 !important }}
+  .eqxjit td:empty {{ display: none }}
+  .eqxjit td::before {{ content: attr(data-heading) ": "; opacity: .6 }}
+}}</style>
 <body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">{}
 """
 

@@ -350,9 +350,9 @@ _READERS: dict[type, _Reader] = {
 }
 
 
-def register_reader(kind: type, content: Callable[[Any], Hashable]) -> None:
-    """Have what a function returns be the key of a class's objects, which compare by identity."""
-    _READERS[kind] = lambda value, left: (OTHER, None, (content(value),))
+def register_reader(kind: type, name: str) -> None:
+    """Have an attribute be the key of a class's objects, which compare by identity."""
+    _READERS[kind] = lambda value, left: (FIELDS, (name,), (getattr(value, name),))
 
 
 _CONTAINERS = (tuple, list, dict, collections.OrderedDict, set, frozenset)

@@ -12,12 +12,13 @@ from tests.support.sides import CALLS
 _SIDE = 400
 
 
-def slow(x):
-    y = x
+def slow(tree):
+    """The sum of all arrays of a tree, each read when the call has long returned."""
+    arrays = [x for x in jax.tree.leaves(tree) if eqx.is_array(x)]
+    y = arrays[0] if arrays[0].ndim else jnp.broadcast_to(arrays[0], (_SIDE, _SIDE))
     for _ in range(3):
         y = jnp.sin(y @ y.T @ y)
-    # Read last, when the call has long returned.
-    return jnp.sum(x + 0 * y)
+    return sum(jnp.sum(x + 0 * jnp.sum(y)) for x in arrays)
 
 
 def aligned(shape):
@@ -52,17 +53,54 @@ FORMS = {
 def test_a_buffer_of_any_kind_can_be_overwritten(form, donate):
     buffer = aligned((_SIDE, _SIDE))
     view = FORMS[form](buffer)
-
-    def fun(x):
-        return slow(x if x.ndim else jnp.broadcast_to(x, (_SIDE, 3)))
-
-    f = eqxjit.filter_jit(fun, donate=donate)
-    n = view.size if view.ndim else 3 * _SIDE
+    f = eqxjit.filter_jit(lambda x: slow(x), donate=donate)
     for i in range(CALLS):
         buffer[...] = i + 1
         result = f(view)
         buffer[...] = 0
-        assert float(result) == (i + 1) * n
+        assert float(result) == (i + 1) * view.size
+
+
+class Pair(eqx.Module):
+    """Buffers of a function, which it reads between those of its arguments."""
+
+    first: np.ndarray
+    second: np.ndarray
+
+    def call(self, x):
+        return slow([x, self.first, self.second])
+
+    __call__ = call
+
+
+ONE = jnp.ones(())
+
+#: What is called, and how, with two buffers that it reads.
+WAYS = {
+    "a list": (eqxjit.filter_jit(lambda t: slow(t)), lambda f, a, b: f([a, ONE, b]) - 1),
+    "keywords": (eqxjit.filter_jit(lambda **t: slow(t)), lambda f, a, b: f(b=b, a={"a": a})),
+    "Modules": (eqxjit.filter_jit(lambda t: slow(t)), lambda f, a, b: f([Pair(a, b)] * 2) / 2),
+    "the function": (eqxjit.filter_jit, lambda jit, a, b: jit(Pair(a, b))(ONE) - 1),
+    "a method": (eqxjit.filter_jit, lambda jit, a, b: jit(Pair(a, b).call)(ONE) - 1),
+    "frozen": (eqxjit.freeze(slow), lambda f, a, b: f([a, b])),
+    "block": (eqxjit.filter_jit(slow, block=True), lambda f, a, b: f([a, b])),
+    "compiled": (
+        eqxjit.filter_jit(slow).lower([aligned((_SIDE, _SIDE))] * 2).compile(),
+        lambda f, a, b: f([a, b]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("f", "call"), WAYS.values(), ids=WAYS)
+def test_buffers_can_be_overwritten_wherever_they_are(f, call):
+    a, b = (aligned((_SIDE, _SIDE)) for _ in range(2))
+    results = []
+    for i in range(2 * CALLS):
+        a[...], b[...] = i, 2 * i
+        results.append(call(f, a, b))
+    a[...] = b[...] = -1
+    found = [float(result) / _SIDE**2 for result in results]
+    np.testing.assert_allclose(found, [3 * i for i in range(2 * CALLS)], atol=1e-3)
 
 
 def test_a_byte_swapped_array_is_refused_by_name():
