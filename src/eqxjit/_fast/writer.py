@@ -134,6 +134,7 @@ class Writer:
         for fun_array in fun_arrays:
             self._match_array(fun_array, fun_array)
         self.statics = [*fun_statics, *self.statics]
+        self.guards += [f"{self.statics[i]} is {self.statics[j]}" for i, j in entry.aliases]
         out_arrays: list[str] = []
         statics = iter(zip(self.out.slots, self.out.statics, strict=True))
         output = self._make("out", self.out.spec, out_arrays, statics, 0)
