@@ -281,7 +281,7 @@ def test_another_class_of_the_same_name():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda n: [n] * 2_000, "`many[0]` was 1, is 2 (and 1999 more: `many[1]`, "),
+        (lambda n: [n] * 2_000, "2000 numbers in `many`"),
         (lambda n: Model([], config=[*range(99), n]), "`many.config[99]` was 1, is 2"),
         (
             lambda n: Model([], config=dict.fromkeys(range(2000), n)),
@@ -721,6 +721,7 @@ def cleared():
 
 
 AGAIN = "function defined again: another"
+FAMILIES = ("partials", "methods", "Modules")
 STORMS = {
     "statics": (
         one(lambda i: (X, i, str(i)), lambda x, n, mode: x),
@@ -747,13 +748,13 @@ STORMS = {
     ),
     "partials": (
         anew(lambda i: functools.partial(multiply, i)),
-        [f"{AGAIN} function made of the same code ({HERE}:"],
+        ["another callable: `i` was 9, is 10"],
     ),
     "methods": (
         anew(lambda i: Stepper().step),
-        ["function defined again: `Stepper.step` of another `Stepper"],
+        ["another callable: `Stepper.step` of another `Stepper`"],
     ),
-    "Modules": (anew(ScaleBy), [f"{AGAIN} one of `ScaleBy`"]),
+    "Modules": (anew(ScaleBy), ["another callable: `by` was 9, is 10"]),
     "activations": (
         one(lambda i: (X, lambda x: x), lambda x, activation: activation(x)),
         ["static value changed: `activation` is another `<lambda>` at "],
@@ -786,7 +787,9 @@ def test_a_storm_is_logged_once_with_its_causes(name, messages):
     call = make()
     for i in range(12):
         call(i)
-    assert len(messages) == (1 if "defined again" in expected[0] else 2)
+    assert len(messages) == (
+        1 if "another " in expected[0] and make is not STORMS["activations"][0] else 2
+    )
 
 
 def test_causes_are_counted(messages):

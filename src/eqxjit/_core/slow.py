@@ -85,6 +85,11 @@ class Caller:
         call, entry = self.take_apart(args, kwargs)
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
+        if entry is not None and entry.aliases and not entry.serves(call.all_statics):
+            # The function is asked again which of them it returns.
+            entry.invalidate("it returned one of two static arguments that were the same object")
+            self.table.drop(entry.spec)
+            entry = None
         entry = call.entry = entry or self.table.add(new_entry(call))
         result = self.finish_trace(self.run(call), call)
         # While something is pending, each call would leave a fast path for `finish_fast`.
@@ -151,11 +156,17 @@ class Caller:
         # None also where another thread traces: this call waited for it, within JAX.
         trace = entry.end()
         self.table.n_hits += trace is None
+        if trace is not None and entry.aliases:
+            # It knows others.
+            self.table.remove_fast(entry)
         jaxpr = can_raise = None
         # A transformed program is a part of another one, which can't be read.
         if not has_tracers(arrays_of(output)) and not has_tracers(call.flat):
             jaxpr, can_raise = self.read_program(call)
         entry.classify(can_raise)
+        if entry.is_recompiled and trace is None:
+            self.table.history.recompile(call)
+        entry.is_recompiled = False
         try:
             entry.wait_for(output)
         except BaseException as error:
@@ -164,7 +175,7 @@ class Caller:
         finally:
             # Last, because its log line shows the time of all that JAX did for it.
             if trace is not None:
-                self.table.history.finish(trace, jaxpr)
+                self.table.history.finish(trace, jaxpr, self.table.info().hits)
         return self.combine(output, call)
 
     def read_program(self, call: Call) -> tuple[Any, bool]:
@@ -184,7 +195,7 @@ class Caller:
             return None, True
 
     def combine(self, output: Output, call: Call) -> Any:
-        out = call.entry.outs[next(iter(output)) if type(output) is dict else 0]
+        out = call.entry.out_of(output)
         statics = out.statics
         # Mostly none came in, and a list of all that did takes a while.
         if any(slot >= 0 for slot in out.slots):
@@ -279,7 +290,8 @@ class Caller:
         # There is no program yet: the first call reads it.
         entry.classify(None)
         if trace is not None:
-            self.table.history.finish(trace, entry.jitted.trace(*call.flat).jaxpr)
+            jaxpr = entry.jitted.trace(*call.flat).jaxpr
+            self.table.history.finish(trace, jaxpr, self.table.info().hits)
         return call, staged, trace
 
     # --- Errors -------------------------------------------------------------------------------
@@ -292,7 +304,7 @@ class Caller:
         # JAX may have compiled it all the same: the next call finds out.
         entry.classify(None)
         if trace is not None and trace._is_made:
-            self.table.history.finish(trace, None)
+            self.table.history.finish(trace, None, self.table.info().hits)
         # Or an entry that serves nobody would count, and might take the place of one that does.
         self.table.drop_untraced(entry)
         if isinstance(error, Exception) and (trace is None or trace._is_made):
