@@ -24,9 +24,6 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Where JAX runs on a GPU: several processes share its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-# What isn't the user's error is raised, instead of only making a call slower.
-os.environ.setdefault("EQXJIT_DEBUG", "1")
-
 # Before any test module imports eqxjit.
 if HIDDEN:
     import_without(HIDDEN)

@@ -179,17 +179,6 @@ def test_several_at_once():
     assert counted(lambda: [f(Model(X), X) for f in functions])[1] == 0
 
 
-def test_a_struct_stands_for_an_array_when_lowered():
-    f = eqxjit.filter_jit(lambda tree, n: tree["x"] * n)
-    lowered = f.lower({"x": struct(X)}, 2)
-    assert repr(lowered).endswith("(tree: dict with 1 array, n=2)>")
-    compiled = lowered.compile()
-    for _ in range(CALLS):
-        assert_same(compiled({"x": X}, 2), X * 2)
-        with pytest.raises(ValueError, match="`n` was 2, is 3"):
-            compiled({"x": X}, 3)
-
-
 def test_a_struct_may_stand_for_a_key():
     f = eqxjit.filter_jit(jax.random.normal)
     f.compile(jax.eval_shape(lambda: KEY))

@@ -1,6 +1,5 @@
 """Messages name lines as their reader does: by a path from here, or by a notebook's cell."""
 
-import pathlib
 import traceback
 
 import jax
@@ -93,20 +92,6 @@ def test_all_messages_name_lines_so(here, name, caplog, monkeypatch):
             fail(X)
         frames = traceback.extract_tb(caught.value.__traceback__)
         assert (str(folder / "train.py"), 11) in [(f.filename, f.lineno) for f in frames]
-
-
-def test_another_working_directory_makes_no_difference(here, monkeypatch):
-    f = eqxjit.filter_jit(lambda x, *functions: x)
-    f(X, lambda x: x)
-    first = f.traces()[0].arguments["functions[0]"]
-    function = lambda x: x  # noqa: E731
-    f(X, function)
-    f(X[:2], function)
-    monkeypatch.chdir(pathlib.Path(__file__).parent)
-    assert f.traces()[0].arguments["functions[0]"] != first
-    assert f.traces()[0].arguments["functions[0]"].startswith("`<lambda>` at test_locations.py:")
-    f(X[:1], function)
-    assert [d.path for d in f.traces()[-1].differences] == ["x"]
 
 
 def test_the_line_of_a_call_is_the_users(tmp_path):

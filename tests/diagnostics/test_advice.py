@@ -262,11 +262,6 @@ KINDS = {
         OWN_ARGUMENT,
         lambda i: (Settings(rate=0.0), array(i)),
     ),
-    "dataclass in a static field": (
-        lambda i: Model(config=Config(float(i))),
-        OWN_ARGUMENT,
-        lambda i: (Model(config=Config()), array(i)),
-    ),
     "dataclass in a field": (
         lambda i: Model(rate=Config(float(i))),
         "make `Config` an `equinox.Module`",
@@ -278,11 +273,6 @@ KINDS = {
         lambda i: chained(1e-3 * i),
         "`optax.inject_hyperparams`",
         lambda i: injected(1e-3 * i),
-    ),
-    "optimizer in a field": (
-        lambda i: Holder(chained()),
-        "make `x.forward` once",
-        lambda i: Holder(ADAM),
     ),
     "optimizer's function": (lambda i: chained().update, "make `x` once", lambda i: ADAM.update),
     "functions of one call": (
@@ -296,20 +286,10 @@ KINDS = {
         "use `eqx.Partial`",
         lambda i: eqx.Partial(jnp.dot, 2.0),
     ),
-    "jitted partial in a field": (
-        lambda i: Holder(eqxjit.filter_jit(functools.partial(jnp.dot, 2.0))),
-        "use `eqx.Partial`",
-        lambda i: Holder(eqxjit.filter_jit(eqx.Partial(jnp.dot, 2.0))),
-    ),
     "partial that Equinox jits, in a field": (
         lambda i: Holder(eqx.filter_jit(functools.partial(jnp.dot, 2.0))),
         "use `eqx.Partial`",
         lambda i: Holder(eqx.filter_jit(eqx.Partial(jnp.dot, 2.0))),
-    ),
-    "lambda in JAX's partial": (
-        lambda i: jax.tree_util.Partial(lambda x: x),
-        "make it once",
-        lambda i: JAX_PARTIAL,
     ),
     "transformed Module": (
         lambda i: {"f": jax.vmap(LINEAR)},
@@ -320,11 +300,6 @@ KINDS = {
         lambda i: {"f": jax.vmap(loss)},
         "use `eqx.filter_vmap`",
         lambda i: {"f": eqx.filter_vmap(loss)},
-    ),
-    "transformed lambda": (
-        lambda i: jax.grad(lambda x: x.sum()),
-        "make it once",
-        lambda i: GRADIENT,
     ),
     "method": (
         lambda i: Stepper().step,
@@ -343,8 +318,6 @@ KINDS = {
     ),
     "object of a library": (lambda i: object(), "make `x` once", lambda i: X),
 }
-GRADIENT = jax.grad(lambda x: x.sum())
-JAX_PARTIAL = jax.tree_util.Partial(lambda x: x)
 JITTED = eqxjit.filter_jit(lambda x: x)
 
 
@@ -576,7 +549,4 @@ def test_a_librarys_functions_that_are_traced_again_and_again(library, caplog):
         library.define_and_call()
     messages = "\n".join(caplog.messages)
     assert messages.count("10 times in a row") == 2
-    assert "function defined again" in messages
-    assert "least recently used of more than 1" in messages
-    for advice in ("raise", "wrap it", "pass"):
-        assert advice not in messages
+    assert not any(advice in messages for advice in ("raise", "wrap it", "pass"))

@@ -158,6 +158,11 @@ WAS_AND_IS = [
         {"p": nodes.Record([X], "b")},
         ["structure changed: `p` was Record with metadata ('a',), is Record with metadata ('b',)"],
     ),
+    (
+        {"t": {str(i): X for i in range(9)}},
+        {"t": {str(i): Y for i in range(9)}},
+        [f"shape: `t['{i}']` was float32[3], is float32[4]" for i in range(9)],
+    ),
     ({"x": X}, {"x": X, "n": 1}, ["argument newly passed or left out: `n` was absent, is 1"]),
     ({}, {"x": X}, ["argument newly passed or left out: `x` was absent, is float32[3]"]),
     (
@@ -265,21 +270,6 @@ def test_long_texts_are_shown_where_they_differ(make, old, new):
     assert len(repr(f.traces()[1])) < 500
 
 
-def test_a_recursion_is_compared_with_what_is_not_complete_yet():
-    @eqxjit.filter_jit
-    def countdown(x, n):
-        return x if n == 0 else countdown(x, n - 1)
-
-    countdown(X, 3)
-    reasons = [trace.reason for trace in countdown.traces()]
-    # The innermost comes to its end first.
-    assert reasons[0] == "static value changed: `n` was 1, is 0"
-    assert sorted(reason.partition(":")[0] for reason in reasons) == [
-        "first trace",
-        *["static value changed"] * 3,
-    ]
-
-
 def test_another_class_of_the_same_name():
     f = eqxjit.filter_jit(lambda m: X)
     for _ in range(2):
@@ -291,7 +281,7 @@ def test_another_class_of_the_same_name():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda n: [n] * 2_000, "`many[0]` was 1, is 2 (and 1999 more: `many[1]`, "),
+        (lambda n: [n] * 2_000, "2000 numbers in `many`"),
         (lambda n: Model([], config=[*range(99), n]), "`many.config[99]` was 1, is 2"),
         (
             lambda n: Model([], config=dict.fromkeys(range(2000), n)),
@@ -359,8 +349,7 @@ def test_cleared_and_evicted_caches(warm):
     def call(n):
         for _ in range(warm):
             f(X, n)
-        [difference, *_] = f.traces()[-1].differences
-        return difference.category, difference.new
+        return [(d.category, d.new) for d in f.traces()[-1].differences]
 
     call(1)
     for clear, text in (
@@ -369,13 +358,13 @@ def test_cleared_and_evicted_caches(warm):
         (f.clear_cache, "clear_cache"),
     ):
         clear()
-        category, new = call(1)
+        [(category, new)] = call(1)
         assert category == "cache evicted or cleared"
         assert text in new
     # It is compared with, but its number may be another trace's.
     [trace] = f.traces()
     assert trace.compared_with is None
-    assert (counted.traces, f.cache_info().traces) == (5, 1)
+    assert (counted.traces, f.cache_info().traces) == (6, 1)
 
 
 def test_a_static_object_changed_in_place():
@@ -484,24 +473,15 @@ def test_records_refer_to_nothing_of_the_users():
     watched = []
     for _ in range(3):
         static, function, array = type("Kind", (), {})(), lambda y: y, jnp.ones(7)
-        watched += map(weakref.ref, (type(static), static, function, array))
+        partial = functools.partial(function)
+        watched += map(weakref.ref, (type(static), static, function, partial, array))
         for _ in range(CALLS):
-            f(array, static, function, functools.partial(function), (static, [function]))
-        del static, function, array
+            f(array, static, function, partial, (static, [function]))
+        del static, function, partial, array
     f(X)
     gc.collect()
     assert [ref() for ref in watched if ref() is not None] == []
     assert len(f.traces()) == 4
-
-
-@pytest.mark.slow
-def test_what_is_remembered_has_a_bound():
-    f = eqxjit.filter_jit(lambda x, n: n, maxsize=4)
-    for n in range(260):
-        f(None, n)
-    assert f.cache_info().traces == 260
-    assert len(f.traces()) == 256
-    assert [trace.number for trace in f.traces()] == [*range(5, 261)]
 
 
 def test_racing_threads_count_and_number_each_trace():
@@ -629,17 +609,6 @@ def test_the_environment_variable(value, n_messages):
     assert printed.count("eqxjit: `<lambda>` was traced again (trace 2)") == n_messages
 
 
-def test_arrays_that_changed_alike_share_a_line(caplog):
-    f = eqxjit.filter_jit(lambda tree: tree)
-    tree = {str(i): X for i in range(20)}
-    with eqxjit.explain_retraces():
-        f(tree)
-        f(jax.tree.map(lambda x: x.astype(jnp.float16), tree))
-    [message] = caplog.messages
-    assert "dtype: `tree['0']` was float32, is float16 (and 19 more: `tree['1']`" in message
-    assert message.count("\n") == 2
-
-
 # --- Limits -----------------------------------------------------------------------------------
 
 
@@ -752,6 +721,7 @@ def cleared():
 
 
 AGAIN = "function defined again: another"
+FAMILIES = ("partials", "methods", "Modules")
 STORMS = {
     "statics": (
         one(lambda i: (X, i, str(i)), lambda x, n, mode: x),
@@ -778,13 +748,13 @@ STORMS = {
     ),
     "partials": (
         anew(lambda i: functools.partial(multiply, i)),
-        [f"{AGAIN} function made of the same code ({HERE}:"],
+        ["another callable: `i` was 9, is 10"],
     ),
     "methods": (
         anew(lambda i: Stepper().step),
-        ["function defined again: `Stepper.step` of another `Stepper"],
+        ["another callable: `Stepper.step` of another `Stepper`"],
     ),
-    "Modules": (anew(ScaleBy), [f"{AGAIN} one of `ScaleBy`"]),
+    "Modules": (anew(ScaleBy), ["another callable: `by` was 9, is 10"]),
     "activations": (
         one(lambda i: (X, lambda x: x), lambda x, activation: activation(x)),
         ["static value changed: `activation` is another `<lambda>` at "],
@@ -817,7 +787,9 @@ def test_a_storm_is_logged_once_with_its_causes(name, messages):
     call = make()
     for i in range(12):
         call(i)
-    assert len(messages) == (1 if "defined again" in expected[0] else 2)
+    assert len(messages) == (
+        1 if "another " in expected[0] and make is not STORMS["activations"][0] else 2
+    )
 
 
 def test_causes_are_counted(messages):

@@ -271,7 +271,8 @@ def test_training(split):
         )
         losses = []
         for data in np.random.default_rng(0).normal(size=(12, 2, 16, 8)).astype(np.float32):
-            x, y = jax.device_put(data, batch_sharding)
+            data = jax.device_put(data, batch_sharding)
+            x, y = data[0], data[1]
             old = arrays(state)
             with jax.transfer_guard("disallow"):
                 model, state, value = jitted(model, state, x, y)

@@ -14,7 +14,6 @@ LAYERS = [
     *(
         "_native",
         "_switches",
-        "_interruptions",
         "_compat",
         "_text",
         "_places",

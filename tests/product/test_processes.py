@@ -6,7 +6,6 @@ import pickle
 import re
 
 import cloudpickle
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,17 +86,6 @@ def test_what_was_compiled_stays_behind():
     for _ in range(CALLS):
         local(X)
     assert len(cloudpickle.dumps(local)) == cold
-
-
-def test_modules_that_hold_a_wrapper():
-    model = picklable.Model(X, picklable.decorated, (picklable.elsewhere, {"f": picklable.plain}))
-    copied = pickle.loads(pickle.dumps(model))
-    assert eqx.tree_equal(copied, model)
-    f = eqxjit.filter_jit(lambda model, x: model.weight * x)
-    for _ in range(CALLS):
-        f(model, X)
-        f(copied, X)
-    assert f.cache_info()[:2] == (1, 1)
 
 
 # --- The turns of one thread ------------------------------------------------------------------

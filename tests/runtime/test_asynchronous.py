@@ -149,30 +149,21 @@ def _checks(what, x):
     }[what]
 
 
+@pytest.mark.parametrize("clear", [lambda: None, jax.clear_caches, eqx.clear_caches])
 @pytest.mark.parametrize("what", ["shape", "dtype", "x64", "precision"])
 @pytest.mark.parametrize("warm", [1, CALLS])
-def test_another_program_of_a_warm_entry_is_classed_too(what, warm):
+def test_another_program_of_a_warm_entry_is_classed_too(what, warm, clear):
     f = eqxjit.filter_jit(lambda x: callback(x) if _checks(what, x) else x * 2)
     other = {"shape": jnp.ones(2), "dtype": X.astype(jnp.int32)}.get(what, X)
     for _ in range(warm):
         f(X)
     assert blocks(f) == [False]
+    clear()
     for _ in range(CALLS):
         with CONTEXTS.get(what, contextlib.nullcontext)():
             f(other)
         assert blocks(f) == [True]
         f(X)
-
-
-@pytest.mark.parametrize("clear", [jax.clear_caches, eqx.clear_caches])
-def test_the_class_after_cleared_caches(clear):
-    checking, plain = eqxjit.filter_jit(callback), eqxjit.filter_jit(lambda x: x * 2)
-    for _ in range(2):
-        for _ in range(CALLS):
-            checking(X)
-            plain(X)
-            assert (blocks(checking), blocks(plain)) == ([True], [False])
-        clear()
 
 
 @pytest.mark.parametrize("around", [jax.jit, jax.vmap, eqx.filter_jit, jax.checkpoint])

@@ -49,17 +49,6 @@ def test_max_traces_counts_no_search_for_a_nan(divide, when):
         f(jnp.ones(2))
 
 
-def test_a_sealed_frozen_function(divide):
-    frozen = eqxjit.freeze(lambda scale, x: divide(x) * scale, jnp.ones(()))
-    frozen.compile(GOOD, other_shapes="raise")
-    with debugging(divide):
-        for _ in range(CALLS):
-            raises_as_jax_does(frozen)
-            frozen(GOOD)
-            with pytest.raises(eqxjit.TooManyTracesError):
-                frozen(jnp.ones(2))
-
-
 @pytest.mark.parametrize("nested", [False, True])
 def test_without_arrays_or_within_another(divide, nested):
     inner = eqxjit.filter_jit(lambda: divide(jnp.zeros(2)), max_traces=1)

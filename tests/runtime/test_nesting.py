@@ -58,25 +58,6 @@ def test_a_call_inside_a_transformation(name, start):
 
 
 @both
-def test_equinox_transformations_of_static_and_dynamic_arguments(filter_jit):
-    @filter_jit
-    def loss(model, x, n):
-        return model(x).sum() * n
-
-    for _ in range(CALLS):
-        value, gradient = eqx.filter_value_and_grad(loss)(model(), points()[0], 3)
-        assert gradient.power == 2
-        assert gradient.weight.shape == (3, 3)
-        assert_close(value, model()(points()[0]).sum() * 3)
-        mapped = eqx.filter_vmap(loss, in_axes=(None, 0, None))(model(), points(), 3)
-        assert_close(mapped, jnp.stack([model()(x).sum() * 3 for x in points()]))
-        shape = eqx.filter_eval_shape(loss, model(), points()[0], 3)
-        assert shape == jax.ShapeDtypeStruct((), jnp.float32)
-        jaxpr, _, _ = eqx.filter_make_jaxpr(loss)(model(), points()[0], 3)
-        assert "tanh" in str(jaxpr)
-
-
-@both
 def test_a_static_output_of_a_nested_call_stays_static(filter_jit):
     @filter_jit
     def inner(x, n):

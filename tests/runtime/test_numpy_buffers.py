@@ -122,13 +122,13 @@ def test_a_mapped_file_can_be_overwritten(tmp_path):
         assert float(result) == (i + 1) * _SIDE**2
 
 
-@pytest.mark.parametrize("n", [4, 100_000, 4_000_000])
+@pytest.mark.parametrize("n", [4, 4_000_000])
 def test_no_call_waits_for_a_numpy_array(n):
     def fun(x, y):
         return slow(x) + slow(x.T) + y[0]
 
     f = eqxjit.filter_jit(fun)
-    x, y = jnp.ones((1000, 1000)), np.ones(n, np.float32)
+    x, y = jnp.ones((500, 500)), np.ones(n, np.float32)
     for _ in range(CALLS):
         f(x, y).block_until_ready()
     assert not f(x, y).is_ready()

@@ -8,6 +8,7 @@ from typing import Any
 from eqxjit import _compat
 from eqxjit._core import function as _function
 from eqxjit._deploy import install as _install
+from eqxjit._diagnostics import history as _history
 
 
 def table(wrapper: Any) -> Any:
@@ -28,6 +29,11 @@ def blocks(wrapper: Any) -> list[bool]:
 
 
 clear_tables = _function.clear_tables
+
+
+def forget_families() -> None:
+    """Note no function so far as one with which others are compared."""
+    _history._family_of.cache_clear()
 
 
 def link(wrapper: Any) -> Any:

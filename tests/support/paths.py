@@ -7,6 +7,7 @@ import pytest
 
 import eqxjit
 from eqxjit._compat import CallableBySlot
+from eqxjit._core.traced import new_entry
 from eqxjit._fast.make import PythonFast, fast_path, link
 from eqxjit._spec.tree import combine
 from tests.support import inside
@@ -86,7 +87,7 @@ class Path:
         # Or an equal one of an earlier test would serve.
         self.caller.table.clear()
         call = self.split(*args, **kwargs)
-        entry = self.entry = self.caller.find_or_add(call)
+        entry = self.entry = call.entry = self.caller.table.add(new_entry(call))
         self.spec = call.spec
         bound = combine(call.spec, iter(call.arrays), iter(call.statics))
         self.output = entry.describe(body(*bound), call.all_statics)
@@ -103,7 +104,7 @@ class Path:
 
     def split(self, *args: Any, **kwargs: Any) -> Any:
         """A call, as the slow path takes it apart."""
-        return self.caller.split(*self.caller.bind(args, kwargs))
+        return self.caller.take_apart(*self.caller.bind(args, kwargs))[0]
 
     def expected(self, call: Any) -> Taken:
         """What the slow path takes of a call, and what it makes of the output."""

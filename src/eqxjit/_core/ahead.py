@@ -11,11 +11,11 @@ from .._compat import CallableBySlot, call_directly, connect, may_raise
 from .._diagnostics import events
 from .._diagnostics.description import describe
 from .._diagnostics.differences import OF_ARRAYS, differences
-from .._interruptions import unless_it_raises
+from .._fast.make import fast_path, link
+from .._spec.tree import Spec
 from .calls import Call
 from .entry import Entry
-from .slow import Caller
-from .table import Table
+from .slow import HAS_FAST_PATHS, Caller
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -116,49 +116,58 @@ class Compiled(CallableBySlot):
     @property
     def executable_bytes(self) -> int | None:
         """The size of the executable as JAX would store it; `None` if the backend can't tell."""
-        compiled: Any = self.compiled
-        # Some backends can't serialise their programs.
-        return unless_it_raises(lambda: len(compiled.runtime_executable().serialize()), None)
+        executable: Any = self.compiled.runtime_executable()
+        try:
+            return len(executable.serialize())
+        except (AttributeError, NotImplementedError, RuntimeError):
+            # Some backends can't.
+            return None
 
 
 class _CompiledCaller(Caller):
-    """The calls of a program that was compiled ahead of time, which serves one structure."""
-
-    #: As a `jax.stages.Compiled`.
-    can_be_disabled = False
+    """The calls of a program that was compiled ahead of time: its entry is the only one."""
 
     def __init__(self, caller: Caller, entry: Entry, description: Any, wrapper: Compiled):
         super().__init__(caller.function, caller.fun_arrays, wrapper)
         self.entry = entry
         self.description = description
-        table = caller.table
-        self._table = Table(table.signature, table.options, table.place)
-        self._table.add(entry)
-
-    @property
-    def table(self) -> Table:
-        return self._table
+        self._fasts: list[Any] = []
 
     def link(self, wrapper: Any) -> None:
         args, keywords = wrapper.bound
-        if not args and not keywords:
-            super().link(wrapper)
-            return
-        unbound = CallableBySlot()
-        super().link(unbound)
-        connect(wrapper, functools.partial(unbound, *args, **keywords))
+        unbound = CallableBySlot() if args or keywords else wrapper
+        link(unbound, self, self._fasts)
+        if unbound is not wrapper:
+            connect(wrapper, functools.partial(unbound, *args, **keywords))
 
-    def find_or_add(self, call: Call) -> Entry:
-        """Return the only entry; raise for a call of another structure."""
-        call.entry = self.entry
-        if self.find(call) is None:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call with arguments that are bound; raise for those of another structure."""
+        __tracebackhide__ = True
+        call, entry = self.take_apart(args, kwargs)
+        if entry is None:
             found = differences(self.description, describe(call))
             static = [str(each) for each in found if each.category not in OF_ARRAYS]
             raise ValueError(
                 f"`{self.entry.name}` was lowered for other static arguments: "
                 f"{'; '.join(static) or 'the structure differs'}. Lower it again for these."
             )
-        return self.entry
+        call.entry = entry
+        output = self.run(call)
+        if HAS_FAST_PATHS and not self._fasts:
+            self._fasts += filter(None, [fast_path(call)])
+            self.unlink()
+        return self.combine(output, call)
+
+    def find(self, spec: Spec) -> Entry | None:
+        return self.entry if spec == self.entry.spec else None
+
+    def finish_trace(self, output: Any, call: Call) -> Any:
+        # It is compiled, so that this is called for an output of another trace than the first.
+        return self.combine(output, call)
+
+    def failed(self, error: BaseException, call: Call) -> None:
+        if isinstance(error, Exception):
+            self.explain(error, call)
 
 
 def lower(

@@ -83,7 +83,8 @@ def fast_path(call: Any) -> Any | None:
     entry = call.entry
     if native is not None:
         layout = entry.n_arrays, entry.n_first, entry.n_fun
-        return native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, *layout)
+        parts = *call.spec[3:], entry.outs, entry.aliases
+        return native.Fast(entry, entry.jitted, *parts, *layout)
 
     try:
         return PythonFast(call.function, entry)
@@ -104,8 +105,6 @@ def link(wrapper: Any, caller: Any, fasts: list[Any]) -> None:
         parts = caller.fun_arrays, function.statics, names
         connect(wrapper, caller.slow_call, caller, fasts, *parts)
         return
-    # Unlike C, which reads the list anew in each call, this is to be made again once it changes.
-    caller.table.link(caller)
     otherwise = caller.slow_call
     for fast in reversed(fasts):
         otherwise = fast.instantiate(caller, otherwise)
