@@ -196,7 +196,26 @@ _FALSE = (NUMBER, bool, None, False)
 
 def same(value: Any, key: Hashable) -> bool:
     """Return whether a key is that of a value: the rule, which `native.c` follows."""
-    return static_key(value) == key
+    if isinstance(key, Opaque) and key.identity_suffices and value is key.value:
+        return True
+    if type(key) is not tuple or type(value) is not key[1]:
+        return static_key(value) == key
+    # Of the most frequent containers no key is made.
+    reader, kind, names, *inner = key
+    if kind is tuple or kind is list:
+        parts = [*value]
+    elif kind is dict:
+        parts = [*value, *value.values()]
+    elif reader == FIELDS:
+        parts = [getattr(value, name) for name in names]
+    else:
+        return static_key(value) == key
+    if len(parts) != len(inner):
+        return False
+    for part, of_part in zip(parts, inner, strict=True):
+        if part is not of_part and not same(part, of_part):
+            return False
+    return True
 
 
 def _key(value: Any, left: list[int], depth: int) -> Hashable:
