@@ -16,7 +16,7 @@ from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import as_array
 from .._fast.writer import TooLarge, Writer, is_transformed
 from .._places import trim, trimming
-from .._spec.tree import Spec, combine, has_tracers, is_array, resplit, split
+from .._spec.tree import Spec, are_aligned, combine, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make
 from .entry import Entry, Output, arrays_of
@@ -223,6 +223,11 @@ class Caller:
     def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
         bound = self.bind(args, kwargs)
         call = Call(self.function, self.fun_arrays, *bound, *split(bound))
+        if not are_aligned(call.spec, entry.spec):
+            raise ValueError(
+                "An argument was taken apart twice in one call, with different results. The "
+                "flatten of a registered class must depend on nothing but the object."
+            )
         call.entry = entry
         return call
 
