@@ -13,7 +13,7 @@ class Static:
     def __init__(self, frozen: Any, /) -> None: ...
 
 class Flags:
-    blocks: bool
+    must_wait: bool
     pending: bool
 
 class Fast:

@@ -14,9 +14,9 @@ from jax.tree_util import tree_map
 from .._compat import ArrayImpl, connect, may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import as_array
-from .._fast.writer import TooLarge, Writer
+from .._fast.writer import TooLarge, Writer, is_transformed
 from .._places import trim, trimming
-from .._spec.tree import Spec, combine, has_tracers, is_array, resplit, split
+from .._spec.tree import Spec, are_aligned, combine, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make
 from .entry import Entry, Output, arrays_of
@@ -85,6 +85,11 @@ class Caller:
         call, entry = self.take_apart(args, kwargs)
         if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
+        if entry is not None and entry.aliases and not entry.serves(call.all_statics):
+            # The function is asked again which of them it returns.
+            entry.invalidate("it returned one of two static arguments that were the same object")
+            self.table.drop(entry.spec)
+            entry = None
         entry = call.entry = entry or self.table.add(new_entry(call))
         result = self.finish_trace(self.run(call), call)
         # While something is pending, each call would leave a fast path for `finish_fast`.
@@ -127,7 +132,7 @@ class Caller:
         entry = call.entry
         try:
             output = make(call, entry.jitted, [*map(as_array, call.flat)])
-            if entry.blocks:
+            if entry.must_wait or is_transformed(output):
                 entry.wait_for(output)
         except BaseException as error:
             self.failed(error, call)
@@ -148,11 +153,17 @@ class Caller:
         # None also where another thread traces: this call waited for it, within JAX.
         trace = entry.end()
         self.table.n_hits += trace is None
+        if trace is not None and entry.aliases:
+            # It knows others.
+            self.table.remove_fast(entry)
         jaxpr = can_raise = None
         # A transformed program is a part of another one, which can't be read.
         if not has_tracers(arrays_of(output)) and not has_tracers(call.flat):
             jaxpr, can_raise = self.read_program(call)
         entry.classify(can_raise)
+        if entry.is_recompiled and trace is None:
+            self.table.history.recompile(call)
+        entry.is_recompiled = False
         try:
             entry.wait_for(output)
         except BaseException as error:
@@ -161,7 +172,7 @@ class Caller:
         finally:
             # Last, because its log line shows the time of all that JAX did for it.
             if trace is not None:
-                self.table.history.finish(trace, jaxpr)
+                self.table.history.finish(trace, jaxpr, self.table.info().hits)
         return self.combine(output, call)
 
     def read_program(self, call: Call) -> tuple[Any, bool]:
@@ -181,7 +192,7 @@ class Caller:
             return None, True
 
     def combine(self, output: Output, call: Call) -> Any:
-        out = call.entry.outs[next(iter(output)) if type(output) is dict else 0]
+        out = call.entry.out_of(output)
         statics = out.statics
         # Mostly none came in, and a list of all that did takes a while.
         if any(slot >= 0 for slot in out.slots):
@@ -209,6 +220,11 @@ class Caller:
     def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
         bound = self.bind(args, kwargs)
         call = Call(self.function, self.fun_arrays, *bound, *split(bound))
+        if not are_aligned(call.spec, entry.spec):
+            raise ValueError(
+                "An argument was taken apart twice in one call, with different results. The "
+                "flatten of a registered class must depend on nothing but the object."
+            )
         call.entry = entry
         return call
 
@@ -276,7 +292,8 @@ class Caller:
         # There is no program yet: the first call reads it.
         entry.classify(None)
         if trace is not None:
-            self.table.history.finish(trace, entry.jitted.trace(*call.flat).jaxpr)
+            jaxpr = entry.jitted.trace(*call.flat).jaxpr
+            self.table.history.finish(trace, jaxpr, self.table.info().hits)
         return call, staged, trace
 
     # --- Errors -------------------------------------------------------------------------------
@@ -289,7 +306,7 @@ class Caller:
         # JAX may have compiled it all the same: the next call finds out.
         entry.classify(None)
         if trace is not None and trace._is_made:
-            self.table.history.finish(trace, None)
+            self.table.history.finish(trace, None, self.table.info().hits)
         # Or an entry that serves nobody would count, and might take the place of one that does.
         self.table.drop_untraced(entry)
         if isinstance(error, Exception) and (trace is None or trace._is_made):

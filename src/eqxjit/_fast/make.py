@@ -83,7 +83,8 @@ def fast_path(call: Any) -> Any | None:
     entry = call.entry
     if native is not None:
         layout = entry.n_arrays, entry.n_first, entry.n_fun
-        return native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, *layout)
+        parts = *call.spec[3:], entry.outs, entry.aliases
+        return native.Fast(entry, entry.jitted, *parts, *layout)
 
     try:
         return PythonFast(call.function, entry)

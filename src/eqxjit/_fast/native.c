@@ -34,7 +34,7 @@ Invariants:
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
    what was built before may still be there. */
-#define INTERFACE 40
+#define INTERFACE 42
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -54,7 +54,7 @@ typedef struct {
     PyObject *flatten, *registered, *same, *unflatten;
     PyObject *opaque_type; /* of keys that ask an object's `==` */
     /* Names of methods and attributes. */
-    PyObject *failed_fast, *finish_fast, *call_of, *wait_for, *block_until_ready, *entry, *hash, *value;
+    PyObject *failed_fast, *finish_fast, *call_of, *wait_for, *block_until_ready, *entry, *index, *hash, *value;
     PyObject *identity_suffices;
     PyObject *empty; /* tuple */
 } State;
@@ -199,12 +199,12 @@ TYPE(Static, static, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_
 typedef struct {
     PyObject_HEAD
     char pending; /* whether a call has to be finished in Python */
-    char blocks;  /* whether a call waits for its program */
+    char must_wait; /* whether a call waits for its program, because that can raise */
 } Flags;
 
 static PyMemberDef flags_members[] = {
     {"pending", T_BOOL, offsetof(Flags, pending), 0, NULL},
-    {"blocks", T_BOOL, offsetof(Flags, blocks), 0, NULL}, {NULL, 0, 0, 0, NULL}};
+    {"must_wait", T_BOOL, offsetof(Flags, must_wait), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot flags_slots[] = {
     {Py_tp_doc, "The flags of an entry that a warm call looks at."}, {Py_tp_members, flags_members},
@@ -291,7 +291,8 @@ typedef struct {
     PyObject *entry;
     PyObject *jitted;
     PyObject *args, *kwargs; /* the specs of the positional arguments and of the others */
-    PyObject *outs;          /* a list of what the entry's traces returned */
+    PyObject *outs;          /* a dict of what the entry's traces returned */
+    PyObject *aliases;       /* pairs of numbers of static objects that must be one */
     Py_ssize_t n_arrays;
     Py_ssize_t n_first, n_fun; /* the function's arrays come after the first */
     Py_ssize_t n_statics;
@@ -635,15 +636,19 @@ typedef struct {
     int depth;
 } Make;
 
+/* Returns a static object that came in, by its number, borrowed. */
+static PyObject *came_in(PyObject *fun_statics, PyObject *const *call_statics, Py_ssize_t n, PyObject *number) {
+    Py_ssize_t i = PyLong_AsSsize_t(number), n_fun = PyTuple_GET_SIZE(fun_statics);
+    if (i < 0 || i - n_fun >= n) return malformed_object();
+    return i < n_fun ? PyTuple_GET_ITEM(fun_statics, i) : call_statics[i - n_fun];
+}
+
 static PyObject *next_static(Make *parts) {
     Py_ssize_t i = parts->n_made++;
     if (i >= PyTuple_GET_SIZE(parts->slots) || i >= PyTuple_GET_SIZE(parts->statics)) return malformed_object();
-    Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GET_ITEM(parts->slots, i));
-    if (slot < 0) return PyErr_Occurred() ? NULL : Py_NewRef(PyTuple_GET_ITEM(parts->statics, i));
-    Py_ssize_t n_fun = PyTuple_GET_SIZE(parts->fun_statics);
-    if (slot < n_fun) return Py_NewRef(PyTuple_GET_ITEM(parts->fun_statics, slot));
-    if (slot - n_fun >= parts->n_call_statics) return malformed_object();
-    return Py_NewRef(parts->call_statics[slot - n_fun]);
+    PyObject *slot = PyTuple_GET_ITEM(parts->slots, i);
+    if (PyLong_AsSsize_t(slot) == -1) return PyErr_Occurred() ? NULL : Py_NewRef(PyTuple_GET_ITEM(parts->statics, i));
+    return Py_XNewRef(came_in(parts->fun_statics, parts->call_statics, parts->n_call_statics, slot));
 }
 
 /* Moves items, with their references, into a new tuple or list, which is full when anybody finds it. */
@@ -729,23 +734,19 @@ static PyObject *make(Make *parts, PyObject *spec) {
     return made;
 }
 
-/* The arrays in what JAX returned, which lie in a list unless there is one, and the number of their trace. */
+/* The arrays in what JAX returned, which lie in a list unless there is one. */
 typedef struct {
     PyObject *const *items;
-    Py_ssize_t n, trace;
-    PyObject *only;
+    Py_ssize_t n;
+    PyObject *only, *key; /* that of the trace, which JAX keeps with the program; NULL for the first */
 } Arrays;
 
 static int arrays_in(PyObject *output, Arrays *arrays) {
+    Py_ssize_t position = 0;
     arrays->only = output;
-    arrays->trace = 0;
-    /* The trace is a key, because JAX keeps these with the program, and passes them by. */
-    if (PyDict_CheckExact(output)) {
-        PyObject *key;
-        Py_ssize_t position = 0;
-        if (!PyDict_Next(output, &position, &key, &arrays->only)) return malformed();
-        arrays->trace = PyLong_AsSsize_t(key);
-        if (arrays->trace == -1 && PyErr_Occurred()) return -1;
+    arrays->key = NULL;
+    if (PyDict_CheckExact(output) && !PyDict_Next(output, &position, &arrays->key, &arrays->only)) {
+        return malformed();
     }
     int is_list = PyList_CheckExact(arrays->only);
     arrays->n = is_list ? PyList_GET_SIZE(arrays->only) : 1;
@@ -758,8 +759,11 @@ static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObjec
                              PyObject *const *call_statics, Py_ssize_t n_call_statics) {
     Arrays arrays;
     if (arrays_in(output, &arrays) < 0) return NULL;
-    if (arrays.trace < 0 || arrays.trace >= PyList_GET_SIZE(fast->outs)) return malformed_object();
-    PyObject *out = PyList_GET_ITEM(fast->outs, arrays.trace);
+    PyObject *index = arrays.key == NULL ? PyLong_FromLong(0) : PyObject_GetAttr(arrays.key, state->index);
+    if (index == NULL) return NULL;
+    PyObject *out = PyDict_GetItemWithError(fast->outs, index);
+    Py_DECREF(index);
+    if (out == NULL) return PyErr_Occurred() ? NULL : malformed_object();
     if (!PyTuple_Check(out) || PyTuple_GET_SIZE(out) != 3 || !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 1)) ||
         !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 2))) {
         return malformed_object();
@@ -774,8 +778,8 @@ static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObjec
     return made;
 }
 
-/* Waits until a program has run. It has once one of its outputs is there; not so under a transformation, which
-   may pass inputs on. */
+/* Waits until a program has run, if that can raise. It has run once one of its outputs is there; not so under a
+   transformation, which may pass inputs on. What its program can do is unknown. */
 static int wait_for(State *state, Fast *fast, PyObject *output) {
     Arrays arrays;
     if (arrays_in(output, &arrays) < 0) return -1;
@@ -783,6 +787,7 @@ static int wait_for(State *state, Fast *fast, PyObject *output) {
     for (Py_ssize_t i = 0; i < arrays.n; i++) {
         is_plain = is_plain && (PyObject *)Py_TYPE(arrays.items[i]) == state->array_type;
     }
+    if (is_plain && !((Flags *)fast->entry)->must_wait) return 0;
     PyObject *done = is_plain ? PyObject_CallMethodNoArgs(arrays.items[0], state->block_until_ready)
                               : PyObject_CallMethodOneArg(fast->entry, state->wait_for, output);
     Py_XDECREF(done);
@@ -807,15 +812,15 @@ static Py_ssize_t count_statics(State *state, PyObject *spec) {
 }
 
 #define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); \
-    DO(self->outs);
+    DO(self->outs); DO(self->aliases);
 COLLECTED(Fast, fast, FAST_FIELDS)
 
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     State *state = state_of(type);
     Fast new = {0};
-    if (!PyArg_ParseTuple(args, "O!OO!O!O!nnn:Fast", state->flags_type, &new.entry, &new.jitted,
-                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyList_Type, &new.outs,
-                          &new.n_arrays, &new.n_first, &new.n_fun)) {
+    if (!PyArg_ParseTuple(args, "O!OO!O!O!O!nnn:Fast", state->flags_type, &new.entry, &new.jitted,
+                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyDict_Type, &new.outs,
+                          &PyTuple_Type, &new.aliases, &new.n_arrays, &new.n_first, &new.n_fun)) {
         return NULL;
     }
     Py_ssize_t a = count_statics(state, new.args), b = a < 0 ? -1 : count_statics(state, new.kwargs);
@@ -860,11 +865,25 @@ static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py
     return NULL;
 }
 
+/* A guard of the static objects that are taken: whether those are one that were, where it was traced. */
+static int match_aliases(Walk *walk, PyObject *fun_statics) {
+    PyObject *pairs = walk->fast->aliases;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(pairs, i), *one, *other;
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) return malformed();
+        one = came_in(fun_statics, walk->statics, walk->n_static, PyTuple_GET_ITEM(pair, 0));
+        other = came_in(fun_statics, walk->statics, walk->n_static, PyTuple_GET_ITEM(pair, 1));
+        if (one == NULL || other == NULL) return -1;
+        if (one != other) return 0;
+    }
+    return 1;
+}
+
 /* A guard of a whole call: as many arguments, and of the names, of the one that the spec is of, as
    `inspect.BoundArguments` has them. Whether the signature takes them is clear then. Their arrays and static
    objects are in `walk` if it holds; only then is that to be ended. */
-static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays, PyObject *names,
-                      InFlight *call, int is_one_of_many) {
+static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays, PyObject *fun_statics,
+                      PyObject *names, InFlight *call, int is_one_of_many) {
     Py_ssize_t n = call->n_args, n_named = call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames);
     Py_ssize_t n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
     Py_ssize_t n_all = n_args + PyTuple_GET_SIZE(fast->kwargs) - HEAD;
@@ -895,6 +914,7 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
         matches = take_array(walk, PyTuple_GET_ITEM(fun_arrays, i), fast->n_first + i);
     }
     if (matches > 0 && walk->n_taken + fast->n_fun != fast->n_arrays) matches = malformed();
+    if (matches > 0) matches = match_aliases(walk, fun_statics);
     if (matches <= 0) end_walk(walk);
     return matches;
 }
@@ -905,7 +925,7 @@ static PyMemberDef fast_members[] = {
     {"hits_before", T_LONGLONG, offsetof(Fast, hits_before), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot fast_slots[] = {
-    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, n_arrays, n_first, n_fun): the fast path "
+    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, aliases, n_arrays, n_first, n_fun): the fast path "
                 "of an entry."},
     {Py_tp_new, fast_new}, COLLECTED_SLOTS(fast), {Py_tp_members, fast_members}, {0, NULL}};
 
@@ -949,7 +969,7 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     Flags *flags = (Flags *)fast->entry;
     PyObject *output = call_in_flight(fast->jitted, walk->arrays, fast->n_arrays, call), *result;
     /* What is pending is waited for when it is finished. */
-    if (output != NULL && flags->blocks && !flags->pending && wait_for(state, fast, output) < 0) {
+    if (output != NULL && !flags->pending && wait_for(state, fast, output) < 0) {
         Py_CLEAR(output);
     }
     if (output == NULL) return hand_over_error(call, state->failed_fast, fast->entry);
@@ -988,8 +1008,8 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
         Py_INCREF(fast);
         call.entry = ((Fast *)fast)->entry;
         Walk walk;
-        int matches = match_call(&walk, state, (Fast *)fast, self->fun_arrays, self->names, &call,
-                                 PyList_GET_SIZE(fasts) > 1);
+        int matches = match_call(&walk, state, (Fast *)fast, self->fun_arrays, self->fun_statics, self->names,
+                                 &call, PyList_GET_SIZE(fasts) > 1);
         if (matches > 0) {
             if (i > 0) move_to_front(fasts, i, fast);
             result = call_fast(self, &walk, &call);
@@ -1097,11 +1117,11 @@ static int module_exec(PyObject *module) {
     }
     state->static_type->tp_vectorcall = static_vectorcall;
     const char *texts[] = {"failed_fast", "finish_fast", "call_of", "wait_for",
-                           "block_until_ready", "entry", "hash", "value", "identity_suffices"};
+                           "block_until_ready", "entry", "index", "hash", "value", "identity_suffices"};
     PyObject **names[] = {&state->failed_fast, &state->finish_fast, &state->call_of, &state->wait_for,
-                          &state->block_until_ready, &state->entry, &state->hash, &state->value,
+                          &state->block_until_ready, &state->entry, &state->index, &state->hash, &state->value,
                           &state->identity_suffices};
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < 10; i++) {
         *names[i] = PyUnicode_InternFromString(texts[i]);
         if (*names[i] == NULL) return -1;
     }

@@ -16,7 +16,7 @@ import equinox as eqx
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import trim
-from .._spec.static_key import THEMSELVES, Static, same
+from .._spec.static_key import ITEMS, THEMSELVES, Static, same
 from .._spec.tree import (
     ARRAY,
     DICT,
@@ -35,6 +35,9 @@ MAX_NODES = 2000
 
 # Python's parser doesn't take deeper ones.
 _MAX_DEPTH = 50
+
+# Of longer static tuples no guard for each item is written.
+_MAX_ITEMS = 12
 
 # Between the lines of a guard.
 _OR = "\n    or "
@@ -57,7 +60,7 @@ def make_call({parts}):
             {calls}.append(({entry}, {caller}, ({values})))
             try:
                 {arrays} = {jitted}({inputs})
-                if {entry}.blocks and not {entry}.pending:
+                if ({entry}.must_wait or {is_transformed}({arrays})) and not {entry}.pending:
                     {entry}.wait_for({arrays})
             except {BaseException} as {error}:
                 {caller}.failed_fast({error}, {entry}, {arguments})
@@ -89,6 +92,14 @@ class _InFlight(threading.local):
 
 
 in_flight = _InFlight()
+
+
+def is_transformed(output: Any) -> bool:
+    """Return whether a call is a part of a transformation: what its program can do is unknown."""
+    return type(output[0] if type(output) is list else output) not in _PLAIN
+
+
+_PLAIN = (ArrayImpl, dict)
 
 
 class TooLarge(Exception):
@@ -131,10 +142,13 @@ class Writer:
         for fun_array in fun_arrays:
             self._match_array(fun_array, fun_array)
         self.statics = [*fun_statics, *self.statics]
+        self.guards += [f"{self.statics[i]} is {self.statics[j]}" for i, j in entry.aliases]
         out_arrays: list[str] = []
         statics = iter(zip(self.out.slots, self.out.statics, strict=True))
         output = self._make("out", self.out.spec, out_arrays, statics, 0)
-        parts = _Parts(names, entry=entry, in_flight=in_flight, trim=trim)
+        parts = _Parts(
+            names, entry=entry, in_flight=in_flight, trim=trim, is_transformed=is_transformed
+        )
         parts.update(
             parts=[parts["caller"], parts["otherwise"], parts["jitted"], parts["hits"]],
             function=names.variable(signature.name),
@@ -217,8 +231,6 @@ class Writer:
     def _match(self, var: str, source: str, spec: Spec, depth: int = 0) -> None:
         """Write the guards of a value; `source` is evaluated once, and bound to `var` if needed."""
         names, guards = self.names, self.guards
-        # Inside of a call's brackets an assignment needs no brackets.
-        bound = source if source == var else f"({var} := {source})"
         inner = source if source == var else f"{var} := {source}"
         if depth > _MAX_DEPTH:
             raise TooLarge
@@ -227,7 +239,7 @@ class Writer:
         elif spec is None:
             guards.append(f"{source} is None")
         elif type(spec) is Static:
-            self._match_static(var, bound, spec)
+            self._match_static(var, source, spec)
         else:
             kind, cls, aux, *below = spec
             guards.append(f"{names.named(type)}({inner}) is {names.named(cls)}")
@@ -268,12 +280,10 @@ class Writer:
         names = self.names
         flat, below = names.variable(f"{var}_flat"), names.variable(f"{var}_children")
         flatten = names.constant("flatten", flatten_one_level)
-        self.guards += [
-            f"({flat} := {flatten}({var})) is not None",
-            f"{self._same(f'{flat}[1]', metadata)}",
-            f"{names.named(len)}({below} := {names.named(tuple)}({flat}[0])) == {n}",
-        ]
-        self.statics.append(f"{flat}[1]")
+        self.guards.append(f"({flat} := {flatten}({var})) is not None")
+        self._match_static(names.variable(f"{var}_metadata"), f"{flat}[1]", metadata)
+        children = f"{names.named(tuple)}({flat}[0])"
+        self.guards.append(f"{names.named(len)}({below} := {children}) == {n}")
         return [f"{below}[{i}]" for i in range(n)]
 
     def _match_array(self, var: str, source: str) -> None:
@@ -288,19 +298,24 @@ class Writer:
         other = f"({var} := {names.named(as_array)}({var})) is not {refused}"
         self.guards.append(f"({names.named(type)}({source}) is {array}{_OR}{other})")
 
-    def _match_static(self, var: str, bound: str, spec: Any) -> None:
-        names, key = self.names, spec.key
+    def _match_static(self, var: str, source: str, spec: Any) -> None:
+        self.statics.append(var)
+        if source != var:
+            source = f"({var} := {source})"
+        if spec.ask:
+            # Its class may have been registered as a node since.
+            flatten = self.names.constant("flatten", flatten_one_level)
+            self.guards.append(f"{flatten}({source}) is None")
+            source = var
+        self._match_key(var, source, spec.key)
+
+    def _match_key(self, var: str, bound: str, key: Any) -> None:
+        names = self.names
         plain = key if type(key) in THEMSELVES else None
         if type(key) is tuple and key[1] is float:
             [number] = struct.unpack("d", key[3])
             # Zeros have two signs, and NaN equals nothing.
             plain = number if number and number == number else None
-        self.statics.append(var)
-        if spec.ask:
-            # Its class may have been registered as a node since.
-            flatten = names.constant("flatten", flatten_one_level)
-            self.guards.append(f"{flatten}({bound}) is None")
-            bound = var
         if isinstance(key, weakref.ref):
             # Not as a constant: the entry goes with the object.
             self.guards.append(f"{bound} is {names.constant(f'ref_{var}', key)}() is not None")
@@ -316,12 +331,17 @@ class Writer:
             )
         elif key is None or (type(key) is tuple and key[1] is bool):
             self.guards.append(f"{bound} is {key and key[3]}")
+        elif type(key) is tuple and key[:2] == (ITEMS, tuple) and len(key) <= _MAX_ITEMS:
+            # As the metadata of many nodes: tuples of tuples.
+            self.guards.append(f"{names.named(type)}({bound}) is {names.named(tuple)}")
+            self.guards.append(f"{names.named(len)}({var}) == {len(key) - 3}")
+            for i, part in enumerate(key[3:]):
+                child = names.variable(f"{var}_{i}")
+                self._match_key(child, f"({child} := {var}[{i}])", part)
         else:
-            self.guards.append(self._same(bound, spec))
-
-    def _same(self, source: str, spec: Any) -> str:
-        same_name = self.names.constant("same", same)
-        return f"{same_name}({source}, {self.names.constant('key', spec.key)})"
+            self.guards.append(
+                f"{names.constant('same', same)}({bound}, {names.constant('key', key)})"
+            )
 
     def _make(
         self, hint: str, spec: Spec, arrays: list[str], statics: Iterator[Any], depth: int
