@@ -14,6 +14,7 @@ COMMANDS = {
     "latency": "p50 to p99.9 of small fixed models, against ONNX Runtime, PyTorch and JAX itself",
     "downstream": "packages built on Equinox, and its own examples: the same outcomes under both?",
     "startup": "importing, first calls, new shapes, nested calls while tracing, faster starts",
+    "compare": "one of these with another checkout's eqxjit and with this one's, in turn",
     "figures": "write the figures on record into README, pages and pictures; --check, --stale",
     "pictures": "draw the pictures of calls, training and latency from the figures on record",
     "all": "make all records anew, one after the other, then `figures`",

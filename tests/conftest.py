@@ -24,9 +24,6 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Where JAX runs on a GPU: several processes share its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-# What isn't the user's error is raised, instead of only making a call slower.
-os.environ.setdefault("EQXJIT_DEBUG", "1")
-
 # Before any test module imports eqxjit.
 if HIDDEN:
     import_without(HIDDEN)
@@ -56,7 +53,7 @@ settings.load_profile(PROFILE)
 
 # Doctest would import these: one has classes that don't like to be looked into, the other needs
 # eight devices.
-collect_ignore = ["support/hostile.py", "product/eight_devices.py"]
+collect_ignore = ["support/hostile.py", "running/eight_devices.py"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
             (
                 f"{probe}: {figure}",
                 *(1e3 * best[name] if name in best else None for name in COMPETITORS),
-                best["eqxjit"] / best["eqx"],
+                best["eqxjit"] / best["eqx"] if "eqx" in best else None,
             )
             for probe, figures in probes.items()
             for figure, best in figures.items()

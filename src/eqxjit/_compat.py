@@ -35,7 +35,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 31:
+    if getattr(_native, "INTERFACE", None) != 42:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -58,16 +58,19 @@ native: Any = _native
 
 if TYPE_CHECKING or _native is not None:
     # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
-    from ._native import Delegate, call_directly
+    from ._native import Dispatcher, call_directly, connect
 else:
 
-    class Delegate:
-        """A base of classes whose instances are called by their `target`: as of `_native.c`."""
+    class Dispatcher:
+        """A base of wrappers, which call what `connect` gives them: as of `native.c`."""
 
-        __slots__ = ("target",)
+        __slots__ = ("_called",)
 
-    # CPython calls what is in the slot, without a frame in between.
-    Delegate.__call__ = Delegate.target
+    _called = Dispatcher._called
+    # CPython calls what is in the slot, without a frame in between. No attribute leads to it.
+    Dispatcher.__call__ = _called
+    del Dispatcher._called
+    connect = _called.__set__
     call_directly = lambda cls: cls  # noqa: E731
 
 
@@ -78,8 +81,8 @@ class TypeNamedForChex(type):
         return f"<class '{cls.__module__}.{cls.__qualname__}', a PjitFunction>"
 
 
-class CallableBySlot(Delegate, metaclass=TypeNamedForChex):
-    """A callable whose slot `target`, which a call runs, is filled anew as calls get faster."""
+class CallableBySlot(Dispatcher, metaclass=TypeNamedForChex):
+    """A callable without a frame of its own: `connect` gives it what it calls."""
 
     __slots__ = ()
 

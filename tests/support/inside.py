@@ -8,6 +8,7 @@ from typing import Any
 from eqxjit import _compat
 from eqxjit._core import function as _function
 from eqxjit._deploy import install as _install
+from eqxjit._diagnostics import history as _history
 
 
 def table(wrapper: Any) -> Any:
@@ -24,10 +25,15 @@ def blocks(wrapper: Any) -> list[bool]:
     """Whether the programs of each structure are waited for: all must be classified."""
     entries = [*table(wrapper).entries.values()]
     assert not any(entry.pending for entry in entries)
-    return [entry.blocks for entry in entries]
+    return [entry.must_wait for entry in entries]
 
 
 clear_tables = _function.clear_tables
+
+
+def forget_families() -> None:
+    """Note no function so far as one with which others are compared."""
+    _history._family_of.cache_clear()
 
 
 def link(wrapper: Any) -> Any:

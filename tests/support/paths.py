@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 import eqxjit
+from eqxjit._compat import CallableBySlot
+from eqxjit._core.traced import new_entry
 from eqxjit._fast.make import PythonFast, fast_path, link
-from eqxjit._fast.writer import lacks_field
 from eqxjit._spec.tree import combine
 from tests.support import inside
 
@@ -49,10 +50,9 @@ class Caller:
     def slow_call(self, /, *_: Any, **__: Any) -> Any:
         return self.refused
 
-    def interrupted(self, error: BaseException, /, *_: Any, **__: Any) -> Any:
-        if lacks_field(error):
-            return self.refused
-        raise error
+    def call_of(self, /, *_: Any, **__: Any) -> Any:
+        # Nothing is traced.
+        raise AssertionError
 
     def failed_fast(self, error: BaseException, /, *_: Any, **__: Any) -> Any:
         raise error
@@ -87,7 +87,7 @@ class Path:
         # Or an equal one of an earlier test would serve.
         self.caller.table.clear()
         call = self.split(*args, **kwargs)
-        entry = self.entry = self.caller.find_or_add(call)
+        entry = self.entry = call.entry = self.caller.table.add(new_entry(call))
         self.spec = call.spec
         bound = combine(call.spec, iter(call.arrays), iter(call.statics))
         self.output = entry.describe(body(*bound), call.all_statics)
@@ -97,14 +97,14 @@ class Path:
         self.fast: Any
         if kind == C:
             self.fast = fast_path(call)
-            self.run = link(mine, [self.fast])
+            self.run = linked(mine, self.fast)
         else:
             self.fast = PythonFast(mine.function, entry)
             self.run = self.fast.instantiate(mine, mine.slow_call)
 
     def split(self, *args: Any, **kwargs: Any) -> Any:
         """A call, as the slow path takes it apart."""
-        return self.caller.split(*self.caller.bind(args, kwargs))
+        return self.caller.take_apart(*self.caller.bind(args, kwargs))[0]
 
     def expected(self, call: Any) -> Taken:
         """What the slow path takes of a call, and what it makes of the output."""
@@ -115,3 +115,10 @@ class Path:
         """What is taken and made of a call; None if it doesn't match."""
         made = self.run(*args, **kwargs)
         return None if made is Caller.refused else Taken(self.jitted.arrays, made)
+
+
+def linked(caller: Any, fast: Any) -> Any:
+    """A wrapper that tries one fast path."""
+    wrapper = CallableBySlot()
+    link(wrapper, caller, [fast])
+    return wrapper

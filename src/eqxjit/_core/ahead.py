@@ -2,21 +2,20 @@
 
 import functools
 import textwrap
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
 
-from .._compat import CallableBySlot, call_directly, may_raise
+from .._compat import CallableBySlot, call_directly, connect, may_raise
 from .._diagnostics import events
 from .._diagnostics.description import describe
 from .._diagnostics.differences import OF_ARRAYS, differences
-from .._interruptions import unless_it_raises
+from .._fast.make import fast_path, link
+from .._spec.tree import Spec
 from .calls import Call
 from .entry import Entry
-from .slow import Caller
-from .table import Table
+from .slow import HAS_FAST_PATHS, Caller
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -79,8 +78,8 @@ class Lowered:
         # The trace was made for a program that JAX compiles only here.
         with events.compiling(self._entry, self._trace) if self._trace else nullcontext():
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
-        blocks = self._entry.blocks or may_raise(self.lowered.compiler_ir("stablehlo"))
-        entry = self._entry.with_program(compiled, blocks)
+        must_wait = self._entry.must_wait or may_raise(self.lowered.compiler_ir("stablehlo"))
+        entry = self._entry.with_program(compiled, must_wait)
         return Compiled(self._caller, entry, self._description, self._bound)
 
 
@@ -117,48 +116,58 @@ class Compiled(CallableBySlot):
     @property
     def executable_bytes(self) -> int | None:
         """The size of the executable as JAX would store it; `None` if the backend can't tell."""
-        compiled: Any = self.compiled
-        # Some backends can't serialise their programs.
-        return unless_it_raises(lambda: len(compiled.runtime_executable().serialize()), None)
+        executable: Any = self.compiled.runtime_executable()
+        try:
+            return len(executable.serialize())
+        except (AttributeError, NotImplementedError, RuntimeError):
+            # Some backends can't.
+            return None
 
 
 class _CompiledCaller(Caller):
-    """The calls of a program that was compiled ahead of time, which serves one structure."""
-
-    #: As a `jax.stages.Compiled`.
-    can_be_disabled = False
+    """The calls of a program that was compiled ahead of time: its entry is the only one."""
 
     def __init__(self, caller: Caller, entry: Entry, description: Any, wrapper: Compiled):
         super().__init__(caller.function, caller.fun_arrays, wrapper)
         self.entry = entry
         self.description = description
-        table = caller.table
-        self._table = Table(table.signature, table.options, table.place)
-        self._table.add(entry)
+        self._fasts: list[Any] = []
 
-    @property
-    def table(self) -> Table:
-        return self._table
+    def link(self, wrapper: Any) -> None:
+        args, keywords = wrapper.bound
+        unbound = CallableBySlot() if args or keywords else wrapper
+        link(unbound, self, self._fasts)
+        if unbound is not wrapper:
+            connect(wrapper, functools.partial(unbound, *args, **keywords))
 
-    def fill(self, target: Callable[..., Any]) -> None:
-        """Have the wrapper call this, with the arguments that are bound."""
-        wrapper = self.wrapper()
-        if wrapper is not None:
-            args, keywords = wrapper.bound
-            is_bound = bool(args or keywords)
-            wrapper.target = functools.partial(target, *args, **keywords) if is_bound else target
-
-    def find_or_add(self, call: Call) -> Entry:
-        """Return the only entry; raise for a call of another structure."""
-        call.entry = self.entry
-        if self.find(call) is None:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call with arguments that are bound; raise for those of another structure."""
+        __tracebackhide__ = True
+        call, entry = self.take_apart(args, kwargs)
+        if entry is None:
             found = differences(self.description, describe(call))
             static = [str(each) for each in found if each.category not in OF_ARRAYS]
             raise ValueError(
                 f"`{self.entry.name}` was lowered for other static arguments: "
                 f"{'; '.join(static) or 'the structure differs'}. Lower it again for these."
             )
-        return self.entry
+        call.entry = entry
+        output = self.run(call)
+        if HAS_FAST_PATHS and not self._fasts:
+            self._fasts += filter(None, [fast_path(call)])
+            self.unlink()
+        return self.combine(output, call)
+
+    def find(self, spec: Spec) -> Entry | None:
+        return self.entry if spec == self.entry.spec else None
+
+    def finish_trace(self, output: Any, call: Call) -> Any:
+        # It is compiled, so that this is called for an output of another trace than the first.
+        return self.combine(output, call)
+
+    def failed(self, error: BaseException, call: Call) -> None:
+        if isinstance(error, Exception):
+            self.explain(error, call)
 
 
 def lower(

@@ -1,18 +1,15 @@
 """Calls in flight: which call JAX is making of a jitted function, found while it traces.
 
 A static object that a trace compiles in is that of the call in flight, because an equal one of an
-earlier caller may have changed since. With the native back end C keeps a stack of these calls for
-each thread. Without it they are found by the frames that make them: an interrupt leaves nothing
-behind in either.
+earlier caller may have changed since. Each thread has a stack of them: with the native back end in
+C, otherwise in Python.
 """
 
 import dataclasses
-import sys
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .._compat import native
-from .._fast.writer import CALLER_VARIABLE, ENTRY_VARIABLE
+from .._fast.writer import in_flight as _stack
 from .._spec.tree import Spec
 
 if TYPE_CHECKING:
@@ -62,25 +59,19 @@ else:
     def make(call: Call, action: Any, arrays: list[Any]) -> Any:
         """Call a jitted function, or its `lower`, with the arrays of a call in flight."""
         __tracebackhide__ = True
-        return action(*arrays)
+        calls = _stack.calls
+        calls.append((call.entry, None, call))
+        try:
+            return action(*arrays)
+        finally:
+            calls.pop()
 
-    # Not a stack of ours: a signal may come between a push and its pop.
     def in_flight(entry: "Entry | None" = None) -> Call | None:
         """Return this thread's innermost call in flight, of an entry or of any; or None."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            found = frame.f_globals.get(ENTRY_VARIABLE)
-            if frame.f_code is _MAKE:
-                call = frame.f_locals["call"]
-                if entry in (None, call.entry):
-                    return call
-            # The module that defines the variable's name isn't generated.
-            elif CALLER_VARIABLE in frame.f_code.co_freevars and found and entry in (None, found):
-                variables = frame.f_locals
-                caller = variables[CALLER_VARIABLE]
-                args, kwargs = caller.function.signature.arguments_among(variables)
+        for found, caller, content in reversed(_stack.calls):
+            if entry is None or found is entry:
+                if caller is None:
+                    return content
+                args, kwargs = caller.function.signature.arguments_among(content)
                 return caller.call_of(found, *args, **kwargs)
-            frame = frame.f_back
         return None
-
-    _MAKE = make.__code__

@@ -1,5 +1,6 @@
 """One structure of a function's calls: its jitted form, and what its traces returned."""
 
+import itertools
 import threading
 import time
 import weakref
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from .._compat import native, wrapped_by_tracer
+from .._compat import ArrayImpl, native, wrapped_by_tracer
 from .._diagnostics import events
 from .._diagnostics.trace import Trace
 from .._fast.signature import Signature
@@ -34,9 +35,24 @@ class Out(NamedTuple):
     slots: tuple[int, ...]
 
 
+class OutKey:
+    """The key of an `Out` in what a traced function returns, which JAX keeps as long as that.
+
+    It holds nothing of the user's. `repr` goes into the program's text, which is cached.
+    """
+
+    __slots__ = ("__weakref__", "index")
+
+    def __init__(self, index: int):
+        self.index = index
+
+    def __repr__(self) -> str:
+        return str(self.index)
+
+
 #: What a traced function returns to JAX: its arrays, or the only one as it is, which saves a list.
-#: Those of a trace whose `Out` isn't the entry's first come under the index of that.
-Output = jax.Array | list[Any] | dict[int, list[Any]]
+#: Those of a trace whose `Out` isn't the entry's first come under the key of that.
+Output = jax.Array | list[Any] | dict[OutKey, list[Any]]
 
 
 def arrays_of(output: Output) -> list[Any]:
@@ -52,10 +68,12 @@ class Entry(_Flags):
     - `jitted`: `jax.jit` of a function of flat arrays.
     - `n_first`, `n_fun`, `n_arrays`: how many arrays come before the function's, how many these
         are, and how many there are in all.
-    - `outs`: what its traces returned.
+    - `outs`: what its traces returned, by index.
+    - `aliases`: pairs of numbers of static objects that were one where it was traced and returned:
+        it serves no call where they aren't.
     - `pending`: whether a program was traced or compiled that isn't finished yet: a call then goes
         through `finish_trace`.
-    - `blocks`: whether calls wait, because a program can raise.
+    - `must_wait`: whether calls wait, because a program can raise.
     - `invalidations`: when and why it was dropped; its traces share the list.
     """
 
@@ -70,8 +88,12 @@ class Entry(_Flags):
         self.n_arrays = count_arrays(spec) + n_fun
         self.pending = False
         #: Nothing of it goes to JAX, which keeps the structure of outputs for good.
-        self.outs: list[Out] = []
-        self.blocks = options.block
+        self.outs: dict[int, Out] = {}
+        #: Weakly, the keys of all but the first, which has none.
+        self._out_keys: dict[int, weakref.ref[OutKey]] = {}
+        self._out_indices = itertools.count()
+        self.aliases: tuple[tuple[int, int], ...] = ()
+        self.must_wait = options.block
         self.hides_donation_warning = options.donate in ("all", "all-except-first")
         self.invalidations: list[tuple[float, str]] = []
         #: Weak references to static objects, which tell the table when those die.
@@ -86,12 +108,14 @@ class Entry(_Flags):
         self._lock = threading.RLock()
         #: Whether the next call is to find out if a program can raise.
         self.unclassified = False
+        #: Whether JAX has compiled a program again, without a trace.
+        self.is_recompiled = False
 
-    def with_program(self, compiled: Any, blocks: bool) -> "Entry":
+    def with_program(self, compiled: Any, must_wait: bool) -> "Entry":
         """Return the same for a program compiled ahead of time: nothing of it is pending."""
         entry = Entry.__new__(Entry)
         entry.__dict__.update(self.__dict__)
-        entry.jitted, entry.pending, entry.blocks = compiled, False, blocks
+        entry.jitted, entry.pending, entry.must_wait = compiled, False, must_wait
         return entry
 
     def invalidate(self, reason: str) -> None:
@@ -125,7 +149,7 @@ class Entry(_Flags):
         """Note whether a program can raise; None if there was none to be read."""
         with self._lock:
             if can_raise is not None:
-                self.blocks = self.blocks or can_raise
+                self.must_wait = self.must_wait or can_raise
                 self.unclassified = False
             self.pending = self.unclassified or bool(self.traces)
 
@@ -133,10 +157,15 @@ class Entry(_Flags):
     def wait_for(output: Output) -> None:
         """Wait until a program has run, so that its error is raised here."""
         pending: list[Any] = list(arrays_of(output))
+        if {*map(type, pending)} == {ArrayImpl}:
+            # All are there once one is.
+            pending[0].block_until_ready()
+            return
         while pending:
             array = pending.pop()
             if isinstance(array, Tracer):
-                # Under an eager `vmap` or `grad` the program has run all the same.
+                # Under an eager `vmap` or `grad` the program has run all the same, and may have
+                # passed inputs on, which say nothing.
                 pending.extend(wrapped_by_tracer(array))
             elif isinstance(array, jax.Array):
                 array.block_until_ready()
@@ -145,25 +174,56 @@ class Entry(_Flags):
         """Return the arrays of what the user's function returned for these; remember the rest."""
         spec, arrays, found = split(out, is_input=False)
         # Constants are left out, because an equal one may come in at many places.
-        slots_by_id = {id(v): i for i, v in enumerate(statics) if type(v) not in CONSTANTS}
-        slots = tuple([slots_by_id.get(id(value), -1) for value in found])
+        places: dict[int, list[int]] = {}
+        for place, value in enumerate(statics):
+            if not _is_constant(value):
+                places.setdefault(id(value), []).append(place)
+        slots = tuple([places.get(id(value), [-1])[0] for value in found])
+        pairs = {
+            (slot, place)
+            for v, slot in zip(found, slots, strict=True)
+            if slot >= 0
+            for place in places[id(v)][1:]
+        }
+        self.aliases = tuple(sorted(pairs.union(self.aliases)))
         new_ones = tuple([v if i < 0 else None for v, i in zip(found, slots, strict=True)])
         new = Out(spec, new_ones, slots)
-        index = self._index_of(new)
+        key = self._key_of(new)
         # A program without an output could not be waited for.
         arrays = arrays or [jnp.zeros((), bool)]
-        if index:
-            return {index: arrays}
+        if key is not None:
+            return {key: arrays}
         return arrays[0] if len(arrays) == 1 else arrays
 
-    def _index_of(self, new: Out) -> int:
-        for index, old in enumerate(self.outs):
-            if old.slots == new.slots and old.spec == new.spec:
-                statics = zip(old.statics, new.statics, strict=True)
-                # Equal constants serve, because specs tell them apart by their types.
-                if all(a is b or type(a) in CONSTANTS for a, b in statics):
-                    return index
-        self.outs.append(new)
-        # Another thread may have appended one, too.
-        [index] = [index for index, out in enumerate(self.outs) if out is new]
-        return index
+    def out_of(self, output: Output) -> Out:
+        return self.outs[next(iter(output)).index if type(output) is dict else 0]
+
+    def serves(self, statics: list[Any]) -> bool:
+        """Return whether a call's static objects are one where they were when it was traced."""
+        return all(statics[i] is statics[j] for i, j in self.aliases)
+
+    def _key_of(self, new: Out) -> OutKey | None:
+        """Return the key of an `Out`, one that there is if it serves; None for the first."""
+        with self._lock:
+            # JAX has dropped the programs of keys that are gone.
+            keys = {index: key for index, ref in self._out_keys.items() if (key := ref())}
+            for index in self._out_keys.keys() - keys:
+                del self.outs[index], self._out_keys[index]
+            for index, old in self.outs.items():
+                if old.slots == new.slots and old.spec == new.spec:
+                    statics = zip(old.statics, new.statics, strict=True)
+                    # Equal constants serve, because specs tell them apart by their types.
+                    if all(a is b or type(a) in CONSTANTS for a, b in statics):
+                        return keys.get(index)
+            index = next(self._out_indices)
+            key = OutKey(index) if index else None
+            if key is not None:
+                self._out_keys[index] = weakref.ref(key)
+            self.outs[index] = new
+            return key
+
+
+def _is_constant(value: Any) -> bool:
+    """Return whether a static object is as good as any that equals it."""
+    kind = type(value)
+    return kind in CONSTANTS or (kind is tuple and CONSTANTS.issuperset(map(type, value)))

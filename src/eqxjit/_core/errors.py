@@ -6,9 +6,9 @@ import copy
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -25,10 +25,8 @@ from .._compat import (
 )
 from .._places import is_users_module
 from .._spec.static_key import Opaque, static_key
-from .._spec.tree import is_array
+from .._spec.tree import Spec, is_array, split
 from .._text import short
-
-T = TypeVar("T")
 
 # What Equinox's callback raises: the user's message, and then a long explanation.
 _MESSAGE = re.compile(rf"{CALLBACK_ERROR_NAME}: (.*?)\n\n\n-{{20}}\n", re.DOTALL)
@@ -75,7 +73,7 @@ _DONATED_TWICE = (
 )
 
 
-def array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseException | None:
+def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> BaseException | None:
     """Return the error for an array that was refused, if `error` is JAX's or XLA's for one."""
     kind = type(error)
     # Not `isinstance`: users raise subclasses.
@@ -84,7 +82,7 @@ def array_error(error: BaseException, arguments: list[tuple[str, Any]]) -> BaseE
     text = _text_of(error)
     is_twice = any(beginning in text for beginning in _DONATED_TWICE)
     same: dict[Any, list[str]] = collections.defaultdict(list)
-    for path, leaf in _leaves(arguments):
+    for path, leaf in arrays:
         if issubclass(type(leaf), (np.ndarray, np.generic)):
             if not _is_valid(leaf):
                 return kind(f"The array `{path}` {_why_invalid(leaf)}")
@@ -156,11 +154,11 @@ def _why_invalid(array: np.ndarray | np.generic) -> str:
     return f"{what} convert it, for example by `.astype(np.float32)`."
 
 
-def note_tracers(error: BaseException, arguments: list[tuple[str, Any]]) -> None:
+def note_tracers(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> None:
     """Add to JAX's error for a leaked tracer which arguments hold tracers."""
     if type(error) is not jax.errors.UnexpectedTracerError:
         return
-    tracers = [path for path, leaf in _leaves(arguments) if isinstance(leaf, Tracer)]
+    tracers = [path for path, leaf in arrays if isinstance(leaf, Tracer)]
     if tracers:
         error.add_note(
             f"Tracers among the arguments: {', '.join(f'`{path}`' for path in tracers)}. "
@@ -182,24 +180,6 @@ def note_shapes(error: BaseException, arguments: list[tuple[str, Any]]) -> None:
             )
 
 
-def with_argument_errors(
-    action: Callable[[], T], arguments: Callable[[], list[tuple[str, Any]]]
-) -> T:
-    """Return what an action on arguments returns: it splits them, or looks them up.
-
-    A clearer error is raised in place of the action's, if an argument is at fault; an error of a
-    class of the user's is never replaced.
-    """
-    __tracebackhide__ = True
-    try:
-        return action()
-    except Exception as error:
-        # A flatten, `__hash__` or `__eq__` of the user's.
-        if not is_users_module(type(error).__module__):
-            raise_instead(_argument_error(error, arguments()), error)
-        raise
-
-
 def raise_instead(clearer: BaseException | None, cause: BaseException | None = None) -> None:
     """Raise an error in place of the one that is handled, unless it is None."""
     __tracebackhide__ = True
@@ -212,7 +192,26 @@ def raise_instead(clearer: BaseException | None, cause: BaseException | None = N
         del clearer, cause
 
 
-def _argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> ValueError | None:
+def split_named(
+    tree: Any, named: list[tuple[str, Any]], is_input: bool = True
+) -> tuple[Spec, list[Any], list[Any]]:
+    """Return `split(tree, is_input)`; an error names the part that is at fault."""
+    __tracebackhide__ = True
+    try:
+        return split(tree, is_input)
+    except Exception as error:
+        # A flatten or a `__hash__` of the user's.
+        raise_instead(argument_error(error, named), error)
+        raise
+
+
+def argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> ValueError | None:
+    """Return a clearer error than that of splitting arguments, or of looking them up.
+
+    None if no argument is at fault, and for an error of a class of the user's.
+    """
+    if is_users_module(type(error).__module__):
+        return None
     if isinstance(error, RecursionError):
         # On a stack of its own, where only what is too deep by itself raises that again.
         with ThreadPoolExecutor(1) as thread:
@@ -286,10 +285,6 @@ def _raises(action: Callable[[], Any]) -> str:
         # A `__hash__`, an `__eq__`, or a `__lt__` of keys.
         return f"{type(error).__name__}: {_text_of(error)}"
     return ""
-
-
-def _leaves(arguments: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    return [(path, node) for path, kind, node in _nodes(arguments) if kind == "leaf"]
 
 
 def _nodes(arguments: list[tuple[str, Any]]) -> Iterator[tuple[str, str, Any]]:

@@ -14,9 +14,9 @@ import equinox as eqx
 from .._compat import MISSING, clear_with_equinox
 from .._fast.signature import Signature
 from .._places import CallSite, place_of, stub_at, wrapped_by
-from .._spec.tree import Spec, combine, split
+from .._spec.tree import Spec, combine
 from .._text import short
-from .errors import with_argument_errors
+from .errors import split_named
 from .options import Options
 from .table import Table, watch
 
@@ -213,5 +213,5 @@ def take_apart(fun: Any, options: Options) -> tuple[Function, tuple[Any, ...]]:
         elif inspect.ismodule(fun):
             hint = " Name the function in the module."
         raise TypeError(f"`filter_jit` takes a callable; got {short(fun)}.{hint}")
-    spec, arrays, statics = with_argument_errors(lambda: split(fun), lambda: [("fun", fun)])
+    spec, arrays, statics = split_named(fun, [("fun", fun)])
     return Function(fun, spec, statics, options), tuple(arrays)

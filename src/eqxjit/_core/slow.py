@@ -4,34 +4,33 @@ Bind the arguments, split them, find the entry of their spec or add one, call it
 finish what was traced meanwhile, and combine the output. A fast path is a guarded replay of this.
 """
 
+import functools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.tree_util import tree_map
 
-from .._compat import ArrayImpl, may_raise
+from .._compat import ArrayImpl, connect, may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import as_array
-from .._fast.writer import Writer, lacks_field
-from .._interruptions import raise_if_interruption, unless_it_raises
+from .._fast.writer import TooLarge, Writer, is_transformed
 from .._places import trim, trimming
-from .._spec.tree import combine, has_tracers, is_array, resplit, split
+from .._spec.tree import Spec, are_aligned, combine, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make
 from .entry import Entry, Output, arrays_of
 from .errors import (
+    argument_error,
     array_error,
     note_shapes,
     note_tracers,
     raise_instead,
     runtime_error,
-    with_argument_errors,
 )
 from .function import Function
 from .table import Table
-from .traced import Box, NotInFlight, new_entry
+from .traced import NotInFlight, argument_names, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
 HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False
@@ -41,18 +40,16 @@ class Caller:
     """The calls of one wrapper.
 
     - `function`: the function, without its arrays; `fun_arrays`: its arrays.
-    - `wrapper`: whose `target` this fills; weakly, so that no cycle keeps arrays alive.
+    - `wrapper`: what calls this; weakly, so that no cycle keeps arrays alive.
     """
-
-    #: Whether `jax.disable_jit` has an effect.
-    can_be_disabled = True
 
     def __init__(self, function: Function, fun_arrays: tuple[Any, ...], wrapper: Any):
         self.function = function
         self.fun_arrays = fun_arrays
         self.wrapper = weakref.ref(wrapper)
 
-    @property
+    # Found at the first call, because many copies of a wrapper are never called.
+    @functools.cached_property
     def table(self) -> Table:
         return self.function.table
 
@@ -61,10 +58,12 @@ class Caller:
     def first_call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call, and have the fast paths of the function tried from now on."""
         __tracebackhide__ = True
+        wrapper = self.wrapper()
         with trimming:
-            target = link(self, self.table.fasts) if HAS_FAST_PATHS else self.slow_call
-            self.fill(target)
-            return target(*args, **kwargs)
+            if wrapper is None:
+                return self.slow_call(*args, **kwargs)
+            self.link(wrapper)
+            return wrapper(*args, **kwargs)
 
     def slow_call(self, /, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -81,19 +80,18 @@ class Caller:
         return self.function.signature.bind(args, kwargs)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call with arguments that are bound."""
         __tracebackhide__ = True
-        call = self.split(args, kwargs)
-        if self.can_be_disabled and jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        call, entry = self.take_apart(args, kwargs)
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             return self.call_unjitted(args, kwargs)
-        entry = self.find_or_add(call)
-        try:
-            output = make(call, entry.jitted, [*map(as_array, call.flat)])
-            if entry.blocks and type(output) is not Box:
-                entry.wait_for(output)
-        except BaseException as error:
-            self.failed(error, call)
-            raise
-        result = self.finish_trace(output, call)
+        if entry is not None and entry.aliases and not entry.serves(call.all_statics):
+            # The function is asked again which of them it returns.
+            entry.invalidate("it returned one of two static arguments that were the same object")
+            self.table.drop(entry.spec)
+            entry = None
+        entry = call.entry = entry or self.table.add(new_entry(call))
+        result = self.finish_trace(self.run(call), call)
         # While something is pending, each call would leave a fast path for `finish_fast`.
         if HAS_FAST_PATHS and not entry.pending and self.table.wants_fast(entry):
             fast = fast_path(call)
@@ -101,29 +99,47 @@ class Caller:
                 self.table.add_fast(fast)
         return result
 
-    def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Return a call, taken apart; an error names a bad argument."""
-        __tracebackhide__ = True
-        named = self.function.signature.named
-        parts = with_argument_errors(lambda: split((args, kwargs)), lambda: named(args, kwargs))
-        return Call(self.function, self.fun_arrays, args, kwargs, *parts)
+    def take_apart(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_staged: bool = False
+    ) -> tuple[Call, Entry | None]:
+        """Return a call, taken apart, and its entry if there is one.
 
-    def find_or_add(self, call: Call) -> Entry:
-        """Return the entry that serves a call, new where there is none."""
+        An error names a bad argument.
+        """
         __tracebackhide__ = True
-        call.entry = self.find(call) or self.table.add(new_entry(call))
-        return call.entry
+        try:
+            spec, arrays, statics = split((args, kwargs))
+            if is_staged:
+                # A `ShapeDtypeStruct` is a static leaf to a call, and an array to what is lowered.
+                spec, arrays, statics = resplit(spec, arrays, statics, _is_dynamic)
+                arrays = [*map(canonical, arrays)]
+            call = Call(self.function, self.fun_arrays, args, kwargs, spec, arrays, statics)
+            call.is_staged = is_staged
+            # This compares static objects.
+            return call, self.find(spec)
+        except Exception as error:
+            # A flatten, a `__hash__` or an `__eq__` of the user's.
+            named = self.function.signature.named(args, kwargs)
+            raise_instead(argument_error(error, named), error)
+            raise
 
-    def find(self, call: Call) -> Entry | None:
-        """Return the entry of a call's spec, if there is one; an error names a bad argument."""
+    def find(self, spec: Spec) -> Entry | None:
+        return self.table.find(spec)
+
+    def run(self, call: Call) -> Output:
+        """Return what the entry's jitted function returns, once it is there if it can raise."""
         __tracebackhide__ = True
-        named = self.function.signature.named
-        # Looking it up compares static objects.
-        return with_argument_errors(
-            lambda: self.table.find(call.spec), lambda: named(call.args, call.kwargs)
-        )
+        entry = call.entry
+        try:
+            output = make(call, entry.jitted, [*map(as_array, call.flat)])
+            if entry.must_wait or is_transformed(output):
+                entry.wait_for(output)
+        except BaseException as error:
+            self.failed(error, call)
+            raise
+        return output
 
-    def finish_trace(self, output: Output | Box, call: Call) -> Any:
+    def finish_trace(self, output: Output, call: Call) -> Any:
         """Return the result of a call, after the end of a trace that was made in it.
 
         Finds out whether the program can raise, so that calls must wait for it, and waits if that
@@ -131,20 +147,23 @@ class Caller:
         """
         __tracebackhide__ = True
         entry = call.entry
-        if isinstance(output, Box):
-            # Its containers are new, as where it is traced.
-            return tree_map(_same, output.content)
         if not entry.pending:
             self.table.n_hits += 1
             return self.combine(output, call)
         # None also where another thread traces: this call waited for it, within JAX.
         trace = entry.end()
         self.table.n_hits += trace is None
+        if trace is not None and entry.aliases:
+            # It knows others.
+            self.table.remove_fast(entry)
         jaxpr = can_raise = None
         # A transformed program is a part of another one, which can't be read.
         if not has_tracers(arrays_of(output)) and not has_tracers(call.flat):
             jaxpr, can_raise = self.read_program(call)
         entry.classify(can_raise)
+        if entry.is_recompiled and trace is None:
+            self.table.history.recompile(call)
+        entry.is_recompiled = False
         try:
             entry.wait_for(output)
         except BaseException as error:
@@ -153,7 +172,7 @@ class Caller:
         finally:
             # Last, because its log line shows the time of all that JAX did for it.
             if trace is not None:
-                self.table.history.finish(trace, jaxpr)
+                self.table.history.finish(trace, jaxpr, self.table.info().hits)
         return self.combine(output, call)
 
     def read_program(self, call: Call) -> tuple[Any, bool]:
@@ -173,7 +192,7 @@ class Caller:
             return None, True
 
     def combine(self, output: Output, call: Call) -> Any:
-        out = call.entry.outs[next(iter(output)) if type(output) is dict else 0]
+        out = call.entry.out_of(output)
         statics = out.statics
         # Mostly none came in, and a list of all that did takes a while.
         if any(slot >= 0 for slot in out.slots):
@@ -183,19 +202,29 @@ class Caller:
 
     # --- From fast paths ----------------------------------------------------------------------
 
-    def unlink(self) -> None:
-        """Have the next call link the wrapper anew."""
-        self.fill(self.first_call)
+    def link(self, wrapper: Any) -> None:
+        """Have a wrapper try the fast paths of its function, then the slow path."""
+        if HAS_FAST_PATHS:
+            self.table.link(self)
+            link(wrapper, self, self.table.fasts)
+        else:
+            connect(wrapper, self.slow_call)
 
-    def fill(self, target: Callable[..., Any]) -> None:
+    def unlink(self) -> None:
+        """Have the next call link the wrapper again."""
         # It may be gone: what calls this may be another thread, or a finaliser.
         wrapper = self.wrapper()
         if wrapper is not None:
-            wrapper.target = target
+            connect(wrapper, self.first_call)
 
     def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
         bound = self.bind(args, kwargs)
         call = Call(self.function, self.fun_arrays, *bound, *split(bound))
+        if not are_aligned(call.spec, entry.spec):
+            raise ValueError(
+                "An argument was taken apart twice in one call, with different results. The "
+                "flatten of a registered class must depend on nothing but the object."
+            )
         call.entry = entry
         return call
 
@@ -211,36 +240,26 @@ class Caller:
         """Raise what the jitted function raised in a fast path, or a clearer error."""
         __tracebackhide__ = True
         with trimming:
-            try:
-                call = self.call_of(entry, *args, **kwargs)
-            except Exception as other:
-                # A node of the user's that can't be flattened any more.
-                raise_if_interruption(other, lambda: self.call_of(entry, *args, **kwargs))
-                raise error from None
-            # Raised here, so that a clearer error has the context that it has in the slow path.
+            # Raised here, so that a clearer error has the context that it has in the slow path; and
+            # caught by this name, which the frame then drops, because its traceback has the frame.
             try:
                 raise error
-            except BaseException:
-                self.failed(error, call)
+            except BaseException as error:
+                try:
+                    call = self.call_of(entry, *args, **kwargs)
+                except Exception:
+                    # A node of the user's can't be flattened any more.
+                    call = None
+                if call is not None:
+                    self.failed(error, call)
                 raise
-
-    def interrupted(self, error: BaseException, /, *args: Any, **kwargs: Any) -> Any:
-        """Make a call in which a guard raised: what the slow path doesn't meet, too, is raised."""
-        __tracebackhide__ = True
-        with trimming:
-            args, kwargs = self.bind(args, kwargs)
-            if lacks_field(error):
-                return self.call(args, kwargs)
-            # What the user's `==` or flatten raised in a guard it raises here again. Otherwise it
-            # came from elsewhere: a signal handler, or another thread.
-            self.find(self.split(args, kwargs))
-            raise error
 
     def source(self) -> str | None:
         """Return the fast path of the function's latest call in Python; None without one."""
-        fasts = self.table.fasts
-        # A large tree's isn't written.
-        return unless_it_raises(lambda: Writer(self.function, fasts[0].entry).write()[0], None)
+        try:
+            return Writer(self.function, self.table.fasts[0].entry).write()[0]
+        except (IndexError, TooLarge, RecursionError, MemoryError):
+            return None
 
     # --- Beside calls -------------------------------------------------------------------------
 
@@ -261,16 +280,8 @@ class Caller:
     ) -> tuple[Call, Any, Any]:
         """Return a call, what `stage(jitted)` makes of its arrays, and the trace if it made one."""
         __tracebackhide__ = True
-        call = self.split(*self.bind(args, kwargs))
-
-        def is_dynamic(leaf: Any) -> bool:
-            return isinstance(leaf, jax.ShapeDtypeStruct) or is_array(leaf)
-
-        # A `ShapeDtypeStruct` is a static leaf to a call, and an array to what is lowered.
-        call.spec, arrays, call.statics = resplit(call.spec, call.arrays, call.statics, is_dynamic)
-        call.arrays = [*map(canonical, arrays)]
-        call.is_staged = True
-        entry = self.find_or_add(call)
+        call, entry = self.take_apart(*self.bind(args, kwargs), is_staged=True)
+        entry = call.entry = entry or self.table.add(new_entry(call))
         try:
             staged = make(call, stage(entry.jitted), call.flat)
         except BaseException as error:
@@ -281,7 +292,8 @@ class Caller:
         # There is no program yet: the first call reads it.
         entry.classify(None)
         if trace is not None:
-            self.table.history.finish(trace, entry.jitted.trace(*call.flat).jaxpr)
+            jaxpr = entry.jitted.trace(*call.flat).jaxpr
+            self.table.history.finish(trace, jaxpr, self.table.info().hits)
         return call, staged, trace
 
     # --- Errors -------------------------------------------------------------------------------
@@ -294,28 +306,31 @@ class Caller:
         # JAX may have compiled it all the same: the next call finds out.
         entry.classify(None)
         if trace is not None and trace._is_made:
-            self.table.history.finish(trace, None)
+            self.table.history.finish(trace, None, self.table.info().hits)
         # Or an entry that serves nobody would count, and might take the place of one that does.
         self.table.drop_untraced(entry)
-        if isinstance(error, Exception):
-            user_raised = trace is not None and not trace._is_made
-            self.explain(error, call.args, call.kwargs, user_raised)
+        if isinstance(error, Exception) and (trace is None or trace._is_made):
+            self.explain(error, call)
 
-    def explain(
-        self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], user_raised: bool
-    ) -> None:
-        """Raise a clearer error than JAX's, if there is one; never in place of a user's."""
+    def explain(self, error: Exception, call: Call) -> None:
+        """Raise a clearer error than JAX's, if there is one."""
         __tracebackhide__ = True
-        named = self.function.signature.named(args, kwargs)
-        if self.fun_arrays:
-            named.append(("fun", self.function.combine(self.fun_arrays)))
-        note_tracers(error, named)
-        if not user_raised:
-            raise_instead(runtime_error(error) or array_error(error, named))
+        raise_instead(runtime_error(error))
+        try:
+            arrays = [*zip(argument_names(call), call.flat, strict=True)]
+        except Exception:
+            # A flatten of the user's, of an argument that the call has changed.
+            return
+        note_tracers(error, arrays)
+        raise_instead(array_error(error, arrays))
 
 
 def _same(leaf: Any) -> Any:
     return leaf
+
+
+def _is_dynamic(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct) or is_array(leaf)
 
 
 def canonical(array: Any) -> Any:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+from .._compat import native
 from .._diagnostics.history import Check, History
 from .._fast.signature import Signature
 from .._places import Place
@@ -186,8 +187,10 @@ class Table:
 
     def link(self, caller: Any) -> None:
         """Have a caller's `unlink` called whenever the list of fast paths changes."""
-        with self.lock:
-            self._linked.add(caller)
+        # C reads the list in each call.
+        if native is None:
+            with self.lock:
+                self._linked.add(caller)
 
     def _unlink(self) -> None:
         # A generated function calls those that there were when it was made.

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .._core.ahead import CompileCost
-from .._core.errors import with_argument_errors
+from .._core.errors import split_named
 from .._core.function import Function, innermost_function, names_of
 from .._core.options import DEFAULT_MAXSIZE, Options, check_options
 from .._core.table import Table
@@ -229,10 +229,8 @@ def _frozen(
 ) -> FrozenFunction[..., Any]:
     """Freeze a partial function: errors call it `name(...)`, and `check` raises for arguments."""
     fun = partial.func
-    spec, arrays, statics = with_argument_errors(
-        lambda: split(partial),
-        lambda: [("fun", fun), ("args", partial.args), ("kwargs", partial.keywords)],
-    )
+    named = [("fun", fun), ("args", partial.args), ("kwargs", partial.keywords)]
+    spec, arrays, statics = split_named(partial, named)
     if has_tracers(arrays):
         raise ValueError("`freeze` got a tracer: call it outside of `jit`, `grad` and `vmap`.")
 

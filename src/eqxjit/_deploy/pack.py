@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves
 
 from .._compat import is_sharded_aval
-from .._core.errors import with_argument_errors
+from .._core.errors import split_named
 from .._diagnostics.description import array_text, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._spec.static_key import Static, register_reader
@@ -155,9 +155,7 @@ def pack(tree: Tree, *, optimizer: Any, max_leaf_bytes: int = 4096) -> Packed[Tr
     """
     if isinstance(max_leaf_bytes, bool) or not isinstance(max_leaf_bytes, int):
         raise TypeError(f"`max_leaf_bytes` must be an integer; got {max_leaf_bytes!r}.")
-    spec, arrays, statics = with_argument_errors(
-        lambda: split(tree, is_input=False), lambda: [("tree", tree)]
-    )
+    spec, arrays, statics = split_named(tree, [("tree", tree)], is_input=False)
     if any(type(static) is Layout for static in statics):
         found = [path for path, _, value in leaf_paths(spec, tree, "tree") if type(value) is Layout]
         path = found[0].removesuffix(".layout")

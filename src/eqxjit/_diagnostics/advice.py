@@ -8,11 +8,12 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .._places import Place, is_users, is_users_module
-from .description import ArrayPart, Description, Row, StaticPart
+from .description import ArrayPart, Description, NodePart, Row, StaticPart
 
 #: Where differences of several kinds come together, this part of a remedy doesn't help.
 NOT_STATIC = "in a field that isn't static"
 PAD = "If its size varies, pad it to a few sizes"
+PLACE = "Put it there once, before the first call, by `jax.device_put` or `eqx.filter_shard`"
 _UNLESS = ", unless a shape or control flow depends on it"
 _ONCE = "once, at module level, outside `__init__`"
 _BY_PARTS = ", which compares by its parts"
@@ -123,6 +124,42 @@ def _transformed(name: str, module: str, is_local: bool = False) -> str:
         )
     remedy = f"Each call of `jax.{name}` makes another function: make it {_ONCE}"
     return remedy + f", or use `eqx.filter_{name}`{_BY_PARTS}" * (is_filtered and not is_local)
+
+
+def for_opened(part: NodePart) -> str:
+    """Return what to do about a callable that compares by identity, and was made again."""
+    if part.opened == "partial":
+        return f"Partials compare by identity: make it once{_PARTIAL}"
+    if not is_users_module(part.module):
+        return "Make it once, outside of loops and of the functions that call it"
+    name = part.text.rpartition("another ")[2]
+    return f"Make the {name} once and reuse it, or make its class an `equinox.Module`{_BY_PARTS}"
+
+
+def for_held(path: str, part: NodePart) -> str:
+    """Return what to do about a value in a callable that compares by identity."""
+    if part.opened == "partial":
+        use = f"use `eqx.Partial` with `jnp.asarray({path})`"
+        return f"Pass `{path}` to the call, as an array, or {use}{_UNLESS}"
+    if not is_users_module(part.module):
+        return ""
+    return f"Make its class an `equinox.Module` with `{path}` as an array{_UNLESS}"
+
+
+def are_numbers(change: Change) -> bool:
+    parts = (change.old, change.new)
+    return all(isinstance(part, StaticPart) and part.kind in _NUMBERS for part in parts)
+
+
+def for_numbers(change: Change, holder: Row) -> str:
+    """Return what to do about many numbers in one list."""
+    if not change.is_users:
+        return ""
+    if any(row.part.is_opaque for row in change.row.around):
+        return f"If they vary, pass `jnp.asarray({holder.path})` as a separate argument{_UNLESS}"
+    if change.row.is_field:
+        return f"If they vary, make `{holder.path}` an array, {NOT_STATIC}{_UNLESS}"
+    return f"If they vary, pass `jnp.asarray({holder.path})`{_UNLESS}"
 
 
 def for_function(place: Place) -> str:

@@ -16,7 +16,7 @@ from jax.core import Tracer
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._places import CallSite, captured, code_of, is_users, transformation_of
 from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, Static, static_key
-from .._spec.tree import ARRAY, NODE, children
+from .._spec.tree import ARRAY, NODE, children, is_array
 from .._text import counted, short
 
 # Larger trees aren't described.
@@ -102,6 +102,9 @@ class NodePart(NamedTuple):
     is_opaque: bool = False
     # What else to say, where that alone tells two nodes apart.
     detail: str = " (another class of that name)"
+    # It compares by identity, though it is described by its parts: a "partial", "method" or
+    # "instance" below a wrapper.
+    opened: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -120,6 +123,9 @@ class Row(NamedTuple):
 
 class Description(tuple[Row, ...]):
     """The parts of a call, outside in."""
+
+    #: What tells apart callables that are described by their parts, and compare by identity.
+    identity: tuple[Hashable, ...] = ()
 
     def __str__(self) -> str:
         """Return each argument in a few words: `x: float32[3]`, `model: MLP with 4 arrays`."""
@@ -157,9 +163,19 @@ def describe(call: Any) -> Description:
     return describe_trees(named)
 
 
-def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
-    """Describe trees, each from its name, its spec and itself."""
+def describe_function(call: Any) -> Description:
+    """Describe the function of a call, with what a partial, a method or an instance holds."""
+    function = call.function
+    # One that holds arrays for good is of its own.
+    if function.keeps_arrays:
+        return UNKNOWN
+    return describe_trees([("", function.spec, function.combine(call.fun_arrays))], opens=True)
+
+
+def describe_trees(named: list[tuple[str, Any, Any]], opens: bool = False) -> Description:
+    """Describe trees, each from its name, its spec and itself; `opens` takes callables apart."""
     rows: list[Row] = []
+    identity: list[Hashable] = []
     # Children are as of `children`; in a static field, with keys in place of specs.
     # The next one last: a path, a spec, a value, if it is in a static field, and the rows around.
     pending: list[Any] = [(*each, False, ()) for each in reversed(named)]
@@ -169,7 +185,9 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
             if spec is ARRAY:
                 part, below = _array(value), []
             else:
-                part, below = _part_of(spec, value, is_field)
+                part, below = _part_of(spec, value, is_field, opens)
+                if opens and isinstance(part, NodePart) and part.opened:
+                    identity.append(lasting(spec.key if isinstance(spec, Static) else spec))
         except Exception:
             # The user's class may refuse to be asked: for its name, its fields, its flatten, a
             # `repr`. It is described for us, not for the call, which goes on.
@@ -181,10 +199,12 @@ def describe_trees(named: list[tuple[str, Any, Any]]) -> Description:
             pending.append((path + suffix, inner, child, is_field or is_inner_field, around))
         if len(rows) + len(pending) > _MAX_PARTS:
             return UNKNOWN
-    return Description(rows)
+    description = Description(rows)
+    description.identity = tuple(identity)
+    return description
 
 
-def _part_of(spec: Any, value: Any, is_field: bool) -> tuple[Any, list[Any]]:
+def _part_of(spec: Any, value: Any, is_field: bool, opens: bool) -> tuple[Any, list[Any]]:
     """Return the part of a value, and what is below it."""
     is_huge = type(value) is int and value.bit_length() > _MAX_BITS
     if value is None and not is_field:
@@ -197,7 +217,7 @@ def _part_of(spec: Any, value: Any, is_field: bool) -> tuple[Any, list[Any]]:
     key = spec.key if isinstance(spec, Static) else spec
     below = _parts_of(key, value)
     if below is None:
-        return _leaf(key, value), []
+        return (opens and _opened(value)) or (_leaf(key, value), [])
     # JAX may look into a container of another kind, but not into a plain dataclass.
     is_node = flatten_one_level(value) is not None
     return _part_of_class(type(value), len(below), not is_node), below
@@ -278,6 +298,32 @@ def _parts_of(key: Hashable, value: Any) -> list[Any] | None:
         return None
     # Not strict, because another thread may have changed a list since.
     return [(*each, True) for each in zip(suffixes, parts, values, strict=False)]
+
+
+def _opened(value: Any) -> tuple[NodePart, list[Any]] | None:
+    """Return the part of a callable that compares by identity, and what it holds; or None."""
+    kind: Any = type(value)
+    if isinstance(value, functools.partial):
+        text, opened = f"partial of {_text(value.func)}", "partial"
+        is_function = type(value.func) is types.FunctionType
+        names = value.func.__code__.co_varnames if is_function else ()
+        named = itertools.zip_longest(names[: len(value.args)], value.args)
+        held = {f".{n}" if n else f"[{i}]": v for i, (n, v) in enumerate(named)}
+        held |= {f".{name}": argument for name, argument in sorted(value.keywords.items())}
+        if not is_function:
+            held[".func"] = value.func
+    elif kind is types.MethodType and not isinstance(value.__self__, type):
+        kind = type(value.__self__)
+        text, opened = f"`{value.__qualname__}` of another `{kind.__name__}`", "method"
+        held = {f".{name}": v for name, v in vars(value.__self__).items()}
+    elif callable(value) and isinstance(vars(kind).get("__call__"), types.FunctionType):
+        text, opened = f"`{kind.__name__}`", "instance"
+        held = {f".{name}": v for name, v in vars(value).items()}
+    else:
+        return None
+    part = NodePart(text, (opened, weakref.ref(kind)), kind.__module__, opened=opened)
+    keys = [(name, ARRAY if is_array(v) else static_key(v), v, True) for name, v in held.items()]
+    return part, keys
 
 
 def _leaf(key: Hashable, value: Any) -> StaticPart:

@@ -2,15 +2,26 @@
 
 import collections
 import itertools
+import re
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .._places import Place
 from . import advice
 from .advice import Change
-from .description import LONG_TEXT, ArrayPart, Description, NodePart, StaticPart, array_text
+from .description import (
+    LONG_TEXT,
+    UNKNOWN,
+    ArrayPart,
+    Description,
+    NodePart,
+    Row,
+    StaticPart,
+    array_text,
+)
 
 FUNCTION = "function defined again"
+CALLABLE = "another callable"
 
 #: What JAX sees of arrays; all else is the static half of a call.
 OF_ARRAYS = ("shape", "dtype", "weak type", "sharding or device")
@@ -33,8 +44,8 @@ class Difference(NamedTuple):
     - `category`: which kind of difference: `"shape"`, `"dtype"`, `"weak type"`, `"sharding or
         device"`, `"static value changed"`, `"static where an array was"`, `"an array where a static
         value was"`, `"structure changed"`, `"argument newly passed or left out"`,
-        `"configuration changed"`, `"cache evicted or cleared"`, `"function defined again"` or
-        `"unknown"`.
+        `"configuration changed"`, `"cache evicted or cleared"`, `"function defined again"`,
+        `"another callable"` or `"unknown"`.
     - `path`: where, in the user's names, such as `model.layers[0].activation`.
     - `old`, `new`: what was there, and what is there now.
     - `remedy`: what to do about it, if anything; else empty.
@@ -49,6 +60,8 @@ class Difference(NamedTuple):
     def __str__(self) -> str:
         if not self.path:
             return f"{self.category}: {self.new}"
+        if not self.old:
+            return f"{self.category}: {self.new} in `{self.path}`"
         if self.old == self.new:
             return f"{self.category}: `{self.path}` is another {self.new}"
         return f"{self.category}: `{self.path}` was {self.old}, is {self.new}"
@@ -121,10 +134,39 @@ def _made_by(change: Change) -> Hashable:
     return change.row.around[-1].path, made_at.filename, maker
 
 
+def distance(old: Description, new: Description) -> int:
+    """Return in how many parts two descriptions differ, those in nodes that differ included."""
+    parts = {row.path: row.part for row in old}
+    n_same = sum([parts.get(row.path) == row.part for row in new])
+    # Or the same paths in another order.
+    is_alike = [*parts] == [row.path for row in new]
+    return max(len(old), len(new)) - n_same + (not is_alike)
+
+
+def _lists_apart(
+    causes: list[list[Change]],
+) -> tuple[list[list[Change]], list[tuple[Row, list[Change]]]]:
+    """Return the causes without numbers of which many changed in a list, and these by the list."""
+    by_list: dict[str, list[Change]] = collections.defaultdict(list)
+    for cause in causes:
+        holder = cause[0].row.around[:1]
+        is_item = bool(holder) and not holder[0].part.module and type(holder[0].part.key) is tuple
+        if len(cause) == 1 and is_item and advice.are_numbers(cause[0]):
+            by_list[holder[0].path].append(cause[0])
+    many = {path for path, changes in by_list.items() if len(changes) > _MAX_SHOWN}
+    rest = [c for c in causes if not (c[0].row.around and c[0].row.around[0].path in many)]
+    return rest, [(by_list[path][0].row.around[0], by_list[path]) for path in sorted(many)]
+
+
 def differences(old: Description, new: Description, of_user: bool = True) -> list[Difference]:
     """Return how a description differs from an older one; `of_user` says whose the function is."""
     shown: list[Difference] = []
-    for cause in _causes(old, new, of_user):
+    causes, lists = _lists_apart(_causes(old, new, of_user))
+    for holder, changes in lists:
+        text = f"{len(changes)} numbers"
+        remedy = advice.for_numbers(changes[0], holder)
+        shown.append(Difference("static value changed", holder.path, "", text, remedy))
+    for cause in causes:
         first = cause[0]
         path, was, is_now = first.row.path, first.old, first.new
         if len(cause) > 1 or (first.is_remade and not _is_by_itself(first)):
@@ -145,6 +187,34 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
     # made an array.
     unapt = advice.PAD, advice.NOT_STATIC
     return [d._replace(remedy="") if any(part in d.remedy for part in unapt) else d for d in shown]
+
+
+def of_functions(old: Description, new: Description, place: Place) -> list[Difference]:
+    """Return how the function under a wrapper differs from the one that was traced before it."""
+    if place.transformation or UNKNOWN in (old, new) or not isinstance(new[0].part, NodePart):
+        return [defined_again(place)]
+    opened = [row.part for row in new if isinstance(row.part, NodePart) and row.part.opened]
+    shown: list[Difference] = []
+    for each in differences(old, new, place.is_users):
+        # The fields of Equinox's wrappers tell nothing.
+        path = _WRAPPED.sub("", each.path).lstrip(".")
+        if not path and not opened:
+            # A function in a wrapper of Equinox's.
+            return [defined_again(place)]
+        remedy = each.remedy.replace(f"`{each.path}`", f"`{path}`")
+        if opened:
+            are_numbers = all(map(_NUMBER.fullmatch, (each.old, each.new)))
+            remedy = advice.for_held(path, opened[0]) if are_numbers else ""
+        shown.append(each._replace(category=CALLABLE, path=path, remedy=remedy))
+    if not shown and opened:
+        text = f"{'' if opened[0].opened == 'method' else 'another '}{opened[0]}"
+        text += ", which compares by identity, was traced before"
+        shown.append(Difference(CALLABLE, "", "", text, advice.for_opened(opened[0])))
+    return shown or [defined_again(place)]
+
+
+_NUMBER = re.compile(r"-?\d+(\.\d*)?(e[-+]?\d+)?|True|False")
+_WRAPPED = re.compile(r"^(?:\._fun\w*)+")
 
 
 def _is_by_itself(change: Change) -> bool:
@@ -210,7 +280,7 @@ def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Diffe
         yield Difference("weak type", path, *texts, advice.for_weak_type(change, old))
     if old.placement != new.placement:
         was, is_now = [part.placement or "where JAX put it" for part in (old, new)]
-        yield Difference("sharding or device", path, was, is_now)
+        yield Difference("sharding or device", path, was, is_now, advice.PLACE)
 
 
 def defined_again(place: Place) -> Difference:

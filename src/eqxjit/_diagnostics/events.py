@@ -118,10 +118,11 @@ def listen(in_flight: Callable[[], Any]) -> None:
         elif phase == COMPILING:
             _thread.hits_persistent_cache = False
             name = _name_in(fun_name)
-            entry, _trace = owner_of(name)
+            entry, trace = owner_of(name)
             if entry is not None and name not in _thread.traced:
                 # For another device, say, where a program may hold other custom calls.
                 entry.unclassified = entry.pending = True
+                entry.is_recompiled = trace is not None and trace.seconds.compiling > 0
         _thread.phases.append(at_end)
 
     def on_end(event: str, seconds: float, *, fun_name: str = "", **_: Any) -> None:

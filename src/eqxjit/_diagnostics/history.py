@@ -11,9 +11,9 @@ from typing import Any
 from .._compat import is_staging, trace_configuration
 from .._places import Place, call_site
 from .._text import times
-from .description import UNKNOWN, describe
-from .differences import defined_again
-from .log import log, log_streak, switches
+from .description import UNKNOWN, Description, NodePart, describe, describe_function
+from .differences import differences, distance
+from .log import log, log_recompiled, log_streak, switches
 from .size import size_of
 from .trace import Trace, TraceList
 
@@ -39,20 +39,25 @@ class TooManyTracesError(RuntimeError):
 
 
 @dataclasses.dataclass
-class _Definition:
-    """The functions that are defined at one place."""
+class _Family:
+    """Wrappers with the same function, or class, below them."""
 
-    #: The number of the function that was traced last.
-    latest: int | None = None
-    has_function: bool = False
-    #: Traces in a row, each of another function.
+    #: What was traced last.
+    latest: Description | None = None
+    #: Traces in a row, each of another member.
     streak: list[Trace] = dataclasses.field(default_factory=list)
 
 
 # Of the latest places, because a session may define functions without end.
 @functools.lru_cache(maxsize=1024)
-def definition_at(place: Place) -> _Definition:
-    return _Definition()
+def _family_of(place: Place, wrapper: str) -> _Family:
+    return _Family()
+
+
+def family_of(function: Description, place: Place) -> _Family:
+    """Return the family of a function: the same is below it, in the same kind of wrapper."""
+    part = function[0].part
+    return _family_of(place, part.text if isinstance(part, NodePart) else "")
 
 
 class History:
@@ -101,11 +106,15 @@ class History:
         where = call_site()
         # Not under the lock, since it runs the user's code.
         description = describe(call)
+        is_first = not (self._ended or self._begun or self.place.is_loaded)
+        function = describe_function(call) if is_first else UNKNOWN
         with self._lock:
             latest = itertools.islice(reversed(self._ended), _MAX_COMPARED)
             earlier = (*reversed(self._begun), *latest)[:_MAX_COMPARED]
-            other = None if self._number is None else definition_at(self.place).latest
-            is_other = other not in (None, self._number) and not self.place.is_loaded
+            relative = None if function is UNKNOWN else family_of(function, self.place).latest
+            if relative == function and relative.identity == function.identity:
+                # The same under other options.
+                relative = None
             trace = Trace(
                 self.name,
                 where,
@@ -118,8 +127,9 @@ class History:
                 _era=self._era,
                 _is_staged=call.is_staged,
                 _earlier=earlier,
-                _is_again=bool(earlier) or is_other,
-                _is_defined_again=not earlier and is_other,
+                _function=function,
+                _relative=relative,
+                _is_again=bool(earlier) or relative is not None,
             )
             # What is compiled ahead of time is asked for.
             why_not = "" if trace._is_staged else self.why_sealed
@@ -157,8 +167,8 @@ class History:
             trace.number = self.n_traces
             trace._era = self._era
             self._ended.append(trace)
-            if self._number is not None:
-                definition_at(self.place).latest = self._number
+            if trace._function is not UNKNOWN:
+                family_of(trace._function, self.place).latest = trace._function
             self._drop_old()
 
     def _drop_old(self) -> None:
@@ -175,8 +185,11 @@ class History:
                 later.explain()
             self._ended.popleft()
 
-    def finish(self, trace: Trace, jaxpr: Any) -> None:
-        """Log a trace that JAX is done with; `jaxpr` is what it lowered, if that is known."""
+    def finish(self, trace: Trace, jaxpr: Any, hits: int) -> None:
+        """Log a trace that JAX is done with.
+
+        `jaxpr` is what it lowered, if that is known; `hits` how many calls traced nothing so far.
+        """
         if jaxpr is not None:
             trace.equations, trace.busiest_line = size_of(jaxpr)
         if switches and trace._is_again:
@@ -184,19 +197,30 @@ class History:
         # What is prepared ahead of time, or is a part of an outer program, is traced on purpose.
         if trace._is_staged or is_staging():
             return
+        if not trace._is_again:
+            return
         streak = self._streak
-        if not trace._is_again or trace._is_defined_again:
-            definition = definition_at(self.place)
-            is_first, definition.has_function = not definition.has_function, True
-            if is_first or self.place.is_loaded:
-                return
-            streak = definition.streak
+        if trace._relative is not None:
+            streak = family_of(trace._function, self.place).streak
         # A longer one has been logged.
         if len(streak) < _MANY:
             streak.append(trace)
+            trace._hits = hits
             if len(streak) == _MANY:
-                causes = [each.differences or (defined_again(self.place),) for each in streak]
-                log_streak(trace, causes)
+                n_between = hits - streak[0]._hits if streak is self._streak else 0
+                log_streak(trace, [each.differences for each in streak], n_between)
+
+    def recompile(self, call: Any) -> None:
+        """Note why JAX has compiled a program again, without a trace."""
+        new = describe(call)
+        traces = self.traces[-_MAX_COMPARED:]
+        if not traces:
+            return
+        closest = min(reversed(traces), key=lambda trace: distance(trace._description, new))
+        found = differences(closest._description, new, self.place.is_users)
+        closest.recompiled += found
+        if switches and found:
+            log_recompiled(closest, call_site(), found)
 
     def restart(self) -> None:
         """Begin again, as the cache was cleared."""

@@ -22,12 +22,19 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     are_numbers = [all(map(_NUMBER.fullmatch, column)) for column in zip(*rows, strict=True)]
     aligned = [f"text-align:{'right' if number else 'left'};{_CELL}" for number in are_numbers]
 
+    headings = [html.escape(heading) for heading in headings]
+
     def line(tag: str, row: Sequence[str]) -> str:
-        cells = zip(aligned, row, strict=True)
-        return "".join([f'<{tag} style="{style}">{cell}</{tag}>' for style, cell in cells])
+        # The heading is for style sheets of narrow screens, where cells stand below one another.
+        return "".join(
+            [
+                f'<{tag} style="{style}" data-heading="{heading}">{cell}</{tag}>'
+                for style, heading, cell in zip(aligned, headings, row, strict=True)
+            ]
+        )
 
     body = "".join([f"<tr>{line('td', row)}</tr>" for row in rows])
-    head = line("th", [html.escape(heading) for heading in headings])
+    head = line("th", headings)
     return (
         '<div style="overflow-x:auto"><table class="eqxjit" '
         'style="border-collapse:collapse;margin:6px 0">'

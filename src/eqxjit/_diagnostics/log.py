@@ -6,9 +6,10 @@ from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import Any, TypeVar
 
+from .._places import CallSite
 from .._switches import switch
 from .._text import short, times
-from .differences import Difference, with_remedies_once
+from .differences import Difference, listed, with_remedies_once
 from .trace import Trace
 
 # Not Python warnings: under `-W error` these would fail what works with Equinox.
@@ -88,11 +89,25 @@ def explain_retraces(on: bool = True) -> Explaining:
     return Explaining(on)
 
 
+def _is_on() -> bool:
+    # Looked up once, because another thread may end it.
+    return any(switch.on for switch in switches[-1:])
+
+
+def log_recompiled(trace: Trace, site: CallSite, differences: list[Difference]) -> None:
+    """Log that JAX compiled the program of a trace again, if `explain_retraces` is on."""
+    if _is_on():
+        lines = [f"  - {line}" for line in listed(differences, with_remedies=True)]
+        _logger.warning(
+            "`%s` was compiled again, without a trace, for the call at %s.\n"
+            "  Compared with trace %d:\n%s",
+            *(trace.function, site, trace.number, "\n".join(lines)),
+        )
+
+
 def log(trace: Trace) -> None:
     """Log a trace that differs from earlier ones, if `explain_retraces` is on."""
-    # Looked up once, because another thread may end it.
-    latest = switches[-1:]
-    if not latest or not latest[0].on:
+    if not _is_on():
         return
     again = " again" if trace.number > 1 else ""
     _logger.warning(
@@ -102,8 +117,12 @@ def log(trace: Trace) -> None:
     )
 
 
-def log_streak(trace: Trace, streak: list[tuple[Difference, ...]]) -> None:
-    """Log that a function was traced again and again; a streak holds how each trace differed."""
+def log_streak(trace: Trace, streak: list[tuple[Difference, ...]], n_between: int) -> None:
+    """Log that a function was traced again and again.
+
+    A streak holds how each trace differed; `n_between` calls between them traced nothing.
+    """
+    often = "in a row" if n_between <= len(streak) else f"with {n_between:,} other calls between"
     found = [cause for causes in streak for cause in causes]
     counts = collections.Counter((cause.category, cause.path) for cause in found)
     latest = {(cause.category, cause.path): cause for cause in found}
@@ -114,10 +133,11 @@ def log_streak(trace: Trace, streak: list[tuple[Difference, ...]]) -> None:
     if len(counts) > _MAX_CAUSES:
         lines.append(f"  - and {len(counts) - _MAX_CAUSES} more")
     _logger.warning(
-        "`%s` was traced %d times in a row, last for the call at %s:\n%s\nEach trace is compiled. "
+        "`%s` was traced %d times %s, last for the call at %s:\n%s\nEach trace is compiled. "
         "Ignore this if you expect only a few more: it is logged once per function.",
         trace.function,
         len(streak),
+        often,
         trace.call_site,
         "\n".join(lines),
     )

@@ -1,5 +1,6 @@
 """`compile_report`: one table of everything that was compiled, sorted by cost."""
 
+import functools
 import html
 import json
 import os
@@ -7,23 +8,37 @@ import pathlib
 import sys
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import jax
+
+from .._places import CallSite, is_users
 from .._text import times
 from .events import listeners
 from .html import block, table
-from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
+from .timeline import Caller, ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import COMPILING, Seconds, TraceList
 
 # The latest.
 _MAX_EVENTS = 100_000
 
+# Fewer operations outside of any jit aren't worth a note.
+_MANY_OPERATIONS = 10
+
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">
-<title>What was compiled</title>
+<meta name="viewport" content="width=device-width"><title>What was compiled</title>
+<style>@media (max-width: 40em) {{
+  .eqxjit thead {{ display: none }}
+  .eqxjit tr {{ display: block; padding: .5em 0; border-top: 1px solid gray }}
+  .eqxjit td {{ display: block; text-align: left !important; border: 0 !important }}
+  .eqxjit td:empty {{ display: none }}
+  .eqxjit td::before {{ content: attr(data-heading) ": "; opacity: .6 }}
+}}</style>
 <body style="margin: 1.5em auto; padding: 0 1em; max-width: 1100px">{}
 """
 
@@ -61,14 +76,16 @@ def _row(function: str, spans: list[ReportSpan], total_seconds: float) -> Report
     # A program that is compiled for another device has no trace, nor has JAX's function.
     traces = _traces_of(spans)
     largest = max(traces, key=lambda trace: trace.equations or 0, default=None)
-    reasons = Counter((d.category, d.path) for trace in traces for d in trace.differences)
+    recompiled = [difference for trace in traces for difference in trace.recompiled]
+    found = [difference for trace in traces for difference in trace.differences]
+    reasons = Counter((each.category, each.path) for each in (*found, *recompiled))
     reason = ""
     for (category, path), count in reasons.most_common(1):
         often = f" ({times(count)})" if count > 1 else ""
         reason = f"{category}{': ' if path else ''}{path}{often}"
     return ReportRow(
         function=function,
-        traces=len(traces) or sum([span.phase == COMPILING for span in spans]),
+        traces=max(len(traces), sum([span.phase == COMPILING for span in spans])),
         seconds=seconds,
         share=seconds.total / total_seconds if total_seconds else 0.0,
         persistent_cache_hits=sum([span.from_persistent_cache for span in spans]),
@@ -114,7 +131,31 @@ class CompileReport:
         return sum([span.seconds - span.nested_seconds for span in self.spans])
 
     def notes(self) -> list[str]:
-        """Return remarks on functions that stand out."""
+        """Return remarks on functions that stand out, and on operations outside of any."""
+        return [*self._note_on_operations(), *self._notes_on_functions()]
+
+    def _note_on_operations(self) -> list[str]:
+        # Phases of one function come one after another.
+        spans = [s for s in self.spans if s.depth == 0 and s.trace is None and s.called_by]
+        spans = [span for span in spans if _is_operation(span.function)]
+        seconds, total = sum([span.seconds for span in spans]), self.total_seconds
+        n = sum([span.phase == COMPILING for span in spans])
+        if n < _MANY_OPERATIONS or seconds < total / 4:
+            return []
+        by_caller: Counter[tuple[str, str]] = Counter()
+        by_line: Counter[CallSite] = Counter()
+        for span in spans:
+            assert span.called_by is not None
+            by_caller[span.called_by.caller] += span.seconds  # type: ignore[assignment]
+            by_line[span.called_by.site] += span.seconds  # type: ignore[assignment]
+        [((filename, function), _)] = by_caller.most_common(1)
+        line = next(site for site, _ in by_line.most_common() if site.filename == filename)
+        return [
+            f"{seconds / total:.0%} of the time went into {n} operations outside of any jit, most "
+            f"of it from `{function}` ({line}): call them in a jitted function."
+        ]
+
+    def _notes_on_functions(self) -> list[str]:
         return [
             f"{row.function}: one line makes most of its {row.equations:,} equations: "
             f"{row.busiest_line}. A loop in Python is unrolled: use `jax.lax.scan` or "
@@ -195,6 +236,27 @@ def _columns(row: ReportRow) -> dict[str, str]:
     }
 
 
+def _caller() -> Caller | None:
+    """Return the user's innermost function on the stack, and its line; None without one."""
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        code = frame.f_code
+        if is_users(code.co_filename):
+            return Caller((code.co_filename, code.co_qualname), CallSite(code.co_filename, line))
+    return None
+
+
+@functools.cache
+def _names_of_operations() -> set[str]:
+    modules = (jax.lax, jax.numpy, jax.numpy.linalg, jax.numpy.fft, jax.random, jax.nn)
+    return {name for module in modules for name in dir(module)}
+
+
+def _is_operation(function: str) -> bool:
+    """Return whether a function under `jax.jit` is one of JAX's own, by its name."""
+    name, names = function.removeprefix("_"), _names_of_operations()
+    return name in names or (name != function and name.partition("_")[0] in names)
+
+
 @contextmanager
 def recording(report: CompileReport) -> Iterator[CompileReport]:
     """Fill in a report, without printing it."""
@@ -204,6 +266,8 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
         start = time.perf_counter() - begun - seconds
         thread = threading.current_thread()
         span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
+        if record is None:
+            span = span._replace(called_by=_caller())
         report._events.append((threading.get_ident(), span))
 
     listeners.append(observe)

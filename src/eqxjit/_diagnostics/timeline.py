@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._places import CallSite
 from .trace import COMPILING, LOWERING, TRACING, Trace
 
 # How many spans a page shows, the longest.
@@ -23,6 +24,13 @@ _BAR = (
 )
 
 
+class Caller(NamedTuple):
+    """A function of the user's, by file and name, and its line that calls something."""
+
+    caller: tuple[str, str]
+    site: CallSite
+
+
 class ReportSpan(NamedTuple):
     """One phase of one function: an interval of the timeline.
 
@@ -36,6 +44,7 @@ class ReportSpan(NamedTuple):
     - `trace`: the `Trace` that it was for, with the reason for it; `None` for a function that isn't
         under eqxjit's `filter_jit`.
     - `nested_seconds`: how much of `seconds` its nested spans took.
+    - `called_by`: the user's function and line that called a function of others.
     """
 
     function: str
@@ -47,6 +56,7 @@ class ReportSpan(NamedTuple):
     from_persistent_cache: bool
     trace: Trace | None
     nested_seconds: float = 0.0
+    called_by: Caller | None = None
 
     @property
     def end(self) -> float:

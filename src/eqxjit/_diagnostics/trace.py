@@ -9,7 +9,7 @@ from typing import Any
 from .._places import CallSite, Place
 from .._text import short
 from .description import UNKNOWN, Description
-from .differences import Difference, defined_again, differences, listed
+from .differences import Difference, differences, distance, listed, of_functions
 from .html import block, table
 
 TRACING, LOWERING, COMPILING = "tracing", "lowering", "compiling"
@@ -50,6 +50,8 @@ class Trace:
     - `from_persistent_cache`: whether JAX's persistent cache had the compiled program.
     - `equations`: the size of the jaxpr, nested ones included; `None` where it wasn't looked at,
         because it became part of an outer program.
+    - `recompiled`: how the calls differed for which JAX compiled its program again, without a
+        trace: by another device or sharding, mostly.
     - `busiest_line`: the user's line that made most of the equations, and how many, as
         `"model.py:12 (4,000)"`; empty where no line stands out.
     """
@@ -62,6 +64,7 @@ class Trace:
     from_persistent_cache: bool = False
     equations: int | None = None
     busiest_line: str = ""
+    recompiled: list[Difference] = dataclasses.field(default_factory=list)
 
     # For those who make it: of the function, of the call, and of JAX.
     _place: Place
@@ -75,13 +78,16 @@ class Trace:
     _is_staged: bool
     # Those with which it is compared: they were made before, or are under way.
     _earlier: "tuple[Trace, ...]" = ()
-    # Whether the function was traced before; or, if not, another one of the same place.
+    # If it is the first: its function, and the one of the same place that was traced before.
+    _function: Description = UNKNOWN
+    _relative: Description | None = None
+    # Whether there is anything to compare it with.
     _is_again: bool = False
-    _is_defined_again: bool = False
     # Whether the user's function returned, and what it returned was read; None until then.
     _is_made: bool | None = None
     _thread: int = dataclasses.field(default_factory=threading.get_ident)
     _begun: float = dataclasses.field(default_factory=time.perf_counter)
+    _hits: int = 0
     _explanation: "tuple[tuple[Difference, ...], int | None] | None" = None
 
     # --- The explanation, made when it is read ------------------------------------------------
@@ -108,7 +114,9 @@ class Trace:
 
     def _compare(self, earlier: "tuple[Trace, ...]") -> tuple[tuple[Difference, ...], int | None]:
         if not earlier:
-            return (defined_again(self._place),) if self._is_defined_again else (), None
+            if self._relative is None:
+                return (), None
+            return tuple(of_functions(self._relative, self._function, self._place)), None
         # Of those that are as close, the latest: one that isn't complete yet, in a recursion.
         closest = min(earlier, key=self._distance)
         # The number of a cleared one may be another trace's by now.
@@ -124,14 +132,8 @@ class Trace:
         return tuple(found) or (self._why_not_served_by(closest),), number
 
     def _distance(self, earlier: "Trace") -> int:
-        """Return in how many parts an earlier trace differs, those in other nodes included."""
-        old, new = earlier._description, self._description
-        parts = {row.path: row.part for row in old}
-        n_same = sum([parts.get(row.path) == row.part for row in new])
-        # Or the same paths in another order.
-        is_alike = [*parts] == [row.path for row in new]
         is_set = bool(_settings_changed(earlier._configuration, self._configuration))
-        return max(len(old), len(new)) - n_same + (not is_alike) + is_set
+        return distance(earlier._description, self._description) + is_set
 
     def _why_not_served_by(self, earlier: "Trace") -> Difference:
         # The call looks just like that of the trace.
@@ -169,9 +171,10 @@ class Trace:
         return str(self._description)
 
     def __repr__(self) -> str:
+        again = f"; compiled again: {'; '.join(listed(self.recompiled))}" if self.recompiled else ""
         return (
             f"<trace {self.number} of {self.function}({self.summary}) at {self.call_site}: "
-            f"{self.reason}; {self.seconds}>"
+            f"{self.reason}; {self.seconds}{again}>"
         )
 
     def explanation(self) -> str:
@@ -208,6 +211,8 @@ class TraceList(list[Trace]):
         rows: list[tuple[Any, ...]] = []
         for trace in self:
             why = "\n".join(listed(trace.differences, with_remedies=True)) or "first trace"
+            if trace.recompiled:
+                why += "\ncompiled again:\n" + "\n".join(listed(trace.recompiled, True))
             what = trace.function, trace.number, why
             rows.append((*what, trace.call_site, f"{trace.seconds.total:.3g}", trace.summary))
         return block(table(headings, rows))

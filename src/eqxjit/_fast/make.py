@@ -1,6 +1,5 @@
 """Makes fast paths: in C where that is built, in generated Python elsewhere."""
 
-import functools
 import itertools
 import operator
 import sys
@@ -10,8 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from .._compat import ArrayImpl, flatten_one_level, native, registered_nodes, unflatten_node
-from .._interruptions import raise_if_interruption
+from .._compat import (
+    ArrayImpl,
+    connect,
+    flatten_one_level,
+    native,
+    registered_nodes,
+    unflatten_node,
+)
 from .._spec.static_key import Opaque, same
 from .._spec.tree import ARRAY, DICT
 from .numpy_inputs import as_array
@@ -78,19 +83,18 @@ def fast_path(call: Any) -> Any | None:
     entry = call.entry
     if native is not None:
         layout = entry.n_arrays, entry.n_first, entry.n_fun
-        return native.Fast(entry, entry.jitted, *call.spec[3:], entry.outs, *layout)
+        parts = *call.spec[3:], entry.outs, entry.aliases
+        return native.Fast(entry, entry.jitted, *parts, *layout)
 
-    make = functools.partial(PythonFast, call.function, entry)
     try:
-        return make()
-    except (TooLarge, RecursionError, MemoryError) as error:
+        return PythonFast(call.function, entry)
+    except (TooLarge, RecursionError, MemoryError):
         # Python's compiler raises the others for source that is nested too deeply.
-        raise_if_interruption(error, make)
         return None
 
 
-def link(caller: Any, fasts: list[Any]) -> Any:
-    """Return what a wrapper calls: the fast paths of its function in turn, then the slow path."""
+def link(wrapper: Any, caller: Any, fasts: list[Any]) -> None:
+    """Have a wrapper call the fast paths of its function in turn, then the slow path."""
     function = caller.function
     if native is not None:
         by_position = [
@@ -98,10 +102,10 @@ def link(caller: Any, fasts: list[Any]) -> Any:
         ]
         # None where no keyword is passed for it.
         names = tuple([None if p.kind == p.POSITIONAL_ONLY else p.name for p in by_position])
-        return native.Dispatcher(caller, fasts, caller.fun_arrays, function.statics, names)
-    # Unlike C, which reads the list anew in each call, this is to be made again once it changes.
-    caller.table.link(caller)
+        parts = caller.fun_arrays, function.statics, names
+        connect(wrapper, caller.slow_call, caller, fasts, *parts)
+        return
     otherwise = caller.slow_call
     for fast in reversed(fasts):
         otherwise = fast.instantiate(caller, otherwise)
-    return otherwise
+    connect(wrapper, otherwise)

@@ -1,6 +1,6 @@
 /* The native back end: fast paths, which walk the specs of arguments and outputs as they are.
 
-A Dispatcher is the call of one wrapper. It tries the Fasts of its function in turn: binds the arguments,
+A Dispatcher is the base of wrappers. Called, it tries the Fasts of its function in turn: binds the arguments,
 matches them with the spec, calls the jitted function with the arrays in them, and makes the output from
 its spec. What else happens (no match, a trace, an error) is the slow path's, in _core/slow.py. Specs are
 those of _spec/tree.py, keys of static objects those of _spec/static_key.py.
@@ -12,7 +12,7 @@ Invariants:
 - Sizes and items are read anew after each child, for the same reason.
 - Sizes of specs are checked as they are walked: a malformed one is an exception, not a crash.
 - A tuple or list of ours is made when its items are there: the garbage collector shows it to anybody.
-- A guard that raises is no guard that fails: the exception goes to the slow path.
+- What a guard raises is raised.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -34,7 +34,7 @@ Invariants:
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
    what was built before may still be there. */
-#define INTERFACE 31
+#define INTERFACE 42
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -45,7 +45,7 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 #define HEAD 3
 
 typedef struct {
-    PyTypeObject *static_type, *flags_type, *fast_type, *delegate_type, *dispatcher_type;
+    PyTypeObject *static_type, *flags_type, *fast_type, *dispatcher_type;
     /* Set by `setup`, from Python. */
     PyObject *array_mark;   /* ARRAY, which stands for an array in a spec */
     PyObject *array_type;   /* the class of most arrays */
@@ -54,7 +54,7 @@ typedef struct {
     PyObject *flatten, *registered, *same, *unflatten;
     PyObject *opaque_type; /* of keys that ask an object's `==` */
     /* Names of methods and attributes. */
-    PyObject *slow_call, *interrupted, *failed_fast, *finish_fast, *call_of, *wait_for, *entry, *hash, *value;
+    PyObject *failed_fast, *finish_fast, *call_of, *wait_for, *block_until_ready, *entry, *index, *hash, *value;
     PyObject *identity_suffices;
     PyObject *empty; /* tuple */
 } State;
@@ -199,12 +199,12 @@ TYPE(Static, static, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_
 typedef struct {
     PyObject_HEAD
     char pending; /* whether a call has to be finished in Python */
-    char blocks;  /* whether a call waits for its program */
+    char must_wait; /* whether a call waits for its program, because that can raise */
 } Flags;
 
 static PyMemberDef flags_members[] = {
     {"pending", T_BOOL, offsetof(Flags, pending), 0, NULL},
-    {"blocks", T_BOOL, offsetof(Flags, blocks), 0, NULL}, {NULL, 0, 0, 0, NULL}};
+    {"must_wait", T_BOOL, offsetof(Flags, must_wait), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot flags_slots[] = {
     {Py_tp_doc, "The flags of an entry that a warm call looks at."}, {Py_tp_members, flags_members},
@@ -224,14 +224,23 @@ typedef struct InFlight {
     PyObject *kwnames;
 } InFlight;
 
-/* Of this thread. On the C stack, so that nothing is left of a call whatever ends it. */
+/* Of this thread. */
 static THREAD_LOCAL InFlight *innermost = NULL;
 
-static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ssize_t n, InFlight *call) {
-    call->outer = innermost;
-    innermost = call;
+/* Records lie on the heap and are taken out by identity, because a greenlet may leave a call, with its part of
+   the C stack, that another one's outlasts. They borrow what the call's caller holds. */
+static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ssize_t n, const InFlight *call) {
+    Py_ssize_t n_all = call->n_args + (call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames));
+    InFlight *record = PyMem_Malloc(sizeof(InFlight) + (size_t)n_all * sizeof(PyObject *)), **link = &innermost;
+    if (record == NULL) return PyErr_NoMemory();
+    *record = *call;
+    record->args = memcpy((void *)(record + 1), (void *)call->args, (size_t)n_all * sizeof(PyObject *));
+    record->outer = innermost;
+    innermost = record;
     PyObject *output = PyObject_Vectorcall(jitted, arrays, (size_t)n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-    innermost = call->outer;
+    while (*link != record) link = &(*link)->outer;
+    *link = record->outer;
+    PyMem_Free(record);
     return output;
 }
 
@@ -282,7 +291,8 @@ typedef struct {
     PyObject *entry;
     PyObject *jitted;
     PyObject *args, *kwargs; /* the specs of the positional arguments and of the others */
-    PyObject *outs;          /* a list of what the entry's traces returned */
+    PyObject *outs;          /* a dict of what the entry's traces returned */
+    PyObject *aliases;       /* pairs of numbers of static objects that must be one */
     Py_ssize_t n_arrays;
     Py_ssize_t n_first, n_fun; /* the function's arrays come after the first */
     Py_ssize_t n_statics;
@@ -626,15 +636,19 @@ typedef struct {
     int depth;
 } Make;
 
+/* Returns a static object that came in, by its number, borrowed. */
+static PyObject *came_in(PyObject *fun_statics, PyObject *const *call_statics, Py_ssize_t n, PyObject *number) {
+    Py_ssize_t i = PyLong_AsSsize_t(number), n_fun = PyTuple_GET_SIZE(fun_statics);
+    if (i < 0 || i - n_fun >= n) return malformed_object();
+    return i < n_fun ? PyTuple_GET_ITEM(fun_statics, i) : call_statics[i - n_fun];
+}
+
 static PyObject *next_static(Make *parts) {
     Py_ssize_t i = parts->n_made++;
     if (i >= PyTuple_GET_SIZE(parts->slots) || i >= PyTuple_GET_SIZE(parts->statics)) return malformed_object();
-    Py_ssize_t slot = PyLong_AsSsize_t(PyTuple_GET_ITEM(parts->slots, i));
-    if (slot < 0) return PyErr_Occurred() ? NULL : Py_NewRef(PyTuple_GET_ITEM(parts->statics, i));
-    Py_ssize_t n_fun = PyTuple_GET_SIZE(parts->fun_statics);
-    if (slot < n_fun) return Py_NewRef(PyTuple_GET_ITEM(parts->fun_statics, slot));
-    if (slot - n_fun >= parts->n_call_statics) return malformed_object();
-    return Py_NewRef(parts->call_statics[slot - n_fun]);
+    PyObject *slot = PyTuple_GET_ITEM(parts->slots, i);
+    if (PyLong_AsSsize_t(slot) == -1) return PyErr_Occurred() ? NULL : Py_NewRef(PyTuple_GET_ITEM(parts->statics, i));
+    return Py_XNewRef(came_in(parts->fun_statics, parts->call_statics, parts->n_call_statics, slot));
 }
 
 /* Moves items, with their references, into a new tuple or list, which is full when anybody finds it. */
@@ -720,35 +734,64 @@ static PyObject *make(Make *parts, PyObject *spec) {
     return made;
 }
 
+/* The arrays in what JAX returned, which lie in a list unless there is one. */
+typedef struct {
+    PyObject *const *items;
+    Py_ssize_t n;
+    PyObject *only, *key; /* that of the trace, which JAX keeps with the program; NULL for the first */
+} Arrays;
+
+static int arrays_in(PyObject *output, Arrays *arrays) {
+    Py_ssize_t position = 0;
+    arrays->only = output;
+    arrays->key = NULL;
+    if (PyDict_CheckExact(output) && !PyDict_Next(output, &position, &arrays->key, &arrays->only)) {
+        return malformed();
+    }
+    int is_list = PyList_CheckExact(arrays->only);
+    arrays->n = is_list ? PyList_GET_SIZE(arrays->only) : 1;
+    arrays->items = is_list ? &PyList_GET_ITEM(arrays->only, 0) : &arrays->only;
+    return 0;
+}
+
 /* Returns the user's output, from what JAX returned. */
 static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObject *fun_statics,
                              PyObject *const *call_statics, Py_ssize_t n_call_statics) {
-    Py_ssize_t index = 0;
-    PyObject *arrays = output;
-    /* The number of the trace is a key, because JAX keeps these with the program, and passes them by. */
-    if (PyDict_CheckExact(output)) {
-        PyObject *key;
-        Py_ssize_t position = 0;
-        if (!PyDict_Next(output, &position, &key, &arrays)) return malformed_object();
-        index = PyLong_AsSsize_t(key);
-        if (index == -1 && PyErr_Occurred()) return NULL;
-    }
-    if (index < 0 || index >= PyList_GET_SIZE(fast->outs)) return malformed_object();
-    PyObject *out = PyList_GET_ITEM(fast->outs, index);
+    Arrays arrays;
+    if (arrays_in(output, &arrays) < 0) return NULL;
+    PyObject *index = arrays.key == NULL ? PyLong_FromLong(0) : PyObject_GetAttr(arrays.key, state->index);
+    if (index == NULL) return NULL;
+    PyObject *out = PyDict_GetItemWithError(fast->outs, index);
+    Py_DECREF(index);
+    if (out == NULL) return PyErr_Occurred() ? NULL : malformed_object();
     if (!PyTuple_Check(out) || PyTuple_GET_SIZE(out) != 3 || !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 1)) ||
         !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 2))) {
         return malformed_object();
     }
-    int is_list = PyList_CheckExact(arrays);
     Make parts = {
-        .state = state, .arrays = is_list ? &PyList_GET_ITEM(arrays, 0) : &arrays,
-        .n_arrays = is_list ? PyList_GET_SIZE(arrays) : 1, .statics = PyTuple_GET_ITEM(out, 1),
+        .state = state, .arrays = arrays.items, .n_arrays = arrays.n, .statics = PyTuple_GET_ITEM(out, 1),
         .slots = PyTuple_GET_ITEM(out, 2), .fun_statics = fun_statics, .call_statics = call_statics,
         .n_call_statics = n_call_statics};
     Py_INCREF(out);
     PyObject *made = make(&parts, PyTuple_GET_ITEM(out, 0));
     Py_DECREF(out);
     return made;
+}
+
+/* Waits until a program has run, if that can raise. It has run once one of its outputs is there; not so under a
+   transformation, which may pass inputs on. What its program can do is unknown. */
+static int wait_for(State *state, Fast *fast, PyObject *output) {
+    Arrays arrays;
+    if (arrays_in(output, &arrays) < 0) return -1;
+    int is_plain = arrays.n > 0;
+    for (Py_ssize_t i = 0; i < arrays.n; i++) {
+        is_plain = is_plain && (PyObject *)Py_TYPE(arrays.items[i]) == state->array_type;
+    }
+    if (is_plain && !((Flags *)fast->entry)->must_wait) return 0;
+    PyObject *done = is_plain ? PyObject_CallMethodNoArgs(arrays.items[0], state->block_until_ready)
+                              : PyObject_CallMethodOneArg(fast->entry, state->wait_for, output);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
 }
 
 /* --- Fast: the fast path of an entry ------------------------------------------------------------- */
@@ -769,15 +812,15 @@ static Py_ssize_t count_statics(State *state, PyObject *spec) {
 }
 
 #define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); \
-    DO(self->outs);
+    DO(self->outs); DO(self->aliases);
 COLLECTED(Fast, fast, FAST_FIELDS)
 
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     State *state = state_of(type);
     Fast new = {0};
-    if (!PyArg_ParseTuple(args, "O!OO!O!O!nnn:Fast", state->flags_type, &new.entry, &new.jitted,
-                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyList_Type, &new.outs,
-                          &new.n_arrays, &new.n_first, &new.n_fun)) {
+    if (!PyArg_ParseTuple(args, "O!OO!O!O!O!nnn:Fast", state->flags_type, &new.entry, &new.jitted,
+                          &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyDict_Type, &new.outs,
+                          &PyTuple_Type, &new.aliases, &new.n_arrays, &new.n_first, &new.n_fun)) {
         return NULL;
     }
     Py_ssize_t a = count_statics(state, new.args), b = a < 0 ? -1 : count_statics(state, new.kwargs);
@@ -822,11 +865,25 @@ static inline PyObject *argument(Fast *fast, PyObject *names, InFlight *call, Py
     return NULL;
 }
 
+/* A guard of the static objects that are taken: whether those are one that were, where it was traced. */
+static int match_aliases(Walk *walk, PyObject *fun_statics) {
+    PyObject *pairs = walk->fast->aliases;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(pairs); i++) {
+        PyObject *pair = PyTuple_GET_ITEM(pairs, i), *one, *other;
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) return malformed();
+        one = came_in(fun_statics, walk->statics, walk->n_static, PyTuple_GET_ITEM(pair, 0));
+        other = came_in(fun_statics, walk->statics, walk->n_static, PyTuple_GET_ITEM(pair, 1));
+        if (one == NULL || other == NULL) return -1;
+        if (one != other) return 0;
+    }
+    return 1;
+}
+
 /* A guard of a whole call: as many arguments, and of the names, of the one that the spec is of, as
    `inspect.BoundArguments` has them. Whether the signature takes them is clear then. Their arrays and static
    objects are in `walk` if it holds; only then is that to be ended. */
-static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays, PyObject *names,
-                      InFlight *call, int is_one_of_many) {
+static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays, PyObject *fun_statics,
+                      PyObject *names, InFlight *call, int is_one_of_many) {
     Py_ssize_t n = call->n_args, n_named = call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames);
     Py_ssize_t n_args = PyTuple_GET_SIZE(fast->args) - HEAD;
     Py_ssize_t n_all = n_args + PyTuple_GET_SIZE(fast->kwargs) - HEAD;
@@ -857,6 +914,7 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
         matches = take_array(walk, PyTuple_GET_ITEM(fun_arrays, i), fast->n_first + i);
     }
     if (matches > 0 && walk->n_taken + fast->n_fun != fast->n_arrays) matches = malformed();
+    if (matches > 0) matches = match_aliases(walk, fun_statics);
     if (matches <= 0) end_walk(walk);
     return matches;
 }
@@ -867,20 +925,21 @@ static PyMemberDef fast_members[] = {
     {"hits_before", T_LONGLONG, offsetof(Fast, hits_before), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot fast_slots[] = {
-    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, n_arrays, n_first, n_fun): the fast path "
+    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, aliases, n_arrays, n_first, n_fun): the fast path "
                 "of an entry."},
     {Py_tp_new, fast_new}, COLLECTED_SLOTS(fast), {Py_tp_members, fast_members}, {0, NULL}};
 
 TYPE(Fast, fast, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
 
-/* --- Dispatcher: the call of one wrapper --------------------------------------------------------- */
+/* --- Dispatcher: the base of wrappers ------------------------------------------------------------ */
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     State *state;
+    PyObject *otherwise;   /* called where no fast path serves */
     PyObject *caller;      /* the slow path */
-    PyObject *fasts;       /* the function's list */
+    PyObject *fasts;       /* the function's list; NULL until they are connected */
     PyObject *fun_arrays;  /* the function's arrays */
     PyObject *fun_statics; /* and static objects */
     PyObject *names;       /* see `argument` */
@@ -910,10 +969,8 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     Flags *flags = (Flags *)fast->entry;
     PyObject *output = call_in_flight(fast->jitted, walk->arrays, fast->n_arrays, call), *result;
     /* What is pending is waited for when it is finished. */
-    if (output != NULL && !flags->pending && flags->blocks) {
-        PyObject *done = PyObject_CallMethodOneArg(fast->entry, state->wait_for, output);
-        if (done == NULL) Py_CLEAR(output);
-        Py_XDECREF(done);
+    if (output != NULL && !flags->pending && wait_for(state, fast, output) < 0) {
+        Py_CLEAR(output);
     }
     if (output == NULL) return hand_over_error(call, state->failed_fast, fast->entry);
     if (flags->pending) {
@@ -944,113 +1001,87 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
         .caller = self->caller, .args = args, .n_args = PyVectorcall_NARGS(n_args_flag), .kwnames = kwnames};
     n_in_python = 0;
     /* The slow path finds a structure by one look-up: where many guards fail in Python it is faster. */
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(fasts) && (i == 0 || n_in_python < MANY_IN_PYTHON); i++) {
+    for (Py_ssize_t i = 0; fasts != NULL && i < PyList_GET_SIZE(fasts) && (i == 0 || n_in_python < MANY_IN_PYTHON);
+         i++) {
         PyObject *fast = PyList_GET_ITEM(fasts, i), *result = NULL;
         if (Py_TYPE(fast) != state->fast_type) continue;
         Py_INCREF(fast);
         call.entry = ((Fast *)fast)->entry;
         Walk walk;
-        int matches = match_call(&walk, state, (Fast *)fast, self->fun_arrays, self->names, &call,
-                                 PyList_GET_SIZE(fasts) > 1);
+        int matches = match_call(&walk, state, (Fast *)fast, self->fun_arrays, self->fun_statics, self->names,
+                                 &call, PyList_GET_SIZE(fasts) > 1);
         if (matches > 0) {
             if (i > 0) move_to_front(fasts, i, fast);
             result = call_fast(self, &walk, &call);
             end_walk(&walk);
         }
-        else if (matches < 0) {
-            result = hand_over_error(&call, state->interrupted, NULL);
-        }
         Py_DECREF(fast);
         if (matches != 0) return result;
     }
-    PyObject *method = PyObject_GetAttr(self->caller, state->slow_call);
-    if (method == NULL) return NULL;
-    PyObject *result = PyObject_Vectorcall(method, args, n_args_flag, kwnames);
-    Py_DECREF(method);
-    return result;
-}
-
-#define DISPATCHER_FIELDS(DO) DO(self->caller); DO(self->fasts); DO(self->fun_arrays); \
-    DO(self->fun_statics); DO(self->names);
-COLLECTED(Dispatcher, dispatcher, DISPATCHER_FIELDS)
-
-static PyObject *dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    Dispatcher new = {.vectorcall = dispatch, .state = state_of(type)};
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!:Dispatcher", &new.caller, &PyList_Type, &new.fasts, &PyTuple_Type,
-                          &new.fun_arrays, &PyTuple_Type, &new.fun_statics, &PyTuple_Type, &new.names)) {
-        return NULL;
-    }
-    Dispatcher *self = (Dispatcher *)type->tp_alloc(type, 0);
-    if (self == NULL) return NULL;
-    new.ob_base = self->ob_base;
-    *self = new;
-    DISPATCHER_FIELDS(Py_INCREF)
-    return (PyObject *)self;
-}
-
-static PyMemberDef dispatcher_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Dispatcher, vectorcall), READONLY, NULL},
-    {"caller", T_OBJECT, offsetof(Dispatcher, caller), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
-
-static PyType_Slot dispatcher_slots[] = {
-    {Py_tp_doc, "Dispatcher(caller, fasts, fun_arrays, fun_statics, names): the call of a wrapper."},
-    {Py_tp_new, dispatcher_new}, {Py_tp_call, PyVectorcall_Call}, COLLECTED_SLOTS(dispatcher),
-    {Py_tp_members, dispatcher_members}, {0, NULL}};
-
-TYPE(Dispatcher, dispatcher, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE)
-
-/* --- Delegate: the base of wrappers ---------------------------------------------------------------- */
-
-typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
-    PyObject *target;
-} Delegate;
-
-static PyObject *delegate_call(PyObject *callable, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
-    PyObject *target = ((Delegate *)callable)->target;
-    if (target == NULL) {
+    PyObject *otherwise = self->otherwise;
+    if (otherwise == NULL) {
         PyErr_SetString(PyExc_AttributeError, "__call__");
         return NULL;
     }
-    /* No frame of Python counts the calls of a target that leads back here. */
-    if (Py_EnterRecursiveCall(" while calling a wrapper")) return NULL;
     /* The call may put another one in its place. */
-    Py_INCREF(target);
-    PyObject *result = PyObject_Vectorcall(target, args, n_args_flag, kwnames);
-    Py_DECREF(target);
-    Py_LeaveRecursiveCall();
+    Py_INCREF(otherwise);
+    PyObject *result = PyObject_Vectorcall(otherwise, args, n_args_flag, kwnames);
+    Py_DECREF(otherwise);
     return result;
 }
 
-static PyObject *delegate_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
-    Delegate *self = (Delegate *)type->tp_alloc(type, 0);
-    if (self != NULL) self->vectorcall = delegate_call;
+#define DISPATCHER_FIELDS(DO) DO(self->otherwise); DO(self->caller); DO(self->fasts); DO(self->fun_arrays); \
+    DO(self->fun_statics); DO(self->names);
+COLLECTED(Dispatcher, dispatcher, DISPATCHER_FIELDS)
+
+static PyObject *dispatcher_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
+    Dispatcher *self = (Dispatcher *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->vectorcall = dispatch;
+    self->state = state_of(type);
     return (PyObject *)self;
 }
 
-#define DELEGATE_FIELDS(DO) DO(self->target);
-COLLECTED(Delegate, delegate, DELEGATE_FIELDS)
+static PyObject *connect(PyObject *module, PyObject *args) {
+    State *state = PyModule_GetState(module);
+    PyObject *wrapper, *otherwise;
+    Dispatcher new = {0};
+    if (!PyArg_ParseTuple(args, "O!O|OO!O!O!O!:connect", state->dispatcher_type, &wrapper, &otherwise, &new.caller,
+                          &PyList_Type, &new.fasts, &PyTuple_Type, &new.fun_arrays, &PyTuple_Type,
+                          &new.fun_statics, &PyTuple_Type, &new.names)) {
+        return NULL;
+    }
+    Dispatcher *self = (Dispatcher *)wrapper;
+    Py_XSETREF(self->otherwise, Py_NewRef(otherwise));
+    /* Once and for all: a call in another thread may be using them. */
+    if (new.names != NULL && self->fasts == NULL) {
+        self->caller = Py_NewRef(new.caller);
+        self->fun_arrays = Py_NewRef(new.fun_arrays);
+        self->fun_statics = Py_NewRef(new.fun_statics);
+        self->names = Py_NewRef(new.names);
+        self->fasts = Py_NewRef(new.fasts);
+    }
+    Py_RETURN_NONE;
+}
 
 static PyObject *call_directly(PyObject *module, PyObject *cls) {
     State *state = PyModule_GetState(module);
-    if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, state->delegate_type)) {
-        return misused("call_directly(cls): a subclass of Delegate");
+    if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, state->dispatcher_type)) {
+        return misused("call_directly(cls): a subclass of Dispatcher");
     }
     ((PyTypeObject *)cls)->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
     return Py_NewRef(cls);
 }
 
-static PyMemberDef delegate_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Delegate, vectorcall), READONLY, NULL},
-    {"target", T_OBJECT_EX, offsetof(Delegate, target), 0, NULL}, {NULL, 0, 0, 0, NULL}};
+static PyMemberDef dispatcher_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Dispatcher, vectorcall), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 
-static PyType_Slot delegate_slots[] = {
-    {Py_tp_doc, "A base of classes whose instances, called, call their `target`."},
-    {Py_tp_new, delegate_new}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, delegate_members},
-    COLLECTED_SLOTS(delegate), {0, NULL}};
+static PyType_Slot dispatcher_slots[] = {
+    {Py_tp_doc, "A base of wrappers, whose calls try fast paths: see `connect`."},
+    {Py_tp_new, dispatcher_new}, {Py_tp_call, PyVectorcall_Call}, COLLECTED_SLOTS(dispatcher),
+    {Py_tp_members, dispatcher_members}, {0, NULL}};
 
-TYPE(Delegate, delegate,
+TYPE(Dispatcher, dispatcher,
      Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_BASETYPE)
 
 /* --- The module ---------------------------------------------------------------------------------- */
@@ -1078,19 +1109,17 @@ static PyObject *same_value(PyObject *module, PyObject *const *args, Py_ssize_t 
 
 static int module_exec(PyObject *module) {
     State *state = PyModule_GetState(module);
-    PyType_Spec *specs[] = {&static_spec, &flags_spec, &fast_spec, &delegate_spec, &dispatcher_spec};
-    PyTypeObject **types[] = {&state->static_type, &state->flags_type, &state->fast_type,
-                              &state->delegate_type, &state->dispatcher_type};
-    for (int i = 0; i < 5; i++) {
+    PyType_Spec *specs[] = {&static_spec, &flags_spec, &fast_spec, &dispatcher_spec};
+    PyTypeObject **types[] = {&state->static_type, &state->flags_type, &state->fast_type, &state->dispatcher_type};
+    for (int i = 0; i < 4; i++) {
         *types[i] = (PyTypeObject *)PyType_FromModuleAndSpec(module, specs[i], NULL);
         if (*types[i] == NULL || PyModule_AddType(module, *types[i]) < 0) return -1;
     }
     state->static_type->tp_vectorcall = static_vectorcall;
-    const char *texts[] = {"slow_call", "interrupted", "failed_fast", "finish_fast",
-                           "call_of", "wait_for", "entry", "hash", "value",
-                           "identity_suffices"};
-    PyObject **names[] = {&state->slow_call, &state->interrupted, &state->failed_fast, &state->finish_fast,
-                          &state->call_of, &state->wait_for, &state->entry, &state->hash, &state->value,
+    const char *texts[] = {"failed_fast", "finish_fast", "call_of", "wait_for",
+                           "block_until_ready", "entry", "index", "hash", "value", "identity_suffices"};
+    PyObject **names[] = {&state->failed_fast, &state->finish_fast, &state->call_of, &state->wait_for,
+                          &state->block_until_ready, &state->entry, &state->index, &state->hash, &state->value,
                           &state->identity_suffices};
     for (int i = 0; i < 10; i++) {
         *names[i] = PyUnicode_InternFromString(texts[i]);
@@ -1132,8 +1161,11 @@ static PyMethodDef module_methods[] = {
      "in_flight(entry=None): this thread's innermost call in flight, of an entry or of any; or None."},
     {"same", (PyCFunction)(void (*)(void))same_value, METH_FASTCALL,
      "same(value, key): whether a key is that of a value."},
+    {"connect", connect, METH_VARARGS,
+     "connect(wrapper, otherwise, caller=, fasts=, fun_arrays=, fun_statics=, names=): has calls of a wrapper\n"
+     "try fast paths, if there are any, then call `otherwise`."},
     {"call_directly", call_directly, METH_O,
-     "call_directly(cls): lets CPython call the instances of a subclass of Delegate without a look at\n"
+     "call_directly(cls): lets CPython call the instances of a subclass of Dispatcher without a look at\n"
      "their `__call__`; returns the class."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,14 +1,14 @@
 """Binds a call's arguments to the user's parameters, as `inspect.Signature.bind` does upstream.
 
-Fast paths don't need it: C binds by itself, and generated functions have the user's signature.
+CPython does it: what is generated has the user's signature.
 """
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from inspect import Parameter
 from typing import Any
 
-from .._interruptions import raise_if_interruption
 from .._places import location_of
 from .source import Constants, can_be_written, define
 
@@ -39,9 +39,8 @@ class Signature:
         """`wrapper` names what wraps the function; where it is `filter_jit`, it may be left out."""
         try:
             signature = inspect.signature(fun)
-        except ValueError as error:
+        except ValueError:
             # Builtins such as `max` don't tell their signature.
-            raise_if_interruption(error, lambda: inspect.signature(fun))
             signature = _ANYTHING
         # A `__signature__` of the user's may name anything.
         if not all(map(can_be_written, signature.parameters)):
@@ -59,7 +58,6 @@ class Signature:
                 for p in signature.parameters.values()
             ]
         )
-        self._inspected = inspect.Signature(self.parameters)
 
     @property
     def label(self) -> str:
@@ -75,40 +73,37 @@ class Signature:
 
         - `TypeError`, Python's for the user's function, if that doesn't take these arguments.
         """
-        try:
-            bound = self._inspected.bind(*args, **kwargs)
-        except TypeError:
-            bound = None
-        if bound is None:
-            # Python's error says more than `inspect`'s, and names the function. Outside of the
-            # `except`, because a traceback would show both.
-            names = self.names()
-            header = self.header(names.constant("absent", absent))
-            source = f"def receiver({header}): ...\n"
-            receiver = define("receiver", "arguments", source, names.namespace)
-            receiver.__name__, receiver.__qualname__ = self.name, self.called
-            receiver(*args, **kwargs)
-            bound = self._inspected.bind(*args, **kwargs)
-        if any(value is absent for value in bound.arguments.values()):
-            # As generated Python passes on what a call left out.
-            return self.arguments_among(
-                {**dict.fromkeys(self._inspected.parameters, absent), **bound.arguments}
-            )
-        return bound.args, bound.kwargs
+        return self.arguments_among(self._receive(*args, **kwargs))
 
-    def arguments_among(
-        self, variables: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return `(args, kwargs)` of a call, from the variables of a function of this signature."""
-        passed = {
-            parameter.name: variables[parameter.name]
-            for parameter in self.parameters
-            if variables[parameter.name] is not absent
-            # `inspect` takes empty ones behind a parameter left out for a keyword.
-            and not (parameter.kind == Parameter.VAR_POSITIONAL and not variables[parameter.name])
-        }
-        bound = inspect.BoundArguments(self._inspected, passed)  # type: ignore[arg-type]
-        return bound.args, bound.kwargs
+    def arguments_among(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return `(args, kwargs)` of a call from the values of the parameters."""
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        is_left_out = False
+        for parameter, value in zip(self.parameters, values, strict=True):
+            if parameter.kind == Parameter.VAR_POSITIONAL:
+                positional.extend(value)
+            elif parameter.kind == Parameter.VAR_KEYWORD:
+                keywords.update(value)
+            elif value is absent:
+                is_left_out = True
+            elif parameter.kind == Parameter.KEYWORD_ONLY or is_left_out:
+                keywords[parameter.name] = value
+            else:
+                positional.append(value)
+        return tuple(positional), keywords
+
+    @functools.cached_property
+    def _receive(self) -> Callable[..., tuple[Any, ...]]:
+        """A function of this signature, which returns its parameters."""
+        names = self.names()
+        header = self.header(names.constant("absent", absent))
+        values = "".join([f"{parameter.name}, " for parameter in self.parameters])
+        source = f"def receive({header}):\n    return ({values})\n"
+        receive = define("receive", "arguments", source, names.namespace)
+        # As Python's error for a wrong call names it.
+        receive.__name__, receive.__qualname__ = self.name, self.called
+        return receive
 
     def names(self) -> Constants:
         """Return names for generated code: none clashes with a parameter's."""
@@ -117,7 +112,7 @@ class Signature:
     def header(self, default: str) -> str:
         """Return the user's parameters as source, with a variable's name for each default."""
         # All defaults are `absent`.
-        return str(self._inspected)[1:-1].replace(f"={absent}", f"={default}")
+        return str(inspect.Signature(self.parameters))[1:-1].replace(f"={absent}", f"={default}")
 
     def forwarded(self) -> list[str]:
         """Return the source of the arguments that pass a call on to another of this signature."""

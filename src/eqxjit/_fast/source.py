@@ -4,9 +4,10 @@ import itertools
 import keyword
 import linecache
 import re
+import string
 import unicodedata
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .._places import GENERATED_FOLDER
@@ -16,12 +17,15 @@ _LINE_LENGTH = 88
 # The end of a path says most.
 _LONGEST_NAME = 22
 
+NUL = "\0"
+
 _serial = itertools.count()
 
 
 def define(name: str, title: str, source: str, namespace: dict[str, Any]) -> Any:
     """Return the function of a name that source defines; tracebacks call the source by a title."""
-    filename = f"{GENERATED_FOLDER}/{title}-{next(_serial)}"
+    # Names may hold anything, Python's compiler takes no NUL.
+    filename = f"{GENERATED_FOLDER}/{title.replace(NUL, '?')}-{next(_serial)}"
     # Not into the function's globals, because the circle would keep it until garbage collection.
     definitions: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), namespace, definitions)
@@ -41,12 +45,36 @@ def wrapped(head: str, items: list[str], tail: str) -> list[str]:
 
     A single item in parentheses gets the comma that makes it a tuple.
     """
-    is_call = head.endswith("(") and head[-2:-1].isidentifier()
-    comma = "," if len(items) == 1 and tail.startswith(")") and not is_call else ""
+    if not items:
+        head = head.rstrip(", ")
+    is_tuple = head.endswith("(") and not head[-2:-1].isidentifier()
+    comma = "," if len(items) == 1 and is_tuple and tail.startswith(")") else ""
     line = f"{head}{', '.join(items)}{comma}{tail}"
     if len(line) <= _LINE_LENGTH:
         return [line]
-    return [head, *indented(f"{item}," for item in items), tail]
+    return [head.rstrip(), *indented(f"{item}," for item in items), tail]
+
+
+def filled(template: str, parts: Mapping[str, Any]) -> str:
+    """Return a template of source with names and code in the place of what is in braces.
+
+    A list goes over several lines: alone those of a block, within brackets an item each.
+    """
+    lines: list[str] = []
+    for line in template.splitlines():
+        code = line.lstrip()
+        level = (len(line) - len(code)) // 4
+        fields = [name for _, name, _, _ in string.Formatter().parse(code) if name]
+        listed = [name for name in fields if type(parts[name]) is list]
+        if not listed:
+            block = [code.format_map(parts)]
+        elif code == f"{{{listed[0]}}}":
+            block = parts[listed[0]]
+        else:
+            head, tail = code.split(f"{{{listed[0]}}}")
+            block = wrapped(head.format_map(parts), parts[listed[0]], tail.format_map(parts))
+        lines += indented(block, level)
+    return "\n".join(lines) + "\n"
 
 
 def can_be_written(name: str) -> bool:

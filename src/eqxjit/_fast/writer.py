@@ -3,8 +3,10 @@
 Reads the specs of the arguments and of the output; `native.c` does the same by walking them.
 """
 
+import builtins
 import functools
 import struct
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter
@@ -14,7 +16,7 @@ import equinox as eqx
 
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import trim
-from .._spec.static_key import THEMSELVES, Static, same
+from .._spec.static_key import ITEMS, THEMSELVES, Static, same
 from .._spec.tree import (
     ARRAY,
     DICT,
@@ -26,7 +28,7 @@ from .._spec.tree import (
 )
 from .numpy_inputs import as_array
 from .signature import Signature, absent
-from .source import can_be_written, define, indented, wrapped
+from .source import NUL, Constants, can_be_written, define, filled, wrapped
 
 #: The slow path serves larger trees, because compiling their source takes too long.
 MAX_NODES = 2000
@@ -34,27 +36,74 @@ MAX_NODES = 2000
 # Python's parser doesn't take deeper ones.
 _MAX_DEPTH = 50
 
+# Of longer static tuples no guard for each item is written.
+_MAX_ITEMS = 12
+
 # Between the lines of a guard.
 _OR = "\n    or "
 
-#: The global of a generated function that holds its entry, and its free variable with the wrapper's
-#: `Caller`: its frame is found by them.
-ENTRY_VARIABLE = "__eqxjit_entry__"
-CALLER_VARIABLE = "__eqxjit_caller__"
+# The source of a fast path. In braces stand names, and code that is filled in.
+_TEMPLATE = """\
+def make_call({parts}):
+    def {function}({parameters}):
+        try:
+            try:
+                {matches} = (
+                    {guards}
+                )
+            except {KeyError}:
+                # A Module lacks a field. What an `==` raised, the slow path meets, too.
+                {matches} = False
+            if not {matches}:
+                return {otherwise}({arguments})
+            {calls} = {in_flight}.calls
+            {calls}.append(({entry}, {caller}, ({values})))
+            try:
+                {arrays} = {jitted}({inputs})
+                if ({entry}.must_wait or {is_transformed}({arrays})) and not {entry}.pending:
+                    {entry}.wait_for({arrays})
+            except {BaseException} as {error}:
+                {caller}.failed_fast({error}, {entry}, {arguments})
+                raise
+            finally:
+                {calls}.pop()
+            if {entry}.pending or {type}({arrays}) is {dict}:
+                # A program was traced, or this is the output of another trace than the first.
+                return {caller}.finish_fast({arrays}, {entry}, {arguments})
+            {next}({hits})
+            {statements}
+            return {output}
+        except {BaseException}:
+            {trim}()
+            raise
+    return {function}
+"""
+
+
+class _InFlight(threading.local):
+    """The calls in flight of a thread, outside in, where C doesn't keep them.
+
+    - `calls`: of each its entry, and its `Call` if that is there; or its caller, and the values of
+        the parameters.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Any, Any]] = []
+
+
+in_flight = _InFlight()
+
+
+def is_transformed(output: Any) -> bool:
+    """Return whether a call is a part of a transformation: what its program can do is unknown."""
+    return type(output[0] if type(output) is list else output) not in _PLAIN
+
+
+_PLAIN = (ArrayImpl, dict)
 
 
 class TooLarge(Exception):
     """A tree for which no source is written."""
-
-
-def lacks_field(error: BaseException) -> bool:
-    """Return whether a guard raised this because a Module has other fields than it reads."""
-    # A signal handler and an `==` have frames, too; and C has none, so that theirs are the first.
-    # What another thread raises is made without arguments.
-    traceback = error.__traceback__
-    if type(error) is not KeyError or not error.args or traceback is None:
-        return False
-    return traceback.tb_next is None and ENTRY_VARIABLE in traceback.tb_frame.f_globals
 
 
 class Writer:
@@ -70,7 +119,6 @@ class Writer:
         self.out = out
         self.entry = entry
         self.names = self.signature.names()
-        self.names.namespace[ENTRY_VARIABLE] = entry
         #: Guards of one argument after the other, the arrays, and the source of each static object.
         self.guards: list[str] = []
         self.arrays: list[str] = []
@@ -84,79 +132,45 @@ class Writer:
         This returns the fast path of one wrapper, for `(caller, otherwise, jitted, hits,
         *fun_arrays, *fun_statics)`; `next(hits)` counts a call.
         """
-        names, entry = self.names, self.entry
+        names, signature, entry = self.names, self.signature, self.entry
         fun_arrays = [names.variable(f"fun_array_{i}") for i in range(entry.n_fun)]
         fun_statics = [names.variable(f"fun_static_{i}") for i in range(self.n_fun_statics)]
-        otherwise = names.variable("otherwise")
         self._match_arguments()
         n, arrays = entry.n_first, self.arrays
         # The function's may be NumPy's, too.
         self.arrays = []
         for fun_array in fun_arrays:
             self._match_array(fun_array, fun_array)
-        passed = [*arrays[:n], *self.arrays, *arrays[n:]]
         self.statics = [*fun_statics, *self.statics]
-        array = names.variable("arrays")
+        self.guards += [f"{self.statics[i]} is {self.statics[j]}" for i, j in entry.aliases]
         out_arrays: list[str] = []
         statics = iter(zip(self.out.slots, self.out.statics, strict=True))
-        result = self._make("out", self.out.spec, out_arrays, statics, 0)
-        unpacking = wrapped("(", out_arrays, f") = {array}") if out_arrays else []
-        if len(out_arrays) == 1:
+        output = self._make("out", self.out.spec, out_arrays, statics, 0)
+        parts = _Parts(
+            names, entry=entry, in_flight=in_flight, trim=trim, is_transformed=is_transformed
+        )
+        parts.update(
+            parts=[parts["caller"], parts["otherwise"], parts["jitted"], parts["hits"]],
+            function=names.variable(signature.name),
+            parameters=signature.header(names.constant("absent", absent)),
+            guards=self._joined_guards(),
+            arguments=signature.forwarded(),
+            values="".join([f"{parameter.name}, " for parameter in signature.parameters]),
+            inputs=[*arrays[:n], *self.arrays, *arrays[n:]],
+            statements=[*self._unpacked(out_arrays, parts["arrays"]), *self.body],
+            output=output,
+        )
+        parts["parts"] += [*fun_arrays, *fun_statics]
+        source = filled(_TEMPLATE, parts)
+        return source, define("make_call", signature.qualname, source, names.namespace)
+
+    def _unpacked(self, names: list[str], arrays: str) -> list[str]:
+        if len(names) == 1:
             # The only one comes as it is.
-            unpacking = [f"{out_arrays[0]} = {array}"]
-        name = names.variable(self.signature.name)
-        absent_name = names.constant("absent", absent)
-        error = names.variable("error")
-        parameters = self.signature.header(absent_name)
-        jitted, hits = names.variable("jitted"), names.variable("hits")
-        entry_name = names.constant("entry", entry)
-        matches = names.variable("matches")
-        body = [
-            # Guards run the user's `==` and flattens: what these raise, the slow path deals with.
-            "try:",
-            *indented(self._matches(matches)),
-            f"except {names.named(BaseException)} as {error}:",
-            f"    return {self._passed_on('interrupted', error)}",
-            f"if not {matches}:",
-            f"    return {otherwise}({', '.join(self.signature.forwarded())})",
-            "try:",
-            *indented(wrapped(f"{array} = {jitted}(", passed, ")")),
-            f"    if {entry_name}.blocks and not {entry_name}.pending:",
-            f"        {entry_name}.wait_for({array})",
-            f"except {names.named(BaseException)} as {error}:",
-            f"    {self._passed_on('failed_fast', error, entry_name)}",
-            "    raise",
-            f"if {entry_name}.pending or {names.named(type)}({array}) is {names.named(dict)}:",
-            "    # A program was traced, or this is the output of another trace than the first.",
-            f"    return {self._passed_on('finish_fast', array, entry_name)}",
-            f"{names.named(next)}({hits})",
-            *unpacking,
-            *self.body,
-            f"return {result}",
-        ]
-        lines = [
-            *wrapped(
-                "def make_call(",
-                [CALLER_VARIABLE, otherwise, jitted, hits, *fun_arrays, *fun_statics],
-                "):",
-            ),
-            f"    def {name}({parameters}):",
-            "        try:",
-            *indented(body, 3),
-            f"        except {names.named(BaseException)}:",
-            f"            {names.named(trim)}()",
-            "            raise",
-            f"    return {name}",
-        ]
-        source = "\n".join(lines) + "\n"
-        return source, define("make_call", self.signature.qualname, source, names.namespace)
+            return [f"{names[0]} = {arrays}"]
+        return wrapped("(", names, f") = {arrays}") if names else []
 
-    def _passed_on(self, method: str, *first: str) -> str:
-        return f"{CALLER_VARIABLE}.{method}({', '.join([*first, *self.signature.forwarded()])})"
-
-    def _matches(self, name: str) -> list[str]:
-        if not self.guards:
-            return [f"{name} = True"]
+    def _joined_guards(self) -> list[str]:
         lines: list[str] = []
         lead = ""
         for guard in self.guards:
@@ -165,7 +179,7 @@ class Writer:
             else:
                 lines += f"{lead}{guard}".split("\n")
                 lead = "and "
-        return [f"{name} = (", *indented(lines), ")"]
+        return lines if lead else [*lines, "True"]
 
     def _match_arguments(self) -> None:
         """Write the guards of each argument, those of static ones first: they fail fastest."""
@@ -174,7 +188,8 @@ class Writer:
         for name, source, var, spec, guard in self._arguments(*self.entry.spec[3:]):
             self.guards = early if type(spec) is Static or guard else late
             # A class may have any name, as of several lines.
-            kind = " ".join(spec[1].__name__.split()) if type(spec) is tuple else "static"
+            name_of_class = spec[1].__name__ if type(spec) is tuple else "static"
+            kind = " ".join(name_of_class.replace(NUL, " ").split())
             self.guards.append(f"# {name}: {guard or ('array' if spec is ARRAY else kind)}")
             if guard:
                 self.guards.append(guard)
@@ -216,8 +231,6 @@ class Writer:
     def _match(self, var: str, source: str, spec: Spec, depth: int = 0) -> None:
         """Write the guards of a value; `source` is evaluated once, and bound to `var` if needed."""
         names, guards = self.names, self.guards
-        # Inside of a call's brackets an assignment needs no brackets.
-        bound = source if source == var else f"({var} := {source})"
         inner = source if source == var else f"{var} := {source}"
         if depth > _MAX_DEPTH:
             raise TooLarge
@@ -226,7 +239,7 @@ class Writer:
         elif spec is None:
             guards.append(f"{source} is None")
         elif type(spec) is Static:
-            self._match_static(var, bound, spec)
+            self._match_static(var, source, spec)
         else:
             kind, cls, aux, *below = spec
             guards.append(f"{names.named(type)}({inner}) is {names.named(cls)}")
@@ -241,7 +254,7 @@ class Writer:
                 guards.append(self._has_keys(var, aux))
                 parts = [f"{var}[{key!r}]" for key in aux]
             elif kind == MODULE:
-                # Where another one is in the place of a field, reading this raises: `lacks_field`.
+                # Where another one is in the place of a field, reading it raises a `KeyError`.
                 fields = names.variable(f"{var}_fields")
                 read = f"{names.constant('fields_of', fields_of)}({var})"
                 guards.append(f"{names.named(len)}({fields} := {read}) == {len(aux)}")
@@ -267,12 +280,10 @@ class Writer:
         names = self.names
         flat, below = names.variable(f"{var}_flat"), names.variable(f"{var}_children")
         flatten = names.constant("flatten", flatten_one_level)
-        self.guards += [
-            f"({flat} := {flatten}({var})) is not None",
-            f"{self._same(f'{flat}[1]', metadata)}",
-            f"{names.named(len)}({below} := {names.named(tuple)}({flat}[0])) == {n}",
-        ]
-        self.statics.append(f"{flat}[1]")
+        self.guards.append(f"({flat} := {flatten}({var})) is not None")
+        self._match_static(names.variable(f"{var}_metadata"), f"{flat}[1]", metadata)
+        children = f"{names.named(tuple)}({flat}[0])"
+        self.guards.append(f"{names.named(len)}({below} := {children}) == {n}")
         return [f"{below}[{i}]" for i in range(n)]
 
     def _match_array(self, var: str, source: str) -> None:
@@ -287,19 +298,24 @@ class Writer:
         other = f"({var} := {names.named(as_array)}({var})) is not {refused}"
         self.guards.append(f"({names.named(type)}({source}) is {array}{_OR}{other})")
 
-    def _match_static(self, var: str, bound: str, spec: Any) -> None:
-        names, key = self.names, spec.key
+    def _match_static(self, var: str, source: str, spec: Any) -> None:
+        self.statics.append(var)
+        if source != var:
+            source = f"({var} := {source})"
+        if spec.ask:
+            # Its class may have been registered as a node since.
+            flatten = self.names.constant("flatten", flatten_one_level)
+            self.guards.append(f"{flatten}({source}) is None")
+            source = var
+        self._match_key(var, source, spec.key)
+
+    def _match_key(self, var: str, bound: str, key: Any) -> None:
+        names = self.names
         plain = key if type(key) in THEMSELVES else None
         if type(key) is tuple and key[1] is float:
             [number] = struct.unpack("d", key[3])
             # Zeros have two signs, and NaN equals nothing.
             plain = number if number and number == number else None
-        self.statics.append(var)
-        if spec.ask:
-            # Its class may have been registered as a node since.
-            flatten = names.constant("flatten", flatten_one_level)
-            self.guards.append(f"{flatten}({bound}) is None")
-            bound = var
         if isinstance(key, weakref.ref):
             # Not as a constant: the entry goes with the object.
             self.guards.append(f"{bound} is {names.constant(f'ref_{var}', key)}() is not None")
@@ -315,12 +331,17 @@ class Writer:
             )
         elif key is None or (type(key) is tuple and key[1] is bool):
             self.guards.append(f"{bound} is {key and key[3]}")
+        elif type(key) is tuple and key[:2] == (ITEMS, tuple) and len(key) <= _MAX_ITEMS:
+            # As the metadata of many nodes: tuples of tuples.
+            self.guards.append(f"{names.named(type)}({bound}) is {names.named(tuple)}")
+            self.guards.append(f"{names.named(len)}({var}) == {len(key) - 3}")
+            for i, part in enumerate(key[3:]):
+                child = names.variable(f"{var}_{i}")
+                self._match_key(child, f"({child} := {var}[{i}])", part)
         else:
-            self.guards.append(self._same(bound, spec))
-
-    def _same(self, source: str, spec: Any) -> str:
-        same_name = self.names.constant("same", same)
-        return f"{same_name}({source}, {self.names.constant('key', spec.key)})"
+            self.guards.append(
+                f"{names.constant('same', same)}({bound}, {names.constant('key', key)})"
+            )
 
     def _make(
         self, hint: str, spec: Spec, arrays: list[str], statics: Iterator[Any], depth: int
@@ -391,6 +412,20 @@ class Writer:
 
 
 _STR_TYPES = {str}
+
+
+class _Parts(dict[str, Any]):
+    """What is filled into the template; other names are those of builtins, or of new variables."""
+
+    def __init__(self, names: Constants, **constants: Any):
+        super().__init__({hint: names.constant(hint, value) for hint, value in constants.items()})
+        self._names = names
+
+    def __missing__(self, hint: str) -> str:
+        # A parameter may be called as a builtin.
+        known = vars(builtins).get(hint)
+        name = self._names.variable(hint) if known is None else self._names.named(known)
+        return self.setdefault(hint, name)
 
 
 def _labels(spec: Any) -> Sequence[Any]:

@@ -1,0 +1,76 @@
+"""`bench compare SRC COMMAND ...`: eqxjit of another checkout and of this one, by turns.
+
+`python -m bench compare ../base/src calls --only MLP` runs `bench calls --only MLP` with the eqxjit
+in `../base/src`, then with that of this environment, and so on, and tabulates the best of each
+time on record. The last column is that of what isn't eqxjit's: how far the machine itself differed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..harness.printing import table_of, wide_console
+from ..harness.records import ROOT, Times
+
+OTHERS = ("floor", "eqx", "jax.jit, closure")  # the first that a row has is the measure
+
+
+def main(argv: list[str]) -> int:
+    """Run the command under both, report."""
+    parser = argparse.ArgumentParser(prog="python -m bench compare", description=__doc__)
+    parser.add_argument("src", type=Path, help="the folder with the other `eqxjit`")
+    parser.add_argument("--times", type=int, default=3, help="how often each is run (3)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="of bench, with its options")
+    args = parser.parse_args(argv)
+
+    best: dict[str, list[Times]] = {}
+    here = os.environ.get("PYTHONPATH", "")
+    sides = (f"{args.src.resolve()}{os.pathsep}{here}", here)
+    for turn in range(args.times):
+        for side in (0, 1) if turn % 2 == 0 else (1, 0):
+            for row, times in _rows(_record(args.command, sides[side])):
+                found = best.setdefault(row, [{}, {}])[side]
+                found |= {way: min(us, found.get(way, us)) for way, us in times.items()}
+    lines = [
+        (f"{row}: {way}", before[way], after[way], after[way] / before[way], after[of] / before[of])
+        for row, (before, after) in best.items()
+        for of in [next((way for way in OTHERS if way in before and way in after), "eqxjit")]
+        for way in before
+        if way in after and way not in OTHERS and not way.startswith(("jit", "scan", "equinox"))
+    ]
+    columns = ("row", "before", "after", "after / before", "of others")
+    wide_console().print(table_of(" ".join(args.command), columns, lines))
+    return 0
+
+
+def _record(command: list[str], path: str) -> Any:
+    """Run a command, and return the record that it writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [sys.executable, "-m", "bench", *command, "--output", folder],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        return json.loads(next(Path(folder).glob("*.json")).read_text())
+
+
+def _rows(record: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, Times]]:
+    """Go through the tables of times by way of calling, wherever they are in a record."""
+    for key, value in record.items():
+        if not isinstance(value, Mapping):
+            continue
+        # Of percentiles, the first is the median.
+        times = {way: us[0] if isinstance(us, list) else us for way, us in value.items()}
+        is_table = all(isinstance(us, float) for us in times.values())
+        if is_table and any(way.startswith("eqxjit") for way in times):
+            yield name or key, times
+        else:
+            yield from _rows(value, f"{name}: {key}".removeprefix(": "))

@@ -1,0 +1,185 @@
+"""`f.compile(*examples)`: the first call then traces and compiles nothing, wherever it is made."""
+
+import collections
+import concurrent.futures
+import threading
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+from tests.support.helpers import assert_same
+from tests.support.sides import CALLS
+
+KEY = jax.random.key(0)
+X = jnp.arange(1.0, 5.0)
+
+_counts: collections.Counter[str] = collections.Counter()
+
+
+def _count(event, *_, **__):
+    if event.startswith("/jax/core/compile/"):
+        _counts[event] += 1
+
+
+@pytest.fixture(autouse=True, scope="module")
+def counting():
+    """Counts what JAX traces, lowers and compiles, by its own account."""
+    # For good: not every release can unregister it.
+    jax.monitoring.register_event_duration_secs_listener(_count)
+
+
+def counted(action):
+    """What an action returns, and how often JAX traced, lowered or compiled meanwhile."""
+    before = _counts.total()
+    result = action()
+    return result, _counts.total() - before
+
+
+def struct(array, **changes):
+    weak_type = jax.typeof(array).weak_type
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=weak_type, **changes)
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    mode: str = eqx.field(static=True, default="times")
+
+    def __call__(self, x, n=1):
+        return self.weight * x * n
+
+    @eqxjit.filter_jit
+    def step(self, x, *, n=1):
+        return {"y": self.weight * x * n, "mode": self.mode}
+
+
+def step(model, x, n=1):
+    return jax.tree.map(lambda leaf: leaf + 1, eqx.filter(model, eqx.is_array)), model(x) * n
+
+
+DEVICE = jax.devices()[0]
+PLACED = jax.device_put(X, DEVICE)
+CASES = {
+    "a function": (lambda: eqxjit.filter_jit(step), (Model(X), X), {}),
+    "a Module": (lambda: eqxjit.filter_jit(Model(X)), (X, 3), {}),
+    "a method": (lambda: Model(X).step, (X,), {"n": 2}),
+    "donating": (lambda: eqxjit.filter_jit(step, donate="all"), (Model(X), X), {}),
+    "that can raise": (
+        lambda: eqxjit.filter_jit(lambda x: eqx.error_if(x, x.sum() < 0, "negative")), (X,), {},
+    ),
+    "a weak type": (lambda: eqxjit.filter_jit(lambda x: x * 2), (jnp.asarray(2.0),), {}),
+    "no arrays": (lambda: eqxjit.filter_jit(lambda n: jnp.ones(n)), (3,), {}),
+    "frozen": (lambda: eqxjit.freeze(Model(X)), (X,), {"n": 4}),
+}  # fmt: skip
+
+
+def copied(tree):
+    """Donated arrays are gone after a call."""
+    return jax.tree.map(lambda leaf: leaf.copy() if eqx.is_array(leaf) else leaf, tree)
+
+
+@pytest.mark.parametrize("as_structs", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_call_compiles_nothing(name, as_structs):
+    make, args, kwargs = CASES[name]
+    f = make()
+    f.clear_cache()
+    arguments = [copied((args, kwargs)) for _ in range(CALLS)]
+    examples = copied((args, kwargs))
+    if as_structs:
+        examples = jax.tree.map(lambda leaf: struct(leaf) if eqx.is_array(leaf) else leaf, examples)
+    program, n = counted(lambda: f.compile(*examples[0], **examples[1]))
+    assert n >= 2  # Lowered and compiled, at least.
+    assert program.seconds > 0
+    assert program.executable_bytes is None or program.executable_bytes > 0
+    expected = None
+    for args, kwargs in arguments:
+        out, n = counted(lambda: jax.block_until_ready(f(*args, **kwargs)))  # noqa: B023
+        assert n == 0
+        expected = out if expected is None else expected
+        assert_same(out, expected)
+    assert f.cache_info()[:2] == (1, 1)
+    again = f.compile(*examples[0], **examples[1])
+    assert again.seconds == 0
+
+
+def test_from_another_wrapper_thread_and_call_site():
+    model = Model(X)
+    eqxjit.filter_jit(model).compile(struct(X))
+    other = Model(X + 1)
+
+    def call():
+        return eqxjit.filter_jit(other)(X)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        out, n = counted(pool.submit(call).result)
+    assert n == 0
+    np.testing.assert_array_equal(out, (X + 1) * X)
+
+
+def test_arrays_of_numpy_or_that_were_put_on_a_device():
+    f = eqxjit.filter_jit(lambda x, y: x + y)
+    f.compile(struct(X, sharding=PLACED.sharding), struct(X))
+    for y in (X, np.asarray(X)):
+        out, n = counted(lambda: f(PLACED, y))  # noqa: B023
+        assert n == 0
+        assert_same(out, X + X)
+    assert f.cache_info()[:2] == (1, 1)
+
+
+def test_a_model_that_was_never_made():
+    model = eqx.filter_eval_shape(eqx.nn.MLP, 4, 3, 8, 2, key=KEY)
+    f = eqxjit.filter_jit(lambda model, x: model(x))
+    f.compile(model, struct(X))
+    real = eqx.nn.MLP(4, 3, 8, 2, key=KEY)
+    for _ in range(CALLS):
+        out, n = counted(lambda: f(real, X))
+        assert n == 0
+        np.testing.assert_allclose(out, real(X), rtol=1e-5)
+    assert f.cache_info().traces == 1
+
+
+def test_what_differs_is_traced():
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    f.compile(struct(X), 2)
+    for args in ((X, 3), (X[:2], 2), (X.astype(int), 2), (X, 2.0)):
+        assert counted(lambda: f(*args))[1] > 0  # noqa: B023
+    assert f.cache_info().traces == 5
+    assert f.traces()[2].reason == "shape: `x` was float32[4], is float32[2]"
+
+
+def test_nothing_is_run():
+    runs = []
+    f = eqxjit.filter_jit(lambda x: jax.debug.callback(lambda: runs.append(1)) or x)
+    f.compile(X)
+    jax.effects_barrier()
+    assert runs == []
+
+
+def test_several_at_once():
+    """The threads trace side by side: each waits for the other within its trace."""
+    together = threading.Barrier(2, timeout=60)
+
+    def train(model, x):
+        together.wait()
+        return model(x).sum()
+
+    def evaluate(model, x):
+        together.wait()
+        return model(x) > 0
+
+    functions = [eqxjit.filter_jit(train), eqxjit.filter_jit(evaluate)]
+    examples = Model(X), struct(X)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        programs = list(pool.map(lambda f: f.compile(*examples), functions))
+    assert min(program.seconds for program in programs) > 0
+    assert counted(lambda: [f(Model(X), X) for f in functions])[1] == 0
+
+
+def test_a_struct_may_stand_for_a_key():
+    f = eqxjit.filter_jit(jax.random.normal)
+    f.compile(jax.eval_shape(lambda: KEY))
+    assert counted(lambda: f(KEY))[1] == 0

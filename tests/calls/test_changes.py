@@ -1,0 +1,461 @@
+"""Exactness: a warm call sees every change of its arguments, whatever the structure and the names.
+
+Each test warms a call up until the specialised call serves it, changes one thing, and calls again.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import re
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+import eqxjit
+from tests.support.helpers import Counted, Own, assert_same, assert_specialized, recursion_left
+from tests.support.models import Frozen, Thawed
+from tests.support.sides import CALLS
+
+
+def read(tree):
+    """All that a program may depend on: the arrays, doubled, and the rest as it is."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) * 2 if eqx.is_array(leaf) else leaf, tree)
+
+
+class Warm:
+    """A jitted function that is called until its specialised call serves, and the plain one."""
+
+    def __init__(self, fun=read):
+        self.fun = fun
+        self.jitted = Counted(eqxjit.filter_jit, fun)
+
+    def __call__(self, *args, specialized=True):
+        for _ in range(CALLS):
+            self.check(*args)
+        if specialized:
+            assert_specialized(self.jitted.jitted)
+
+    def check(self, *args):
+        expected = self.fun(*args)
+        result = self.jitted(*args)
+        assert_same(result, expected)
+        return result
+
+
+class Layer(eqx.Module):
+    weight: Any
+    bias: Any = None
+    rate: Any = eqx.field(static=True, default=0.5)
+    modes: Any = eqx.field(static=True, default=())
+
+
+class Text(str):
+    """Equals a plain text."""
+
+
+def layer(**fields):
+    return Layer(**{"weight": jnp.arange(2.0), **fields})
+
+
+@jtu.register_pytree_node_class
+class Labelled:
+    """A registered node with a static part."""
+
+    def __init__(self, item, label):
+        self.item, self.label = item, label
+
+    def tree_flatten(self):
+        return (self.item,), self.label
+
+    @classmethod
+    def tree_unflatten(cls, label, children):
+        return cls(*children, label)
+
+
+# --- Modules changed in place -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("weight", jnp.ones(3)),
+        ("weight", jnp.ones(2, jnp.int32)),
+        ("weight", np.ones(2, np.float32)),
+        ("weight", None),
+        ("weight", 2.0),
+        ("weight", (jnp.ones(2), jnp.ones(3))),
+        ("weight", Layer(jnp.ones(2))),
+        ("bias", jnp.ones(2)),
+        ("bias", "none"),
+        ("bias", ()),
+        ("rate", 0.25),
+        ("rate", None),
+        ("modes", ("a",)),
+        ("modes", []),
+    ],
+)
+def test_a_field_changed_by_setattr_is_seen(field, value):
+    model, warm = layer(), Warm()
+    warm(model)
+    before = getattr(model, field)
+    for new in (value, before, value):
+        object.__setattr__(model, field, new)
+        warm.check(model)
+
+
+class OtherLayer(Layer):
+    pass
+
+
+DISTURBANCES = {
+    "a field deleted": lambda model: object.__delattr__(model, "bias"),
+    "a static field deleted": lambda model: object.__delattr__(model, "rate"),
+    "a field added": lambda model: object.__setattr__(model, "note", "not a field"),
+    # Equinox carries `__name__`, `__doc__`, ... of an instance through a call.
+    "a wrapper field": lambda model: object.__setattr__(model, "__doc__", "first"),
+    "a wrapper field again": lambda model: object.__setattr__(model, "__doc__", "second"),
+    "another class": lambda model: object.__setattr__(model, "__class__", OtherLayer),
+}
+
+
+def shown(model):
+    """All that a program can see of a Module; what is no field isn't part of the pytree."""
+    names = [name for name in ("weight", "bias", "rate", "modes") if hasattr(model, name)]
+    return type(model).__name__, names, str(vars(model).get("__doc__")), read(model.weight)
+
+
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_a_module_disturbed_in_place_is_seen(name):
+    """As upstream sees it, which rebuilds Modules from their fields."""
+    model, ours = layer(bias=jnp.ones(2), rate=0.1), Warm(shown)
+    ours(model)
+    before = dict(vars(model))
+    for disturbances in ([name], [*DISTURBANCES]):
+        for each in disturbances:
+            if hasattr(model, "bias") or each != "a field deleted":
+                with contextlib.suppress(AttributeError):
+                    DISTURBANCES[each](model)
+            for _ in range(2):
+                assert_same(ours.jitted(model), eqx.filter_jit(shown)(model))
+        object.__setattr__(model, "__class__", Layer)
+        object.__setattr__(model, "__dict__", dict(before))
+        ours.check(model)
+
+
+# --- Containers changed in place --------------------------------------------------------------
+
+
+def _replace(container, key, value):
+    container[key] = value
+
+
+CHANGES = {
+    "list: item": (lambda: [jnp.zeros(2), 1], lambda c: _replace(c, 1, 2)),
+    "list: array for static": (lambda: [jnp.zeros(2), 1], lambda c: _replace(c, 1, jnp.ones(2))),
+    "list: static for array": (lambda: [jnp.zeros(2), 1], lambda c: _replace(c, 0, 0)),
+    "list: longer": (lambda: [jnp.zeros(2)], lambda c: c.append(jnp.ones(2))),
+    "list: shorter": (lambda: [jnp.zeros(2), jnp.ones(2)], lambda c: c.pop()),
+    "list: order": (lambda: [jnp.zeros(2), 1], lambda c: c.reverse()),
+    "long list: longer": (lambda: [jnp.zeros(2)] * 20, lambda c: c.append(jnp.ones(2))),
+    "long list: static item": (lambda: [jnp.zeros(2)] * 20, lambda c: _replace(c, 7, 7)),
+    "long list: nested": (lambda: [jnp.zeros(2)] * 20, lambda c: _replace(c, 7, [jnp.ones(2)])),
+    "long list: NumPy": (lambda: [jnp.zeros(2)] * 20, lambda c: _replace(c, 7, np.float32(7))),
+    "dict: item": (lambda: {"a": jnp.zeros(2), "b": 1}, lambda c: _replace(c, "b", "x")),
+    "dict: added": (lambda: {"a": jnp.zeros(2)}, lambda c: _replace(c, "b", jnp.ones(2))),
+    "dict: removed": (lambda: {"a": jnp.zeros(2), "b": 1}, lambda c: c.pop("b")),
+    "dict: other key": (lambda: {"a": jnp.zeros(2)}, lambda c: _replace(c, "b", c.pop("a"))),
+    "dict: key of another type": (lambda: {1: jnp.zeros(2)}, lambda c: _replace(c, True, c.pop(1))),
+    "dict: text of another class": (
+        lambda: {"a": jnp.zeros(2)},
+        lambda c: _replace(c, Text("a"), c.pop("a")),
+    ),
+    "dict: order": (
+        lambda: {"a": jnp.zeros(2), "b": jnp.ones(2)},
+        lambda c: _replace(c, "a", c.pop("a")),
+    ),
+    "OrderedDict: order": (
+        lambda: collections.OrderedDict(a=jnp.zeros(2), b=jnp.ones(2)),
+        lambda c: c.move_to_end("a"),
+    ),
+    "defaultdict: factory": (
+        lambda: collections.defaultdict(list, a=jnp.zeros(2)),
+        lambda c: setattr(c, "default_factory", dict),
+    ),
+    "static list: type": (lambda: layer(modes=[1, [2]]), lambda c: _replace(c.modes[1], 0, 2.0)),
+    "static list in a tuple": (lambda: layer(modes=(1, [2])), lambda c: c.modes[1].append(3)),
+    "static dict": (lambda: layer(modes={"a": 1}), lambda c: _replace(c.modes, "b", 2)),
+    "static dict: type": (lambda: layer(modes={"a": 1}), lambda c: _replace(c.modes, "a", True)),
+    "static dict: key": (
+        lambda: layer(modes={1: "a"}),
+        lambda c: _replace(c.modes, 1.0, c.modes.pop(1)),
+    ),
+    "static dict: order": (
+        lambda: layer(modes={"a": 1, "b": 2}),
+        lambda c: _replace(c.modes, "a", c.modes.pop("a")),
+    ),
+    "static set": (lambda: layer(modes={1, 2}), lambda c: c.modes.add(3)),
+    "static dataclass": (lambda: layer(modes=Thawed([1])), lambda c: c.modes.value.append(2)),
+    "static frozen dataclass": (
+        lambda: layer(modes=Frozen([1])),
+        lambda c: object.__setattr__(c.modes, "value", (2,)),
+    ),
+    "static Module": (
+        lambda: layer(modes=Layer("a")),
+        lambda c: object.__setattr__(c.modes, "weight", "b"),
+    ),
+    "Module: dict in another order": (
+        layer,
+        lambda c: object.__setattr__(c, "__dict__", dict(reversed(vars(c).items()))),
+    ),
+    "Module: another dict": (
+        layer,
+        lambda c: object.__setattr__(c, "__dict__", {**vars(c), "weight": jnp.ones(2), "rate": 4}),
+    ),
+}
+
+
+def everything(tree):
+    """As `read`, and the static fields in words: their objects are the caller's own."""
+    statics = [repr(node.modes) for node in [tree] if isinstance(node, Layer)]
+    factories = [node.default_factory for node in [tree] if hasattr(node, "default_factory")]
+    if isinstance(tree, Layer):
+        tree = tree.weight
+    keys = [(type(key).__name__, key) for key in tree] if isinstance(tree, dict) else None
+    return statics, factories, keys, read(tree)
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_container_changed_in_place_is_seen(name):
+    make, change = CHANGES[name]
+    container = make()
+
+    def f(tree, other):
+        return everything(tree), other
+
+    # JAX sorts the keys of a plain dict.
+    def eager(tree, other):
+        return f(jax.tree.map(lambda leaf: leaf, tree), other)
+
+    warm = Warm(f)
+    warm.fun = eager
+    warm(container, 1)
+    change(container)
+    warm.check(container, 1)
+    warm(container, 1)
+    # And what was first is still served rightly.
+    warm.check(make(), 1)
+
+
+HIDING_PLACES = {
+    "a tuple": (lambda v: (v, 1), lambda t: t[0]),
+    "a static field": (lambda v: layer(rate=v), lambda t: t.rate),
+    "a list in a static field": (lambda v: layer(rate=[v]), lambda t: t.rate[0]),
+    "a registered node": (lambda v: Labelled(jnp.ones(2), v), lambda t: t.label),
+    "a frozen dataclass": (lambda v: Frozen((v,)), lambda t: t.value[0]),
+}
+
+
+@pytest.mark.parametrize("make", [Own, Thawed, Frozen])
+@pytest.mark.parametrize("place", HIDING_PLACES)
+def test_a_static_object_changed_in_place_is_seen(make, place):
+    """Upstream returns what it was before: it finds the very same object (JAX 0.10.2)."""
+    if make is Own and place in ("a list in a static field", "a frozen dataclass"):
+        pytest.skip("in a container, the very object counts as unchanged, as for `==`")
+    put, get = HIDING_PLACES[place]
+    static = make(1)
+    tree = put(static)
+    warm = Warm(lambda tree: get(tree).value)
+    warm(tree)
+    for value in (2, 1, 2, 3):
+        object.__setattr__(static, "value", value)
+        warm.check(tree)
+        warm.check(tree)
+
+
+# --- Several structures at one call site ------------------------------------------------------
+
+
+def structures(n):
+    """Trees that differ in one thing each."""
+    kinds = [
+        lambda i: [jnp.ones(2)] * (i + 1),
+        lambda i: {"a": jnp.ones(2), f"k{i}": i},
+        lambda i: (jnp.ones(2), i),
+        lambda i: layer(modes=[i], bias=jnp.ones(i)),
+        lambda i: (jnp.ones(2), float(i)),
+        lambda i: eqx.Partial(max, jnp.ones(2), key=i),
+    ]
+    return [kinds[i % len(kinds)](i // len(kinds)) for i in range(n)]
+
+
+@pytest.mark.parametrize("n", [2, 64])
+def test_a_call_site_that_alternates_between_structures(n):
+    jitted = Counted(eqxjit.filter_jit, read)
+    trees = structures(n)
+    expected = [read(tree) for tree in trees]
+    rng = np.random.default_rng(0)
+    each_warm = np.repeat(range(n), 3)
+    for i in [
+        *range(n),
+        *reversed(range(n)),
+        *[*range(n)] * 3,
+        *each_warm,
+        *rng.integers(n, size=200),
+    ]:
+        assert_same(jitted(trees[i]), expected[i])
+    assert jitted.traces == jitted.jitted.cache_info().traces
+    assert jitted.jitted.cache_info().entries == n
+
+
+# --- Large and deep ---------------------------------------------------------------------------
+
+
+NESTINGS = {
+    "tuple": lambda t: (t, 1),
+    "list": lambda t: [t],
+    "dict": lambda t: {"a": t},
+    "Module": lambda t: Layer(t, 1),
+}
+
+
+@dataclasses.dataclass
+class Owned:
+    """Hashable by its content, and changeable."""
+
+    content: list
+
+    def __hash__(self):
+        return hash(tuple(self.content))
+
+
+RETURNED = {
+    "static field": (lambda items: layer(modes=items), lambda tree: tree.modes),
+    "nested": (lambda items: layer(modes=("a", {"k": items})), lambda tree: tree.modes[1]["k"]),
+    "registered node": (lambda items: Labelled(jnp.ones(2), items), lambda tree: tree.label),
+    "static leaf": (lambda items: {"n": Owned(items)}, lambda tree: tree["n"].content),
+    "many equal items": (
+        lambda items: [layer(modes=items) for _ in range(6)],
+        lambda tree: tree[4].modes,
+    ),
+}
+
+
+@pytest.mark.parametrize("calls", [1, 2, CALLS])
+@pytest.mark.parametrize("kind", RETURNED)
+def test_a_returned_static_object_that_was_changed_by_its_owner(kind, calls):
+    """What was traced returns the first caller's object, which is no longer the later one's equal.
+
+    Found by the thorough property tests: the copy in the key still fits, the object doesn't.
+    """
+    make, find = RETURNED[kind]
+    f = eqxjit.filter_jit(lambda tree, x: (tree, x))
+    first = make([1, 2])
+    for _ in range(calls):
+        f(first, jnp.ones(2))
+        f(first, jnp.ones(3))
+    find(first)[0] = 9
+    for i in range(CALLS):
+        for size in (2, 3):
+            tree, x = f(make([1, 2]), jnp.full(size, i))
+            assert find(tree) == [1, 2]
+            assert_same(x, jnp.full(size, i))
+    # And an output that its receiver changes.
+    find(f(make([1, 2]), jnp.ones(2))[0]).append(3)
+    for _ in range(CALLS):
+        assert find(f(make([1, 2]), jnp.ones(2))[0]) == [1, 2]
+        assert find(f(first, jnp.ones(2))[0]) == [9, 2]
+
+
+# --- Classes that become pytrees ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [150, 500])
+@pytest.mark.parametrize("kind", NESTINGS)
+def test_nesting_500_deep(kind, depth):
+    """In and out; and afterwards Python code may recurse as deep as before."""
+    before = recursion_left()
+    warm = eqxjit.filter_jit(read)
+    for i in range(CALLS):
+        tree = jnp.float32(i)
+        for _ in range(depth):
+            tree = NESTINGS[kind](tree)
+        assert_same(jtu.tree_leaves(warm(tree)), jtu.tree_leaves(read(tree)))
+        assert jtu.tree_structure(warm(tree)) == jtu.tree_structure(tree)
+    assert recursion_left() == before
+
+
+# --- Names ------------------------------------------------------------------------------------
+
+NAMES = """
+    self cls fun func f call receive bind absent missing args kwargs args_2 kwargs_2 _ __
+    jitted leaves out output token arrays array x x_2 otherwise retrace make site entry type len
+    dict list tuple map all isinstance Exception Array is_array fields_of has_key rebuild unflatten
+    new_object _absent x_fields x_key x_0 x_parts x_children int_1 out_0 object print exec locals
+    globals jax eqxjit KeyError None_ match case __class__ __name__ __call__ __eqxjit__
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("", ""), ("", ", /"), ("*, ", ""), ("", ", *args, **kwargs"), ("", ", *jitted, **out")],
+)
+@pytest.mark.parametrize(
+    ("own", "default"), [("f", ""), ("out", "=None"), ("type", ""), ("self", "=None")]
+)
+def test_all_parameter_names_that_could_clash(before, after, default, own):
+    """One function that has them all."""
+    variadic = re.findall(r"\w+", after)
+    names = [name for name in NAMES.split() if name not in variadic]
+    parameters = before + ", ".join(name + default for name in names) + after
+    namespace: dict[str, Any] = {}
+    exec(f"def {own}({parameters}):\n    return [{', '.join(names + variadic)}]", namespace)
+    fun = namespace[own]
+    kinds = [jnp.ones(2), layer(), 1, {"a": [jnp.ones(2)]}, None, "s"]
+    arguments = [kinds[i % len(kinds)] for i in range(len(names))]
+    args, kwargs = ([], dict(zip(names, arguments, strict=True))) if before else (arguments, {})
+    if variadic:
+        args, kwargs = [*args, 1, jnp.ones(3)], {"a": jnp.ones(2), "b": 2}
+    jitted = eqxjit.filter_jit(fun)
+    for _ in range(CALLS):
+        assert_same(jitted(*args, **kwargs), fun(*args, **kwargs))
+    assert_specialized(jitted)
+
+
+def test_keys_that_are_no_identifiers():
+    names = ["a b", "class", "", "1", "x²", "ﬁ", "fi", "é", "e\u0301", "\n", "'", '"', "{", "out"]
+    kwargs = {name: jnp.float32(i) for i, name in enumerate(names)}
+    statics = {name: i for i, name in enumerate(names)}
+
+    def f(**kwargs):
+        return {key: value * 2 for key, value in kwargs.items()}
+
+    jitted, of_dicts = eqxjit.filter_jit(f), eqxjit.filter_jit(lambda tree: f(**tree))
+    for _ in range(CALLS):
+        for given in (kwargs, statics, dict(reversed(kwargs.items()))):
+            assert_same(jitted(**given), f(**given))
+            assert_same(of_dicts(given), f(**given))
+
+
+TEXTS = ["a\nb\r\x0c", "# }", "'''", '"""', "{x}", "%s", "\\", "\0", "\udcff", "é" * 10**6]
+
+
+@pytest.mark.parametrize("text", [*TEXTS, None, ValueError("no")], ids=type)
+def test_static_values_whose_text_could_break_generated_code(text):
+    """Of a value, or of what its `repr` returns or raises."""
+
+    class Loud:
+        def __repr__(self):
+            if isinstance(text, BaseException):
+                raise text
+            return text
+
+    warm = Warm(lambda x, *rest: (read(x), rest))
+    warm(jnp.ones(2), Loud())
+    if isinstance(text, str):
+        warm(jnp.ones(2), text, {"k": text}, layer(rate=text, modes=[text]), {text: 1})

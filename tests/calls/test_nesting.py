@@ -1,0 +1,212 @@
+"""Calls inside transformations, inside each other, and under JAX's contexts and cleared caches."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from tests.support.helpers import Counted, assert_close, assert_same
+from tests.support.hiding import needs
+from tests.support.sides import CALLS, both, since_jax_0_9
+from tests.support.transformations import TRANSFORMATIONS, points
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    power: int = eqx.field(static=True)
+
+    def __call__(self, x):
+        return jnp.tanh(self.weight @ x) ** self.power
+
+
+def model():
+    return Model(jnp.linspace(-1.0, 1.0, 9).reshape(3, 3), 2)
+
+
+def counted(filter_jit=lambda f: f):
+    """A function of an array, which calls a jitted one of a model; and what counts its traces."""
+
+    def f(model, x, n):
+        return Model(model.weight * n, model.power), model(x) * n
+
+    inner = Counted(filter_jit, f)
+
+    def call(x, n=2):
+        doubled, y = inner(model(), x, n)
+        return doubled.weight.sum() + y.sum()
+
+    return call, inner
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_a_call_inside_a_transformation(name, start):
+    transform = TRANSFORMATIONS[name]
+    xs = points()
+    (ours, our_count), (theirs, their_count) = map(counted, (eqxjit.filter_jit, eqx.filter_jit))
+    if start == "warm":
+        for _ in range(CALLS):
+            assert_same(ours(xs[0]), theirs(xs[0]))
+    for _ in range(1 if start == "warm" else CALLS // 2):
+        assert_same(transform(ours, xs), transform(theirs, xs))
+        # And back outside, where what was compiled for tracers must not be mistaken.
+        assert_same(ours(xs[1]), theirs(xs[1]))
+    assert_close(transform(ours, xs), transform(counted()[0], xs))
+    transform(theirs, xs)  # As often as ours.
+    assert our_count.traces <= their_count.traces
+
+
+@both
+def test_a_static_output_of_a_nested_call_stays_static(filter_jit):
+    @filter_jit
+    def inner(x, n):
+        return x * n, n + 1, "name"
+
+    @filter_jit
+    def outer(x, n):
+        y, m, name = inner(x, n)
+        assert (m, name) == (n + 1, "name")
+        return y, m, inner
+
+    for n in (1, 2, 1, 2, 1, 2, 1, 2):
+        y, m, returned = outer(jnp.ones(2), n)
+        assert_same(y, jnp.full(2, n, jnp.float32))
+        assert type(m) is int
+        assert m == n + 1
+        assert returned == inner
+
+
+@both
+def test_recursion_with_a_static_argument(filter_jit):
+    @filter_jit
+    def power(x, n):
+        return x if n == 0 else x * power(x, n - 1)
+
+    for n in (5, 0, 3, 5, 5, 5, 5):
+        assert_same(power(jnp.full(2, 2.0), n), jnp.full(2, 2.0) ** (n + 1))
+
+
+@since_jax_0_9
+@both
+def test_recursion_into_the_call_in_progress_is_refused(filter_jit):
+    """JAX can't trace a structure that is being traced, however the recursion would have ended."""
+    depths = [2, 0]
+
+    @filter_jit
+    def f(x):
+        depth = depths.pop(0)
+        return f(x) + 1 if depth else x
+
+    with pytest.raises(RecursionError, match="Recursively calling"):
+        f(jnp.array(1.0))
+    depths[:] = [0]
+    for x in (1.0, 2.0, 3.0, 4.0):
+        assert f(jnp.array(x)) == x
+
+
+# --- Contexts ---------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("warm", [0, 1, CALLS])
+def test_disable_jit_runs_the_function_as_it_stands(filter_jit, warm):
+    shared, seen = [jnp.ones(2)], []
+
+    @filter_jit
+    def f(model, x, n):
+        seen.append(isinstance(x, jax.core.Tracer))
+        return Model(model.weight * n, n), model(x), {"shared": shared, "n": n}
+
+    arguments = model(), points()[0], 3
+    expected = f.__wrapped__(*arguments)
+    for _ in range(warm):
+        f(*arguments)
+    traced = len(seen)
+    with jax.disable_jit():
+        outputs = [f(*arguments) for _ in range(CALLS)]
+    # Once for each call, with the arrays themselves.
+    assert seen[traced:] == [False] * CALLS
+    # Containers are new ones all the same.
+    lists = [shared, *(out[2]["shared"] for out in outputs)]
+    assert len({*map(id, lists)}) == len(lists)
+    for out in outputs:
+        assert_same(out[:2], expected[:2])
+    seen.clear()
+    for _ in range(CALLS):
+        assert_close(f(*arguments)[:2], expected[:2])
+        assert f(*arguments)[2]["n"] == 3
+    assert seen == ([] if warm else [True])
+    if filter_jit is eqxjit.filter_jit:
+        assert f.cache_info().traces == 1
+
+
+@both
+def test_disable_jit_allows_decisions_on_values(filter_jit):
+    @filter_jit
+    def f(x):
+        return x * 2 if x > 0 else x
+
+    for _ in range(CALLS):
+        with jax.disable_jit():
+            assert f(jnp.array(2.0)) == 4
+            assert f(jnp.array(-2.0)) == -2
+        with pytest.raises(jax.errors.TracerBoolConversionError):
+            f(jnp.array(2.0))
+
+
+# Not a variable of the test: asked who refers to a closure's cell, JAX's checker may fail itself.
+leaked = []
+
+
+@both
+def test_checking_leaks_finds_a_leak_and_nothing_else(filter_jit):
+    @filter_jit
+    def f(model, x, leak):
+        if leak:
+            leaked.append(x + 1)
+        return model(x), leak
+
+    arguments = model(), points()[0]
+    for _ in range(CALLS):
+        f(*arguments, False)
+    with jax.checking_leaks():
+        f(*arguments, False)
+        jax.vmap(lambda x: f(model(), x, False)[0])(points())
+        with pytest.raises(Exception, match="Leaked"):
+            f(*arguments, True)
+    leaked.clear()
+    f(*arguments, False)
+
+
+# --- Cleared caches ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clear", [jax.clear_caches, eqx.clear_caches], ids=["jax", "equinox"])
+@pytest.mark.parametrize("warm", [1, CALLS])
+def test_clearing_caches(clear, warm):
+    xs = points()
+    (ours, our_count), (theirs, their_count) = map(counted, (eqxjit.filter_jit, eqx.filter_jit))
+    for _ in range(3):
+        for _ in range(warm):
+            assert_same(ours(xs[0]), theirs(xs[0]))
+            assert_same(ours(xs[0], 3), theirs(xs[0], 3))
+        clear()
+    assert_same(jax.grad(ours)(xs[0]), jax.grad(theirs)(xs[0]))
+    assert our_count.traces == their_count.traces
+
+
+@needs("equinox._caches", why="`equinox.clear_caches` doesn't reach what is compiled here")
+@both
+def test_equinox_forgets_for_functions_wrapped_later(filter_jit):
+    def f(x):
+        traces.append(x)
+        return x * 2
+
+    traces = []
+    living = filter_jit(f)
+    for clear, expected in ((lambda: None, 1), (eqx.clear_caches, 2)):
+        clear()
+        for _ in range(CALLS):
+            assert living(jnp.ones(2)).tolist() == filter_jit(f)(jnp.ones(2)).tolist() == [2, 2]
+        assert len(traces) == expected

@@ -1,0 +1,169 @@
+"""A NumPy buffer may be overwritten once the call has returned, and no call waits for that."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+from tests.support.sides import CALLS
+
+_SIDE = 400
+
+
+def slow(tree):
+    """The sum of all arrays of a tree, each read when the call has long returned."""
+    arrays = [x for x in jax.tree.leaves(tree) if eqx.is_array(x)]
+    y = arrays[0] if arrays[0].ndim else jnp.broadcast_to(arrays[0], (_SIDE, _SIDE))
+    for _ in range(3):
+        y = jnp.sin(y @ y.T @ y)
+    return sum(jnp.sum(x + 0 * jnp.sum(y)) for x in arrays)
+
+
+def aligned(shape):
+    """An array that XLA would read in place."""
+    n_bytes = int(np.prod(shape)) * 4
+    memory = np.empty(n_bytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + n_bytes].view(np.float32).reshape(shape)
+
+
+class _Tagged(np.ndarray):
+    pass
+
+
+def _read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+FORMS = {
+    "aligned": lambda a: a,
+    "non-contiguous": lambda a: a[:, ::2][:, : _SIDE // 2],
+    "transposed": lambda a: a.T,
+    "read-only": lambda a: _read_only(a.view()),
+    "a subclass": lambda a: a.view(_Tagged),
+    "0-dimensional": lambda a: a[0, 0:1].reshape(()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("donate", ["none", "all"])
+def test_a_buffer_of_any_kind_can_be_overwritten(form, donate):
+    buffer = aligned((_SIDE, _SIDE))
+    view = FORMS[form](buffer)
+    f = eqxjit.filter_jit(lambda x: slow(x), donate=donate)
+    for i in range(CALLS):
+        buffer[...] = i + 1
+        result = f(view)
+        buffer[...] = 0
+        assert float(result) == (i + 1) * view.size
+
+
+class Pair(eqx.Module):
+    """Buffers of a function, which it reads between those of its arguments."""
+
+    first: np.ndarray
+    second: np.ndarray
+
+    def call(self, x):
+        return slow([x, self.first, self.second])
+
+    __call__ = call
+
+
+ONE = jnp.ones(())
+
+#: What is called, and how, with two buffers that it reads.
+WAYS = {
+    "a list": (eqxjit.filter_jit(lambda t: slow(t)), lambda f, a, b: f([a, ONE, b]) - 1),
+    "keywords": (eqxjit.filter_jit(lambda **t: slow(t)), lambda f, a, b: f(b=b, a={"a": a})),
+    "Modules": (eqxjit.filter_jit(lambda t: slow(t)), lambda f, a, b: f([Pair(a, b)] * 2) / 2),
+    "the function": (eqxjit.filter_jit, lambda jit, a, b: jit(Pair(a, b))(ONE) - 1),
+    "a method": (eqxjit.filter_jit, lambda jit, a, b: jit(Pair(a, b).call)(ONE) - 1),
+    "frozen": (eqxjit.freeze(slow), lambda f, a, b: f([a, b])),
+    "block": (eqxjit.filter_jit(slow, block=True), lambda f, a, b: f([a, b])),
+    "compiled": (
+        eqxjit.filter_jit(slow).lower([aligned((_SIDE, _SIDE))] * 2).compile(),
+        lambda f, a, b: f([a, b]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("f", "call"), WAYS.values(), ids=WAYS)
+def test_buffers_can_be_overwritten_wherever_they_are(f, call):
+    a, b = (aligned((_SIDE, _SIDE)) for _ in range(2))
+    results = []
+    for i in range(2 * CALLS):
+        a[...], b[...] = i, 2 * i
+        results.append(call(f, a, b))
+    a[...] = b[...] = -1
+    found = [float(result) / _SIDE**2 for result in results]
+    np.testing.assert_allclose(found, [3 * i for i in range(2 * CALLS)], atol=1e-3)
+
+
+def test_a_byte_swapped_array_is_refused_by_name():
+    # Under `jax.jit` it gives wrong numbers once an array of native bytes was passed.
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    for _ in range(CALLS):
+        with pytest.raises(TypeError, match="`x` has dtype >f4"):
+            f(np.ones(3, ">f4"))
+        f(np.ones(3, "f4"))
+
+
+def test_a_mapped_file_can_be_overwritten(tmp_path):
+    mapped = np.memmap(tmp_path / "data", np.float32, "w+", shape=(_SIDE, _SIDE))
+    f = eqxjit.filter_jit(slow)
+    for i in range(CALLS):
+        mapped[...] = i + 1
+        result = f(mapped)
+        mapped[...] = 0
+        assert float(result) == (i + 1) * _SIDE**2
+
+
+@pytest.mark.parametrize("n", [4, 4_000_000])
+def test_no_call_waits_for_a_numpy_array(n):
+    def fun(x, y):
+        return slow(x) + slow(x.T) + y[0]
+
+    f = eqxjit.filter_jit(fun)
+    x, y = jnp.ones((500, 500)), np.ones(n, np.float32)
+    for _ in range(CALLS):
+        f(x, y).block_until_ready()
+    assert not f(x, y).is_ready()
+    blocking = eqxjit.filter_jit(fun, block=True)
+    for _ in range(CALLS):
+        assert blocking(x, y).is_ready()
+
+
+ONES = np.ones((_SIDE, _SIDE), np.float32)
+
+TRANSFORMED = {
+    "vmap": lambda f, a: jax.vmap(f)(a[None])[0],
+    "filter_vmap": lambda f, a: eqx.filter_vmap(f)(a[None])[0],
+    "unbatched": lambda f, a: eqx.filter_vmap(lambda x, y: f(x), in_axes=(None, 0))(a, ONES[:2])[0],
+    "jvp": lambda f, a: jax.jvp(f, (a,), (ONES,)),
+    "vjp": lambda f, a: (lambda y, pull: (y, pull(jnp.ones(()))))(*jax.vjp(f, a)),
+    "value_and_grad": lambda f, a: jax.value_and_grad(f)(a),
+    "filter_value_and_grad": lambda f, a: eqx.filter_value_and_grad(f)(a),
+    "vmap of grad": lambda f, a: jax.vmap(jax.value_and_grad(f))(a[None]),
+    "grad of grad": lambda f, a: jax.grad(lambda x: jax.grad(f)(x).sum())(a),
+}
+
+
+@pytest.mark.parametrize("way", TRANSFORMED)
+def test_a_buffer_below_a_transformation_can_be_overwritten(way):
+    transformed = TRANSFORMED[way]
+    data = np.random.default_rng(0).standard_normal((_SIDE, _SIDE)).astype(np.float32)
+    f = eqxjit.filter_jit(slow)
+    expected = jax.tree.map(np.asarray, transformed(eqx.filter_jit(slow), jnp.asarray(data)))
+    for _ in range(CALLS):
+        buffer = aligned(data.shape)
+        buffer[...] = data
+        result = transformed(f, buffer)
+        buffer[...] = 0
+        for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+        # A call without a transformation between.
+        f(jnp.asarray(data))

@@ -1,0 +1,140 @@
+"""Messages name lines as their reader does: by a path from here, or by a notebook's cell."""
+
+import traceback
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from eqxjit._places import location
+from tests.support.places import in_mlir, make_site_packages
+from tests.support.processes import run
+from tests.support.sides import CALLS
+
+X = jnp.arange(3.0)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The working directory."""
+    folder = tmp_path / "home" / "project"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_paths_are_from_the_working_directory(here, monkeypatch):
+    for path, shown in (
+        (f"{here}/src/train.py", "src/train.py"),
+        (f"{here}/../project/train.py", "train.py"),
+        (f"{here.parent}/other/train.py", f"{here.parent}/other/train.py"),
+        (f"{here}2/train.py", f"{here}2/train.py"),
+        ("train.py", "train.py"),
+        ("<stdin>", "<stdin>"),
+        ("<ipython-input-11-abc>", "<ipython-input-11-abc>"),
+    ):
+        assert location(path, 3) == f"{shown}:3"
+    monkeypatch.chdir(here.parent)
+    assert location(str(here / "train.py"), 3) == "project/train.py:3"
+    # All is below the root.
+    monkeypatch.chdir("/")
+    assert location("/elsewhere/train.py", 3) == "/elsewhere/train.py:3"
+    monkeypatch.chdir(here)
+    here.rmdir()
+    assert location(str(here / "train.py"), 3) == f"{here}/train.py:3"
+
+
+@pytest.mark.parametrize(
+    "name", ["project", "a b/ü/eqxjit/_code", "packages/jax/equinox", "eqxjit_models"]
+)
+def test_all_messages_name_lines_so(here, name, caplog, monkeypatch):
+    """Whatever the project is called, and wherever it lies."""
+    source = (
+        "def f(model, x):\n    for _ in range(300): x = x + 1\n    return x\n"
+        "def make():\n    return lambda x: x\n"
+        "def call(f, *args):\n    return f(*args)\n"
+        "def define(filter_jit):\n    return filter_jit(lambda x: x)\n"
+        "def fail(x):\n    return bool(x[0])\n"
+    )
+    here = here / name
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    folder = here / "src"
+    names: dict = {}
+    exec(compile(source, str(folder / "train.py"), "exec"), names)
+    f = eqxjit.filter_jit(names["f"], max_traces=2)
+    with eqxjit.compile_report() as report, eqxjit.explain_retraces():
+        names["call"](f, names["make"](), X)
+        names["call"](f, names["make"](), X)
+        with pytest.raises(eqxjit.TooManyTracesError, match=r"the call at src/train\.py:7 "):
+            names["call"](f, None, X)
+        for _ in range(2):
+            names["call"](names["define"](eqxjit.filter_jit), X)
+    trace = f.traces()[1]
+    assert str(trace.call_site) == "src/train.py:7"
+    assert " at src/train.py:7: " in repr(trace)
+    [difference] = trace.differences
+    assert difference.new == "`<lambda>` at src/train.py:5"
+    assert "same code (src/train.py:5)" in difference.remedy
+    assert trace.arguments["model"] == "`<lambda>` at src/train.py:5"
+    [row] = [row for row in report.rows if row.function == "f"]
+    assert row.busiest_line == "src/train.py:2 (300)"
+    assert "for the call at src/train.py:7, in " in caplog.text
+    assert "same code (src/train.py:9) was traced before" in caplog.text
+    lowered = eqxjit.filter_jit(names["f"]).lower(None, X).lowered
+    assert f'loc("{in_mlir(str(folder / "train.py"))}":2' in lowered.as_text(debug_info=True)
+    for warm in range(2):
+        fail = eqxjit.filter_jit(lambda x, warm=warm: names["fail"](x) if x.ndim else x)
+        for _ in range(CALLS * warm):
+            fail(X[0])
+        with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+            fail(X)
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert (str(folder / "train.py"), 11) in [(f.filename, f.lineno) for f in frames]
+
+
+def test_the_line_of_a_call_is_the_users(tmp_path):
+    """That of a library in between says nothing to the user."""
+    names: dict = {}
+    path = make_site_packages(tmp_path) / "library.py"
+    exec(compile("def call(f, *args):\n    return f(*args)\n", str(path), "exec"), names)
+    f = eqxjit.filter_jit(lambda x: x)
+    names["call"](f, X)
+    assert f.traces()[0].call_site.filename == __file__
+
+
+CELLS = """
+    import logging, sys
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    from IPython.core.interactiveshell import InteractiveShell
+    {setting}
+    shell = InteractiveShell.instance()
+    for cell in [
+        "import jax, jax.numpy as jnp, eqxjit",
+        "@eqxjit.filter_jit\\ndef f(x, g):\\n    return g(x)\\n",
+        "def make():\\n    return lambda x: x",
+        "with eqxjit.explain_retraces():\\n"
+        "    for _ in range(2):\\n        f(jnp.ones(3), make())",
+    ]:
+        result = shell.run_cell(cell, store_history=True)
+        result.raise_error()
+    print(shell.user_ns["f"].traces()[1])
+"""
+
+# As `ipykernel` names cells: by files that may not exist.
+KERNEL = """
+    from IPython.core import compilerop
+    compilerop.code_name = lambda code, number=0: f"/tmp/ipykernel_1/{abs(hash(code))}.py"
+"""
+
+
+@pytest.mark.parametrize("setting", ["", KERNEL.strip().replace("\n    ", "\n    ")])
+def test_cells_of_a_notebook(setting):
+    pytest.importorskip("IPython")
+    printed = run(CELLS.format(setting=setting))
+    assert "for the call at Cell In[4], line 3, in " in printed
+    assert "is another `<lambda>` at Cell In[3], line 2" in printed
+    assert "the same code (Cell In[3], line 2)" in printed
+    assert "ipykernel" not in printed
+    assert "<ipython" not in printed

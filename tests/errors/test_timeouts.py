@@ -1,0 +1,129 @@
+"""What a signal handler raises in a call arrives, and the next call is right."""
+
+import pytest
+
+import eqxjit
+from tests.support.processes import run
+from tests.support.sides import CALLS
+
+# A timer of one shot, at a random moment, while one call after the other is made. One that doesn't
+# arrive is noticed because the calls go on.
+PROGRAM = """
+    import collections, gc, random, signal, time
+    import equinox as eqx, jax, jax.numpy as jnp, numpy as np
+    import eqxjit
+
+    # JAX has one: Python drops what is raised in it.
+    gc.callbacks.clear()
+
+    class Timeout(Exception): ...
+    # Also errors that code of ours might take for its own.
+    ERRORS = [Timeout, TimeoutError, KeyError, AttributeError, TypeError, RuntimeError]
+
+    class Own:
+        def __init__(self, value=0): self.value = value
+        def __eq__(self, other): return type(other) is Own and self.value == other.value
+        def __hash__(self): return self.value
+
+    @jax.tree_util.register_pytree_node_class
+    class Node:
+        def __init__(self, *children): self.children = children
+        def tree_flatten(self): return [*self.children], ("metadata", len(self.children))
+        @classmethod
+        def tree_unflatten(cls, metadata, children): return cls(*children)
+
+    class Model(eqx.Module):
+        weight: object
+        inner: object = None
+        static: object = eqx.field(static=True, default=None)
+
+        @eqxjit.filter_jit
+        def step(self, x): return self.weight + x
+
+    x = jnp.ones(2)
+    f = eqxjit.filter_jit(lambda tree, x: (tree, x + 1))
+    owns = [Own(i) for i in range(20)]
+    model = Model(x, Model(np.ones(2), Own()), [1, 2.0, {"a": Own()}])
+    ahead = f.lower(owns, x).compile()
+    double = lambda tree, x: (tree, x * 2)
+    calls = {
+        "arrays": lambda: f([x] * 20, x),
+        "NumPy": lambda: f([np.ones(2), np.ones(5000)], x),
+        "own ==": lambda: f(owns, x),
+        "nodes made again": lambda: f([Node(x, Node(x))] * 5, x),
+        "Modules": lambda: f([model] * 4, x),
+        "structures in turn": lambda: [f(Own(i), x) for i in range(9)],
+        "ahead of time": lambda: ahead(owns, x),
+        "a method": lambda: model.step(x),
+        "wrapped where it is called": lambda: eqxjit.filter_jit(double)(Own(), x),
+    }
+
+    def handler(*_): raise error
+    signal.signal(signal.SIGALRM, handler)
+
+    def arrives(call, error, seconds):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            end = time.monotonic() + seconds + 2
+            while time.monotonic() < end:
+                call()
+            return False
+        except error as found:
+            return type(found) is error
+
+    random.seed(0)
+    arrived, missing = 0, []
+    for name, call in calls.items():
+        for _ in range(4): call()
+        for i in range(34):
+            error = ERRORS[i % len(ERRORS)]
+            if arrives(call, error, random.uniform(0.0002, 0.003)):
+                arrived += 1
+            else:
+                missing.append((name, error.__name__))
+        # Nothing is left behind, either.
+        [*_, out] = jax.tree.leaves(call(), is_leaf=lambda leaf: leaf is x)
+        assert out.shape == (2,) and out[0] == 2, name
+    print(arrived, missing)
+"""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param({}, id="default"),
+        pytest.param({"EQXJIT_NATIVE": "0"}, id="generated"),
+        pytest.param({"EQXJIT_SPECIALIZE": "0"}, id="slow"),
+    ],
+)
+def test_each_timeout_arrives(path):
+    """306 of 306, on each path."""
+    assert run(PROGRAM, **path) == "306 []\n"
+
+
+class Raises:
+    """An object whose `==` raises once, if asked."""
+
+    error: BaseException | None = None
+
+    def __eq__(self, other):
+        error, Raises.error = Raises.error, None
+        if error is not None:
+            raise error
+        return type(other) is Raises
+
+    def __hash__(self):
+        return 1
+
+
+@pytest.mark.parametrize("error", [KeyError("a"), KeyError(), AttributeError("a"), OSError()])
+def test_what_a_guard_raises_is_raised(error):
+    """Also what a look-up of ours could have raised."""
+    f = eqxjit.filter_jit(lambda x, value: x * 2)
+    for _ in range(CALLS):
+        f(1.0, Raises())
+    Raises.error = error
+    with pytest.raises(type(error)) as caught:
+        f(1.0, Raises())
+    assert caught.value is error
+    assert f(1.0, Raises()) == 2

@@ -1,0 +1,208 @@
+"""Callables that are made again and wrapped: each trace is compared with the latest of its kind."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from tests.support.inside import forget_families
+
+X = jnp.ones(3)
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    forget_families()
+
+
+def loss(x, w):
+    return jnp.sum(w * x**2)
+
+
+class Solver:
+    def __init__(self, w):
+        self.w = w
+
+    def __call__(self, x):
+        return loss(x, self.w)
+
+    def step(self, x):
+        return loss(x, self.w)
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    temperature: float
+
+    def __call__(self, x):
+        return loss(x * self.weight, self.temperature)
+
+
+def of_partial(w):
+    return eqx.filter_grad(functools.partial(loss, w=w))
+
+
+#: What is made of a number, how that is called, what to do about it, and what follows that.
+VARYING = {
+    "partial": (
+        lambda w: functools.partial(loss, w=w),
+        "w",
+        "use `eqx.Partial` with `jnp.asarray(w)`",
+        lambda w: eqx.Partial(loss, w=jnp.asarray(w)),
+    ),
+    "gradient of a partial": (
+        of_partial,
+        "w",
+        "use `eqx.Partial` with `jnp.asarray(w)`",
+        lambda w: eqx.filter_grad(eqx.Partial(loss, w=jnp.asarray(w))),
+    ),
+    "partial of positions": (
+        lambda w: functools.partial(lambda w, x: loss(x, w), w),
+        "w",
+        "use `eqx.Partial` with `jnp.asarray(w)`",
+        None,
+    ),
+    "instance": (Solver, "w", "Make its class an `equinox.Module` with `w` as an array", None),
+    "method": (
+        lambda w: Solver(w).step,
+        "w",
+        "Make its class an `equinox.Module` with `w` as an array",
+        None,
+    ),
+    "Module": (
+        lambda temperature: Model(X, temperature),
+        "temperature",
+        "make `temperature` an array, `jnp.asarray(..., dtype=jnp.float32)`",
+        lambda temperature: Model(X, jnp.asarray(temperature, dtype=jnp.float32)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", VARYING)
+def test_a_number_that_varies(kind, caplog):
+    make, path, remedy, follow = VARYING[kind]
+    with eqxjit.explain_retraces(), eqxjit.compile_report() as report:
+        for w in (1.0, 2.0):
+            latest = eqxjit.filter_jit(make(w))
+            latest(X)
+    [trace] = latest.traces()
+    [difference] = trace.differences
+    assert difference[:4] == ("another callable", path, "1.0", "2.0")
+    assert remedy in difference.remedy
+    [message] = caplog.messages
+    assert f"`{path}` was 1.0, is 2.0" in message
+    [row] = [row for row in report.rows if row.function == trace.function]
+    assert row.reason == f"another callable: {path}"
+    if follow is not None:
+        n = [eqxjit.filter_jit(follow(w)) for w in (1.0, 2.0, 3.0)]
+        assert [f(X) is None for f in n] == [False] * 3
+        assert n[-1].cache_info().traces == 1
+
+
+SAME = {
+    "partial": (lambda: functools.partial(loss, w=1.0), "another partial of loss"),
+    "gradient of a partial": (lambda: of_partial(1.0), "another partial of loss"),
+    "instance": (lambda: Solver(1.0), "another `Solver`"),
+    "method": (lambda: Solver(1.0).step, "`Solver.step` of another `Solver`"),
+}
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_another_one_that_compares_by_identity(kind, caplog):
+    make, text = SAME[kind]
+    kept = [make() for _ in range(11)]
+    for fun in kept:
+        f = eqxjit.filter_jit(fun)
+        f(X)
+    assert f.traces()[0].reason == (
+        f"another callable: {text}, which compares by identity, was traced before"
+    )
+    [message] = caplog.messages
+    assert text in message
+    assert "defined again" not in message
+    eqxjit.filter_jit(kept[-1])(X)
+    assert f.cache_info().traces == 1
+
+
+def test_the_same_function_under_other_options_is_no_retrace(caplog):
+    with eqxjit.explain_retraces():
+        for options in ({}, {"max_traces": 3}, {"block": True}):
+            f = eqxjit.filter_jit(functools.partial(Solver.step, Solver(1.0)), **options)
+            eqxjit.filter_jit(loss, **options)(X, 1)
+    assert [message for message in caplog.messages if "`loss`" in message] == []
+    assert eqxjit.filter_jit(loss).traces()[0].reason == "first trace"
+    del f
+
+
+def test_a_function_and_its_gradient_are_two():
+    for wrap in (lambda fun: fun, eqx.filter_grad, eqx.filter_value_and_grad):
+        f = eqxjit.filter_jit(wrap(loss))
+        f(X, 1.0)
+        assert f.traces()[0].reason == "first trace"
+
+
+def test_many_numbers_in_a_list_are_one_difference():
+    f = eqxjit.filter_jit(lambda observation, w: jnp.asarray(observation) * w)
+    for start in (0.5, 1.5):
+        f([start + i for i in range(500)], jnp.ones(500))
+    [difference] = f.traces()[1].differences
+    assert str(difference) == "static value changed: 500 numbers in `observation`"
+    assert "pass `jnp.asarray(observation)`" in difference.remedy
+    for start in (0.5, 1.5):
+        f(jnp.asarray([start + i for i in range(500)]), jnp.ones(500))
+    assert f.cache_info().traces == 3
+
+
+def test_traces_with_many_calls_between_are_not_in_a_row(caplog):
+    f = eqxjit.filter_jit(lambda x: x + 1)
+    for n in range(1, 12):
+        for _ in range(50):
+            f(jnp.ones(n))
+    [message] = caplog.messages
+    assert "was traced 10 times with 441 other calls between, last for" in message
+
+
+def test_a_compilation_without_a_trace(caplog):
+    f = eqxjit.filter_jit(lambda model, x: model.weight @ x)
+    model = eqx.nn.Linear(3, 3, key=jax.random.key(0))
+    f(model, X)
+    put = jax.device_put(model, jax.devices()[0])
+    with eqxjit.explain_retraces(), eqxjit.compile_report() as report:
+        f(put, X)
+        f(put, X)
+    [trace] = f.traces()
+    assert [(d.category, d.path, d.new) for d in trace.recompiled] == [
+        ("sharding or device", "model.weight", "cpu:0"),
+        ("sharding or device", "model.bias", "cpu:0"),
+    ]
+    [message] = caplog.messages
+    assert "was compiled again, without a trace" in message
+    assert "jax.device_put" in message
+    [row] = [row for row in report.rows if row.function == trace.function]
+    assert (row.traces, row.reason) == (1, "sharding or device: model.weight")
+    f.clear_cache()
+    with eqxjit.compile_report() as report:
+        f(put, X)
+        f(put, X)
+    assert not f.traces()[0].recompiled
+
+
+def set_up(x):
+    for k in range(2, 9):
+        x = x + jnp.roll(x, k) * jnp.cumsum(x[:k])[0] + jnp.sort(x)[k]
+    return x
+
+
+def test_operations_outside_of_any_jit_are_summed_by_the_function_that_calls_them():
+    with eqxjit.compile_report() as report:
+        set_up(jnp.arange(19.0))
+        jax.jit(lambda x: x + 1)(X)
+    [note] = report.notes()
+    assert "operations outside of any jit, most of it from `set_up` (" in note
+    assert "test_families.py:" in note
+    with eqxjit.compile_report() as report:
+        jax.jit(set_up)(jnp.arange(23.0))
+    assert report.notes() == []

@@ -1,0 +1,481 @@
+"""Each trace is seen and explained: `traces()`, and the reasons that it gives."""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import gc
+import pathlib
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import eqxjit
+from tests.support import nodes
+from tests.support.helpers import Counted, Own
+from tests.support.places import shown
+from tests.support.processes import run
+from tests.support.sides import CALLS
+from tests.support.threads import race
+
+#: What messages call this file.
+HERE = shown(__file__)
+
+X = jnp.arange(3.0)
+Y = jnp.arange(4.0)
+
+
+def identity(*args, **kwargs):
+    return jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array))
+
+
+class Layer(eqx.Module):
+    weight: jax.Array
+    bias: jax.Array | None
+    activation: object
+    size: int = eqx.field(static=True, default=3)
+
+
+class Model(eqx.Module):
+    layers: list
+    config: object = eqx.field(static=True, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    rate: float
+    names: tuple[str, ...] = ()
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
+def model(**changed):
+    fields = {"weight": X, "bias": Y, "activation": jnp.tanh, **changed}
+    return Model([Layer(X, Y, jax.nn.relu), Layer(**fields)])
+
+
+WAS_AND_IS = [
+    ({"x": X}, {"x": Y}, ["shape: `x` was float32[3], is float32[4]"]),
+    ({"x": X}, {"x": X[None]}, ["shape: `x` was float32[3], is float32[1,3]"]),
+    ({"x": X}, {"x": np.float32(2)}, ["shape: `x` was float32[3], is float32[]"]),
+    ({"x": np.ones(3)}, {"x": Y}, ["shape: `x` was float32[3], is float32[4]"]),
+    ({"x": X}, {"x": X.astype(int)}, ["dtype: `x` was float32, is int32"]),
+    (
+        {"x": jnp.asarray(1.0)},
+        {"x": jnp.float32(1)},
+        ["weak type: `x` was float32 of weak type, is float32"],
+    ),
+    ({"x": X, "n": 1}, {"x": X, "n": 2}, ["static value changed: `n` was 1, is 2"]),
+    ({"n": 1}, {"n": True}, ["static value changed: `n` was 1, is True"]),
+    ({"n": 0.0}, {"n": -0.0}, ["static value changed: `n` was 0.0, is -0.0"]),
+    ({"n": 1}, {"n": "1"}, ["static value changed: `n` was 1, is '1'"]),
+    ({"n": float("nan")}, {"n": 1.0}, ["static value changed: `n` was nan, is 1.0"]),
+    ({"x": X}, {"x": 2.0}, ["static where an array was: `x` was float32[3], is 2.0"]),
+    ({"x": 2}, {"x": X}, ["an array where a static value was: `x` was 2, is float32[3]"]),
+    ({"x": [X, X]}, {"x": [X, X, Y]}, ["structure changed: `x` was list of 2, is list of 3"]),
+    ({"x": [X]}, {"x": (X,)}, ["structure changed: `x` was list of 1, is tuple of 1"]),
+    ({"x": None}, {"x": X}, ["structure changed: `x` was None, is float32[3]"]),
+    (
+        {"d": {"a": X}},
+        {"d": {"a": X, "b": Y}},
+        ["structure changed: `d['b']` was absent, is float32[4]"],
+    ),
+    (
+        {"d": {"a": X, "b": {"c": Y}}},
+        {"d": {"a": X}},
+        ["structure changed: `d['b']` was dict, is absent"],
+    ),
+    (
+        {"d": collections.OrderedDict(a=X, b=X)},
+        {"d": collections.OrderedDict(b=X, a=X)},
+        ["structure changed: `d` was OrderedDict, is OrderedDict with its keys in another order"],
+    ),
+    (
+        {"m": model()},
+        {"m": model(weight=Y)},
+        ["shape: `m.layers[1].weight` was float32[3], is float32[4]"],
+    ),
+    (
+        {"m": model()},
+        {"m": model(bias=None)},
+        ["structure changed: `m.layers[1].bias` was float32[4], is None"],
+    ),
+    (
+        {"m": model()},
+        {"m": model(activation=jnp.sinh)},
+        ["static value changed: `m.layers[1].activation` was tanh, is sinh"],
+    ),
+    (
+        {"m": model()},
+        {"m": model(size=5)},
+        ["static value changed: `m.layers[1].size` was 3, is 5"],
+    ),
+    (
+        {"m": Model([], Config(1.0, ("a", "b")))},
+        {"m": Model([], Config(2.0, ("a", "c")))},
+        [
+            "static value changed: `m.config.rate` was 1.0, is 2.0",
+            "static value changed: `m.config.names[1]` was 'b', is 'c'",
+        ],
+    ),
+    (
+        {"m": Model([], {"a": {"lr": 1}})},
+        {"m": Model([], {"a": {"lr": 2}})},
+        ["static value changed: `m.config['a']['lr']` was 1, is 2"],
+    ),
+    (
+        {"m": Model([], {"a": 1, "b": {2: 3}})},
+        {"m": Model([], {"b": {2: 3}, "a": 1})},
+        ["structure changed: `m.config` was dict, is dict with its keys in another order"],
+    ),
+    (
+        {"opt": optax.adam(1e-3).init(X)},
+        {"opt": optax.adam(1e-3).init(Y)},
+        [f"shape: `opt[0].{part}` was float32[3], is float32[4]" for part in ("mu", "nu")],
+    ),
+    (
+        {"p": nodes.Record([X, {"b": X}], "a")},
+        {"p": nodes.Record([X, {"b": Y}], "a")},
+        ["shape: `p.data[1]['b']` was float32[3], is float32[4]"],
+    ),
+    (
+        {"p": nodes.Record([X], "a")},
+        {"p": nodes.Record([X], "b")},
+        ["structure changed: `p` was Record with metadata ('a',), is Record with metadata ('b',)"],
+    ),
+    (
+        {"t": {str(i): X for i in range(9)}},
+        {"t": {str(i): Y for i in range(9)}},
+        [f"shape: `t['{i}']` was float32[3], is float32[4]" for i in range(9)],
+    ),
+    ({"x": X}, {"x": X, "n": 1}, ["argument newly passed or left out: `n` was absent, is 1"]),
+    ({}, {"x": X}, ["argument newly passed or left out: `x` was absent, is float32[3]"]),
+    (
+        {"x": Unprintable()},
+        {"x": Unprintable()},
+        ["static value changed: `x` is another Unprintable object"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), WAS_AND_IS)
+def test_a_difference_has_its_category_and_path(old, new, expected):
+    """Whether calls are cold or warm."""
+    for warm in (1, CALLS):
+        f = eqxjit.filter_jit(lambda *args, **kwargs: identity(*args, **kwargs))
+        for kwargs in (old, new):
+            for _ in range(warm):
+                f(**kwargs)
+        first, second = f.traces()
+        assert (first.compared_with, second.compared_with) == (None, 1)
+        assert [*map(str, second.differences)] == expected
+
+
+def test_arguments_have_the_names_of_the_parameters():
+    @eqxjit.filter_jit
+    def f(a, /, b, *rest, c=1, **others):
+        return a
+
+    f(X, 1, 2, 3, d={"e": 4})
+    assert f.traces()[0].arguments == {
+        "a": "float32[3]",
+        "b": "1",
+        "rest[0]": "2",
+        "rest[1]": "3",
+        "d": "dict",
+        "d['e']": "4",
+    }
+    for _ in range(CALLS):
+        f(X, 1, 2, 5, d={"e": 4})
+    assert f.traces()[1].differences[0][:4] == ("static value changed", "rest[1]", "3", "5")
+
+
+class Scale(eqx.Module):
+    by: jax.Array
+    mode: str = eqx.field(static=True)
+
+    @eqxjit.filter_jit
+    def step(self, x):
+        return self.by * x
+
+    def __call__(self, x):
+        return self.by + x
+
+
+def test_a_method_and_a_bound_model():
+    for mode in ("a", "b"):
+        Scale(X, mode).step(X)
+    first, second = Scale.step.traces()
+    assert first.function == "Scale.step"
+    assert second.reason == "static value changed: `self.mode` was 'a', is 'b'"
+    for by in (X, X[None]):
+        bound = eqxjit.filter_jit(Scale(by, "a"))
+        bound(X)
+    assert bound.traces()[-1].reason == "shape: `fun.by` was float32[3], is float32[1,3]"
+
+
+@pytest.mark.parametrize(
+    ("calls", "compared_with", "paths"),
+    [
+        ([(X, 1, "a"), (Y, 2, "b"), (X, 1, "c")], 1, ["mode"]),
+        # Of those that are as close, the latest.
+        ([(X, 1, "a"), (Y, 2, "b"), (X, 1, "c"), (X, 1, "d")], 3, ["mode"]),
+        ([(X,), (Y,), (X, 2)], 1, ["n"]),
+        ([(X, {"p": 1}), (X, {"p": 2}), (X, {"p": 1, "q": 3})], 1, ["n['q']"]),
+        ([(X, [1]), (X, [2]), (X, [1, 3])], 1, ["n"]),
+        # One node less than the second, but twenty arrays more.
+        ([([X] * 20, 1, "a"), (None, 2, "c"), ([X] * 20, 2, "b")], 1, ["n", "mode"]),
+    ],
+)
+def test_the_closest_earlier_trace_is_compared_with(calls, compared_with, paths):
+    f = eqxjit.filter_jit(lambda x, n=None, mode=None: X)
+    for args in calls:
+        f(*args)
+    assert f.traces()[-1].compared_with == compared_with
+    assert [d.path for d in f.traces()[-1].differences] == paths
+
+
+@pytest.mark.parametrize(
+    ("make", "old", "new"),
+    [
+        (lambda end: b"a" * 10**6 + end.encode(), "...aaaaaaaaaa1'", "...aaaaaaaaaa2'"),
+        (lambda end: Own("a" * 99 + end), "...aaaaaaaaaa1)", "...aaaaaaaaaa2)"),
+        (
+            lambda end: "a" * 99 + end + "b" * 99,
+            f"...aaaaaaaaaa1{'b' * 29}...",
+            f"...aaaaaaaaaa2{'b' * 29}...",
+        ),
+    ],
+)
+def test_long_texts_are_shown_where_they_differ(make, old, new):
+    f = eqxjit.filter_jit(lambda text: X)
+    f(make("1")), f(make("2"))
+    [difference] = f.traces()[1].differences
+    assert difference[:4] == ("static value changed", "text", old, new)
+    assert len(repr(f.traces()[1])) < 500
+
+
+def test_another_class_of_the_same_name():
+    f = eqxjit.filter_jit(lambda m: X)
+    for _ in range(2):
+        f(type("Net", (eqx.Module,), {})())
+    [difference] = f.traces()[1].differences
+    assert difference.new == "Net (another class of that name)"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda n: [n] * 2_000, "2000 numbers in `many`"),
+        (lambda n: Model([], config=[*range(99), n]), "`many.config[99]` was 1, is 2"),
+        (
+            lambda n: Model([], config=dict.fromkeys(range(2000), n)),
+            "`many.config` was {0: 1, 1: 1, 2: 1, ",
+        ),
+    ],
+)
+def test_a_large_container_of_constants(make, reason):
+    f = eqxjit.filter_jit(lambda x, many: x)
+    for n in (1, 2, 1):
+        f(X, make(n))
+    _, second = f.traces()
+    assert second.reason.startswith(f"static value changed: {reason}")
+
+
+class Unique:
+    """Objects of which each is another."""
+
+
+def test_what_changes_later_is_described_as_it_was():
+    """Also where nobody asks before: a record describes the call that was traced."""
+    config, unique = [1], Unique()
+    f = eqxjit.filter_jit(lambda tree: X)
+    f([*range(200), Model([], config=config), unique])
+    config[0] = 2
+    del unique
+    arguments = f.traces()[0].arguments
+    assert arguments["tree[200].config[0]"] == "1"
+    assert arguments["tree[201]"] == "Unique object"
+
+
+# --- What JAX does by itself -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("warm", [1, CALLS])
+@pytest.mark.parametrize(
+    ("change", "name", "values"),
+    [
+        (lambda: jax.enable_x64(True), "jax_enable_x64", ("False", "True")),
+        (
+            lambda: jax.default_matmul_precision("float32"),
+            "jax_default_matmul_precision",
+            ("None", "'float32'"),
+        ),
+        (lambda: jax.set_mesh(jax.make_mesh((1,), ("a",))), "mesh (jax.set_mesh)", None),
+    ],
+)
+def test_a_changed_configuration(change, name, values, warm):
+    counted = Counted(eqxjit.filter_jit, lambda x: x @ x)
+    for context in (contextlib.nullcontext, change, contextlib.nullcontext):
+        with context():
+            for _ in range(warm):
+                counted(X)
+    assert counted.jitted.cache_info().traces == counted.traces == 2
+    _, second = counted.jitted.traces()
+    found = {d.path: d for d in second.differences if d.category == "configuration changed"}
+    assert found[name][2:4] == (values or found[name][2:4])
+
+
+@pytest.mark.parametrize("warm", [1, CALLS])
+def test_cleared_and_evicted_caches(warm):
+    counted = Counted(eqxjit.filter_jit, lambda x, n: x * n, maxsize=2)
+    f = counted.jitted
+
+    def call(n):
+        for _ in range(warm):
+            f(X, n)
+        return [(d.category, d.new) for d in f.traces()[-1].differences]
+
+    call(1)
+    for clear, text in (
+        (jax.clear_caches, "jax.clear_caches()"),
+        (lambda: (call(2), call(3)), "raise `maxsize`"),
+        (f.clear_cache, "clear_cache"),
+    ):
+        clear()
+        [(category, new)] = call(1)
+        assert category == "cache evicted or cleared"
+        assert text in new
+    # It is compared with, but its number may be another trace's.
+    [trace] = f.traces()
+    assert trace.compared_with is None
+    assert (counted.traces, f.cache_info().traces) == (6, 1)
+
+
+def test_a_static_object_changed_in_place():
+    f = eqxjit.filter_jit(lambda x, named: (x, named))
+    named = Own("a")
+    f(X, named)
+    named.value = "b"
+    f(X, Own("a"))
+    [difference] = f.traces()[1].differences
+    assert difference.category == "cache evicted or cleared"
+    assert "changed in place" in difference.new
+    f(X, Own("c"))
+    assert f.traces()[-1].reason == "static value changed: `named` was Own(a), is Own(c)"
+
+
+def test_lowering_is_a_trace_and_compiling_is_timed():
+    f = eqxjit.filter_jit(lambda x: jnp.sin(x))
+    lowered = f.lower(X)
+    [trace] = f.traces()
+    assert trace.seconds.lowering > 0
+    assert trace.seconds.compiling == 0
+    lowered.compile()
+    assert trace.seconds.compiling > 0
+    for _ in range(CALLS):
+        f(X)
+    assert len(f.traces()) == f.cache_info().traces == 1
+
+
+def test_nested_functions_are_traces_of_their_own():
+    inner = eqxjit.filter_jit(lambda x: jnp.sin(x))
+    outer = eqxjit.filter_jit(lambda x: inner(x).sum() + inner(x[1:]))
+    for _ in range(CALLS):
+        outer(X)
+    assert [t.reason for t in inner.traces()][1].startswith("shape: `x` was float32[3]")
+    [trace] = outer.traces()
+    assert 0 < sum(t.seconds.tracing for t in inner.traces()) <= trace.seconds.tracing
+    assert inner.traces()[0].seconds.compiling == 0 < trace.seconds.compiling
+    assert {t.call_site.filename for t in (trace, *inner.traces())} == {__file__}
+
+
+def test_transformations_trace_and_compile_too():
+    counted = Counted(eqxjit.filter_jit, lambda x: (x**2).sum())
+    f = counted.jitted
+    for _ in range(2):
+        f(X)
+        jax.grad(f)(X)
+        jax.vmap(f)(X[None])
+    assert counted.traces == f.cache_info().traces == len(f.traces()) == 1
+
+
+def test_a_trace_that_fails_is_none():
+    """Also while its error, and by it its frames, are alive."""
+    f = eqxjit.filter_jit(lambda x, n: x / (1 // n), max_traces=1)
+    errors = []
+    for _ in range(CALLS):
+        with pytest.raises(ZeroDivisionError) as caught:
+            f(X, 0)
+        errors.append(caught.value)
+    assert f.traces() == []
+    f(X, 1)
+    assert [(t.number, t.reason) for t in f.traces()] == [(1, "first trace")]
+
+
+def test_the_persistent_cache_is_told_apart(tmp_path):
+    program = """
+        import jax, jax.numpy as jnp, eqxjit
+
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        f = eqxjit.filter_jit(lambda x: jnp.sin(x) @ jnp.cos(x))
+        with eqxjit.compile_report() as report:
+            f(jnp.ones(3))
+        [trace] = f.traces()
+        [row] = [row for row in report.rows if row.function == "<lambda>"]
+        print(trace.from_persistent_cache, row.persistent_cache_hits)
+    """
+    answers = [
+        run(program, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).splitlines()[-1] for _ in range(2)
+    ]
+    assert answers == ["False 0", "True 1"]
+
+
+def test_the_text_of_a_trace():
+    def power(x, n):
+        return x**n
+
+    f = eqxjit.filter_jit(power)
+    f(X, 2)
+    f(X, 3)
+    line = f.traces()[1].call_site.line
+    text = repr(f.traces()[1])
+    assert text.startswith(
+        f"<trace 2 of power(x: float32[3], n=3) at {HERE}:{line}: "
+        "static value changed: `n` was 2, is 3; "
+    )
+    assert "s (tracing " in text
+    source = pathlib.Path(__file__).read_text().splitlines()
+    assert source[line - 1].strip() == "f(X, 3)"
+
+
+def test_records_refer_to_nothing_of_the_users():
+    f = eqxjit.filter_jit(lambda x, *statics: x, maxsize=1)
+    watched = []
+    for _ in range(3):
+        static, function, array = type("Kind", (), {})(), lambda y: y, jnp.ones(7)
+        partial = functools.partial(function)
+        watched += map(weakref.ref, (type(static), static, function, partial, array))
+        for _ in range(CALLS):
+            f(array, static, function, partial, (static, [function]))
+        del static, function, partial, array
+    f(X)
+    gc.collect()
+    assert [ref() for ref in watched if ref() is not None] == []
+    assert len(f.traces()) == 4
+
+
+def test_racing_threads_count_and_number_each_trace():
+    f = eqxjit.filter_jit(lambda x, n: x * n)
+    race(lambda i: [f(X, n) for n in range(i, i + 3)])
+    info = f.cache_info()
+    assert [trace.number for trace in f.traces()] == [*range(1, info.traces + 1)]

@@ -1,0 +1,86 @@
+"""Layers: imports go down only, those for type checkers included, and never round."""
+
+import ast
+import graphlib
+import pathlib
+import re
+
+import eqxjit
+
+ROOT = pathlib.Path(eqxjit.__file__).parent
+
+#: From the bottom to the top; a package may import itself and what is below it.
+LAYERS = [
+    *(
+        "_native",
+        "_switches",
+        "_compat",
+        "_text",
+        "_places",
+        "_spec",
+        "_fast",
+        "_diagnostics",
+        "_core",
+        "_deploy",
+    ),
+    *("types", "__init__", "__main__"),
+]
+
+
+def imports_of(path):
+    """The files that a file imports, wherever in it, by their paths."""
+    package = path.relative_to(ROOT).parent
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            folder = ROOT / package if node.level == 1 else ROOT / package.parent
+            target = folder.joinpath(*(node.module or "").split("."))
+            modules = [target.with_suffix(".py"), target.with_suffix(".pyi")]
+            for alias in node.names:
+                names = [f"{alias.name}.py", f"{alias.name}.pyi"]
+                files = [*map(target.joinpath, names), *modules]
+                found.add(str(next(filter(pathlib.Path.exists, files)).relative_to(ROOT)))
+    return found
+
+
+FILES = [*ROOT.rglob("*.py"), *ROOT.rglob("*.pyi")]
+IMPORTS = {str(path.relative_to(ROOT)): imports_of(path) for path in FILES}
+
+
+def layer(file):
+    return LAYERS.index(file.split("/")[0].split(".")[0])
+
+
+def test_imports_go_down_only():
+    pairs = [(file, other) for file, others in IMPORTS.items() for other in others]
+    # `f.traces()` is typed, and its type is of the layer above.
+    typed = ("_core/wrapper.py", "_diagnostics/trace.py")
+    up = [pair for pair in pairs if layer(pair[1]) > layer(pair[0]) and pair != typed]
+    assert not up
+    assert len(pairs) > 100
+
+
+def test_no_imports_go_round():
+    assert len([*graphlib.TopologicalSorter(IMPORTS).static_order()]) == len(IMPORTS)
+
+
+def test_tests_reach_into_private_state_by_one_module():
+    """Programs that they run included. The tests of `_compat` may use its private functions."""
+    sources = "\n".join(path.read_text() for path in ROOT.rglob("*.py"))
+    private = {*re.findall(r"(?:def |class |self\.|^)(_[a-z]\w*)", sources, re.MULTILINE | re.I)}
+    private -= {"_fields", "_repr_html_"}  # Of named tuples, and for notebooks.
+    private -= {path.stem for path in ROOT.rglob("_*")}  # Modules are imported by name.
+    assert len(private) > 200
+    tests = pathlib.Path(__file__).parents[1]
+    not_ours = re.compile(r"\b(?:jax|equinox)\.[\w.]+")  # Which tests name, to hide it.
+    found = [
+        f"{path.name}: {match[0]}"
+        for path in {*tests.rglob("*.py")} - {tests / "support" / "inside.py"}
+        for match in re.finditer(
+            r"(?<!self)(?<!_compat)(?:\.| import )(_[a-z]\w*)",
+            not_ours.sub("", path.read_text()),
+            re.IGNORECASE,
+        )
+        if match[1] in private
+    ]
+    assert found == []

@@ -1,0 +1,319 @@
+"""Which programs a call waits for: those that can raise once they run, and no others."""
+
+import contextlib
+import functools
+import os
+
+import equinox as eqx
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import lineax
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+import eqxjit
+from tests.support import foreign
+from tests.support.devices import about_cpus
+from tests.support.inside import blocks
+from tests.support.sides import CALLS, both
+from tests.support.transformations import TRANSFORMATIONS, points
+
+X = jnp.arange(1.0, 4.0)
+SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+#: Enough arithmetic for JAX to let a program run on while the call returns.
+LARGE = jnp.eye(32)
+
+
+def classed(function, x, **options):
+    """The class of a function's program: the same after its first call as after warm ones."""
+    f = eqxjit.filter_jit(function, **options)
+    f(x + 0)
+    (first,) = blocks(f)
+    for _ in range(CALLS):
+        f(x + 0)
+    assert blocks(f) == [first]
+    return first
+
+
+def _solve(x, **options):
+    operator = lineax.MatrixLinearOperator(jnp.diag(x) + 1)
+    return lineax.linear_solve(operator, x, **options).value
+
+
+def _matrix(x):
+    return jnp.diag(x) + jnp.outer(x, x)
+
+
+# --- The kinds --------------------------------------------------------------------------------
+
+
+def callback(x):
+    return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+RAISING = {
+    "pure_callback": callback,
+    "ordered io_callback": lambda x: io_callback(np.asarray, SHAPE, x, ordered=True),
+    "debug.callback": lambda x: (jax.debug.callback(lambda x: None, x), x)[1],
+    "debug.print": lambda x: (jax.debug.print("{}", x, ordered=True), x)[1],
+    "error_if": lambda x: eqx.error_if(x, x < 0, "negative"),
+    "a solve that throws": _solve,
+    "noinline": lambda x: eqxi.noinline(lambda x: x * 2)(x),
+    "noinline of error_if": lambda x: eqxi.noinline(lambda x: eqx.error_if(x, x < 0, "no"))(x),
+    "equinox's while loop with a check": lambda x: eqxi.while_loop(
+        lambda x: x[0] < 5, lambda x: eqx.error_if(x + 1, x < 0, "no"), x, kind="lax"
+    ),
+}
+
+HARMLESS = {
+    "arithmetic": lambda x: x * 2,
+    "no output": lambda x: None,
+    "a solve that doesn't throw": functools.partial(_solve, throw=False),
+    "error_if switched off": lambda x: eqx.error_if(x, x < 0, "negative", on_error="off"),
+    "error_if with NaN": lambda x: eqx.error_if(x, x < 0, "negative", on_error="nan"),
+    "an error_if that is dead code": lambda x: (eqx.error_if(x, x < 0, "negative"), x)[1],
+    "lu": lambda x: jax.scipy.linalg.lu(_matrix(x)),
+    "qr": lambda x: jnp.linalg.qr(_matrix(x)),
+    "svd": lambda x: jnp.linalg.svd(_matrix(x)),
+    "eig": lambda x: jnp.linalg.eig(_matrix(x)),
+    "cholesky": lambda x: jnp.linalg.cholesky(_matrix(x)),
+    "schur": lambda x: jax.scipy.linalg.schur(_matrix(x)),
+    "tridiagonal solve": lambda x: jax.lax.linalg.tridiagonal_solve(x, x + 2, x, x[:, None]),
+    "fft": jnp.fft.fft,
+    "top_k": lambda x: jax.lax.top_k(x, 2),
+    "approx_max_k": lambda x: jax.lax.approx_max_k(x, 2),
+    "random": lambda x: jax.random.normal(jax.random.key(0), x.shape) * x,
+    "random rbg": lambda x: jax.random.normal(jax.random.key(0, impl="rbg"), x.shape) * x,
+    "random gamma": lambda x: jax.random.gamma(jax.random.key(0), x),
+    "optimization barrier": jax.lax.optimization_barrier,
+}
+
+of_lapack = about_cpus("other devices lack some of LAPACK")
+
+
+@pytest.mark.parametrize("kind", RAISING)
+@pytest.mark.parametrize("donate", ["none", "all"])
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_a_program_that_can_raise_is_waited_for(kind, donate):
+    assert classed(RAISING[kind], X, donate=donate)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=of_lapack) if k in ("eig", "schur") else k for k in HARMLESS],
+)
+def test_a_program_that_cannot_raise_is_not(kind):
+    assert not classed(HARMLESS[kind], X)
+
+
+def sequential_callback(x):
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.pure_callback(np.asarray, shape, x, vmap_method="sequential")
+
+
+@jax.custom_jvp
+def differentiable(x):
+    return sequential_callback(x).sum()
+
+
+@differentiable.defjvp
+def _(x, t):
+    return differentiable(*x), differentiable(*x) * t[0].sum()
+
+
+@pytest.mark.parametrize("place", [name for name in TRANSFORMATIONS if name != "eval_shape"])
+def test_a_callback_is_found_at_any_depth(place):
+    transform = TRANSFORMATIONS[place]
+    assert classed(lambda xs: transform(differentiable, xs), points())
+    assert not classed(lambda xs: transform(lambda x: x.sum(), xs), points())
+
+
+# --- Classed anew -----------------------------------------------------------------------------
+
+
+CONTEXTS = {
+    "x64": lambda: jax.enable_x64(True),
+    "precision": lambda: jax.default_matmul_precision("float32"),
+}
+
+
+def _checks(what, x):
+    return {
+        "shape": x.shape != (3,),
+        "dtype": x.dtype != jnp.float32,
+        "x64": jax.config.jax_enable_x64,
+        "precision": jax.config.jax_default_matmul_precision is not None,
+    }[what]
+
+
+@pytest.mark.parametrize("clear", [lambda: None, jax.clear_caches, eqx.clear_caches])
+@pytest.mark.parametrize("what", ["shape", "dtype", "x64", "precision"])
+@pytest.mark.parametrize("warm", [1, CALLS])
+def test_another_program_of_a_warm_entry_is_classed_too(what, warm, clear):
+    f = eqxjit.filter_jit(lambda x: callback(x) if _checks(what, x) else x * 2)
+    other = {"shape": jnp.ones(2), "dtype": X.astype(jnp.int32)}.get(what, X)
+    for _ in range(warm):
+        f(X)
+    assert blocks(f) == [False]
+    clear()
+    for _ in range(CALLS):
+        with CONTEXTS.get(what, contextlib.nullcontext)():
+            f(other)
+        assert blocks(f) == [True]
+        f(X)
+
+
+@pytest.mark.parametrize("around", [jax.jit, jax.vmap, eqx.filter_jit, jax.checkpoint])
+def test_a_trace_made_inside_a_transformation_is_classed_by_the_first_call_outside(around):
+    """JAX keeps it: the first call outside compiles it, but doesn't trace."""
+    checking = eqxjit.filter_jit(sequential_callback)
+    plain = eqxjit.filter_jit(lambda x: x * 2)
+    for f in (checking, plain):
+        around(f)(X)
+        around(f)(X)
+        for _ in range(CALLS):
+            f(X)
+            f(X[0])
+        assert blocks(f) == [f is checking]
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_a_trace_that_was_only_lowered_or_run_without_jit_is_classed_by_the_first_call(lower):
+    f = eqxjit.filter_jit(callback)
+    if lower:
+        f.lower(X).compile()
+    else:
+        with jax.disable_jit():
+            f(X)
+    for _ in range(CALLS):
+        f(X)
+        assert blocks(f) == [True]
+
+
+# --- Waiting, as it can be seen ---------------------------------------------------------------
+
+
+def _returns_before_it_is_done(call, times=10):
+    """Whether a call with much to compute returns before the result is there, at least once."""
+    return any(not call().is_ready() for _ in range(times))
+
+
+def heavy(x):
+    for _ in range(8):
+        x = x @ x / 1000
+    return x
+
+
+HEAVY = jnp.ones((700, 700))
+
+
+@pytest.fixture
+def dispatches_asynchronously():
+    """JAX itself returns before a program is done."""
+    if os.environ.get("JAX_CPU_ENABLE_ASYNC_DISPATCH") == "0":
+        pytest.skip("JAX is told to be synchronous")
+    if not _returns_before_it_is_done(lambda: jax.jit(heavy)(HEAVY)):
+        pytest.skip("JAX 0.8.0 can run all programs inline, once a callback has raised")
+
+
+@pytest.mark.usefixtures("dispatches_asynchronously")
+def test_a_harmless_program_is_dispatched_asynchronously():
+    f = eqxjit.filter_jit(lambda x, n: {"y": heavy(x), "n": n})
+    assert _returns_before_it_is_done(lambda: f(HEAVY, 3)["y"])
+    for _ in range(CALLS):
+        f(HEAVY, 3)["y"].block_until_ready()
+    assert _returns_before_it_is_done(lambda: f(HEAVY, 3)["y"])
+
+
+def test_upstream_and_block_wait():
+    theirs = eqx.filter_jit(heavy)
+    ours = eqxjit.filter_jit(heavy, block=True)
+    decorated = eqxjit.filter_jit(block=True)(heavy)
+    nested = eqxjit.filter_jit(lambda x: eqxjit.filter_jit(heavy)(x), block=True)
+    for f in (theirs, ours, decorated, nested):
+        assert not _returns_before_it_is_done(lambda f=f: f(HEAVY), CALLS)
+    assert blocks(ours) == blocks(decorated) == blocks(nested) == [True]
+
+
+@pytest.fixture
+def foreign_call():
+    foreign.register()
+
+
+def checked(x):
+    return x @ x @ x + foreign.check(x)
+
+
+@foreign.needs_compiler
+@about_cpus("the handler of the foreign call is registered for them")
+@pytest.mark.usefixtures("foreign_call", "dispatches_asynchronously")
+class TestForeignCalls:
+    """Without the wait their errors would come after the call, at whatever uses the result."""
+
+    def test_jax_does_not_wait_for_them(self):
+        f = jax.jit(checked)
+        f(LARGE).block_until_ready()
+        result = f(-LARGE)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
+            result.block_until_ready()
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda jit: jit(lambda x: checked(x)),
+            lambda jit: jit(lambda x: checked(x), donate="all"),
+            lambda jit: jit(lambda x: eqx.filter_jit(checked)(x)),
+            lambda jit: jit(lambda x: checked(x)).lower(LARGE).compile(),
+            lambda jit: jit(eqx.Partial(lambda weight, x: checked(x) * weight, LARGE)),
+            # Whichever of several outputs is ready first.
+            lambda jit: lambda x: jit(lambda x: [x, checked(x), x + 1])(x)[0],
+        ],
+    )
+    def test_they_are_waited_for(self, make):
+        f = make(eqxjit.filter_jit)
+        for _ in range(CALLS):
+            assert f(LARGE + 0).is_ready()
+            with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
+                f(-LARGE)
+
+    def test_an_unknown_target_is_found_in_what_was_lowered(self):
+        f = eqxjit.filter_jit(lambda x: foreign.check(x, "a_target_that_nobody_registered"))
+        assert "a_target_that_nobody_registered" in f.lower(X).as_text()
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            f(X)
+
+    @both
+    def test_under_an_eager_transformation(self, filter_jit):
+        f = filter_jit(lambda x: checked(x))
+        returned = []
+
+        def calls(x):
+            returned.append(f(jax.lax.stop_gradient(x)))
+            return x.sum()
+
+        for around in (lambda x: jax.vmap(calls)(x[None]), jax.grad(calls)):
+            for _ in range(CALLS):
+                around(LARGE)
+                returned.clear()
+                with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="a negative"):
+                    around(-LARGE)
+                # It was the call that raised, not what came after it.
+                assert returned == []
+
+    @pytest.mark.parametrize("nested", [False, True])
+    @pytest.mark.parametrize("warm", [1, CALLS])
+    def test_a_warm_function_learns_to_wait(self, warm, nested):
+        """For a program that is traced now, or was traced inside another before."""
+        f = eqxjit.filter_jit(lambda x: checked(x) if x.shape == LARGE.shape else x @ x)
+        if nested:
+            jax.jit(f)(LARGE)
+        small = jnp.eye(16)
+        for _ in range(warm):
+            f(small)
+        for _ in range(CALLS):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="a negative number"):
+                f(-LARGE)
+            f(small)

@@ -1,0 +1,386 @@
+"""What is dropped is freed: functions with their programs, arrays, structures beyond the bound."""
+
+import functools
+import gc
+import math
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxjit
+from tests.support.processes import run
+from tests.support.sides import CALLS, both
+
+X = jnp.arange(1.0, 4.0)
+
+#: How many functions or objects of each kind, of which none may remain.
+SOME = 4
+
+
+class Model(eqx.Module):
+    weight: jax.Array
+    static: object = eqx.field(static=True, default=None)
+
+    def __call__(self, x):
+        return self.weight * x
+
+    def method(self, x):
+        return self.weight + x
+
+    @eqxjit.filter_jit
+    def step(self, x, n=1):
+        return self.weight * x * n
+
+
+class Owner:
+    """A plain object with a method; compared by identity."""
+
+    def __init__(self, i):
+        self.i = i
+
+    def __call__(self, x):
+        return x * self.i
+
+    method = __call__
+
+
+def executables():
+    gc.collect()
+    return len(jax.devices()[0].client.live_executables())
+
+
+def test_bounds_of_one_and_of_none():
+    one, unbounded = (eqxjit.filter_jit(lambda x, n: x * n, maxsize=n) for n in (1, None))
+    for n in (1, 2, 1, 1, 1, 1, 3, 3, 3, 3):
+        assert one(X, n).tolist() == unbounded(X, n).tolist() == (X * n).tolist()
+    assert one.cache_info() == (1, 4, 1, 6)
+    assert unbounded.cache_info() == (3, 3, None, 7)
+
+
+# --- Functions ------------------------------------------------------------------------------------
+
+
+def _function(wrap=lambda filter_jit, f: filter_jit(f)):
+    """How a function and its wrapper are made."""
+
+    def make(filter_jit, i):
+        def f(*args):
+            return math.prod(args) * i
+
+        return f, wrap(filter_jit, f)
+
+    return make
+
+
+def _returning(output):
+    """The same of a function that returns what is made of its own parts."""
+
+    def make(filter_jit, i):
+        def f(x):
+            return output(x, i, f, wrapper)
+
+        wrapper = filter_jit(f)
+        return f, wrapper
+
+    return make
+
+
+plain = _function()
+
+
+def recursive(filter_jit, i):
+    def f(x, n=2):
+        return wrapper(x, n - 1) if n else x * i
+
+    wrapper = filter_jit(f)
+    return f, wrapper
+
+
+FUNCTIONS = {
+    "plain": plain,
+    "with options": _function(
+        lambda filter_jit, f: filter_jit(f, donate="all-except-first", inline=True)
+    ),
+    "blocking": _function(lambda filter_jit, f: filter_jit(f, block=True)),
+    "wrapped twice": _function(lambda filter_jit, f: filter_jit(filter_jit(f))),
+    "nested": _function(lambda filter_jit, f: filter_jit(lambda x: filter_jit(f)(x) + 1)),
+    "filter_grad": _function(
+        lambda filter_jit, f: filter_jit(eqx.filter_grad(lambda x: f(x).sum()))
+    ),
+    "filter_vmap": _function(lambda filter_jit, f: filter_jit(eqx.filter_vmap(f))),
+    "partial": _function(lambda filter_jit, f: filter_jit(functools.partial(f, 2))),
+    "jax Partial": _function(lambda filter_jit, f: filter_jit(jax.tree_util.Partial(f, X))),
+    "returning static objects": _returning(
+        lambda x, i, f, wrapper: {"y": x * i, "static": Owner(i), "f": lambda: i, "n": i}
+    ),
+    "returning itself": _returning(lambda x, i, f, wrapper: (x * i, f)),
+    "returning its wrapper": _returning(
+        lambda x, i, f, wrapper: (x * i, wrapper, Model(x, wrapper))
+    ),
+    "with a runtime check": _returning(
+        lambda x, i, f, wrapper: eqx.error_if(x, x < 0, "negative") * i
+    ),
+    "with a callback": _returning(
+        lambda x, i, f, wrapper: jax.pure_callback(lambda x: np.asarray(x) * i, x, x)
+    ),
+    "recursive": recursive,
+    "a method of an object": lambda filter_jit, i: (o := Owner(i), filter_jit(o.method)),
+    "a callable object": lambda filter_jit, i: (o := Owner(i), filter_jit(o)),
+}
+
+
+def _left_over(make, filter_jit, calls, then=None):
+    """How many functions, and how many more programs, are left of those that were dropped."""
+    before = executables()
+    alive = []
+    for i in range(SOME):
+        function, wrapper = make(filter_jit, i)
+        alive.append(weakref.ref(function))
+        for _ in range(calls):
+            wrapper(X)
+        if then is not None:
+            then(wrapper)
+        del function, wrapper
+    after = executables()
+    return sum(ref() is not None for ref in alive), after - before
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [*[(name, CALLS) for name in FUNCTIONS], ("plain", 0), ("plain", 1), ("plain", 2)],
+)
+def test_a_dropped_function_is_collected_with_its_programs(name, calls):
+    make = FUNCTIONS[name]
+    # What all of them share, such as the jitted part of `error_if`, is there from now on.
+    make(eqxjit.filter_jit, -1)[1](X)
+    functions, programs = _left_over(make, eqxjit.filter_jit, calls)
+    assert functions == 0
+    assert programs <= 0
+
+
+def transformed(wrapper):
+    """JAX compiles for an eager `vmap` what is traced already."""
+    for _ in range(2):
+        jax.vmap(wrapper)(X[None])
+    jax.grad(lambda x: wrapper(x).sum())(X)
+
+
+@pytest.mark.parametrize("then", [transformed, lambda wrapper: wrapper.lower(X).compile()(X)])
+@pytest.mark.parametrize("calls", [0, CALLS])
+@pytest.mark.parametrize("name", ["plain", "with a runtime check"])
+def test_a_function_that_was_transformed_or_compiled_is_collected(name, calls, then):
+    make = FUNCTIONS[name]
+    # The jitted part of `error_if` is shared, and keeps what first called it.
+    _left_over(make, eqxjit.filter_jit, calls, then)
+    assert _left_over(make, eqxjit.filter_jit, calls, then)[0] == 0
+
+
+# --- Arguments ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_collection():
+    """Without the garbage collector: no cycle holds on to what may be gigabytes."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_the_arrays_of_a_module_as_function_go_at_once():
+    for calls in range(CALLS + 1):
+        for function in (lambda model: model, lambda model: model.method):
+            model = Model(X + calls)
+            alive = weakref.ref(model.weight)
+            wrapper = eqxjit.filter_jit(function(model))
+            for _ in range(calls):
+                wrapper(X)
+            del wrapper, model
+            assert alive() is None
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_examples_of_what_is_lowered_or_frozen_go_at_once():
+    f = eqxjit.filter_jit(lambda model, x: model(x))
+    model = Model(X + 1)
+    alive = weakref.ref(model.weight)
+    lowered = f.lower(model, X)
+    del model
+    assert alive() is None
+    assert lowered.compile()(Model(X), X).tolist() == (X * X).tolist()
+    before = len(jax.live_arrays())
+    frozen = eqxjit.freeze(Model(X * 3))
+    frozen.compile(X)
+    del frozen
+    assert len(jax.live_arrays()) <= before
+
+
+@both
+@pytest.mark.parametrize("calls", range(1, CALLS + 1))
+@pytest.mark.usefixtures("no_collection")
+def test_arrays_passed_in_are_not_kept(filter_jit, calls):
+    f = filter_jit(lambda model, x, *rest, **options: (model.weight * x, model, rest, options))
+    before = len(jax.live_arrays())
+    alive = []
+    for i in range(calls):
+        model, x, y = Model(X + i), X + i, np.arange(3.0)
+        alive += [weakref.ref(model.weight), weakref.ref(x), weakref.ref(y)]
+        alive += [weakref.ref(leaf) for leaf in jax.tree.leaves(f(model, x, x + 1, k=[y, x]))]
+    del model, x, y
+    assert not any(ref() is not None for ref in alive)
+    assert len(jax.live_arrays()) <= before
+
+
+def test_arrays_of_calls_of_every_kind_are_not_kept():
+    f = eqxjit.filter_jit(lambda model, x, n=1: {"y": eqx.error_if(x, x < 0, "no") * n, "n": n})
+    donating = eqxjit.filter_jit(lambda x: x + 1, donate="all")
+
+    def calls():
+        model, x = Model(X + 1), X + 1
+        f(model, x)
+        f(model, x, n=2)
+        model.step(x, n=3)
+        eqxjit.filter_jit(model)(x)
+        eqxjit.filter_jit(model.method)(x)
+        jax.vmap(lambda x: f(model, x)["y"])(x)
+        jax.grad(lambda x: model.step(x).sum())(x)
+        f.lower(model, x).compile()(model, x)
+        for bad in (-x, {"a": x, 1: x}, [x, {1}], "x"):
+            with pytest.raises((RuntimeError, ValueError, TypeError)):
+                f(model, bad)
+        donating(x)
+        return [weakref.ref(model.weight), weakref.ref(x)]
+
+    for _ in range(2):
+        calls()
+    gc.collect()
+    before = len(jax.live_arrays())
+    for _ in range(CALLS):
+        alive = calls()
+        gc.collect()
+        assert not any(ref() is not None for ref in alive)
+        assert len(jax.live_arrays()) <= before
+
+
+# --- Static values --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("warm", [1, CALLS])
+def test_the_least_recently_used_entry_goes(warm):
+    traced = []
+    f = eqxjit.filter_jit(lambda x, n: traced.append(n) or x * n, maxsize=3)
+    for n in (1, 2, 3):
+        for _ in range(warm):
+            f(X, n)
+    # What is called again and again stays, whatever comes and goes beside it.
+    for n in range(4, 12):
+        for _ in range(CALLS):
+            f(X, 1)
+        f(X, n)
+    f(X, 2)
+    assert traced == [1, 2, 3, *range(4, 12), 2]
+
+
+class _Static:
+    """Compared by identity, and weakly referable, as most objects are."""
+
+
+STATICS = {
+    "a lambda": lambda: lambda: None,
+    "an object in a tuple": lambda: (1, (_Static(), "a")),
+    "a list in a static field": lambda: Model(X, [_Static()]),
+    "a dict key in a static field": lambda: Model(X, {_Static(): 1}),
+}
+
+
+@pytest.mark.parametrize("kind", STATICS)
+def test_an_entry_goes_with_the_object_that_it_was_made_for(kind):
+    f = eqxjit.filter_jit(lambda static, x: x * 2)
+    for _ in range(3):
+        static = STATICS[kind]()
+        f(static, X)
+        assert f.cache_info().entries <= 2
+    del static
+    gc.collect()
+    assert f.cache_info().entries == 0
+
+
+RETURNED = {
+    "a lambda": lambda owner: lambda: owner,
+    "an object in a field": lambda owner: Model(X, owner),
+    "a lambda in tuples in a field": lambda owner: Model(X, (1, (lambda: owner, "a"))),
+    "a method": lambda owner: owner.method,
+    "a partial": lambda owner: eqx.Partial(lambda x: owner, X),
+    "in a dict": lambda owner: {"a": lambda: owner, "b": Model(X, owner)},
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_an_entry_goes_although_it_returns_what_it_was_given(kind):
+    f = eqxjit.filter_jit(lambda static, x: (static, x * 2))
+    alive = []
+    for i in range(SOME):
+        owner = Owner(i)
+        alive.append(weakref.ref(owner))
+        static = RETURNED[kind](owner)
+        for x in (X, jnp.ones(4)):
+            back, _ = f(static, x)
+            for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(static), strict=True):
+                assert isinstance(one, jax.Array) or one is other or one == other
+            assert jax.tree.structure(back) == jax.tree.structure(static)
+    del owner, static, back, one, other
+    gc.collect()
+    assert sum([ref() is not None for ref in alive]) == 0
+    assert f.cache_info().entries == 0
+
+
+def test_a_new_object_at_a_dead_ones_address_is_another():
+    """`id` is reused at once: a stale entry would be found."""
+    f = eqxjit.filter_jit(lambda static, x: x * static.value)
+    for value in range(1, 30):
+        static = _Static()
+        static.value = value
+        for _ in range(2 if value % 2 else CALLS):
+            assert f(static, X).tolist() == (X * value).tolist()
+        del static
+
+
+# --- The long run ---------------------------------------------------------------------------------
+
+
+WARM_CALLS = """
+    import gc, equinox as eqx, jax, jax.numpy as jnp, psutil
+    import eqxjit
+    from tests.running.test_memory import Model, X
+
+    def allocated():
+        gc.collect()
+        # Pages of files come and go as the system likes.
+        return psutil.Process().memory_full_info().uss
+
+    big = Model(jnp.ones(1000), "static")
+    f = eqxjit.filter_jit(lambda model, x, n: {"y": model(x) * n, "model": model, "n": n})
+
+    def work():
+        model = Model(X)
+        for _ in range(20_000):
+            f(model, X, 2)
+            f(big, big.weight, 2)
+            model.step(X)
+
+    work()
+    before = allocated()
+    work()
+    print((allocated() - before) / 2**20)
+"""
+
+
+@pytest.mark.slow
+def test_warm_calls_take_no_memory():
+    """A hundred bytes kept by each call would be 6 MiB here."""
+    assert float(run(WARM_CALLS)) < 4

@@ -1,0 +1,172 @@
+"""Guards compare static objects as a look-up in a dict does: by type, then hash, then `==`."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.tree_util
+import pytest
+
+import eqxjit
+from tests.support.helpers import assert_same, outcome
+
+
+class Counting:
+    """An object whose `hash` and `==` are counted, and may raise."""
+
+    hashes = comparisons = 0
+    raises: Exception | None = None
+
+    def __init__(self, value):
+        self.value = value
+
+    def __hash__(self):
+        Counting.hashes += 1
+        if Counting.raises is not None:
+            raise Counting.raises
+        return hash(self.value)
+
+    def __eq__(self, other):
+        Counting.comparisons += 1
+        assert type(other) is Counting
+        assert hash(self.value) == hash(other.value), "compared although the hashes differ"
+        return self.value == other.value
+
+
+class Timeout(Exception):
+    """As a signal handler raises it."""
+
+
+@pytest.fixture(autouse=True)
+def reset():
+    Counting.hashes = Counting.comparisons = 0
+    yield
+    Counting.raises = None
+
+
+class Holder(eqx.Module):
+    weight: object
+    value: object = eqx.field(static=True)
+
+
+PLACES = {
+    "argument": lambda v: v,
+    "argument in a tuple": lambda v: (v, 1),
+    "static field": lambda v: Holder(1.0, v),
+    "list in a static field": lambda v: Holder(1.0, [v]),
+}
+
+
+@pytest.mark.parametrize("put", PLACES.values(), ids=PLACES)
+def test_objects_of_other_hashes_are_never_compared(put):
+    f = eqxjit.filter_jit(lambda x, v: x * 2)
+    for value in (1, 2, 1, 3, 2, 1, 1, 2, 3, 3):
+        assert_same(f(jnp.ones(2), put(Counting(value))), 2 * jnp.ones(2))
+    assert f.cache_info().traces == 3
+
+
+@pytest.mark.parametrize("put", PLACES.values(), ids=PLACES)
+def test_the_user_s_methods_run_as_often_as_under_equinox(put):
+    counts = []
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        f = filter_jit(lambda x, v: x * 2)
+        of_calls = []
+        for _ in range(5):
+            v = put(Counting(1))
+            Counting.hashes = Counting.comparisons = 0
+            f(jnp.ones(2), v)
+            of_calls.append((Counting.hashes, Counting.comparisons))
+        counts.append(of_calls)
+    upstream, ours = counts
+    for expected, found in zip(upstream, ours, strict=True):
+        # Where it is in a static field, Equinox asks `==` alone.
+        assert found[0] <= max(expected[0], 1) + 1
+        assert found[1] <= expected[1] + 1
+    assert ours[-1][0] <= 1
+
+
+def test_what_a_hash_raises_is_raised_at_once():
+    f = eqxjit.filter_jit(lambda x, v: x * 2)
+    for v in (Counting(1), Counting(1), Counting(1)):
+        f(jnp.ones(2), v)
+    Counting.raises = Timeout("from a hash")
+    Counting.hashes = 0
+    with pytest.raises(Timeout, match="from a hash"):
+        f(jnp.ones(2), v)
+    # By the fast path, and by the slow one that then serves.
+    assert Counting.hashes <= 2
+    Counting.raises = None
+    assert_same(f(jnp.ones(2), v), 2 * jnp.ones(2))
+    assert f.cache_info().traces == 1
+
+
+def test_the_very_part_of_a_container_counts_as_unchanged_without_a_hash():
+    f = eqxjit.filter_jit(lambda holder: holder.weight * 2)
+    holder = Holder(jnp.ones(2), [Counting(i) for i in range(5)])
+    for _ in range(3):
+        f(holder)
+    Counting.hashes = 0
+    for _ in range(3):
+        f(holder)
+    if eqxjit.native_enabled():
+        assert (Counting.hashes, Counting.comparisons) == (0, 0)
+    f(Holder(jnp.ones(2), [Counting(i) for i in range(5)]))
+    assert f.cache_info().traces == 1
+    f(Holder(jnp.ones(2), [Counting(i) for i in range(1, 6)]))
+    assert f.cache_info().traces == 2
+
+
+def test_an_iterator_as_an_argument_is_warned_of_as_under_equinox():
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        f = filter_jit(lambda x, v: x)
+        for make in (iter, lambda v: (i for i in v), lambda v: map(abs, v), zip):
+            with pytest.warns(DeprecationWarning, match="treated as a leaf"):
+                f(jnp.ones(2), make([1]))
+
+
+def test_a_registered_flatten_runs_as_often_as_under_equinox():
+    flattens = []
+
+    class Node:
+        def __init__(self, x):
+            self.x = x
+
+    def flatten(node):
+        flattens.append(node)
+        return (node.x,), None
+
+    jax.tree_util.register_pytree_node(Node, flatten, lambda _, children: Node(*children))
+    counts = []
+    for filter_jit in (eqx.filter_jit, eqxjit.filter_jit):
+        f = filter_jit(lambda n: n.x * 2)
+        of_calls = []
+        for _ in range(4):
+            flattens.clear()
+            f(Node(jnp.ones(2)))
+            of_calls.append(len(flattens))
+        counts.append(of_calls)
+    assert counts[1][1:] == counts[0][1:]
+
+
+def test_a_flatten_that_is_not_deterministic_mixes_nothing_up():
+    class Node:
+        is_odd = False
+
+        def __init__(self, x):
+            self.x = x
+
+    def flatten(node):
+        if Node.is_odd:
+            Node.toggled = not Node.toggled
+        return ((node.x, 2.0), None) if Node.is_odd and Node.toggled else ((node.x,), None)
+
+    Node.toggled = True
+    jax.tree_util.register_pytree_node(Node, flatten, lambda _, children: Node(children[0]))
+    f = eqxjit.filter_jit(lambda node, v, x: (node.x * 2 + x, v))
+    mark = object()
+    for _ in range(3):
+        f(Node(jnp.ones(2)), mark, jnp.zeros(2))
+    # The guard finds the known structure; then another one, in the middle of the new trace.
+    Node.is_odd = True
+    outcome(f, Node(jnp.ones(3)), mark, jnp.zeros(3))
+    Node.is_odd = False
+    for _ in range(3):
+        assert_same(f(Node(jnp.ones(3)), mark, jnp.zeros(3)), (2 * jnp.ones(3), mark))

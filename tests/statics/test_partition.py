@@ -1,0 +1,227 @@
+"""Partition: what is traced, what is static, and that each kind of node gets through a call."""
+
+import collections
+import operator
+from typing import Any
+
+import equinox as eqx
+import flax.core
+import flax.struct
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import optax
+import pytest
+
+import eqxjit
+from tests.support import nodes
+from tests.support.helpers import Twins, assert_same, assert_specialized
+from tests.support.models import Point
+from tests.support.sides import CALLS, both
+
+# --- Leaves -----------------------------------------------------------------------------------
+
+
+def _array(dtype, shape=(2,)):
+    return jnp.ones(shape, dtype)
+
+
+DYNAMIC = {
+    "bfloat16": _array(jnp.bfloat16),
+    "float8": _array(jnp.float8_e4m3fn),
+    "int4": _array(jnp.int4),
+    "complex64": _array(jnp.complex64),
+    "weakly typed array": jnp.asarray(2.0),
+    "empty array": _array(jnp.float32, (0, 3)),
+    "typed key": jax.random.key(0),
+    "typed keys": jax.random.split(jax.random.key(0, impl="rbg"), 3),
+    "raw key": jax.random.PRNGKey(0),
+    "numpy float32": np.ones(2, np.float32),
+    "numpy float64": np.ones(2),
+    "numpy int64": np.arange(3),
+    "numpy zero-dimensional": np.array(1.5, np.float32),
+    "numpy Fortran order": np.asfortranarray(np.arange(6.0, dtype=np.float32).reshape(2, 3)),
+    "numpy not contiguous": np.arange(6, dtype=np.int32)[::2],
+    "numpy subclass": np.ones(2, np.float32).view(type("Sub", (np.ndarray,), {})),
+    "numpy float64 scalar": np.float64(1.5),
+    "numpy bool scalar": np.bool_(True),
+    "numpy complex64 scalar": np.complex64(1j),
+}
+
+STATIC = {
+    "bool": True,
+    "big int": 10**30,
+    "float": 1.5,
+    "complex": 1j,
+    "str": "tanh",
+    "bytes": b"tanh",
+    "function": jnp.tanh,
+    "builtin": max,
+    "class": dict,
+    "jax type": jnp.float32,
+    "dtype": np.dtype("float32"),
+    "ellipsis": ...,
+    "enum": nodes.Colour.RED,
+    "frozen dataclass": nodes.Config(1e-3),
+    "frozenset": frozenset({1, 2}),
+    "object": object(),
+    "shape": jax.ShapeDtypeStruct((2,), jnp.float32),
+    "method of a plain object": [1].append,
+}
+
+
+def describe(x):
+    """Whether JAX traces a value, and if so, as what."""
+    return str(x.aval) if isinstance(x, jax.core.Tracer) else None
+
+
+def everywhere(leaf):
+    """A leaf as an argument, and within nodes of several kinds."""
+    return leaf, (1, leaf), {"leaf": leaf}, eqx.nn.Lambda(leaf), eqx.Partial(max, leaf)
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_arrays_are_traced(name):
+    value = DYNAMIC[name]
+    twins = Twins(lambda *tree: (tree, [describe(leaf) for leaf in jax.tree.leaves(tree)]))
+    _, seen = twins(*everywhere(value))
+    assert [kind is not None for kind in seen] == [
+        leaf is value for leaf in jax.tree.leaves(everywhere(value))
+    ]
+    assert twins.ours.traces == 1
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_all_else_is_static(name):
+    tree = everywhere(STATIC[name])
+    twins = Twins(lambda *tree: (jnp.zeros(()), jax.tree.leaves(tree)))
+    _, leaves = twins(*tree)
+    assert [*map(id, leaves)] == [*map(id, jax.tree.leaves(tree))]
+    assert twins.ours.traces == 1
+
+
+@both
+def test_a_ref_is_as_is_array_says(filter_jit):
+    """`jax.Ref` isn't a `jax.Array`: static upstream, and here."""
+    if not hasattr(jax, "new_ref"):
+        pytest.skip("before jax.new_ref")
+    ref = jax.new_ref(jnp.zeros(2))
+    assert not eqx.is_array(ref)
+    f = filter_jit(lambda r: r is ref)
+    for _ in range(CALLS):
+        assert f(ref)
+
+
+# --- Nodes ------------------------------------------------------------------------------------
+
+
+class Inner(eqx.Module):
+    weight: jax.Array
+    bias: jax.Array | None
+    power: int = eqx.field(static=True)
+    activation: Any = jnp.tanh
+
+    def __call__(self, x):
+        bias = 0 if self.bias is None else self.bias
+        return self.activation(self.weight * x + bias) ** self.power
+
+
+class Outer(eqx.Module):
+    layers: list
+    scale: float
+    name: str = eqx.field(static=True)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x * self.scale
+
+
+class Strange(eqx.Module):
+    """Fields whose names could mean something to generated code."""
+
+    self_: jax.Array
+    _private: jax.Array
+    __mangled: jax.Array
+    type: Any
+    len: Any = eqx.field(static=True)
+    été: jax.Array | None = None
+
+
+class TupleSubclass(tuple):
+    """No pytree node: JAX goes by the exact type, so this is a static leaf."""
+
+
+w = jnp.arange(1.0, 3.0)
+NODES = {
+    "Module": Inner(w, None, 2),
+    "nested Modules": Outer([Inner(w, w, 2), Inner(w, None, 3), eqx.nn.Identity()], 0.5, "net"),
+    "Module with converters": nodes.Converted(w, [4, 2]),
+    "Module under inheritance": nodes.Derived(w, w + 1, 2),
+    "Module with strange names": Strange(w, w + 1, w + 2, "type", 3, w + 3),
+    "Module with wrapper fields": nodes.wrapper(nodes.plus_one, w),
+    "equinox layers": eqx.nn.MLP(2, 2, 4, 2, key=jax.random.key(0)),
+    "named tuple": Point(w, Point(1, w)),
+    "tuple subclass": TupleSubclass((1, 2)),
+    "lists and dicts": {"b": [w, 1, [], [w]], "a": 1, "c": {}, "d": {"e": (w, ())}},
+    "dict with integer keys": {2: w, 1: w + 1},
+    "OrderedDict": collections.OrderedDict(b=w, a=w + 1),
+    "defaultdict": collections.defaultdict(list, b=w, a=w + 1),
+    "None within": (None, [None, w], {"a": None}),
+    "jax Partial": jtu.Partial(operator.mul, w, key=w),
+    "equinox Partial": eqx.Partial(Inner(w, None, 2), w),
+    "bound method": Inner(w, None, 2).__call__,
+    "nn.State": nodes.batch_norm()[1],
+    "nn.State and its Module": nodes.batch_norm(),
+    "flax dataclass": nodes.FlaxState(w, 0.1),
+    "FrozenDict": flax.core.freeze({"b": {"w": w}, "a": w}),
+    "registered dataclass": nodes.Record([w, 2], "node"),
+    "own node": nodes.Bag("own", w, 2, {"a": w}),
+    "optax state": optax.adam(1e-3).init({"w": w, "b": w}),
+    "optax chain": optax.chain(optax.clip(1.0), optax.trace(0.9)).init(
+        eqx.filter(Inner(w, w, 2), eqx.is_array)
+    ),
+    "optax masked": optax.masked(optax.adam(0.1), {"w": True, "b": False}).init({"w": w, "b": w}),
+    "wrapper": eqxjit.filter_jit(Inner(w, None, 2)),
+    "upstream's wrapper": eqx.filter_jit(Inner(w, None, 2)),
+}
+
+
+def moved(tree, by):
+    """The tree with other values in its inexact arrays."""
+    return jax.tree.map(lambda leaf: leaf + by if eqx.is_inexact_array(leaf) else leaf, tree)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_each_node_goes_in_and_out(name):
+    """The function sees what the caller passed, and the caller gets what it returned: each time."""
+    tree = NODES[name]
+    seen = []
+
+    def f(tree, n):
+        seen.append(jax.tree.structure(tree))
+        return moved(tree, n)
+
+    twins = Twins(f)
+    for i in range(CALLS):
+        argument = moved(tree, i)
+        ours, theirs = twins.ours(argument, 2), twins.upstream(argument, 2)
+        assert_same(ours, theirs)
+        assert_same(ours, moved(argument, 2))
+        assert type(ours) is type(tree)
+    assert seen == [jax.tree.structure(tree)] * 2
+    assert_specialized(twins.ours.jitted)
+
+
+@both
+def test_an_outdated_state_is_refused(filter_jit):
+    """`eqx.nn.State` refuses to be flattened once it has been updated, also by a warm call."""
+    index = eqx.nn.StateIndex(jnp.zeros(()))
+    f = filter_jit(lambda state: state.get(index) + 1)
+    for _ in range(CALLS):
+        state = eqx.nn.State(index)
+        assert f(state) == 1
+        assert f(state.set(index, jnp.ones(()))) == 2
+        with pytest.raises(ValueError, match="state"):
+            f(state)

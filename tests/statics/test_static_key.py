@@ -1,0 +1,409 @@
+"""The typed static key: static values that `==` takes for the same although a program tells them.
+
+Upstream's answer stands beside ours wherever it is wrong, so that a fix there is noticed here.
+"""
+
+import collections
+import dataclasses
+import decimal
+import enum
+import fractions
+import functools
+import gc
+import math
+import weakref
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from tests.support.helpers import Twins, assert_same
+from tests.support.models import Frozen, Pair, Thawed
+from tests.support.sides import CALLS
+
+
+class Level(enum.IntEnum):
+    ONE = 1
+    TWO = 2
+
+
+class Text(str):
+    pass
+
+
+class OtherPair(NamedTuple):
+    first: Any
+    second: Any
+
+
+#: Values that are equal, and hash alike, but aren't the same to a program.
+CONFUSABLE = {
+    "one": (1, True, 1.0),
+    "signs": (0.0, -0.0),
+    "zero": (0, False, 0.0, -0.0, complex(0.0, 0.0), complex(0.0, -0.0), complex(-0.0, 0.0)),
+    "two": (2, 2.0, 2 + 0j, Level.TWO, decimal.Decimal(2), fractions.Fraction(2)),
+    "big": (2**53, float(2**53)),
+    "str": ("a", Text("a")),
+    "tuple": ((1, (2,)), (1, (2.0,)), (True, (2,)), Pair(1, (2,)), OtherPair(1, (2,))),
+    "frozenset": (frozenset({1, "a"}), frozenset({1.0, "a"}), frozenset({True, "a"})),
+}
+
+#: The same for values that can't be hashed, and hence only stand in static fields.
+CONFUSABLE_UNHASHABLE = {
+    "list": ([1, [0.0]], [True, [0.0]], [1, [-0.0]], [1, [0]]),
+    "dict": (
+        {"a": 1},
+        {"a": 1.0},
+        {"a": True},
+        collections.OrderedDict(a=1),
+        collections.defaultdict(list, a=1),
+        collections.Counter(a=1),
+    ),
+    "keys": ({1: "a"}, {True: "a"}, {1.0: "a"}, {Level.ONE: "a"}),
+    "keys within": ({"a": {(0, 1): 2}}, {"a": {(0, True): 2}}, {"a": {(-0.0, 1): 2}}),
+    "set": ({1, 2}, {1.0, 2}, frozenset({1, 2})),
+    "order of a dict": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "order of a dict within": ([{"a": {0: 1, 1: 2}}], [{"a": {1: 2, 0: 1}}]),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenChild(Frozen):
+    pass
+
+
+class Holder(eqx.Module):
+    value: Any = eqx.field(static=True)
+
+
+class LeafHolder(eqx.Module):
+    value: Any
+
+
+AS_LEAF = {
+    "an argument": (lambda v: v, lambda t: t),
+    "a list of tuples": (lambda v: [(v, 1), []], lambda t: t[0][0]),
+    "a dict": (lambda v: {"k": v}, lambda t: t["k"]),
+    "a Module's field": (LeafHolder, lambda t: t.value),
+    "a Partial": (lambda v: eqx.Partial(max, v), lambda t: t.args[0]),
+    "a frozen dataclass": (Frozen, lambda t: t.value),
+    "an inherited dataclass": (FrozenChild, lambda t: t.value),
+    "a dataclass that can change": (Thawed, lambda t: t.value),
+    "a dataclass within": (lambda v: Frozen((Frozen(v), 1)), lambda t: t.value[0].value),
+}
+
+AS_METADATA = {
+    "a static field": (Holder, lambda t: t.value),
+    "a static field within": (
+        lambda v: [LeafHolder({"a": Holder(v)})],
+        lambda t: t[0].value["a"].value,
+    ),
+    "a list of tuples in a static field": (
+        lambda v: Holder([2, (v,)]),
+        lambda t: t.value[1][0],
+    ),
+    "a dict in a static field": (lambda v: Holder({"k": v}), lambda t: t.value["k"]),
+    "a slice in a static field": (lambda v: Holder(slice(1, v)), lambda t: t.value.stop),
+    "a dataclass in a static field": (lambda v: Holder(Frozen(v)), lambda t: t.value.value),
+    "a Module in a static field": (lambda v: Holder(Holder(v)), lambda t: t.value.value),
+}
+
+#: Each kind of value as a leaf and as metadata, and the telling ones in all other places.
+CASES = [
+    *[("an argument", group) for group in CONFUSABLE],
+    *[("a static field", group) for group in CONFUSABLE | CONFUSABLE_UNHASHABLE],
+    *[
+        (place, group)
+        for place in AS_LEAF | AS_METADATA
+        if place not in ("an argument", "a static field")
+        for group in ("one", "signs", "tuple")
+    ],
+]
+
+
+def shown(value):
+    """All that `==` overlooks."""
+    return type(value).__name__, repr(value)
+
+
+@pytest.mark.parametrize("place", AS_LEAF | AS_METADATA)
+def test_flags_are_told_apart(place):
+    put, get = (AS_LEAF | AS_METADATA)[place]
+    f = eqxjit.filter_jit(lambda tree, x: x if get(tree) else -x)
+    for flag in (True, False, True, True, False, False):
+        assert_same(f(put(flag), jnp.ones(2)), jnp.ones(2) if flag else -jnp.ones(2))
+    assert f.cache_info().traces == 2
+
+
+@pytest.mark.parametrize(("place", "group"), CASES)
+def test_equal_values_that_differ_are_told_apart(place, group):
+    """Upstream returns the first one's result for the others."""
+    put, get = (AS_LEAF | AS_METADATA)[place]
+    values = (CONFUSABLE | CONFUSABLE_UNHASHABLE)[group]
+    twins = Twins(lambda tree: shown(get(tree)))
+    right = [shown(value) for value in values]
+    assert [twins.upstream(put(value)) for value in values] != right
+    for _ in range(CALLS):
+        assert [twins.ours(put(value)) for value in values] == right
+    assert twins.ours.traces == len(values)
+
+
+# How a value reaches the function, other than as a positional argument of the call.
+CALL_FORMS = {
+    "keyword": lambda f, v: f(value=v),
+    "keyword-only": lambda f, v: f(None, only=v),
+    "variadic": lambda f, v: f(None, 0, v),
+    "further keyword": lambda f, v: f(None, other=v),
+}
+
+
+@pytest.mark.parametrize("form", CALL_FORMS)
+def test_equal_values_are_told_apart_however_they_are_passed(form):
+    def f(value=None, unused=0, *values, only=None, **others):
+        return [shown(v) for v in (value, *values, only, others.get("other")) if v is not None]
+
+    jitted, call = eqxjit.filter_jit(f), CALL_FORMS[form]
+    for _ in range(CALLS):
+        for v in CONFUSABLE["one"]:
+            assert call(jitted, v) == [shown(v)]
+
+
+@pytest.mark.parametrize("values", [(1, True, 1.0), (0.0, -0.0)])
+def test_keys_of_dict_arguments_are_told_apart(values):
+    """The keys of a dict are metadata of its node."""
+    twins = Twins(lambda d: [shown(key) for key in d])
+    for make in (lambda v: {v: jnp.zeros(2), 5: 6}, lambda v: {(v, 2): jnp.zeros(2)}):
+        right = [[shown(key) for key in sorted(make(v))] for v in values]
+        assert [twins.upstream(make(v)) for v in values] != right
+        for _ in range(CALLS):
+            assert [twins.ours(make(v)) for v in values] == right
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda v: functools.partial(lambda v, x: (x, shown(v)), v),
+        lambda v: eqx.Partial(lambda v, x: (x, shown(v)), v),
+        lambda v: Scaled(jnp.ones(2), v),
+    ],
+    ids=["functools.partial", "eqx.Partial", "Module"],
+)
+def test_equal_values_within_the_function_are_told_apart(wrap):
+    """Upstream's wrappers of Modules share one cache, and so here do those of equal Modules."""
+    functions = [(value, wrap(value)) for value in CONFUSABLE["one"]]
+    for _ in range(CALLS):
+        for value, function in functions:
+            assert eqxjit.filter_jit(function)(jnp.zeros(2))[1] == shown(value)
+
+
+class Scaled(eqx.Module):
+    weight: Any
+    by: Any = eqx.field(static=True)
+
+    def __call__(self, x):
+        return x * self.weight, shown(self.by)
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+def test_arrays_in_static_fields_are_told_apart():
+    """By `==`, which broadcasts and converts, upstream takes these for one another."""
+    arrays = [
+        *(jnp.ones(1), jnp.ones((1, 1)), jnp.ones((), int), jnp.ones(()), jnp.asarray(1.0)),
+        *(jnp.zeros(1), -jnp.zeros(1)),
+    ]
+    twins = Twins(lambda model: (model.weight, repr(model.by)))
+    for _ in range(CALLS):
+        for array in arrays:
+            assert twins.ours(Scaled(jnp.ones(2), array * 1))[1] == repr(array)
+    assert twins.ours.traces == len(arrays)
+
+
+# --- NaN --------------------------------------------------------------------------------------
+
+NANS = {
+    "float": lambda: float("nan"),
+    "complex": lambda: complex(float("nan"), 1.0),
+    "within a tuple": lambda: (1, (float("nan"),)),
+    "within a frozenset": lambda: frozenset({float("nan")}),
+    "within a dataclass": lambda: Frozen(float("nan")),
+    "in a list in a static field": lambda: Holder([float("nan")]),
+    "as a key in a static field": lambda: Holder({float("nan"): 1}),
+}
+
+
+@pytest.mark.parametrize("name", NANS)
+def test_nan_equals_nan(name):
+    """Upstream traces again for each new NaN."""
+    twins = Twins(lambda x, value: (x * 2, shown(value)))
+    make = NANS[name]
+    for i in range(CALLS):
+        x = jnp.arange(3.0) + i
+        value = make()
+        assert_same(twins.ours(x, value), (x * 2, shown(value)))
+        assert_same(twins.upstream(x, value), (x * 2, shown(value)))
+    assert twins.ours.traces == 1
+    assert twins.upstream.traces == CALLS
+
+
+def test_nan_is_no_other_number():
+    f = eqxjit.filter_jit(lambda v: shown(v))
+    values = [math.nan, 0.0, math.inf, -math.inf, 1.0, "nan", complex(math.nan, 0), math.nan]
+    values += [Holder({float("nan") for _ in range(n)}) for n in (1, 2)]
+    for _ in range(CALLS):
+        assert [f(v) for v in values] == [shown(v) for v in values]
+
+
+# --- Never more traces than upstream, those cases aside --------------------------------------
+
+
+class ByName:
+    """Equal where its own `==` says so, whatever else it holds."""
+
+    def __init__(self, name, note):
+        self.name = name
+        self.note = note
+
+    def __eq__(self, other):
+        return type(other) is type(self) and self.name == other.name
+
+    def __hash__(self):
+        return hash(self.name)
+
+
+class ByNameUnhashable(ByName):
+    __hash__ = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    value: Any
+    note: str = dataclasses.field(default="", compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounded:
+    """Its own `==`, which a dataclass keeps."""
+
+    value: float
+
+    def __eq__(self, other):
+        return type(other) is Rounded and round(self.value) == round(other.value)
+
+    def __hash__(self):
+        return hash(round(self.value))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ByIdentity:
+    value: Any
+
+
+class Tagged(tuple):
+    """Has an `==` of its own, which looks at more than the items."""
+
+    def __new__(cls, tag):
+        made = super().__new__(cls, (1, 2))
+        made.tag = tag
+        return made
+
+    def __eq__(self, other):
+        return type(other) is Tagged and self.tag == other.tag
+
+    def __hash__(self):
+        return hash(self.tag)
+
+
+kept = ByIdentity(1)
+
+SAME = {
+    "ints": (10**20, 10**19 * 10),
+    "floats": (0.1 + 0.2, 0.30000000000000004),
+    "strings": ("ab" * 9, "".join(["ab"] * 9)),
+    "tuples": ((1, ("a", 2.0)), (1, ("a", 2.0))),
+    "ranges": (range(3), range(3)),
+    "frozensets": (frozenset("abc"), frozenset("cba")),
+    "own ==": (ByName("a", 1), ByName("a", 2)),
+    "own == of a dataclass": (Rounded(1.0), Rounded(1.1)),
+    "field that isn't compared": (Noted(1, "a"), Noted(1, "b")),
+    "dataclass": (Frozen((1, 2.0)), Frozen((1, 2.0))),
+    "bound method of a plain object": (kept.__repr__, kept.__repr__),
+    "decimals": (decimal.Decimal("1.0"), decimal.Decimal("1.00")),
+    "Modules without arrays": (LeafHolder((1, "a")), LeafHolder((1, "a"))),
+    "static fields": (Holder({"a": [1, {2}], "b": 3}), Holder({"a": [1, {2}], "b": 3})),
+    "own == that can't be hashed": (
+        Holder(ByNameUnhashable("a", 1)),
+        Holder(ByNameUnhashable("a", 2)),
+    ),
+    "own == in a list in a static field": (Holder([ByName("a", 1)]), Holder([ByName("a", 2)])),
+    "Module in a static field": (Holder(LeafHolder("a")), Holder(LeafHolder("a"))),
+}
+
+
+DIFFERENT = {
+    "types": (1, "1"),
+    "identity": (ByIdentity(1), ByIdentity(1)),
+    "lambdas": (lambda: 1, lambda: 1),
+    "functools.partial": (functools.partial(max, 1), functools.partial(max, 1)),
+    "tuple and list": ((1,), [1]),
+    "missing and None": ({}, {"a": None}),
+    "dict order in an OrderedDict": (
+        collections.OrderedDict(a=1, b=1),
+        collections.OrderedDict(b=1, a=1),
+    ),
+    "default factories": (
+        collections.defaultdict(list, a=1),
+        collections.defaultdict(tuple, a=1),
+    ),
+    "names of static fields": (Holder("a"), LeafHolder("a")),
+    "dtypes": (Noted(jnp.float32), Noted(jnp.float16)),
+    "own == of a tuple": (Tagged("a"), Tagged("b")),
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "traces"),
+    [*((pair, 1) for pair in SAME.values()), *((pair, 2) for pair in DIFFERENT.values())],
+    ids=[*(f"same {name}" for name in SAME), *(f"different {name}" for name in DIFFERENT)],
+)
+def test_the_same_values_share_a_trace_and_different_ones_do_not(values, traces):
+    twins = Twins(lambda x, value: x * 2)
+    for i in range(CALLS):
+        for value in values:
+            x = jnp.arange(3.0) + i
+            assert_same(twins.ours(x, value), x * 2)
+            assert_same(twins.upstream(x, value), x * 2)
+    assert (twins.ours.traces, twins.upstream.traces) == (traces, traces)
+
+
+def test_a_dataclass_that_gets_another_equality():
+    cls: Any = dataclasses.make_dataclass("Settings", ["rate"], frozen=True)
+    f = eqxjit.filter_jit(lambda x, settings: x)
+    for n in (1, 2, 1):
+        f(1.0, cls(n))
+    assert f.cache_info().entries == 2
+    cls.__eq__ = lambda self, other: type(other) is cls
+    cls.__hash__ = lambda self: 0
+    for n in (1, 2, 3, 4):
+        f(1.0, cls(n))
+    assert f.cache_info().entries == 3
+    ref = weakref.ref(cls)
+    del cls, f
+    gc.collect()
+    assert ref() is None
+
+
+def test_the_very_object_is_found_whatever_its_equality_says():
+    class Never:
+        def __eq__(self, other):
+            return False
+
+        def __hash__(self):
+            return 1
+
+    never = Never()
+    f = eqxjit.filter_jit(lambda x, value: x)
+    for _ in range(4):
+        f(jnp.ones(2), never)
+    assert f.cache_info().traces == 1
