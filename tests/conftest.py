@@ -53,7 +53,7 @@ settings.load_profile(PROFILE)
 
 # Doctest would import these: one has classes that don't like to be looked into, the other needs
 # eight devices.
-collect_ignore = ["support/hostile.py", "product/eight_devices.py"]
+collect_ignore = ["support/hostile.py", "running/eight_devices.py"]
 
 
 @pytest.fixture(scope="module", autouse=True)

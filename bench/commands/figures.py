@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from ..harness.records import RECORDS, RESULTS, ROOT, group, mean_ratio, ratios, record, rows
+from ..harness.records import RECORDS, RESULTS, ROOT, Times, group, mean_ratio, ratios, record, rows
 from .pictures import PICTURES
 
-_CALLS = ("µs per call", "Equinox", "eqxjit", "floor")
 LABELS = {
     "eqx": "Equinox",
     "eqxjit": "eqxjit",
@@ -174,9 +173,7 @@ def n_workloads(platform: str = "cpu") -> str:
 
 def calls_table() -> str:
     """Tabulate a few workloads."""
-    found = rows("calls")
-    lines = [(name, *_each(found[row], "eqx", "eqxjit", "floor")) for row, name in SHOWN.items()]
-    return _table(_CALLS, lines)
+    return _times_table("µs per call", {name: rows("calls")[row] for row, name in SHOWN.items()})
 
 
 def means_table(platform: str = "cpu") -> str:
@@ -206,32 +203,30 @@ def means_table(platform: str = "cpu") -> str:
 
 def group_table(name: str, *ways: str) -> str:
     """Tabulate the workloads of a group, by the ways that are named, or the usual three."""
-    ways = ways or ("eqx", "eqxjit", "floor")
-    lines = [(row, *_each(us, *ways)) for row, us in group(name).items()]
-    return _table(("µs per call", *(LABELS[way] for way in ways)), lines)
+    return _times_table("µs per call", group(name), *ways)
 
 
 def gpu_table(name: str) -> str:
     """Tabulate rows of `bench calls` or `training` on a GPU, beside those on a CPU."""
     ways = ("eqx", "eqxjit", "packed" if name == "training" else "floor")
     here, there = rows(name), rows(name, "gpu")
-    shown = SHOWN if name == "calls" else dict(zip(there, there, strict=True))
-    lines = [
-        (label, *_each(there[row], *ways), *_each(here[row], *ways))
+    shown = SHOWN if name == "calls" else {row: row for row in there}
+    both = {
+        label: {"GPU": there[row], "CPU": here[row]}
         for row, label in shown.items()
         if row in there and row in here
-    ]
-    columns = [f"{LABELS[way]}{suffix}" for suffix in (", GPU", ", CPU") for way in ways]
-    return _table(("µs", *columns), lines)
+    }
+    found = {
+        label: {f"{way}, {side}": times[way] for side, times in sides.items() for way in ways}
+        for label, sides in both.items()
+    }
+    return _times_table("µs", found, *(f"{way}, {side}" for side in ("GPU", "CPU") for way in ways))
 
 
 def waiting_table() -> str:
     """Tabulate calls on a GPU whose results are waited for, one by one."""
-    ways = ("eqx", "jit", "eqxjit", "floor")
-    lines = [
-        (row, *_each(us, *ways)) for row, us in record("loops", "gpu")["best_us"]["latency"].items()
-    ]
-    return _table(("µs until the result", *(LABELS[way] for way in ways)), lines)
+    found = record("loops", "gpu")["best_us"]["latency"]
+    return _times_table("µs until the result", found, "eqx", "jit", "eqxjit", "floor")
 
 
 def shapes_table() -> str:
@@ -246,11 +241,9 @@ def shapes_table() -> str:
 
 def training_table() -> str:
     """Tabulate the steps of training."""
-    lines = [
-        (f"{name}: {task['arrays']} arrays", *_each(task["us"], "eqx", "eqxjit", "packed"))
-        for name, task in record("training")["tasks"].items()
-    ]
-    return _table(("µs a step", "Equinox", "eqxjit", "packed"), lines)
+    tasks = record("training")["tasks"].items()
+    found = {f"{name}: {task['arrays']} arrays": task["us"] for name, task in tasks}
+    return _times_table("µs a step", found, "eqx", "eqxjit", "packed")
 
 
 def packing_table() -> str:
@@ -287,12 +280,12 @@ def ways_table() -> str:
 
 def first_calls_table() -> str:
     """Tabulate imports, first calls, new shapes and traces of nested calls."""
-    lines = [
-        (f"{probe}: {figure}", *_each({way: 1e3 * s for way, s in best.items()}, "eqx", "eqxjit"))
+    found = {
+        f"{probe}: {figure}": {way: 1e3 * seconds for way, seconds in best.items()}
         for probe, figures in record("startup")["probes"].items()
         for figure, best in figures.items()
-    ]
-    return _table(("milliseconds", "Equinox", "eqxjit"), lines)
+    }
+    return _times_table("milliseconds", found, "eqx", "eqxjit")
 
 
 def downstream_table() -> str:
@@ -347,8 +340,14 @@ def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in every).replace("|  |", "| |")
 
 
-def _each(times: Mapping[str, float], *ways: str) -> list[str]:
-    return [_us(times.get(way)) for way in ways]
+def _times_table(unit: str, times: Mapping[str, Times], *ways: str) -> str:
+    """Tabulate rows of times by the ways that are named, or the usual three."""
+    ways = ways or ("eqx", "eqxjit", "floor")
+    columns = [
+        ", ".join([LABELS[name], *more]) for name, *more in (way.split(", ") for way in ways)
+    ]
+    lines = [(row, *(_us(found.get(way)) for way in ways)) for row, found in times.items()]
+    return _table((unit, *columns), lines)
 
 
 def _span(values: Sequence[float], form: str) -> str:

@@ -40,13 +40,13 @@ def jitted_over(
     outputs: tuple[str, ...] = ("out",),
     *,
     call: str | None = None,
-    donate: bool = False,
+    donate: str = "none",
     function: str = "f",
     **options: Any,
 ) -> list[Cases]:
     """`fun` under all four: each is jitted once, and has a case for each of the examples.
 
-    Those are alike but for the shapes and dtypes of their arrays.
+    Those are alike but for the shapes and dtypes of their arrays. `donate` is as for `filter_jit`.
     An output with the name of an argument is fed into the next call; such outputs come first.
     `call` is the call as a user would write it, `f(a, b)` by default.
     """
@@ -59,16 +59,17 @@ def jitted_over(
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         return eqx.filter(fun(**eqx.combine(given, static)), eqx.is_array)
 
-    donated = tuple(range(len(names))) if donate else ()
-    tree_jit = jax.jit(on_arrays, donate_argnums=donated, **options)
+    donated = {"none": (), "all": range(len(names)), "all-except-first": range(1, len(names))}
+    tree_jit = jax.jit(on_arrays, donate_argnums=tuple(donated[donate]), **options)
     floor = _floor(fun, examples[0], outputs, donate=donate, function=function, **options)
     filtered = {
-        name: filter_jit(fun, donate="all" if donate else "none", **options)
-        for name, filter_jit in FILTER_JITS.items()
+        name: filter_jit(fun, donate=donate, **options) for name, filter_jit in FILTER_JITS.items()
     }
 
     def case(f: Callable[..., Any], arguments: Mapping[str, Any]) -> Case:
-        return Case(statement, lambda: {function: f, **passed(arguments, donate)}, outputs)
+        return Case(
+            statement, lambda: {function: f, **passed(arguments, donate != "none")}, outputs
+        )
 
     return [
         {
@@ -92,7 +93,7 @@ def _floor(
     example: Mapping[str, Any],
     outputs: tuple[str, ...],
     *,
-    donate: bool,
+    donate: str,
     function: str,
     **options: Any,
 ) -> Callable[[Mapping[str, Any]], Case]:
@@ -123,13 +124,16 @@ def _floor(
         *given_names[:-1],
         *((f"{function}_out",) if len(outputs) > len(fed_back) else ()),
     )
-    donated = tuple(range(len(given_names))) if donate else ()
+    # All but the first argument are those that are fed back.
+    donated = {"none": (), "all": (0, 1), "all-except-first": (0,)}[donate][: len(given_names)]
     flat_jit = jax.jit(on_lists, donate_argnums=donated, **options)
     statement = f"{', '.join(targets)} = {function}({', '.join(given_names)})"
 
     def case(arguments: Mapping[str, Any]) -> Case:
         state, inputs = map(jtu.tree_leaves, split(eqx.filter(dict(arguments), eqx.is_array)))
         lists = {state_name: state, inputs_name: inputs} if fed_back else {inputs_name: inputs}
-        return Case(statement, lambda: {function: flat_jit, **passed(lists, donate)}, targets)
+        return Case(
+            statement, lambda: {function: flat_jit, **passed(lists, donate != "none")}, targets
+        )
 
     return case

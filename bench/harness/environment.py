@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,19 +19,7 @@ import eqxjit
 
 from .records import RESULTS, ROOT
 
-PACKAGES = (
-    "eqxjit",
-    "jax",
-    "jaxlib",
-    "equinox",
-    "numpy",
-    "optax",
-    "diffrax",
-    "lineax",
-    "optimistix",
-    "onnxruntime",
-    "torch",
-)
+PACKAGES = "eqxjit jax jaxlib equinox numpy optax diffrax lineax optimistix onnxruntime torch"
 
 
 def facts() -> dict[str, Any]:
@@ -39,7 +28,8 @@ def facts() -> dict[str, Any]:
         "commit": _commit(),
         "command": f"python -m bench {' '.join(sys.argv[1:])}",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
+        "versions": {"python": platform.python_version()}
+        | {p: _version(p) for p in PACKAGES.split()},
         "machine": {
             "processor": _processor(),
             "logical_cpus": psutil.cpu_count(),
@@ -93,8 +83,6 @@ def _version(package: str) -> str:
 
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found[1] if found else platform.processor()

@@ -63,7 +63,7 @@ def training(shapes: int) -> list[Cases]:
         {"model": model, "opt_state": state, "x": x, "y": jnp.sin(x)} for x in _inputs(shapes)
     ]
     outputs = ("model", "opt_state", "loss")
-    return jitted_over(training_step(optimizer), examples, outputs, donate=True)
+    return jitted_over(training_step(optimizer), examples, outputs, donate="all")
 
 
 def transformer(shapes: int) -> list[Cases]:

@@ -8,14 +8,13 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jax.tree_util import Partial
 
 from ..harness.measure import Case
 from .networks import batched, tree_of
@@ -54,14 +53,6 @@ class Settings:
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     """A dataclass that can be hashed."""
-
-    name: str
-    rate: float
-    sizes: tuple[int, ...]
-
-
-class Named(NamedTuple):
-    """A named tuple, which as an argument is a tree."""
 
     name: str
     rate: float
@@ -116,10 +107,6 @@ def _choices(size: int) -> dict[str, Any]:
     return _named([CHOICES[i % len(CHOICES)] for i in range(size)])
 
 
-def _leaky(size: int, partial: Callable[..., Any]) -> list[Any]:
-    return [partial(jax.nn.leaky_relu, negative_slope=i / 2) for i in range(size)]
-
-
 def _named(value: list[Any]) -> dict[str, Any]:
     return {f"name {i}": item for i, item in enumerate(value)}
 
@@ -140,18 +127,7 @@ KINDS: Mapping[str, Kind] = {
         lambda size: Frozen("name", 0.5, tuple(range(size))),
         lambda c: Frozen(c.name, c.rate, (*[*c.sizes],)),
     ),
-    "named tuple": Kind(
-        lambda size: Named("name", 0.5, tuple(range(size))),
-        lambda c: Named(c.name, c.rate, (*[*c.sizes],)),
-    ),
     "dict of enums, dtypes, functions": Kind(_choices, dict),
-    # Those of functools are equal only to themselves.
-    "dict of functools.partials": Kind(lambda size: _named(_leaky(size, functools.partial)), dict),
-    "list of jax Partials": Kind(
-        lambda size: _leaky(size, Partial),
-        lambda c: [Partial(p.func, *p.args, **p.keywords) for p in c],
-        (AS_ARGUMENT,),  # a tree, but when static equal only to itself
-    ),
 }
 
 

@@ -77,7 +77,7 @@ def _training(
     optimizer: optax.GradientTransformation,
     x: Array,
     y: Array,
-    donate: bool = False,
+    donate: str = "none",
 ) -> Cases:
     state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
     arguments = {"model": model, "opt_state": state, "x": x, "y": y}
@@ -85,7 +85,7 @@ def _training(
     return jitted(training_step(optimizer), arguments, outputs, donate=donate)
 
 
-def mlp_training(donate: bool) -> Cases:
+def mlp_training(donate: str) -> Cases:
     """An adam step on a batch of 8; model and optimizer state fed back."""
     model, optimizer = small_mlp(), optax.adam(1e-3)
     x = jr.normal(jr.key(1), (8, 4))
@@ -271,8 +271,8 @@ WORKLOADS: dict[str, Workload] = {
     "MLP 256": Workload("small", partial(mlp, 256)),
     "GRUCell": Workload("small", gru),
     "LSTMCell": Workload("small", lstm),
-    "MLP + adam": Workload("small", partial(mlp_training, donate=False)),
-    "MLP + adam, donated": Workload("small", partial(mlp_training, donate=True)),
+    "MLP + adam": Workload("small", partial(mlp_training, "none")),
+    "MLP + adam, donated": Workload("small", partial(mlp_training, "all")),
     "CNN, BatchNorm, State": Workload("large", conv_net),
     "transformer": Workload("large", transformer),
     "transformer + adamw": Workload("large", transformer_training),

@@ -11,7 +11,7 @@ class Static:
     def __init__(self, key: Any, ask: bool = ..., /) -> None: ...
 
 class Flags:
-    blocks: bool
+    must_wait: bool
     pending: bool
 
 class Fast:

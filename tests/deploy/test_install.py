@@ -23,7 +23,7 @@ import pytest
 
 import eqxjit
 from eqxjit.__main__ import main
-from tests.runtime.test_donation import DONATE
+from tests.calls.test_donation import DONATE
 from tests.support import processes
 from tests.support.helpers import assert_same, warm
 from tests.support.models import arrays

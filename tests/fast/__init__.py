@@ -1,1 +1,1 @@
-"""Fast paths, in C and in generated Python: binding, guards, outputs and the generated source."""
+"""Fast paths: beside the slow one, in C, and as generated source."""

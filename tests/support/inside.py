@@ -25,7 +25,7 @@ def blocks(wrapper: Any) -> list[bool]:
     """Whether the programs of each structure are waited for: all must be classified."""
     entries = [*table(wrapper).entries.values()]
     assert not any(entry.pending for entry in entries)
-    return [entry.blocks for entry in entries]
+    return [entry.must_wait for entry in entries]
 
 
 clear_tables = _function.clear_tables

@@ -78,8 +78,8 @@ class Lowered:
         # The trace was made for a program that JAX compiles only here.
         with events.compiling(self._entry, self._trace) if self._trace else nullcontext():
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
-        blocks = self._entry.blocks or may_raise(self.lowered.compiler_ir("stablehlo"))
-        entry = self._entry.with_program(compiled, blocks)
+        must_wait = self._entry.must_wait or may_raise(self.lowered.compiler_ir("stablehlo"))
+        entry = self._entry.with_program(compiled, must_wait)
         return Compiled(self._caller, entry, self._description, self._bound)
 
 

@@ -14,9 +14,9 @@ from jax.tree_util import tree_map
 from .._compat import ArrayImpl, connect, may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import as_array
-from .._fast.writer import TooLarge, Writer
+from .._fast.writer import TooLarge, Writer, is_transformed
 from .._places import trim, trimming
-from .._spec.tree import Spec, combine, has_tracers, is_array, resplit, split
+from .._spec.tree import Spec, are_aligned, combine, has_tracers, is_array, resplit, split
 from .._switches import switch
 from .calls import Call, make
 from .entry import Entry, Output, arrays_of
@@ -132,7 +132,7 @@ class Caller:
         entry = call.entry
         try:
             output = make(call, entry.jitted, [*map(as_array, call.flat)])
-            if entry.blocks and type(output) is not Box:
+            if (entry.must_wait or is_transformed(output)) and type(output) is not Box:
                 entry.wait_for(output)
         except BaseException as error:
             self.failed(error, call)
@@ -223,6 +223,11 @@ class Caller:
     def call_of(self, entry: Entry, /, *args: Any, **kwargs: Any) -> Call:
         bound = self.bind(args, kwargs)
         call = Call(self.function, self.fun_arrays, *bound, *split(bound))
+        if not are_aligned(call.spec, entry.spec):
+            raise ValueError(
+                "An argument was taken apart twice in one call, with different results. The "
+                "flatten of a registered class must depend on nothing but the object."
+            )
         call.entry = entry
         return call
 

@@ -34,7 +34,7 @@ Invariants:
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
    what was built before may still be there. */
-#define INTERFACE 51
+#define INTERFACE 52
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -199,12 +199,12 @@ TYPE(Static, static, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_
 typedef struct {
     PyObject_HEAD
     char pending; /* whether a call has to be finished in Python */
-    char blocks;  /* whether a call waits for its program */
+    char must_wait; /* whether a call waits for its program, because that can raise */
 } Flags;
 
 static PyMemberDef flags_members[] = {
     {"pending", T_BOOL, offsetof(Flags, pending), 0, NULL},
-    {"blocks", T_BOOL, offsetof(Flags, blocks), 0, NULL}, {NULL, 0, 0, 0, NULL}};
+    {"must_wait", T_BOOL, offsetof(Flags, must_wait), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot flags_slots[] = {
     {Py_tp_doc, "The flags of an entry that a warm call looks at."}, {Py_tp_members, flags_members},
@@ -782,8 +782,8 @@ static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObjec
     return made;
 }
 
-/* Waits until a program has run. It has once one of its outputs is there; not so under a transformation, which
-   may pass inputs on. */
+/* Waits until a program has run, if that can raise. It has run once one of its outputs is there; not so under a
+   transformation, which may pass inputs on. What its program can do is unknown. */
 static int wait_for(State *state, Fast *fast, PyObject *output) {
     Arrays arrays;
     if (arrays_in(output, &arrays) < 0) return -1;
@@ -791,6 +791,7 @@ static int wait_for(State *state, Fast *fast, PyObject *output) {
     for (Py_ssize_t i = 0; i < arrays.n; i++) {
         is_plain = is_plain && (PyObject *)Py_TYPE(arrays.items[i]) == state->array_type;
     }
+    if (is_plain && !((Flags *)fast->entry)->must_wait) return 0;
     PyObject *done = is_plain ? PyObject_CallMethodNoArgs(arrays.items[0], state->block_until_ready)
                               : PyObject_CallMethodOneArg(fast->entry, state->wait_for, output);
     Py_XDECREF(done);
@@ -956,7 +957,7 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     Flags *flags = (Flags *)fast->entry;
     PyObject *output = call_in_flight(fast->jitted, walk->arrays, fast->n_arrays, call), *result;
     /* What is pending is waited for when it is finished. */
-    if (output != NULL && flags->blocks && !flags->pending && wait_for(state, fast, output) < 0) {
+    if (output != NULL && !flags->pending && wait_for(state, fast, output) < 0) {
         Py_CLEAR(output);
     }
     if (output == NULL) return hand_over_error(call, state->failed_fast, fast->entry);

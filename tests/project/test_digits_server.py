@@ -178,20 +178,3 @@ def test_a_bad_body_is_refused_with_the_reason(client, images, expected, content
     after = report(client)
     assert sum(after["refused"].values()) == sum(before["refused"].values()) + 1
     assert after["traces"] == before["traces"] == 1
-
-
-def test_what_cannot_be_served_ends_it_with_the_reason(path, tmp_path):
-    damaged = tmp_path / "damaged.eqxjit"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
-    for file, reason in (
-        (damaged, "can't be served: .*damaged.eqxjit is damaged"),
-        (tmp_path / "none.eqxjit", "can't be served: .*No such file.*none.eqxjit"),
-    ):
-        with process(file, 0, subprocess.PIPE) as server:
-            printed, log = server.communicate(timeout=300)
-        assert server.returncode not in (0, None)
-        assert re.search(reason, log)
-        assert not re.search("Traceback|running on", log)
-        assert printed == ""

@@ -239,13 +239,7 @@ def test_a_pytree_that_contains_itself(kind):
 @both
 def test_a_tracer_leaked_from_a_finished_trace(filter_jit):
     leaked = []
-
-    @jax.jit
-    def leaks(x):
-        leaked.append(x * 2)
-        return x
-
-    leaks(X)
+    jax.jit(lambda x: leaked.append(x * 2))(X)
     f = filter_jit(lambda tree, x: tree["a"][0] + x)
     for _ in range(CALLS):
         with pytest.raises(jax.errors.UnexpectedTracerError) as caught:

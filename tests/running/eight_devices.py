@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import eqxjit
-from tests.runtime.test_asynchronous import classed
+from tests.running.test_asynchronous import classed
 from tests.support.helpers import Counted, Twins, assert_same, assert_specialized
 from tests.support.models import arrays
 from tests.support.sides import CALLS, both

@@ -39,7 +39,7 @@ def test_each_example_is_shown_or_tested_elsewhere():
     examples = sorted(path.stem for path in paths if not path.name.startswith("__"))
     assert examples == sorted([*_SHOWN, *_TESTED_ELSEWHERE])
     for name, file in _TESTED_ELSEWHERE.items():
-        assert f"bench.examples.{name}" in (ROOT / "tests/product" / file).read_text()
+        assert f"bench.examples.{name}" in (ROOT / "tests/project" / file).read_text()
 
 
 @pytest.mark.parametrize("name", sorted(_SHOWN))

@@ -356,7 +356,7 @@ def test_a_new_object_at_a_dead_ones_address_is_another():
 WARM_CALLS = """
     import gc, equinox as eqx, jax, jax.numpy as jnp, psutil
     import eqxjit
-    from tests.runtime.test_memory import Model, X
+    from tests.running.test_memory import Model, X
 
     def allocated():
         gc.collect()

@@ -128,6 +128,15 @@ def shown(value):
     return type(value).__name__, repr(value)
 
 
+@pytest.mark.parametrize("place", AS_LEAF | AS_METADATA)
+def test_flags_are_told_apart(place):
+    put, get = (AS_LEAF | AS_METADATA)[place]
+    f = eqxjit.filter_jit(lambda tree, x: x if get(tree) else -x)
+    for flag in (True, False, True, True, False, False):
+        assert_same(f(put(flag), jnp.ones(2)), jnp.ones(2) if flag else -jnp.ones(2))
+    assert f.cache_info().traces == 2
+
+
 @pytest.mark.parametrize(("place", "group"), CASES)
 def test_equal_values_that_differ_are_told_apart(place, group):
     """Upstream returns the first one's result for the others."""

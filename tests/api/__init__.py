@@ -1,1 +1,0 @@
-"""The wrapped function: its attributes, methods, pytree, and ahead-of-time compilation."""

@@ -1,1 +1,0 @@
-"""Code as Python sees it: locations and tracebacks."""

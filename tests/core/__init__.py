@@ -1,1 +1,0 @@
-"""One call from top to bottom."""

@@ -1,1 +1,0 @@
-"""Explanations: why a function was traced, and where the time went."""

@@ -1,0 +1,1 @@
+"""Errors of arguments, programs and the user's code: how they read, where they point."""

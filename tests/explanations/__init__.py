@@ -1,0 +1,1 @@
+"""Explanations of traces: reasons, advice, the log, limits and storms."""

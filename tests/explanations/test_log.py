@@ -1,0 +1,316 @@
+"""The log: silent unless asked for, but for a function that is traced again and again."""
+
+import functools
+import logging
+import re
+import types
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from tests.support.places import shown
+from tests.support.processes import run
+
+#: What messages call this file.
+HERE = shown(__file__)
+
+X = jnp.arange(3.0)
+Y = jnp.arange(4.0)
+
+
+def test_the_log_is_silent_unless_asked_for(caplog):
+    f = eqxjit.filter_jit(lambda x, n: x)
+    with caplog.at_level(logging.DEBUG, "eqxjit"):
+        f(X, 1)
+        f(X, 2)
+        assert caplog.messages == []
+        with eqxjit.explain_retraces():
+            f(X, 2)
+            f(X, 3)
+        f(X, 4)
+    [message] = caplog.messages
+    assert message.startswith(
+        f"`{f.traces()[0].function}` was traced again (trace 3) for the call "
+    )
+    assert f"at {HERE}:{f.traces()[2].call_site.line}, in " in message
+    assert "(tracing " in message
+    assert (
+        "Compared with trace 2:\n  - static value changed: `n` was 2, is 3\n    If it varies"
+        in message
+    )
+    [record] = caplog.records
+    assert (record.name, record.levelno) == ("eqxjit", logging.WARNING)
+
+
+def test_other_functions_of_one_code_are_not_defined_again(caplog):
+    def decorated(fun):
+        return eqxjit.filter_jit(functools.wraps(fun)(lambda *args: fun(*args)))
+
+    def unnamed(fun):
+        return eqxjit.filter_jit(lambda x: fun(x))
+
+    def shared(x):
+        return x
+
+    functions = [
+        eqxjit.filter_jit(jax.grad(lambda x: x.sum())),
+        eqxjit.filter_jit(jax.grad(lambda x: (x**2).sum())),
+        eqxjit.filter_jit(jax.vmap(lambda x: x + 1)),
+        decorated(lambda x: x * 2),
+        decorated(lambda x: x * 3),
+        unnamed(jnp.sin),
+        unnamed(lambda x: x * 4),
+        *(eqxjit.filter_jit(lambda x: x * 6), eqxjit.filter_jit(lambda x: x * 7)),
+        # The same, wrapped again.
+        *(eqxjit.filter_jit(shared, **options) for options in ({}, {"inline": True})),
+    ]
+    with eqxjit.explain_retraces():
+        for f in functions:
+            f(X)
+            assert [t.reason for t in f.traces()] == ["first trace"]
+    assert caplog.messages == []
+
+
+def test_explanations_are_switched_on_and_off(caplog):
+    f = eqxjit.filter_jit(lambda x, n: x)
+    f(X, 0)
+
+    def is_logged():
+        caplog.clear()
+        f(X, f.cache_info().traces)
+        # Beside that of a storm.
+        return any("traced again" in message for message in caplog.messages)
+
+    try:
+        eqxjit.explain_retraces()
+        assert is_logged()
+        with eqxjit.explain_retraces(False):
+            assert not is_logged()
+            with eqxjit.explain_retraces():
+                assert is_logged()
+            assert not is_logged()
+        assert is_logged()
+    finally:
+        eqxjit.explain_retraces(False)
+    assert not is_logged()
+    assert eqxjit.explain_retraces()(is_logged)()
+    assert not is_logged()
+    explaining = eqxjit.explain_retraces()
+    for _ in range(2):
+        with explaining:
+            assert is_logged()
+        assert not is_logged()
+    # They may overlap.
+    one, two = eqxjit.explain_retraces(), eqxjit.explain_retraces()
+    one.__enter__()
+    two.__enter__()
+    one.__exit__(None, None, None)
+    assert is_logged()
+    two.__exit__(None, None, None)
+    assert not is_logged()
+
+
+@pytest.mark.parametrize("wrong", ["yes", None, 1, 0, print])
+def test_a_switch_is_on_or_off(wrong, caplog):
+    with pytest.raises(TypeError, match=r"`on` is True or False"):
+        eqxjit.explain_retraces(wrong)
+    f = eqxjit.filter_jit(lambda x, n: x)
+    f(X, 1), f(X, 2)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("value", "n_messages"), [("1", 1), ("False", 0)])
+def test_the_environment_variable(value, n_messages):
+    program = """
+        import logging, sys
+        logging.basicConfig(stream=sys.stdout, format="%(name)s: %(message)s")
+        import jax.numpy as jnp, eqxjit
+        f = eqxjit.filter_jit(lambda x, n: x)
+        f(jnp.ones(3), 1)
+        f(jnp.ones(3), 2)
+    """
+    printed = run(program, EQXJIT_EXPLAIN_RETRACES=value)
+    assert printed.count("eqxjit: `<lambda>` was traced again (trace 2)") == n_messages
+
+
+@pytest.fixture
+def messages():
+    """What was logged so far."""
+    logged: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: logged.append(record.getMessage())
+    logging.getLogger("eqxjit").addHandler(handler)
+    yield logged
+    logging.getLogger("eqxjit").removeHandler(handler)
+
+
+def one(arguments, fun=lambda x: X, **options):
+    """A storm of calls of one function: how its `i`-th call is made."""
+
+    def made():
+        again = types.FunctionType(fun.__code__, fun.__globals__, fun.__name__)
+        f = eqxjit.filter_jit(again, **options)
+        return lambda i: f(*arguments(i))
+
+    return made
+
+
+def anew(fun, make=lambda i: X):
+    """A storm of functions that are wrapped anew for each call."""
+    return lambda: lambda i: eqxjit.filter_jit(fun(i))(make(i))
+
+
+class ScaleBy(eqx.Module):
+    by: int = eqx.field(static=True)
+
+    def __call__(self, x):
+        return self.by * x
+
+
+class Stepper:
+    def step(self, x):
+        return x
+
+
+def multiply(i, x):
+    return i * x
+
+
+def cleared():
+    f = eqxjit.filter_jit(lambda x: x)
+
+    def call(i):
+        f(X)
+        jax.clear_caches()
+
+    return call
+
+
+AGAIN = "function defined again: another"
+FAMILIES = ("partials", "methods", "Modules")
+STORMS = {
+    "statics": (
+        one(lambda i: (X, i, str(i)), lambda x, n, mode: x),
+        [
+            "static value changed: `n` was 9, is 10",
+            "static value changed: `mode` was '9', is '10'",
+        ],
+    ),
+    "dtypes and shapes": (
+        one(lambda i: (jnp.ones(i // 2, [jnp.int32, jnp.float32][i % 2]),), lambda x: x),
+        ["shape: `x` was", "dtype: `x` was float32, is int32"],
+    ),
+    "structures": (
+        one(lambda i: ([X] * i,), lambda tree: X),
+        ["structure changed: `tree` was list of 9, is list of 10"],
+    ),
+    "functions": (
+        anew(lambda i: lambda x, i=[i]: x * i[0]),
+        [f"{AGAIN} function made of the same code ({HERE}:"],
+    ),
+    "closures": (
+        anew(lambda i: lambda x: x * i),
+        [f"{AGAIN} function made of the same code ({HERE}:"],
+    ),
+    "partials": (
+        anew(lambda i: functools.partial(multiply, i)),
+        ["another callable: `i` was 9, is 10"],
+    ),
+    "methods": (
+        anew(lambda i: Stepper().step),
+        ["another callable: `Stepper.step` of another `Stepper`"],
+    ),
+    "Modules": (anew(ScaleBy), ["another callable: `by` was 9, is 10"]),
+    "activations": (
+        one(lambda i: (X, lambda x: x), lambda x, activation: activation(x)),
+        ["static value changed: `activation` is another `<lambda>` at "],
+    ),
+    "cleared": (cleared, ["cache evicted or cleared: JAX's caches no longer hold it"]),
+    "evicted": (
+        one(lambda i: (X, "ab"[i % 2]), lambda x, n: x, maxsize=1),
+        ["cache evicted or cleared: its entry was the least recently used of more than 1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STORMS)
+def test_a_storm_is_logged_once_with_its_causes(name, messages):
+    make, expected = STORMS[name]
+    call = make()
+    for i in range(10):
+        call(i)
+    assert messages == []
+    for i in range(10, 22):
+        call(i)
+    [message] = messages
+    start, *causes, end = message.splitlines()
+    place = re.escape(HERE)
+    assert re.match(rf"`.*` was traced 10 times in a row, last for the call at {place}:\d+:", start)
+    assert "Ignore this if you expect only a few more" in end
+    for cause in expected:
+        assert any(cause in line and "the last time: " in line for line in causes), message
+    # Nor for other functions that are defined at the same place, where that is the cause.
+    call = make()
+    for i in range(12):
+        call(i)
+    assert len(messages) == (
+        1 if "another " in expected[0] and make is not STORMS["activations"][0] else 2
+    )
+
+
+def test_causes_are_counted(messages):
+    f = eqxjit.filter_jit(lambda x, n, **kwargs: x)
+    for i in range(4):
+        f(X, i, **{f"n{k}": i for k in range(50)})
+    for i in range(20, 27):
+        f(jnp.ones(i), 3, **{f"n{k}": 3 for k in range(50)})
+    [message] = messages
+    assert re.search(
+        r"- 7 times, the last time: shape: `x` was float32\[25\], is .*\[26\]\n", message
+    )
+    assert "- 3 times, the last time: static value changed: `n` was 2, is 3\n" in message
+    assert message.count("pad it") == message.count("pass `jnp.asarray(n, ") == 1
+    # Many are cut short.
+    assert message.count("the last time:") == 4
+    assert "and 48 more" in message
+    # It is logged once.
+    f.clear_cache()
+    for i in range(12):
+        f(X, i)
+    assert messages == [message]
+
+
+def test_what_is_no_storm(messages):
+    f = eqxjit.filter_jit(lambda x, n: x)
+    for n in [0] * 40 + [*range(10)]:
+        f(X, n)
+    # What fails isn't traced.
+    g = eqxjit.filter_jit(lambda x, n: 1 / 0)
+    for n in range(20):
+        with pytest.raises(ZeroDivisionError):
+            g(X, n)
+    # On purpose, ahead of time.
+    frozen = eqxjit.freeze(lambda x: x)
+    for n in range(20):
+        f.lower(X, n).compile()
+        frozen.lower(jnp.ones(n))
+    # Parts of an outer program.
+    inner = eqxjit.filter_jit(lambda x, n: x * n)
+    eqxjit.filter_jit(lambda x: [inner(x, n) for n in range(20)])(X)
+    jax.jit(lambda x: [inner(x, n) for n in range(20, 40)])(X)
+    # Lines of a session, of which each is another.
+    for i in range(20):
+        code = compile(f"lambda x: x * {i}", "<stdin>", "eval")
+        eqxjit.filter_jit(eval(code))(X)
+    assert messages == []
+
+
+def test_eager_transformations_are_counted(messages):
+    f = eqxjit.filter_jit(lambda x, n: (x * n).sum())
+    for n in range(20):
+        jax.grad(f)(X, n)
+    [message] = messages
+    assert "static value changed: `n` was" in message

@@ -1,0 +1,1 @@
+"""Other libraries and tools, and private names of theirs that may go."""

@@ -1,1 +1,0 @@
-"""The product as a whole: generated programs, other tools, processes, packaging, docs."""

@@ -1,0 +1,1 @@
+"""The project: its layers, package, types, pages and examples."""

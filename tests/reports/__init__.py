@@ -1,0 +1,1 @@
+"""Reports on what is compiled, and command lines that make them."""

@@ -1,0 +1,1 @@
+"""While programs run: asynchrony, threads, devices, and memory."""

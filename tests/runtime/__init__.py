@@ -1,1 +1,0 @@
-"""Calls: the generic path, compilation, errors, donation, threads, memory."""

@@ -1,1 +1,0 @@
-"""Specs: pytrees taken apart and put together, and stand-ins of static objects."""
