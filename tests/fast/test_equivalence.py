@@ -305,7 +305,7 @@ def test_split_and_combine_do_what_jax_does(made):
 def test_the_bound_of_parts(kind, n):
     """Up to the bound a change shows; past it the very object is taken to be unchanged."""
     assert MAX_PARTS == 100, "as the documentation says"
-    value = filled(kind, n // 2 if kind is dict else n, -1)
+    value = filled(kind, n, -1)
     key = static_key(value)
     if kind is dict:
         value[0] = 2

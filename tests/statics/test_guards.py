@@ -6,7 +6,7 @@ import jax.tree_util
 import pytest
 
 import eqxjit
-from tests.support.helpers import assert_same
+from tests.support.helpers import assert_same, outcome
 
 
 class Counting:
@@ -144,3 +144,29 @@ def test_a_registered_flatten_runs_as_often_as_under_equinox():
             of_calls.append(len(flattens))
         counts.append(of_calls)
     assert counts[1][1:] == counts[0][1:]
+
+
+def test_a_flatten_that_is_not_deterministic_mixes_nothing_up():
+    class Node:
+        is_odd = False
+
+        def __init__(self, x):
+            self.x = x
+
+    def flatten(node):
+        if Node.is_odd:
+            Node.toggled = not Node.toggled
+        return ((node.x, 2.0), None) if Node.is_odd and Node.toggled else ((node.x,), None)
+
+    Node.toggled = True
+    jax.tree_util.register_pytree_node(Node, flatten, lambda _, children: Node(children[0]))
+    f = eqxjit.filter_jit(lambda node, v, x: (node.x * 2 + x, v))
+    mark = object()
+    for _ in range(3):
+        f(Node(jnp.ones(2)), mark, jnp.zeros(2))
+    # The guard finds the known structure; then another one, in the middle of the new trace.
+    Node.is_odd = True
+    outcome(f, Node(jnp.ones(3)), mark, jnp.zeros(3))
+    Node.is_odd = False
+    for _ in range(3):
+        assert_same(f(Node(jnp.ones(3)), mark, jnp.zeros(3)), (2 * jnp.ones(3), mark))

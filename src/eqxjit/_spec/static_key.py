@@ -22,11 +22,11 @@ import numpy as np
 
 from .._compat import ArrayImpl, fields_of, native
 
-#: Static containers with more parts than these are compared as in Equinox: the very object is taken
-#: to be unchanged, another one is asked by `==`. A warm call looks at each part.
+#: Static containers of more entries, nested ones included, are compared as in Equinox: the very
+#: object counts as unchanged, another one is asked by `==`. A warm call looks at each entry.
 MAX_PARTS = 100
 
-# A set, a method or a Module in a container counts as so many parts: C asks Python about it.
+# A set, a method or a Module in a container counts as so many entries: C asks Python about it.
 _N_OTHER = 4
 
 # Deeper ones count as too large, because reading them takes a frame for each level.
@@ -170,7 +170,7 @@ Static: type[_Static] = _Static if native is None else native.Static
 
 
 class _TooLarge(Exception):
-    """A container has more parts than `MAX_PARTS`, or is nested too deeply."""
+    """A container has more entries than `MAX_PARTS`, or is nested too deeply."""
 
 
 def static_key(value: Any) -> Hashable:
@@ -198,22 +198,28 @@ def same(value: Any, key: Hashable) -> bool:
     """Return whether a key is that of a value: the rule, which `native.c` follows."""
     if isinstance(key, Opaque) and key.identity_suffices and value is key.value:
         return True
-    if type(key) is not tuple or type(value) is not key[1]:
-        return static_key(value) == key
+    kind = type(value)
     # Of the most frequent containers no key is made.
-    reader, kind, names, *inner = key
-    if kind is tuple or kind is list:
-        parts = [*value]
-    elif kind is dict:
-        parts = [*value, *value.values()]
-    elif reader == FIELDS:
-        parts = [getattr(value, name) for name in names]
-    else:
+    if (
+        type(key) is not tuple
+        or kind is not key[1]
+        or (key[0] != FIELDS and kind not in (dict, list, tuple))
+    ):
         return static_key(value) == key
+    _, _, names, *inner = key
+    if kind is dict:
+        parts = [*value, *value.values()]
+    else:
+        parts = [*value] if names is None else [getattr(value, name) for name in names]
     if len(parts) != len(inner):
         return False
     for part, of_part in zip(parts, inner, strict=True):
-        if part is not of_part and not same(part, of_part):
+        if part is of_part:
+            continue
+        if type(part) is float:
+            if of_part != (NUMBER, float, None, _bits(part)):
+                return False
+        elif not same(part, of_part):
             return False
     return True
 
@@ -243,12 +249,13 @@ def _key(value: Any, left: list[int], depth: int) -> Hashable:
             raise _TooLarge
     if reader in (NUMBER, OTHER):
         return (reader, kind, names, *parts)
-    return (reader, kind, names, *_key_parts(parts, left, depth + 1))
+    n = len(parts) // 2 if reader == PAIRS else len(parts)
+    return (reader, kind, names, *_key_parts(parts, n, left, depth + 1))
 
 
-def _key_parts(parts: Iterable[Any], left: list[int], depth: int = 1) -> list[Hashable]:
-    parts = [*parts]
-    left[0] -= len(parts)
+def _key_parts(parts: Iterable[Any], n: int, left: list[int], depth: int = 1) -> list[Hashable]:
+    """Return the keys of the parts of a container of n entries."""
+    left[0] -= n
     if left[0] < 0 or depth > _MAX_DEPTH:
         raise _TooLarge
     return [part if type(part) in THEMSELVES else _key(part, left, depth) for part in parts]
@@ -294,14 +301,14 @@ def _pairs(value: dict[Any, Any], left: list[int]) -> _Read:
     if not isinstance(value, collections.OrderedDict):
         return PAIRS, None, [*dict.keys(value), *dict.values(value)]
     cls = collections.OrderedDict
-    return OTHER, None, _key_parts([*cls.keys(value), *cls.values(value)], left)
+    return OTHER, None, _key_parts([*cls.keys(value), *cls.values(value)], len(value), left)
 
 
 def _elements(value: Any, left: list[int]) -> _Read:
     base: type = set if issubclass(type(value), set) else frozenset
     copied = base.copy(value)
     # With their number: a set can hold several NaN.
-    return OTHER, None, (len(copied), frozenset(_key_parts(copied, left)))
+    return OTHER, None, (len(copied), frozenset(_key_parts(copied, len(copied), left)))
 
 
 def _method(value: types.MethodType, left: list[int]) -> _Read:
@@ -331,7 +338,7 @@ def _array(value: Any, left: list[int]) -> Hashable:
 
 def _module(value: eqx.Module, left: list[int]) -> _Read:
     fields = fields_of(value)
-    return OTHER, (*fields,), _key_parts(fields.values(), left)
+    return OTHER, (*fields,), _key_parts(fields.values(), len(fields), left)
 
 
 _OF_SLICES = ("start", "stop", "step")

@@ -323,6 +323,12 @@ def count_arrays(spec: Spec) -> int:
     return sum([part is ARRAY for part in parts_of(spec)])
 
 
+def are_aligned(one: Spec, other: Spec) -> bool:
+    """Return whether trees of two specs have as many arrays, nodes and static objects."""
+    counts = [(count_arrays(spec), len(parts_of(spec))) for spec in (one, other)]
+    return counts[0] == counts[1]
+
+
 def parts_of(spec: Spec) -> list[Spec]:
     """Return the spec of each node and leaf of a tree, outside in."""
     parts = [spec]
