@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._compat import CallableBySlot, call_directly, connect, may_raise
+from .._compat import CallableBySlot, connect, may_raise
 from .._diagnostics import events
 from .._diagnostics.description import describe
 from .._diagnostics.differences import OF_ARRAYS, differences
@@ -78,12 +78,11 @@ class Lowered:
         # The trace was made for a program that JAX compiles only here.
         with events.compiling(self._entry, self._trace) if self._trace else nullcontext():
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
-        blocks = self._entry.blocks or may_raise(self.lowered.compiler_ir("stablehlo"))
-        entry = self._entry.with_program(compiled, blocks)
+        must_wait = self._entry.must_wait or may_raise(self.lowered.compiler_ir("stablehlo"))
+        entry = self._entry.with_program(compiled, must_wait)
         return Compiled(self._caller, entry, self._description, self._bound)
 
 
-@call_directly
 class Compiled(CallableBySlot):
     """A compiled function for one call's structure, shapes and static arguments.
 

@@ -73,7 +73,7 @@ class Entry(_Flags):
         it serves no call where they aren't.
     - `pending`: whether a program was traced or compiled that isn't finished yet: a call then goes
         through `finish_trace`.
-    - `blocks`: whether calls wait, because a program can raise.
+    - `must_wait`: whether calls wait, because a program can raise.
     - `invalidations`: when and why it was dropped; its traces share the list.
     """
 
@@ -93,7 +93,7 @@ class Entry(_Flags):
         self._out_keys: dict[int, weakref.ref[OutKey]] = {}
         self._out_indices = itertools.count()
         self.aliases: tuple[tuple[int, int], ...] = ()
-        self.blocks = options.block
+        self.must_wait = options.block
         self.hides_donation_warning = options.donate in ("all", "all-except-first")
         self.invalidations: list[tuple[float, str]] = []
         #: Weak references to static objects, which tell the table when those die.
@@ -111,11 +111,11 @@ class Entry(_Flags):
         #: Whether JAX has compiled a program again, without a trace.
         self.is_recompiled = False
 
-    def with_program(self, compiled: Any, blocks: bool) -> "Entry":
+    def with_program(self, compiled: Any, must_wait: bool) -> "Entry":
         """Return the same for a program compiled ahead of time: nothing of it is pending."""
         entry = Entry.__new__(Entry)
         entry.__dict__.update(self.__dict__)
-        entry.jitted, entry.pending, entry.blocks = compiled, False, blocks
+        entry.jitted, entry.pending, entry.must_wait = compiled, False, must_wait
         return entry
 
     def invalidate(self, reason: str) -> None:
@@ -149,7 +149,7 @@ class Entry(_Flags):
         """Note whether a program can raise; None if there was none to be read."""
         with self._lock:
             if can_raise is not None:
-                self.blocks = self.blocks or can_raise
+                self.must_wait = self.must_wait or can_raise
                 self.unclassified = False
             self.pending = self.unclassified or bool(self.traces)
 

@@ -81,7 +81,7 @@ def fast_path(call: Any) -> Any | None:
     entry = call.entry
     if native is not None:
         layout = entry.n_arrays, entry.n_first, entry.n_fun
-        parts = *call.spec[3:], entry.outs, entry.aliases
+        parts = *call.spec[3:], entry.outs, entry.outs[0], entry.aliases, len(call.statics)
         return native.Fast(entry, entry.jitted, *parts, *layout)
 
     try:

@@ -34,7 +34,7 @@ Invariants:
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
    what was built before may still be there. */
-#define INTERFACE 42
+#define INTERFACE 53
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -198,12 +198,12 @@ TYPE(Static, static, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_
 typedef struct {
     PyObject_HEAD
     char pending; /* whether a call has to be finished in Python */
-    char blocks;  /* whether a call waits for its program */
+    char must_wait; /* whether a call waits for its program, because that can raise */
 } Flags;
 
 static PyMemberDef flags_members[] = {
     {"pending", T_BOOL, offsetof(Flags, pending), 0, NULL},
-    {"blocks", T_BOOL, offsetof(Flags, blocks), 0, NULL}, {NULL, 0, 0, 0, NULL}};
+    {"must_wait", T_BOOL, offsetof(Flags, must_wait), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot flags_slots[] = {
     {Py_tp_doc, "The flags of an entry that a warm call looks at."}, {Py_tp_members, flags_members},
@@ -234,8 +234,8 @@ static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ss
     if (record == NULL) return PyErr_NoMemory();
     *record = *call;
     record->args = memcpy((void *)(record + 1), (void *)call->args, (size_t)n_all * sizeof(PyObject *));
-    record->outer = innermost;
-    innermost = record;
+    record->outer = *link;
+    *link = record;
     PyObject *output = PyObject_Vectorcall(jitted, arrays, (size_t)n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     while (*link != record) link = &(*link)->outer;
     *link = record->outer;
@@ -290,7 +290,8 @@ typedef struct {
     PyObject *entry;
     PyObject *jitted;
     PyObject *args, *kwargs; /* the specs of the positional arguments and of the others */
-    PyObject *outs;          /* a dict of what the entry's traces returned */
+    PyObject *outs;          /* a dict of what the entry's traces returned, by index */
+    PyObject *first;         /* what the first one did */
     PyObject *aliases;       /* pairs of numbers of static objects that must be one */
     Py_ssize_t n_arrays;
     Py_ssize_t n_first, n_fun; /* the function's arrays come after the first */
@@ -764,11 +765,14 @@ static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObjec
                              PyObject *const *call_statics, Py_ssize_t n_call_statics) {
     Arrays arrays;
     if (arrays_in(output, &arrays) < 0) return NULL;
-    PyObject *index = arrays.key == NULL ? PyLong_FromLong(0) : PyObject_GetAttr(arrays.key, state->index);
-    if (index == NULL) return NULL;
-    PyObject *out = PyDict_GetItemWithError(fast->outs, index);
-    Py_DECREF(index);
-    if (out == NULL) return PyErr_Occurred() ? NULL : malformed_object();
+    PyObject *out = fast->first;
+    if (arrays.key != NULL) {
+        PyObject *index = PyObject_GetAttr(arrays.key, state->index);
+        if (index == NULL) return NULL;
+        out = PyDict_GetItemWithError(fast->outs, index);
+        Py_DECREF(index);
+        if (out == NULL) return PyErr_Occurred() ? NULL : malformed_object();
+    }
     if (!PyTuple_Check(out) || PyTuple_GET_SIZE(out) != 3 || !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 1)) ||
         !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 2))) {
         return malformed_object();
@@ -783,8 +787,8 @@ static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObjec
     return made;
 }
 
-/* Waits until a program has run. It has once one of its outputs is there; not so under a transformation, which
-   may pass inputs on. */
+/* Waits until a program has run, if that can raise. It has run once one of its outputs is there; not so under a
+   transformation, which may pass inputs on. What its program can do is unknown. */
 static int wait_for(State *state, Fast *fast, PyObject *output) {
     Arrays arrays;
     if (arrays_in(output, &arrays) < 0) return -1;
@@ -792,6 +796,7 @@ static int wait_for(State *state, Fast *fast, PyObject *output) {
     for (Py_ssize_t i = 0; i < arrays.n; i++) {
         is_plain = is_plain && (PyObject *)Py_TYPE(arrays.items[i]) == state->array_type;
     }
+    if (is_plain && !((Flags *)fast->entry)->must_wait) return 0;
     PyObject *done = is_plain ? PyObject_CallMethodNoArgs(arrays.items[0], state->block_until_ready)
                               : PyObject_CallMethodOneArg(fast->entry, state->wait_for, output);
     Py_XDECREF(done);
@@ -800,38 +805,22 @@ static int wait_for(State *state, Fast *fast, PyObject *output) {
 
 /* --- Fast: the fast path of an entry ------------------------------------------------------------- */
 
-/* How many static objects a walk takes; -1 with an exception. */
-static Py_ssize_t count_statics(State *state, PyObject *spec) {
-    if (spec == state->array_mark || spec == Py_None) return 0;
-    if (Py_TYPE(spec) == state->static_type) return 1;
-    long kind = kind_of(state, spec);
-    if (kind < 0 || Py_EnterRecursiveCall(" while reading a spec")) return -1;
-    Py_ssize_t n = kind == NODE;
-    for (Py_ssize_t i = HEAD; n >= 0 && i < PyTuple_GET_SIZE(spec); i++) {
-        Py_ssize_t below = count_statics(state, PyTuple_GET_ITEM(spec, i));
-        n = below < 0 ? -1 : n + below;
-    }
-    Py_LeaveRecursiveCall();
-    return n;
-}
-
 #define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); \
-    DO(self->outs); DO(self->aliases);
+    DO(self->outs); DO(self->first); DO(self->aliases);
 COLLECTED(Fast, fast, FAST_FIELDS)
 
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     State *state = state_of(type);
     Fast new = {0};
-    if (!PyArg_ParseTuple(args, "O!OO!O!O!O!nnn:Fast", state->flags_type, &new.entry, &new.jitted,
+    if (!PyArg_ParseTuple(args, "O!OO!O!O!OO!nnnn:Fast", state->flags_type, &new.entry, &new.jitted,
                           &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyDict_Type, &new.outs,
-                          &PyTuple_Type, &new.aliases, &new.n_arrays, &new.n_first, &new.n_fun)) {
+                          &new.first, &PyTuple_Type, &new.aliases, &new.n_statics, &new.n_arrays, &new.n_first,
+                          &new.n_fun)) {
         return NULL;
     }
-    Py_ssize_t a = count_statics(state, new.args), b = a < 0 ? -1 : count_statics(state, new.kwargs);
-    if (b < 0) return NULL;
-    new.n_statics = a + b;
-    if (new.n_fun < 0 || new.n_first < 0 || new.n_first > new.n_arrays ||
-        new.n_fun > new.n_arrays - new.n_first || kind_of(state, new.kwargs) != DICT) {
+    if (new.n_fun < 0 || new.n_first < 0 || new.n_first > new.n_arrays || new.n_statics < 0 ||
+        new.n_fun > new.n_arrays - new.n_first || new.n_arrays > INT_MAX || new.n_statics > INT_MAX ||
+        kind_of(state, new.args) != SEQUENCE || kind_of(state, new.kwargs) != DICT) {
         return malformed_object();
     }
     Fast *self = (Fast *)type->tp_alloc(type, 0);
@@ -929,7 +918,7 @@ static PyMemberDef fast_members[] = {
     {"hits_before", T_LONGLONG, offsetof(Fast, hits_before), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot fast_slots[] = {
-    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, aliases, n_arrays, n_first, n_fun): the fast path "
+    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, first, aliases, n_statics, n_arrays, n_first, n_fun): the fast path "
                 "of an entry."},
     {Py_tp_new, fast_new}, COLLECTED_SLOTS(fast), {Py_tp_members, fast_members}, {0, NULL}};
 
@@ -973,7 +962,7 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     Flags *flags = (Flags *)fast->entry;
     PyObject *output = call_in_flight(fast->jitted, walk->arrays, fast->n_arrays, call), *result;
     /* What is pending is waited for when it is finished. */
-    if (output != NULL && flags->blocks && !flags->pending && wait_for(state, fast, output) < 0) {
+    if (output != NULL && !flags->pending && wait_for(state, fast, output) < 0) {
         Py_CLEAR(output);
     }
     if (output == NULL) return hand_over_error(call, state->failed_fast, fast->entry);
@@ -1043,6 +1032,8 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *Py_UNUSED(args), P
     if (self == NULL) return NULL;
     self->vectorcall = dispatch;
     self->state = state_of(type);
+    /* CPython then calls instances of a subclass, too, without a look at their `__call__`. */
+    if (type->tp_call == PyVectorcall_Call) type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
     return (PyObject *)self;
 }
 
@@ -1068,15 +1059,6 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *call_directly(PyObject *module, PyObject *cls) {
-    State *state = PyModule_GetState(module);
-    if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, state->dispatcher_type)) {
-        return misused("call_directly(cls): a subclass of Dispatcher");
-    }
-    ((PyTypeObject *)cls)->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
-    return Py_NewRef(cls);
-}
-
 static PyMemberDef dispatcher_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Dispatcher, vectorcall), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 
@@ -1100,15 +1082,6 @@ static PyObject *setup(PyObject *module, PyObject *args) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) Py_INCREF(PyTuple_GET_ITEM(args, i));
     *state = new;
     Py_RETURN_NONE;
-}
-
-static PyObject *same_value(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 2) return misused("same(value, key)");
-    Walk walk;
-    walk.state = PyModule_GetState(module);
-    walk.depth = 0;
-    int is_same = same(&walk, args[1], args[0]);
-    return is_same < 0 ? NULL : PyBool_FromLong(is_same);
 }
 
 static int module_exec(PyObject *module) {
@@ -1164,14 +1137,9 @@ static PyMethodDef module_methods[] = {
      "flight."},
     {"in_flight", (PyCFunction)(void (*)(void))in_flight, METH_FASTCALL,
      "in_flight(entry=None): this thread's innermost call in flight, of an entry or of any; or None."},
-    {"same", (PyCFunction)(void (*)(void))same_value, METH_FASTCALL,
-     "same(value, key): whether a key is that of a value."},
     {"connect", connect, METH_VARARGS,
      "connect(wrapper, otherwise, caller=, fasts=, fun_arrays=, fun_statics=, names=): has calls of a wrapper\n"
      "try fast paths, if there are any, then call `otherwise`."},
-    {"call_directly", call_directly, METH_O,
-     "call_directly(cls): lets CPython call the instances of a subclass of Dispatcher without a look at\n"
-     "their `__call__`; returns the class."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -60,7 +60,7 @@ def make_call({parts}):
             {calls}.append(({entry}, {caller}, ({values})))
             try:
                 {arrays} = {jitted}({inputs})
-                if {entry}.blocks and not {entry}.pending:
+                if ({entry}.must_wait or {is_transformed}({arrays})) and not {entry}.pending:
                     {entry}.wait_for({arrays})
             except {BaseException} as {error}:
                 {caller}.failed_fast({error}, {entry}, {arguments})
@@ -92,6 +92,14 @@ class _InFlight(threading.local):
 
 
 in_flight = _InFlight()
+
+
+def is_transformed(output: Any) -> bool:
+    """Return whether a call is a part of a transformation: what its program can do is unknown."""
+    return type(output[0] if type(output) is list else output) not in _PLAIN
+
+
+_PLAIN = (ArrayImpl, dict)
 
 
 class TooLarge(Exception):
@@ -138,7 +146,9 @@ class Writer:
         out_arrays: list[str] = []
         statics = iter(zip(self.out.slots, self.out.statics, strict=True))
         output = self._make("out", self.out.spec, out_arrays, statics, 0)
-        parts = _Parts(names, entry=entry, in_flight=in_flight, trim=trim)
+        parts = _Parts(
+            names, entry=entry, in_flight=in_flight, trim=trim, is_transformed=is_transformed
+        )
         parts.update(
             parts=[parts["caller"], parts["otherwise"], parts["jitted"], parts["hits"]],
             function=names.variable(signature.name),
