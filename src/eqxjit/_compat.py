@@ -35,7 +35,7 @@ try:
     from . import _native
 
     # That of `_native.c` as it is now: it may have been built from an older one.
-    if getattr(_native, "INTERFACE", None) != 42:
+    if getattr(_native, "INTERFACE", None) != 53:
         raise ImportError
 except ImportError:
     # No compiler where it was installed, or another Python: Python serves.
@@ -58,7 +58,7 @@ native: Any = _native
 
 if TYPE_CHECKING or _native is not None:
     # CPython calls their instances without a look at `__call__`, and without a tuple of arguments.
-    from ._native import Dispatcher, call_directly, connect
+    from ._native import Dispatcher, connect
 else:
 
     class Dispatcher:
@@ -71,7 +71,6 @@ else:
     Dispatcher.__call__ = _called
     del Dispatcher._called
     connect = _called.__set__
-    call_directly = lambda cls: cls  # noqa: E731
 
 
 class TypeNamedForChex(type):

@@ -110,3 +110,50 @@ def test_no_lock_is_held_while_static_values_are_compared():
         assert f(x, Value(n)).tolist() == [n, n]
     assert finished
     assert all(finished)
+
+
+@both
+def test_disable_jit_switched_within_a_call(filter_jit):
+    depth = 0
+
+    @filter_jit
+    def f(x):
+        nonlocal depth
+        if not jax.config.jax_disable_jit or depth:
+            return x * 2
+        depth = 1
+        with jax.disable_jit(False):
+            return f(x) + 1
+
+    x = jnp.arange(3.0)
+    for _ in range(3):
+        f(x)
+    with jax.disable_jit():
+        assert f(x).tolist() == [1, 3, 5]
+
+
+@both
+def test_disable_jit_in_one_of_two_threads(filter_jit):
+    is_within, is_done = threading.Event(), threading.Event()
+
+    @filter_jit
+    def f(x):
+        if jax.config.jax_disable_jit:
+            is_within.set()
+            is_done.wait(60)
+        return {"twice": x * 2}
+
+    def call_unjitted():
+        with jax.disable_jit():
+            results.append(f(x))
+
+    x, results = jnp.arange(3.0), []
+    for _ in range(3):
+        f(x)
+    thread = threading.Thread(target=call_unjitted)
+    thread.start()
+    is_within.wait(60)
+    results.append(f(x))
+    is_done.set()
+    thread.join()
+    assert [result["twice"].tolist() for result in results] == [[0, 2, 4]] * 2

@@ -55,17 +55,6 @@ def packed():
     return eqxjit.pack(model(), max_leaf_bytes=32, optimizer=None)
 
 
-@pytest.fixture
-def tangent():
-    return jax.tree.map(lambda a: jr.normal(jr.key(2), a.shape), arrays(model()))
-
-
-def along(packed, tangent):
-    """A tree of tangents as a tangent of a `Packed`."""
-    static = eqx.filter(packed.unpack(), eqx.is_inexact_array, inverse=True)
-    return arrays(packed.repack(eqx.combine(tangent, static)))
-
-
 GRADIENTS = {
     "grad": eqx.filter_grad,
     "jitted": lambda loss: eqxjit.filter_jit(eqx.filter_grad(loss)),
@@ -84,25 +73,12 @@ def test_gradients(transform, packed, x):
     assert_close(gradient, transform(loss)(model(), x))
 
 
-def test_grad_of_grad(packed, x, tangent):
-    def along_gradient(loss, tangent):
-        def inner(params, x):
-            gradient = eqx.filter_grad(loss)(params, x)
-            pairs = zip(jax.tree.leaves(gradient), jax.tree.leaves(tangent), strict=True)
-            return sum(jnp.vdot(a, b) for a, b in pairs)
-
-        return eqx.filter_grad(inner)
-
-    got = along_gradient(packed_loss, along(packed, tangent))(packed, x)
-    assert_close(got, along_gradient(loss, tangent)(model(), x))
-
-
 def flat(tree):
     return ravel_pytree(arrays(tree))
 
 
 def test_hessian(x):
-    """Forward over reverse; `test_grad_of_grad` is reverse over reverse."""
+    """Forward over reverse."""
     packed = eqxjit.pack(model(), optimizer=None)
     dynamic, static = eqx.partition(packed, eqx.is_inexact_array)
     got = jax.jit(jax.hessian(lambda p: packed_loss(eqx.combine(p, static), x)))(dynamic)
@@ -111,15 +87,6 @@ def test_hessian(x):
     other = eqx.filter(model(), eqx.is_inexact_array, inverse=True)
     expected = jax.jit(jax.hessian(lambda v: loss(eqx.combine(rebuild(v), other), x)))(vector)
     np.testing.assert_allclose(matrix, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_linearize_and_its_transpose(packed, x, tangent):
-    dynamic, static = eqx.partition(packed, eqx.is_inexact_array)
-    value, linear = jax.linearize(lambda p: packed_loss(eqx.combine(p, static), x), dynamic)
-    expected = eqx.filter_jvp(loss, (model(), x), (tangent, None))
-    np.testing.assert_allclose((value, linear(along(packed, tangent))), expected, rtol=1e-5)
-    [transposed] = jax.linear_transpose(linear, dynamic)(jnp.ones(()))
-    assert_close(transposed, eqx.filter_grad(loss)(model(), x))
 
 
 def test_vmap_over_a_packed(x):

@@ -15,6 +15,7 @@ import pytest
 from jax.export import deserialize
 
 import eqxjit
+from eqxjit._deploy import saved as module
 from tests.support.helpers import assert_same
 from tests.support.models import mlp
 from tests.support.processes import run
@@ -391,8 +392,6 @@ def test_other_platforms_are_refused(tmp_path, monkeypatch):
 
         return export
 
-    from eqxjit._deploy import saved as module
-
     path = tmp_path / "model"
     for platforms, is_refused in [
         ((here, "tpu"), False),
@@ -411,8 +410,6 @@ def test_other_platforms_are_refused(tmp_path, monkeypatch):
 
 def test_a_program_that_jax_cannot_read_says_so(tmp_path, monkeypatch):
     """And what a signal handler raises meanwhile goes on its way."""
-    from eqxjit._deploy import saved as module
-
     path = saved(tmp_path, mlp(), X)
     for error, raised, told in [
         (KeyError("another release"), ValueError, f"saved under jax {jax.__version__}, whose"),

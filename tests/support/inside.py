@@ -5,9 +5,7 @@ Beside this, a test may import the unit that it tests, and use what of it has no
 
 from typing import Any
 
-from eqxjit import _compat
 from eqxjit._core import function as _function
-from eqxjit._deploy import install as _install
 from eqxjit._diagnostics import history as _history
 
 
@@ -34,13 +32,3 @@ clear_tables = _function.clear_tables
 def forget_families() -> None:
     """Note no function so far as one with which others are compared."""
     _history._family_of.cache_clear()
-
-
-def link(wrapper: Any) -> Any:
-    """What ties a wrapper of upstream's to ours, once an installed eqxjit has called it."""
-    return _compat.fields_of(wrapper)[_install._LINK]
-
-
-def assert_nothing_installed() -> None:
-    """Nothing of Equinox is replaced."""
-    assert not _install._installations

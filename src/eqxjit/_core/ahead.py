@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._compat import CallableBySlot, call_directly, connect, may_raise
+from .._compat import CallableBySlot, connect, may_raise
 from .._diagnostics import events
 from .._diagnostics.description import describe
 from .._diagnostics.differences import OF_ARRAYS, differences
@@ -83,7 +83,6 @@ class Lowered:
         return Compiled(self._caller, entry, self._description, self._bound)
 
 
-@call_directly
 class Compiled(CallableBySlot):
     """A compiled function for one call's structure, shapes and static arguments.
 

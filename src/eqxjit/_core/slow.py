@@ -30,7 +30,7 @@ from .errors import (
 )
 from .function import Function
 from .table import Table
-from .traced import Box, NotInFlight, argument_names, new_entry
+from .traced import NotInFlight, argument_names, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
 HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False
@@ -126,20 +126,20 @@ class Caller:
     def find(self, spec: Spec) -> Entry | None:
         return self.table.find(spec)
 
-    def run(self, call: Call) -> Output | Box:
+    def run(self, call: Call) -> Output:
         """Return what the entry's jitted function returns, once it is there if it can raise."""
         __tracebackhide__ = True
         entry = call.entry
         try:
             output = make(call, entry.jitted, [*map(as_array, call.flat)])
-            if (entry.must_wait or is_transformed(output)) and type(output) is not Box:
+            if entry.must_wait or is_transformed(output):
                 entry.wait_for(output)
         except BaseException as error:
             self.failed(error, call)
             raise
         return output
 
-    def finish_trace(self, output: Output | Box, call: Call) -> Any:
+    def finish_trace(self, output: Output, call: Call) -> Any:
         """Return the result of a call, after the end of a trace that was made in it.
 
         Finds out whether the program can raise, so that calls must wait for it, and waits if that
@@ -147,9 +147,6 @@ class Caller:
         """
         __tracebackhide__ = True
         entry = call.entry
-        if isinstance(output, Box):
-            # Its containers are new, as where it is traced.
-            return tree_map(_same, output.content)
         if not entry.pending:
             self.table.n_hits += 1
             return self.combine(output, call)

@@ -1,7 +1,6 @@
 """The function that JAX traces for one entry, in the middle of whatever call needs it."""
 
 import contextlib
-import dataclasses
 import inspect
 import re
 import weakref
@@ -24,13 +23,6 @@ events.listen(in_flight)
 
 class NotInFlight(RuntimeError):
     """JAX asks for a trace outside of any call: its caches no longer hold one that it had."""
-
-
-@dataclasses.dataclass
-class Box:
-    """A box around what the user's function returned where nothing is traced."""
-
-    content: Any
 
 
 class TracedFunction:
@@ -77,8 +69,7 @@ class TracedFunction:
         # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced; and with
         # `jax_debug_nans` JAX runs the function that made a NaN again, on the arrays themselves.
         _check_not_donated(self.__name__, leaves)
-        entry.pending = True
-        return Box(_run(entry, call, leaves))
+        return entry.describe(_run(entry, call, leaves), call.all_statics)
 
 
 def _trace(entry: Entry, call: Call, leaves: Sequence[Any]) -> Output:

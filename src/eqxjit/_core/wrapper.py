@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 import equinox as eqx
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, register_pytree_with_keys
 
-from .._compat import CallableBySlot, TypeNamedForChex, call_directly
+from .._compat import CallableBySlot, TypeNamedForChex
 from .._diagnostics.description import WRAPPERS
 from .._diagnostics.trace import Trace
 from .._places import trimming
@@ -36,7 +36,6 @@ _OF_FUNCTIONS = {
 _LONGEST_REPR = 80
 
 
-@call_directly
 class JitFunction(CallableBySlot, Generic[P, T]):
     """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
 

@@ -34,7 +34,7 @@ Invariants:
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
    what was built before may still be there. */
-#define INTERFACE 42
+#define INTERFACE 53
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -49,13 +49,12 @@ typedef struct {
     /* Set by `setup`, from Python. */
     PyObject *array_mark;   /* ARRAY, which stands for an array in a spec */
     PyObject *array_type;   /* the class of most arrays */
-    PyObject *ndarray_type; /* that of NumPy's */
     PyObject *as_array;     /* see numpy_inputs.py */
     PyObject *flatten, *registered, *same, *unflatten;
     PyObject *opaque_type; /* of keys that ask an object's `==` */
     /* Names of methods and attributes. */
     PyObject *failed_fast, *finish_fast, *call_of, *wait_for, *block_until_ready, *entry, *index, *hash, *value;
-    PyObject *identity_suffices;
+    PyObject *identity_suffices, *content;
     PyObject *empty; /* tuple */
 } State;
 
@@ -235,8 +234,8 @@ static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ss
     if (record == NULL) return PyErr_NoMemory();
     *record = *call;
     record->args = memcpy((void *)(record + 1), (void *)call->args, (size_t)n_all * sizeof(PyObject *));
-    record->outer = innermost;
-    innermost = record;
+    record->outer = *link;
+    *link = record;
     PyObject *output = PyObject_Vectorcall(jitted, arrays, (size_t)n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     while (*link != record) link = &(*link)->outer;
     *link = record->outer;
@@ -291,7 +290,8 @@ typedef struct {
     PyObject *entry;
     PyObject *jitted;
     PyObject *args, *kwargs; /* the specs of the positional arguments and of the others */
-    PyObject *outs;          /* a dict of what the entry's traces returned */
+    PyObject *outs;          /* a dict of what the entry's traces returned, by index */
+    PyObject *first;         /* what the first one did */
     PyObject *aliases;       /* pairs of numbers of static objects that must be one */
     Py_ssize_t n_arrays;
     Py_ssize_t n_first, n_fun; /* the function's arrays come after the first */
@@ -439,27 +439,33 @@ static int same_parts(Walk *walk, PyObject *key, PyObject *value) {
 /* By the object's class, its `hash` and `==`, in this order, as a dict finds a key; an array by its content. */
 static int same_opaque(Walk *walk, PyObject *key, PyObject *value) {
     State *state = walk->state;
-    PyObject *expected = PyObject_GetAttr(key, state->value), *suffices = NULL, *hash = NULL;
+    PyObject *expected = PyObject_GetAttr(key, state->value), *suffices = NULL, *content = NULL,
+             *hash = NULL;
     int is_same = expected == NULL ? -1 : Py_TYPE(value) == Py_TYPE(expected);
     if (is_same > 0 && value == expected) {
         suffices = PyObject_GetAttr(key, state->identity_suffices);
         if (suffices == NULL) is_same = -1;
     }
     if (is_same > 0 && suffices != Py_True) {
-        if ((PyObject *)Py_TYPE(key) != state->opaque_type) {
-            is_same = same_in_python(walk, key, value);
-        }
-        else if ((hash = PyObject_GetAttr(key, state->hash)) == NULL) {
+        content = PyObject_GetAttr(key, state->content);
+        hash = content == NULL ? NULL : PyObject_GetAttr(key, state->hash);
+        if (hash == NULL) {
             is_same = -1;
         }
-        else if (hash != Py_None) {
-            Py_hash_t now = PyObject_Hash(value), then = PyLong_AsSsize_t(hash);
-            is_same = (now == -1 || then == -1) && PyErr_Occurred() ? -1 : now == then;
+        else if (content != Py_None) {
+            is_same = same_in_python(walk, key, value);
         }
-        if (is_same > 0 && hash != NULL) is_same = PyObject_RichCompareBool(value, expected, Py_EQ);
+        else {
+            if (hash != Py_None) {
+                Py_hash_t now = PyObject_Hash(value), then = PyLong_AsSsize_t(hash);
+                is_same = (now == -1 || then == -1) && PyErr_Occurred() ? -1 : now == then;
+            }
+            if (is_same > 0) is_same = PyObject_RichCompareBool(value, expected, Py_EQ);
+        }
     }
     Py_XDECREF(expected);
     Py_XDECREF(suffices);
+    Py_XDECREF(content);
     Py_XDECREF(hash);
     return is_same;
 }
@@ -473,7 +479,7 @@ static int same(Walk *walk, PyObject *key, PyObject *value) {
     if (key == Py_None) return value == Py_None;
     if (PyWeakref_CheckRef(key)) return is_referent(key, value);
     if (type == &PyTuple_Type) return same_parts(walk, key, value);
-    if (PyType_IsSubtype(type, (PyTypeObject *)walk->state->opaque_type)) return same_opaque(walk, key, value);
+    if ((PyObject *)type == walk->state->opaque_type) return same_opaque(walk, key, value);
     return same_in_python(walk, key, value);
 }
 
@@ -759,11 +765,14 @@ static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObjec
                              PyObject *const *call_statics, Py_ssize_t n_call_statics) {
     Arrays arrays;
     if (arrays_in(output, &arrays) < 0) return NULL;
-    PyObject *index = arrays.key == NULL ? PyLong_FromLong(0) : PyObject_GetAttr(arrays.key, state->index);
-    if (index == NULL) return NULL;
-    PyObject *out = PyDict_GetItemWithError(fast->outs, index);
-    Py_DECREF(index);
-    if (out == NULL) return PyErr_Occurred() ? NULL : malformed_object();
+    PyObject *out = fast->first;
+    if (arrays.key != NULL) {
+        PyObject *index = PyObject_GetAttr(arrays.key, state->index);
+        if (index == NULL) return NULL;
+        out = PyDict_GetItemWithError(fast->outs, index);
+        Py_DECREF(index);
+        if (out == NULL) return PyErr_Occurred() ? NULL : malformed_object();
+    }
     if (!PyTuple_Check(out) || PyTuple_GET_SIZE(out) != 3 || !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 1)) ||
         !PyTuple_CheckExact(PyTuple_GET_ITEM(out, 2))) {
         return malformed_object();
@@ -796,38 +805,22 @@ static int wait_for(State *state, Fast *fast, PyObject *output) {
 
 /* --- Fast: the fast path of an entry ------------------------------------------------------------- */
 
-/* How many static objects a walk takes; -1 with an exception. */
-static Py_ssize_t count_statics(State *state, PyObject *spec) {
-    if (spec == state->array_mark || spec == Py_None) return 0;
-    if (Py_TYPE(spec) == state->static_type) return 1;
-    long kind = kind_of(state, spec);
-    if (kind < 0 || Py_EnterRecursiveCall(" while reading a spec")) return -1;
-    Py_ssize_t n = kind == NODE;
-    for (Py_ssize_t i = HEAD; n >= 0 && i < PyTuple_GET_SIZE(spec); i++) {
-        Py_ssize_t below = count_statics(state, PyTuple_GET_ITEM(spec, i));
-        n = below < 0 ? -1 : n + below;
-    }
-    Py_LeaveRecursiveCall();
-    return n;
-}
-
 #define FAST_FIELDS(DO) DO(self->entry); DO(self->jitted); DO(self->args); DO(self->kwargs); \
-    DO(self->outs); DO(self->aliases);
+    DO(self->outs); DO(self->first); DO(self->aliases);
 COLLECTED(Fast, fast, FAST_FIELDS)
 
 static PyObject *fast_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     State *state = state_of(type);
     Fast new = {0};
-    if (!PyArg_ParseTuple(args, "O!OO!O!O!O!nnn:Fast", state->flags_type, &new.entry, &new.jitted,
+    if (!PyArg_ParseTuple(args, "O!OO!O!O!OO!nnnn:Fast", state->flags_type, &new.entry, &new.jitted,
                           &PyTuple_Type, &new.args, &PyTuple_Type, &new.kwargs, &PyDict_Type, &new.outs,
-                          &PyTuple_Type, &new.aliases, &new.n_arrays, &new.n_first, &new.n_fun)) {
+                          &new.first, &PyTuple_Type, &new.aliases, &new.n_statics, &new.n_arrays, &new.n_first,
+                          &new.n_fun)) {
         return NULL;
     }
-    Py_ssize_t a = count_statics(state, new.args), b = a < 0 ? -1 : count_statics(state, new.kwargs);
-    if (b < 0) return NULL;
-    new.n_statics = a + b;
-    if (new.n_fun < 0 || new.n_first < 0 || new.n_first > new.n_arrays ||
-        new.n_fun > new.n_arrays - new.n_first || kind_of(state, new.kwargs) != DICT) {
+    if (new.n_fun < 0 || new.n_first < 0 || new.n_first > new.n_arrays || new.n_statics < 0 ||
+        new.n_fun > new.n_arrays - new.n_first || new.n_arrays > INT_MAX || new.n_statics > INT_MAX ||
+        kind_of(state, new.args) != SEQUENCE || kind_of(state, new.kwargs) != DICT) {
         return malformed_object();
     }
     Fast *self = (Fast *)type->tp_alloc(type, 0);
@@ -925,7 +918,7 @@ static PyMemberDef fast_members[] = {
     {"hits_before", T_LONGLONG, offsetof(Fast, hits_before), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot fast_slots[] = {
-    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, aliases, n_arrays, n_first, n_fun): the fast path "
+    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, first, aliases, n_statics, n_arrays, n_first, n_fun): the fast path "
                 "of an entry."},
     {Py_tp_new, fast_new}, COLLECTED_SLOTS(fast), {Py_tp_members, fast_members}, {0, NULL}};
 
@@ -1039,6 +1032,8 @@ static PyObject *dispatcher_new(PyTypeObject *type, PyObject *Py_UNUSED(args), P
     if (self == NULL) return NULL;
     self->vectorcall = dispatch;
     self->state = state_of(type);
+    /* CPython then calls instances of a subclass, too, without a look at their `__call__`. */
+    if (type->tp_call == PyVectorcall_Call) type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
     return (PyObject *)self;
 }
 
@@ -1064,15 +1059,6 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *call_directly(PyObject *module, PyObject *cls) {
-    State *state = PyModule_GetState(module);
-    if (!PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, state->dispatcher_type)) {
-        return misused("call_directly(cls): a subclass of Dispatcher");
-    }
-    ((PyTypeObject *)cls)->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
-    return Py_NewRef(cls);
-}
-
 static PyMemberDef dispatcher_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Dispatcher, vectorcall), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 
@@ -1089,22 +1075,13 @@ TYPE(Dispatcher, dispatcher,
 static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     State new = *state;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
-                          &new.ndarray_type, &new.as_array, &new.flatten, &new.registered, &new.same,
-                          &new.unflatten, &new.opaque_type)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOOOOOO:setup", &new.array_mark, &new.array_type, &new.as_array,
+                          &new.flatten, &new.registered, &new.same, &new.unflatten,
+                          &new.opaque_type)) return NULL;
     /* For good: nothing here is replaced. */
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) Py_INCREF(PyTuple_GET_ITEM(args, i));
     *state = new;
     Py_RETURN_NONE;
-}
-
-static PyObject *same_value(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 2) return misused("same(value, key)");
-    Walk walk;
-    walk.state = PyModule_GetState(module);
-    walk.depth = 0;
-    int is_same = same(&walk, args[1], args[0]);
-    return is_same < 0 ? NULL : PyBool_FromLong(is_same);
 }
 
 static int module_exec(PyObject *module) {
@@ -1117,11 +1094,12 @@ static int module_exec(PyObject *module) {
     }
     state->static_type->tp_vectorcall = static_vectorcall;
     const char *texts[] = {"failed_fast", "finish_fast", "call_of", "wait_for",
-                           "block_until_ready", "entry", "index", "hash", "value", "identity_suffices"};
+                           "block_until_ready", "entry", "index", "hash", "value", "identity_suffices",
+                           "content"};
     PyObject **names[] = {&state->failed_fast, &state->finish_fast, &state->call_of, &state->wait_for,
                           &state->block_until_ready, &state->entry, &state->index, &state->hash, &state->value,
-                          &state->identity_suffices};
-    for (int i = 0; i < 10; i++) {
+                          &state->identity_suffices, &state->content};
+    for (int i = 0; i < 11; i++) {
         *names[i] = PyUnicode_InternFromString(texts[i]);
         if (*names[i] == NULL) return -1;
     }
@@ -1153,20 +1131,15 @@ static PyModuleDef_Slot module_slots[] = {
 
 static PyMethodDef module_methods[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(ARRAY, array_type, ndarray, as_array, flatten, registered, same, unflatten, Opaque): what is\nPython's."},
+     "setup(ARRAY, array_type, as_array, flatten, registered, same, unflatten, Opaque): what is\nPython's."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(call, jitted, arrays): calls a jitted function, or its `lower`, with a call of the slow path in\n"
      "flight."},
     {"in_flight", (PyCFunction)(void (*)(void))in_flight, METH_FASTCALL,
      "in_flight(entry=None): this thread's innermost call in flight, of an entry or of any; or None."},
-    {"same", (PyCFunction)(void (*)(void))same_value, METH_FASTCALL,
-     "same(value, key): whether a key is that of a value."},
     {"connect", connect, METH_VARARGS,
      "connect(wrapper, otherwise, caller=, fasts=, fun_arrays=, fun_statics=, names=): has calls of a wrapper\n"
      "try fast paths, if there are any, then call `otherwise`."},
-    {"call_directly", call_directly, METH_O,
-     "call_directly(cls): lets CPython call the instances of a subclass of Dispatcher without a look at\n"
-     "their `__call__`; returns the class."},
     {NULL, NULL, 0, NULL},
 };
 
