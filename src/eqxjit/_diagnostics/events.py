@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from . import waiting
 from .hidden_warnings import hide_warnings
 from .trace import COMPILING, LOWERING, TRACING, Trace
 
@@ -48,10 +49,12 @@ def tracing(entry: Any, trace: Trace) -> Iterator[None]:
     """Time the user's function while it is traced, which may be within another's trace."""
     _thread.phases.append(None)
     _thread.n_hiding += entry.hides_donation_warning
+    waiting.begin(trace, TRACING)
     start = time.perf_counter()
     try:
         yield
     finally:
+        waiting.end(trace, TRACING)
         _thread.n_hiding -= entry.hides_donation_warning
         _end_phase()
     trace.seconds.tracing += time.perf_counter() - start
@@ -110,6 +113,9 @@ def listen(in_flight: Callable[[], Any]) -> None:
         if phase is None:
             return
         at_end = None
+        entry, trace = (None, None) if phase == TRACING else owner_of(_name_in(fun_name))
+        if trace is not None:
+            waiting.begin(trace, phase)
         if phase == LOWERING:
             # JAX warns while it lowers.
             call = in_flight()
@@ -117,9 +123,7 @@ def listen(in_flight: Callable[[], Any]) -> None:
                 at_end = hide_warnings()
         elif phase == COMPILING:
             _thread.hits_persistent_cache = False
-            name = _name_in(fun_name)
-            entry, trace = owner_of(name)
-            if entry is not None and name not in _thread.traced:
+            if entry is not None and _name_in(fun_name) not in _thread.traced:
                 # For another device, say, where a program may hold other custom calls.
                 entry.unclassified = entry.pending = True
                 entry.is_recompiled = trace is not None and trace.seconds.compiling > 0
@@ -137,6 +141,8 @@ def listen(in_flight: Callable[[], Any]) -> None:
                 return
         else:
             _, trace = owner_of(name)
+        if trace is not None:
+            waiting.end(trace, phase)
         if phase == COMPILING:
             from_cache, _thread.hits_persistent_cache = _thread.hits_persistent_cache, False
             # What a callback of the program compiles isn't the program.

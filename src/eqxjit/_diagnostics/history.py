@@ -74,18 +74,15 @@ class History:
         name: str,
         max_traces: int | None,
         place: Place,
-        number: int | None,
         lock: threading.RLock,
         check: Check | None = None,
     ):
-        """`number` tells Python functions apart; None for one that isn't."""
         self.name = name
         self.place = place
         self.n_traces = 0
         self.why_sealed = ""
         self.check = check
         self._max_traces = max_traces
-        self._number = number
         self._lock = lock
         #: Those under way.
         self._begun: list[Trace] = []
