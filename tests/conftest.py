@@ -51,9 +51,8 @@ settings.register_profile(
 settings.load_profile(PROFILE)
 
 
-# Doctest would import these: one has classes that don't like to be looked into, the other needs
-# eight devices.
-collect_ignore = ["support/hostile.py", "running/eight_devices.py"]
+# Doctest would import it, which needs eight devices.
+collect_ignore = ["running/eight_devices.py"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,4 +1,4 @@
-"""`bench all`: makes all records anew, one after the other, then writes their figures.
+"""`bench all`: makes all records again, one after the other, then writes their figures.
 
 They are those of JAX's default device: `calls-gpu.json` on a GPU, without `bench downstream`, whose
 environment has JAX for a CPU. Nothing else should run on the machine meanwhile. `bench latency`

@@ -42,7 +42,7 @@ class Case:
     """One way to do the work: a statement, and the names that it uses.
 
     The statement assigns to `outputs`; where those are also inputs, one call feeds the next.
-    `names` makes the initial values anew, as a statement may consume (donate) what it is given.
+    `names` makes new initial values, as a statement may consume (donate) what it is given.
     """
 
     statement: str

@@ -75,7 +75,7 @@ class Chain(eqx.Module):
 
 
 IN_MODULE, AS_ARGUMENT = "in a Module", "as an argument"
-ANEW = ", made anew"
+RECREATED = ", recreated"
 CHOICES = (*Mode, np.dtype("float32"), jnp.dtype("bfloat16"), jax.nn.relu, jax.nn.gelu, jnp.tanh)
 
 
@@ -84,7 +84,7 @@ class Kind:
     """A kind of configuration.
 
     - `make`: one of so many entries.
-    - `copy`: an equal one that is made anew, by as little work as that takes.
+    - `copy`: an equal one that is new, by as little work as that takes.
     - `places`: where programs put it.
     """
 
@@ -163,8 +163,8 @@ def same(kind: Kind, place: str, size: int) -> Row:
     return passed(config)
 
 
-def anew(kind: Kind, place: str, size: int) -> Row:
-    """Equal objects that each call makes anew."""
+def recreated(kind: Kind, place: str, size: int) -> Row:
+    """Equal objects that each call recreates."""
     names = {"copy": kind.copy, "config": kind.make(size), "x": jnp.ones(3)}
     if place == IN_MODULE:
         names |= {"made": unflattened, "weight": jnp.ones(3)}
@@ -258,13 +258,13 @@ def nnx_state(leaves: int) -> Row:
 
 SIZES, IN_TURN, DEPTHS = (5, 50, 1_000), (2, 8, 24, 64), (10, 100)
 
-#: What costs against its size: a line each in the picture, beside equal objects made `ANEW`.
+#: What costs against its size: a line each in the picture, beside equal objects `RECREATED`.
 SERIES: Mapping[str, tuple[Callable[[int], Row], tuple[int, ...]]] = {
     **{
         f"{name} {place}{suffix}": (functools.partial(row, kind, place), SIZES)
         for name, kind in KINDS.items()
         for place in kind.places
-        for suffix, row in (("", same), (ANEW, anew))
+        for suffix, row in (("", same), (RECREATED, recreated))
     },
     "dict in a Module, in and out": (in_and_out, SIZES),
     "MLPs in turn": (models_in_turn, IN_TURN),
@@ -282,7 +282,7 @@ ROWS: Mapping[str, Callable[[], Row]] = {
     "one dict of 50 in 50 layers": lambda: layers([_rates(50)] * 50),
     "a dict of 20 in each of 50 layers": lambda: layers([_rates(20) for _ in range(50)]),
     "a bound model with a dict of 50": lambda: bound(50),
-    "a text made anew": lambda: _row(
+    "a text, recreated": lambda: _row(
         "out = f(' '.join(words), x)", _ignored, words=["a", "mode"], x=jnp.ones(3)
     ),
     "20 NumPy arrays": lambda: passed([np.ones(3) for _ in range(20)]),

@@ -78,7 +78,7 @@ def scanned_step_of(task: Task) -> Callable[..., Any]:
 
 
 def ways(task: Task) -> Cases:
-    """Make the step in each way, jitted anew."""
+    """Make the step in each way, with functions that are jitted for it alone."""
     carry = carry_of(task, task.model)
     params, _, opt_state = carry_of(task, eqxjit.pack(task.model, optimizer=None))
     state = None if task.state is None else eqxjit.pack(task.state, optimizer=None)

@@ -41,7 +41,7 @@ def _figures(name: str, examples: list[Any]) -> Figures:
 
 
 def nested(name: str) -> Figures:
-    """Tracing a function that calls jitted functions: one a hundred times; fifty, each wrapped anew
+    """Tracing a function that calls jitted functions: one a hundred times; fifty, each wrapped
     and called once.
     """
     import jax
@@ -62,7 +62,7 @@ def nested(name: str) -> Figures:
 
         jax.jit(outer).trace(x)
 
-    def wrapped_anew() -> Iterator[Callable[..., Any]]:
+    def newly_wrapped() -> Iterator[Callable[..., Any]]:
         for _ in range(50):
             yield filter_jit(lambda model, x: model(x))
 
@@ -70,7 +70,7 @@ def nested(name: str) -> Figures:
     trace([inner])
     return {
         "one function, 100 times": min(seconds(lambda: trace([inner] * 100)) for _ in range(5)),
-        "50 new functions": min(seconds(lambda: trace(wrapped_anew())) for _ in range(5)),
+        "50 new functions": min(seconds(lambda: trace(newly_wrapped())) for _ in range(5)),
     }
 
 

@@ -128,7 +128,8 @@ def test_no_call_waits_for_a_numpy_array(n):
         return slow(x) + slow(x.T) + y[0]
 
     f = eqxjit.filter_jit(fun)
-    x, y = jnp.ones((500, 500)), np.ones(n, np.float32)
+    side = 500 if jax.default_backend() == "cpu" else 4000
+    x, y = jnp.ones((side, side)), np.ones(n, np.float32)
     for _ in range(CALLS):
         f(x, y).block_until_ready()
     assert not f(x, y).is_ready()
@@ -167,3 +168,32 @@ def test_a_buffer_below_a_transformation_can_be_overwritten(way):
             np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
         # A call without a transformation between.
         f(jnp.asarray(data))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_no_call_waits_for_a_typed_key(place):
+    def fun(x, key):
+        return [slow(x) + slow(x.T), key][:: 1 - 2 * place]
+
+    f = eqxjit.filter_jit(fun)
+    x, key = jnp.ones((1000, 1000)), jax.random.key(0)
+    for _ in range(CALLS):
+        jax.block_until_ready(f(x, key))
+    assert not f(x, key)[place].is_ready()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.complex64, bool])
+def test_a_large_buffer_can_be_overwritten(dtype):
+    def fun(x, y):
+        z = y
+        for _ in range(3):
+            z = jnp.sin(z @ z)
+        return jnp.sum(x.astype(np.float32) + 0 * z[0, 0])
+
+    f = eqxjit.filter_jit(fun)
+    buffer, y = np.ones((3, 1_500_001), dtype)[:, ::-1], jnp.ones((600, 600))
+    for _ in range(CALLS):
+        buffer[...] = 1
+        result = f(buffer, y)
+        buffer[...] = 0
+        assert float(result) == buffer.size

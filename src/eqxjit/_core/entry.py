@@ -15,7 +15,7 @@ from .._diagnostics import events
 from .._diagnostics.trace import Trace
 from .._fast.signature import Signature
 from .._spec.static_key import CONSTANTS
-from .._spec.tree import Spec, count_arrays, split
+from .._spec.tree import Spec, count_arrays, has_tracers, split
 from .options import Options
 
 # C reads the flags of an entry where they lie.
@@ -153,13 +153,15 @@ class Entry(_Flags):
                 self.unclassified = False
             self.pending = self.unclassified or bool(self.traces)
 
-    @staticmethod
-    def wait_for(output: Output) -> None:
-        """Wait until a program has run, so that its error is raised here."""
+    def wait_for(self, output: Output) -> None:
+        """Wait until a program has run that can raise, so that its error is raised here."""
         pending: list[Any] = list(arrays_of(output))
         if {*map(type, pending)} == {ArrayImpl}:
             # All are there once one is.
             pending[0].block_until_ready()
+            return
+        if not self.must_wait and not has_tracers(pending):
+            # Of typed keys, say.
             return
         while pending:
             array = pending.pop()

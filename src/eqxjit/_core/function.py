@@ -44,8 +44,6 @@ class _Tables:
         self.owner = None if owner is None else weakref.ref(owner)
         #: What was made for each key, the references that drop the key, and when it was last used.
         self.by_key: dict[Hashable, list[Any]] = {}
-        # Those that lie on no function are of many.
-        self.number = None if owner is None else next(_serial)
         with _lock:
             _all_tables.add(self)
 
@@ -70,7 +68,7 @@ class _Tables:
         return type(None), ()
 
 
-_serial, _clock = itertools.count(), itertools.count()
+_clock = itertools.count()
 _lock = threading.RLock()
 _all_tables: weakref.WeakSet[_Tables] = weakref.WeakSet()
 # Those of what has no function below it, such as a Module.
@@ -163,7 +161,7 @@ class Function:
         """The table of its entries, shared by all that wrap the function so."""
         tables, signature = _tables_of(self._innermost), self.signature
         key = self.spec, self.options.key, signature.name, signature.qualname
-        return tables.get(key, lambda: Table(signature, self.options, self._place, tables.number))
+        return tables.get(key, lambda: Table(signature, self.options, self._place))
 
     def stand_ins(self, content: Any) -> tuple[Any, Any]:
         """Return two functions that stand for a wrapper's name and content when it is pickled."""

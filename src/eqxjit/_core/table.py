@@ -74,16 +74,15 @@ class Table:
         signature: Signature,
         options: Options,
         place: Place,
-        number: int | None = None,
         check: Check | None = None,
     ):
-        """`number` tells the Python functions that are there apart; `check` is the counter's."""
+        """`check` is the history's."""
         #: Of `fasts` and the counts. Re-entrant, because garbage collection may drop an entry.
         self.lock = threading.RLock()
         self.signature = signature
         self.options = options
         self.place = place
-        self.history = History(signature.label, options.max_traces, place, number, self.lock, check)
+        self.history = History(signature.label, options.max_traces, place, self.lock, check)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         # The callers of wrappers that have generated functions.

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from . import waiting
 from .hidden_warnings import hide_warnings
 from .trace import COMPILING, LOWERING, TRACING, Trace
 
@@ -48,10 +49,12 @@ def tracing(entry: Any, trace: Trace) -> Iterator[None]:
     """Time the user's function while it is traced, which may be within another's trace."""
     _thread.phases.append(None)
     _thread.n_hiding += entry.hides_donation_warning
+    waiting.begin(trace, TRACING)
     start = time.perf_counter()
     try:
         yield
     finally:
+        waiting.end(trace, TRACING)
         _thread.n_hiding -= entry.hides_donation_warning
         _end_phase()
     trace.seconds.tracing += time.perf_counter() - start
@@ -105,11 +108,14 @@ def listen(in_flight: Callable[[], Any]) -> None:
         if event == _PERSISTENT_CACHE_HIT:
             _thread.hits_persistent_cache = True
 
-    def on_start(event: str, _: float, *, fun_name: str = "", **_others: Any) -> None:
+    def on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None:
         phase = _PHASES.get(event)
         if phase is None:
             return
         at_end = None
+        entry, trace = (None, None) if phase == TRACING else owner_of(_name_in(fun_name))
+        if trace is not None:
+            waiting.begin(trace, phase)
         if phase == LOWERING:
             # JAX warns while it lowers.
             call = in_flight()
@@ -117,15 +123,13 @@ def listen(in_flight: Callable[[], Any]) -> None:
                 at_end = hide_warnings()
         elif phase == COMPILING:
             _thread.hits_persistent_cache = False
-            name = _name_in(fun_name)
-            entry, trace = owner_of(name)
-            if entry is not None and name not in _thread.traced:
+            if entry is not None and _name_in(fun_name) not in _thread.traced:
                 # For another device, say, where a program may hold other custom calls.
                 entry.unclassified = entry.pending = True
                 entry.is_recompiled = trace is not None and trace.seconds.compiling > 0
         _thread.phases.append(at_end)
 
-    def on_end(event: str, seconds: float, *, fun_name: str = "", **_: Any) -> None:
+    def on_end(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:
         phase = _PHASES.get(event)
         if phase is None:
             return
@@ -137,16 +141,20 @@ def listen(in_flight: Callable[[], Any]) -> None:
                 return
         else:
             _, trace = owner_of(name)
+        if trace is not None:
+            waiting.end(trace, phase)
         if phase == COMPILING:
             from_cache, _thread.hits_persistent_cache = _thread.hits_persistent_cache, False
             # What a callback of the program compiles isn't the program.
             _thread.traced.pop(name, None)
             if not _thread.phases:
-                _thread.traced.clear()
+                # Other functions were only parts of what has been compiled.
+                _thread.traced = {n: ours for n, ours in _thread.traced.items() if ours}
         if trace is not None:
-            setattr(trace.seconds, phase, getattr(trace.seconds, phase) + seconds)
+            setattr(trace.seconds, phase, getattr(trace.seconds, phase) + duration_secs)
             trace.from_persistent_cache |= from_cache
-        _tell(name if trace is None else trace.function, phase, seconds, from_cache, trace)
+        function = name if trace is None else trace.function
+        _tell(function, phase, duration_secs, from_cache, trace)
 
     jax.monitoring.register_event_listener(on_event)
     jax.monitoring.register_scalar_listener(on_start)

@@ -13,7 +13,7 @@ from .differences import Difference, listed, with_remedies_once
 from .trace import Trace
 
 # Not Python warnings: under `-W error` these would fail what works with Equinox.
-_logger = logging.getLogger("eqxjit")
+logger = logging.getLogger("eqxjit")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,7 +98,7 @@ def log_recompiled(trace: Trace, site: CallSite, differences: list[Difference]) 
     """Log that JAX compiled the program of a trace again, if `explain_retraces` is on."""
     if _is_on():
         lines = [f"  - {line}" for line in listed(differences, with_remedies=True)]
-        _logger.warning(
+        logger.warning(
             "`%s` was compiled again, without a trace, for the call at %s.\n"
             "  Compared with trace %d:\n%s",
             *(trace.function, site, trace.number, "\n".join(lines)),
@@ -110,7 +110,7 @@ def log(trace: Trace) -> None:
     if not _is_on():
         return
     again = " again" if trace.number > 1 else ""
-    _logger.warning(
+    logger.warning(
         "`%s` was traced%s (trace %d) for the call at %s, in %s.\n%s",
         *(trace.function, again, trace.number, trace.call_site, trace.seconds),
         trace.explanation(),
@@ -132,7 +132,7 @@ def log_streak(trace: Trace, streak: list[tuple[Difference, ...]], n_between: in
     )
     if len(counts) > _MAX_CAUSES:
         lines.append(f"  - and {len(counts) - _MAX_CAUSES} more")
-    _logger.warning(
+    logger.warning(
         "`%s` was traced %d times %s, last for the call at %s:\n%s\nEach trace is compiled. "
         "Ignore this if you expect only a few more: it is logged once per function.",
         trace.function,

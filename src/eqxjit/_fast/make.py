@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from inspect import Parameter
 from typing import Any
 
-import numpy as np
-
 from .._compat import (
     ArrayImpl,
     connect,
@@ -25,7 +23,7 @@ from .writer import TooLarge, Writer
 if native is not None:
     # What it compares with, and calls.
     native.setup(
-        *(ARRAY, ArrayImpl, np.ndarray, as_array),
+        *(ARRAY, ArrayImpl, as_array),
         *(flatten_one_level, registered_nodes, same, unflatten_node, Opaque),
     )
 

@@ -34,7 +34,7 @@ Invariants:
 
 /* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
    what was built before may still be there. */
-#define INTERFACE 52
+#define INTERFACE 53
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -49,13 +49,12 @@ typedef struct {
     /* Set by `setup`, from Python. */
     PyObject *array_mark;   /* ARRAY, which stands for an array in a spec */
     PyObject *array_type;   /* the class of most arrays */
-    PyObject *ndarray_type; /* that of NumPy's */
     PyObject *as_array;     /* see numpy_inputs.py */
     PyObject *flatten, *registered, *same, *unflatten;
     PyObject *opaque_type; /* of keys that ask an object's `==` */
     /* Names of methods and attributes. */
     PyObject *failed_fast, *finish_fast, *call_of, *wait_for, *block_until_ready, *entry, *index, *hash, *value;
-    PyObject *identity_suffices;
+    PyObject *identity_suffices, *content;
     PyObject *empty; /* tuple */
 } State;
 
@@ -440,27 +439,33 @@ static int same_parts(Walk *walk, PyObject *key, PyObject *value) {
 /* By the object's class, its `hash` and `==`, in this order, as a dict finds a key; an array by its content. */
 static int same_opaque(Walk *walk, PyObject *key, PyObject *value) {
     State *state = walk->state;
-    PyObject *expected = PyObject_GetAttr(key, state->value), *suffices = NULL, *hash = NULL;
+    PyObject *expected = PyObject_GetAttr(key, state->value), *suffices = NULL, *content = NULL,
+             *hash = NULL;
     int is_same = expected == NULL ? -1 : Py_TYPE(value) == Py_TYPE(expected);
     if (is_same > 0 && value == expected) {
         suffices = PyObject_GetAttr(key, state->identity_suffices);
         if (suffices == NULL) is_same = -1;
     }
     if (is_same > 0 && suffices != Py_True) {
-        if ((PyObject *)Py_TYPE(key) != state->opaque_type) {
-            is_same = same_in_python(walk, key, value);
-        }
-        else if ((hash = PyObject_GetAttr(key, state->hash)) == NULL) {
+        content = PyObject_GetAttr(key, state->content);
+        hash = content == NULL ? NULL : PyObject_GetAttr(key, state->hash);
+        if (hash == NULL) {
             is_same = -1;
         }
-        else if (hash != Py_None) {
-            Py_hash_t now = PyObject_Hash(value), then = PyLong_AsSsize_t(hash);
-            is_same = (now == -1 || then == -1) && PyErr_Occurred() ? -1 : now == then;
+        else if (content != Py_None) {
+            is_same = same_in_python(walk, key, value);
         }
-        if (is_same > 0 && hash != NULL) is_same = PyObject_RichCompareBool(value, expected, Py_EQ);
+        else {
+            if (hash != Py_None) {
+                Py_hash_t now = PyObject_Hash(value), then = PyLong_AsSsize_t(hash);
+                is_same = (now == -1 || then == -1) && PyErr_Occurred() ? -1 : now == then;
+            }
+            if (is_same > 0) is_same = PyObject_RichCompareBool(value, expected, Py_EQ);
+        }
     }
     Py_XDECREF(expected);
     Py_XDECREF(suffices);
+    Py_XDECREF(content);
     Py_XDECREF(hash);
     return is_same;
 }
@@ -474,7 +479,7 @@ static int same(Walk *walk, PyObject *key, PyObject *value) {
     if (key == Py_None) return value == Py_None;
     if (PyWeakref_CheckRef(key)) return is_referent(key, value);
     if (type == &PyTuple_Type) return same_parts(walk, key, value);
-    if (PyType_IsSubtype(type, (PyTypeObject *)walk->state->opaque_type)) return same_opaque(walk, key, value);
+    if ((PyObject *)type == walk->state->opaque_type) return same_opaque(walk, key, value);
     return same_in_python(walk, key, value);
 }
 
@@ -1070,9 +1075,9 @@ TYPE(Dispatcher, dispatcher,
 static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     State new = *state;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
-                          &new.ndarray_type, &new.as_array, &new.flatten, &new.registered, &new.same,
-                          &new.unflatten, &new.opaque_type)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOOOOOOO:setup", &new.array_mark, &new.array_type, &new.as_array,
+                          &new.flatten, &new.registered, &new.same, &new.unflatten,
+                          &new.opaque_type)) return NULL;
     /* For good: nothing here is replaced. */
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) Py_INCREF(PyTuple_GET_ITEM(args, i));
     *state = new;
@@ -1089,11 +1094,12 @@ static int module_exec(PyObject *module) {
     }
     state->static_type->tp_vectorcall = static_vectorcall;
     const char *texts[] = {"failed_fast", "finish_fast", "call_of", "wait_for",
-                           "block_until_ready", "entry", "index", "hash", "value", "identity_suffices"};
+                           "block_until_ready", "entry", "index", "hash", "value", "identity_suffices",
+                           "content"};
     PyObject **names[] = {&state->failed_fast, &state->finish_fast, &state->call_of, &state->wait_for,
                           &state->block_until_ready, &state->entry, &state->index, &state->hash, &state->value,
-                          &state->identity_suffices};
-    for (int i = 0; i < 10; i++) {
+                          &state->identity_suffices, &state->content};
+    for (int i = 0; i < 11; i++) {
         *names[i] = PyUnicode_InternFromString(texts[i]);
         if (*names[i] == NULL) return -1;
     }
@@ -1125,7 +1131,7 @@ static PyModuleDef_Slot module_slots[] = {
 
 static PyMethodDef module_methods[] = {
     {"setup", setup, METH_VARARGS,
-     "setup(ARRAY, array_type, ndarray, as_array, flatten, registered, same, unflatten, Opaque): what is\nPython's."},
+     "setup(ARRAY, array_type, as_array, flatten, registered, same, unflatten, Opaque): what is\nPython's."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(call, jitted, arrays): calls a jitted function, or its `lower`, with a call of the slow path in\n"
      "flight."},

@@ -53,58 +53,43 @@ class Opaque:
 
     - `value`: the object.
     - `identity_suffices`: whether the very object counts as unchanged, without a `hash`.
+    - `content`: what an array held when this was made; None for other objects.
     - `hash`: as it was when this was hashed first; None for an object that can't be hashed.
     """
 
-    __slots__ = ("hash", "identity_suffices", "value")
+    __slots__ = ("content", "hash", "identity_suffices", "value")
 
-    def __init__(self, value: Any, identity_suffices: bool):
+    def __init__(self, value: Any, identity_suffices: bool, content: tuple[Any, ...] | None = None):
         self.value = value
         self.identity_suffices = identity_suffices
+        self.content = content
         self.hash: Any = ...
         if not identity_suffices:
             hash(self)
 
     def __hash__(self) -> int:
         if self.hash is ...:
-            self.hash = self._hash()
+            try:
+                # Of an array what its owner can't change in place: the very object stays found.
+                self.hash = hash(self.value if self.content is None else self.content[:2])
+            except TypeError:
+                # Python's way to say that something has no hash, as a tuple of lists hasn't.
+                self.hash = None
         return hash(type(self.value)) if self.hash is None else self.hash
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self) or type(other.value) is not type(self.value):
+        if type(other) is not Opaque or type(other.value) is not type(self.value):
             return False
         is_same = other.value is self.value
         if is_same and self.identity_suffices:
             return True
-        return hash(other) == hash(self) and (is_same or self._equals(other))
-
-    def _hash(self) -> int | None:
-        try:
-            return hash(self.value)
-        except TypeError:
-            # Python's way to say that something has no hash, as a tuple of lists hasn't.
-            return None
-
-    def _equals(self, other: Any) -> bool:
-        return bool(other.value == self.value)
-
-
-class Content(Opaque):
-    """The key of an array in a static field, by its content as it was when this was made."""
-
-    __slots__ = ("content",)
-
-    def __init__(self, value: Any, content: tuple[Any, ...]):
-        super().__init__(value, True)
-        self.content = content
-
-    def _hash(self) -> int | None:
-        # Not of what an owner may change in place: the very object then still counts as unchanged.
-        return hash((type(self.value), *self.content[:2]))
-
-    def _equals(self, other: Any) -> bool:
-        # Not by the array's `==`, which broadcasts, and has no single answer.
-        return other.content == self.content
+        if hash(other) != hash(self):
+            return False
+        # An array's own `==` broadcasts, and has no single answer.
+        is_array = self.content is not None
+        return is_same or bool(
+            other.content == self.content if is_array else other.value == self.value
+        )
 
 
 class Identity:
@@ -180,6 +165,9 @@ def static_key(value: Any) -> Hashable:
     a container `(reader, class, names, part, ...)`.
     """
     kind = type(value)
+    if kind is float:
+        # As a tree may have thousands.
+        return (NUMBER, float, None, _bits(value))
     if kind is tuple and len(value) <= MAX_PARTS and THEMSELVES.issuperset(map(type, value)):
         # As the metadata of most nodes.
         return (ITEMS, tuple, None, *value)
@@ -196,7 +184,7 @@ _FALSE = (NUMBER, bool, None, False)
 
 def same(value: Any, key: Hashable) -> bool:
     """Return whether a key is that of a value: the rule, which `native.c` follows."""
-    if isinstance(key, Opaque) and key.identity_suffices and value is key.value:
+    if type(key) is Opaque and key.identity_suffices and value is key.value:
         return True
     kind = type(value)
     # Of the most frequent containers no key is made.
@@ -231,7 +219,6 @@ def _key(value: Any, left: list[int], depth: int) -> Hashable:
     if kind is bool:
         return _TRUE if value else _FALSE
     if kind is float:
-        # As many Modules hold, of which each takes a while below.
         return (NUMBER, float, None, _bits(value))
     if kind.__eq__ is object.__eq__ and kind not in _READERS:
         return _by_identity(value)
@@ -333,7 +320,7 @@ def _array(value: Any, left: list[int]) -> Hashable:
     else:
         content = array.tobytes()
         content = hashlib.blake2b(content).digest() if len(content) > _MAX_BYTES else content
-    return Content(value, (array.dtype, array.shape, content, weak_type, state))
+    return Opaque(value, True, (array.dtype, array.shape, content, weak_type, state))
 
 
 def _module(value: eqx.Module, left: list[int]) -> _Read:

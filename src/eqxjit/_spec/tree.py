@@ -345,8 +345,7 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
     Of each: what follows the node's path in the child's, its spec, itself, and whether it is in a
     static field.
     """
-    kind, cls, aux = spec[:3]
-    below = spec[3:]
+    kind, cls, aux, *below = spec
     n = n_dynamic = len(below)
     names = [*map("[{}]".format, range(n))]
     if kind == MODULE:
@@ -356,7 +355,8 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
         names = [*map("[{}]".format, map(short, aux))]
         values = [*map(value.__getitem__, aux)]
     elif kind == SEQUENCE:
-        values = list(value)
+        # Of named tuples JAX 0.10 gives each child the first field's key.
+        values = [*tuple.__iter__(value)] if issubclass(cls, tuple) else list(value)
         if aux is not None and len(cls._fields) == n:
             names = [*map(".{}".format, cls._fields)]
     else:

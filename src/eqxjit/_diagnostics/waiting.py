@@ -1,0 +1,88 @@
+"""Says in the log which function is traced, lowered or compiled, where that takes long."""
+
+import dataclasses
+import sys
+import threading
+import time
+import traceback
+
+from .._places import CallSite, is_users
+from .log import logger
+from .trace import TRACING, Trace
+
+#: After how many seconds of one phase a warning comes; the last ones come again and again.
+BOUNDS = [10.0, 60.0, 300.0, 900.0]
+
+
+@dataclasses.dataclass(eq=False)
+class _Phase:
+    trace: Trace
+    name: str
+    thread: int
+    begun: float
+    n_warnings: int = 0
+
+    def warn_if_due(self) -> None:
+        seconds = time.perf_counter() - self.begun
+        last = len(BOUNDS) - 1
+        due = BOUNDS[min(self.n_warnings, last)] + max(0, self.n_warnings - last) * BOUNDS[last]
+        if seconds < due:
+            return
+        self.n_warnings += 1
+        where = f", and runs {self._line()} now" if self.name == TRACING and self._line() else ""
+        logger.warning(
+            "`%s`, called at %s, has been %s for %.3g s%s.",
+            *(self.trace.function, self.trace.call_site, self.name, seconds, where),
+        )
+
+    def _line(self) -> str:
+        """Return the user's line that the thread runs; empty if it runs none."""
+        frame = sys._current_frames().get(self.thread)
+        for each, line in traceback.walk_stack(frame) if frame else ():
+            if is_users(each.f_code.co_filename):
+                return str(CallSite(each.f_code.co_filename, line))
+        return ""
+
+
+# The outermost phase under way of each thread.
+_phases: dict[int, _Phase] = {}
+_are_phases = threading.Event()
+_watcher: threading.Thread | None = None
+
+
+def begin(trace: Trace, phase: str) -> None:
+    """Watch a phase of a trace in this thread, unless it is within another one."""
+    global _watcher
+    thread = threading.get_ident()
+    if thread in _phases:
+        return
+    _phases[thread] = _Phase(trace, phase, thread, time.perf_counter())
+    _are_phases.set()
+    # A fork leaves its child none.
+    if _watcher is None or not _watcher.is_alive():
+        _watcher = threading.Thread(target=_watch, name="eqxjit", daemon=True)
+        _watcher.start()
+
+
+def end(trace: Trace, phase: str) -> None:
+    """Watch a phase no longer; say how long it took, if that was long."""
+    watched = _phases.get(threading.get_ident())
+    if watched is None or (watched.trace, watched.name) != (trace, phase):
+        return
+    del _phases[watched.thread]
+    if watched.n_warnings:
+        seconds = time.perf_counter() - watched.begun
+        logger.warning("`%s`: %s took %.3g s.", trace.function, phase, seconds)
+
+
+def _watch() -> None:
+    while True:
+        _are_phases.wait()
+        time.sleep(min(1.0, BOUNDS[0] / 4))
+        for phase in [*_phases.values()]:
+            phase.warn_if_due()
+        if not _phases:
+            _are_phases.clear()
+            # One may have begun in between.
+            if _phases:
+                _are_phases.set()

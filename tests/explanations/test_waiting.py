@@ -1,0 +1,81 @@
+"""A phase that takes long is logged while it goes on, and once more when it is over."""
+
+import logging
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxjit
+from eqxjit._diagnostics import waiting
+
+X = jnp.ones(3)
+
+
+@pytest.fixture
+def messages(monkeypatch, caplog):
+    monkeypatch.setattr(waiting, "BOUNDS", [0.2, 0.6])
+    return lambda: caplog.messages
+
+
+def slow(x):
+    time.sleep(1.5)
+    return x + 1
+
+
+def test_a_trace_that_takes_long(messages):
+    f = eqxjit.filter_jit(slow)
+    f(X)
+    first, *others, last = messages()
+    assert first.startswith("`slow`, called at tests/explanations/test_waiting.py:")
+    assert " has been tracing for 0." in first
+    line = slow.__code__.co_firstlineno + 1
+    assert first.endswith(f"and runs tests/explanations/test_waiting.py:{line} now.")
+    # After 0.6 and 1.2 seconds.
+    assert len(others) == 2
+    assert last.startswith("`slow`: tracing took 1.")
+    f(X)
+    assert len(messages()) == 4
+
+
+def test_a_compilation_that_takes_long(messages, monkeypatch):
+    monkeypatch.setattr(waiting, "BOUNDS", [0.02, 60])
+
+    def unrolled(x):
+        for _ in range(30):
+            x = jnp.sin(x @ x) + x
+        return x
+
+    f = eqxjit.filter_jit(unrolled)
+    f(jnp.ones((3, 3)))
+    texts = "\n".join(messages())
+    assert any(f"has been {phase} for" in texts for phase in ("compiling", "lowering"))
+
+
+def test_it_can_be_silenced_and_short_ones_are_silent(messages):
+    logger = logging.getLogger("eqxjit")
+    logger.setLevel("ERROR")
+    try:
+        eqxjit.filter_jit(slow)(X)
+    finally:
+        logger.setLevel("NOTSET")
+    eqxjit.filter_jit(lambda x: x)(X)
+    assert messages() == []
+
+
+def test_a_failed_trace_is_not_watched_any_more(messages):
+    def fails(x):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        eqxjit.filter_jit(fails)(X)
+    time.sleep(0.5)
+    assert messages() == []
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "eqxjit"] == [True]
+
+
+def test_functions_of_others_are_not_watched(messages):
+    jax.jit(slow)(X)
+    assert messages() == []
