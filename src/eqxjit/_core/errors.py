@@ -210,7 +210,8 @@ def argument_error(error: Exception, arguments: list[tuple[str, Any]]) -> ValueE
 
     None if no argument is at fault, and for an error of a class of the user's.
     """
-    if is_users_module(type(error).__module__):
+    # A signal handler may raise a `TimeoutError` anywhere.
+    if isinstance(error, OSError) or is_users_module(type(error).__module__):
         return None
     if isinstance(error, RecursionError):
         # On a stack of its own, where only what is too deep by itself raises that again.
