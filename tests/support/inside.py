@@ -16,7 +16,7 @@ def table(wrapper: Any) -> Any:
 
 def caller(wrapper: Any) -> Any:
     """The calls of a wrapper."""
-    return wrapper._caller
+    return wrapper._handler
 
 
 def blocks(wrapper: Any) -> list[bool]:

@@ -15,7 +15,7 @@ from .._fast.make import fast_path, link
 from .._spec.tree import Spec
 from .calls import Call
 from .entry import Entry
-from .slow import HAS_FAST_PATHS, Caller
+from .slow import HAS_FAST_PATHS, CallHandler
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -38,10 +38,10 @@ class Lowered:
     - `lowered`: the `jax.stages.Lowered`, for example, for `cost_analysis()`.
     """
 
-    def __init__(self, caller: Caller, staged: tuple[Call, Any, Any], bound: Arguments):
+    def __init__(self, handler: CallHandler, staged: tuple[Call, Any, Any], bound: Arguments):
         call, lowered, trace = staged
         self.lowered: jax.stages.Lowered = lowered
-        self._caller = caller
+        self._handler = handler
         self._entry = call.entry
         # The one that it was made of, maybe earlier.
         self._trace = trace or call.entry.latest_trace
@@ -53,7 +53,7 @@ class Lowered:
         call.arrays, call.statics = [], []
 
     def __repr__(self) -> str:
-        return f"<Lowered {_shown(self._caller, self._description)}>"
+        return f"<Lowered {_shown(self._handler, self._description)}>"
 
     @property
     def _seconds(self) -> float:
@@ -80,7 +80,7 @@ class Lowered:
             compiled = self.lowered.compile(compiler_options=compiler_options)  # type: ignore[arg-type]
         must_wait = self._entry.must_wait or may_raise(self.lowered.compiler_ir("stablehlo"))
         entry = self._entry.with_program(compiled, must_wait)
-        return Compiled(self._caller, entry, self._description, self._bound)
+        return Compiled(self._handler, entry, self._description, self._bound)
 
 
 class Compiled(CallableBySlot):
@@ -96,21 +96,21 @@ class Compiled(CallableBySlot):
     - JAX's error, if an array has another shape or dtype.
     """
 
-    __slots__ = ("__weakref__", "_caller", "bound", "compiled")
+    __slots__ = ("__weakref__", "_handler", "bound", "compiled")
 
-    def __init__(self, caller: Caller, entry: Entry, description: Any, bound: Arguments):
+    def __init__(self, handler: CallHandler, entry: Entry, description: Any, bound: Arguments):
         self.compiled: jax.stages.Compiled = entry.jitted
         self.bound = bound
-        self._caller = _CompiledCaller(caller, entry, description, self)
-        self._caller.unlink()
+        self._handler = _CompiledCallHandler(handler, entry, description, self)
+        self._handler.unlink()
 
     def __copy__(self) -> "Compiled":
-        # Not by its slots: a caller fills the one wrapper that it has.
-        mine = self._caller
+        # Not by its slots: a handler fills the one wrapper that it has.
+        mine = self._handler
         return type(self)(mine, mine.entry, mine.description, self.bound)
 
     def __repr__(self) -> str:
-        return f"<Compiled {_shown(self._caller, self._caller.description)}>"
+        return f"<Compiled {_shown(self._handler, self._handler.description)}>"
 
     @property
     def executable_bytes(self) -> int | None:
@@ -123,11 +123,11 @@ class Compiled(CallableBySlot):
             return None
 
 
-class _CompiledCaller(Caller):
+class _CompiledCallHandler(CallHandler):
     """The calls of a program that was compiled ahead of time: its entry is the only one."""
 
-    def __init__(self, caller: Caller, entry: Entry, description: Any, wrapper: Compiled):
-        super().__init__(caller.function, caller.fun_arrays, wrapper)
+    def __init__(self, handler: CallHandler, entry: Entry, description: Any, wrapper: Compiled):
+        super().__init__(handler.function, handler.fun_arrays, wrapper)
         self.entry = entry
         self.description = description
         self._fasts: list[Any] = []
@@ -170,13 +170,13 @@ class _CompiledCaller(Caller):
 
 
 def lower(
-    caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any], bound: Arguments = ((), {})
+    handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any], bound: Arguments = ((), {})
 ) -> Lowered:
     """Trace and lower what a call would run, which then leaves out the arguments in `bound`."""
     __tracebackhide__ = True
-    return Lowered(caller, caller.stage(lambda jitted: jitted.lower, args, kwargs), bound)
+    return Lowered(handler, handler.stage(lambda jitted: jitted.lower, args, kwargs), bound)
 
 
-def _shown(caller: Caller, description: Any) -> str:
+def _shown(handler: CallHandler, description: Any) -> str:
     arguments = textwrap.shorten(str(description), 100, placeholder=" ...")
-    return f"{caller.function.signature.label}({arguments})"
+    return f"{handler.function.signature.label}({arguments})"

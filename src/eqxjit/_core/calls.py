@@ -1,7 +1,7 @@
 """Calls in flight: which call JAX is making of a jitted function, found while it traces.
 
 A static object that a trace compiles in is that of the call in flight, because an equal one of an
-earlier caller may have changed since. Each thread has a stack of them: with the native back end in
+earlier handler may have changed since. Each thread has a stack of them: with the native back end in
 C, otherwise in Python.
 """
 
@@ -68,10 +68,10 @@ else:
 
     def in_flight(entry: "Entry | None" = None) -> Call | None:
         """Return this thread's innermost call in flight, of an entry or of any; or None."""
-        for found, caller, content in reversed(_stack.calls):
+        for found, handler, content in reversed(_stack.calls):
             if entry is None or found is entry:
-                if caller is None:
+                if handler is None:
                     return content
-                args, kwargs = caller.function.signature.arguments_among(content)
-                return caller.call_of(found, *args, **kwargs)
+                args, kwargs = handler.function.signature.arguments_among(content)
+                return handler.call_of(found, *args, **kwargs)
         return None

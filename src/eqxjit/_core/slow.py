@@ -36,7 +36,7 @@ from .traced import NotInFlight, argument_names, new_entry
 HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False
 
 
-class Caller:
+class CallHandler:
     """The calls of one wrapper.
 
     - `function`: the function, without its arrays; `fun_arrays`: its arrays.

@@ -85,7 +85,7 @@ class Table:
         self.history = History(signature.label, options.max_traces, place, self.lock, check)
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
-        # The callers of wrappers that have generated functions.
+        # The handlers of wrappers that have generated functions.
         self._linked: weakref.WeakSet[Any] = weakref.WeakSet()
         #: Of calls of the slow path, and of fast paths that were removed.
         self.n_hits = 0
@@ -184,17 +184,17 @@ class Table:
                     self.n_hits += fast.hits
                     self._unlink()
 
-    def link(self, caller: Any) -> None:
-        """Have a caller's `unlink` called whenever the list of fast paths changes."""
+    def link(self, handler: Any) -> None:
+        """Have a handler's `unlink` called whenever the list of fast paths changes."""
         # C reads the list in each call.
         if native is None:
             with self.lock:
-                self._linked.add(caller)
+                self._linked.add(handler)
 
     def _unlink(self) -> None:
         # A generated function calls those that there were when it was made.
-        for caller in self._linked:
-            caller.unlink()
+        for handler in self._linked:
+            handler.unlink()
 
     def info(self) -> CacheInfo:
         with self.lock:

@@ -20,7 +20,7 @@ from .._text import short
 from .ahead import CompileCost, Lowered, lower
 from .function import STAND_INS, Function, take_apart
 from .options import DEFAULT_MAXSIZE, Donate, JitOptions, Options, check_options
-from .slow import Caller
+from .slow import CallHandler
 from .table import CacheInfo
 
 P = ParamSpec("P")
@@ -39,17 +39,17 @@ _LONGEST_REPR = 80
 class JitFunction(CallableBySlot, Generic[P, T]):
     """A function compiled by `filter_jit`: a pytree whose leaves are that function's arrays."""
 
-    __slots__ = ("__dict__", "__isabstractmethod__", "__weakref__", "_caller")
+    __slots__ = ("__dict__", "__isabstractmethod__", "__weakref__", "_handler")
 
     def __init__(self, function: Function, arrays: tuple[Any, ...]):
         self.__dict__ = dict(function.attributes)  # type: ignore
-        self._caller = Caller(function, arrays, self)
+        self._handler = CallHandler(function, arrays, self)
         # Linked to the fast paths by its first call, because many copies are never called.
-        self._caller.unlink()
+        self._handler.unlink()
 
     @property
     def _function(self) -> Function:
-        return self._caller.function
+        return self._handler.function
 
     if TYPE_CHECKING:
         __wrapped__: Callable[P, T]
@@ -60,7 +60,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         # Not properties, since `inspect` would find those on the class, too.
         def __getattr__(self, name: str) -> Any:
             if name == "__wrapped__":
-                return self._function.combine(self._caller.fun_arrays)
+                return self._function.combine(self._handler.fun_arrays)
             if name == "__isabstractmethod__":
                 return getattr(self.__wrapped__, name, False)
             if name in _OF_FUNCTIONS:
@@ -85,7 +85,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         A `Lowered`, with `as_text()`, `lowered` (JAX's) and `compile()`.
         """
         with trimming:
-            return lower(self._caller, args, kwargs)
+            return lower(self._handler, args, kwargs)
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
         """Compile for arguments like these ahead of time.
@@ -190,7 +190,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         Python source, also if C makes the call. `None` if there is no fast path, or if the
         tree is too large for generated Python.
         """
-        return self._caller.source()
+        return self._handler.source()
 
     def __repr__(self) -> str:
         wrapped = self.__wrapped__
@@ -206,15 +206,15 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         return eqx.tree_equal(self, other) if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
-        return _hash(self, (self._function, self._caller.fun_arrays))
+        return _hash(self, (self._function, self._handler.fun_arrays))
 
-    # A copy needs another caller, because one fills what it calls into one wrapper.
+    # A copy needs another handler, because one fills what it calls into one wrapper.
     def __copy__(self) -> "JitFunction[P, T]":
-        return type(self)(self._function, self._caller.fun_arrays)
+        return type(self)(self._function, self._handler.fun_arrays)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "JitFunction[P, T]":
         # The static half is shared, and with it what is compiled.
-        return type(self)(self._function, copy.deepcopy(self._caller.fun_arrays, memo))
+        return type(self)(self._function, copy.deepcopy(self._handler.fun_arrays, memo))
 
     # Not `__reduce__`, to which the protocol isn't passed.
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -233,7 +233,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
 
     def __setstate__(self, state: Any) -> None:
         # One that was found by name is complete.
-        if not hasattr(self, "_caller"):
+        if not hasattr(self, "_handler"):
             type(self).__init__(self, *take_apart(*getattr(state, "content", state)))
 
     def _is_found_by_name(self, module: str, qualname: str) -> bool:
@@ -245,7 +245,7 @@ class JitFunction(CallableBySlot, Generic[P, T]):
         return found is self or (
             type(found) is JitFunction
             and found._function == self._function
-            and all(map(operator.is_, found._caller.fun_arrays, self._caller.fun_arrays))
+            and all(map(operator.is_, found._handler.fun_arrays, self._handler.fun_arrays))
         )
 
 
@@ -323,8 +323,8 @@ class BoundJitFunction(functools.partial[T], Generic[P, T], metaclass=TypeNamedF
         """Lower the wrapped function, with the instance filled in, here and when called."""
         all_args, all_kwargs = (*self.args, *args), {**self.keywords, **kwargs}
         with trimming:
-            caller = self._wrapper._caller
-            return lower(caller, all_args, all_kwargs, (self.args, self.keywords))
+            handler = self._wrapper._handler
+            return lower(handler, all_args, all_kwargs, (self.args, self.keywords))
 
     def compile(self, /, *args: Any, **kwargs: Any) -> CompileCost:
         """Compile the wrapped function ahead of time, with the instance filled in."""
@@ -362,7 +362,7 @@ def register_wrapper(kind: type[JitFunction[..., Any]]) -> None:
     """Make a kind of wrapper a pytree, whose leaves are its function's arrays."""
 
     def flatten(wrapper: JitFunction[..., Any]) -> tuple[tuple[Any, ...], Function]:
-        return wrapper._caller.fun_arrays, wrapper._function
+        return wrapper._handler.fun_arrays, wrapper._function
 
     def flatten_with_keys(wrapper: JitFunction[..., Any]) -> Any:
         arrays, function = flatten(wrapper)

@@ -106,7 +106,7 @@ class FrozenFunction(JitFunction[P, T]):
             ```
         """
         with trimming:
-            write(self._caller, path, args, kwargs)
+            write(self._handler, path, args, kwargs)
 
     def __repr__(self) -> str:
         label = self._function.signature.label

@@ -25,7 +25,7 @@ import numpy as np
 from jax.export import Exported, default_export_platform, deserialize, export
 
 from .._core.entry import arrays_of
-from .._core.slow import Caller
+from .._core.slow import CallHandler
 from .._diagnostics.description import Description, NodePart, describe_trees
 from .._diagnostics.differences import differences, listed
 from .._fast.signature import Signature
@@ -50,7 +50,7 @@ Type = jax.ShapeDtypeStruct
 # --- Writing ----------------------------------------------------------------------------------
 
 
-def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def write(handler: CallHandler, path: Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Write the program for arguments like these, and the function's arrays."""
     path = os.fsdecode(path)
     # As `open` does, replace the file that a link leads to, and keep its permissions.
@@ -61,7 +61,7 @@ def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, A
             temporary = os.path.join(folder, os.path.basename(target))
             # Opened before the function is traced and exported, which may take minutes.
             with open(temporary, "wb") as file:
-                file.write(_content(caller, args, kwargs))
+                file.write(_content(handler, args, kwargs))
             with contextlib.suppress(FileNotFoundError):
                 shutil.copymode(target, temporary)
             # At once: a server may be loading the file that is there.
@@ -74,10 +74,10 @@ def write(caller: Caller, path: Path, args: tuple[Any, ...], kwargs: dict[str, A
         raise type(error)(error.errno, error.strerror, path) from None
 
 
-def _content(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    signature = caller.function.signature
+def _content(handler: CallHandler, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    signature = handler.function.signature
     try:
-        call, exported, _ = caller.stage(export, args, kwargs)
+        call, exported, _ = handler.stage(export, args, kwargs)
     except NotImplementedError as error:
         if "host_callbacks" not in str(error):
             # The function itself raised it.
@@ -97,9 +97,9 @@ def _content(caller: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     for name, argument in signature.named(*inputs):
         # For the error, which names the argument.
         to_json(argument, name)
-    output = caller.combine([PLACEHOLDER] * len(exported.out_avals), call)
+    output = handler.combine([PLACEHOLDER] * len(exported.out_avals), call)
     program = bytes(exported.serialize())
-    arrays = [np.asarray(array).tobytes() for array in caller.fun_arrays]
+    arrays = [np.asarray(array).tobytes() for array in handler.fun_arrays]
     manifest = {
         "jax": jax.__version__,
         "name": signature.label,

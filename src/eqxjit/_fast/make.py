@@ -46,10 +46,10 @@ class PythonFast:
     def hits(self) -> int:
         return sys.maxsize - operator.length_hint(self._counter)
 
-    def instantiate(self, caller: Any, otherwise: Any) -> Any:
-        signature, statics = caller.function.signature, caller.function.statics
-        bound = caller, otherwise, self.entry.jitted, self._counter
-        made = self._make(*bound, *caller.fun_arrays, *statics)
+    def instantiate(self, handler: Any, otherwise: Any) -> Any:
+        signature, statics = handler.function.signature, handler.function.statics
+        bound = handler, otherwise, self.entry.jitted, self._counter
+        made = self._make(*bound, *handler.fun_arrays, *statics)
         made.__name__, made.__qualname__ = signature.name, signature.called
         return made
 
@@ -91,19 +91,19 @@ def fast_path(call: Any) -> Any | None:
         return None
 
 
-def link(wrapper: Any, caller: Any, fasts: list[Any]) -> None:
+def link(wrapper: Any, handler: Any, fasts: list[Any]) -> None:
     """Have a wrapper call the fast paths of its function in turn, then the slow path."""
-    function = caller.function
+    function = handler.function
     if native is not None:
         by_position = [
             p for p in function.signature.parameters if p.kind <= Parameter.POSITIONAL_OR_KEYWORD
         ]
         # None where no keyword is passed for it.
         names = tuple([None if p.kind == p.POSITIONAL_ONLY else p.name for p in by_position])
-        parts = caller.fun_arrays, function.statics, names
-        connect(wrapper, caller.slow_call, caller, fasts, *parts)
+        parts = handler.fun_arrays, function.statics, names
+        connect(wrapper, handler.slow_call, handler, fasts, *parts)
         return
-    otherwise = caller.slow_call
+    otherwise = handler.slow_call
     for fast in reversed(fasts):
-        otherwise = fast.instantiate(caller, otherwise)
+        otherwise = fast.instantiate(handler, otherwise)
     connect(wrapper, otherwise)

@@ -81,7 +81,7 @@ static PyObject *misused(const char *usage) {
 }
 
 /* Room for n pointers: on the stack where that is `small`, which holds `n_small`. */
-static PyObject **room(PyObject **small, Py_ssize_t n_small, Py_ssize_t n) {
+static PyObject **allocate(PyObject **small, Py_ssize_t n_small, Py_ssize_t n) {
     PyObject **found = small;
     if (n > n_small) {
         found = PyMem_New(PyObject *, (size_t)n);
@@ -217,7 +217,7 @@ typedef struct InFlight {
     struct InFlight *outer;
     PyObject *entry;  /* which entry is called */
     PyObject *call;   /* the slow path's Call; NULL for a call from here, which has: */
-    PyObject *caller; /* the wrapper's Caller */
+    PyObject *handler; /* the wrapper's CallHandler */
     PyObject *const *args;
     Py_ssize_t n_args;
     PyObject *kwnames;
@@ -227,7 +227,7 @@ typedef struct InFlight {
 static THREAD_LOCAL InFlight *innermost = NULL;
 
 /* Records lie on the heap and are taken out by identity, because a greenlet may leave a call, with its part of
-   the C stack, that another one's outlasts. They borrow what the call's caller holds. */
+   the C stack, that another one's outlasts. They borrow what the call's handler holds. */
 static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ssize_t n, const InFlight *call) {
     Py_ssize_t n_all = call->n_args + (call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames));
     InFlight *record = PyMem_Malloc(sizeof(InFlight) + (size_t)n_all * sizeof(PyObject *)), **link = &innermost;
@@ -243,11 +243,11 @@ static PyObject *call_in_flight(PyObject *jitted, PyObject *const *arrays, Py_ss
     return output;
 }
 
-/* Calls a method of the caller with what comes first, and the arguments of the call. */
-static PyObject *ask_caller(InFlight *call, PyObject *method, PyObject *first, PyObject *entry) {
+/* Calls a method of the handler with what comes first, and the arguments of the call. */
+static PyObject *ask_handler(InFlight *call, PyObject *method, PyObject *first, PyObject *entry) {
     Py_ssize_t n_named = call->kwnames == NULL ? 0 : PyTuple_GET_SIZE(call->kwnames);
     Py_ssize_t n_before = entry == NULL ? 2 : 3, n = call->n_args + n_named;
-    PyObject *small[16], **all = room(small, 16, n_before + n), *before[] = {call->caller, first, entry};
+    PyObject *small[16], **all = allocate(small, 16, n_before + n), *before[] = {call->handler, first, entry};
     if (all == NULL) return NULL;
     memcpy((void *)all, (void *)before, (size_t)n_before * sizeof(PyObject *));
     memcpy((void *)(all + n_before), (void *)call->args, (size_t)n * sizeof(PyObject *));
@@ -262,7 +262,7 @@ static PyObject *in_flight(PyObject *module, PyObject *const *args, Py_ssize_t n
     InFlight *call = innermost;
     while (call != NULL && n_args == 1 && call->entry != args[0]) call = call->outer;
     if (call == NULL) Py_RETURN_NONE;
-    return call->call != NULL ? Py_NewRef(call->call) : ask_caller(call, state->call_of, call->entry, NULL);
+    return call->call != NULL ? Py_NewRef(call->call) : ask_handler(call, state->call_of, call->entry, NULL);
 }
 
 static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
@@ -270,7 +270,7 @@ static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
     State *state = PyModule_GetState(module);
     /* Another thread may change the list. */
     Py_ssize_t n = PyList_GET_SIZE(args[2]);
-    PyObject *small[33], **arrays = room(small, 33, n + 1);
+    PyObject *small[33], **arrays = allocate(small, 33, n + 1);
     if (arrays == NULL) return NULL;
     for (Py_ssize_t i = 0; i < n; i++) arrays[i + 1] = Py_NewRef(PyList_GET_ITEM(args[2], i));
     PyObject *entry = PyObject_GetAttr(args[0], state->entry), *output = NULL;
@@ -300,7 +300,7 @@ typedef struct {
 } Fast;
 
 /* Most calls need no more pointers. */
-#define MANY 256
+#define N_SLOTS 256
 
 typedef struct {
     State *state;
@@ -309,7 +309,7 @@ typedef struct {
     PyObject **statics; /* static objects, in the order of the spec */
     Py_ssize_t n_taken, n_static;
     int depth; /* see `enter` */
-    PyObject **block, *small[MANY]; /* room for both, and for a `self` before the arrays */
+    PyObject **block, *small[N_SLOTS]; /* room for both, and for a `self` before the arrays */
     Py_ssize_t n_block;
 } Walk;
 
@@ -329,7 +329,7 @@ static int match(Walk *walk, PyObject *spec, PyObject *value);
 static Py_ssize_t n_in_python = 0;
 
 /* Asks a guard about a part of the user's container, which may lose it meanwhile. */
-static inline int holds(Walk *walk, Guard guard, PyObject *spec, PyObject *value) {
+static inline int guard_referenced(Walk *walk, Guard guard, PyObject *spec, PyObject *value) {
     Py_INCREF(value);
     int matches = guard(walk, spec, value);
     Py_DECREF(value);
@@ -341,7 +341,7 @@ static inline int holds(Walk *walk, Guard guard, PyObject *spec, PyObject *value
 static inline int each_item(Walk *walk, Guard guard, PyObject *spec, PyObject *value, Py_ssize_t n) {
     for (Py_ssize_t i = 0; i < n; i++) {
         if (PySequence_Fast_GET_SIZE(value) != n) return 0;
-        int matches = holds(walk, guard, PyTuple_GET_ITEM(spec, HEAD + i), PySequence_Fast_GET_ITEM(value, i));
+        int matches = guard_referenced(walk, guard, PyTuple_GET_ITEM(spec, HEAD + i), PySequence_Fast_GET_ITEM(value, i));
         if (matches <= 0) return matches;
     }
     return PySequence_Fast_GET_SIZE(value) == n;
@@ -393,7 +393,7 @@ static int same_pairs(Walk *walk, PyObject *pairs, PyObject *value, Py_ssize_t n
         /* An `==` of a user's may change the dict in between; `PyDict_Next` never leaves it. */
         if (PyDict_GET_SIZE(value) != half || !PyDict_Next(value, &position, &key, &item)) return 0;
         Py_INCREF(item);
-        int is_same = holds(walk, same, PyTuple_GET_ITEM(pairs, HEAD + i), key);
+        int is_same = guard_referenced(walk, same, PyTuple_GET_ITEM(pairs, HEAD + i), key);
         if (is_same > 0) is_same = same(walk, PyTuple_GET_ITEM(pairs, HEAD + half + i), item);
         Py_DECREF(item);
         if (is_same <= 0) return is_same;
@@ -552,7 +552,7 @@ static int match_values(Walk *walk, PyObject *spec, PyObject *dict, Py_ssize_t n
         in_order = in_order && PyDict_Next(dict, &position, &key, &item) && key == name;
         if (!in_order) item = PyDict_GetItemWithError(dict, name);
         if (item == NULL) return PyErr_Occurred() ? -1 : 0;
-        int matches = holds(walk, match, PyTuple_GET_ITEM(spec, HEAD + i), item);
+        int matches = guard_referenced(walk, match, PyTuple_GET_ITEM(spec, HEAD + i), item);
         if (matches <= 0) return matches;
     }
     return PyDict_GET_SIZE(dict) == n;
@@ -713,7 +713,7 @@ static NOINLINE PyObject *make_branch(Make *parts, PyObject *spec, long kind) {
     static PyObject *(*const by_kind[])(State *, PyObject *, PyObject *, PyObject **, Py_ssize_t) = {
         make_sequence, make_dict, make_module, make_node};
     Py_ssize_t i = 0, n = PyTuple_GET_SIZE(spec) - HEAD;
-    PyObject *small[16], **children = room(small, 16, n), *made = NULL;
+    PyObject *small[16], **children = allocate(small, 16, n), *made = NULL;
     if (children == NULL) return NULL;
     /* Metadata comes before what is below, as in `split`. */
     PyObject *aux = kind == NODE ? next_static(parts) : Py_NewRef(PyTuple_GET_ITEM(spec, 2));
@@ -894,7 +894,7 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
         if (is_cheap && same(walk, key, value) == 0) return 0;
     }
     walk->n_block = 1 + fast->n_arrays + fast->n_statics;
-    walk->block = room(walk->small, MANY, walk->n_block);
+    walk->block = allocate(walk->small, N_SLOTS, walk->n_block);
     if (walk->block == NULL) return -1;
     walk->arrays = walk->block + 1;
     walk->statics = walk->arrays + fast->n_arrays;
@@ -931,14 +931,14 @@ typedef struct {
     vectorcallfunc vectorcall;
     State *state;
     PyObject *otherwise;   /* called where no fast path serves */
-    PyObject *caller;      /* the slow path */
+    PyObject *handler;      /* the slow path */
     PyObject *fasts;       /* the function's list; NULL until they are connected */
     PyObject *fun_arrays;  /* the function's arrays */
     PyObject *fun_statics; /* and static objects */
     PyObject *names;       /* see `argument` */
 } Dispatcher;
 
-/* Asks it with the exception that is set, and its traceback: what the caller doesn't raise, it returns. */
+/* Asks it with the exception that is set, and its traceback: what the handler doesn't raise, it returns. */
 static PyObject *hand_over_error(InFlight *call, PyObject *method, PyObject *entry) {
 #if PY_VERSION_HEX >= 0x030C0000
     PyObject *error = PyErr_GetRaisedException();
@@ -950,7 +950,7 @@ static PyObject *hand_over_error(InFlight *call, PyObject *method, PyObject *ent
     Py_XDECREF(type);
     Py_XDECREF(traceback);
 #endif
-    PyObject *result = ask_caller(call, method, error, entry);
+    PyObject *result = ask_handler(call, method, error, entry);
     Py_DECREF(error);
     return result;
 }
@@ -967,7 +967,7 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     }
     if (output == NULL) return hand_over_error(call, state->failed_fast, fast->entry);
     if (flags->pending) {
-        result = ask_caller(call, state->finish_fast, output, fast->entry);
+        result = ask_handler(call, state->finish_fast, output, fast->entry);
     }
     else {
         fast->hits++;
@@ -991,7 +991,7 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
     State *state = self->state;
     PyObject *fasts = self->fasts;
     InFlight call = {
-        .caller = self->caller, .args = args, .n_args = PyVectorcall_NARGS(n_args_flag), .kwnames = kwnames};
+        .handler = self->handler, .args = args, .n_args = PyVectorcall_NARGS(n_args_flag), .kwnames = kwnames};
     n_in_python = 0;
     /* The slow path finds a structure by one look-up: where many guards fail in Python it is faster. */
     for (Py_ssize_t i = 0; fasts != NULL && i < PyList_GET_SIZE(fasts) && (i == 0 || n_in_python < MANY_IN_PYTHON);
@@ -1023,7 +1023,7 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
     return result;
 }
 
-#define DISPATCHER_FIELDS(DO) DO(self->otherwise); DO(self->caller); DO(self->fasts); DO(self->fun_arrays); \
+#define DISPATCHER_FIELDS(DO) DO(self->otherwise); DO(self->handler); DO(self->fasts); DO(self->fun_arrays); \
     DO(self->fun_statics); DO(self->names);
 COLLECTED(Dispatcher, dispatcher, DISPATCHER_FIELDS)
 
@@ -1041,7 +1041,7 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     PyObject *wrapper, *otherwise;
     Dispatcher new = {0};
-    if (!PyArg_ParseTuple(args, "O!O|OO!O!O!O!:connect", state->dispatcher_type, &wrapper, &otherwise, &new.caller,
+    if (!PyArg_ParseTuple(args, "O!O|OO!O!O!O!:connect", state->dispatcher_type, &wrapper, &otherwise, &new.handler,
                           &PyList_Type, &new.fasts, &PyTuple_Type, &new.fun_arrays, &PyTuple_Type,
                           &new.fun_statics, &PyTuple_Type, &new.names)) {
         return NULL;
@@ -1050,7 +1050,7 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     Py_XSETREF(self->otherwise, Py_NewRef(otherwise));
     /* Once and for all: a call in another thread may be using them. */
     if (new.names != NULL && self->fasts == NULL) {
-        self->caller = Py_NewRef(new.caller);
+        self->handler = Py_NewRef(new.handler);
         self->fun_arrays = Py_NewRef(new.fun_arrays);
         self->fun_statics = Py_NewRef(new.fun_statics);
         self->names = Py_NewRef(new.names);
@@ -1138,7 +1138,7 @@ static PyMethodDef module_methods[] = {
     {"in_flight", (PyCFunction)(void (*)(void))in_flight, METH_FASTCALL,
      "in_flight(entry=None): this thread's innermost call in flight, of an entry or of any; or None."},
     {"connect", connect, METH_VARARGS,
-     "connect(wrapper, otherwise, caller=, fasts=, fun_arrays=, fun_statics=, names=): has calls of a wrapper\n"
+     "connect(wrapper, otherwise, handler=, fasts=, fun_arrays=, fun_statics=, names=): has calls of a wrapper\n"
      "try fast paths, if there are any, then call `otherwise`."},
     {NULL, NULL, 0, NULL},
 };

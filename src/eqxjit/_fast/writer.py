@@ -59,19 +59,19 @@ def make_call({parts}):
             if not {matches}:
                 return {otherwise}({arguments})
             {calls} = {in_flight}.calls
-            {calls}.append(({entry}, {caller}, ({values})))
+            {calls}.append(({entry}, {handler}, ({values})))
             try:
                 {arrays} = {jitted}({inputs})
                 if ({entry}.must_wait or {is_transformed}({arrays})) and not {entry}.pending:
                     {entry}.wait_for({arrays})
             except {BaseException} as {error}:
-                {caller}.failed_fast({error}, {entry}, {arguments})
+                {handler}.failed_fast({error}, {entry}, {arguments})
                 raise
             finally:
                 {calls}.pop()
             if {entry}.pending or {type}({arrays}) is {dict}:
                 # A program was traced, or this is the output of another trace than the first.
-                return {caller}.finish_fast({arrays}, {entry}, {arguments})
+                return {handler}.finish_fast({arrays}, {entry}, {arguments})
             {next}({hits})
             {statements}
             return {output}
@@ -85,7 +85,7 @@ def make_call({parts}):
 class _InFlight(threading.local):
     """The calls in flight of a thread, outside in, where C doesn't keep them.
 
-    - `calls`: of each its entry, and its `Call` if that is there; or its caller, and the values of
+    - `calls`: of each its entry, and its `Call` if that is there; or its handler, and the values of
         the parameters.
     """
 
@@ -131,7 +131,7 @@ class Writer:
     def write(self) -> tuple[str, Callable[..., Any]]:
         """Return the source, and the function `make_call` that it defines.
 
-        This returns the fast path of one wrapper, for `(caller, otherwise, jitted, hits,
+        This returns the fast path of one wrapper, for `(handler, otherwise, jitted, hits,
         *fun_arrays, *fun_statics)`; `next(hits)` counts a call.
         """
         names, signature, entry = self.names, self.signature, self.entry
@@ -152,7 +152,7 @@ class Writer:
             names, entry=entry, in_flight=in_flight, trim=trim, is_transformed=is_transformed
         )
         parts.update(
-            parts=[parts["caller"], parts["otherwise"], parts["jitted"], parts["hits"]],
+            parts=[parts["handler"], parts["otherwise"], parts["jitted"], parts["hits"]],
             function=names.variable(signature.name),
             parameters=signature.header(names.constant("absent", absent)),
             guards=self._joined_guards(),
