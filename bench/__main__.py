@@ -16,7 +16,6 @@ COMMANDS = {
     "startup": "importing, first calls, new shapes, nested calls while tracing, faster starts",
     "compare": "one of these with another checkout's eqxjit and with this one's, in turn",
     "figures": "write the figures on record into README, pages and pictures; --check, --stale",
-    "pictures": "draw the pictures of calls, training and latency from the figures on record",
     "all": "make all records again, one after the other, then `figures`",
 }
 

@@ -1,16 +1,15 @@
-"""`bench pictures`: draws the pictures of README and pages from the figures on record.
+"""The pictures of README and pages, drawn from the figures on record; written by `bench figures`.
 
 Bars with few words in large letters, which can be read at a width of 400 pixels; transparent, in
 colours that can be read on white and on black. Written by hand as SVG: equal records make equal
 files.
 """
 
-import argparse
 import functools
 from collections.abc import Callable, Mapping
 from html import escape
 
-from ..harness.records import RESULTS, rows
+from ..harness.records import rows
 
 TEXT = "#767c85"
 WIDTH, BAR, GAP, FONT = 560, 20, 4, 17
@@ -26,14 +25,6 @@ COLOURS = {
 }
 
 Bars = Mapping[str, Mapping[str, float]]  # by heading and label
-
-
-def main(argv: list[str]) -> int:
-    """Write all pictures."""
-    argparse.ArgumentParser(prog="python -m bench pictures", description=__doc__).parse_args(argv)
-    for name, draw in PICTURES.items():
-        (RESULTS / f"{name}.svg").write_text(draw())
-    return 0
 
 
 def overview(platform: str = "cpu") -> str:

@@ -180,3 +180,20 @@ def test_no_call_waits_for_a_typed_key(place):
     for _ in range(CALLS):
         jax.block_until_ready(f(x, key))
     assert not f(x, key)[place].is_ready()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.complex64, bool])
+def test_a_large_buffer_can_be_overwritten(dtype):
+    def fun(x, y):
+        z = y
+        for _ in range(3):
+            z = jnp.sin(z @ z)
+        return jnp.sum(x.astype(np.float32) + 0 * z[0, 0])
+
+    f = eqxjit.filter_jit(fun)
+    buffer, y = np.ones((3, 1_500_001), dtype)[:, ::-1], jnp.ones((600, 600))
+    for _ in range(CALLS):
+        buffer[...] = 1
+        result = f(buffer, y)
+        buffer[...] = 0
+        assert float(result) == buffer.size

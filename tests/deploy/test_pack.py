@@ -255,6 +255,7 @@ def test_models_built_alike_share_a_layout_and_do_not_retrace(filter_jit):
             f(each, jnp.ones(3))
         # Nothing keeps the layout: the next one is another object.
         del packed, each
+        gc.collect()
     assert len(traced) == 1
 
 

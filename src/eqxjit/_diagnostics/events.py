@@ -108,7 +108,7 @@ def listen(in_flight: Callable[[], Any]) -> None:
         if event == _PERSISTENT_CACHE_HIT:
             _thread.hits_persistent_cache = True
 
-    def on_start(event: str, _: float, *, fun_name: str = "", **_others: Any) -> None:
+    def on_start(event: str, value: float, *, fun_name: Any = "", **_: Any) -> None:
         phase = _PHASES.get(event)
         if phase is None:
             return
@@ -129,7 +129,7 @@ def listen(in_flight: Callable[[], Any]) -> None:
                 entry.is_recompiled = trace is not None and trace.seconds.compiling > 0
         _thread.phases.append(at_end)
 
-    def on_end(event: str, seconds: float, *, fun_name: str = "", **_: Any) -> None:
+    def on_end(event: str, duration_secs: float, *, fun_name: Any = "", **_: Any) -> None:
         phase = _PHASES.get(event)
         if phase is None:
             return
@@ -148,11 +148,13 @@ def listen(in_flight: Callable[[], Any]) -> None:
             # What a callback of the program compiles isn't the program.
             _thread.traced.pop(name, None)
             if not _thread.phases:
-                _thread.traced.clear()
+                # Other functions were only parts of what has been compiled.
+                _thread.traced = {n: ours for n, ours in _thread.traced.items() if ours}
         if trace is not None:
-            setattr(trace.seconds, phase, getattr(trace.seconds, phase) + seconds)
+            setattr(trace.seconds, phase, getattr(trace.seconds, phase) + duration_secs)
             trace.from_persistent_cache |= from_cache
-        _tell(name if trace is None else trace.function, phase, seconds, from_cache, trace)
+        function = name if trace is None else trace.function
+        _tell(function, phase, duration_secs, from_cache, trace)
 
     jax.monitoring.register_event_listener(on_event)
     jax.monitoring.register_scalar_listener(on_start)

@@ -109,7 +109,7 @@ class History:
             latest = itertools.islice(reversed(self._ended), _MAX_COMPARED)
             earlier = (*reversed(self._begun), *latest)[:_MAX_COMPARED]
             relative = None if function is UNKNOWN else family_of(function, self.place).latest
-            if relative == function and relative.identity == function.identity:
+            if relative and (relative, relative.identity) == (function, function.identity):
                 # The same under other options.
                 relative = None
             trace = Trace(
@@ -210,12 +210,12 @@ class History:
     def recompile(self, call: Any) -> None:
         """Note why JAX has compiled a program again, without a trace."""
         new = describe(call)
-        traces = self.traces[-_MAX_COMPARED:]
-        if not traces:
+        traces = [t for t in self.traces[-_MAX_COMPARED:] if t._description is not UNKNOWN]
+        if not traces or new is UNKNOWN:
             return
         closest = min(reversed(traces), key=lambda trace: distance(trace._description, new))
         found = differences(closest._description, new, self.place.is_users)
-        closest.recompiled += found
+        closest.recompiled += found[:_MAX_LISTED]
         if switches and found:
             log_recompiled(closest, call_site(), found)
 

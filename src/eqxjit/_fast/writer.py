@@ -415,7 +415,7 @@ _STR_TYPES = {str}
 
 
 class _Parts(dict[str, Any]):
-    """What is filled into the template; other names are those of builtins, or of new variables."""
+    """Parts of the template; other names are those of builtins, or of new variables."""
 
     def __init__(self, names: Constants, **constants: Any):
         super().__init__({hint: names.constant(hint, value) for hint, value in constants.items()})

@@ -345,7 +345,7 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
     Of each: what follows the node's path in the child's, its spec, itself, and whether it is in a
     static field.
     """
-    kind, _, aux, *below = spec
+    kind, cls, aux, *below = spec
     n = n_dynamic = len(below)
     names = [*map("[{}]".format, range(n))]
     if kind == MODULE:
@@ -354,13 +354,17 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
     elif kind == DICT:
         names = [*map("[{}]".format, map(short, aux))]
         values = [*map(value.__getitem__, aux)]
+    elif kind == SEQUENCE:
+        # Of named tuples JAX 0.10 gives each child the first field's key.
+        values = [*tuple.__iter__(value)] if issubclass(cls, tuple) else list(value)
+        if aux is not None and len(cls._fields) == n:
+            names = [*map(".{}".format, cls._fields)]
     else:
         try:
             keyed = [*default_registry.flatten_one_level_with_keys(value)[0]]  # type: ignore[index]
             names, values = [keystr((key,)) for key, _ in keyed], [child for _, child in keyed]
         except Exception:
-            # A key's `__str__`, a flatten with keys of the user's, the fields of a named tuple that
-            # has another number of items: calls need none of them.
+            # A key's `__str__`, or a flatten with keys of the user's, which calls don't need.
             values = [*_flatten_one_level(value)[0]]  # type: ignore[index]
     if len(values) != n:
         raise ValueError("a node changed while it was read")
