@@ -39,6 +39,8 @@ _MAX_DEPTH = 50
 # Of longer static tuples no guard for each item is written.
 _MAX_ITEMS = 12
 
+_NAME = vars(type)["__name__"]
+
 # Between the lines of a guard.
 _OR = "\n    or "
 
@@ -187,8 +189,8 @@ class Writer:
         late: list[str] = []
         for name, source, var, spec, guard in self._arguments(*self.entry.spec[3:]):
             self.guards = early if type(spec) is Static or guard else late
-            # A class may have any name, as of several lines.
-            name_of_class = spec[1].__name__ if type(spec) is tuple else "static"
+            # A class may have any name, as of several lines, and a metaclass that refuses it.
+            name_of_class = _NAME.__get__(spec[1]) if type(spec) is tuple else "static"
             kind = " ".join(name_of_class.replace(NUL, " ").split())
             self.guards.append(f"# {name}: {guard or ('array' if spec is ARRAY else kind)}")
             if guard:

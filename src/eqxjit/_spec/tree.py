@@ -356,7 +356,7 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
         values = [*map(value.__getitem__, aux)]
     elif kind == SEQUENCE:
         # Of named tuples JAX 0.10 gives each child the first field's key.
-        values = [*tuple.__iter__(value)] if issubclass(cls, tuple) else list(value)
+        values = [*tuple.__iter__(value)] if isinstance(value, tuple) else list(value)
         if aux is not None and len(cls._fields) == n:
             names = [*map(".{}".format, cls._fields)]
     else:
