@@ -236,17 +236,6 @@ def test_the_warning_of_another_thread_is_shown():
         assert len(caught) == 1
 
 
-@both
-def test_other_warnings_are_shown(filter_jit):
-    def f(a):
-        warnings.warn("while tracing", stacklevel=2)
-        return a.sum()
-
-    jitted = filter_jit(f, donate="all")
-    with pytest.warns(UserWarning, match="while tracing"):
-        jitted(array())
-
-
 # --- What must stay alive ---------------------------------------------------------------------
 
 

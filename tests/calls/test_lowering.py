@@ -1,7 +1,6 @@
 """Ahead of time: `f.lower(...)`, its `compile()`, and calls of what that returns."""
 
 import copy
-import inspect
 
 import equinox as eqx
 import jax
@@ -33,15 +32,6 @@ def run(model, x, n=1, *, mode="sum"):
 def _pair():
     """Upstream's and our wrapper."""
     return eqx.filter_jit(run), eqxjit.filter_jit(run)
-
-
-@both
-def test_lowered_is_jaxs_with_its_text(filter_jit):
-    lowered = filter_jit(run).lower(Scaled(X), X, 2, mode="none")
-    assert isinstance(lowered.lowered, jax.stages.Lowered)
-    assert lowered.as_text() == lowered.lowered.as_text()
-    assert "module @jit_run" in lowered.as_text()
-    assert "stablehlo.multiply" in lowered.as_text()
 
 
 @about_cpus("other devices give no such analysis")
@@ -106,19 +96,6 @@ def test_arguments_are_bound_as_in_a_call(filter_jit):
             compiled(Scaled(X))
         with pytest.raises(TypeError):
             compiled(Scaled(X), X, 3, mode="none", other=1)
-
-
-@both
-def test_compiler_options(filter_jit):
-    lowered = filter_jit(run).lower(Scaled(X), X)
-    if "compiler_options" not in inspect.signature(lowered.compile).parameters:
-        assert filter_jit is eqx.filter_jit
-        pytest.skip("This release of Equinox doesn't take them.")
-    compiled = lowered.compile(compiler_options={"xla_embed_ir_in_executable": True})
-    assert compiled(Scaled(X), X)["y"] == (X * X * 2).sum()
-    assert lowered.compile({"xla_embed_ir_in_executable": True})(Scaled(X), X)["mode"] == "sum"
-    with pytest.raises(Exception, match="no_such_option"):
-        lowered.compile(compiler_options={"no_such_option": True})
 
 
 def test_other_static_arguments_are_an_error():

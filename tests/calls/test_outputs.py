@@ -3,8 +3,7 @@
 import collections
 import dataclasses
 import functools
-import gc
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 import jax
@@ -13,7 +12,6 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 
-import eqxjit
 from tests.support.helpers import Twins, assert_same, assert_specialized
 from tests.support.models import Point
 from tests.support.sides import CALLS, both
@@ -51,16 +49,6 @@ Scalar = TypeVar("Scalar")
 class Typed(eqx.Module, Generic[Scalar]):
     weight: Any
     class_: int = 1
-
-
-class Finalized(eqx.Module):
-    """Counts those that went, by whether they had been whole."""
-
-    weight: Any
-    gone: ClassVar[list[bool]] = []
-
-    def __del__(self):
-        self.gone.append(hasattr(self, "weight"))
 
 
 class PointChild(Point):
@@ -167,40 +155,6 @@ def test_modules_come_out_whole(filter_jit):
             out.weight = x
         assert_same(dataclasses.replace(out, weight=x).weight, x)
         assert_same(eqx.tree_at(lambda m: m.bias[0], out, x).bias[0], x)
-
-
-@jtu.register_pytree_node_class
-class Refusing(list):
-    """A node that at times can't be made."""
-
-    refuses = False
-
-    def tree_flatten(self):
-        return tuple(self), None
-
-    @classmethod
-    def tree_unflatten(cls, _, children):
-        if cls.refuses:
-            raise ZeroDivisionError
-        return cls(children)
-
-
-def test_only_whole_modules_are_finalized(monkeypatch):
-    f = eqxjit.filter_jit(lambda x: Finalized(Refusing([x])))
-    for _ in range(2 * CALLS):
-        f(x)
-    gc.collect()
-    assert len(Finalized.gone) >= 2 * CALLS
-    assert all(Finalized.gone)
-    Finalized.gone.clear()
-    # One of whose fields can't be made.
-    monkeypatch.setattr(Refusing, "refuses", True)
-    with pytest.raises(ZeroDivisionError):
-        f(x)
-    gc.collect()
-    assert Finalized.gone == []
-    monkeypatch.setattr(Refusing, "refuses", False)
-    assert_same(f(x).weight[0], x)
 
 
 @both

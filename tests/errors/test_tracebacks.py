@@ -207,12 +207,3 @@ def test_errors_that_are_ours_show_few_frames_too(warm):
     compiled = f.lower(X, 1).compile()
     for args in ((-X, 1), (X, 2), (jnp.ones(2), 1)):
         assert len(frames_of_ours(raised(compiled, *args))) <= MOST
-
-
-def test_the_line_of_ours_that_raised_is_left():
-    """A report of a bug needs it."""
-    f = eqxjit.filter_jit(lambda d: d)
-    with pytest.raises(ValueError, match="can't be sorted") as raised:
-        f({1: 1.0, "a": 2.0})
-    frames = traceback.extract_tb(raised.value.__traceback__)
-    assert [frame.filename.endswith("errors.py") for frame in frames[-2:]] == [False, True]

@@ -1,6 +1,5 @@
 """`compile_report`: everything that is compiled is in one table, whoever compiles it."""
 
-import threading
 import time
 
 import equinox as eqx
@@ -174,14 +173,3 @@ def test_an_error_inside(capsys):
     assert all(0 <= row.seconds.total < 60 for row in report.rows)
     f(X[1:])
     assert f.traces()[1].seconds.total < 60
-
-
-def test_other_threads_are_included():
-    f = eqxjit.filter_jit(lambda x, n: x * n)
-    with eqxjit.compile_report() as report:
-        threads = [threading.Thread(target=f, args=(X, n)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert rows(report)["<lambda>"].traces == 4

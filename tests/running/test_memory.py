@@ -162,23 +162,6 @@ def test_a_dropped_function_is_collected_with_its_programs(name, calls):
     assert programs <= 0
 
 
-def transformed(wrapper):
-    """JAX compiles for an eager `vmap` what is traced already."""
-    for _ in range(2):
-        jax.vmap(wrapper)(X[None])
-    jax.grad(lambda x: wrapper(x).sum())(X)
-
-
-@pytest.mark.parametrize("then", [transformed, lambda wrapper: wrapper.lower(X).compile()(X)])
-@pytest.mark.parametrize("calls", [0, CALLS])
-@pytest.mark.parametrize("name", ["plain", "with a runtime check"])
-def test_a_function_that_was_transformed_or_compiled_is_collected(name, calls, then):
-    make = FUNCTIONS[name]
-    # The jitted part of `error_if` is shared, and keeps what first called it.
-    _left_over(make, eqxjit.filter_jit, calls, then)
-    assert _left_over(make, eqxjit.filter_jit, calls, then)[0] == 0
-
-
 # --- Arguments ------------------------------------------------------------------------------------
 
 

@@ -53,22 +53,6 @@ def test_one_wrapper_and_many_structures(filter_jit):
 
 
 @both
-def test_donation(filter_jit):
-    @filter_jit(donate="all")
-    def f(x, n):
-        return x + n
-
-    def work(i):
-        x = jnp.full(100, float(i))
-        for step in range(50):
-            old, x = x, f(x, 1 + step % 2)
-            assert old.is_deleted()
-        np.testing.assert_array_equal(x, np.full(100, i + 75.0, np.float32))
-
-    race(work)
-
-
-@both
 def test_nested_wrappers_traced_at_once(filter_jit):
     inner = filter_jit(lambda x, n: (x * n, n))
 

@@ -207,8 +207,6 @@ def _strange(**members):
 _POSITIONAL = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 FUNCTIONS = {
-    "a name that is code": lambda: _renamed(__name__="f(x):\n    raise\n#'\"{}%s"),
-    "a keyword as name": lambda: _renamed(__name__="class", __qualname__='"""\n\\'),
     "annotations that aren't types": lambda: _renamed(__annotations__={"x": "1 +", "n": _raise}),
     "no module": lambda: _renamed(__module__=None, __doc__=7),
     "wrapping what can't be called": lambda: _renamed(__wrapped__=3),

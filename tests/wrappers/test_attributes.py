@@ -156,17 +156,6 @@ def test_introspection(filter_jit):
     assert inspect.signature(wrapper) == inspect.signature(documented)
 
 
-@both
-def test_it_is_called_by_what_calls_functions(filter_jit):
-    f = filter_jit(lambda x, y=1: x * y)
-    for i in range(CALLS):
-        a = x + i
-        assert_same([*map(f, [a, a])], [a, a])
-        assert_same(functools.partial(f, y=a)(a), a * a)
-        assert_same(functools.reduce(f, [a, a, a]), a * a * a)
-        assert_same(f.__call__(a), a)
-
-
 class Small(eqx.Module):
     weight: Any
 

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import io
 import operator
 import types
 from typing import Any
@@ -161,15 +160,6 @@ def test_it_goes_into_and_out_of_jitted_functions(filter_jit):
     assert traces.count("apply") == 1
 
 
-def test_it_goes_through_serialisation():
-    file = io.BytesIO()
-    eqx.tree_serialise_leaves(file, eqxjit.filter_jit(model()))
-    file.seek(0)
-    loaded = eqx.tree_deserialise_leaves(file, eqxjit.filter_jit(model(0.0)))
-    for _ in range(CALLS):
-        assert_same(loaded(x), model()(x))
-
-
 # --- Equality and hash ------------------------------------------------------------------------
 
 
@@ -316,14 +306,3 @@ def test_a_copy_of_a_function_is_another_function(filter_jit):
     wrappers = [filter_jit(triple), filter_jit(double), filter_jit(triple)]
     for _ in range(CALLS):
         assert [float(f(x)[0]) for f in wrappers] == [3, 2, 3]
-
-
-def test_the_structure_of_a_wrapper_names_its_function():
-    """JAX shows it in errors about structures that differ."""
-
-    def step(model, x, n=1):
-        return x
-
-    shown = str(jax.tree.structure(eqxjit.filter_jit(step)))
-    assert "step(model, x, n=...)" in shown
-    assert " at 0x" not in shown

@@ -21,6 +21,8 @@ NUL = "\0"
 
 _serial = itertools.count()
 
+_NAME = vars(type)["__name__"]
+
 
 def define(name: str, title: str, source: str, namespace: dict[str, Any]) -> Any:
     """Return the function of a name that source defines; tracebacks call the source by a title."""
@@ -108,7 +110,9 @@ class Constants:
         return name
 
     def named(self, value: Any) -> str:
-        return self.constant(value.__name__, value)
+        # A metaclass may refuse it.
+        name = _NAME.__get__(value) if isinstance(value, type) else value.__name__
+        return self.constant(name, value)
 
     def constant(self, hint: str, value: Any) -> str:
         """Return the name of a constant; the same one for the same object."""
