@@ -316,11 +316,10 @@ class CallHandler:
         """Raise a clearer error than JAX's, if there is one."""
         __tracebackhide__ = True
         raise_instead(runtime_error(error))
-        try:
-            arrays = [*zip(argument_names(call), call.flat, strict=True)]
-        except Exception:
-            # A flatten of the user's, of an argument that the call has changed.
+        names = argument_names(call)
+        if names is None:
             return
+        arrays = [*zip(names, call.flat, strict=True)]
         note_tracers(error, arrays)
         raise_instead(array_error(error, arrays))
 

@@ -157,7 +157,7 @@ def describe(call: Any) -> Description:
     names = call.function.signature.path_names(len(args))
     named = [*zip(names, args, call.args, strict=True)]
     named += [(key, spec, call.kwargs[key]) for key, spec in zip(keys, specs, strict=True)]
-    # Those of a key function are always the same.
+    # Those of a frozen function are always the same.
     if call.fun_arrays and not call.function.keeps_arrays:
         named.append(("fun", call.function.spec, call.function.combine(call.fun_arrays)))
     return describe_trees(named)
@@ -225,7 +225,11 @@ def _part_of(spec: Any, value: Any, is_field: bool, opens: bool) -> tuple[Any, l
 
 def _array(array: Any) -> ArrayPart:
     """Return the part of an array: JAX's, NumPy's, a tracer or a structure."""
-    aval = array.aval if type(array) is ArrayImpl else jax.typeof(array)
+    try:
+        aval: Any = array.aval if type(array) is ArrayImpl else jax.typeof(array)
+    except (TypeError, ValueError):
+        # NumPy's, of a dtype that JAX refuses.
+        aval = array
     # JAX puts the others where it likes; and a tracer has no place that it could tell.
     is_put = not isinstance(array, Tracer) and getattr(array, "committed", True)
     sharding = getattr(array, "sharding", None) if is_put else None
