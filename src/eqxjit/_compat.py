@@ -198,9 +198,11 @@ except (ImportError, AttributeError, TypeError, ValueError):
     _unnamed = None
 
 
-def debug_info(source: str, argument_names: tuple[str, ...]) -> Any:
+def debug_info(source: str, argument_names: tuple[str, ...] | None) -> Any:
     """Return JAX's record of the names of a function and its arguments; None for JAX's."""
-    return _unnamed and _unnamed._replace(func_src_info=source, arg_names=argument_names)
+    if _unnamed is None or argument_names is None:
+        return None
+    return _unnamed._replace(func_src_info=source, arg_names=argument_names)
 
 
 def wrapped_by_tracer(tracer: Tracer) -> list[Any]:

@@ -9,7 +9,6 @@ import jax
 
 from .._compat import CallableBySlot, connect, may_raise
 from .._diagnostics import events
-from .._diagnostics.description import describe
 from .._diagnostics.differences import OF_ARRAYS, differences
 from .._fast.make import fast_path, link
 from .._spec.tree import Spec
@@ -46,7 +45,7 @@ class Lowered:
         # The one that it was made of, maybe earlier.
         self._trace = trace or call.entry.latest_trace
         self._seconds_before = 0.0 if trace else self._seconds
-        self._description = describe(call)
+        self._description = call.description
         self._bound = bound
         # The trace holds the call, with which the examples would live as long as this.
         call.args, call.kwargs, call.fun_arrays = (), {}, ()
@@ -61,7 +60,7 @@ class Lowered:
 
     @property
     def seconds(self) -> float:
-        """How long tracing, lowering and compiling took; 0 for what was done before."""
+        """The seconds of tracing, lowering and compiling; 0 for what was done before."""
         return self._seconds - self._seconds_before
 
     def as_text(self) -> str:
@@ -144,7 +143,7 @@ class _CompiledCallHandler(CallHandler):
         __tracebackhide__ = True
         call, entry = self.take_apart(args, kwargs)
         if entry is None:
-            found = differences(self.description, describe(call))
+            found = differences(self.description, call.description)
             static = [str(each) for each in found if each.category not in OF_ARRAYS]
             raise ValueError(
                 f"`{self.entry.name}` was lowered for other static arguments: "

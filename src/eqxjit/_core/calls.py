@@ -6,9 +6,11 @@ C, otherwise in Python.
 """
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 from .._compat import native
+from .._diagnostics.description import Description, describe
 from .._fast.writer import in_flight as _stack
 from .._spec.tree import Spec
 
@@ -37,6 +39,11 @@ class Call:
     statics: list[Any]
     entry: "Entry" = dataclasses.field(init=False)
     is_staged: bool = False
+
+    @functools.cached_property
+    def description(self) -> Description:
+        """The parts of the arguments by their paths, as of before the function changed any."""
+        return describe(self)
 
     @property
     def flat(self) -> list[Any]:

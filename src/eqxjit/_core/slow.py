@@ -4,6 +4,7 @@ Bind the arguments, split them, find the entry of their spec or add one, call it
 finish what was traced meanwhile, and combine the output. A fast path is a guarded replay of this.
 """
 
+import contextlib
 import functools
 import weakref
 from typing import Any
@@ -292,7 +293,10 @@ class CallHandler:
         # There is no program yet: the first call reads it.
         entry.classify(None)
         if trace is not None:
-            jaxpr = entry.jitted.trace(*call.flat).jaxpr
+            jaxpr = None
+            # JAX's caches may have been cleared meanwhile.
+            with contextlib.suppress(NotInFlight):
+                jaxpr = entry.jitted.trace(*call.flat).jaxpr
             self.table.history.finish(trace, jaxpr, self.table.info().hits)
         return call, staged, trace
 
@@ -316,11 +320,10 @@ class CallHandler:
         """Raise a clearer error than JAX's, if there is one."""
         __tracebackhide__ = True
         raise_instead(runtime_error(error))
-        try:
-            arrays = [*zip(argument_names(call), call.flat, strict=True)]
-        except Exception:
-            # A flatten of the user's, of an argument that the call has changed.
+        names = argument_names(call)
+        if names is None:
             return
+        arrays = [*zip(names, call.flat, strict=True)]
         note_tracers(error, arrays)
         raise_instead(array_error(error, arrays))
 

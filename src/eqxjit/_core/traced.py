@@ -11,10 +11,11 @@ import jax
 
 from .._compat import debug_info, is_staging, is_tracing
 from .._diagnostics import events
+from .._diagnostics.description import ArrayPart, describe_trees
 from .._diagnostics.hidden_warnings import hide_warnings
 from .._fast.signature import Signature
 from .._places import stub_at
-from .._spec.tree import ARRAY, Spec, combine, count_arrays, has_tracers, leaf_paths
+from .._spec.tree import combine, count_arrays, has_tracers
 from .calls import Call, in_flight
 from .entry import Entry, Output
 
@@ -141,29 +142,37 @@ def new_entry(call: Call) -> Entry:
     return entry
 
 
-def argument_names(call: Call) -> tuple[str, ...]:
-    """Return the paths of all arrays of a call, in JAX's order; they hold nothing of the user's."""
-    function, n, keys = call.function, call.entry.n_first, sorted(call.kwargs)
-    names = function.signature.path_names(len(call.args))
-    names += map(function.signature.keyword_path, keys)
-    values = [*call.args, *[call.kwargs[key] for key in keys]]
-    specs = [*call.spec[3][3:], *call.spec[4][3:]]
-    arguments = zip(specs, values, names, strict=True)
-    paths = [path for argument in arguments for path in _array_paths(*argument)]
-    of_fun = _array_paths(function.spec, function.combine(call.fun_arrays), "fun")
-    # A bound method of a Module.
-    of_fun = [re.sub(r"^fun\.__self__\b", "self", path) for path in of_fun]
-    return (*paths[:n], *of_fun, *paths[n:])
-
-
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _INDEX = re.compile(r"<flat index ([^>]+)>")
 
 
-def _array_paths(spec: Spec, value: Any, name: str) -> list[str]:
-    paths = [path for path, leaf, _ in leaf_paths(spec, value, name) if leaf is ARRAY]
-    # The same in every process, and written as JAX does.
-    return [_INDEX.sub(r"\1", _ADDRESS.sub("...", path)) for path in paths]
+def argument_names(call: Call) -> tuple[str, ...] | None:
+    """Return the paths of all arrays of a call, in JAX's order, as JAX writes them.
+
+    They hold nothing of the user's. None if the call can't be described.
+    """
+    function, n, n_fun = call.function, call.entry.n_first, call.entry.n_fun
+    rows = [*call.description]
+    if n_fun and function.keeps_arrays:
+        # They are no part of the description, because they are always the same.
+        rows += describe_trees([("fun", function.spec, function.combine(call.fun_arrays))])
+    signature = function.signature
+    names = signature.path_names(len(call.args))
+    names += [*map(signature.keyword_path, sorted(call.kwargs)), "fun"]
+    paths: list[str] = []
+    name = root = ""
+    for row in rows:
+        if not row.around:
+            root, name = row.path, names.pop(0)
+        if isinstance(row.part, ArrayPart):
+            path = _ADDRESS.sub("...", name + row.path[len(root) :])
+            paths.append(_INDEX.sub(r"\1", path))
+    if len(paths) != call.entry.n_arrays:
+        return None
+    end = len(paths) - n_fun
+    # A bound method of a Module.
+    of_fun = [re.sub(r"^fun\.__self__\b", "self", path) for path in paths[end:]]
+    return (*paths[:n], *of_fun, *paths[n:end])
 
 
 def currently_jitting() -> bool:

@@ -154,7 +154,7 @@ UNKNOWN = Description([Row("...", NodePart("unknown", None))])
 def describe(call: Any) -> Description:
     """Describe the arguments of a call, and its function where copies of it may differ."""
     function = call.function
-    # Those of a key function are always the same.
+    # Those of a frozen function are always the same.
     fun_arrays = () if function.keeps_arrays else call.fun_arrays
     # What was lowered has no entry for a call of another structure.
     trace = call.entry.latest_trace if hasattr(call, "entry") else None
@@ -255,7 +255,11 @@ def _part_of(spec: Any, value: Any, is_field: bool, opens: bool) -> tuple[Any, l
 
 def _array(array: Any) -> ArrayPart:
     """Return the part of an array: JAX's, NumPy's, a tracer or a structure."""
-    aval = array.aval if type(array) is ArrayImpl else jax.typeof(array)
+    try:
+        aval: Any = array.aval if type(array) is ArrayImpl else jax.typeof(array)
+    except (TypeError, ValueError):
+        # NumPy's, of a dtype that JAX refuses.
+        aval = array
     # JAX puts the others where it likes; and a tracer has no place that it could tell.
     is_put = not isinstance(array, Tracer) and getattr(array, "committed", True)
     sharding = getattr(array, "sharding", None) if is_put else None

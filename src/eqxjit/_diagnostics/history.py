@@ -11,7 +11,7 @@ from typing import Any
 from .._compat import is_staging, trace_configuration
 from .._places import Place, call_site
 from .._text import times
-from .description import UNKNOWN, Description, NodePart, describe, describe_function
+from .description import UNKNOWN, Description, NodePart, describe_function
 from .differences import differences, distance
 from .log import log, log_recompiled, log_streak, switches
 from .size import size_of
@@ -102,7 +102,7 @@ class History:
         """Return a new trace, which `end` must follow; raise if it would be one too many."""
         where = call_site()
         # Not under the lock, since it runs the user's code.
-        description = describe(call)
+        description = call.description
         is_first = not (self._ended or self._begun or self.place.is_loaded)
         function = describe_function(call) if is_first else UNKNOWN
         with self._lock:
@@ -209,7 +209,7 @@ class History:
 
     def recompile(self, call: Any) -> None:
         """Note why JAX has compiled a program again, without a trace."""
-        new = describe(call)
+        new = call.description
         traces = [t for t in self.traces[-_MAX_COMPARED:] if t._description is not UNKNOWN]
         if not traces or new is UNKNOWN:
             return
