@@ -73,6 +73,11 @@ class StaticPart(NamedTuple):
     equals_itself_alone: bool = False
 
     @property
+    def is_transformed(self) -> bool:
+        """True for what a transformation of JAX's returns."""
+        return self.maker.startswith("jax.")
+
+    @property
     def is_local(self) -> bool:
         """True for a function, or a partial of one, that has no name at module level."""
         # Those are in backquotes.
