@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -115,16 +115,29 @@ class CallSite(NamedTuple):
         return location(self.filename, self.line)
 
 
+class Caller(NamedTuple):
+    """A line on a stack, and the name of its function."""
+
+    site: CallSite
+    function: str
+
+
+def innermost_line(
+    frame: types.FrameType | None, is_meant: Callable[[str], bool] = is_users
+) -> Caller | None:
+    """Return the innermost line, from a frame outwards, in a file of the user's; None without."""
+    for each, line in traceback.walk_stack(frame) if frame else ():
+        code = each.f_code
+        if is_meant(code.co_filename):
+            return Caller(CallSite(code.co_filename, line), code.co_qualname)
+    return None
+
+
 def call_site() -> CallSite:
     """Return the innermost line on the stack that is the user's, or at least isn't JAX's."""
-    innermost: CallSite | None = None
-    for frame, line in traceback.walk_stack(sys._getframe(1)):
-        site = CallSite(frame.f_code.co_filename, line)
-        if is_users(site.filename):
-            return site
-        if not site.filename.startswith(LIBRARY_FILES):
-            innermost = innermost or site
-    return innermost or CallSite("<unknown>", 0)
+    here = sys._getframe(1)
+    found = innermost_line(here) or innermost_line(here, lambda f: not f.startswith(LIBRARY_FILES))
+    return found.site if found else CallSite("<unknown>", 0)
 
 
 def location(filename: str, line: int) -> str:
@@ -188,51 +201,41 @@ class Place(NamedTuple):
     """The definition of the function under a wrapper.
 
     `module` and `qualname` are of the function, or of the class of whatever else is called, which
-    has no `site`. `transformation` is JAX's, and `owner` the class whose method it is, or empty.
+    has no `site`.
     """
 
     module: str
     qualname: str
-    site: CallSite | None
+    site: CallSite | None = None
     # Tells functions apart whose lines have one name, as in a session, and what decorators wrap.
     code_hash: int = 0
-    is_partial: bool = False
-    transformation: str = ""
-    owner: str = ""
-    # By a library's code, from a file: its line says nothing.
-    is_loaded: bool = False
 
     @property
     def is_users(self) -> bool:
         return is_users(self.site.filename) if self.site else is_users_module(self.module)
+
+    @property
+    def is_ours(self) -> bool:
+        """True for what `load` returns, say, whose line is always the same."""
+        if self.site is None:
+            return self.module.partition(".")[0] == __name__.partition(".")[0]
+        return self.site.filename.startswith(OUR_FILES)
 
 
 def place_of(fun: Any, home: types.FunctionType | None) -> Place:
     """Return where a function is defined; `home` is the Python function below it, if any."""
     # Decorators have one code for all that they decorate.
     below: Any = None if home is None else _unwrapped(home)
-    is_partial = type(fun) is functools.partial
-    transformation, target = ("", None) if home is None else transformation_of(home)
-    # Of a method; Equinox's bound methods are Modules.
-    owner: Any = getattr(fun, "__self__", None)
-    if isinstance(target, types.MethodType):
-        below, owner = target.__func__, target.__self__
-    if isinstance(target, eqx.Module) or not isinstance(below, types.FunctionType):
-        kind: Any = type(fun if target is None else target)
-        is_ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
-        return Place(
-            kind.__module__, kind.__qualname__, None, 0, is_partial, transformation, "", is_ours
-        )
+    if isinstance(below, types.MethodType):
+        below = below.__func__
+    if not isinstance(below, types.FunctionType):
+        # A transformed Module, or whatever else is called.
+        kind: Any = type(below if isinstance(below, eqx.Module) else fun)
+        return Place(kind.__module__, kind.__qualname__)
     code = below.__code__
     site = CallSite(code.co_filename, code.co_firstlineno)
-    files = LIBRARY_FILES if isinstance(fun, types.MethodType) else OUR_FILES
-    is_loaded = site.filename.startswith(files)
-    owner_name = "" if owner is None else type(owner).__qualname__
-    return Place(
-        # A Python function's file says more than its module.
-        *("", code.co_qualname, site, hash(tuple(_codes_in(below)))),
-        *(is_partial, transformation, owner_name, is_loaded),
-    )
+    # A Python function's file says more than its module.
+    return Place("", code.co_qualname, site, hash(tuple(_codes_in(below))))
 
 
 def captured(fun: types.FunctionType) -> list[tuple[str, Any]]:

@@ -60,7 +60,7 @@ class Lowered:
 
     @property
     def seconds(self) -> float:
-        """How long tracing, lowering and compiling took; 0 for what was done before."""
+        """The seconds of tracing, lowering and compiling; 0 for what was done before."""
         return self._seconds - self._seconds_before
 
     def as_text(self) -> str:

@@ -4,6 +4,7 @@ Bind the arguments, split them, find the entry of their spec or add one, call it
 finish what was traced meanwhile, and combine the output. A fast path is a guarded replay of this.
 """
 
+import contextlib
 import functools
 import weakref
 from typing import Any
@@ -292,7 +293,10 @@ class CallHandler:
         # There is no program yet: the first call reads it.
         entry.classify(None)
         if trace is not None:
-            jaxpr = entry.jitted.trace(*call.flat).jaxpr
+            jaxpr = None
+            # JAX's caches may have been cleared meanwhile.
+            with contextlib.suppress(NotInFlight):
+                jaxpr = entry.jitted.trace(*call.flat).jaxpr
             self.table.history.finish(trace, jaxpr, self.table.info().hits)
         return call, staged, trace
 

@@ -30,7 +30,7 @@ class CacheInfo(NamedTuple):
     - `traces`: how often the function was traced, entries no longer in the cache included.
     - `maxsize`: how many entries there are at most; `None` for any number.
     - `hits`: calls that ran an existing program. Calls that raised don't count, nor do those of
-        `f.lower(...).compile()`.
+        `f.lower(...).compile()`; those under `jax.disable_jit` may.
     """
 
     entries: int

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
-from .._places import Place, is_users, is_users_module
+from .._places import is_users, is_users_module
 from .description import ArrayPart, Description, NodePart, Row, StaticPart
 
 #: Where differences of several kinds come together, this part of a remedy doesn't help.
@@ -78,8 +78,8 @@ def for_remade(change: Change) -> str:
     once = f"make it {_ONCE}"
     if new.kind == "partial":
         return f"Partials compare by identity: {once}{_PARTIAL * (not new.is_local)}"
-    if new.transformed or (new.maker.startswith("jax.") and is_made_by_user(new)):
-        return _transformed(new.maker.removeprefix("jax."), new.transformed, new.is_local)
+    if new.transformed or (new.is_transformed and is_made_by_user(new)):
+        return _transformed(new)
     if not is_made_by_user(new):
         return _make_owner_once([change], change.row.path.removesuffix(".__wrapped__"))
     if new.kind == "method":
@@ -113,7 +113,8 @@ def _make_owner_once(changes: list[Change], path: str) -> str:
     return remedy
 
 
-def _transformed(name: str, module: str, is_local: bool = False) -> str:
+def _transformed(part: StaticPart) -> str:
+    name, module = part.maker.removeprefix("jax."), part.transformed
     is_filtered = hasattr(eqx, f"filter_{name}")
     if module:
         use = f"`eqx.filter_{name}`" if is_filtered else "Equinox's transformations"
@@ -123,7 +124,7 @@ def _transformed(name: str, module: str, is_local: bool = False) -> str:
             "argument"
         )
     remedy = f"Each call of `jax.{name}` makes another function: make it {_ONCE}"
-    return remedy + f", or use `eqx.filter_{name}`{_BY_PARTS}" * (is_filtered and not is_local)
+    return remedy + f", or use `eqx.filter_{name}`{_BY_PARTS}" * (is_filtered and not part.is_local)
 
 
 def for_opened(part: NodePart) -> str:
@@ -162,22 +163,12 @@ def for_numbers(change: Change, holder: Row) -> str:
     return f"If they vary, pass `jnp.asarray({holder.path})`{_UNLESS}"
 
 
-def for_function(place: Place) -> str:
-    is_local = "<" in place.qualname
-    if place.transformation and place.site is None:
-        return _transformed(place.transformation, place.qualname)
-    if place.is_partial and not is_local:
-        return f"Partials compare by identity: make it once{_PARTIAL}"
-    # The user may have made it of a library's function.
-    if place.transformation and (place.is_users or not is_local):
-        return _transformed(place.transformation, "", is_local or bool(place.owner))
-    if not place.is_users:
+def for_function(part: StaticPart | None, of_user: bool) -> str:
+    """Return what to do about a function that was made again."""
+    if part and part.is_transformed and (part.transformed or of_user or not part.is_local):
+        return _transformed(part)
+    if not of_user:
         return ""
-    if place.owner:
-        return (
-            f"Make the `{place.owner}` once, outside of loops and of the functions that call it, "
-            "or make what varies in it arrays of an `equinox.Module`"
-        )
     return (
         "Define and wrap it once, outside of loops and of the functions that call it, and pass "
         "what varies as arrays"

@@ -16,7 +16,7 @@ from jax.core import Tracer
 from .._compat import ArrayImpl, fields_of, flatten_one_level
 from .._places import CallSite, captured, code_of, is_users, transformation_of
 from .._spec.static_key import CONSTANTS, ITEMS, PAIRS, Identity, Opaque, Static, static_key
-from .._spec.tree import ARRAY, NODE, children, is_array
+from .._spec.tree import ARRAY, NODE, children, is_array, read_node
 from .._text import counted, short
 
 # Larger trees aren't described.
@@ -71,6 +71,11 @@ class StaticPart(NamedTuple):
     # The class of the Module that is transformed.
     transformed: str = ""
     equals_itself_alone: bool = False
+
+    @property
+    def is_transformed(self) -> bool:
+        """True for what a transformation of JAX's returns."""
+        return self.maker.startswith("jax.")
 
     @property
     def is_local(self) -> bool:
@@ -153,14 +158,34 @@ UNKNOWN = Description([Row("...", NodePart("unknown", None))])
 
 def describe(call: Any) -> Description:
     """Describe the arguments of a call, and its function where copies of it may differ."""
+    function = call.function
+    # Those of a frozen function are always the same.
+    fun_arrays = () if function.keeps_arrays else call.fun_arrays
+    # What was lowered has no entry for a call of another structure.
+    trace = call.entry.latest_trace if hasattr(call, "entry") else None
+    known = _with_arrays(trace, [*call.arrays, *fun_arrays])
+    if known is not None:
+        return known
     args, specs, keys = call.spec[3][3:], call.spec[4][3:], sorted(call.kwargs)
-    names = call.function.signature.path_names(len(args))
+    names = function.signature.path_names(len(args))
     named = [*zip(names, args, call.args, strict=True)]
     named += [(key, spec, call.kwargs[key]) for key, spec in zip(keys, specs, strict=True)]
-    # Those of a frozen function are always the same.
-    if call.fun_arrays and not call.function.keeps_arrays:
-        named.append(("fun", call.function.spec, call.function.combine(call.fun_arrays)))
+    if fun_arrays:
+        named.append(("fun", function.spec, function.combine(fun_arrays)))
     return describe_trees(named)
+
+
+def _with_arrays(trace: Any, arrays: list[Any]) -> Description | None:
+    """Return the description of a trace of the same entry, but with these arrays; or None."""
+    if trace is None or trace._description is UNKNOWN:
+        return None
+    rows = trace._description
+    if sum([type(row.part) is ArrayPart for row in rows]) != len(arrays):
+        return None
+    parts = map(_array, arrays)
+    return Description(
+        [Row(r.path, next(parts), *r[2:]) if type(r.part) is ArrayPart else r for r in rows]
+    )
 
 
 def describe_function(call: Any) -> Description:
@@ -176,42 +201,52 @@ def describe_trees(named: list[tuple[str, Any, Any]], opens: bool = False) -> De
     """Describe trees, each from its name, its spec and itself; `opens` takes callables apart."""
     rows: list[Row] = []
     identity: list[Hashable] = []
-    # Children are as of `children`; in a static field, with keys in place of specs.
-    # The next one last: a path, a spec, a value, if it is in a static field, and the rows around.
-    pending: list[Any] = [(*each, False, ()) for each in reversed(named)]
-    while pending:
-        path, spec, value, is_field, around = pending.pop()
-        try:
-            if spec is ARRAY:
-                part, below = _array(value), []
-            else:
-                part, below = _part_of(spec, value, is_field, opens)
-                if opens and isinstance(part, NodePart) and part.opened:
-                    identity.append(lasting(spec.key if isinstance(spec, Static) else spec))
-        except Exception:
-            # The user's class may refuse to be asked: for its name, its fields, its flatten, a
-            # `repr`. It is described for us, not for the call, which goes on.
-            part, below = StaticPart("object", id(value), "object"), []
-        row = Row(path, part, around, is_field)
-        rows.append(row)
-        around = (row, *around)
-        for suffix, inner, child, is_inner_field in reversed(below):
-            pending.append((path + suffix, inner, child, is_field or is_inner_field, around))
-        if len(rows) + len(pending) > _MAX_PARTS:
-            return UNKNOWN
+    # What is left of each node under way, outside in; its path, the rows of the nodes that hold
+    # what is left, and whether that is in a static field. Children are as of `children`; in a
+    # static field, with keys in place of specs.
+    levels: list[Any] = [(iter([(*each, False) for each in named]), "", (), False)]
+    while levels:
+        rest, prefix, around, is_in_field = levels[-1]
+        for suffix, spec, value, is_field in rest:
+            path, is_field, below = prefix + suffix, is_field or is_in_field, ()
+            try:
+                if spec is ARRAY:
+                    part: Any = _array(value)
+                elif type(value) in CONSTANTS:
+                    part = _constant(value, is_field)
+                else:
+                    part, below = _part_of(spec, value, is_field, opens)
+                    if opens and isinstance(part, NodePart) and part.opened:
+                        identity.append(lasting(spec.key if isinstance(spec, Static) else spec))
+            except Exception:
+                # The user's class may refuse to be asked: for its name, its fields, its flatten, a
+                # `repr`. It is described for us, not for the call, which goes on.
+                part, below = StaticPart("object", id(value), "object"), ()
+            row = Row(path, part, around, is_field)
+            rows.append(row)
+            if len(rows) + len(below) > _MAX_PARTS:
+                return UNKNOWN
+            if below:
+                levels.append((iter(below), path, (row, *around), is_field))
+                break
+        else:
+            levels.pop()
     description = Description(rows)
     description.identity = tuple(identity)
     return description
 
 
-def _part_of(spec: Any, value: Any, is_field: bool, opens: bool) -> tuple[Any, list[Any]]:
-    """Return the part of a value, and what is below it."""
-    is_huge = type(value) is int and value.bit_length() > _MAX_BITS
+def _constant(value: Any, is_field: bool) -> StaticPart | NodePart:
     if value is None and not is_field:
         # JAX takes it for a node without children.
-        return NodePart("None", None), []
-    if type(value) in CONSTANTS and not is_huge:
-        return StaticPart(repr(value), None, type(value).__name__), []
+        return NodePart("None", None)
+    if type(value) is int and value.bit_length() > _MAX_BITS:
+        return _leaf(static_key(value), value)
+    return StaticPart(repr(value), None, type(value).__name__)
+
+
+def _part_of(spec: Any, value: Any, is_field: bool, opens: bool) -> tuple[Any, list[Any]]:
+    """Return the part of a value, and what is below it."""
     if type(spec) is tuple and not is_field:
         return _node(spec, value)
     key = spec.key if isinstance(spec, Static) else spec
@@ -252,13 +287,13 @@ def _node(spec: tuple[Any, ...], value: Any) -> tuple[NodePart, list[Any]]:
     cls, n = spec[1], len(spec) - 3
     if spec[0] != NODE:
         return _part_of_class(cls, n), children(spec, value)
-    metadata: Any = flatten_one_level(value)[1]  # type: ignore[index]
+    suffixes, values, metadata = read_node(value)
     name = cls.__name__
     if cls in WRAPPERS:
         # Around anybody's function.
         part = NodePart(name, hash(metadata.options.key), detail=" with other options")
         return part, [(".__wrapped__", metadata.spec, value.__wrapped__, False)]
-    below = children(spec, value)
+    below = [(*each, False) for each in zip(suffixes, spec[3:], values, strict=True)]
     if cls is jax.tree_util.Partial:
         below.append((".func", static_key(metadata), metadata, True))
     elif issubclass(cls, eqx.Module):

@@ -191,8 +191,8 @@ def differences(old: Description, new: Description, of_user: bool = True) -> lis
 
 def of_functions(old: Description, new: Description, place: Place) -> list[Difference]:
     """Return how the function under a wrapper differs from the one that was traced before it."""
-    if place.transformation or UNKNOWN in (old, new) or not isinstance(new[0].part, NodePart):
-        return [defined_again(place)]
+    if UNKNOWN in (old, new) or not isinstance(new[0].part, NodePart):
+        return [_defined_again(new, place)]
     opened = [row.part for row in new if isinstance(row.part, NodePart) and row.part.opened]
     shown: list[Difference] = []
     for each in differences(old, new, place.is_users):
@@ -200,7 +200,7 @@ def of_functions(old: Description, new: Description, place: Place) -> list[Diffe
         path = _WRAPPED.sub("", each.path).lstrip(".")
         if not path and not opened:
             # A function in a wrapper of Equinox's.
-            return [defined_again(place)]
+            return [_defined_again(new, place)]
         remedy = each.remedy.replace(f"`{each.path}`", f"`{path}`")
         if opened:
             are_numbers = all(map(_NUMBER.fullmatch, (each.old, each.new)))
@@ -210,7 +210,7 @@ def of_functions(old: Description, new: Description, place: Place) -> list[Diffe
         text = f"{'' if opened[0].opened == 'method' else 'another '}{opened[0]}"
         text += ", which compares by identity, was traced before"
         shown.append(Difference(CALLABLE, "", "", text, advice.for_opened(opened[0])))
-    return shown or [defined_again(place)]
+    return shown or [_defined_again(new, place)]
 
 
 _NUMBER = re.compile(r"-?\d+(\.\d*)?(e[-+]?\d+)?|True|False")
@@ -283,16 +283,16 @@ def _of_arrays(change: Change, old: ArrayPart, new: ArrayPart) -> Iterator[Diffe
         yield Difference("sharding or device", path, was, is_now, advice.PLACE)
 
 
-def defined_again(place: Place) -> Difference:
+def _defined_again(new: Description, place: Place) -> Difference:
+    part = next((row.part for row in new if isinstance(row.part, StaticPart)), None)
     # A line of a library's is no help.
     where = f" ({place.site})" if place.site and place.is_users else ""
-    if place.transformation:
-        of = "" if place.site else "an object of "
-        text = f"another `jax.{place.transformation}` of {of}`{place.qualname}`{where}"
-    elif place.owner:
-        text = f"`{place.qualname}` of another `{place.owner}`"
+    if part and part.is_transformed:
+        of = f"an object of `{part.transformed}`" if part.transformed else f"`{place.qualname}`"
+        text = f"another `{part.maker}` of {of}{where}"
     elif where:
         text = f"another function made of the same code{where}"
     else:
         text = f"another one of `{place.qualname}`"
-    return Difference(FUNCTION, "", "", f"{text} was traced before", advice.for_function(place))
+    remedy = advice.for_function(part, place.is_users)
+    return Difference(FUNCTION, "", "", f"{text} was traced before", remedy)

@@ -50,14 +50,15 @@ class _Family:
 
 # Of the latest places, because a session may define functions without end.
 @functools.lru_cache(maxsize=1024)
-def _family_of(place: Place, wrapper: str) -> _Family:
+def _family_of(place: Place, *kind: str) -> _Family:
     return _Family()
 
 
 def family_of(function: Description, place: Place) -> _Family:
     """Return the family of a function: the same is below it, in the same kind of wrapper."""
     part = function[0].part
-    return _family_of(place, part.text if isinstance(part, NodePart) else "")
+    kind = (part.text,) if isinstance(part, NodePart) else (part.maker, part.transformed)
+    return _family_of(place, *kind)
 
 
 class History:
@@ -103,7 +104,7 @@ class History:
         where = call_site()
         # Not under the lock, since it runs the user's code.
         description = call.description
-        is_first = not (self._ended or self._begun or self.place.is_loaded)
+        is_first = not (self._ended or self._begun or self.place.is_ours)
         function = describe_function(call) if is_first else UNKNOWN
         with self._lock:
             latest = itertools.islice(reversed(self._ended), _MAX_COMPARED)
@@ -174,12 +175,12 @@ class History:
             old = self._ended[-_MAX_COMPARED - 1]
             if len(old._description) > _MAX_PARTS:
                 for later in [*self._ended][-_MAX_COMPARED:]:
-                    later.explain()
+                    later._explain()
                 # It takes many megabytes.
                 old._description = UNKNOWN
         if len(self._ended) > _MAX_REMEMBERED + _MAX_COMPARED:
             for later in itertools.islice(self._ended, 1, _MAX_COMPARED + 1):
-                later.explain()
+                later._explain()
             self._ended.popleft()
 
     def finish(self, trace: Trace, jaxpr: Any, hits: int) -> None:

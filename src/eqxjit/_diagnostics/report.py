@@ -8,7 +8,6 @@ import pathlib
 import sys
 import threading
 import time
-import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._places import CallSite, is_users
+from .._places import CallSite, innermost_line
 from .._text import times
 from .events import listeners
 from .html import block, table
-from .timeline import Caller, ReportSpan, chrome_trace, spans_of, timeline_html
+from .timeline import ReportSpan, chrome_trace, spans_of, timeline_html
 from .trace import COMPILING, Seconds, TraceList
 
 # The latest.
@@ -142,14 +141,16 @@ class CompileReport:
         n = sum([span.phase == COMPILING for span in spans])
         if n < _MANY_OPERATIONS or seconds < total / 4:
             return []
-        by_caller: Counter[tuple[str, str]] = Counter()
-        by_line: Counter[CallSite] = Counter()
+        by_function: dict[tuple[str, str], float] = defaultdict(float)
+        by_line: dict[CallSite, float] = defaultdict(float)
         for span in spans:
             assert span.called_by is not None
-            by_caller[span.called_by.caller] += span.seconds  # type: ignore[assignment]
-            by_line[span.called_by.site] += span.seconds  # type: ignore[assignment]
-        [((filename, function), _)] = by_caller.most_common(1)
-        line = next(site for site, _ in by_line.most_common() if site.filename == filename)
+            site, function = span.called_by
+            by_function[site.filename, function] += span.seconds
+            by_line[site] += span.seconds
+        filename, function = max(by_function, key=by_function.__getitem__)
+        lines = [site for site in by_line if site.filename == filename]
+        line = max(lines, key=by_line.__getitem__)
         return [
             f"{seconds / total:.0%} of the time went into {n} operations outside of any jit, most "
             f"of it from `{function}` ({line}): call them in a jitted function."
@@ -236,15 +237,6 @@ def _columns(row: ReportRow) -> dict[str, str]:
     }
 
 
-def _caller() -> Caller | None:
-    """Return the user's innermost function on the stack, and its line; None without one."""
-    for frame, line in traceback.walk_stack(sys._getframe(1)):
-        code = frame.f_code
-        if is_users(code.co_filename):
-            return Caller((code.co_filename, code.co_qualname), CallSite(code.co_filename, line))
-    return None
-
-
 @functools.cache
 def _names_of_operations() -> set[str]:
     modules = (jax.lax, jax.numpy, jax.numpy.linalg, jax.numpy.fft, jax.random, jax.nn)
@@ -267,7 +259,7 @@ def recording(report: CompileReport) -> Iterator[CompileReport]:
         thread = threading.current_thread()
         span = ReportSpan(function, phase, start, seconds, thread.name, 0, from_cache, record)
         if record is None:
-            span = span._replace(called_by=_caller())
+            span = span._replace(called_by=innermost_line(sys._getframe(1)))
         report._events.append((threading.get_ident(), span))
 
     listeners.append(observe)

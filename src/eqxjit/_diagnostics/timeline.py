@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._places import CallSite
+from .._places import Caller
 from .trace import COMPILING, LOWERING, TRACING, Trace
 
 # How many spans a page shows, the longest.
@@ -22,13 +22,6 @@ _BAR = (
     "float:left;height:17px;overflow:hidden;white-space:nowrap;color:#111111;font-size:11px;"
     "line-height:17px;border-radius:2px"
 )
-
-
-class Caller(NamedTuple):
-    """A function of the user's, by file and name, and its line that calls something."""
-
-    caller: tuple[str, str]
-    site: CallSite
 
 
 class ReportSpan(NamedTuple):

@@ -94,15 +94,15 @@ class Trace:
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """How it differs from the closest earlier trace; empty for the first."""
-        return self.explain()[0]
+        """The ways in which it differs from the closest earlier trace; empty for the first."""
+        return self._explain()[0]
 
     @property
     def compared_with(self) -> int | None:
         """The number of that earlier trace; `None` for the first."""
-        return self.explain()[1]
+        return self._explain()[1]
 
-    def explain(self) -> tuple[tuple[Difference, ...], int | None]:
+    def _explain(self) -> tuple[tuple[Difference, ...], int | None]:
         """Return how it differs from the closest earlier trace, and the number of that."""
         # First, because another thread that has explained it drops these.
         earlier = self._earlier

@@ -4,9 +4,8 @@ import dataclasses
 import sys
 import threading
 import time
-import traceback
 
-from .._places import CallSite, is_users
+from .._places import innermost_line
 from .log import logger
 from .trace import TRACING, Trace
 
@@ -29,19 +28,12 @@ class _Phase:
         if seconds < due:
             return
         self.n_warnings += 1
-        where = f", and runs {self._line()} now" if self.name == TRACING and self._line() else ""
+        runs = innermost_line(sys._current_frames().get(self.thread))
+        where = f", and runs {runs.site} now" if self.name == TRACING and runs else ""
         logger.warning(
             "`%s`, called at %s, has been %s for %.3g s%s.",
             *(self.trace.function, self.trace.call_site, self.name, seconds, where),
         )
-
-    def _line(self) -> str:
-        """Return the user's line that the thread runs; empty if it runs none."""
-        frame = sys._current_frames().get(self.thread)
-        for each, line in traceback.walk_stack(frame) if frame else ():
-            if is_users(each.f_code.co_filename):
-                return str(CallSite(each.f_code.co_filename, line))
-        return ""
 
 
 # The outermost phase under way of each thread.

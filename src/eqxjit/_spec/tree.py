@@ -360,16 +360,24 @@ def children(spec: tuple[Any, ...], value: Any) -> list[tuple[str, Spec, Any, bo
         if aux is not None and len(cls._fields) == n:
             names = [*map(".{}".format, cls._fields)]
     else:
-        try:
-            keyed = [*default_registry.flatten_one_level_with_keys(value)[0]]  # type: ignore[index]
-            names, values = [keystr((key,)) for key, _ in keyed], [child for _, child in keyed]
-        except Exception:
-            # A key's `__str__`, or a flatten with keys of the user's, which calls don't need.
-            values = [*_flatten_one_level(value)[0]]  # type: ignore[index]
+        names, values, _ = read_node(value)
     if len(values) != n:
         raise ValueError("a node changed while it was read")
     is_static = [False] * n_dynamic + [True] * (n - n_dynamic)
     return list(zip(names, below, values, is_static, strict=True))
+
+
+def read_node(value: Any) -> tuple[list[str], list[Any], Any]:
+    """Return what follows the path of a node of JAX's registry, its children, and its metadata."""
+    try:
+        keyed, metadata = default_registry.flatten_one_level_with_keys(value)  # type: ignore[misc]
+        keyed = [*keyed]
+        return [keystr((key,)) for key, _ in keyed], [child for _, child in keyed], metadata
+    except Exception:
+        # A key's `__str__`, or a flatten with keys of the user's, which calls don't need.
+        values, metadata = _flatten_one_level(value)  # type: ignore[misc]
+        values = [*values]
+        return [f"[{i}]" for i in range(len(values))], values, metadata
 
 
 def leaf_paths(spec: Spec, value: Any, path: str) -> list[tuple[str, Spec, Any]]:
