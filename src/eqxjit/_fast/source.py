@@ -21,7 +21,8 @@ NUL = "\0"
 
 _serial = itertools.count()
 
-_NAME = vars(type)["__name__"]
+#: A metaclass may refuse a class's.
+NAME = vars(type)["__name__"]
 
 
 def define(name: str, title: str, source: str, namespace: dict[str, Any]) -> Any:
@@ -110,8 +111,7 @@ class Constants:
         return name
 
     def named(self, value: Any) -> str:
-        # A metaclass may refuse it.
-        name = _NAME.__get__(value) if isinstance(value, type) else value.__name__
+        name = NAME.__get__(value) if isinstance(value, type) else value.__name__
         return self.constant(name, value)
 
     def constant(self, hint: str, value: Any) -> str:

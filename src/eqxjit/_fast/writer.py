@@ -17,30 +17,16 @@ import equinox as eqx
 from .._compat import ArrayImpl, fields_of, flatten_one_level, registered_nodes, unflatten_node
 from .._places import trim
 from .._spec.static_key import ITEMS, THEMSELVES, Static, same
-from .._spec.tree import (
-    ARRAY,
-    DICT,
-    MODULE,
-    NODE,
-    SEQUENCE,
-    Spec,
-    has_tracers,
-    parts_of,
-)
+from .._spec.tree import ARRAY, DICT, MODULE, NODE, SEQUENCE, Spec, has_tracers, parts_of
 from .numpy_inputs import as_array
 from .signature import Signature, absent
-from .source import NUL, Constants, can_be_written, define, filled, wrapped
+from .source import NAME, NUL, Constants, can_be_written, define, filled, wrapped
 
 #: The slow path serves larger trees, because compiling their source takes too long.
 MAX_NODES = 2000
 
-# Python's parser doesn't take deeper ones.
-_MAX_DEPTH = 50
-
 # Of longer static tuples no guard for each item is written.
 _MAX_ITEMS = 12
-
-_NAME = vars(type)["__name__"]
 
 # Between the lines of a guard.
 _OR = "\n    or "
@@ -156,7 +142,7 @@ class Writer:
         self.guards += [f"{self.statics[i]} is {self.statics[j]}" for i, j in entry.aliases]
         out_arrays: list[str] = []
         statics = iter(zip(self.out.slots, self.out.statics, strict=True))
-        output = self._make("out", self.out.spec, out_arrays, statics, 0)
+        output = self._make("out", self.out.spec, out_arrays, statics)
         parts = _Parts(
             names, entry=entry, in_flight=in_flight, trim=trim, is_transformed=is_transformed
         )
@@ -199,7 +185,7 @@ class Writer:
         for name, source, var, spec, guard in self._arguments(*self.entry.spec[3:]):
             self.guards = early if type(spec) is Static or guard else late
             # A class may have any name, as of several lines, and a metaclass that refuses it.
-            name_of_class = _NAME.__get__(spec[1]) if type(spec) is tuple else "static"
+            name_of_class = NAME.__get__(spec[1]) if type(spec) is tuple else "static"
             kind = " ".join(name_of_class.replace(NUL, " ").split())
             self.guards.append(f"# {name}: {guard or ('array' if spec is ARRAY else kind)}")
             if guard:
@@ -239,12 +225,10 @@ class Writer:
             source, var = others[key]
             yield source, source, var, by_name[key], ""
 
-    def _match(self, var: str, source: str, spec: Spec, depth: int = 0) -> None:
+    def _match(self, var: str, source: str, spec: Spec) -> None:
         """Write the guards of a value; `source` is evaluated once, and bound to `var` if needed."""
         names, guards = self.names, self.guards
         inner = source if source == var else f"{var} := {source}"
-        if depth > _MAX_DEPTH:
-            raise TooLarge
         if spec is ARRAY:
             self._match_array(var, inner)
         elif spec is None:
@@ -273,7 +257,7 @@ class Writer:
             else:
                 parts = self._match_node(var, aux, len(below))
             for label, part, child in zip(_labels(spec), parts, below, strict=True):
-                self._match(names.variable(f"{var}_{label}"), part, child, depth + 1)
+                self._match(names.variable(f"{var}_{label}"), part, child)
 
     def _has_keys(self, var: str, keys: Sequence[str]) -> str:
         """Return the guard of a dict's keys: a key that is missing must not raise later."""
@@ -354,13 +338,9 @@ class Writer:
                 f"{names.constant('same', same)}({bound}, {names.constant('key', key)})"
             )
 
-    def _make(
-        self, hint: str, spec: Spec, arrays: list[str], statics: Iterator[Any], depth: int
-    ) -> str:
+    def _make(self, hint: str, spec: Spec, arrays: list[str], statics: Iterator[Any]) -> str:
         """Return the expression of a part of the output, which statements may make before."""
         names = self.names
-        if depth > _MAX_DEPTH:
-            raise TooLarge
         if spec is ARRAY:
             arrays.append(names.variable(hint))
             return arrays[-1]
@@ -372,7 +352,7 @@ class Writer:
         # Before those below, as `split` has them.
         metadata = self._static(hint, *next(statics)) if kind == NODE else ""
         parts = [
-            self._make(f"{hint}_{label}", child, arrays, statics, depth + 1)
+            self._make(f"{hint}_{label}", child, arrays, statics)
             for label, child in zip(_labels(spec), below, strict=True)
         ]
         if kind == MODULE:
