@@ -22,7 +22,7 @@ def caller(wrapper: Any) -> Any:
 def blocks(wrapper: Any) -> list[bool]:
     """Whether the programs of each structure are waited for: all must be classified."""
     entries = [*table(wrapper).entries.values()]
-    assert not any(entry.pending for entry in entries)
+    assert not any(entry.pending or entry.unclassified for entry in entries)
     return [entry.must_wait for entry in entries]
 
 

@@ -63,15 +63,16 @@ if native is not None:
 
 else:
 
-    def make(call: Call, action: Any, arrays: list[Any]) -> Any:
+    def make(call: Call, action: Any, *arrays: Any) -> Any:
         """Call a jitted function, or its `lower`, with the arrays of a call in flight."""
         __tracebackhide__ = True
         calls = _stack.calls
-        calls.append((call.entry, None, call))
+        n = len(calls)
         try:
+            calls.append((call.entry, None, call))
             return action(*arrays)
         finally:
-            calls.pop()
+            del calls[n:]
 
     def in_flight(entry: "Entry | None" = None) -> Call | None:
         """Return this thread's innermost call in flight, of an entry or of any; or None."""

@@ -15,7 +15,7 @@ from .._diagnostics import events
 from .._diagnostics.trace import Trace
 from .._fast.signature import Signature
 from .._spec.static_key import CONSTANTS
-from .._spec.tree import Spec, count_arrays, has_tracers, split
+from .._spec.tree import Spec, count_arrays, split
 from .options import Options
 
 # C reads the flags of an entry where they lie.
@@ -73,6 +73,8 @@ class Entry(_Flags):
         it serves no call where they aren't.
     - `pending`: whether a program was traced or compiled that isn't finished yet: a call then goes
         through `finish_trace`.
+    - `unclassified`: whether the next call with arrays does so, to find out if its program can
+        raise; calls that an eager `vmap` or `grad` transforms can't.
     - `must_wait`: whether calls wait, because a program can raise.
     - `invalidations`: when and why it was dropped; its traces share the list.
     """
@@ -106,7 +108,6 @@ class Entry(_Flags):
         #: Traces that aren't finished.
         self.traces: list[Trace] = []
         self._lock = threading.RLock()
-        #: Whether the next call is to find out if a program can raise.
         self.unclassified = False
         #: Whether JAX has compiled a program again, without a trace.
         self.is_recompiled = False
@@ -115,7 +116,8 @@ class Entry(_Flags):
         """Return the same for a program compiled ahead of time: nothing of it is pending."""
         entry = Entry.__new__(Entry)
         entry.__dict__.update(self.__dict__)
-        entry.jitted, entry.pending, entry.must_wait = compiled, False, must_wait
+        entry.jitted, entry.must_wait = compiled, must_wait
+        entry.pending = entry.unclassified = False
         return entry
 
     def invalidate(self, reason: str) -> None:
@@ -151,7 +153,7 @@ class Entry(_Flags):
             if can_raise is not None:
                 self.must_wait = self.must_wait or can_raise
                 self.unclassified = False
-            self.pending = self.unclassified or bool(self.traces)
+            self.pending = bool(self.traces)
 
     def wait_for(self, output: Output) -> None:
         """Wait until a program has run that can raise, so that its error is raised here."""
@@ -159,9 +161,6 @@ class Entry(_Flags):
         if {*map(type, pending)} == {ArrayImpl}:
             # All are there once one is.
             pending[0].block_until_ready()
-            return
-        if not self.must_wait and not has_tracers(pending):
-            # Of typed keys, say.
             return
         while pending:
             array = pending.pop()

@@ -132,7 +132,7 @@ class CallHandler:
         __tracebackhide__ = True
         entry = call.entry
         try:
-            output = make(call, entry.jitted, [*map(as_array, call.flat)])
+            output = make(call, entry.jitted, *map(as_array, call.flat))
             if entry.must_wait or is_transformed(output):
                 entry.wait_for(output)
         except BaseException as error:
@@ -148,7 +148,7 @@ class CallHandler:
         """
         __tracebackhide__ = True
         entry = call.entry
-        if not entry.pending:
+        if not (entry.pending or entry.unclassified):
             self.table.n_hits += 1
             return self.combine(output, call)
         # None also where another thread traces: this call waited for it, within JAX.
@@ -284,7 +284,7 @@ class CallHandler:
         call, entry = self.take_apart(*self.bind(args, kwargs), is_staged=True)
         entry = call.entry = entry or self.table.add(new_entry(call))
         try:
-            staged = make(call, stage(entry.jitted), call.flat)
+            staged = make(call, stage(entry.jitted), *call.flat)
         except BaseException as error:
             note_shapes(error, self.function.signature.named(call.args, call.kwargs))
             self.failed(error, call)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from inspect import Parameter
 from typing import Any
 
+from jax.core import Tracer
+
 from .._compat import (
     ArrayImpl,
     connect,
@@ -23,7 +25,7 @@ from .writer import TooLarge, Writer
 if native is not None:
     # What it compares with, and calls.
     native.setup(
-        *(ARRAY, ArrayImpl, as_array),
+        *(ARRAY, ArrayImpl, Tracer, as_array),
         *(flatten_one_level, registered_nodes, same, unflatten_node, Opaque),
     )
 

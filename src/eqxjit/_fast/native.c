@@ -32,9 +32,8 @@ Invariants:
 #define NOINLINE __attribute__((noinline))
 #endif
 
-/* Raised with what Python relies on, here and in _compat.py: in a checkout that was brought up to date,
-   what was built before may still be there. */
-#define INTERFACE 53
+/* Raised with what Python relies on, here and in _compat.py: an older build may still be there. */
+#define INTERFACE 55
 
 /* As in _spec/tree.py. */
 enum { SEQUENCE, DICT, MODULE, NODE };
@@ -44,17 +43,22 @@ enum { NUMBER, ITEMS, PAIRS, FIELDS, OTHER };
 /* A node of a spec is (kind, class, aux, child, ...), a key (reader, class, names, part, ...). */
 #define HEAD 3
 
+/* Names of methods and attributes. */
+#define NAMES(DO)                                                                                      \
+    DO(failed_fast) DO(finish_fast) DO(call_of) DO(wait_for) DO(block_until_ready) DO(entry) DO(index) \
+    DO(hash) DO(value) DO(identity_suffices) DO(content)
+#define DECLARE(name) PyObject *name;
+
 typedef struct {
     PyTypeObject *static_type, *flags_type, *fast_type, *dispatcher_type;
     /* Set by `setup`, from Python. */
     PyObject *array_mark;   /* ARRAY, which stands for an array in a spec */
     PyObject *array_type;   /* the class of most arrays */
+    PyTypeObject *tracer_type;
     PyObject *as_array;     /* see numpy_inputs.py */
     PyObject *flatten, *registered, *same, *unflatten;
     PyObject *opaque_type; /* of keys that ask an object's `==` */
-    /* Names of methods and attributes. */
-    PyObject *failed_fast, *finish_fast, *call_of, *wait_for, *block_until_ready, *entry, *index, *hash, *value;
-    PyObject *identity_suffices, *content;
+    NAMES(DECLARE)
     PyObject *empty; /* tuple */
 } State;
 
@@ -65,18 +69,13 @@ static State *state_of(PyTypeObject *type) {
 }
 
 static int malformed(void) {
-    PyErr_SetString(PyExc_SystemError, "eqxjit: a malformed spec");
+    PyErr_SetString(PyExc_SystemError, "eqxjit: malformed parts of a call");
     return -1;
 }
 
-/* The same where an object is to be returned; `misused` for a wrong call of what is below. */
+/* The same where an object is to be returned. */
 static PyObject *malformed_object(void) {
     (void)malformed();
-    return NULL;
-}
-
-static PyObject *misused(const char *usage) {
-    PyErr_SetString(PyExc_TypeError, usage);
     return NULL;
 }
 
@@ -151,7 +150,7 @@ typedef struct {
 
 static PyObject *static_vectorcall(PyObject *type, PyObject *const *args, size_t n_args_flag, PyObject *kwnames) {
     Py_ssize_t n = PyVectorcall_NARGS(n_args_flag);
-    if (n < 1 || n > 2 || kwnames != NULL) return misused("Static(key, ask=False)");
+    if (n < 1 || n > 2 || kwnames != NULL) return malformed_object();
     int ask = n == 2 ? PyObject_IsTrue(args[1]) : 0;
     Py_hash_t hash = ask < 0 ? -1 : PyObject_Hash(args[0]);
     if (hash == -1) return NULL;
@@ -198,11 +197,13 @@ TYPE(Static, static, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_
 typedef struct {
     PyObject_HEAD
     char pending; /* whether a call has to be finished in Python */
+    char unclassified; /* whether a call that isn't transformed has to be, because its program is to be read */
     char must_wait; /* whether a call waits for its program, because that can raise */
 } Flags;
 
 static PyMemberDef flags_members[] = {
     {"pending", T_BOOL, offsetof(Flags, pending), 0, NULL},
+    {"unclassified", T_BOOL, offsetof(Flags, unclassified), 0, NULL},
     {"must_wait", T_BOOL, offsetof(Flags, must_wait), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot flags_slots[] = {
@@ -257,7 +258,7 @@ static PyObject *ask_handler(InFlight *call, PyObject *method, PyObject *first, 
 }
 
 static PyObject *in_flight(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args > 1) return misused("in_flight(entry=None)");
+    if (n_args > 1) return malformed_object();
     State *state = PyModule_GetState(module);
     InFlight *call = innermost;
     while (call != NULL && n_args == 1 && call->entry != args[0]) call = call->outer;
@@ -266,20 +267,14 @@ static PyObject *in_flight(PyObject *module, PyObject *const *args, Py_ssize_t n
 }
 
 static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t n_args) {
-    if (n_args != 3 || !PyList_CheckExact(args[2])) return misused("run(call, jitted, arrays)");
+    if (n_args < 2) return malformed_object();
     State *state = PyModule_GetState(module);
-    /* Another thread may change the list. */
-    Py_ssize_t n = PyList_GET_SIZE(args[2]);
-    PyObject *small[33], **arrays = allocate(small, 33, n + 1);
-    if (arrays == NULL) return NULL;
-    for (Py_ssize_t i = 0; i < n; i++) arrays[i + 1] = Py_NewRef(PyList_GET_ITEM(args[2], i));
-    PyObject *entry = PyObject_GetAttr(args[0], state->entry), *output = NULL;
-    if (entry != NULL) {
-        InFlight call = {.entry = entry, .call = args[0]};
-        output = call_in_flight(args[1], arrays + 1, n, &call);
-        Py_DECREF(entry);
-    }
-    release(arrays, small, n + 1);
+    PyObject *entry = PyObject_GetAttr(args[0], state->entry);
+    if (entry == NULL) return NULL;
+    InFlight call = {.entry = entry, .call = args[0]};
+    /* What is called may use the place before the arrays, and has it back as it was. */
+    PyObject *output = call_in_flight(args[1], args + 2, n_args - 2, &call);
+    Py_DECREF(entry);
     return output;
 }
 
@@ -313,10 +308,6 @@ typedef struct {
     Py_ssize_t n_block;
 } Walk;
 
-static void end_walk(Walk *walk) {
-    release(walk->block, walk->small, walk->n_block);
-}
-
 /* --- Guards -------------------------------------------------------------------------------------- */
 
 /* A guard: 1 if a value has a spec (or a key), 0 if not, -1 with an exception. */
@@ -324,9 +315,6 @@ typedef int (*Guard)(Walk *walk, PyObject *spec, PyObject *value);
 
 static int same(Walk *walk, PyObject *key, PyObject *value);
 static int match(Walk *walk, PyObject *spec, PyObject *value);
-
-/* How many guards of this call have run Python. */
-static Py_ssize_t n_in_python = 0;
 
 /* Asks a guard about a part of the user's container, which may lose it meanwhile. */
 static inline int guard_referenced(Walk *walk, Guard guard, PyObject *spec, PyObject *value) {
@@ -349,7 +337,6 @@ static inline int each_item(Walk *walk, Guard guard, PyObject *spec, PyObject *v
 
 /* The rule itself, for what is rare. */
 static int same_in_python(Walk *walk, PyObject *key, PyObject *value) {
-    n_in_python++;
     PyObject *answer = PyObject_CallFunctionObjArgs(walk->state->same, value, key, NULL);
     if (answer == NULL) return -1;
     int is_same = PyObject_IsTrue(answer);
@@ -439,34 +426,25 @@ static int same_parts(Walk *walk, PyObject *key, PyObject *value) {
 /* By the object's class, its `hash` and `==`, in this order, as a dict finds a key; an array by its content. */
 static int same_opaque(Walk *walk, PyObject *key, PyObject *value) {
     State *state = walk->state;
-    PyObject *expected = PyObject_GetAttr(key, state->value), *suffices = NULL, *content = NULL,
-             *hash = NULL;
-    int is_same = expected == NULL ? -1 : Py_TYPE(value) == Py_TYPE(expected);
-    if (is_same > 0 && value == expected) {
-        suffices = PyObject_GetAttr(key, state->identity_suffices);
-        if (suffices == NULL) is_same = -1;
+    PyObject *names[] = {state->value, state->identity_suffices, state->content, state->hash}, *parts[4] = {NULL};
+    int is_same = 1;
+    for (int i = 0; is_same > 0 && i < 4; i++) {
+        parts[i] = PyObject_GetAttr(key, names[i]);
+        if (parts[i] == NULL) is_same = -1;
     }
-    if (is_same > 0 && suffices != Py_True) {
-        content = PyObject_GetAttr(key, state->content);
-        hash = content == NULL ? NULL : PyObject_GetAttr(key, state->hash);
-        if (hash == NULL) {
-            is_same = -1;
-        }
-        else if (content != Py_None) {
+    if (is_same > 0) is_same = Py_TYPE(value) == Py_TYPE(parts[0]);
+    if (is_same > 0 && !(value == parts[0] && parts[1] == Py_True)) {
+        if (parts[2] != Py_None || !PyLong_CheckExact(parts[3])) {
+            /* An array, or an object without a hash. */
             is_same = same_in_python(walk, key, value);
         }
         else {
-            if (hash != Py_None) {
-                Py_hash_t now = PyObject_Hash(value), then = PyLong_AsSsize_t(hash);
-                is_same = (now == -1 || then == -1) && PyErr_Occurred() ? -1 : now == then;
-            }
-            if (is_same > 0) is_same = PyObject_RichCompareBool(value, expected, Py_EQ);
+            Py_hash_t now = PyObject_Hash(value), then = PyLong_AsSsize_t(parts[3]);
+            is_same = (now == -1 || then == -1) && PyErr_Occurred() ? -1 : now == then;
+            if (is_same > 0) is_same = PyObject_RichCompareBool(value, parts[0], Py_EQ);
         }
     }
-    Py_XDECREF(expected);
-    Py_XDECREF(suffices);
-    Py_XDECREF(content);
-    Py_XDECREF(hash);
+    release(parts, parts, 4);
     return is_same;
 }
 
@@ -581,7 +559,6 @@ static int match_module(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t 
 /* A node of JAX's registry by what its flatten returns, which is all that JAX has of it: metadata, and
    children. It is the user's, and runs on every call. */
 static int match_node(Walk *walk, PyObject *spec, PyObject *value, Py_ssize_t n) {
-    n_in_python++;
     PyObject *flat = PyObject_CallOneArg(walk->state->flatten, value), *children = NULL;
     int matches = flat == NULL ? -1 : flat != Py_None;
     if (matches > 0 && (!PyTuple_CheckExact(flat) || PyTuple_GET_SIZE(flat) != 2)) matches = malformed();
@@ -665,8 +642,7 @@ static PyObject *move_into(PyObject *made, PyObject **items, Py_ssize_t n) {
     return made;
 }
 
-static PyObject *make_sequence(State *Py_UNUSED(state), PyObject *cls, PyObject *aux, PyObject **items,
-                               Py_ssize_t n) {
+static PyObject *make_sequence(State *Py_UNUSED(state), PyObject *cls, PyObject *aux, PyObject **items, Py_ssize_t n) {
     if (cls == (PyObject *)&PyList_Type) return move_into(PyList_New(n), items, n);
     if (aux == Py_None) return move_into(PyTuple_New(n), items, n);
     if (aux != Py_True || !PyType_Check(cls) || !PyType_IsSubtype((PyTypeObject *)cls, &PyTuple_Type)) {
@@ -788,19 +764,24 @@ static PyObject *make_output(State *state, Fast *fast, PyObject *output, PyObjec
 }
 
 /* Waits until a program has run, if that can raise. It has run once one of its outputs is there; not so under a
-   transformation, which may pass inputs on. What its program can do is unknown. */
+   transformation, which may pass inputs on. What its program can do is unknown. Returns whether it is one. */
 static int wait_for(State *state, Fast *fast, PyObject *output) {
+    Flags *flags = (Flags *)fast->entry;
     Arrays arrays;
     if (arrays_in(output, &arrays) < 0) return -1;
-    int is_plain = arrays.n > 0;
+    int are_plain = arrays.n > 0, is_transformed = 0;
     for (Py_ssize_t i = 0; i < arrays.n; i++) {
-        is_plain = is_plain && (PyObject *)Py_TYPE(arrays.items[i]) == state->array_type;
+        PyTypeObject *type = Py_TYPE(arrays.items[i]);
+        if ((PyObject *)type == state->array_type) continue;
+        are_plain = 0;
+        is_transformed = is_transformed || PyType_IsSubtype(type, state->tracer_type);
     }
-    if (is_plain && !((Flags *)fast->entry)->must_wait) return 0;
-    PyObject *done = is_plain ? PyObject_CallMethodNoArgs(arrays.items[0], state->block_until_ready)
-                              : PyObject_CallMethodOneArg(fast->entry, state->wait_for, output);
+    /* What is pending is waited for when it is finished. */
+    if (flags->pending || !(flags->must_wait || is_transformed)) return is_transformed;
+    PyObject *done = are_plain ? PyObject_CallMethodNoArgs(arrays.items[0], state->block_until_ready)
+                               : PyObject_CallMethodOneArg(fast->entry, state->wait_for, output);
     Py_XDECREF(done);
-    return done == NULL ? -1 : 0;
+    return done == NULL ? -1 : is_transformed;
 }
 
 /* --- Fast: the fast path of an entry ------------------------------------------------------------- */
@@ -908,7 +889,7 @@ static int match_call(Walk *walk, State *state, Fast *fast, PyObject *fun_arrays
     }
     if (matches > 0 && walk->n_taken + fast->n_fun != fast->n_arrays) matches = malformed();
     if (matches > 0) matches = match_aliases(walk, fun_statics);
-    if (matches <= 0) end_walk(walk);
+    if (matches <= 0) release(walk->block, walk->small, walk->n_block);
     return matches;
 }
 
@@ -918,8 +899,7 @@ static PyMemberDef fast_members[] = {
     {"hits_before", T_LONGLONG, offsetof(Fast, hits_before), 0, NULL}, {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot fast_slots[] = {
-    {Py_tp_doc, "Fast(entry, jitted, args, kwargs, outs, first, aliases, n_statics, n_arrays, n_first, n_fun): the fast path "
-                "of an entry."},
+    {Py_tp_doc, "The fast path of an entry; for the parts see `fast_new`."},
     {Py_tp_new, fast_new}, COLLECTED_SLOTS(fast), {Py_tp_members, fast_members}, {0, NULL}};
 
 TYPE(Fast, fast, Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE)
@@ -961,12 +941,12 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     Fast *fast = walk->fast;
     Flags *flags = (Flags *)fast->entry;
     PyObject *output = call_in_flight(fast->jitted, walk->arrays, fast->n_arrays, call), *result;
-    /* What is pending is waited for when it is finished. */
-    if (output != NULL && !flags->pending && wait_for(state, fast, output) < 0) {
-        Py_CLEAR(output);
+    int is_transformed = output == NULL ? -1 : wait_for(state, fast, output);
+    if (is_transformed < 0) {
+        Py_XDECREF(output);
+        return hand_over_error(call, state->failed_fast, fast->entry);
     }
-    if (output == NULL) return hand_over_error(call, state->failed_fast, fast->entry);
-    if (flags->pending) {
+    if (flags->pending || (flags->unclassified && !is_transformed)) {
         result = ask_handler(call, state->finish_fast, output, fast->entry);
     }
     else {
@@ -976,8 +956,6 @@ static PyObject *call_fast(Dispatcher *self, Walk *walk, InFlight *call) {
     Py_DECREF(output);
     return result;
 }
-
-#define MANY_IN_PYTHON 100
 
 static void move_to_front(PyObject *fasts, Py_ssize_t i, PyObject *fast) {
     /* What ran meanwhile may have changed the list. */
@@ -992,10 +970,7 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
     PyObject *fasts = self->fasts;
     InFlight call = {
         .handler = self->handler, .args = args, .n_args = PyVectorcall_NARGS(n_args_flag), .kwnames = kwnames};
-    n_in_python = 0;
-    /* The slow path finds a structure by one look-up: where many guards fail in Python it is faster. */
-    for (Py_ssize_t i = 0; fasts != NULL && i < PyList_GET_SIZE(fasts) && (i == 0 || n_in_python < MANY_IN_PYTHON);
-         i++) {
+    for (Py_ssize_t i = 0; fasts != NULL && i < PyList_GET_SIZE(fasts); i++) {
         PyObject *fast = PyList_GET_ITEM(fasts, i), *result = NULL;
         if (Py_TYPE(fast) != state->fast_type) continue;
         Py_INCREF(fast);
@@ -1006,7 +981,7 @@ static PyObject *dispatch(PyObject *callable, PyObject *const *args, size_t n_ar
         if (matches > 0) {
             if (i > 0) move_to_front(fasts, i, fast);
             result = call_fast(self, &walk, &call);
-            end_walk(&walk);
+            release(walk.block, walk.small, walk.n_block);
         }
         Py_DECREF(fast);
         if (matches != 0) return result;
@@ -1075,10 +1050,10 @@ TYPE(Dispatcher, dispatcher,
 static PyObject *setup(PyObject *module, PyObject *args) {
     State *state = PyModule_GetState(module);
     State new = *state;
-    if (!PyArg_ParseTuple(args, "OOOOOOOO:setup", &new.array_mark, &new.array_type, &new.as_array,
-                          &new.flatten, &new.registered, &new.same, &new.unflatten,
-                          &new.opaque_type)) return NULL;
-    /* For good: nothing here is replaced. */
+    if (!PyArg_ParseTuple(args, "OOO!OOOOOO:setup", &new.array_mark, &new.array_type, &PyType_Type,
+                          &new.tracer_type, &new.as_array, &new.flatten, &new.registered, &new.same,
+                          &new.unflatten, &new.opaque_type)) return NULL;
+    /* For good, as the module is there for good. */
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) Py_INCREF(PyTuple_GET_ITEM(args, i));
     *state = new;
     Py_RETURN_NONE;
@@ -1093,53 +1068,23 @@ static int module_exec(PyObject *module) {
         if (*types[i] == NULL || PyModule_AddType(module, *types[i]) < 0) return -1;
     }
     state->static_type->tp_vectorcall = static_vectorcall;
-    const char *texts[] = {"failed_fast", "finish_fast", "call_of", "wait_for",
-                           "block_until_ready", "entry", "index", "hash", "value", "identity_suffices",
-                           "content"};
-    PyObject **names[] = {&state->failed_fast, &state->finish_fast, &state->call_of, &state->wait_for,
-                          &state->block_until_ready, &state->entry, &state->index, &state->hash, &state->value,
-                          &state->identity_suffices, &state->content};
-    for (int i = 0; i < 11; i++) {
-        *names[i] = PyUnicode_InternFromString(texts[i]);
-        if (*names[i] == NULL) return -1;
-    }
+#define INTERN(name) if ((state->name = PyUnicode_InternFromString(#name)) == NULL) return -1;
+    NAMES(INTERN)
     state->empty = PyTuple_New(0);
     return state->empty == NULL ? -1 : PyModule_AddIntMacro(module, INTERFACE);
-}
-
-/* The state holds nothing but references. */
-#define N_REFERENCES (sizeof(State) / sizeof(PyObject *))
-
-static int module_traverse(PyObject *module, visitproc visit, void *arg) {
-    PyObject **references = PyModule_GetState(module);
-    for (size_t i = 0; i < N_REFERENCES; i++) Py_VISIT(references[i]);
-    return 0;
-}
-
-static int module_clear(PyObject *module) {
-    PyObject **references = PyModule_GetState(module);
-    for (size_t i = 0; i < N_REFERENCES; i++) Py_CLEAR(references[i]);
-    return 0;
-}
-
-static void module_free(void *module) {
-    module_clear((PyObject *)module);
 }
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec}, {0, NULL}};
 
 static PyMethodDef module_methods[] = {
-    {"setup", setup, METH_VARARGS,
-     "setup(ARRAY, array_type, as_array, flatten, registered, same, unflatten, Opaque): what is\nPython's."},
+    {"setup", setup, METH_VARARGS, "setup(...): takes what is Python's."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
-     "run(call, jitted, arrays): calls a jitted function, or its `lower`, with a call of the slow path in\n"
-     "flight."},
+     "run(call, jitted, *arrays): calls a jitted function, or its `lower`, for a call of the slow path."},
     {"in_flight", (PyCFunction)(void (*)(void))in_flight, METH_FASTCALL,
      "in_flight(entry=None): this thread's innermost call in flight, of an entry or of any; or None."},
     {"connect", connect, METH_VARARGS,
-     "connect(wrapper, otherwise, handler=, fasts=, fun_arrays=, fun_statics=, names=): has calls of a wrapper\n"
-     "try fast paths, if there are any, then call `otherwise`."},
+     "connect(wrapper, otherwise, ...): has a wrapper try fast paths, if there are any, then `otherwise`."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1147,8 +1092,6 @@ static struct PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT, .m_name = "eqxjit._native",
     .m_doc = "The native back end: fast paths in C.", .m_size = sizeof(State),
     .m_methods = module_methods, .m_slots = module_slots,
-    .m_traverse = module_traverse, .m_clear = module_clear,
-    .m_free = module_free,
 };
 
 PyMODINIT_FUNC PyInit__native(void) {

@@ -24,6 +24,7 @@ from .._spec.tree import (
     NODE,
     SEQUENCE,
     Spec,
+    has_tracers,
     parts_of,
 )
 from .numpy_inputs import as_array
@@ -53,24 +54,31 @@ def make_call({parts}):
                 {matches} = (
                     {guards}
                 )
-            except {KeyError}:
-                # A Module lacks a field. What an `==` raised, the slow path meets, too.
+            except {KeyError} as {error}:
+                if {error}.__traceback__.tb_next is not None:
+                    # Of the user's `==`, or of a signal handler.
+                    raise
+                # A Module lacks a field.
                 {matches} = False
             if not {matches}:
                 return {otherwise}({arguments})
             {calls} = {in_flight}.calls
-            {calls}.append(({entry}, {handler}, ({values})))
+            {n_calls} = {len}({calls})
             try:
+                {calls}.append(({entry}, {handler}, ({values})))
                 {arrays} = {jitted}({inputs})
-                if ({entry}.must_wait or {is_transformed}({arrays})) and not {entry}.pending:
+                {is_part} = {is_transformed}({arrays})
+                if ({entry}.must_wait or {is_part}) and not {entry}.pending:
                     {entry}.wait_for({arrays})
             except {BaseException} as {error}:
                 {handler}.failed_fast({error}, {entry}, {arguments})
                 raise
             finally:
-                {calls}.pop()
-            if {entry}.pending or {type}({arrays}) is {dict}:
-                # A program was traced, or this is the output of another trace than the first.
+                del {calls}[{n_calls}:]
+            if {entry}.pending or {type}({arrays}) is {dict} or (
+                {entry}.unclassified and not {is_part}
+            ):
+                # A program is to be read, or this is the output of another trace than the first.
                 return {handler}.finish_fast({arrays}, {entry}, {arguments})
             {next}({hits})
             {statements}
@@ -98,10 +106,11 @@ in_flight = _InFlight()
 
 def is_transformed(output: Any) -> bool:
     """Return whether a call is a part of a transformation: what its program can do is unknown."""
-    return type(output[0] if type(output) is list else output) not in _PLAIN
-
-
-_PLAIN = (ArrayImpl, dict)
+    if type(output) is dict:
+        [output] = output.values()
+    return type(output) is not ArrayImpl and has_tracers(
+        output if type(output) is list else [output]
+    )
 
 
 class TooLarge(Exception):
