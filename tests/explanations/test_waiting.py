@@ -17,6 +17,8 @@ X = jnp.ones(3)
 @pytest.fixture
 def messages(monkeypatch, caplog):
     monkeypatch.setattr(waiting, "BOUNDS", [0.2, 0.6])
+    # That of an earlier test sleeps for a second.
+    monkeypatch.setattr(waiting, "_watcher", None)
     return lambda: caplog.messages
 
 
@@ -73,7 +75,17 @@ def test_a_failed_trace_is_not_watched_any_more(messages):
         eqxjit.filter_jit(fails)(X)
     time.sleep(0.5)
     assert messages() == []
-    assert [thread.daemon for thread in threading.enumerate() if thread.name == "eqxjit"] == [True]
+    assert {t.daemon for t in threading.enumerate() if t.name == "eqxjit"} == {True}
+
+
+def test_the_watcher_ends_and_starts_again(messages, monkeypatch):
+    monkeypatch.setattr(waiting, "_MAX_IDLE", 3)
+    f = eqxjit.filter_jit(lambda x: slow(x))
+    for n in (1, 2):
+        f(jnp.ones(n))
+        time.sleep(0.5)
+        assert not [t for t in threading.enumerate() if t.name == "eqxjit" and t.is_alive()]
+    assert len([text for text in messages() if "has been tracing" in text]) == 6
 
 
 def test_functions_of_others_are_not_watched(messages):

@@ -260,13 +260,17 @@ def _part_of(spec: Any, value: Any, is_field: bool, opens: bool) -> tuple[Any, l
 
 def _array(array: Any) -> ArrayPart:
     """Return the part of an array: JAX's, NumPy's, a tracer or a structure."""
-    try:
-        aval: Any = array.aval if type(array) is ArrayImpl else jax.typeof(array)
-    except (TypeError, ValueError):
-        # NumPy's, of a dtype that JAX refuses.
-        aval = array
-    # JAX puts the others where it likes; and a tracer has no place that it could tell.
-    is_put = not isinstance(array, Tracer) and getattr(array, "committed", True)
+    if type(array) is ArrayImpl:
+        aval, is_put = array.aval, array.committed
+    else:
+        try:
+            aval: Any = jax.typeof(array)
+        except (TypeError, ValueError):
+            # NumPy's, of a dtype that JAX refuses.
+            aval = array
+        # A tracer has no place that it could tell.
+        is_put = not isinstance(array, Tracer) and getattr(array, "committed", True)
+    # JAX puts the others where it likes.
     sharding = getattr(array, "sharding", None) if is_put else None
     return _array_part(aval.shape, aval.dtype, getattr(aval, "weak_type", False), sharding)
 

@@ -38,22 +38,20 @@ class _Phase:
 
 # The outermost phase under way of each thread.
 _phases: dict[int, _Phase] = {}
-_are_phases = threading.Event()
 _watcher: threading.Thread | None = None
+# After how many rounds without a phase the watcher ends.
+_MAX_IDLE = 60
 
 
 def begin(trace: Trace, phase: str) -> None:
     """Watch a phase of a trace in this thread, unless it is within another one."""
-    global _watcher
     thread = threading.get_ident()
     if thread in _phases:
         return
     _phases[thread] = _Phase(trace, phase, thread, time.perf_counter())
-    _are_phases.set()
-    # A fork leaves its child none.
+    # Not woken, which would take the interpreter from this thread. A fork leaves its child none.
     if _watcher is None or not _watcher.is_alive():
-        _watcher = threading.Thread(target=_watch, name="eqxjit", daemon=True)
-        _watcher.start()
+        _start()
 
 
 def end(trace: Trace, phase: str) -> None:
@@ -67,14 +65,24 @@ def end(trace: Trace, phase: str) -> None:
         logger.warning("`%s`: %s took %.3g s.", trace.function, phase, seconds)
 
 
+def _start() -> None:
+    global _watcher
+    _watcher = threading.Thread(target=_watch, name="eqxjit", daemon=True)
+    _watcher.start()
+
+
 def _watch() -> None:
-    while True:
-        _are_phases.wait()
+    global _watcher
+    n_idle = 0
+    while n_idle < _MAX_IDLE:
         time.sleep(min(1.0, BOUNDS[0] / 4))
+        if _watcher is not threading.current_thread():
+            # Two threads began at once, and each started one.
+            return
         for phase in [*_phases.values()]:
             phase.warn_if_due()
-        if not _phases:
-            _are_phases.clear()
-            # One may have begun in between.
-            if _phases:
-                _are_phases.set()
+        n_idle = 0 if _phases else n_idle + 1
+    _watcher = None
+    # One may have begun in between.
+    if _phases:
+        _start()
