@@ -170,13 +170,17 @@ except (ImportError, AttributeError):
     def is_tracing() -> bool:
         return isinstance(jnp.array(1) + 1, Tracer)
 
-    is_staging = is_tracing
+    is_staging = is_transforming = is_tracing
 
 else:
 
     def is_staging() -> bool:
         """Return whether an operation on constants would be staged out into a jaxpr right now."""
         return not _eager_constant_folding.value and is_tracing()
+
+    def is_transforming() -> bool:
+        """Return whether a transformation is under way, `vmap` and `grad` included."""
+        return not isinstance(_trace_ctx.trace, _EvalTrace)
 
     def is_tracing() -> bool:
         """Return whether a jaxpr is being made, also where constants are folded eagerly."""

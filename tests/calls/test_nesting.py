@@ -186,3 +186,15 @@ def test_equinox_forgets_for_functions_wrapped_later(filter_jit):
         for _ in range(CALLS):
             assert living(jnp.ones(2)).tolist() == filter_jit(f)(jnp.ones(2)).tolist() == [2, 2]
         assert len(traces) == expected
+
+
+@both
+def test_an_axis_that_no_argument_is_mapped_over(filter_jit):
+    """A call on arrays alone is a part of the program that `vmap` transforms all the same."""
+    x = jnp.arange(3.0)
+    f = filter_jit(lambda a: jax.lax.psum(a, "i"))
+    for _ in range(CALLS):
+        alone = jax.vmap(lambda i: f(x), axis_name="i")(jnp.arange(2))
+        beside = jax.vmap(lambda i: f(x) + f(x + i), axis_name="i")(jnp.arange(2.0))
+        assert alone.tolist() == [[0, 2, 4]] * 2
+        assert beside.tolist() == [[1, 5, 9]] * 2

@@ -3,10 +3,12 @@
 import logging
 import threading
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.extend.core import Primitive
 
 import eqxjit
 from eqxjit._diagnostics import waiting
@@ -76,6 +78,21 @@ def test_a_failed_trace_is_not_watched_any_more(messages):
     time.sleep(0.5)
     assert messages() == []
     assert {t.daemon for t in threading.enumerate() if t.name == "eqxjit"} == {True}
+
+
+@pytest.mark.parametrize("stage", ["call", "lower"])
+def test_a_program_that_cannot_be_lowered_is_not_watched_any_more(messages, stage):
+    """JAX doesn't say that a phase which raised is over."""
+    primitive = Primitive("without a rule")
+    primitive.def_abstract_eval(lambda x: x)
+    f = eqxjit.filter_jit(lambda x: primitive.bind(x), donate="all")
+    n_filters = len(warnings.filters)
+    for _ in range(2):
+        with pytest.raises(NotImplementedError):
+            f(X + 0) if stage == "call" else f.lower(X)
+    time.sleep(0.5)
+    assert messages() == []
+    assert len(warnings.filters) == n_filters
 
 
 def test_the_watcher_ends_and_starts_again(messages, monkeypatch):

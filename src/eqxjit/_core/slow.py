@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.tree_util import tree_map
 
-from .._compat import ArrayImpl, connect, may_raise
+from .._compat import ArrayImpl, connect, is_transforming, may_raise
 from .._fast.make import fast_path, link
 from .._fast.numpy_inputs import as_array
 from .._fast.writer import TooLarge, Writer, is_transformed
@@ -158,8 +158,9 @@ class CallHandler:
             # It knows others.
             self.table.remove_fast(entry)
         jaxpr = can_raise = None
-        # A transformed program is a part of another one, which can't be read.
-        if not has_tracers(arrays_of(output)) and not has_tracers(call.flat):
+        # A transformed program is a part of another one, which can't be read. So is one that is
+        # called on arrays alone, if it refers to the axis of a `vmap` by its name.
+        if not is_transforming() and not has_tracers(arrays_of(output)):
             jaxpr, can_raise = self.read_program(call)
         entry.classify(can_raise)
         if entry.is_recompiled and trace is None:

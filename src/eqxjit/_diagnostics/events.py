@@ -47,6 +47,7 @@ _thread = _Thread()
 @contextmanager
 def tracing(entry: Any, trace: Trace) -> Iterator[None]:
     """Time the user's function while it is traced, which may be within another's trace."""
+    trace._depth = len(_thread.phases)
     _thread.phases.append(None)
     _thread.n_hiding += entry.hides_donation_warning
     waiting.begin(trace, TRACING)
@@ -66,6 +67,7 @@ def tracing(entry: Any, trace: Trace) -> Iterator[None]:
 def compiling(entry: Any, trace: Trace) -> Iterator[None]:
     """Have what JAX compiles now belong to an earlier trace."""
     _thread.traced[entry.name] = entry, trace
+    trace._depth = len(_thread.phases)
     try:
         yield
     finally:
@@ -74,6 +76,10 @@ def compiling(entry: Any, trace: Trace) -> Iterator[None]:
 
 def finish(entry: Any, trace: Trace) -> None:
     """Have what JAX does from now on belong to other traces."""
+    # JAX doesn't tell the end of a phase that raised.
+    while len(_thread.phases) > trace._depth:
+        _end_phase()
+    waiting.forget(trace)
     if _thread.traced.get(entry.name) == (entry, trace):
         del _thread.traced[entry.name]
 

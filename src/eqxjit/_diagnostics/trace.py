@@ -88,6 +88,8 @@ class Trace:
     _thread: int = dataclasses.field(default_factory=threading.get_ident)
     _begun: float = dataclasses.field(default_factory=time.perf_counter)
     _hits: int = 0
+    # How many of JAX's phases were under way in its thread when it began.
+    _depth: int = 0
     _explanation: "tuple[tuple[Difference, ...], int | None] | None" = None
 
     # --- The explanation, made when it is read ------------------------------------------------

@@ -65,6 +65,13 @@ def end(trace: Trace, phase: str) -> None:
         logger.warning("`%s`: %s took %.3g s.", trace.function, phase, seconds)
 
 
+def forget(trace: Trace) -> None:
+    """Watch no phase of a trace any longer: the call that needed it is over, or raised."""
+    watched = _phases.get(threading.get_ident())
+    if watched is not None and watched.trace is trace:
+        del _phases[watched.thread]
+
+
 def _start() -> None:
     global _watcher
     _watcher = threading.Thread(target=_watch, name="eqxjit", daemon=True)
