@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxjit
-from tests.support.sides import CALLS
+from tests.support.sides import CALLS, since_jax_0_9
 
 
 class _Refused(Exception):
@@ -86,6 +86,7 @@ FAILURES = {
 }
 
 
+@since_jax_0_9
 @pytest.mark.parametrize("kind", FAILURES)
 def test_arrays_of_failed_calls_are_freed_at_once(kind):
     body, good, bad, expected = FAILURES[kind]

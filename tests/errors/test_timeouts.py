@@ -17,8 +17,8 @@ PROGRAM = """
     gc.callbacks.clear()
 
     class Timeout(Exception): ...
-    # Also errors that code of ours might take for its own.
-    ERRORS = [Timeout, TimeoutError, KeyError, AttributeError, TypeError, RuntimeError]
+    # What handlers of timeouts raise.
+    ERRORS = [Timeout, TimeoutError, RuntimeError]
 
     class Own:
         def __init__(self, value=0): self.value = value

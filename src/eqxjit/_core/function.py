@@ -3,7 +3,6 @@
 import functools
 import inspect
 import itertools
-import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -44,8 +43,7 @@ class _Tables:
         self.owner = None if owner is None else weakref.ref(owner)
         #: What was made for each key, the references that drop the key, and when it was last used.
         self.by_key: dict[Hashable, list[Any]] = {}
-        with _lock:
-            _all_tables.add(self)
+        _all_tables.add(weakref.ref(self, _all_tables.discard))
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what was made for a key, or is made now."""
@@ -69,16 +67,16 @@ class _Tables:
 
 
 _clock = itertools.count()
-_lock = threading.RLock()
-_all_tables: weakref.WeakSet[_Tables] = weakref.WeakSet()
+_all_tables: set[weakref.ref[_Tables]] = set()
 # Those of what has no function below it, such as a Module.
 _shared = _Tables(None)
 
 
 def clear_tables() -> None:
     """Have new wrappers compile again; as in Equinox, living ones keep what was compiled."""
-    with _lock:
-        for tables in _all_tables:
+    for ref in _all_tables.copy():
+        tables = ref()
+        if tables is not None:
             tables.by_key.clear()
 
 

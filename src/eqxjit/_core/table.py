@@ -86,7 +86,7 @@ class Table:
         self.entries: dict[Spec, Entry] = {}
         self.fasts: list[Any] = []
         # The handlers of wrappers that have generated functions.
-        self._linked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._linked: set[weakref.ref[Any]] = set()
         #: Of calls of the slow path, and of fast paths that were removed.
         self.n_hits = 0
         self._n_slow = 0
@@ -188,13 +188,16 @@ class Table:
         """Have a handler's `unlink` called whenever the list of fast paths changes."""
         # C reads the list in each call.
         if native is None:
-            with self.lock:
-                self._linked.add(handler)
+            # Unlike a `WeakSet`, this runs no Python when one dies: what a signal handler raises
+            # there is lost.
+            self._linked.add(weakref.ref(handler, self._linked.discard))
 
     def _unlink(self) -> None:
         # A generated function calls those that there were when it was made.
-        for handler in self._linked:
-            handler.unlink()
+        for ref in self._linked.copy():
+            handler = ref()
+            if handler is not None:
+                handler.unlink()
 
     def info(self) -> CacheInfo:
         with self.lock:
