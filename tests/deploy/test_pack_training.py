@@ -311,8 +311,9 @@ def test_an_optimizer_that_fails_for_a_packed():
 def test_errors_that_are_no_misfit():
     """An optimizer's own for the tree; a timeout of a signal handler; what is no optimizer."""
     plateau = optax.chain(optax.adam(1e-3), optax.contrib.reduce_on_plateau())
-    with pytest.raises(TypeError, match=r"missing 1 required.*'value'"):
+    with pytest.raises(TypeError, match=r"missing 1 required.*'value'") as caught:
         eqxjit.pack(model(), optimizer=plateau)
+    assert "optimizer.update(gradients, state, params)" in caught.value.__notes__[0]
     update = functools.partial(plateau.update, value=1.0)
     eqxjit.pack(model(), optimizer=optax.GradientTransformation(plateau.init, update))
 

@@ -92,7 +92,7 @@ def array_error(error: BaseException, arrays: Iterable[tuple[str, Any]]) -> Base
                 text.startswith(_INVALID_BUFFER) or text == _complaint_of_deleted(leaf)
             ):
                 return kind(
-                    f"The array `{path}` has been deleted: its buffer was donated to an earlier "
+                    f"The array `{path}` has been deleted, mostly by being donated to an earlier "
                     "call. Use that call's result in its place, or don't donate it."
                 )
             if is_twice:

@@ -470,7 +470,7 @@ def filter_jit(
         `donate_argnums`, `in_shardings` or `out_shardings` among the `jitkwargs`.
 
     A call raises a `TypeError` if its arguments don't fit the signature, and a `ValueError` that
-    names the argument if a static value can't be hashed or compared.
+    names the argument if a static value can't be hashed.
 
     !!! example
 

@@ -79,7 +79,7 @@ class FrozenFunction(JitFunction[P, T]):
 
         The file holds JSON, arrays and a program by `jax.export`, but no pickle. It is for the
         platform that it is saved on (`"cpu"`, `"cuda"`, ...), and for releases of JAX that are at
-        most six months newer or three weeks older.
+        most six months newer or three weeks older. A loaded function donates no arrays.
 
         **Arguments:**
 

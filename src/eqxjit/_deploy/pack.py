@@ -371,7 +371,14 @@ def _check_optimizer(optimizer: Any, layout: Layout) -> None:
         state = optimizer.init(weights)
         for number in itertools.count(1):
             gradients = wrap(random_arrays(layout.types, number, size))
-            updates, state = update(gradients, state, weights)
+            try:
+                updates, state = update(gradients, state, weights)
+            except TypeError as error:
+                error.add_note(
+                    "`pack` tries the optimizer by `optimizer.update(gradients, state, params)`. "
+                    "If it takes more, bind that by `functools.partial`, or pass `optimizer=None`."
+                )
+                raise
             weights = eqx.apply_updates(weights, updates)
             yield updates
 
