@@ -75,6 +75,7 @@ class ModuleFields(NamedTuple):
     """The names of a Module class's fields, static ones last; `read` takes them from a dict."""
 
     names: tuple[str, ...]
+    keys: frozenset[str]
     n_dynamic: int
     read: Callable[[dict[str, Any]], tuple[Any, ...]]
 
@@ -99,7 +100,7 @@ def module_fields(cls: type) -> ModuleFields | None:
     names = (*dynamic, *static)
     # Of fewer names it would make no tuple.
     read = operator.itemgetter(*names) if len(names) > 1 else lambda d: tuple([d[n] for n in names])
-    return ModuleFields(names, len(dynamic), read)
+    return ModuleFields(names, frozenset(names), len(dynamic), read)
 
 
 _named_tuples: weakref.WeakKeyDictionary[type, bool | None] = weakref.WeakKeyDictionary()
@@ -222,12 +223,7 @@ _BOOLS = Static(static_key(False)), Static(static_key(True))
 def _read_module(module: Any, fields: ModuleFields) -> tuple[Any, ...] | None:
     """Return a Module's fields; None if it lacks one, or has others, as a wrapper's `__doc__`."""
     found = fields_of(module)
-    if len(found) != len(fields.names):
-        return None
-    try:
-        return fields.read(found)
-    except KeyError:
-        return None
+    return fields.read(found) if found.keys() == fields.keys else None
 
 
 def _split_leaf(value: Any, statics: list[Any], is_input: bool) -> Spec:
