@@ -95,18 +95,18 @@ class Compiled(CallableBySlot):
     - JAX's error, if an array has another shape or dtype.
     """
 
-    __slots__ = ("__weakref__", "_handler", "bound", "compiled")
+    __slots__ = ("__weakref__", "_bound", "_handler", "compiled")
 
     def __init__(self, handler: CallHandler, entry: Entry, description: Any, bound: Arguments):
         self.compiled: jax.stages.Compiled = entry.jitted
-        self.bound = bound
+        self._bound = bound
         self._handler = _CompiledCallHandler(handler, entry, description, self)
         self._handler.unlink()
 
     def __copy__(self) -> "Compiled":
         # Not by its slots: a handler fills the one wrapper that it has.
         mine = self._handler
-        return type(self)(mine, mine.entry, mine.description, self.bound)
+        return type(self)(mine, mine.entry, mine.description, self._bound)
 
     def __repr__(self) -> str:
         return f"<Compiled {_shown(self._handler, self._handler.description)}>"
@@ -132,7 +132,7 @@ class _CompiledCallHandler(CallHandler):
         self._fasts: list[Any] = []
 
     def link(self, wrapper: Any) -> None:
-        args, keywords = wrapper.bound
+        args, keywords = wrapper._bound
         unbound = CallableBySlot() if args or keywords else wrapper
         link(unbound, self, self._fasts)
         if unbound is not wrapper:
