@@ -48,9 +48,12 @@ def test_a_trace_that_takes_long(messages):
 def test_a_compilation_that_takes_long(messages, monkeypatch):
     monkeypatch.setattr(waiting, "BOUNDS", [0.02, 60])
 
+    # A program that no persistent cache has.
+    number = time.time() % 1
+
     def unrolled(x):
-        for _ in range(30):
-            x = jnp.sin(x @ x) + x
+        for _ in range(100):
+            x = jnp.sin(x @ x) + x * number
         return x
 
     f = eqxjit.filter_jit(unrolled)
