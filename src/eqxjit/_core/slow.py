@@ -31,7 +31,7 @@ from .errors import (
 )
 from .function import Function
 from .table import Table
-from .traced import NotInFlight, argument_names, new_entry
+from .traced import NotInFlight, argument_names, is_disabled, new_entry
 
 #: `EQXJIT_SPECIALIZE=0` leaves all calls to the slow path.
 HAS_FAST_PATHS = switch("EQXJIT_SPECIALIZE") is not False
@@ -84,7 +84,7 @@ class CallHandler:
         """Call with arguments that are bound."""
         __tracebackhide__ = True
         call, entry = self.take_apart(args, kwargs)
-        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        if is_disabled():
             return self.call_unjitted(args, kwargs)
         if entry is not None and entry.aliases and not entry.serves(call.all_statics):
             # The function is asked again which of them it returns.

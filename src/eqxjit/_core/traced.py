@@ -65,7 +65,7 @@ class TracedFunction:
         if entry is None or call is None:
             raise NotInFlight
         # Without arrays, no tracer shows whether this is a trace.
-        if has_tracers(leaves) or (not leaves and is_tracing() and not _is_disabled()):
+        if has_tracers(leaves) or (not leaves and is_tracing() and not is_disabled()):
             return _trace(entry, call, leaves)
         # Under `jax.disable_jit` and `EQX_ON_ERROR=breakpoint` nothing is traced; and with
         # `jax_debug_nans` JAX runs the function that made a NaN again, on the arrays themselves.
@@ -101,14 +101,15 @@ def _run(entry: Entry, call: Call, leaves: Sequence[Any]) -> Any:
     return fun(*args, **kwargs)
 
 
-def _is_disabled() -> bool:
+def is_disabled() -> bool:
+    """Return whether `jax.disable_jit` is in force."""
     return jax.config.jax_disable_jit  # type: ignore[attr-defined]
 
 
 def _check_not_donated(name: str, leaves: Sequence[Any]) -> None:
     """Raise JAX's error for a NaN where JAX can't find it, because the arrays are gone."""
     config: Any = jax.config
-    if _is_disabled() or not (config.jax_debug_nans or config.jax_debug_infs):
+    if is_disabled() or not (config.jax_debug_nans or config.jax_debug_infs):
         return
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
         raise FloatingPointError(
