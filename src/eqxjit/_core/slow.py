@@ -226,15 +226,12 @@ class CallHandler:
         call.entry = entry
         return call
 
-    def finish_fast(self, output: Output, entry: Entry, /, *args: Any, **kwargs: Any) -> Any:
+    def finish_fast(self, output: Output, call: Call) -> Any:
         __tracebackhide__ = True
-        try:
-            return self.finish_trace(output, self.call_of(entry, *args, **kwargs))
-        except BaseException:
-            trim()
-            raise
+        with trimming:
+            return self.finish_trace(output, call)
 
-    def failed_fast(self, error: BaseException, entry: Entry, /, *args: Any, **kwargs: Any) -> None:
+    def failed_fast(self, error: BaseException, call: Call) -> None:
         """Raise what the jitted function raised in a fast path, or a clearer error."""
         __tracebackhide__ = True
         with trimming:
@@ -243,13 +240,7 @@ class CallHandler:
             try:
                 raise error
             except BaseException as error:
-                try:
-                    call = self.call_of(entry, *args, **kwargs)
-                except Exception:
-                    # A node of the user's can't be flattened any more.
-                    call = None
-                if call is not None:
-                    self.failed(error, call)
+                self.failed(error, call)
                 raise
 
     def source(self) -> str | None:
