@@ -225,9 +225,7 @@ class Place(NamedTuple):
 def place_of(fun: Any, home: types.FunctionType | None) -> Place:
     """Return where a function is defined; `home` is the Python function below it, if any."""
     # Decorators have one code for all that they decorate.
-    below: Any = None if home is None else _unwrapped(home)
-    if isinstance(below, types.MethodType):
-        below = below.__func__
+    *_, below = wrapped_by(home)
     if not isinstance(below, types.FunctionType):
         # A transformed Module, or whatever else is called.
         kind: Any = type(below if isinstance(below, eqx.Module) else fun)
